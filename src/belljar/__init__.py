@@ -1,8 +1,8 @@
 """Belljar runs high-risk AI model evaluations in sealed, ephemeral, recorded cells.
 
-The public interface: `open_cell`, `open_pool` and `open_range` with the types they take and give, the
-errors, and `belljar.sync`, the same for code without `async`. All of it is imported when it is first
-used, so that `import belljar` costs nothing. See docs/python.md.
+The public interface: `open_cell`, `open_pool` and `open_range` with the types they take and give,
+the errors, and `belljar.sync`, the same for code without `async`. All of it is imported when it is
+first used, so that `import belljar` costs nothing. See docs/python.md.
 """
 
 from __future__ import annotations

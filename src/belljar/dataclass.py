@@ -29,8 +29,9 @@ else:
 
 
 def json_of(value: Any) -> Any:  # noqa: ANN401 - JSON values of any shape
-    """Data as JSON values, names sorted: dataclasses as objects, enumerations as their values, paths
-    as text."""
+    """Data as JSON values, names sorted: dataclasses as objects, enumerations as their values,
+    paths as text.
+    """
     if value is None or type(value) in {str, int, bool, float}:
         return value
     if isinstance(value, Enum):

@@ -1,4 +1,6 @@
-"""The limit of open files of this process: raised at start, and its exhaustion as an error of the host. Imports no other room."""
+"""The limit of open files of this process: raised at start, and its exhaustion as an error of the
+host. Imports no other room.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from belljar.errors import HostError
 
 EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE})
 CANNOT_LOOK: Final = EXHAUSTED | {errno.ENOMEM}
-"""Errors that say nothing about the file that was to be opened: after one of them nothing counts as absent."""
+"""Errors that say nothing about the file that was to be opened: after one of them nothing counts as
+absent.
+"""
 _HINT: Final = (
     "raise the limit of open files (`ulimit -n`; LimitNOFILE= in a systemd unit; --ulimit nofile= of a container), "
     "or run fewer cells at once"
@@ -33,7 +37,8 @@ class OpenFilesLimit:
 
 
 def raise_soft_limit() -> None:
-    """Raise the soft limit of open files to the hard one, as any process may; does nothing where even that is forbidden.
+    """Raise the soft limit of open files to the hard one, as any process may; does nothing where
+    even that is forbidden.
 
     Shells start programs with 1,024, for the sake of `select`; forty ranges need more than that.
     """
@@ -44,12 +49,16 @@ def raise_soft_limit() -> None:
 
 @cache
 def limit_at_start() -> OpenFilesLimit:
-    """The limit as it was when this was first asked for: at the latest before `raise_soft_limit` changed it."""
+    """The limit as it was when this was first asked for: at the latest before `raise_soft_limit`
+    changed it.
+    """
     return OpenFilesLimit(*resource.getrlimit(resource.RLIMIT_NOFILE))
 
 
 def require_free(count: int) -> None:
-    """Raise `HostError` unless this process may open so many files more: before anything is made, not halfway."""
+    """Raise `HostError` unless this process may open so many files more: before anything is made,
+    not halfway.
+    """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     with exhaustion_as_host_error():
         if sum(1 for _ in Path("/proc/self/fd").iterdir()) + count > soft:
@@ -57,7 +66,9 @@ def require_free(count: int) -> None:
 
 
 def exhaustion(error: BaseException) -> HostError | None:
-    """The `HostError` for an error that comes from too many open files, here or in the system; None for any other."""
+    """The `HostError` for an error that comes from too many open files, here or in the system; None
+    for any other.
+    """
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in EXHAUSTED:

@@ -1,7 +1,8 @@
 """The few errors, sorted by whose fault it is.
 
-A message says what happened, where, and what to do next. A guest command that fails is a *result*, never one of these. Where a builtin's meaning fits
-(`FileNotFoundError`, `PermissionError`, `TimeoutError`), the builtin is raised instead. Imports nothing of ours.
+A message says what happened, where, and what to do next. A guest command that fails is a *result*,
+never one of these. Where a builtin's meaning fits (`FileNotFoundError`, `PermissionError`,
+`TimeoutError`), the builtin is raised instead. Imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class BelljarError(Exception):
 
 
 class PolicyError(BelljarError):
-    """The author's: the policy (or another input file) says something that can't be meant or isn't allowed."""
+    """The author's: the policy (or another input file) says something that can't be meant or isn't
+    allowed.
+    """
 
     exit_code = 4
     code = "policy_error"
@@ -48,14 +51,20 @@ class HostError(BelljarError):
 
 
 class CellError(BelljarError):
-    """Ours: a cell could not be made, or died, or its guest broke the protocol. Not a failing guest command."""
+    """Ours: a cell could not be made, or died, or its guest broke the protocol.
+
+    Not a failing guest command.
+    """
 
     exit_code = 5
     code = "cell_error"
 
 
 class ProtocolViolation(CellError):  # noqa: N818 - the design's word
-    """The guest sent something that the channel's protocol forbids. The cell is ended: its word is worth nothing now."""
+    """The guest sent something that the channel's protocol forbids.
+
+    The cell is ended: its word is worth nothing now.
+    """
 
     code = "protocol_violation"
 
@@ -68,7 +77,9 @@ class LedgerError(BelljarError):
 
 
 class ContainmentBreach(BelljarError):  # noqa: N818 - the design's word
-    """Stop everything: evidence that something got out, or that a cell's destruction left a survivor."""
+    """Stop everything: evidence that something got out, or that a cell's destruction left a
+    survivor.
+    """
 
     exit_code = 2
     code = "containment_breach"

@@ -1,7 +1,9 @@
 """Events: what every room hands to the recorder it was given. Imports nothing of ours.
 
-An interaction is *recorded, then done*: the event `….started` is recorded before the effect, the outcome (`….completed`, `….failed`) after it. The schema of each
-kind's `data` is documented in `docs/events.md`. Values of `data` are JSON values; integers beyond 2^53 and bytes are given as strings (RFC 8785, section 3.2.2.3).
+An interaction is *recorded, then done*: the event `….started` is recorded before the effect, the
+outcome (`….completed`, `….failed`) after it. The schema of each kind's `data` is documented in
+`docs/events.md`. Values of `data` are JSON values; integers beyond 2^53 and bytes are given as
+strings (RFC 8785, section 3.2.2.3).
 """
 
 from __future__ import annotations
@@ -121,7 +123,8 @@ class Trust(StrEnum):
 class Body:
     """Bytes that belong to an event and are stored once, by digest, beside the ledger.
 
-    `content` is what is kept (already bounded by the caller); `total_bytes` is what there was, `sha256` is of all of it when the host saw all of it.
+    `content` is what is kept (already bounded by the caller); `total_bytes` is what there was,
+    `sha256` is of all of it when the host saw all of it.
     """
 
     name: str
@@ -146,7 +149,11 @@ class Recorder(Protocol):
     """Where events go."""
 
     def record(self, event: Event) -> int:
-        """Record the event and return its sequence number. When this returns, the event survives this process's SIGKILL. Raises when it can't: then nothing may run."""
+        """Record the event and return its sequence number.
+
+        When this returns, the event survives this process's SIGKILL. Raises when it can't: then
+        nothing may run.
+        """
         ...
 
 

@@ -1,9 +1,12 @@
-"""SIGTERM and SIGHUP unwind as Ctrl-C does: cells are destroyed, ledgers are sealed. Imports nothing of ours.
+"""SIGTERM and SIGHUP unwind as Ctrl-C does: cells are destroyed, ledgers are sealed.
 
-A SIGINT or SIGHUP that was ignored when this process was started (`nohup`, a background job of a shell without job
-control) stays ignored. For SIGINT there is a catch: it is also how an evaluation is ended from inside, since asyncio and
-trio cancel their main task on it. So an ignored one is *blocked*, which no sender can get past, and unblocked only when
-this process itself wants to be interrupted. Children don't inherit the block where it matters: a jail clears its mask.
+Imports nothing of ours.
+
+A SIGINT or SIGHUP that was ignored when this process was started (`nohup`, a background job of a
+shell without job control) stays ignored. For SIGINT there is a catch: it is also how an evaluation
+is ended from inside, since asyncio and trio cancel their main task on it. So an ignored one is
+*blocked*, which no sender can get past, and unblocked only when this process itself wants to be
+interrupted. Children don't inherit the block where it matters: a jail clears its mask.
 """
 
 from __future__ import annotations
@@ -20,13 +23,19 @@ _HEEDED: Final = (signal.SIGTERM, signal.SIGHUP)
 
 
 def hold_ignored_interrupt() -> None:
-    """Block an ignored SIGINT in the main thread and all threads to come. Call it before any thread is started."""
+    """Block an ignored SIGINT in the main thread and all threads to come.
+
+    Call it before any thread is started.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
 
 
 class Termination:
-    """The signals that ask this process to end, and the way to end it from inside. Made by `termination_as_interrupt`."""
+    """The signals that ask this process to end, and the way to end it from inside.
+
+    Made by `termination_as_interrupt`.
+    """
 
     def __init__(self, *, is_held: bool) -> None:
         self.received: list[int] = []
@@ -35,11 +44,14 @@ class Termination:
         self._is_raised = False
 
     def interrupt(self) -> None:
-        """Interrupt the main thread as Ctrl-C does, from any thread, whether or not Ctrl-C is ignored."""
+        """Interrupt the main thread as Ctrl-C does, from any thread, whether or not Ctrl-C is
+        ignored.
+        """
         main = threading.main_thread().ident
         if main is not None:
             self._is_own = self._is_held
-            # A mask can only be changed by its own thread: there, by the handler of the other signal.
+            # A mask can only be changed by its own thread: there, by the handler of the other
+            # signal.
             signal.pthread_kill(main, signal.SIGTERM if self._is_held else signal.SIGINT)
 
     def heed(self, number: int, _frame: FrameType | None) -> None:
@@ -55,7 +67,8 @@ class Termination:
 
 @contextmanager
 def termination_as_interrupt() -> Iterator[Termination]:
-    """Within the block the first SIGTERM or SIGHUP raises what SIGINT raises; more of them change nothing.
+    """Within the block the first SIGTERM or SIGHUP raises what SIGINT raises; more of them change
+    nothing.
 
     For the main thread.
     """

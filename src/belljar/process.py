@@ -28,18 +28,24 @@ class ProcessId:
 
 
 def boot_id() -> str:
-    """This boot's name: what was written down in another boot says nothing about the processes of this one."""
+    """This boot's name: what was written down in another boot says nothing about the processes of
+    this one.
+    """
     return (PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
 def raise_if_blind(error: OSError) -> None:
-    """Raise the error of a look at a process if it says nothing about that process: a lack of descriptors must not read as its end."""
+    """Raise the error of a look at a process if it says nothing about that process: a lack of
+    descriptors must not read as its end.
+    """
     if error.errno in CANNOT_LOOK:
         raise error
 
 
 def identify(pid: int) -> ProcessId | None:
-    """The process that has this number now; None when none has, or only its corpse is left. A dead leader whose threads run is no corpse.
+    """The process that has this number now; None when none has, or only its corpse is left.
+
+    A dead leader whose threads run is no corpse.
 
     Raises `OSError` when it can't be looked at for want of descriptors or memory.
     """
@@ -57,7 +63,9 @@ def this_process() -> ProcessId:
 
 
 def identify_group(thread: int) -> ProcessId | None:
-    """The process that the thread (by its number; a process's own is its first's) belongs to; None when that is gone. A signal can be sent to no less."""
+    """The process that the thread (by its number; a process's own is its first's) belongs to; None
+    when that is gone. A signal can be sent to no less.
+    """
     try:
         status = (PROC / str(thread) / "status").read_text(errors="replace")
     except OSError as exc:
@@ -73,7 +81,9 @@ def is_alive(process: ProcessId) -> bool:
 
 
 def descends_from(pid: int, ancestor: int) -> bool:
-    """Whether the process was started by the other one, or by what that started, and all between live."""
+    """Whether the process was started by the other one, or by what that started, and all between
+    live.
+    """
     for _ in range(_MAX_GENERATIONS):
         if pid == ancestor:
             return True
@@ -101,7 +111,9 @@ def namespaces_of(pid: int, names: tuple[str, ...] = NAMESPACES) -> dict[str, in
 
 
 def namespaces_of_threads(pid: int, names: tuple[str, ...]) -> dict[str, int]:
-    """As `namespaces_of`, of a thread that lives when the leader is dead: a dead one has left most, though its process goes on."""
+    """As `namespaces_of`, of a thread that lives when the leader is dead: a dead one has left most,
+    though its process goes on.
+    """
     fields = _stat_fields(pid)
     if fields is None or not _is_dead(fields):
         return namespaces_of(pid, names)
@@ -112,9 +124,12 @@ def namespaces_of_threads(pid: int, names: tuple[str, ...]) -> dict[str, int]:
 
 
 def pin_namespaces(process: ProcessId) -> dict[str, int]:
-    """Descriptors of the namespaces of a living process, by name; empty when it is gone. The caller closes them.
+    """Descriptors of the namespaces of a living process, by name; empty when it is gone.
 
-    The kernel gives a namespace's number to the next one as soon as the last user of the first is gone. As long as these are open, a number means what it meant.
+    The caller closes them.
+
+    The kernel gives a namespace's number to the next one as soon as the last user of the first is
+    gone. As long as these are open, a number means what it meant.
     """
     pins: dict[str, int] = {}
     for name in NAMESPACES:
@@ -139,14 +154,16 @@ def close_all(fds: Iterable[int]) -> None:
 def kill(process: ProcessId) -> None:
     """SIGKILL to that very process; harmless when it has ended.
 
-    Raises `PermissionError` when it is not ours, another `OSError` for the number of a thread that leads no process.
+    Raises `PermissionError` when it is not ours, another `OSError` for the number of a thread that
+    leads no process.
     """
     try:
         pidfd = os.pidfd_open(process.pid)
     except ProcessLookupError:
         return
     try:
-        # The descriptor holds whoever has the number now; only then is its start time worth comparing.
+        # The descriptor holds whoever has the number now; only then is its start time worth
+        # comparing.
         if is_alive(process):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     except ProcessLookupError:

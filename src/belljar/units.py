@@ -1,7 +1,10 @@
-"""Sizes, durations and the one escape: how people write them and how they are shown. Imports nothing of ours.
+"""Sizes, durations and the one escape: how people write them and how they are shown.
 
-Grammar: a size is a number and a unit (`B`, `KiB`, `MiB`, `GiB`, `TiB`, or the decimal `KB`, `MB`, `GB`, `TB`); a duration is one or more numbers with
-units (`ms`, `s`, `m`, `h`, `d`), as in `30m` or `1h30m`. A bare number is refused: `512` of what?
+Imports nothing of ours.
+
+Grammar: a size is a number and a unit (`B`, `KiB`, `MiB`, `GiB`, `TiB`, or the decimal `KB`, `MB`,
+`GB`, `TB`); a duration is one or more numbers with units (`ms`, `s`, `m`, `h`, `d`), as in `30m` or
+`1h30m`. A bare number is refused: `512` of what?
 """
 
 from __future__ import annotations
@@ -56,7 +59,9 @@ def parse_duration(text: str) -> float:
 
 
 def format_size(size_bytes: int) -> str:
-    """Bytes as a person writes them: the largest binary unit with at most one decimal (`512 MiB`, `1.5 GiB`)."""
+    """Bytes as a person writes them: the largest binary unit with at most one decimal (`512 MiB`,
+    `1.5 GiB`).
+    """
     size, unit = float(size_bytes), "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if size < 1024 or unit == "TiB":
@@ -90,7 +95,8 @@ def printable(text: str | bytes, *, max_chars: int = 4096) -> str:
     return shown if len(text) <= max_chars else f"{shown}… (+{len(text) - max_chars} characters)"
 
 
-# Marks and letters that nothing is drawn for (Unicode's Default_Ignorable_Code_Point beyond the format characters), and a pattern without a point.
+# Marks and letters that nothing is drawn for (Unicode's Default_Ignorable_Code_Point beyond the
+# format characters), and a pattern without a point.
 _UNSEEN: Final = frozenset(
     map(
         chr,

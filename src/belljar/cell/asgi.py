@@ -1,6 +1,9 @@
-"""An author's ASGI app in a target cell: what is copied in, and the command that serves it. It never runs on the host.
+"""An author's ASGI app in a target cell: what is copied in, and the command that serves it.
 
-The server is hypercorn as it is installed here, packed with what it needs (pure Python, some 200 KiB); the cell's image only has to have Python 3.11.
+It never runs on the host.
+
+The server is hypercorn as it is installed here, packed with what it needs (pure Python, some 200
+KiB); the cell's image only has to have Python 3.11.
 """
 
 from __future__ import annotations
@@ -41,7 +44,10 @@ def serving_command(stand_in: StandInPlan) -> list[str]:
 
 
 def server_archive() -> bytes:
-    """The server and what it needs, as an archive that Python imports from. Raises `HostError` when it is not installed here."""
+    """The server and what it needs, as an archive that Python imports from.
+
+    Raises `HostError` when it is not installed here.
+    """
     try:
         files = [file for name in _PACKAGES for file in importlib.metadata.files(name) or ()]
     except importlib.metadata.PackageNotFoundError as error:
@@ -55,7 +61,10 @@ def server_archive() -> bytes:
 
 
 def app_archive(stand_in: StandInPlan) -> bytes:
-    """The author's directory, at most `MAX_APP_BYTES` in `MAX_APP_FILES` files; links are left out. Raises `PolicyError`."""
+    """The author's directory, at most `MAX_APP_BYTES` in `MAX_APP_FILES` files; links are left out.
+
+    Raises `PolicyError`.
+    """
     directory = stand_in.directory
     if directory is None:
         raise _refused(stand_in, "it names no directory")

@@ -1,4 +1,5 @@
-"""What is kept of a stream for the record: the digest of every byte the host saw, and its first part.
+"""What is kept of a stream for the record: the digest of every byte the host saw, and its first
+part.
 
 Pure: bytes in, a `Body` out.
 """
@@ -14,7 +15,10 @@ from belljar.events import Body
 Pieces: TypeAlias = bytes | AsyncIterator[bytes] | None
 
 KEEP_BODY_BYTES: Final = 4 << 20
-"""How much of one stream or file the ledger keeps. What is beyond it is hashed and counted, not stored."""
+"""How much of one stream or file the ledger keeps.
+
+What is beyond it is hashed and counted, not stored.
+"""
 
 
 class Capture:

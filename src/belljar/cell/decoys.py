@@ -38,7 +38,8 @@ MAX_PASSWD_BYTES: Final = 1 << 20
 PRIVATE: Final = (".ssh", ".aws", ".kube", ".mozilla")
 """Directories that their programs make for one user alone."""
 MIN_BUILD_S: Final = 631_152_000
-"""1990: a file of an image that is older has the constant time of a reproducible build (0, 1980)."""
+"""1990: a file of an image that is older has the constant time of a reproducible build (0, 1980).
+"""
 _HINT: Final = "name another `place` for this decoy, or leave it out"
 _key_lock: Final = threading.Lock()
 

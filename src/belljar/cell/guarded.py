@@ -118,8 +118,11 @@ class GuardedRecorder:
 
     @contextmanager
     def reporting_services(self) -> Iterator[None]:
-        """Report who reaches the range's decoy services until the block is left. What is told of their
-        connections after it is still theirs: the range's gateway ends later than its cells."""
+        """Report who reaches the range's decoy services until the block is left.
+
+        What is told of their connections after it is still theirs: the range's gateway ends later
+        than its cells.
+        """
         self._contacts, self._reports_touches = ServiceContacts(self.service_addresses), True
         try:
             yield

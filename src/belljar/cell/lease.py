@@ -16,7 +16,9 @@ from belljar.errors import BelljarError
 
 
 class Waste(StrEnum):
-    """Why a cell that was made ahead is destroyed without ever having been taken; the words are the record's."""
+    """Why a cell that was made ahead is destroyed without ever having been taken; the words are the
+    record's.
+    """
 
     STALE = "it was made ahead and waited too long"
     UNUSED = "it was made ahead and nobody took it"
@@ -74,7 +76,9 @@ class Lease:
         self._workshop = workshop
 
     async def give_back(self) -> None:
-        """Destroy the cell here, where whoever still waits on it waits, and let its keeper go. Shielded.
+        """Destroy the cell here, where whoever still waits on it waits, and let its keeper go.
+
+        Shielded.
 
         Raises what leaving `open_cell` raises: `ContainmentBreach`, `HostError`.
         """

@@ -68,7 +68,9 @@ class Manifest:
         self.total_bytes = 0
 
     def begin(self, record: Record) -> None:
-        """A file whose contents are on their way: on the list without a digest if they don't come whole."""
+        """A file whose contents are on their way: on the list without a digest if they don't come
+        whole.
+        """
         self._line(record, "")
 
     def add(self, record: Record, sha256: str = "") -> None:

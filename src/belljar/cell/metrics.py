@@ -1,4 +1,5 @@
-"""What a cell uses of its limits: the host's counts where the host can count, else the guest's word.
+"""What a cell uses of its limits: the host's counts where the host can count, else the guest's
+word.
 
 Pure: two reports in, one result out.
 """

@@ -41,8 +41,9 @@ if TYPE_CHECKING:
 async def prepare(
     policy: LoadedPolicy, *, recorder: Recorder, home: Path | None = None, has_port: bool = False
 ) -> Parts:
-    """Do what cells of this policy share and what may take long or fail: the plan, and the template or the unpacked image. What crashed owners left is removed first,
-    and what that was is on record.
+    """Do what cells of this policy share and what may take long or fail: the plan, and the template
+    or the unpacked image. What crashed owners left is removed first, and what that was is on
+    record.
 
     Refusals are recorded and raised.
     """
@@ -91,23 +92,27 @@ async def open_cell(
 ) -> AsyncIterator[Cell]:
     """A fresh cell of the plan's tier, destroyed when the block is left, however it is left.
 
-    With a network in its policy it is the range's own cell: its stand-ins, target cells and network are made with it and end with it (see `open_range`).
+    With a network in its policy it is the range's own cell: its stand-ins, target cells and network
+    are made with it and end with it (see `open_range`).
 
     Args:
-        policy: a preset's name (default `high`), a policy file's path, a `Policy`, a dict with a policy
-            file's fields, or a loaded policy.
+        policy: a preset's name (default `high`), a policy file's path, a `Policy`, a dict with a
+            policy file's fields, or a loaded policy.
         run: the run directory that records it; default one of its own, closed with the cell.
         home: Belljar's store; default `belljar_home()`.
         actor: who works in it, for the record.
         ahead: nobody asked for it yet, for the record: see `open_pool`.
-        welcome: called with each target cell of its range when it stands, before its program is started; what it raises ends the range.
+        welcome: called with each target cell of its range when it stands, before its program is
+            started; what it raises ends the range.
 
     Raises:
         PolicyError, HostError: refused before anything was made; also while the store is held.
         CellError: it could not be made, or died while a call waited.
-        ContainmentBreach: its destruction found something left, or its range's rules were changed. Recorded and removed, but nothing of this run may count as contained.
+        ContainmentBreach: its destruction found something left, or its range's rules were changed.
+            Recorded and removed, but nothing of this run may count as contained.
 
-    No task group or cancel scope stays open between entry and exit: they may happen in different tasks, under asyncio or trio.
+    No task group or cancel scope stays open between entry and exit: they may happen in different
+    tasks, under asyncio or trio.
     """
     home = home or belljar_home()
     refuse_if_held(home)
@@ -160,8 +165,10 @@ async def standing_cell(
     router: Router | None = None,
     place: Mapping[str, str] = NOWHERE,
 ) -> AsyncIterator[Cell]:
-    """One cell of these parts, with the policy's files in it. `port` and `router`: its place on its range's network, both or neither; `place`: that place, for the
-    record (`range`, `name`). Raises as `open_cell`.
+    """One cell of these parts, with the policy's files in it.
+
+    `port` and `router`: its place on its range's network, both or neither; `place`: that place, for
+    the record (`range`, `name`). Raises as `open_cell`.
     """
     told = {**place, **planned(loaded, parts, ahead=ahead)}
     async with open_live(parts, home=home, recorder=recorder, planned=told, port=port) as live:
@@ -190,7 +197,8 @@ async def standing_cell(
         cell.describe = partial(_describe_cell, Journal(home), cell.id, about)
         try:
             cell.describe()
-            refuse_if_stopped(home, run_id)  # whoever read the journal before did not know whose it is
+            # Whoever read the journal before did not know whose it is
+            refuse_if_stopped(home, run_id)
             await copy_in(cell, loaded)
             yield cell
         finally:

@@ -1,4 +1,7 @@
-"""What a command in a cell gave back. Frozen data, made from the channel's outcome by one pure function."""
+"""What a command in a cell gave back.
+
+Frozen data, made from the channel's outcome by one pure function.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,13 @@ _CLOSED: Final = frozenset({errno.EACCES, errno.EPERM})
 class ExecOutput:
     """The result of one command. A command that fails is a result, not an error.
 
-    `returncode` follows the shell: the exit status, 128 + the signal's number, or 127 / 126 when the command was not found / could not be executed
-    (then `not_started_errno`, `stage` and `detail` say why: an unknown user, a missing directory, …). `stdout` and `stderr` hold at most what was asked for;
-    what was dropped is in `*_dropped_bytes`. `host_limits` are the limits that the host saw fire while the command ran;
-    `processes_full` and `disk_full` are the guest agent's word on the same. `code` is the bare status or signal.
+    `returncode` follows the shell: the exit status, 128 + the signal's number, or 127 / 126 when
+    the command was not found / could not be executed (then `not_started_errno`, `stage` and
+    `detail` say why: an unknown user, a missing directory, …). `stdout` and `stderr` hold at most
+    what was asked for; what was dropped is in `*_dropped_bytes`. `host_limits` are the limits that
+    the host saw fire while the command ran;
+    `processes_full` and `disk_full` are the guest agent's word on the same. `code` is the bare
+    status or signal.
     `detail` is the guest's word. `user` is who it was to run as.
     """
 
@@ -69,9 +75,11 @@ class ExecOutput:
 
     @property
     def limits_hit(self) -> tuple[str, ...]:
-        """The names of the limits that fired: `exec_timeout`, `memory`, `output`, `processes`, `disk`.
+        """The names of the limits that fired: `exec_timeout`, `memory`, `output`, `processes`,
+        `disk`.
 
-        A process's own limits (open files, EMFILE) are between it and the kernel: nobody else is told of them.
+        A process's own limits (open files, EMFILE) are between it and the kernel: nobody else is
+        told of them.
         """
         flags = {
             "exec_timeout": self.timed_out,
@@ -91,7 +99,10 @@ class ExecOutput:
 
 
 class CommandError(Exception):
-    """A command did not succeed, raised by `ExecOutput.check` alone. `output` has what it gave back."""
+    """A command did not succeed, raised by `ExecOutput.check` alone.
+
+    `output` has what it gave back.
+    """
 
     def __init__(self, output: ExecOutput) -> None:
         super().__init__(output)

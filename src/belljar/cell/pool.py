@@ -1,7 +1,10 @@
-"""A pool of warmed cells: made, renewed and probed once *ahead* of whoever will take them, so that taking one costs milliseconds.
+"""A pool of warmed cells: made, renewed and probed once *ahead* of whoever will take them, so that
+taking one costs milliseconds.
 
-The work is moved, not saved. A pooled cell is a cell like any other in journal, ledger and proof; it serves one taker, once. It is held by a task in the
-pool's own thread (`workshop`), from `open_cell`'s entry to its exit; its taker works in it from his own event loop, ends it there, and gives it back.
+The work is moved, not saved. A pooled cell is a cell like any other in journal, ledger and proof;
+it serves one taker, once. It is held by a task in the pool's own thread (`workshop`), from
+`open_cell`'s entry to its exit; its taker works in it from his own event loop, ends it there, and
+gives it back.
 """
 
 from __future__ import annotations
@@ -41,7 +44,8 @@ from belljar.probe.run import WARM_UP, breach_of, probe_cell
 from belljar.store.home import belljar_home
 
 HEAD_START_S: Final = 0.25
-"""For whoever has just got a cell: what he does first is not slowed down by the making of the next."""
+"""For whoever has just got a cell: what he does first is not slowed down by the making of the next.
+"""
 _CLAIM_PATIENCE_S: Final = 10.0
 _ANSWER_PATIENCE_S: Final = 2.0
 _END_PATIENCE_S: Final = 10.0
@@ -60,14 +64,18 @@ class Supply:
     """What one pool is to hold.
 
     Attributes:
-        open: one cell of the pool's plan; called in the pool's thread, and in the taker's when nothing is ready.
+        open: one cell of the pool's plan; called in the pool's thread, and in the taker's when
+            nothing is ready.
         warm_up: the quick probes in it, recorded.
         recorder: where it is recorded who took what; used from two threads.
         size: how many cells stand ready at most.
-        refuse: asked before one is taken, and again before it is given out; what it raises is the taker's (the store is held, the run was killed).
-        admit: asked before each making, with how many stand ready: is one more wanted, and room for it? In the pool's thread.
+        refuse: asked before one is taken, and again before it is given out; what it raises is the
+            taker's (the store is held, the run was killed).
+        admit: asked before each making, with how many stand ready: is one more wanted, and room for
+            it? In the pool's thread.
         on_breach: told of a warm-up that found a way out. In the pool's thread.
-        taken: entered with a cell that was made ahead before its taker has it, left after it. In the taker's loop.
+        taken: entered with a cell that was made ahead before its taker has it, left after it. In
+            the taker's loop.
     """
 
     open: OpenCell
@@ -122,7 +130,8 @@ class Pool:
 
     @asynccontextmanager
     async def cell(self) -> AsyncIterator[Cell]:
-        """A cell of its own, as `open_cell` gives one: from the shelf, or from the making, or else opened now. Another is made in its place.
+        """A cell of its own, as `open_cell` gives one: from the shelf, or from the making, or else
+        opened now. Another is made in its place.
 
         Raises as `open_cell`; and `ContainmentBreach` when a warm-up of this pool found a way out.
         """
@@ -175,7 +184,8 @@ class Pool:
     def _serve(self, ticket: Ticket) -> None:
         """Answer a ticket, or have its answer made."""
         if self.breach is not None:
-            if ticket.set_running_or_notify_cancel():  # each gets an error of his own: it comes to hold what he did
+            # Each gets an error of his own: it comes to hold what he did
+            if ticket.set_running_or_notify_cancel():
                 ticket.set_exception(
                     ContainmentBreach(self.breach.what, where=self.breach.where, hint=self.breach.hint)
                 )
@@ -206,7 +216,9 @@ class Pool:
             self._workshop.spawn(partial(self._fill_up, after_s))
 
     async def _fill_up(self, after_s: float) -> None:
-        """Make cells, one after another, until the shelf is full or one fails: the next who takes one will have it tried again."""
+        """Make cells, one after another, until the shelf is full or one fails: the next who takes
+        one will have it tried again.
+        """
         try:
             await self._pause(after_s)
             async with self._workshop.bench:
@@ -254,7 +266,8 @@ class Pool:
 
     async def _hold(self, spare: Spare, cell: Cell) -> None:
         while spare.reason is None:
-            # Whoever waits for it already probes it himself: warmed first, it would only come later.
+            # Whoever waits for it already probes it himself: warmed first, it would only come
+            # later.
             if not spare.warmed and not self._waiting():
                 spare.warmed = True
                 spare.reason = self._fault(await self._supply.warm_up(cell), cell)
@@ -337,7 +350,9 @@ class Pool:
         return True
 
     async def _until_returned(self, spare: Spare, cell: Cell) -> None:
-        """Until it is given back; when the pool ends before that, its operations are ended, and soon the cell."""
+        """Until it is given back; when the pool ends before that, its operations are ended, and
+        soon the cell.
+        """
         async with anyio.create_task_group() as waiting:
             waiting.start_soon(self._recall, cell, waiting.cancel_scope)
             await spare.returned.wait()
@@ -388,18 +403,21 @@ async def open_pool(
     home: Path | None = None,
     actor: Actor = Actor.OPERATOR,
 ) -> AsyncIterator[Pool]:
-    """A pool of `size` warmed cells of one policy; `pool.cell()` takes one, as `open_cell` opens one, only sooner. Works under asyncio and trio.
+    """A pool of `size` warmed cells of one policy; `pool.cell()` takes one, as `open_cell` opens
+    one, only sooner. Works under asyncio and trio.
 
-    A cell that can't be made ahead fails nothing: it is on record, and who needs one opens it himself. One that died, was not found contained by its
-    warm-up, or has waited for more than a twentieth of its lifetime is not given out. What nobody took is destroyed, with proof, when the block is left; so is,
-    ten seconds later, what was not given back by then.
+    A cell that can't be made ahead fails nothing: it is on record, and who needs one opens it
+    himself. One that died, was not found contained by its warm-up, or has waited for more than a
+    twentieth of its lifetime is not given out. What nobody took is destroyed, with proof, when the
+    block is left; so is, ten seconds later, what was not given back by then.
 
     Args:
         policy, run, home, actor: as `open_cell`'s. All cells of the pool share the run directory.
         size: how many stand ready, 1 to 16. Each uses memory as a running cell does.
 
     Raises:
-        ContainmentBreach, HostError: when the block is left: a warm-up found a way out, or the end of a cell that nobody took left something, or could not be proven.
+        ContainmentBreach, HostError: when the block is left: a warm-up found a way out, or the end
+            of a cell that nobody took left something, or could not be proven.
     """
     if not 1 <= size <= MAX_SIZE:
         raise ValueError(f"a pool of {size} cells; it must be 1 to {MAX_SIZE}")

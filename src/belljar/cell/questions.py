@@ -1,4 +1,7 @@
-"""What a range's gateway asks its owner, and who answers. The owner may be known only after the range is made (a cell made ahead)."""
+"""What a range's gateway asks its owner, and who answers.
+
+The owner may be known only after the range is made (a cell made ahead).
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,19 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 Answerer: TypeAlias = Callable[[str, bytes], bytes]
-"""Of a question its kind and body; called in a thread of the range's. Raises `ValueError` to refuse."""
+"""Of a question its kind and body; called in a thread of the range's.
+
+Raises `ValueError` to refuse.
+"""
 
 
 class Questions:
-    """The place of whoever answers. Until there is one, and when the range ends, every question is refused.
+    """The place of whoever answers.
 
-    `on_close` is called then, in the event loop that ends the range: what is being asked is no longer wanted.
+    Until there is one, and when the range ends, every question is refused.
+
+    `on_close` is called then, in the event loop that ends the range: what is being asked is no
+    longer wanted.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,9 @@
-"""`open_range`: policy in, the cells of one sample on a network of their own out, and nothing left afterwards.
+"""`open_range`: policy in, the cells of one sample on a network of their own out, and nothing left
+afterwards.
 
-The network stands first, with its rules, and goes last. Then the target cells, in the policy's order, each after those that it awaits are healthy (all,
-unless it says which); the range's own cell comes last, so that nothing of a sample runs before everything it may reach is there.
+The network stands first, with its rules, and goes last. Then the target cells, in the policy's
+order, each after those that it awaits are healthy (all, unless it says which); the range's own cell
+comes last, so that nothing of a sample runs before everything it may reach is there.
 """
 
 from __future__ import annotations
@@ -57,12 +59,16 @@ PORT_NAME: Final = "eth0"
 _RANGE_DESCRIPTORS: Final = 64
 """A range with one cell keeps some thirty open."""
 RANGES: Final = "ranges"
-"""Where in a run directory its ranges' packet records are, each in a directory that `range.opening` names."""
+"""Where in a run directory its ranges' packet records are, each in a directory that `range.opening`
+names.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """The cells of one sample, by name, its own first; and their network, None when the policy has none."""
+    """The cells of one sample, by name, its own first; and their network, None when the policy has
+    none.
+    """
 
     cells: Mapping[str, Cell]
     network: Network | None = None
@@ -109,7 +115,8 @@ class RangePort:
 
     async def attach(self, pid: int) -> None:
         """Put the link there. Raises `BelljarError`."""
-        # A machine takes frames as they are: nobody behind its device would finish what a link's offloads leave undone.
+        # A machine takes frames as they are: nobody behind its device would finish what a link's
+        # offloads leave undone.
         await self._network.attach(self._name, pid, offloads=not self._is_machine)
 
 
@@ -150,7 +157,8 @@ async def open_range(
     ahead: bool = False,
     welcome: Welcome | None = None,
 ) -> AsyncIterator[Range]:
-    """The cells of one sample on a network of their own, destroyed when the block is left, however it is left. Arguments and errors as `open_cell`; besides:
+    """The cells of one sample on a network of their own, destroyed when the block is left, however
+    it is left. Arguments and errors as `open_cell`; besides:
 
     Raises:
         CellError: a target cell does not become healthy; the gateway or its keeper died.
@@ -183,7 +191,9 @@ async def open_range(
 
 
 async def prepare_range(loaded: LoadedPolicy, *, run: RunDirectory, home: Path) -> tuple[_Member, ...]:
-    """As `prepare`, for every cell of the range, its own last; and the stand-ins' files are looked at. Refusals are recorded and raised."""
+    """As `prepare`, for every cell of the range, its own last; and the stand-ins' files are looked
+    at. Refusals are recorded and raised.
+    """
     own = await prepare(loaded, recorder=run.recorder, home=home)
     describe(run, loaded, own)
     plan = own.plan.network
@@ -261,7 +271,10 @@ async def _open_network(
     home: Path,
     answer: Questions,
 ) -> Network:
-    """The network of `cells`, which are still to come: its death is theirs. What they said to each other is read before it is left."""
+    """The network of `cells`, which are still to come: its death is theirs.
+
+    What they said to each other is read before it is left.
+    """
     layout = _layout(plan, parts)
     services = {item.id: item.service.settings for item in recorder.services if item.service is not None}
     recorder.service_addresses = {name.address: name.stand_in for name in layout.names if name.stand_in in services}
@@ -326,7 +339,10 @@ def _at_port(
 
 
 async def _wait_for(waits: dict[str, Wait], target: StandInPlan | None) -> None:
-    """Until those that a target awaits are healthy; the range's own cell (None) awaits all. Each is waited for once."""
+    """Until those that a target awaits are healthy; the range's own cell (None) awaits all.
+
+    Each is waited for once.
+    """
     names = (
         list(waits) if target is None or target.awaits is None else [name for name in target.awaits if name in waits]
     )
@@ -335,7 +351,9 @@ async def _wait_for(waits: dict[str, Wait], target: StandInPlan | None) -> None:
 
 
 async def _settle(cell: Cell, network: Network, plan: NetworkPlan, welcome: Welcome | None) -> None:
-    """What is done in a cell that stands, before anything of its own runs: trust, and a target's welcome."""
+    """What is done in a cell that stands, before anything of its own runs: trust, and a target's
+    welcome.
+    """
     await network.check()
     if plan.has_tls:
         await trust(cell, network.certificate)
@@ -375,7 +393,9 @@ async def _after(
     error: BaseException | None,
     _trace: TracebackType | None,
 ) -> None:
-    """End the range; when its packet record is whole, what its cells asked of each other; then raise what its end found, if nothing is raised already."""
+    """End the range; when its packet record is whole, what its cells asked of each other; then
+    raise what its end found, if nothing is raised already.
+    """
     with anyio.CancelScope(shield=True):
         await network.destroy()
         await anyio.to_thread.run_sync(_read_back, network, plan, home, recorder)
@@ -415,7 +435,9 @@ def _layout(plan: NetworkPlan, parts: Parts) -> RangeLayout:
 
 
 def _trusting(parts: Parts) -> Parts:
-    """The same with the variables that point programs to the cell's authorities; the policy's own win."""
+    """The same with the variables that point programs to the cell's authorities; the policy's own
+    win.
+    """
     env = {**ENVIRONMENT, **parts.plan.env}
     if isinstance(parts, MachineParts):
         return replace(parts, plan=replace(parts.plan, env=env))

@@ -1,4 +1,7 @@
-"""The events of a cell, each built by one pure function. Their data is documented in `docs/events.md`."""
+"""The events of a cell, each built by one pure function.
+
+Their data is documented in `docs/events.md`.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ class Operation:
 
 
 def exec_started(operation: Operation, request: ExecRequest, *, bodies: Sequence[Body] = ()) -> Event:
-    """A command is about to be sent. Environment values may be secrets: their names and one digest are kept."""
+    """A command is about to be sent.
+
+    Environment values may be secrets: their names and one digest are kept.
+    """
     pairs = b"".join(f"{name}={value}".encode(*_RAW) + b"\0" for name, value in sorted(request.env.items()))
     return operation.event(
         Kind.EXEC_STARTED,
@@ -61,7 +67,9 @@ def exec_finished(
     stderr: Body,
     stdin: Body | None,
 ) -> Event:
-    """A command ended, or could not start: the guest's word on its outcome, and what the host saw of its streams."""
+    """A command ended, or could not start: the guest's word on its outcome, and what the host saw
+    of its streams.
+    """
     if output.not_started_errno is not None:
         data: dict[str, JsonValue] = {
             "reason": text(output.why_not_started),
@@ -113,7 +121,9 @@ def write_limits(operation: Operation, error: BaseException) -> list[Event]:
 def failed(
     operation: Operation, kind: Kind, error: BaseException, *, bodies: Sequence[Body] = (), action: str = ""
 ) -> Event:
-    """An operation ended without a result: a guest's error, a dead cell, or cancelled by its caller."""
+    """An operation ended without a result: a guest's error, a dead cell, or cancelled by its
+    caller.
+    """
     data: dict[str, JsonValue] = {"reason": f"{type(error).__name__}: {text(str(error))}"[:4096]}
     if action:
         data["action"] = action

@@ -18,7 +18,9 @@ _describing: Final = threading.Lock()
 
 
 def start_run(kind: str, what: str | None, argv: Sequence[str], *, home: Path | None = None) -> RunDirectory:
-    """A run directory to be entered; leaving it seals it. `kind` is the command that makes the run, `what` a word for lists.
+    """A run directory to be entered; leaving it seals it.
+
+    `kind` is the command that makes the run, `what` a word for lists.
 
     Raises `HostError` on entering, when it can't be made: without a record nothing may run.
     """
@@ -26,7 +28,9 @@ def start_run(kind: str, what: str | None, argv: Sequence[str], *, home: Path | 
 
 
 def describe(run: RunDirectory, loaded: LoadedPolicy, parts: Parts) -> None:
-    """Keep the policy as written, the plan, what its cells are made of and the host's facts beside the ledger; once for each policy of the run."""
+    """Keep the policy as written, the plan, what its cells are made of and the host's facts beside
+    the ledger; once for each policy of the run.
+    """
     with _describing:
         _describe(run, loaded, parts)
 

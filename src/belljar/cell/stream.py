@@ -14,7 +14,10 @@ from belljar.events import Body, Kind, Recorder
 
 
 class RunningCommand:
-    """A command of `Cell.open_exec`. Iterate it for `(stream, bytes)` until its streams end, then `wait` for its outcome."""
+    """A command of `Cell.open_exec`.
+
+    Iterate it for `(stream, bytes)` until its streams end, then `wait` for its outcome.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,6 @@
-"""Target cells: what a stand-in of kind `cell` or `python` means as a policy of its own, and having its program serve. The deciding is pure."""
+"""Target cells: what a stand-in of kind `cell` or `python` means as a policy of its own, and having
+its program serve. The deciding is pure.
+"""
 
 from __future__ import annotations
 
@@ -46,13 +48,16 @@ _LOG_BYTES: Final = 2000
 
 
 def target_policy(parent: LoadedPolicy, stand_in: StandInPlan) -> LoadedPolicy:
-    """The policy of a target cell: the range's risk, its own image, files and limits, a tier at least the range's. Raises `PolicyError`."""
+    """The policy of a target cell: the range's risk, its own image, files and limits, a tier at
+    least the range's. Raises `PolicyError`.
+    """
     policy = parent.policy
     written = policy.network.stand_ins.get(stand_in.id) if policy.network is not None else None
     if not isinstance(written, TargetStandIn):
         raise TypeError(f"the stand-in {stand_in.id} has no cell")
     own = {name: getattr(written, name) for name in _OWN if getattr(written, name, None) is not None}
-    if isinstance(written, PythonStandIn):  # its `files` are a directory, which goes in as an archive
+    # Its `files` are a directory, which goes in as an archive
+    if isinstance(written, PythonStandIn):
         del own["files"]
     fields = {name: getattr(policy, name) for name in _INHERITED}
     tier = _tier(policy, written.tier)
@@ -76,7 +81,10 @@ def _tier(policy: Policy, own: Tier | None) -> Tier:
 
 
 async def serve(cell: Cell, stand_in: StandInPlan) -> None:
-    """Start the target's program and wait until it is healthy. Raises as `start_serving` and what that returns."""
+    """Start the target's program and wait until it is healthy.
+
+    Raises as `start_serving` and what that returns.
+    """
     await (await start_serving(cell, stand_in))()
 
 
@@ -122,7 +130,9 @@ def health_of(cell: Cell, stand_in: StandInPlan, command: Sequence[str]) -> Mapp
 
 
 def words_to_run(settings: Mapping[str, Any], cell: Cell) -> Sequence[str]:
-    """A target's command: its own, the image's entrypoint with its own arguments, or all of the image's; often nothing."""
+    """A target's command: its own, the image's entrypoint with its own arguments, or all of the
+    image's; often nothing.
+    """
     if settings.get("command"):
         return tuple(settings["command"])
     arguments = settings.get("arguments")
@@ -183,7 +193,10 @@ async def _wait_healthy(cell: Cell, stand_in: StandInPlan, health: Mapping[str, 
 
 
 def health_command(health: Mapping[str, Any]) -> list[str]:
-    """What is run in the target cell to see whether it is healthy. For HTTP whatever client the image has. Pure."""
+    """What is run in the target cell to see whether it is healthy.
+
+    For HTTP whatever client the image has. Pure.
+    """
     if health.get("command"):
         return [str(word) for word in health["command"]]
     url = f"http://127.0.0.1:{int(health['port'])}{health['http']}"

@@ -57,7 +57,8 @@ async def bring_volumes(cell: Cell, data: TaskData, cells: Mapping[str, Cell]) -
     """
     for volume in data.own.volumes:
         writer = cells.get(volume.writer)
-        if writer is None:  # the operator's own network stands in place of the services (`--override`)
+        # The operator's own network stands in place of the services (`--override`)
+        if writer is None:
             continue
         try:
             listed = await _run(writer, volume.source, ["tar", "-C", volume.source, "-cvf", ARCHIVE, "."])
@@ -76,7 +77,8 @@ async def bring_volumes(cell: Cell, data: TaskData, cells: Mapping[str, Cell]) -
                 "key": "volumes",
                 "source": f"volume {volume.name} of {volume.writer}",
                 "target": volume.target,
-                # By the names that the writer's tar told: all but the directories, which end in "/".
+                # By the names that the writer's tar told: all but the directories, which end in
+                # "/".
                 "files": sum(bool(n) and not n.endswith(b"/") for n in listed.split(b"\n")),
                 "bytes": len(archive),
                 "sha256": hashlib.sha256(archive).hexdigest(),

@@ -49,8 +49,9 @@ class Tripper:
         self._widest: Stop | None = None
 
     def trip(self, trip: Trip) -> None:
-        """Record it, then halt: the sample's cells (`stop_sample`), those of the run, also idle ones
-        of its pools, and no new one in it (`stop_run`), or every cell of the store (`stop_all`).
+        """Record it, then halt: the sample's cells (`stop_sample`), those of the run, also idle
+        ones of its pools, and no new one in it (`stop_run`), or every cell of the store
+        (`stop_all`).
 
         Raises what recording raised, after it has acted.
         """
@@ -67,7 +68,8 @@ class Tripper:
 
     def _act(self, trip: Trip, order: Order) -> None:
         try:
-            if trip.stop is Stop.RUN:  # before the list: what is made meanwhile sees it, or is on the list
+            # Before the list: what is made meanwhile sees it, or is on the list
+            if trip.stop is Stop.RUN:
                 give_order(self._home, [self._run_id], order)
         finally:
             with urgently():
@@ -108,7 +110,9 @@ class TrippingRecorder:
 
 @contextmanager
 def tripping(run: RunDirectory, policy: Policy, home: Path) -> Iterator[TrippingRecorder]:
-    """The recorder of one cell or range under its policy's `on`. A breach that leaves the block trips, too.
+    """The recorder of one cell or range under its policy's `on`.
+
+    A breach that leaves the block trips, too.
 
     Meanwhile, and as long as the run, the switch is tested.
     """
@@ -145,7 +149,9 @@ def _tested(recorder: Recorder, tripper: Tripper | None, home: Path) -> Iterator
 
 
 class _Latest:
-    """The last test of this process: what it tells holds for all of its runs, however many they are."""
+    """The last test of this process: what it tells holds for all of its runs, however many they
+    are.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,7 +1,8 @@
-"""The range's certificate in a cell's trust stores: decided here, carried out by one command in the cell before anything else runs there.
+"""The range's certificate in a cell's trust stores: decided here, carried out by one command in the
+cell before anything else runs there.
 
-A stand-in's TLS is answered with a certificate of the range's own authority, whose key never leaves the gateway. That authority is trusted in the range's
-cells, and nowhere else.
+A stand-in's TLS is answered with a certificate of the range's own authority, whose key never leaves
+the gateway. That authority is trusted in the range's cells, and nowhere else.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _BUNDLES: Final = (
     "/etc/ssl/cert.pem",  # Alpine's OpenSSL, and others'
 )
 _JAVA_STORES: Final = (
-    "/etc/ssl/certs/java/cacerts",  # Debian, to which those of each Java are links: a keytool takes seconds, so one is changed once
+    # Debian, to which those of each Java are links: a keytool takes seconds, so one is changed once
+    "/etc/ssl/certs/java/cacerts",
     "/usr/lib/jvm/*/lib/security/cacerts",
     "/opt/java/*/lib/security/cacerts",
 )
@@ -43,13 +45,17 @@ ENVIRONMENT: Final[Mapping[str, str]] = dict.fromkeys(
     ),
     BUNDLE,
 )
-"""For programs that bring authorities of their own: Python's certifi, Node, pip, git's and curl's static builds."""
+"""For programs that bring authorities of their own: Python's certifi, Node, pip, git's and curl's
+static builds.
+"""
 
 
 def trust_script() -> str:
-    """A shell's script that reads the certificate from standard input and puts it wherever the image looks. What an image lacks is passed over.
+    """A shell's script that reads the certificate from standard input and puts it wherever the
+    image looks. What an image lacks is passed over.
 
-    A store of Java's that can't be changed is no end of a cell that may never run Java: it is told on standard error, which is on record like any command's.
+    A store of Java's that can't be changed is no end of a cell that may never run Java: it is told
+    on standard error, which is on record like any command's.
     """
     anchors, bundles, stores = (" ".join(paths) for paths in (_ANCHORS, _BUNDLES, _JAVA_STORES))
     return f"""set -e
@@ -74,7 +80,11 @@ fi
 
 
 async def trust(cell: Cell, certificate_pem: bytes) -> None:
-    """Have the cell trust the authority. Raises `CellError` when its image can't be told (it has no shell, or its files can't be written)."""
+    """Have the cell trust the authority.
+
+    Raises `CellError` when its image can't be told (it has no shell, or its files can't be
+    written).
+    """
     output = await cell.exec(
         ["/bin/sh", "-c", trust_script()], input=certificate_pem, user="0:0", cwd="/", timeout_s=_TIMEOUT_S
     )

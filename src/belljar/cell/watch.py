@@ -1,4 +1,7 @@
-"""What the host sees of a cell's limits while one operation runs in it. Two operations at once share what was seen: the host can't tell whose it was."""
+"""What the host sees of a cell's limits while one operation runs in it.
+
+Two operations at once share what was seen: the host can't tell whose it was.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,11 @@ from belljar.isolation.live import Live
 
 
 class LimitWatch:
-    """Begins with the operation. `look` in between catches what is over again before the end: a disk that was full and was emptied."""
+    """Begins with the operation.
+
+    `look` in between catches what is over again before the end: a disk that was full and was
+    emptied.
+    """
 
     def __init__(self, live: Live) -> None:
         self._live = live
@@ -18,7 +25,9 @@ class LimitWatch:
         self._processes = False
 
     def look(self) -> None:
-        """See whether the disk or the process table is full now, if it was not when the operation began. Cheap."""
+        """See whether the disk or the process table is full now, if it was not when the operation
+        began. Cheap.
+        """
         self._disk = self._disk or (not self._disk_was_full and self._live.disk_full())
         self._processes = self._processes or (not self._processes_were_full and self._live.processes_full())
 

@@ -1,7 +1,8 @@
 """A thread with an event loop of its own, where cells are made ahead and their lifetimes are held.
 
-A thread, because who takes a cell and who gives it back may be separate coroutines, and no task group may span them (Inspect's `sample_init` and
-`sample_cleanup`). Other threads speak to it by `post`, which never waits, and hear from it by futures: `promised`.
+A thread, because who takes a cell and who gives it back may be separate coroutines, and no task
+group may span them (Inspect's `sample_init` and `sample_cleanup`). Other threads speak to it by
+`post`, which never waits, and hear from it by futures: `promised`.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ _BELL_BYTES: Final = 4096
 
 
 class Workshop:
-    """Made only by `open_workshop` and `async_workshop`, which end all that was spawned, and join the thread.
+    """Made only by `open_workshop` and `async_workshop`, which end all that was spawned, and join
+    the thread.
 
-    What is posted runs in the workshop's own thread, in order, and must neither wait nor raise. A task that is spawned handles its own errors; when the
-    end has come it must end by itself, within bounds: `at_end` says so to those who asked.
+    What is posted runs in the workshop's own thread, in order, and must neither wait nor raise. A
+    task that is spawned handles its own errors; when the end has come it must end by itself, within
+    bounds: `at_end` says so to those who asked.
     """
 
     def __init__(self) -> None:
@@ -47,7 +50,10 @@ class Workshop:
         self._thread.start()
 
     def close(self) -> None:
-        """End everything and wait for it. An interrupt at the terminal meanwhile is raised when that is done."""
+        """End everything and wait for it.
+
+        An interrupt at the terminal meanwhile is raised when that is done.
+        """
         self.post(self._begin_end)
         interrupt: KeyboardInterrupt | None = None
         while self._thread.is_alive():
@@ -145,7 +151,10 @@ async def async_workshop() -> AsyncIterator[Workshop]:
 
 
 async def promised(future: Future[_T]) -> _T:
-    """What another thread promised, waited for in whatever event loop this is. Cancelled, it leaves the future as it is."""
+    """What another thread promised, waited for in whatever event loop this is.
+
+    Cancelled, it leaves the future as it is.
+    """
     far, near = socket.socketpair()
 
     def ring(_: Future[_T]) -> None:

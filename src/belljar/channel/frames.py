@@ -1,7 +1,10 @@
-"""The protocol's numbers and the host's encoders, exactly as `design/0002-channel.md` has them. Pure functions, no state.
+"""The protocol's numbers and the host's encoders, exactly as `design/0002-channel.md` has them.
 
-Encoders raise `ValueError` for what can't be said in the protocol (a NUL in an argument, a number out of range) and `OSError(E2BIG)` for a request
-over `MAX_REQUEST_BYTES`: those are the caller's, never the guest's.
+Pure functions, no state.
+
+Encoders raise `ValueError` for what can't be said in the protocol (a NUL in an argument, a number
+out of range) and `OSError(E2BIG)` for a request over `MAX_REQUEST_BYTES`: those are the caller's,
+never the guest's.
 """
 
 from __future__ import annotations
@@ -154,7 +157,10 @@ def data_frame(op: int, stream: int, content: bytes | memoryview) -> bytes:
 
 
 def text_bytes(value: str | bytes, what: str) -> bytes:
-    """A name, path, argument or variable as bytes. Raises `ValueError` when it holds a NUL, which no Linux interface can carry."""
+    """A name, path, argument or variable as bytes.
+
+    Raises `ValueError` when it holds a NUL, which no Linux interface can carry.
+    """
     raw = value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
     if b"\0" in raw:
         raise ValueError(f"{what} holds a NUL byte")
@@ -186,7 +192,11 @@ def exec_body(
     probe: bool = False,
     alone: bool = False,
 ) -> bytes:
-    """The request of an exec. `timeout_ms` 0 is none; `pty` is (rows, columns); `probe`: the guest agent's own program; `alone`: with nothing beside it."""
+    """The request of an exec.
+
+    `timeout_ms` 0 is none; `pty` is (rows, columns); `probe`: the guest agent's own program;
+    `alone`: with nothing beside it.
+    """
     if not argv:
         raise ValueError("argv is empty; name the program to run")
     if alone and not probe:
@@ -241,7 +251,10 @@ def config_payload(
 def renew_payload(
     *, realtime_ns: int, seed: bytes, machine_id: str, boot_id: str, hostname: str, network: bytes = b""
 ) -> bytes:
-    """The payload of RENEW; `network` is what `network_part` made. Raises `ValueError` for a seed outside 32…512 bytes or an id of the wrong length."""
+    """The payload of RENEW; `network` is what `network_part` made.
+
+    Raises `ValueError` for a seed outside 32…512 bytes or an id of the wrong length.
+    """
     if not 32 <= len(seed) <= 512 or len(machine_id) != 32 or len(boot_id) != 36:
         raise ValueError("RENEW needs a seed of 32 to 512 bytes, a machine id of 32 and a boot id of 36 characters")
     texts = (text_bytes(machine_id, "machine id"), text_bytes(boot_id, "boot id"), text_bytes(hostname, "hostname"))
@@ -258,7 +271,11 @@ def watch_payload(paths: Sequence[str], *, max_touches: int) -> bytes:
 def network_part(
     *, address: IPv4Address, gateway: IPv4Address, mac: str, gateway_mac: str, resolver: IPv4Address, mtu: int
 ) -> bytes:
-    """The end of a RENEW for a guest with a network. Addresses are in network order. Raises `ValueError` for what is no unicast MAC or no MTU (68…65,535; RFC 791)."""
+    """The end of a RENEW for a guest with a network.
+
+    Addresses are in network order. Raises `ValueError` for what is no unicast MAC or no MTU
+    (68…65,535; RFC 791).
+    """
     if not _LEAST_MTU <= mtu <= _MOST_MTU:
         raise ValueError(f"an MTU of {mtu} bytes; {_LEAST_MTU} to {_MOST_MTU}")
     macs = (_mac(mac), _mac(gateway_mac))
@@ -272,7 +289,10 @@ def _mac(text: str) -> bytes:
 
 
 def request_frames(op: int, kind: OpKind, body: bytes) -> bytes:
-    """PARTs as needed, then START. Raises `OSError(E2BIG)` when the body is over `MAX_REQUEST_BYTES`."""
+    """PARTs as needed, then START.
+
+    Raises `OSError(E2BIG)` when the body is over `MAX_REQUEST_BYTES`.
+    """
     if len(body) > MAX_REQUEST_BYTES:
         message = f"a request of {len(body)} bytes (arguments, environment and paths); at most {MAX_REQUEST_BYTES} fit"
         raise OSError(errno.E2BIG, message)

@@ -1,4 +1,7 @@
-"""What the guest can say, as frozen data. Everything in here was checked for form; none of it is to be believed."""
+"""What the guest can say, as frozen data.
+
+Everything in here was checked for form; none of it is to be believed.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,9 @@ class Ready:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
-    """The agent answers HELLO: at most `max_ops` operations at once, `stdin_window_bytes` of stdin each before a CREDIT."""
+    """The agent answers HELLO: at most `max_ops` operations at once, `stdin_window_bytes` of stdin
+    each before a CREDIT.
+    """
 
     version: int
     max_ops: int

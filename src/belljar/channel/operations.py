@@ -1,8 +1,10 @@
-"""One live operation as the task that started it sees it: its mailbox, its streams, and its end by every road.
+"""One live operation as the task that started it sees it: its mailbox, its streams, and its end by
+every road.
 
-Ends: RESULT; the host's deadline (then the tree is killed, and a guest that still gives no RESULT ends the connection); the caller leaves or is
-cancelled (the same kill, shielded and bounded); the connection dies. So an operation never outlives the block that opened it, and its
-slot is free afterwards.
+Ends: RESULT; the host's deadline (then the tree is killed, and a guest that still gives no RESULT
+ends the connection); the caller leaves or is cancelled (the same kill, shielded and bounded); the
+connection dies. So an operation never outlives the block that opened it, and its slot is free
+afterwards.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ _LATE_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long the host waits beyond what the guest was told: `grace_s` after the guest's timeout, then `kill_s` for a killed operation's RESULT."""
+    """How long the host waits beyond what the guest was told: `grace_s` after the guest's timeout,
+    then `kill_s` for a killed operation's RESULT.
+    """
 
     grace_s: float = 10.0
     kill_s: float = 10.0
@@ -42,7 +46,8 @@ DEFAULT_PATIENCE: Final = Patience()
 class Operation:
     """A live operation's mailbox and its verbs.
 
-    Output that nobody took is held as one buffer per stream, so that the window bounds the memory, however small the guest's frames are.
+    Output that nobody took is held as one buffer per stream, so that the window bounds the memory,
+    however small the guest's frames are.
     """
 
     def __init__(self, pump: Pump, patience: Patience) -> None:
@@ -94,7 +99,10 @@ class Operation:
         self._deadline = anyio.current_time() + deadline_s
 
     async def send_stdin(self, content: bytes) -> bool:
-        """Send all of it as the guest grants credit. False when the operation ended before all was sent: the rest is nobody's any more."""
+        """Send all of it as the guest grants credit.
+
+        False when the operation ended before all was sent: the rest is nobody's any more.
+        """
         left = memoryview(content)
         while left and self.result is None:
             await self._wait(lambda: self.result is not None or self._pump.wire.stdin_credit(self._op) > 0)
@@ -152,13 +160,17 @@ class Operation:
         return self._pump.wire.send_credit(self._op, owed)
 
     async def _wait(self, ready: Callable[[], bool]) -> None:
-        """Wait within the host's deadline; at the deadline end the operation by force. `ready` must hold once there is a RESULT."""
+        """Wait within the host's deadline; at the deadline end the operation by force.
+
+        `ready` must hold once there is a RESULT.
+        """
         if self.result is not None:
             return None
         if anyio.current_time() >= self._deadline:
             if self._was_late:
                 return await self._end_by_force()
-            # The caller may have been the slow one, and RESULT be waiting to be read: one more chance, once.
+            # The caller may have been the slow one, and RESULT be waiting to be read: one more
+            # chance, once.
             self._was_late, self._deadline = True, anyio.current_time() + _LATE_S
         with anyio.move_on_at(self._deadline):
             return await self._pump.wait_until(self, ready)
@@ -181,7 +193,8 @@ class Operation:
     async def finish(self) -> None:
         """Make sure that it is over: when it is not, kill its tree and wait for RESULT.
 
-        Bounded, shielded from cancellation, and never raises `CellError`: a connection that dies meanwhile tells whoever comes next.
+        Bounded, shielded from cancellation, and never raises `CellError`: a connection that dies
+        meanwhile tells whoever comes next.
         """
         try:
             if self._op and self.result is None:
@@ -193,8 +206,10 @@ class Operation:
             self._pump.forget(self._op)
 
     async def _kill(self) -> None:
-        """Kill the tree and wait for RESULT. What had arrived can still be taken; what comes now is dropped and counted, and its credit returned: a guest
-        without credit could not finish.
+        """Kill the tree and wait for RESULT.
+
+        What had arrived can still be taken; what comes now is dropped and counted, and its credit
+        returned: a guest without credit could not finish.
         """
         if not self._discards:
             self._discards = True
@@ -209,14 +224,20 @@ class Operation:
 
 
 class RunningExec:
-    """A command that runs, made by `GuestClient.open_exec`. Iterate it for `(stream, bytes)`, then `wait`. One task iterates; others may send."""
+    """A command that runs, made by `GuestClient.open_exec`.
+
+    Iterate it for `(stream, bytes)`, then `wait`. One task iterates; others may send.
+    """
 
     def __init__(self, operation: Operation) -> None:
         self._operation = operation
         self._dropped = {Stream.STDOUT: 0, Stream.STDERR: 0}
 
     async def send_stdin(self, content: bytes) -> None:
-        """Send bytes to its standard input; waits while the guest's window is full. Raises `BrokenPipeError` when the command has ended."""
+        """Send bytes to its standard input; waits while the guest's window is full.
+
+        Raises `BrokenPipeError` when the command has ended.
+        """
         if not await self._operation.send_stdin(content):
             raise BrokenPipeError("the command has ended and reads no more")
 
@@ -225,7 +246,10 @@ class RunningExec:
         await self._operation.close_stdin()
 
     async def signal(self, signo: int, *, whole_tree: bool = False) -> None:
-        """Send a signal to its main process, or to everything it started. Nothing happens when it has ended."""
+        """Send a signal to its main process, or to everything it started.
+
+        Nothing happens when it has ended.
+        """
         scope = SignalScope.WHOLE_TREE if whole_tree else SignalScope.MAIN_PROCESS
         await self._operation.send_signal(signo, scope)
 
@@ -250,13 +274,20 @@ class RunningExec:
         return None
 
     async def wait(self) -> ExecOutcome:
-        """Its outcome, when it has ended. Output that was not iterated is dropped and counted. Raises `CellError` when the cell dies first."""
+        """Its outcome, when it has ended.
+
+        Output that was not iterated is dropped and counted. Raises `CellError` when the cell dies
+        first.
+        """
         while (chunk := await self._operation.next_chunk()) is not None:
             self._dropped[chunk[0]] += len(chunk[1])
         return self.outcome(kept=(b"", b""), dropped=(self._dropped[Stream.STDOUT], self._dropped[Stream.STDERR]))
 
     def outcome(self, *, kept: tuple[bytes, bytes], dropped: tuple[int, int]) -> ExecOutcome:
-        """The outcome with what the caller kept and dropped. Raises `RuntimeError` before the command has ended."""
+        """The outcome with what the caller kept and dropped.
+
+        Raises `RuntimeError` before the command has ended.
+        """
         result, discarded = self._operation.ended(), self._operation.discarded
         dropped = (dropped[0] + discarded[Stream.STDOUT], dropped[1] + discarded[Stream.STDERR])
         return outcome_of(result, kept=kept, dropped=dropped, overdue=self._operation.overdue)

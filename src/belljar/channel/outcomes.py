@@ -1,4 +1,6 @@
-"""What is asked of a guest and what comes back, as frozen data, and a failed file operation as the builtin error it means."""
+"""What is asked of a guest and what comes back, as frozen data, and a failed file operation as the
+builtin error it means.
+"""
 
 from __future__ import annotations
 
@@ -32,17 +34,23 @@ class ExecRequest:
     """One command.
 
     Attributes:
-        argv: the program and its arguments, as they are: no shell. With `env` and paths at most 4 MiB.
-        env: exactly these, besides HOME, USER, LOGNAME and SHELL, which the guest sets from passwd unless given.
+        argv: the program and its arguments, as they are: no shell. With `env` and paths at most 4
+            MiB.
+        env: exactly these, besides HOME, USER, LOGNAME and SHELL, which the guest sets from passwd
+            unless given.
         cwd: `""` is the user's home. user: name, uid or `uid:gid`; `""` is root.
-        timeout_s: then the command's whole tree is killed in the guest; None is never. At least a millisecond.
-        max_stdout_bytes: bytes beyond it are dropped in the guest and counted; with a `pty` everything is stdout.
+        timeout_s: then the command's whole tree is killed in the guest; None is never. At least a
+            millisecond.
+        max_stdout_bytes: bytes beyond it are dropped in the guest and counted; with a `pty`
+            everything is stdout.
         pty: run on a terminal of that size.
         stdin: keep standard input open for what is sent; else it is empty.
-        probe: run the guest agent's own probe program instead of one of the image, as this user and as confined as any; `argv` is handed
-            to it as it is, and `argv[0]` is not looked for. A guest that has none says so: not started, ENOENT.
-        alone: with `probe` only. First everything of the workload is ended, every command's processes and what they left running; the program starts when
-            none is left, else it is not started, EBUSY. While it runs the guest starts nothing else (EAGAIN).
+        probe: run the guest agent's own probe program instead of one of the image, as this user and
+            as confined as any; `argv` is handed to it as it is, and `argv[0]` is not looked for. A
+            guest that has none says so: not started, ENOENT.
+        alone: with `probe` only. First everything of the workload is ended, every command's
+            processes and what they left running; the program starts when none is left, else it is
+            not started, EBUSY. While it runs the guest starts nothing else (EAGAIN).
     """
 
     argv: Sequence[str | bytes]
@@ -69,15 +77,19 @@ class ExecStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecOutcome:
-    """What the guest says of a command that ended. A command that fails is a result, not an error.
+    """What the guest says of a command that ended.
+
+    A command that fails is a result, not an error.
 
     Attributes:
         code: the exit status, the signal's number, or the errno, as `status` says.
         stdout: what was kept; empty when the output was streamed to the caller.
         stdout_dropped_bytes: bytes of the stream that are not in `stdout` (nor were streamed).
         timed_out: its time was up and its tree was killed. killed: the host had its tree killed.
-        processes_full, disk_full: while it ran there were as many processes as there may be, or no more room for files.
-        stage, detail: where and why it could not start. `detail` is the guest's text: escape it where it is shown.
+        processes_full, disk_full: while it ran there were as many processes as there may be, or no
+            more room for files.
+        stage, detail: where and why it could not start. `detail` is the guest's text: escape it
+            where it is shown.
     """
 
     status: ExecStatus
@@ -98,7 +110,9 @@ class ExecOutcome:
 
     @property
     def returncode(self) -> int:
-        """As a shell would say it: the status, 128 + the signal, 127 for a program that isn't there, 126 for one that can't be run."""
+        """As a shell would say it: the status, 128 + the signal, 127 for a program that isn't
+        there, 126 for one that can't be run.
+        """
         match self.status:
             case ExecStatus.EXITED:
                 return self.code
@@ -117,7 +131,8 @@ class FileTooLarge(OSError):  # noqa: N818 - named as its builtin siblings are
     """A guest's file is larger than what may be read (errno EFBIG).
 
     Attributes:
-        size_bytes: its size as the guest says; for a file that grows or has no size, more than was allowed.
+        size_bytes: its size as the guest says; for a file that grows or has no size, more than was
+            allowed.
         head: the bytes that came, at most what was allowed; may be empty.
     """
 
@@ -139,7 +154,10 @@ _STATUS: Final = {
 
 
 def outcome_of(result: Result, *, kept: tuple[bytes, bytes], dropped: tuple[int, int], overdue: bool) -> ExecOutcome:
-    """The guest's RESULT with what the host kept and dropped. `overdue`: the host's own deadline had passed."""
+    """The guest's RESULT with what the host kept and dropped.
+
+    `overdue`: the host's own deadline had passed.
+    """
     return ExecOutcome(
         status=_STATUS[result.outcome],
         code=result.code,
@@ -160,7 +178,9 @@ def outcome_of(result: Result, *, kept: tuple[bytes, bytes], dropped: tuple[int,
 
 
 def file_error(result: Result, path: str) -> OSError:
-    """The builtin that the errno means (`FileNotFoundError`, `PermissionError`, `IsADirectoryError`, …), with the path in it."""
+    """The builtin that the errno means (`FileNotFoundError`, `PermissionError`,
+    `IsADirectoryError`, …), with the path in it.
+    """
     if result.outcome is Outcome.SIGNALED:
         memory = ResultFlag.OUT_OF_MEMORY in result.flags
         code, message = (

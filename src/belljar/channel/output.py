@@ -1,4 +1,6 @@
-"""What the host keeps of an output stream: a bounded piece from its beginning or its end, and the count of the rest."""
+"""What the host keeps of an output stream: a bounded piece from its beginning or its end, and the
+count of the rest.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Reading a guest's payload: each field is checked against what is left of the frame, and nothing may be left at the end."""
+"""Reading a guest's payload: each field is checked against what is left of the frame, and nothing
+may be left at the end.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,19 @@ _HINT: Final = "The guest's word is worth nothing now: its cell is ended. Open a
 
 
 def violated(what: str, kind: int, op: int) -> NoReturn:
-    """End the conversation: the guest broke the protocol in a frame of type `kind` for operation `op`."""
+    """End the conversation: the guest broke the protocol in a frame of type `kind` for operation
+    `op`.
+    """
     name = _NAMES.get(kind, f"type {kind:#04x}")
     where = f"channel, {name} of operation {op}" if op else f"channel, {name}"
     raise ProtocolViolation(f"the guest broke the protocol: {what}", where=where, hint=_HINT)
 
 
 class Payload:
-    """A cursor over one frame's payload. Every method raises `ProtocolViolation` when the frame is too short for it."""
+    """A cursor over one frame's payload.
+
+    Every method raises `ProtocolViolation` when the frame is too short for it.
+    """
 
     __slots__ = ("_at", "_kind", "_op", "_raw")
 

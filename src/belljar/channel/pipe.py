@@ -1,7 +1,8 @@
 """A connected stream socket as bytes in and bytes out, under either event loop.
 
-Written on readiness instead of on anyio's own socket stream because that one, under asyncio, goes on reading into an unbounded queue after a
-cancelled receive: a hostile guest could fill the host's memory with frames that nobody has checked. Here nothing is read that nobody waits for.
+Written on readiness instead of on anyio's own socket stream because that one, under asyncio, goes
+on reading into an unbounded queue after a cancelled receive: a hostile guest could fill the host's
+memory with frames that nobody has checked. Here nothing is read that nobody waits for.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ class SocketPipe:
         self._socket = sock
 
     async def receive(self, max_bytes: int = _READ_BYTES, /) -> bytes:
-        """Some bytes, at most `max_bytes`. Cancelled, it has taken nothing. Raises `anyio.EndOfStream` when the other end is gone."""
+        """Some bytes, at most `max_bytes`.
+
+        Cancelled, it has taken nothing. Raises `anyio.EndOfStream` when the other end is gone.
+        """
         await checkpoint()
         while True:
             try:
@@ -54,7 +58,10 @@ class SocketPipe:
                 return received
 
     async def send(self, item: bytes, /) -> None:
-        """All of the bytes. Cancelled, a part may have gone: then the connection is of no more use."""
+        """All of the bytes.
+
+        Cancelled, a part may have gone: then the connection is of no more use.
+        """
         await checkpoint_if_cancelled()
         left = memoryview(item)
         while left:
@@ -64,7 +71,10 @@ class SocketPipe:
                 await anyio.wait_writable(self._socket)
 
     async def aclose(self) -> None:
-        """Close the socket; whoever waits on it gets `ClosedResourceError`. Closing again does nothing."""
+        """Close the socket; whoever waits on it gets `ClosedResourceError`.
+
+        Closing again does nothing.
+        """
         if self._socket.fileno() >= 0:
             anyio.notify_closing(self._socket)
             self._socket.close()

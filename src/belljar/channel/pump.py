@@ -1,8 +1,9 @@
 """Who reads the socket when there is no background task: whichever operation waits.
 
-The first waiter *leads*: it reads, lets the wire check, and hands each event to the mailbox it belongs to. The others *follow*: each waits on an
-event of its own, which is set when something arrived for it or when it should lead. A leader that has what it wants, or is
-cancelled, passes the lead on.
+The first waiter *leads*: it reads, lets the wire check, and hands each event to the mailbox it
+belongs to. The others *follow*: each waits on an event of its own, which is set when something
+arrived for it or when it should lead. A leader that has what it wants, or is cancelled, passes the
+lead on.
 The invariant: whenever somebody waits, somebody leads or has been woken to lead.
 """
 
@@ -56,7 +57,10 @@ class Pump:
             ) from self.failure
 
     def fail(self, error: CellError) -> None:
-        """End the connection for everyone who waits and everyone to come. The first reason stays."""
+        """End the connection for everyone who waits and everyone to come.
+
+        The first reason stays.
+        """
         if self.failure is None:
             self.failure = error
         for event in self._followers:
@@ -73,7 +77,10 @@ class Pump:
         self._operations.pop(op, None)
 
     def change_loop(self) -> None:
-        """Belong to the event loop that comes next. Raises `RuntimeError` while an operation runs or anyone waits."""
+        """Belong to the event loop that comes next.
+
+        Raises `RuntimeError` while an operation runs or anyone waits.
+        """
         if self._operations or self._followers or self._lead is not None or self._send_lock.locked():
             raise RuntimeError("the channel is in use in its event loop")
         self._send_lock = anyio.Lock(fast_acquire=True)
@@ -84,10 +91,14 @@ class Pump:
         await self._stream.aclose()
 
     async def send(self, make: Callable[[], bytes]) -> None:
-        """Send what `make` returns. It is called when it is this sender's turn, so that the wire's state and the bytes keep one order.
+        """Send what `make` returns.
 
-        Once it was called, cancellation waits (at most the send deadline): half a frame would end the conversation. Raises `CellError` when the
-        connection has ended, also when the guest did not read within the deadline.
+        It is called when it is this sender's turn, so that the wire's state and the bytes keep one
+        order.
+
+        Once it was called, cancellation waits (at most the send deadline): half a frame would end
+        the conversation. Raises `CellError` when the connection has ended, also when the guest did
+        not read within the deadline.
         """
         async with self._send_lock:
             self.check()
@@ -111,7 +122,10 @@ class Pump:
                 )
 
     async def wait_until(self, mailbox: Mailbox, ready: Callable[[], bool]) -> None:
-        """Return when `ready()`; it is asked whenever something arrived for `mailbox`. Raises `CellError` when the connection ends first."""
+        """Return when `ready()`; it is asked whenever something arrived for `mailbox`.
+
+        Raises `CellError` when the connection ends first.
+        """
         while not ready():
             self.check()
             if self._lead is not None:
@@ -137,7 +151,8 @@ class Pump:
         finally:
             del self._followers[news]
             mailbox.waiters.discard(news)
-            # Woken to lead and cancelled, or woken for its own sake: if nobody leads now, the next one must.
+            # Woken to lead and cancelled, or woken for its own sake: if nobody leads now, the next
+            # one must.
             self._pass_lead()
 
     def _pass_lead(self) -> None:

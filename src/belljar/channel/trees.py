@@ -1,8 +1,8 @@
 """Trees of files as records, in both directions. Pure: bytes in, entries out, and back.
 
-A record is 27 bytes and a name, a link's text, and with contents a file's bytes. A directory that is
-entered is followed by what it holds and by a record that leaves it, so no name says where it belongs:
-each is one component, and nothing can be outside of the first entry.
+A record is 27 bytes and a name, a link's text, and with contents a file's bytes. A directory that
+is entered is followed by what it holds and by a record that leaves it, so no name says where it
+belongs: each is one component, and nothing can be outside of the first entry.
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ class TreeReader:
     A tree with contents is one file, or a directory; `depth`: how many directories may be entered
     in each other.
 
-    Raises `ProtocolViolation` for what no honest guest can send: a name with a slash or a NUL, `..`,
-    more than was asked for, or anything after the end. `OSError` with `E2BIG` when all paths and
-    links together are too long.
+    Raises `ProtocolViolation` for what no honest guest can send: a name with a slash or a NUL,
+    `..`, more than was asked for, or anything after the end. `OSError` with `E2BIG` when all paths
+    and links together are too long.
     """
 
     def __init__(self, *, contents: bool, depth: int, max_entries: int, max_bytes: int) -> None:

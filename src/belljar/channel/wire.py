@@ -1,8 +1,10 @@
-"""The host's end of the connection, without any I/O: bytes in → checked events out, requests in → bytes out.
+"""The host's end of the connection, without any I/O: bytes in → checked events out, requests in →
+bytes out.
 
-The guest is hostile. `feed` accepts exactly what `design/0002-channel.md` allows at this moment of the conversation; anything else raises
-`ProtocolViolation` and poisons the connection for good. Memory is bounded: at most one incomplete frame is kept between two calls, and an operation's
-output by the credit and the caps that the host itself gave.
+The guest is hostile. `feed` accepts exactly what `design/0002-channel.md` allows at this moment of
+the conversation; anything else raises `ProtocolViolation` and poisons the connection for good.
+Memory is bounded: at most one incomplete frame is kept between two calls, and an operation's output
+by the credit and the caps that the host itself gave.
 """
 
 from __future__ import annotations
@@ -58,7 +60,10 @@ class _LiveOp:
 
 
 class HostConnection:
-    """One connection's state. Not thread-safe; one owner feeds it and sends what it returns, in order."""
+    """One connection's state.
+
+    Not thread-safe; one owner feeds it and sends what it returns, in order.
+    """
 
     def __init__(self) -> None:
         self._pending = bytearray()
@@ -99,7 +104,9 @@ class HostConnection:
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes of an incomplete frame; at most a header and a full payload between two calls of `feed`."""
+        """Bytes of an incomplete frame; at most a header and a full payload between two calls of
+        `feed`.
+        """
         return len(self._pending)
 
     def stdin_credit(self, op: int) -> int:
@@ -112,7 +119,8 @@ class HostConnection:
     def feed(self, data: bytes | bytearray | memoryview) -> list[GuestEvent]:
         """Take bytes as they came, in pieces of any size; return the events they complete.
 
-        Raises `ProtocolViolation` for the first thing the protocol forbids, and again for every later call.
+        Raises `ProtocolViolation` for the first thing the protocol forbids, and again for every
+        later call.
         """
         if self._violation is not None:
             raise ProtocolViolation(self._violation.what, where=self._violation.where, hint=self._violation.hint)
@@ -334,7 +342,10 @@ class HostConnection:
         return message
 
     def send_watch(self, payload: bytes, *, files: int, max_touches: int) -> bytes:
-        """WATCH, with what `frames.watch_payload` made of so many files. It ends the watch before."""
+        """WATCH, with what `frames.watch_payload` made of so many files.
+
+        It ends the watch before.
+        """
         self._in_order()
         message = frames.frame(FrameType.WATCH, 0, payload)
         self._watches.append(files)
@@ -345,7 +356,10 @@ class HostConnection:
     def start_exec(
         self, body: bytes, *, stdin_open: bool, pty: bool, stdout_cap: int, stderr_cap: int
     ) -> tuple[int, bytes]:
-        """A new exec: its id and its PARTs and START. The flags and caps are those in the body; with `pty` there is no stderr."""
+        """A new exec: its id and its PARTs and START.
+
+        The flags and caps are those in the body; with `pty` there is no stderr.
+        """
         caps = (
             {int(Stream.STDOUT): stdout_cap}
             if pty
@@ -381,7 +395,10 @@ class HostConnection:
         return op, message
 
     def send_data(self, op: int, content: bytes | memoryview) -> bytes:
-        """Stdin, at most `stdin_credit` and `MAX_DATA_BYTES`. Nothing (`b""`) when the operation died meanwhile."""
+        """Stdin, at most `stdin_credit` and `MAX_DATA_BYTES`.
+
+        Nothing (`b""`) when the operation died meanwhile.
+        """
         state = self._live.get(op)
         if state is None:
             return b""
@@ -400,7 +417,10 @@ class HostConnection:
         return frames.frame(FrameType.EOF, op, bytes((Stream.STDIN,)))
 
     def send_credit(self, op: int, taken_bytes: int) -> bytes:
-        """Let the guest send as many output bytes as were taken. Nothing when the operation died or 0 were taken."""
+        """Let the guest send as many output bytes as were taken.
+
+        Nothing when the operation died or 0 were taken.
+        """
         state = self._live.get(op)
         if state is None or taken_bytes == 0:
             return b""
@@ -428,7 +448,9 @@ class HostConnection:
 
 
 def _check_ending(state: _LiveOp, outcome: Outcome, code: int, payload: Payload) -> None:
-    """An ending that can't be: a code out of its range, a file operation with an exit status, a success that never started."""
+    """An ending that can't be: a code out of its range, a file operation with an exit status, a
+    success that never started.
+    """
     is_exec = state.kind is OpKind.EXEC
     codes = {
         Outcome.EXITED: range(256 if is_exec else 1),

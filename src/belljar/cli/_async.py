@@ -1,4 +1,6 @@
-"""Run a command's coroutine so that Ctrl-C, SIGTERM and SIGHUP all unwind it, once, however many of them come."""
+"""Run a command's coroutine so that Ctrl-C, SIGTERM and SIGHUP all unwind it, once, however many of
+them come.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,14 @@ from belljar.errors import BelljarError, ContainmentBreach
 T = TypeVar("T")
 
 FORCED_AFTER_S: Final = 15.0
-"""A signal this long after the first one ends the process at once: its cells die with it, and `belljar reap` cleans up."""
+"""A signal this long after the first one ends the process at once: its cells die with it, and
+`belljar reap` cleans up.
+"""
 
 _TURNS_OF_A_SIGNAL: Final = 10
-"""From the pipe that a signal wakes the loop by to the task that heeds it: asyncio takes three turns, trio two."""
+"""From the pipe that a signal wakes the loop by to the task that heeds it: asyncio takes three
+turns, trio two.
+"""
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -28,8 +34,9 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def run_async(function: Callable[..., Awaitable[T]], *args: object, **kwargs: object) -> T:
     """Run the coroutine function to its end and return its result.
 
-    The first signal cancels it; its clean-up is waited for and `KeyboardInterrupt` is raised, from the `BelljarError` that came of it, if one did (but a breach
-    is raised as it is). More signals meanwhile change nothing.
+    The first signal cancels it; its clean-up is waited for and `KeyboardInterrupt` is raised, from
+    the `BelljarError` that came of it, if one did (but a breach is raised as it is). More signals
+    meanwhile change nothing.
     """
     bound: Callable[..., Any] = partial(function, *args, **kwargs)
     result: T = anyio.run(_until_signal, bound)
@@ -65,7 +72,9 @@ def _may_be_of_the_signal(error: Exception) -> bool:
 
 
 async def _let_signals_in(work: anyio.CancelScope) -> None:
-    """What failed may have failed of the signal (a child of ours got it too): one that has come is heard before the failure is told."""
+    """What failed may have failed of the signal (a child of ours got it too): one that has come is
+    heard before the failure is told.
+    """
     with anyio.CancelScope(shield=True):
         for _ in range(_TURNS_OF_A_SIGNAL):
             if work.cancel_called:

@@ -1,4 +1,6 @@
-"""What `plan` and `doctor` share: the host's facts, with KVM and the OCI runtimes proven the way a cell would prove them."""
+"""What `plan` and `doctor` share: the host's facts, with KVM and the OCI runtimes proven the way a
+cell would prove them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ if TYPE_CHECKING:
 
 
 def host_facts(home: Path, *, prove: bool, again: bool = False, doubt: bool = False) -> HostFacts:
-    """The facts; with `prove`, a guest is booted under KVM and a container run with each runtime where that was never tried.
+    """The facts; with `prove`, a guest is booted under KVM and a container run with each runtime
+    where that was never tried.
 
     `again`: tried anew. `doubt`: a runtime that failed is tried anew, however short ago that was.
     """

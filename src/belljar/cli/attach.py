@@ -33,9 +33,10 @@ _CHUNK_BYTES: Final = 1 << 14
 def attach(cell_id: str, command: tuple[str, ...], user: str | None) -> int:
     """Open a terminal in a cell of a running evaluation or of `belljar shell`.
 
-    CELL is a cell's id, as `belljar ps` and Inspect's sandbox connections show it. What is done in it is recorded in
-    that run's ledger, and the cell ends with its sample or shell all the same. What the guest writes goes to your
-    terminal as it is: use a terminal you would trust with hostile output.
+    CELL is a cell's id, as `belljar ps` and Inspect's sandbox connections show it. What is done in
+    it is recorded in that run's ledger, and the cell ends with its sample or shell all the same.
+    What the guest writes goes to your terminal as it is: use a terminal you would trust with
+    hostile output.
     """
     from belljar.harness.door import doors_directory
     from belljar.harness.door_wire import FrameKind, FrameReader, Opening, frame
@@ -64,8 +65,9 @@ def attach(cell_id: str, command: tuple[str, ...], user: str | None) -> int:
 
 
 def converse(stream: socket.socket, reader: FrameReader, sizes: int) -> str:
-    """Relay until the other side says how it ended; returns that. `sizes` becomes readable when the terminal's size
-    changed.
+    """Relay until the other side says how it ended; returns that.
+
+    `sizes` becomes readable when the terminal's size changed.
     """
     from belljar.harness.door_wire import FrameKind, frame, size_payload
 

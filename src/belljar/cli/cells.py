@@ -25,8 +25,8 @@ def ps(as_json: bool) -> int:  # noqa: FBT001 - click passes options by name
     """List the cells that exist or whose owner crashed.
 
     `orphaned` cells belong to a process that is gone: `belljar reap` removes what is left of them.
-    MEMORY is in use of what the policy grants. Columns that don't fit a terminal (or COLUMNS) are left
-    out, the last first; a pipe gets all of them.
+    MEMORY is in use of what the policy grants. Columns that don't fit a terminal (or COLUMNS) are
+    left out, the last first; a pipe gets all of them.
     """
     from belljar.isolation import list_cells
 
@@ -97,7 +97,9 @@ def _row(cell: CellListing) -> tuple[str, ...]:
 @click.argument("cell", required=False, metavar="[CELL]", shell_complete=cells)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 def reap(cell: str | None, as_json: bool) -> int:  # noqa: FBT001 - click passes options by name
-    """Remove what crashed owners left behind: processes, control groups, mounts, files. Cells of living owners are not touched.
+    """Remove what crashed owners left behind: processes, control groups, mounts, files.
+
+    Cells of living owners are not touched.
 
     Exit code 2 when something could not be removed.
     """

@@ -24,7 +24,10 @@ _PIECE: Final = re.compile(r"[:/@?&|]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """`sample`: the evaluation's name of it, "" where the cell was of none. `value`: its name in the decoy."""
+    """`sample`: the evaluation's name of it, "" where the cell was of none.
+
+    `value`: its name in the decoy.
+    """
 
     run_id: str
     cell_id: str
@@ -45,8 +48,8 @@ def decoy() -> None:
 def find(value: str, refs: tuple[str, ...], *, as_json: bool) -> int:
     """Name the run, sample and decoy that VALUE was minted for.
 
-    `-` reads standard input, at most 1 MiB: a value, or text with one in it, such as a line of a log.
-    It must be as it was minted, not encoded. Only the user who made a run has its key.
+    `-` reads standard input, at most 1 MiB: a value, or text with one in it, such as a line of a
+    log. It must be as it was minted, not encoded. Only the user who made a run has its key.
 
     Exit code 0 when it is a decoy's, 1 when it is of none of these runs.
     """
@@ -71,14 +74,20 @@ def find(value: str, refs: tuple[str, ...], *, as_json: bool) -> int:
 
 
 def candidates(text: str) -> tuple[str, ...]:
-    """What of a text may be a value: all of it, each line, each word and, as of a URL, its pieces. Pure."""
+    """What of a text may be a value: all of it, each line, each word and, as of a URL, its pieces.
+
+    Pure.
+    """
     lines, words = [line.strip() for line in text.splitlines()], _WORD.findall(text)
     pieces = [piece for word in words for piece in _PIECE.split(word)]
     return tuple(dict.fromkeys(one for one in (text.strip(), *lines, *words, *pieces) if one))
 
 
 def _find(run: Path, texts: tuple[str, ...]) -> Iterator[Found]:
-    """What a run's record says of them; nothing where it has no decoys. Raises `LedgerError`, `OSError`."""
+    """What a run's record says of them; nothing where it has no decoys.
+
+    Raises `LedgerError`, `OSError`.
+    """
     from belljar.cell.decoys import KEY_FILE, read_key
     from belljar.events import Kind
     from belljar.ledger.listing import read_events

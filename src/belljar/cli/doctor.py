@@ -25,7 +25,10 @@ _LOW_OPEN_FILES = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One line of the table. `no` keeps cells from running; `note` takes something away, which the detail says."""
+    """One line of the table.
+
+    `no` keeps cells from running; `note` takes something away, which the detail says.
+    """
 
     what: str
     state: Literal["ok", "note", "no"]
@@ -40,9 +43,10 @@ class Check:
 def doctor(as_json: bool, no_prove: bool, prove_again: bool) -> int:  # noqa: FBT001 - click passes options by name
     """Say what this host can do in each tier, and why not. Installs and changes nothing.
 
-    KVM counts only when a guest really boots under it, an OCI runtime only when it ran a container; the results are remembered per kernel and program,
-    but a runtime that failed is tried each time.
-    Exit code 0 when microVM cells, which the default risk demands, can run here (emulated, if there is no hardware virtualisation), 3 when not.
+    KVM counts only when a guest really boots under it, an OCI runtime only when it ran a container;
+    the results are remembered per kernel and program, but a runtime that failed is tried each time.
+    Exit code 0 when microVM cells, which the default risk demands, can run here (emulated, if there
+    is no hardware virtualisation), 3 when not.
     """
     from belljar.cli._facts import host_facts
     from belljar.store.home import belljar_home
@@ -99,7 +103,10 @@ def host_checks(facts: HostFacts) -> list[Check]:
 
 
 def _tiers(facts: HostFacts) -> Iterator[Check]:
-    """Every tier: what it would run on here, or all that stands in its way. Only the microVM's absence is a `no`: the others replace nothing stronger."""
+    """Every tier: what it would run on here, or all that stands in its way.
+
+    Only the microVM's absence is a `no`: the others replace nothing stronger.
+    """
     from belljar.plan import tier_obstacles
     from belljar.policy import Tier
 
@@ -145,7 +152,9 @@ def _works(tier: str, facts: HostFacts) -> Check:
 
 
 def tiers_as_json(facts: HostFacts) -> dict[str, dict[str, object]]:
-    """For each tier, whether it can run here, whether that is proven, and all that stands in its way."""
+    """For each tier, whether it can run here, whether that is proven, and all that stands in its
+    way.
+    """
     from belljar.plan import tier_obstacles
     from belljar.policy import Tier
 
@@ -234,7 +243,10 @@ def _virtualisation(facts: HostFacts) -> Iterator[Check]:
 
 
 def _open_files() -> Check:
-    """Both limits. The soft one never stands in the way: every command raises it to the hard one."""
+    """Both limits.
+
+    The soft one never stands in the way: every command raises it to the hard one.
+    """
     from belljar.descriptors import limit_at_start
 
     limit = limit_at_start()
@@ -267,7 +279,9 @@ def _tools(facts: HostFacts) -> Iterator[Check]:
 
 
 def store_checks(home: Path) -> list[Check]:
-    """Whether this user can write the store, and whether it holds what a cell is made from: the guest kernel and the default image."""
+    """Whether this user can write the store, and whether it holds what a cell is made from: the
+    guest kernel and the default image.
+    """
     from belljar.errors import BelljarError
     from belljar.image.kernel import current_kernel
     from belljar.image.store import Store
@@ -306,7 +320,9 @@ def _writable(home: Path) -> Check:
 
 
 def verdict(found: Sequence[Check], *, emulated: bool) -> str:
-    """One sentence for all of it: the tiers in which cells can run here, and those in which they can't."""
+    """One sentence for all of it: the tiers in which cells can run here, and those in which they
+    can't.
+    """
     from belljar.policy import Tier
 
     states: dict[str, set[str]] = {}

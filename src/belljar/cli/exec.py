@@ -244,7 +244,9 @@ def _as_object(cell: Cell, output: ExecOutput, timings_ms: dict[str, float], run
 
 
 def passing_on() -> Callable[[Stream, bytes], None]:
-    """What hands a command's output to our standard streams as it comes: every byte, but on a terminal what could act on it or hide is escaped."""
+    """What hands a command's output to our standard streams as it comes: every byte, but on a
+    terminal what could act on it or hide is escaped.
+    """
     from belljar.channel import Stream
 
     targets = {Stream.STDOUT: sys.stdout, Stream.STDERR: sys.stderr}
@@ -295,7 +297,10 @@ def _stdin() -> AsyncIterator[bytes] | None:
 
 
 async def read_descriptor(descriptor: int, *, waits: bool, chunk_bytes: int = 1 << 16) -> AsyncIterator[bytes]:
-    """The bytes of a descriptor until its end. `waits`: it can have nothing to read yet (regular files never do, and can't be polled)."""
+    """The bytes of a descriptor until its end.
+
+    `waits`: it can have nothing to read yet (regular files never do, and can't be polled).
+    """
     import anyio
 
     while True:

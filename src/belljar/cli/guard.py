@@ -74,8 +74,8 @@ def test(cases: str, policy: str | None, *, live: bool, as_json: bool) -> int:
     """Hand each case of a file to the guard, and print how many it got right.
 
     A case is one line of JSON; the guide to the guard shows the format. With --live each case is
-    sent, read or printed in a cell of its own, by its Python, under the policy's guard and isolation
-    (default: risk low), and counts as found when the run's record says so.
+    sent, read or printed in a cell of its own, by its Python, under the policy's guard and
+    isolation (default: risk low), and counts as found when the run's record says so.
 
     Exit code 0 when each case was as it expects, 1 when one was not, 4 when the file is wrong.
     """

@@ -97,8 +97,12 @@ def wanted_by_tasks(inspect_args: Sequence[str]) -> list[Wanted]:
 
 
 def obtain_all(store: Store, wanted: Iterable[Wanted], limits: ImportLimits, *, as_json: bool) -> None:
-    """Get them, a line for each. Raises `HostError` that names each that could not be got, when the
-    others are there (with `as_json` its object has the list, too); before anything is got, `PolicyError` for different builds of one name."""
+    """Get them, a line for each.
+
+    Raises `HostError` that names each that could not be got, when the others are there (with
+    `as_json` its object has the list, too); before anything is got, `PolicyError` for different
+    builds of one name.
+    """
     from belljar.cli.image import progress
     from belljar.harness.builds import running_builds
     from belljar.image.obtain import obtain

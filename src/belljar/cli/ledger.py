@@ -176,7 +176,9 @@ def _content(body: BodyRef, path: Path) -> tuple[bytes, str]:
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="A new file. Default: standard output."
 )
 def export(run: str, output: Path | None) -> None:
-    """Write the complete events of RUN, byte for byte as they were chained; escaped to ASCII when written to a terminal."""
+    """Write the complete events of RUN, byte for byte as they were chained; escaped to ASCII when
+    written to a terminal.
+    """
     path = run_path(run)
     if output is None:
         _export(path, sys.stdout.buffer, escape=sys.stdout.isatty())

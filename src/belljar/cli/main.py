@@ -1,6 +1,8 @@
-"""`belljar`: the command group, the lazy loading of its commands, and the one place where errors become messages and exit codes.
+"""`belljar`: the command group, the lazy loading of its commands, and the one place where errors
+become messages and exit codes.
 
-Nothing heavy is imported here: `belljar --help` must answer in under 0.3 s, so command summaries are kept beside their names.
+Nothing heavy is imported here: `belljar --help` must answer in under 0.3 s, so command summaries
+are kept beside their names.
 """
 
 from __future__ import annotations
@@ -173,7 +175,9 @@ def _has_threads() -> bool:
 
 
 def _open_standard_streams() -> None:
-    """A standard descriptor that came closed becomes /dev/null: else the next file we open gets its number, and with it the guest's input or output."""
+    """A standard descriptor that came closed becomes /dev/null: else the next file we open gets its
+    number, and with it the guest's input or output.
+    """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
@@ -238,7 +242,9 @@ def _fail(error: BaseException, *, json_wanted: bool) -> int:
 
 
 def _is_unread(error: BaseException) -> bool:
-    """Whether it says that nobody reads our standard output any more; a pipe of another kind may break, too."""
+    """Whether it says that nobody reads our standard output any more; a pipe of another kind may
+    break, too.
+    """
     if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
         return True  # how rich leaves then: it has pointed standard output away already
     if not isinstance(error, SystemExit | BrokenPipeError):  # SystemExit is how click leaves
@@ -249,8 +255,10 @@ def _is_unread(error: BaseException) -> bool:
 
 
 def _reader_gone() -> int:
-    """Nobody reads our output any more (head, less): no error of ours. Standard output is pointed away, so that the
-    interpreter's flush at exit stays quiet. The code is a shell's for SIGPIPE.
+    """Nobody reads our output any more (head, less): no error of ours.
+
+    Standard output is pointed away, so that the interpreter's flush at exit stays quiet. The code
+    is a shell's for SIGPIPE.
     """
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return 141
@@ -265,7 +273,9 @@ def _cause(interrupt: BaseException) -> BelljarError | None:
 
 
 def _output_error(error: OSError) -> HostError | None:
-    """The error as that of our own standard output (a full disk behind it, say), if it is; then nothing more is written there."""
+    """The error as that of our own standard output (a full disk behind it, say), if it is; then
+    nothing more is written there.
+    """
     if error.filename is not None or error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}:
         return None
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

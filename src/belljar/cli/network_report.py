@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from belljar.report.samples import RunFindings
 
 MAX_LINES: Final = 400
-"""Of all samples: a report is read by a person. `findings.json` in the run directory has the rest."""
+"""Of all samples: a report is read by a person.
+
+`findings.json` in the run directory has the rest.
+"""
 
 _COLUMNS: Final = ("time (UTC)", "cell", "method", "what", "status", "asked → answered", "verdict", "answered by")
 _WHY: Final = {

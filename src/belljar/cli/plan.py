@@ -28,10 +28,12 @@ MAX_WIDTH: Final = 110
     "--no-prove", is_flag=True, help="Don't boot a guest or run a container, even if that was never tried here."
 )
 def plan(policy: str | None, tier: str | None, as_json: bool, no_prove: bool) -> int:  # noqa: FBT001 - click passes options by name
-    """Print what a cell of POLICY can read, write, reach and consume here, and which walls stand between it and this host.
+    """Print what a cell of POLICY can read, write, reach and consume here, and which walls stand
+    between it and this host.
 
-    POLICY is a policy file or a preset (low, medium, high, critical); default: high. No cell is started. Exit code 0 when one could be made (once
-    its image is built), 3 when this host can't do what the policy demands or is held, 4 when the policy is wrong.
+    POLICY is a policy file or a preset (low, medium, high, critical); default: high. No cell is
+    started. Exit code 0 when one could be made (once its image is built), 3 when this host can't do
+    what the policy demands or is held, 4 when the policy is wrong.
     """
     from belljar.cli._facts import host_facts
     from belljar.cli.cells import columns_of, warn_if_held

@@ -1,4 +1,6 @@
-"""`belljar policy`: check a policy file, print the schema for an editor, print a preset to begin from."""
+"""`belljar policy`: check a policy file, print the schema for an editor, print a preset to begin
+from.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +39,11 @@ def policy() -> None:
     help="Print one JSON object: ok, problems with line and column, and the policy with all defaults.",
 )
 def check(file: Path, as_json: bool) -> int:  # noqa: FBT001 - click passes options by name
-    """Say whether FILE is a valid policy, and all that is wrong with it and with the files that its stand-ins are made from.
+    """Say whether FILE is a valid policy, and all that is wrong with it and with the files that its
+    stand-ins are made from.
 
-    Knows nothing of this host: `belljar plan FILE` says whether it can be carried out here. Exit code 0 when it is valid, 4 when not.
+    Knows nothing of this host: `belljar plan FILE` says whether it can be carried out here. Exit
+    code 0 when it is valid, 4 when not.
     """
     from belljar.errors import PolicyError
     from belljar.policy import PRESETS

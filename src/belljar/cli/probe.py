@@ -1,4 +1,6 @@
-"""`belljar probe`: try, from inside a fresh cell, what a workload that wants out would try, and say what held."""
+"""`belljar probe`: try, from inside a fresh cell, what a workload that wants out would try, and say
+what held.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +119,9 @@ async def _probe(
 
 
 async def _tried(loaded: LoadedPolicy, run: RunDirectory, wanted: str | list[str], user: str | None) -> TierResult:
-    """The probes as `user`, else as the policy's; all of them also as root, which a harness may ask a cell for. Each in a cell of its own."""
+    """The probes as `user`, else as the policy's; all of them also as root, which a harness may ask
+    a cell for. Each in a cell of its own.
+    """
     from belljar.probe.run import ALL
 
     first = await _tried_once(loaded, run, wanted, user)
@@ -231,7 +235,9 @@ def _entry(each: Probe) -> dict[str, Any]:
 
 
 async def _write_page(page: Path, policy: str) -> int:
-    """All probes in a cell of every tier that the policy may have on this host; a tier that it can't have is in the page with the reason."""
+    """All probes in a cell of every tier that the policy may have on this host; a tier that it
+    can't have is in the page with the reason.
+    """
     import anyio
 
     from belljar.cell import start_run

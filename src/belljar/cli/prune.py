@@ -41,9 +41,10 @@ def _duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
 def prune(unused_for: float, everything: bool, dry_run: bool, as_json: bool) -> int:  # noqa: FBT001 - click passes options by name
     """Remove what cells were made from and nobody uses any more, and say what was freed.
 
-    Templates and unpacked images whose image is gone or that were not used for a while, roots of programs that were replaced,
-    guest kernels that are not the current one, and halves of any of them. Images with a name, runs and keys stay.
-    What a living cell uses is never removed; what goes is made again when a cell wants it.
+    Templates and unpacked images whose image is gone or that were not used for a while, roots of
+    programs that were replaced, guest kernels that are not the current one, and halves of any of
+    them. Images with a name, runs and keys stay. What a living cell uses is never removed; what
+    goes is made again when a cell wants it.
 
     Exit code 3 when something could not be removed.
     """

@@ -50,8 +50,9 @@ def setup(
 ) -> int:
     """Install what this host needs: tools, guest kernel, default image.
 
-    Shows each step with its command and asks before it begins. Safe to run again: what is there is left alone. As an ordinary user, it makes the
-    kernel and the image, and says what root must install. Exit code 3 when the host is not ready afterwards.
+    Shows each step with its command and asks before it begins. Safe to run again: what is there is
+    left alone. As an ordinary user, it makes the kernel and the image, and says what root must
+    install. Exit code 3 when the host is not ready afterwards.
     """
     from belljar.cli.setup_plan import Wanted, check_wanted, plan_setup
     from belljar.cli.setup_state import host_state
@@ -178,7 +179,9 @@ def write_root_file(path: Path, content: str) -> None:
 
 @contextmanager
 def _progress(title: str, *, quiet: bool) -> Iterator[Report]:
-    """A line for the step, with what its tool says last beside it while it works; a plain line when nobody watches."""
+    """A line for the step, with what its tool says last beside it while it works; a plain line when
+    nobody watches.
+    """
     from rich.console import Console
     from rich.markup import escape
 

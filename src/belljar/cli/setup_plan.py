@@ -1,4 +1,7 @@
-"""What `belljar setup` would do: needed against present, as numbered steps. Pure: the host's state is handed in."""
+"""What `belljar setup` would do: needed against present, as numbered steps.
+
+Pure: the host's state is handed in.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,9 @@ class HostState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One thing to do: write `content` to `path`, run `command`, fetch the kernel, or build the image `name`."""
+    """One thing to do: write `content` to `path`, run `command`, fetch the kernel, or build the
+    image `name`.
+    """
 
     kind: Literal["write", "run", "kernel", "image"]
     title: str
@@ -128,7 +133,10 @@ def missing_tools(state: HostState, parts: frozenset[str] = frozenset()) -> list
 
 
 def plan_setup(state: HostState, wanted: Wanted) -> SetupPlan:
-    """The steps from this state to a ready host, and the problems that remain. Nothing to do: no steps."""
+    """The steps from this state to a ready host, and the problems that remain.
+
+    Nothing to do: no steps.
+    """
     missing = missing_tools(state, wanted.parts)
     if missing and state.distribution != "debian":
         return SetupPlan(problems=(_elsewhere(state, missing),))
@@ -157,7 +165,9 @@ def _present(need: Need, tools: Mapping[str, tuple[int, ...]]) -> bool:
 
 
 def _installing(state: HostState, missing: Sequence[Need]) -> list[Step]:
-    """apt's part: the backports suite if it is needed and not there, the lists, the packages of each suite."""
+    """apt's part: the backports suite if it is needed and not there, the lists, the packages of
+    each suite.
+    """
     newer = [need.package for need in missing if need.backports and state.codename == "bookworm"]
     plain = [need.package for need in missing if need.package not in newer]
     steps = [_add_backports(state)] if newer and not has_suite(state.sources, "bookworm-backports") else []

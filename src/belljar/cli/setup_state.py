@@ -23,7 +23,10 @@ _VERSION: Final = re.compile(r"version (\d{1,6})\.(\d{1,6})")
 
 
 def host_state(home: Path) -> HostState:
-    """The state of this host and of the store in `home`. Takes well under a second. Raises `HostError` on a machine without guests."""
+    """The state of this host and of the store in `home`.
+
+    Takes well under a second. Raises `HostError` on a machine without guests.
+    """
     if platform.system() != "Linux":
         raise HostError(
             f"Belljar runs on Linux; this is {platform.system()}", hint="use a Linux machine or a virtual one"

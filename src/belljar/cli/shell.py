@@ -33,8 +33,8 @@ LOGIN_SHELL = ["/bin/sh", "-c", 'exec "${SHELL:-/bin/sh}" -l']
 def shell(policy: str | None, tier: str | None, user: str | None) -> int:
     """Open a terminal in a fresh cell, which is destroyed when you leave it.
 
-    POLICY is a policy file or a preset; default: high. The session is recorded. What the guest writes goes to your terminal as it is: use a
-    terminal you would trust with hostile output.
+    POLICY is a policy file or a preset; default: high. The session is recorded. What the guest
+    writes goes to your terminal as it is: use a terminal you would trust with hostile output.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise Misuse(
@@ -91,7 +91,10 @@ def _size() -> tuple[int, int]:
 
 
 async def converse(running: RunningCommand) -> int:
-    """Join this terminal to a running command until it ends; returns its exit code. The terminal's own settings are restored."""
+    """Join this terminal to a running command until it ends; returns its exit code.
+
+    The terminal's own settings are restored.
+    """
     import anyio
 
     with _raw_terminal():

@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from belljar.report.signals import Signal
 
 MAX_LINES: Final = 200
-"""Of all samples: a report is read by a person. `findings.json` in the run directory has the rest."""
+"""Of all samples: a report is read by a person.
+
+`findings.json` in the run directory has the rest.
+"""
 MAX_NUMBERS: Final = 10
 """Event numbers that a line names."""
 MAX_NAME_CHARS: Final = 40

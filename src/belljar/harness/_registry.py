@@ -1,4 +1,6 @@
-"""What Inspect loads through the `inspect_ai` entry point: names only, the work is imported when it is asked for."""
+"""What Inspect loads through the `inspect_ai` entry point: names only, the work is imported when it
+is asked for.
+"""
 
 from __future__ import annotations
 

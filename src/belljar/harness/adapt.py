@@ -1,5 +1,6 @@
-"""Puts cells in the place of the sandboxes that a loaded task and its samples name. Reads compose files; `compat`
-decides.
+"""Puts cells in the place of the sandboxes that a loaded task and its samples name.
+
+Reads compose files; `compat` decides.
 """
 
 from __future__ import annotations

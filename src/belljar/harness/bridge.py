@@ -1,4 +1,5 @@
-"""The stand-in `openai`'s questions, answered by the model that is evaluated: a program's chat request becomes a call of Inspect's model, on its transcript.
+"""The stand-in `openai`'s questions, answered by the model that is evaluated: a program's chat
+request becomes a call of Inspect's model, on its transcript.
 
 The request is a guest's: only text, tools and a few numbers of it are taken over, each checked.
 """
@@ -35,7 +36,9 @@ from belljar.units import printable
 logger = logging.getLogger(__name__)
 CHAT: Final = "chat"
 MAX_ASKED_BYTES: Final = 256 << 20
-"""Of all questions of a sample's programs together: each stands on the transcript, in the host's memory and its log, also where the model refuses it."""
+"""Of all questions of a sample's programs together: each stands on the transcript, in the host's
+memory and its log, also where the model refuses it.
+"""
 _NUMBERS: Final = {
     "max_tokens": "max_tokens",
     "max_completion_tokens": "max_tokens",
@@ -55,7 +58,10 @@ _REASONS: Final[Mapping[str, str]] = {
 
 
 class ModelBridge:
-    """Answers in the event loop and the context that it is made in: a sample's. No question outlives `close`."""
+    """Answers in the event loop and the context that it is made in: a sample's.
+
+    No question outlives `close`.
+    """
 
     def __init__(self) -> None:
         self._context = copy_context()
@@ -65,7 +71,11 @@ class ModelBridge:
         self._closed = False
 
     def __call__(self, kind: str, body: bytes) -> bytes:
-        """From a thread of the range's. Raises `ValueError` for what is no chat request, beyond `MAX_ASKED_BYTES`, and when the range or the evaluation has ended."""
+        """From a thread of the range's.
+
+        Raises `ValueError` for what is no chat request, beyond `MAX_ASKED_BYTES`, and when the
+        range or the evaluation has ended.
+        """
         if kind != CHAT:
             raise ValueError(f"there is no answer to questions of the kind {printable(kind)}")
         self._asked_bytes += len(body)
@@ -83,7 +93,10 @@ class ModelBridge:
         return json.dumps(answer).encode()
 
     def close(self) -> None:
-        """Cancels what is being asked and refuses what is still to come. In its own event loop. Idempotent."""
+        """Cancels what is being asked and refuses what is still to come.
+
+        In its own event loop. Idempotent.
+        """
         self._closed = True
         for scope in self._open:
             scope.cancel()
@@ -110,7 +123,9 @@ def read_request(body: bytes) -> dict[str, Any]:
 
 
 def _json(data: bytes | str) -> Any:  # noqa: ANN401 - a guest's JSON
-    """Raises `ValueError`, also for what Inspect's log could not hold: it ends the whole evaluation when it can't write nesting of 250 levels or a lone surrogate."""
+    """Raises `ValueError`, also for what Inspect's log could not hold: it ends the whole evaluation
+    when it can't write nesting of 250 levels or a lone surrogate.
+    """
     value = parse_json(data)
     json.dumps(value, ensure_ascii=False).encode()
     return value
@@ -120,7 +135,8 @@ async def _generate(request: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return await _answer(request)
     except Exception as error:
-        # The program in the cell learns only that its API is down; why stands on the sample's transcript.
+        # The program in the cell learns only that its API is down; why stands on the sample's
+        # transcript.
         logger.warning("a program's question to the model was not answered: %s", printable(repr(error), max_chars=500))
         raise
 
@@ -212,7 +228,10 @@ def _config(request: Mapping[str, Any]) -> GenerateConfig:
 
 
 def completion_of(output: ModelOutput) -> dict[str, Any]:
-    """The answer in the shape of a chat completion. Which model answers is not said: the stand-in names the one that was asked for."""
+    """The answer in the shape of a chat completion.
+
+    Which model answers is not said: the stand-in names the one that was asked for.
+    """
     usage = output.usage
     counted = {"prompt_tokens": usage.input_tokens, "completion_tokens": usage.output_tokens} if usage else {}
     return {

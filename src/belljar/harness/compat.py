@@ -1,8 +1,10 @@
-"""Can a cell stand in for the sandbox that a task names? Pure: a description of that sandbox in, what a cell takes
-over from it, or why not, out.
+"""Can a cell stand in for the sandbox that a task names?
 
-A sandbox that promises something a cell would not keep is refused: an evaluation that runs in another environment than
-its author wrote measures something else. What is honoured of a compose file is `compose`'s to say.
+Pure: a description of that sandbox in, what a cell takes over from it, or why not, out.
+
+A sandbox that promises something a cell would not keep is refused: an evaluation that runs in
+another environment than its author wrote measures something else. What is honoured of a compose
+file is `compose`'s to say.
 """
 
 from __future__ import annotations
@@ -102,7 +104,11 @@ def _replaced(detail: str) -> tuple[Difference, ...]:
 
 
 def judge_compose(compose: Mapping[str, Any]) -> Judgement:
-    """Decide about a compose file as it is written. One that asks for a sample's metadata is kept whole, until a sample is known (`judge_for_sample`)."""
+    """Decide about a compose file as it is written.
+
+    One that asks for a sample's metadata is kept whole, until a sample is known
+    (`judge_for_sample`).
+    """
     try:
         check_services(compose)
         if references(compose):
@@ -113,7 +119,10 @@ def judge_compose(compose: Mapping[str, Any]) -> Judgement:
 
 
 def judge_for_sample(compose: Mapping[str, Any], variables: Mapping[str, str], *, blanks: bool = False) -> Judgement:
-    """Decide about a compose file for one sample; `variables`: its metadata. `blanks`: as `interpolate`."""
+    """Decide about a compose file for one sample; `variables`: its metadata.
+
+    `blanks`: as `interpolate`.
+    """
     seen: tuple[Difference, ...] = ()
     try:
         settled = interpolate(compose, variables, blanks=blanks)
@@ -129,7 +138,9 @@ def judge_for_sample(compose: Mapping[str, Any], variables: Mapping[str, str], *
 
 
 def shaping_variables(compose: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, str]:
-    """Of a sample's metadata what a compose file asks for elsewhere than in `environment`: what decides which images and cells are made ready."""
+    """Of a sample's metadata what a compose file asks for elsewhere than in `environment`: what
+    decides which images and cells are made ready.
+    """
     try:
         names = interpolate(compose, variables, blanks=True).shaping
     except (TypeError, ValueError, RecursionError):  # refused later, with its reason

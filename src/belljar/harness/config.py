@@ -163,7 +163,9 @@ def _judged(config: BelljarConfig, judgement: Judgement, *, where: str) -> Bellj
 
 
 def check_below(path: Path, directory: Path) -> None:
-    """A file that a task names below its own directory is there: no directory on the way is a link out. Raises `PolicyError`."""
+    """A file that a task names below its own directory is there: no directory on the way is a link
+    out. Raises `PolicyError`.
+    """
     home = os.path.realpath(directory)
     written = os.path.normpath(path)
     is_named_below = Path(written).is_relative_to(directory.absolute()) or Path(written).is_relative_to(home)
@@ -244,7 +246,9 @@ def shaping(config: BelljarConfig, metadata: Mapping[str, object]) -> dict[str, 
 
 
 def _preset_again(config: str) -> str:
-    """Inspect's command line makes an absolute path of whatever follows `belljar:`; a preset's name is meant as a name."""
+    """Inspect's command line makes an absolute path of whatever follows `belljar:`; a preset's name
+    is meant as a name.
+    """
     from belljar.policy.loaded import PRESETS
 
     path = Path(config)
@@ -373,15 +377,15 @@ def sample_policy(
 
 
 def metadata_variables(metadata: Mapping[str, object]) -> dict[str, str]:
-    """A sample's metadata as the variables Inspect defines for it: `SAMPLE_METADATA_<KEY>`, upper case, spaces as
-    underscores.
+    """A sample's metadata as the variables Inspect defines for it: `SAMPLE_METADATA_<KEY>`, upper
+    case, spaces as underscores.
     """
     return {f"{METADATA_PREFIX}{key.replace(' ', '_').upper()}": str(value) for key, value in metadata.items()}
 
 
 def for_sample(loaded: LoadedPolicy, metadata: Mapping[str, object]) -> LoadedPolicy:
-    """The policy with `${SAMPLE_METADATA_…}` in the values of `env`, and of its target cells' `env`, expanded for one sample. Raises `PolicyError` for
-    an unknown reference without default.
+    """The policy with `${SAMPLE_METADATA_…}` in the values of `env`, and of its target cells'
+    `env`, expanded for one sample. Raises `PolicyError` for an unknown reference without default.
     """
     variables = metadata_variables(metadata)
     from belljar.policy.load import with_changes
@@ -426,11 +430,11 @@ def _too_long(where: str) -> PolicyError:
 
 
 def expand(value: str, variables: Mapping[str, str], *, where: str) -> str:
-    """Replace `$NAME`, `${NAME}` and `${NAME:-default}` where NAME begins with `SAMPLE_METADATA_`; `$$` before such a
-    name keeps it literally.
+    """Replace `$NAME`, `${NAME}` and `${NAME:-default}` where NAME begins with `SAMPLE_METADATA_`;
+    `$$` before such a name keeps it literally.
 
-    Any other dollar sign is left as it is: a policy's values are not a shell's. Raises `PolicyError` for metadata that is missing, and beyond
-    `MAX_CHARACTERS` of it.
+    Any other dollar sign is left as it is: a policy's values are not a shell's. Raises
+    `PolicyError` for metadata that is missing, and beyond `MAX_CHARACTERS` of it.
     """
     room = MAX_CHARACTERS
 

@@ -1,6 +1,8 @@
-"""What a sample's own cell can say of its containment when it ends, and its way into Inspect's sample.
+"""What a sample's own cell can say of its containment when it ends, and its way into Inspect's
+sample.
 
-That is `cell_verdict`: probes at both ends, and the destruction. The verdict is `report.verdict`'s, when the run is over.
+That is `cell_verdict`: probes at both ends, and the destruction. The verdict is `report.verdict`'s,
+when the run is over.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ KEY: Final = "containment"
 SOURCE: Final = "belljar probes"
 """Source of the info events that Belljar puts into the sample's transcript."""
 SCORE_KEY: Final = "containment_cell_verdict"
-"""Key of each score's metadata there. Not `containment`: with that a *scorer* makes a verdict worse."""
+"""Key of each score's metadata there.
+
+Not `containment`: with that a *scorer* makes a verdict worse.
+"""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,10 +75,12 @@ def _brief(report: ProbeReport | None) -> dict[str, JsonValue]:
 
 
 def bind(containment: Containment, who: SampleIdentity) -> None:
-    """Put the cell's verdict into the sample that Inspect is ending in this context: its metadata, and each score's.
+    """Put the cell's verdict into the sample that Inspect is ending in this context: its metadata,
+    and each score's.
 
-    Inspect makes the logged sample after the sandbox is cleaned up, from the very state and scores that are changed here. Outside of
-    that sample (cells that were held, direct use of the provider) there is nothing to bind to; the ledger has it.
+    Inspect makes the logged sample after the sandbox is cleaned up, from the very state and scores
+    that are changed here. Outside of that sample (cells that were held, direct use of the provider)
+    there is nothing to bind to; the ledger has it.
     """
     from inspect_ai.solver._task_state import sample_state
 

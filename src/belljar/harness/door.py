@@ -1,9 +1,11 @@
-"""A cell's door: a unix socket in the store through which its owner's user opens a terminal in it (`belljar attach`).
+"""A cell's door: a unix socket in the store through which its owner's user opens a terminal in it
+(`belljar attach`).
 
-A cell lives in the process that made it and its channel belongs to that process's event loop. So the terminal is
-served there, by a task of the sample's own task group (Inspect's public `background`), started with the first
-operation after the sample began. The socket listens from the moment the cell stands: whoever knocks earlier waits in
-its backlog. Nothing of the guest can reach the socket, and only the same user (or root) may open it.
+A cell lives in the process that made it and its channel belongs to that process's event loop. So
+the terminal is served there, by a task of the sample's own task group (Inspect's public
+`background`), started with the first operation after the sample began. The socket listens from the
+moment the cell stands: whoever knocks earlier waits in its backlog. Nothing of the guest can reach
+the socket, and only the same user (or root) may open it.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ def doors_directory(home: Path | None) -> Path:
 
 @contextlib.contextmanager
 def short_path(path: Path) -> Iterator[str]:
-    """A name for a socket that fits into the 107 bytes the kernel allows, however deep the store is."""
+    """A name for a socket that fits into the 107 bytes the kernel allows, however deep the store
+    is.
+    """
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{directory}/{path.name}"
@@ -99,7 +103,9 @@ class Door:
         return cls(path, listening)
 
     async def close(self) -> None:
-        """Nobody comes in any more, and who is in goes; when this returns, no socket of the door is left."""
+        """Nobody comes in any more, and who is in goes; when this returns, no socket of the door is
+        left.
+        """
         self._closed = True
         if self._visits is not None:
             self._visits.cancel()
@@ -108,8 +114,9 @@ class Door:
         self.path.unlink(missing_ok=True)
 
     def open_in_sample(self, cell: Cell) -> None:
-        """Serve the door for as long as the running sample lasts. Does nothing when no sample runs here (yet), or it
-        is served already.
+        """Serve the door for as long as the running sample lasts.
+
+        Does nothing when no sample runs here (yet), or it is served already.
         """
         if self._served:
             return
@@ -265,7 +272,10 @@ async def _incoming(stream: SocketStream) -> AsyncGenerator[tuple[FrameKind, byt
 
 
 def may_enter(peer: socket.socket) -> bool:
-    """Only the user who owns the cell, and root. The directory's mode says the same; this is the second lock."""
+    """Only the user who owns the cell, and root.
+
+    The directory's mode says the same; this is the second lock.
+    """
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     uid = struct.unpack("3i", credentials)[1]
     return uid in {0, os.geteuid()}

@@ -1,7 +1,9 @@
-"""What goes through a cell's door: small frames between `belljar attach` and the process that owns the cell. Pure.
+"""What goes through a cell's door: small frames between `belljar attach` and the process that owns
+the cell. Pure.
 
-A frame is one byte of kind, four of length (little-endian), the payload (at most 64 KiB). Both ends belong to the same
-user of the same host; the bounds are there because a broken peer must not hurt the owner.
+A frame is one byte of kind, four of length (little-endian), the payload (at most 64 KiB). Both ends
+belong to the same user of the same host; the bounds are there because a broken peer must not hurt
+the owner.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """`belljar run`: an Inspect evaluation with cells, its record, and what the record says afterwards.
 
-Inspect's own command line parses Inspect's options and its own `eval` runs the tasks, in this process: whatever the
-installed version can do, this can. What Belljar adds: the tasks' sandboxes are replaced before anything runs,
-Inspect's log goes into the run directory, and when it is over the log is held against the ledger.
+Inspect's own command line parses Inspect's options and its own `eval` runs the tasks, in this
+process: whatever the installed version can do, this can. What Belljar adds: the tasks' sandboxes
+are replaced before anything runs, Inspect's log goes into the run directory, and when it is over
+the log is held against the ledger.
 """
 
 from __future__ import annotations
@@ -44,15 +45,19 @@ if TYPE_CHECKING:
 
 
 TOOLS: Final = "tools.json"
-"""In a run directory, beside the plan: the tools that each task held when it was loaded, and which act outside of a cell."""
+"""In a run directory, beside the plan: the tools that each task held when it was loaded, and which
+act outside of a cell.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """What to run. `inspect_args` are the task and Inspect's options, as typed; `policy` a file or
-    preset, "" for the task's own; `override`: it replaces what the task says, too; `tier` beats the
-    policy's, upwards only. `require_contained`: the metrics count contained samples only. `warm`:
-    cells that stand ready for each plan. `controls`: before the samples, with each of their policies.
+    """What to run.
+
+    `inspect_args` are the task and Inspect's options, as typed; `policy` a file or preset, "" for
+    the task's own; `override`: it replaces what the task says, too; `tier` beats the policy's,
+    upwards only. `require_contained`: the metrics count contained samples only. `warm`: cells that
+    stand ready for each plan. `controls`: before the samples, with each of their policies.
     """
 
     inspect_args: Sequence[str]
@@ -83,8 +88,10 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
     """Run an evaluation from start to sealed run directory.
 
     Raises:
-        PolicyError, HostError, CellError, LedgerError: it was refused, or could not begin; nothing of the guest ran.
-        ContainmentBreach: while the tasks were loaded another sandbox provider was about to be used.
+        PolicyError, HostError, CellError, LedgerError: it was refused, or could not begin; nothing
+            of the guest ran.
+        ContainmentBreach: while the tasks were loaded another sandbox provider was about to be
+            used.
         click.UsageError: options that Inspect does not know, or that Belljar takes.
     """
     if request.policy:
@@ -194,7 +201,8 @@ def _run_tasks(
             termination_as_interrupt() as termination,
             warm_cells(session, size=request.warm, expected=expected),
         ):
-            # A breach ends the evaluation as Ctrl-C does: Inspect cancels what runs and writes its log, the cells are destroyed.
+            # A breach ends the evaluation as Ctrl-C does: Inspect cancels what runs and writes its
+            # log, the cells are destroyed.
             if controlled:
                 anyio.run(_control, controlled, run, session)
             session.told_to_end, session.stop = termination.received, termination.interrupt
@@ -237,9 +245,12 @@ def _sealed(evidence: Evidence, findings: RunFindings, run: RunDirectory) -> Run
 
 
 def _bind(findings: RunFindings, run: RunDirectory, *, require_contained: bool) -> tuple[list[str], str]:
-    """Write the verdicts into Inspect's log. Returns the samples that the metrics do not count, and what went wrong.
+    """Write the verdicts into Inspect's log.
 
-    That log is for people, the record is the ledger: what can't be written is a problem of the run only when numbers depend on it.
+    Returns the samples that the metrics do not count, and what went wrong.
+
+    That log is for people, the record is the ledger: what can't be written is a problem of the run
+    only when numbers depend on it.
     """
     from belljar.harness.verdicts import bind_verdicts
 
@@ -345,7 +356,9 @@ def _adapt(task: Task, *, directory: Path, operator: Operator) -> list[SampleSan
 
 
 def _start_hooks() -> None:
-    """Let Inspect load the hooks of other packages, and say so, before ours are there: those are no news to a person."""
+    """Let Inspect load the hooks of other packages, and say so, before ours are there: those are no
+    news to a person.
+    """
     from inspect_ai.hooks._startup import init_hooks
 
     with _explained("Inspect's hooks"):
@@ -369,8 +382,10 @@ def _explained(what: str) -> Iterator[None]:
 
 
 def _invoke(options: InspectOptions, tasks: list[Task], session: Session, run: RunDirectory, *, quiet: bool) -> bool:
-    """Hand the tasks to Inspect's `eval` command; True when a person interrupted it. Its errors are told, but not a refusal of ours, which
-    `run_evaluation` raises; what ran until then is on record.
+    """Hand the tasks to Inspect's `eval` command; True when a person interrupted it.
+
+    Its errors are told, but not a refusal of ours, which `run_evaluation` raises; what ran until
+    then is on record.
     """
     context = options.context
     context.params |= {"tasks": tuple(tasks), "log_dir": str(run.inspect_log_dir), "t": (), "task_config": None}
@@ -402,8 +417,8 @@ def _plain(message: Any) -> str:  # noqa: ANN401 - a rich renderable
 
 @contextlib.contextmanager
 def _standard_output_to_error() -> Iterator[None]:
-    """Standard output belongs to `--json`: what Inspect and a task print goes to standard error, at the level of
-    descriptors.
+    """Standard output belongs to `--json`: what Inspect and a task print goes to standard error, at
+    the level of descriptors.
     """
     sys.stdout.flush()
     kept = os.dup(1)

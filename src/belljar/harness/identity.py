@@ -1,4 +1,7 @@
-"""Which sample a cell is made for, as Inspect knows it at that moment. Reads Inspect's active sample, changes nothing."""
+"""Which sample a cell is made for, as Inspect knows it at that moment.
+
+Reads Inspect's active sample, changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,10 @@ from belljar.policy import LoadedPolicy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleIdentity:
-    """A sample's names. `uuid` is what Inspect's log calls the sample's run; "" when there is no running sample
-    (direct use of the provider).
+    """A sample's names.
+
+    `uuid` is what Inspect's log calls the sample's run; "" when there is no running sample (direct
+    use of the provider).
     """
 
     sample: str

@@ -1,4 +1,6 @@
-"""The evidence of a run, read from its directory and Inspect's logs, for `report.verdict.judge` to decide on. Decides nothing."""
+"""The evidence of a run, read from its directory and Inspect's logs, for `report.verdict.judge` to
+decide on. Decides nothing.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,8 @@ def stored_evidence(
     Args:
         path: the run directory.
         logs: where Inspect's logs are now; none: where the ledger says they were.
-        expected_key: the fingerprint that must have signed; without one nobody says whose word the ledger is: bad.
+        expected_key: the fingerprint that must have signed; without one nobody says whose word the
+            ledger is: bad.
         expected_run: the run that it must be.
 
     Raises:
@@ -104,7 +107,9 @@ def _evidence(path: Path, ledger: tuple[LedgerState, str], *, logs: Sequence[str
 
 
 def _with_other_runs(evidence: Evidence, path: Path, key: str | None) -> Evidence:
-    """With what the runs beside this one, signed by the same key, say of samples that name them as theirs."""
+    """With what the runs beside this one, signed by the same key, say of samples that name them as
+    theirs.
+    """
     if evidence.run.kind == EVALUATION:
         return evidence
     named = {each.judged_by for log in evidence.logs for each in log.transcripts} - {evidence.run.run_id}

@@ -1,4 +1,6 @@
-"""The acts around a sample's cell that are not the cell's own: its run directory, template, holding and cleaning up."""
+"""The acts around a sample's cell that are not the cell's own: its run directory, template, holding
+and cleaning up.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ _LOOK_EVERY_S: Final = 2.0
 
 
 def enter(session: Session) -> None:
-    """Count a user of the session in; the first opens a run directory unless `belljar run` gave one."""
+    """Count a user of the session in; the first opens a run directory unless `belljar run` gave
+    one.
+    """
     raise_soft_limit()
     opened_before = session.run is not None
     run = session.ensure_run()
@@ -87,9 +91,9 @@ def refused(error: BelljarError) -> Exception:
 async def hold(session: Session) -> None:
     """`--no-sandbox-cleanup`: keep the cells while someone may want to look into them.
 
-    A cell dies with the process that owns it, by design. So this process stays, serves the cells' doors, and ends the
-    wait at Ctrl-C, SIGTERM, `inspect sandbox cleanup belljar [ID]`, or when the last cell's lifetime is over; then the
-    cells are destroyed as always.
+    A cell dies with the process that owns it, by design. So this process stays, serves the cells'
+    doors, and ends the wait at Ctrl-C, SIGTERM, `inspect sandbox cleanup belljar [ID]`, or when the
+    last cell's lifetime is over; then the cells are destroyed as always.
     """
     from belljar.harness.provider import login_command
 
@@ -140,7 +144,10 @@ async def _until_signal(scope: anyio.CancelScope) -> None:
 
 
 async def clean(cell_id: str | None) -> None:
-    """Release held cells (all, or one) and reap what crashed owners left behind. Prints what it did."""
+    """Release held cells (all, or one) and reap what crashed owners left behind.
+
+    Prints what it did.
+    """
     released = await anyio.to_thread.run_sync(release_doors, cell_id)
     for name in released:
         say(f"belljar: {name} released; its owner destroys it")

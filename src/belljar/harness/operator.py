@@ -68,8 +68,8 @@ def read_operator(
 
 
 def _absolute(policy: str) -> str:
-    """A preset, or a file that is the same from everywhere: Inspect changes into a task's directory,
-    where a file of that name would be the task's. Raises `PolicyError`.
+    """A preset, or a file that is the same from everywhere: Inspect changes into a task's
+    directory, where a file of that name would be the task's. Raises `PolicyError`.
     """
     from belljar.policy.loaded import PRESETS
 

@@ -1,9 +1,9 @@
 """The options of `inspect eval` that Belljar sets itself, and a check of every place that could set
 them otherwise.
 
-Inspect takes an option from the command line, `INSPECT_…` variables, a `.env` file (in the working directory or above),
-`--env` and `--run-config`. All of them are read here, before a task is loaded: loading a task runs
-its Python.
+Inspect takes an option from the command line, `INSPECT_…` variables, a `.env` file (in the working
+directory or above), `--env` and `--run-config`. All of them are read here, before a task is loaded:
+loading a task runs its Python.
 """
 
 from __future__ import annotations
@@ -75,8 +75,9 @@ TAKEN: Final[Mapping[str, Taken]] = {
         by_hand=True,
         config="sandbox_cleanup",
     ),
-    # Inspect sets these when it starts: the policy would not be the one that was checked.
-    # So do these in a `.env` file, which may come with a task: they name the store, its keys and the programs of a cell.
+    # Inspect sets these when it starts: the policy would not be the one that was checked. So do
+    # these in a `.env` file, which may come with a task: they name the store, its keys and the
+    # programs of a cell.
     "belljar_variable": Taken(flag="a variable of this process", hint="set it in the environment of belljar run"),
     "detach": Taken(flag="--detach", hint="the cells live in this process", same=(False,)),
     "json_output": Taken(flag="--json", hint="use belljar's --json", same=(False,)),
@@ -263,8 +264,8 @@ def explicit_arguments(arguments: Mapping[str, Any]) -> Iterator[None]:
     """Inside the block Inspect's command hands its `eval` function these arguments, whatever it
     read itself.
 
-    Its command line has no way to say some of them (`log_samples=True`), and reads a run configuration again.
-    Raises `HostError` when the installed Inspect can't be held to that.
+    Its command line has no way to say some of them (`log_samples=True`), and reads a run
+    configuration again. Raises `HostError` when the installed Inspect can't be held to that.
     """
     from inspect_ai._cli import eval as command
 

@@ -1,4 +1,7 @@
-"""Knocking at doors from outside: telling the owners of held cells to let them go. Blocking, bounded in time."""
+"""Knocking at doors from outside: telling the owners of held cells to let them go.
+
+Blocking, bounded in time.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +29,8 @@ def knock(path: Path, *, timeout_s: float = _PATIENCE_S) -> socket.socket:
 
 
 def release_doors(cell_id: str | None, home: Path | None = None) -> list[str]:
-    """Tell the owner of each held cell (or of one) to destroy it; a door without an owner is removed. Returns the
-    cells that answered.
+    """Tell the owner of each held cell (or of one) to destroy it; a door without an owner is
+    removed. Returns the cells that answered.
     """
     directory = doors_directory(home)
     if not directory.is_dir():
@@ -37,7 +40,10 @@ def release_doors(cell_id: str | None, home: Path | None = None) -> list[str]:
 
 
 def sweep_doors(home: Path | None = None) -> list[str]:
-    """Remove the doors whose owners are dead; returns their cells. A door that answers is left alone."""
+    """Remove the doors whose owners are dead; returns their cells.
+
+    A door that answers is left alone.
+    """
     directory = doors_directory(home)
     swept = []
     for path in sorted(directory.iterdir()) if directory.is_dir() else []:
@@ -57,7 +63,8 @@ def _release(path: Path) -> bool:
             stream.sendall(frame(FrameKind.RELEASE))
             return bool(stream.recv(1))
     except TimeoutError:
-        return False  # a running sample's door that is not served right now: its owner lives and will destroy it
+        # A running sample's door that is not served right now: its owner lives and will destroy it
+        return False
     except ConnectionRefusedError:
         path.unlink(missing_ok=True)
         return False

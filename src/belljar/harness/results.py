@@ -19,9 +19,11 @@ _SIGNAL_BASE: Final = 128
 
 
 def decode_tail(data: bytes, limit_bytes: int) -> str:
-    """UTF-8 with U+FFFD for what isn't, cut at its front so that the text *encodes* to no more than `limit_bytes`.
+    """UTF-8 with U+FFFD for what isn't, cut at its front so that the text *encodes* to no more than
+    `limit_bytes`.
 
-    A broken byte becomes three in the replacement: the cut must come after decoding, or Inspect would count too much.
+    A broken byte becomes three in the replacement: the cut must come after decoding, or Inspect
+    would count too much.
     """
     text = data[-limit_bytes:].decode("utf-8", "replace") if limit_bytes else ""
     encoded = text.encode()
@@ -39,7 +41,8 @@ def to_result(output: ExecOutput, cmd: list[str], *, limit_bytes: int, timeout_s
     Raises:
         TimeoutError: it ran out of time; `truncated_output` holds what it had said.
         PermissionError: the file may not be executed, or the directory not entered.
-        OutputLimitExceededError: a stream went over the *policy's* output bound. Over Inspect's bound alone, the tail
+        OutputLimitExceededError: a stream went over the *policy's* output bound. Over Inspect's
+            bound alone, the tail
         is kept, as its Docker provider does.
     """
     stdout, stderr = decode_tail(output.stdout, limit_bytes), decode_tail(output.stderr, limit_bytes)
@@ -86,6 +89,8 @@ def _failed(status: int, text: str) -> ExecResult[str]:
 
 
 def named(error: OSError, path: str) -> OSError:
-    """The same error with the file in it, as the caller named it: an exception of ours may not know."""
+    """The same error with the file in it, as the caller named it: an exception of ours may not
+    know.
+    """
     code = error.errno or errno.EIO
     return type(error)(code, os.strerror(code), path)

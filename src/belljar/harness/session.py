@@ -1,8 +1,9 @@
-"""What the cells of one evaluation share: the run directory they record into, the operator's policy, and the list of
-those that live.
+"""What the cells of one evaluation share: the run directory they record into, the operator's
+policy, and the list of those that live.
 
-`belljar run` opens a session around Inspect. Under a plain `inspect eval` the provider's first `task_init` opens a run
-directory of its own and the last `task_cleanup` closes it, so that there is evidence then too.
+`belljar run` opens a session around Inspect. Under a plain `inspect eval` the provider's first
+`task_init` opens a run directory of its own and the last `task_cleanup` closes it, so that there is
+evidence then too.
 """
 
 from __future__ import annotations
@@ -68,7 +69,10 @@ class CellSource(Protocol):
     def open_cell(
         self, policy: LoadedPolicy, *, run: RunDirectory, home: Path | None, ahead: bool = False
     ) -> AbstractAsyncContextManager[Cell]:
-        """A fresh cell; leaving the block destroys it. `ahead`: no sample needs it yet, for the record."""
+        """A fresh cell; leaving the block destroys it.
+
+        `ahead`: no sample needs it yet, for the record.
+        """
 
     async def probe(self, cell: Cell, *, run: RunDirectory, phase: str) -> ProbeReport:
         """The quick set of probes in a running cell, recorded."""
@@ -222,8 +226,9 @@ class Session:
     is_previewed: bool = False
 
     def ensure_run(self) -> RunDirectory:
-        """The run directory; opened now if nobody gave one. Raises `HostError` when it can't be made: without a
-        record nothing may run.
+        """The run directory; opened now if nobody gave one.
+
+        Raises `HostError` when it can't be made: without a record nothing may run.
         """
         if self.run is None:
             import sys
@@ -238,15 +243,20 @@ class Session:
         """A cell for one sample; leaving the block destroys it.
 
         Args:
-            config: the sandbox's, as Inspect hands it over; with `policy`, what it means for the sample.
-            is_shared: nothing of the sample's own is in it: only then it can take a cell that was made ahead.
+            config: the sandbox's, as Inspect hands it over; with `policy`, what it means for the
+                sample.
+            is_shared: nothing of the sample's own is in it: only then it can take a cell that was
+                made ahead.
         """
         if self.warm is None or not is_shared:
             return self.source.open_cell(policy, run=self.ensure_run(), home=self.home)
         return self.warm.cell(config, policy)
 
     def record_end(self, *, interrupted: bool) -> None:
-        """Record that the evaluation is over, with what only this process knows of it. What follows is judged."""
+        """Record that the evaluation is over, with what only this process knows of it.
+
+        What follows is judged.
+        """
         refusal = self.refusal
         why: dict[str, JsonValue] = (
             {"refusal": _plain(refusal), "refusal_code": refusal.exit_code} if refusal is not None else {}
@@ -269,7 +279,9 @@ class Session:
         own.close()
 
     def breached(self, error: BelljarError) -> None:
-        """A probe found a way out: from now on no cell of this session takes work, and the evaluation is ended, if its owner gave a way."""
+        """A probe found a way out: from now on no cell of this session takes work, and the
+        evaluation is ended, if its owner gave a way.
+        """
         self.breaches.append(error)
         if self.stopped is None:
             self.stopped_at_s, self.stopped = time.monotonic(), error
@@ -299,7 +311,9 @@ class Session:
         raise LimitExceededError("custom", value=1, limit=0, message=error.what) from error
 
     async def check_running(self) -> None:
-        """Raises the breach that stopped this session, if one has; first lets the evaluation's end arrive."""
+        """Raises the breach that stopped this session, if one has; first lets the evaluation's end
+        arrive.
+        """
         if self.stopped is not None:
             await self.await_end()
             raise ContainmentBreach(
@@ -323,10 +337,12 @@ class Session:
             await self.await_end()
 
     async def await_end(self) -> None:
-        """After a breach: be cancelled here, if the evaluation is being ended; returns at once if it is not, or should have been long ago.
+        """After a breach: be cancelled here, if the evaluation is being ended; returns at once if
+        it is not, or should have been long ago.
 
-        The way from the interrupt to the cancellation is not immediate (Inspect's control server takes the signal, closes, and only then
-        passes it on), and Inspect leaves its log unfinished when a sample fails in between.
+        The way from the interrupt to the cancellation is not immediate (Inspect's control server
+        takes the signal, closes, and only then passes it on), and Inspect leaves its log unfinished
+        when a sample fails in between.
         """
         if self.stop is not None:
             await anyio.sleep(max(0.0, self.stopped_at_s + _STOP_PATIENCE_S - time.monotonic()))

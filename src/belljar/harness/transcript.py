@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from inspect_ai.scorer import Score
 
 CONTAINMENT: Final = "containment"
-"""Key of a score's metadata by which a scorer that looked at the host can make a verdict worse: `breached` or `void`.
-It can't make it better. Case does not matter; a word that is no verdict counts as `void`.
+"""Key of a score's metadata by which a scorer that looked at the host can make a verdict worse:
+`breached` or `void`. It can't make it better. Case does not matter; a word that is no verdict
+counts as `void`.
 """
 NOTE: Final = "containment_note"
 OWN_SCORE: Final = "judged_by_run"
@@ -33,7 +34,8 @@ OWN_SCORE: Final = "judged_by_run"
 
 
 JUDGED: Final = "containment"
-"""Key of the sample's metadata under which Belljar says what it knows, with the run that says it."""
+"""Key of the sample's metadata under which Belljar says what it knows, with the run that says it.
+"""
 
 
 def logs_in(directory: Path) -> list[str]:
@@ -145,7 +147,10 @@ def _calls(events: Iterable[Event]) -> Iterator[Call]:
 
 
 def _tools(events: Sequence[Event]) -> Iterator[ToolCall]:
-    """The calls of tools. One reached a cell when an operation in a sandbox happened inside of its span."""
+    """The calls of tools.
+
+    One reached a cell when an operation in a sandbox happened inside of its span.
+    """
     parents = {event.id: event.parent_id for event in events if event.event == "span_begin"}
     reached: set[str] = set()
     for event in events:
@@ -155,7 +160,8 @@ def _tools(events: Sequence[Event]) -> Iterator[ToolCall]:
             span = parents.get(span)
     spans: dict[str, deque[str]] = {}
     for event in events:
-        # Inspect makes the event of a call before its span, and writes it right after: it names the span around
+        # Inspect makes the event of a call before its span, and writes it right after: it names the
+        # span around
         if event.event == "span_begin" and event.type == "tool":
             spans.setdefault(event.name, deque()).append(event.id)
         elif event.event == "tool":
@@ -180,6 +186,7 @@ def _hosted(event: ModelEvent) -> Iterator[ToolCall]:
         content = choice.message.content
         for each in content if isinstance(content, list) else ():
             if each.type == "tool_use":
-                # of an MCP server the policy names the server, of the others the tool that was offered
+                # of an MCP server the policy names the server, of the others the tool that was
+                # offered
                 name = (each.context or each.name) if each.tool_type == "mcp_call" else each.tool_type
                 yield ToolCall(name=name, outside=HOSTED_USE.get(each.tool_type, Outside.HOSTED))

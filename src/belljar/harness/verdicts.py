@@ -1,4 +1,5 @@
-"""The verdicts of a run, written into Inspect's log: a score for each sample, and metrics over the contained ones alone if that is demanded.
+"""The verdicts of a run, written into Inspect's log: a score for each sample, and metrics over the
+contained ones alone if that is demanded.
 
 The log's own rules of editing are used, so that it says who changed what and why.
 """
@@ -39,10 +40,13 @@ _VALUES: Final = {Verdict.CONTAINED: CORRECT, Verdict.VOID: NOANSWER, Verdict.BR
 
 
 def bind_verdicts(log_dir: Path, findings: RunFindings, *, require_contained: bool) -> list[str]:
-    """Write the verdicts into every log of a run. Returns the samples, `id #epoch`, that its metrics no longer count.
+    """Write the verdicts into every log of a run.
+
+    Returns the samples, `id #epoch`, that its metrics no longer count.
 
     Args:
-        require_contained: metrics are computed again over the contained samples; the others are marked invalid.
+        require_contained: metrics are computed again over the contained samples; the others are
+            marked invalid.
     """
     rows = {row.transcript.uuid: row for row in findings.rows}
     dropped: list[str] = []
@@ -99,7 +103,9 @@ def _free_name(sample: EvalSample) -> str:
 
 
 def _only_contained(log: EvalLog, rows: Mapping[str, Row]) -> tuple[EvalLog, list[str]]:
-    """The log with metrics over the contained samples, none if there is no such sample, and the names of those left out."""
+    """The log with metrics over the contained samples, none if there is no such sample, and the
+    names of those left out.
+    """
     samples = log.samples or []
     out = [sample for sample in samples if not _contained(sample, rows)]
     if not out:

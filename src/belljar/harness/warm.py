@@ -1,6 +1,8 @@
-"""`belljar run --warm N`: pools of cells made ahead, one for each plan of the run that is used more than once.
+"""`belljar run --warm N`: pools of cells made ahead, one for each plan of the run that is used more
+than once.
 
-A pool begins when a sample of its plan has a cell of its own, and makes no more cells than the run has samples left for it, nor than memory carries.
+A pool begins when a sample of its plan has a cell of its own, and makes no more cells than the run
+has samples left for it, nor than memory carries.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ class _Shelf:
 
 
 class WarmCells:
-    """The pools of one run. Used from the evaluation's event loop, and asked for room by the pools' thread.
+    """The pools of one run.
+
+    Used from the evaluation's event loop, and asked for room by the pools' thread.
 
     Args:
         size: cells that stand ready for each plan.
@@ -58,7 +62,10 @@ class WarmCells:
         self._shelves: dict[BelljarConfig, _Shelf] = {}
 
     def cell(self, config: BaseModel | str | None, policy: LoadedPolicy) -> AbstractAsyncContextManager[Cell]:
-        """A sample's cell: from its plan's pool, if it has one. A policy that is not the pool's own (its file was changed meanwhile) gets a cell of its own."""
+        """A sample's cell: from its plan's pool, if it has one.
+
+        A policy that is not the pool's own (its file was changed meanwhile) gets a cell of its own.
+        """
         ours = as_config(config)
         shelf = self._shelves.get(ours)
         if shelf is None:
@@ -68,7 +75,10 @@ class WarmCells:
         return self._counted(ours, shelf.pool.cell())
 
     def troubles(self) -> list[Exception]:
-        """What the ends of cells that nobody took left, or could not prove. Complete when the workshop is closed."""
+        """What the ends of cells that nobody took left, or could not prove.
+
+        Complete when the workshop is closed.
+        """
         return [trouble for shelf in self._shelves.values() for trouble in shelf.pool.troubles]
 
     @asynccontextmanager
@@ -153,7 +163,10 @@ def expected_samples(tasks: Sequence[Task], *, epochs: int | None, selection: Se
 
 @contextmanager
 def warm_cells(session: Session, *, size: int, expected: Mapping[BelljarConfig, int]) -> Iterator[None]:
-    """Have the session's samples take their cells from pools of `size`; none at 0. When the block is left, what nobody took is gone, with proof."""
+    """Have the session's samples take their cells from pools of `size`; none at 0.
+
+    When the block is left, what nobody took is gone, with proof.
+    """
     if not size:
         yield
         return

@@ -1,7 +1,8 @@
 """What this machine can do: facts, read and never changed.
 
-Lives here: which tools of which version are installed, whether KVM really boots a guest and an OCI runtime runs a
-container, user namespaces and subordinate ids, cgroups, memory, disk. What is slow to find out (tool versions, the proofs) is remembered in the store's `facts/`.
+Lives here: which tools of which version are installed, whether KVM really boots a guest and an OCI
+runtime runs a container, user namespaces and subordinate ids, cgroups, memory, disk. What is slow
+to find out (tool versions, the proofs) is remembered in the store's `facts/`.
 Must not: install, create or decide anything (`belljar setup` lives in `cli`, decisions in `plan`).
 """
 

@@ -1,5 +1,6 @@
-"""Control groups: where a group for a cell can be made, and under which controllers. Looks; as root it also makes
-a group and removes it, to be sure.
+"""Control groups: where a group for a cell can be made, and under which controllers.
+
+Looks; as root it also makes a group and removes it, to be sure.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ _TRIAL: Final = re.compile(r"facts-(\d{1,10})-(\d{1,20})-[0-9a-f]{8}", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hierarchies:
-    """Where control groups are mounted, and this process's own group in each (`own["memory"]`, for version 2 `own[""]`)."""
+    """Where control groups are mounted, and this process's own group in each (`own["memory"]`, for
+    version 2 `own[""]`).
+    """
 
     v1: Mapping[str, Path]
     v2: Path | None
@@ -31,7 +34,10 @@ class Hierarchies:
 
 
 def parse_hierarchies(mounts: str, own: str) -> Hierarchies:
-    """From the texts of /proc/self/mounts and /proc/self/cgroup. Lines that can't be read are left out."""
+    """From the texts of /proc/self/mounts and /proc/self/cgroup.
+
+    Lines that can't be read are left out.
+    """
     v1: dict[str, Path] = {}
     v2: Path | None = None
     for line in mounts.splitlines():
@@ -98,7 +104,9 @@ def _fact(version: CgroupVersion, parents: Mapping[str, str], *, is_root: bool) 
 
 
 def _own_v1(found: Hierarchies) -> dict[str, Path]:
-    """A user's cells go below the groups his own process is in, where an administrator made him their owner. (Version 1 lets a group have both.)"""
+    """A user's cells go below the groups his own process is in, where an administrator made him
+    their owner. (Version 1 lets a group have both.)
+    """
     own = {name: found.own.get(name, "") for name in found.v1}
     return {
         name: parent / own[name].lstrip("/")
@@ -108,7 +116,9 @@ def _own_v1(found: Hierarchies) -> dict[str, Path]:
 
 
 def _can_make(parent: Path, *, is_root: bool, limit_file: str = "cgroup.procs") -> bool:
-    """Looking is not enough for root, whom a read-only mount or a security module may still refuse; so a group is made and removed."""
+    """Looking is not enough for root, whom a read-only mount or a security module may still refuse;
+    so a group is made and removed.
+    """
     if not os.access(parent, os.W_OK | os.X_OK):
         return False
     if not is_root:
@@ -135,7 +145,10 @@ def sweep_trials(parent: Path) -> None:
 
 
 def _start_ticks(pid: int) -> int | None:
-    """When the process started, as the kernel counts; None when it is gone. Its number alone could be another's by now."""
+    """When the process started, as the kernel counts; None when it is gone.
+
+    Its number alone could be another's by now.
+    """
     try:
         return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
     except OSError:
@@ -143,10 +156,12 @@ def _start_ticks(pid: int) -> int | None:
 
 
 def _delegated(found: Hierarchies) -> Path | None:
-    """The nearest group at or above this process's parent group that the user owns the making of groups in.
+    """The nearest group at or above this process's parent group that the user owns the making of
+    groups in.
 
-    A process can be moved only between groups under one that its user may write, and a group that holds processes can't hand on controllers:
-    so cells become siblings of the group this process is in.
+    A process can be moved only between groups under one that its user may write, and a group that
+    holds processes can't hand on controllers: so cells become siblings of the group this process is
+    in.
     """
     own = found.own.get("")
     if found.v2 is None or own is None or own == "/" or ".." in own:

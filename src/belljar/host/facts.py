@@ -1,4 +1,7 @@
-"""Gathering the facts. Reads; what it remembers (tool versions, the proof of KVM) it keeps in the store's `facts/`."""
+"""Gathering the facts.
+
+Reads; what it remembers (tool versions, the proof of KVM) it keeps in the store's `facts/`.
+"""
 
 from __future__ import annotations
 
@@ -49,12 +52,16 @@ def gather_facts(
     doubt: bool = False,
     proc: Path = Path("/proc"),
 ) -> HostFacts:
-    """What this machine can do, now. Blocks for tens of milliseconds; seconds when a tool's version isn't known yet or something is proven.
+    """What this machine can do, now.
+
+    Blocks for tens of milliseconds; seconds when a tool's version isn't known yet or something is
+    proven.
 
     Args:
         home: the store, default `belljar_home()`; it need not exist.
         prove_kvm: boots a guest under KVM; called only when that is unknown, or with `prove_again`.
-        prove_runtime: runs a container with an OCI runtime; called likewise, and when the last failure is a while ago.
+        prove_runtime: runs a container with an OCI runtime; called likewise, and when the last
+            failure is a while ago.
         doubt: a runtime that failed is tried again, however short ago that was.
         proc: where /proc is, for tests.
     """
@@ -123,7 +130,10 @@ def parse_meminfo(text: str) -> dict[str, int]:
 
 
 def parse_routes(text: str) -> tuple[str, ...]:
-    """The networks of /proc/net/route (proc(5)), sorted, each once, default routes left out. Lines that can't be read are left out."""
+    """The networks of /proc/net/route (proc(5)), sorted, each once, default routes left out.
+
+    Lines that can't be read are left out.
+    """
     found = set()
     for line in text.splitlines()[1:]:
         words = line.split("\t")
@@ -164,7 +174,9 @@ def _memory_mib(proc: Path, found: cgroups.Hierarchies) -> tuple[int, int]:
 
 
 def _open_files_max(proc: Path) -> int:
-    """Root may be given more than it has, up to the kernel's bound; but only with a capability that its container may lack, so what it has counts."""
+    """Root may be given more than it has, up to the kernel's bound; but only with a capability that
+    its container may lack, so what it has counts.
+    """
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     bound = _text(proc / "sys/fs/nr_open").strip()
     return hard if hard != resource.RLIM_INFINITY else int(bound) if bound.isdigit() else _USUAL_OPEN_FILES
@@ -224,7 +236,10 @@ def _apparmor_hint(launcher: str) -> str:
 
 
 def _userns_trial() -> str:
-    """Why the launcher can't make a jail's namespaces, "" when it can. Tried: seccomp and security modules have the last word, and may have one for each program."""
+    """Why the launcher can't make a jail's namespaces, "" when it can.
+
+    Tried: seccomp and security modules have the last word, and may have one for each program.
+    """
     launcher = own_program("jail")
     try:
         done = subprocess.run(

@@ -1,7 +1,9 @@
-"""Hardware virtualisation: believed only when a guest has booted under it on this kernel, this VMM and this processor.
+"""Hardware virtualisation: believed only when a guest has booted under it on this kernel, this VMM
+and this processor.
 
-There are hosts where /dev/kvm opens, makes a VM, and never runs a stock kernel. Who can boot a guest (the microVM tier) hands the
-proof in; its result is remembered in the store, so that it costs its time once.
+There are hosts where /dev/kvm opens, makes a VM, and never runs a stock kernel. Who can boot a
+guest (the microVM tier) hands the proof in; its result is remembered in the store, so that it costs
+its time once.
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ class KvmProof:
 
 
 ProveKvm: TypeAlias = Callable[[], KvmProof]
-"""Boots a guest under KVM and says whether it came up. May take seconds. Raises a `BelljarError` when it can't even try (no guest kernel, no VMM)."""
+"""Boots a guest under KVM and says whether it came up.
+
+May take seconds. Raises a `BelljarError` when it can't even try (no guest kernel, no VMM).
+"""
 
 
 def proof_key(*, kernel_release: str, vmm_version: str, cpu_model: str) -> str:
@@ -40,7 +45,11 @@ def proof_key(*, kernel_release: str, vmm_version: str, cpu_model: str) -> str:
 def kvm_fact(
     cache_file: Path, key: str, prove: ProveKvm | None, *, again: bool = False, device: Path = DEVICE
 ) -> KvmFact:
-    """What is known. `prove` is called when nothing is remembered for `key`, or with `again`; without it an unknown stays `UNPROVEN`."""
+    """What is known.
+
+    `prove` is called when nothing is remembered for `key`, or with `again`; without it an unknown
+    stays `UNPROVEN`.
+    """
     if (missing := _unusable(device)) is not None:
         return missing
     remembered = None if again and prove is not None else _remembered(cache_file, key)

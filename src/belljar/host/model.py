@@ -12,7 +12,10 @@ from belljar.dataclass import dataclass, json_of
 
 
 class KvmState(StrEnum):
-    """What is known of hardware virtualisation. Only `PROVEN` counts: a guest really booted under it."""
+    """What is known of hardware virtualisation.
+
+    Only `PROVEN` counts: a guest really booted under it.
+    """
 
     PROVEN = "proven"
     REFUTED = "refuted"
@@ -21,7 +24,10 @@ class KvmState(StrEnum):
 
 
 class RuntimeState(StrEnum):
-    """What is known of an OCI runtime. `UNUSABLE`: missing, too old, or known not to work; `REFUTED`: it ran no container here."""
+    """What is known of an OCI runtime.
+
+    `UNUSABLE`: missing, too old, or known not to work; `REFUTED`: it ran no container here.
+    """
 
     PROVEN = "proven"
     REFUTED = "refuted"
@@ -30,7 +36,10 @@ class RuntimeState(StrEnum):
 
 
 class CgroupVersion(StrEnum):
-    """How control groups are mounted. `HYBRID`: version 1 has the controllers, version 2 is mounted without them."""
+    """How control groups are mounted.
+
+    `HYBRID`: version 1 has the controllers, version 2 is mounted without them.
+    """
 
     V1 = "v1"
     V2 = "v2"
@@ -40,7 +49,9 @@ class CgroupVersion(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvmFact:
-    """`reason` says why it isn't proven; `proved_for` is what the proof (or refutation) holds for, "" when there is none."""
+    """`reason` says why it isn't proven; `proved_for` is what the proof (or refutation) holds for,
+    "" when there is none.
+    """
 
     state: KvmState
     reason: str = ""
@@ -49,7 +60,9 @@ class KvmFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsernsFact:
-    """Whether this user may make user namespaces with the rights of root inside; else why not, and what to do. `max_user_namespaces` -1: not known."""
+    """Whether this user may make user namespaces with the rights of root inside; else why not, and
+    what to do. `max_user_namespaces` -1: not known.
+    """
 
     available: bool
     reason: str = ""
@@ -61,8 +74,9 @@ class UsernsFact:
 class CgroupFact:
     """Which controllers this user can put a cell under.
 
-    `parents` has, for each of `memory`, `cpu` and `pids` that is usable, the directory in which a group for a cell can be made. `delegated`: it is a
-    subtree handed to this user. `reason` says why a controller is missing.
+    `parents` has, for each of `memory`, `cpu` and `pids` that is usable, the directory in which a
+    group for a cell can be made. `delegated`: it is a subtree handed to this user. `reason` says
+    why a controller is missing.
     """
 
     version: CgroupVersion
@@ -78,7 +92,9 @@ class CgroupFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFact:
-    """A tool: `ok` when it is there and at least `needed_min`. `needed`: a cell of `tier` can't run without it ("oci": of both tiers that are no virtual
+    """A tool: `ok` when it is there and at least `needed_min`.
+
+    `needed`: a cell of `tier` can't run without it ("oci": of both tiers that are no virtual
     machine); else it serves what `use` says.
     """
 
@@ -95,8 +111,11 @@ class ToolFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeFact:
-    """The OCI runtime of a tier. `kind` is whose command line it has (runc's or runsc's); `reason` and `hint` are there unless it is proven; `no_port` is there when
-    it was seen to run no container that has a network port."""
+    """The OCI runtime of a tier.
+
+    `kind` is whose command line it has (runc's or runsc's); `reason` and `hint` are there unless it
+    is proven; `no_port` is there when it was seen to run no container that has a network port.
+    """
 
     tier: str
     name: str
@@ -113,7 +132,10 @@ class RuntimeFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdsFact:
-    """Whether containers of this user can have 65,536 ids that aren't his. The starts are 0 for root, who gives each cell a range of its own."""
+    """Whether containers of this user can have 65,536 ids that aren't his.
+
+    The starts are 0 for root, who gives each cell a range of its own.
+    """
 
     available: bool
     reason: str = ""
@@ -123,8 +145,10 @@ class IdsFact:
 
 
 class CoreState(StrEnum):
-    """Where a core dump goes on this host: into a file, which the limit of core dumps forbids; to a program that the kernel starts as root, outside all namespaces, which
-    a limit of exactly 1 forbids; or to a server's socket, at which the kernel asks for no limit."""
+    """Where a core dump goes on this host: into a file, which the limit of core dumps forbids; to a
+    program that the kernel starts as root, outside all namespaces, which a limit of exactly 1
+    forbids; or to a server's socket, at which the kernel asks for no limit.
+    """
 
     FILE = "file"
     PROGRAM = "program"
@@ -133,7 +157,9 @@ class CoreState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreFact:
-    """The host's `core_pattern`, and whether this process's hard limit of core dumps lets it give a cell one of 1."""
+    """The host's `core_pattern`, and whether this process's hard limit of core dumps lets it give a
+    cell one of 1.
+    """
 
     state: CoreState = CoreState.FILE
     pattern: str = "core"
@@ -145,8 +171,10 @@ _NO_IDS = IdsFact(available=False, reason="it was not looked for", hint="run `be
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """What this machine can do. `memory_total_mib` is what this process may use at most: the machine's memory or its own control group's limit.
-    `open_files_max` is the most open files a process of this user may have.
+    """What this machine can do.
+
+    `memory_total_mib` is what this process may use at most: the machine's memory or its own control
+    group's limit. `open_files_max` is the most open files a process of this user may have.
     """
 
     arch: str

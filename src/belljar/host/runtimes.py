@@ -1,7 +1,11 @@
-"""OCI runtimes: which ones there are, and whether they work. Believed only when one has run a container here: there are versions that end without a word.
+"""OCI runtimes: which ones there are, and whether they work.
 
-Who can run one (the container tiers) hands the proof in; its result is remembered in the store, by the program's file, this kernel and our own programs in it.
-That one works is remembered for good. That one does not is believed for a short while only: what stood in its way may have been fixed without a trace in any key.
+Believed only when one has run a container here: there are versions that end without a word.
+
+Who can run one (the container tiers) hands the proof in; its result is remembered in the store, by
+the program's file, this kernel and our own programs in it. That one works is remembered for good.
+That one does not is believed for a short while only: what stood in its way may have been fixed
+without a trace in any key.
 """
 
 from __future__ import annotations
@@ -22,7 +26,9 @@ from belljar.host.model import CgroupVersion, RuntimeFact, RuntimeState
 from belljar.host.tools import SEARCH_PATH, ask_text, at_least, file_identity, own_programs, read_json, write_json
 
 RUNTIME_VARIABLE: Final = "BELLJAR_OCI_RUNTIME"
-"""A runtime's name or path for the container tier instead of runc: a matter of the host, not of a policy."""
+"""A runtime's name or path for the container tier instead of runc: a matter of the host, not of a
+policy.
+"""
 RUNC_MIN: Final = "1.1"
 RUNSC_MIN: Final = "20231009"
 _LEAST: Final = {"runc": RUNC_MIN, "runsc": RUNSC_MIN, "crun": "1.4"}
@@ -35,7 +41,9 @@ _PROBED: Final = {RuntimeState.PROVEN.value, RuntimeState.REFUTED.value}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeTrial:
-    """What running a container with it showed; `reason` and `hint` when it didn't work, `no_port` when only one with a network port didn't."""
+    """What running a container with it showed; `reason` and `hint` when it didn't work, `no_port`
+    when only one with a network port didn't.
+    """
 
     works: bool
     reason: str = ""
@@ -44,7 +52,10 @@ class RuntimeTrial:
 
 
 ProveRuntime: TypeAlias = Callable[[RuntimeFact], RuntimeTrial]
-"""Runs one container with the runtime. May take seconds. Raises a `BelljarError` when it can't even try."""
+"""Runs one container with the runtime.
+
+May take seconds. Raises a `BelljarError` when it can't even try.
+"""
 
 
 def runtime_facts(
@@ -57,7 +68,9 @@ def runtime_facts(
     again: bool = False,
     doubt: bool = False,
 ) -> tuple[RuntimeFact, ...]:
-    """The runtime of the container tier, then gVisor's. Each is proven when that is not remembered and `prove` is given, or with `again`.
+    """The runtime of the container tier, then gVisor's.
+
+    Each is proven when that is not remembered and `prove` is given, or with `again`.
 
     `doubt`: one that failed is tried again, however short ago that was.
     """
@@ -68,7 +81,9 @@ def runtime_facts(
 
 
 def parse_version(kind: str, text: str) -> str:
-    """The version in what a runtime says of itself, "" when there is none: runsc's is its day (`0.0~20240729.0`, `release-20240729.0`)."""
+    """The version in what a runtime says of itself, "" when there is none: runsc's is its day
+    (`0.0~20240729.0`, `release-20240729.0`).
+    """
     match = _DAY.search(text.replace("~", " ").replace("-", " ")) if kind == "runsc" else _DOTTED.search(text)
     return "" if match is None else match[1]
 
@@ -146,7 +161,10 @@ def _install(tier: str, name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Memory:
-    """What came of earlier trials, in a file of the store. `again`: nothing counts. `doubt`: only what worked does."""
+    """What came of earlier trials, in a file of the store.
+
+    `again`: nothing counts. `doubt`: only what worked does.
+    """
 
     file: Path
     kernel_release: str

@@ -1,8 +1,8 @@
-"""What the operator of this host says of every run here: the settings files, and the environment that this
-process was started with.
+"""What the operator of this host says of every run here: the settings files, and the environment
+that this process was started with.
 
-A file that comes with a task (a `.env`, which Inspect loads) can change `os.environ`, but not what the
-kernel keeps of the environment at the start.
+A file that comes with a task (a `.env`, which Inspect loads) can change `os.environ`, but not what
+the kernel keeps of the environment at the start.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ class Upstreams(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Of all settings files together. `upstreams` None: none says anything of it. `…_from`: the file
-    that decided, for messages.
+    """Of all settings files together.
+
+    `upstreams` None: none says anything of it. `…_from`: the file that decided, for messages.
     """
 
     least_risk: Risk = Risk.LOW
@@ -47,7 +48,10 @@ class Settings:
 
 
 def environment_at_start() -> dict[str, str]:
-    """The variables that this process was started with. Raises `HostError` when they can't be read."""
+    """The variables that this process was started with.
+
+    Raises `HostError` when they can't be read.
+    """
     try:
         entries = Path("/proc/self/environ").read_bytes().split(b"\0")
     except OSError as exc:
@@ -69,7 +73,10 @@ def settings_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
 
 
 def read_settings() -> Settings:
-    """The settings in force: of two files the stricter word wins. Raises `PolicyError`, `HostError`."""
+    """The settings in force: of two files the stricter word wins.
+
+    Raises `PolicyError`, `HostError`.
+    """
     settings = Settings()
     for path in settings_files(environment_at_start()):
         if (file := _read(path)) is not None:

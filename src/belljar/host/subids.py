@@ -17,7 +17,10 @@ _MOST_ID: Final = 0xFFFF_FFFF
 
 
 def ids_fact(*, is_root: bool, etc: Path = Path("/etc"), search_path: str = SEARCH_PATH) -> IdsFact:
-    """Whether this user's containers can have ids of their own. Root's can: it gives each a range that nobody has."""
+    """Whether this user's containers can have ids of their own.
+
+    Root's can: it gives each a range that nobody has.
+    """
     if is_root:
         return IdsFact(available=True)
     missing = [name for name in MAPPERS if shutil.which(name, path=search_path) is None]
@@ -45,7 +48,9 @@ def grant_hint(name: str) -> str:
 
 
 def parse_subordinate(text: str, *, name: str, uid: int) -> int | None:
-    """The first id of the first range of 65,536 or more that a file like /etc/subuid gives this user, by name or uid. Lines that can't be read are left out."""
+    """The first id of the first range of 65,536 or more that a file like /etc/subuid gives this
+    user, by name or uid. Lines that can't be read are left out.
+    """
     for line in text.splitlines():
         owner, _, rest = line.strip().partition(":")
         start, _, count = rest.partition(":")

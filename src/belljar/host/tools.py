@@ -1,4 +1,7 @@
-"""Which tools of which version are installed. A version is asked for once and remembered by the file's path, size and time."""
+"""Which tools of which version are installed.
+
+A version is asked for once and remembered by the file's path, size and time.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,11 @@ def tools_for(arch: str) -> tuple[Tool, ...]:
 def tool_facts(
     tools: tuple[Tool, ...], cache_file: Path | None, *, search_path: str = SEARCH_PATH
 ) -> tuple[ToolFact, ...]:
-    """A fact for each tool. With a `cache_file` that can be written, a version is asked for only when the tool's file has changed."""
+    """A fact for each tool.
+
+    With a `cache_file` that can be written, a version is asked for only when the tool's file has
+    changed.
+    """
     known = _read_cache(cache_file)
     found: dict[str, str] = {}
     facts = tuple(_fact(tool, known, found, search_path) for tool in tools)
@@ -117,7 +124,9 @@ def file_identity(path: str) -> str:
 
 
 def own_programs(*names: str) -> str:
-    """What a remembered fact holds for besides: the contents of these programs of the package, as it is installed now."""
+    """What a remembered fact holds for besides: the contents of these programs of the package, as
+    it is installed now.
+    """
     digest = hashlib.sha256()
     for name in names:
         with contextlib.suppress(OSError):
@@ -157,7 +166,9 @@ def _read_cache(cache_file: Path | None) -> dict[str, str]:
 
 
 def read_json(file: Path) -> dict[str, object]:
-    """The JSON object in a cache file; empty when there is none that can be read: a cache is never an error."""
+    """The JSON object in a cache file; empty when there is none that can be read: a cache is never
+    an error.
+    """
     try:
         value = json.loads(file.read_bytes())
     except (OSError, ValueError):
@@ -166,7 +177,10 @@ def read_json(file: Path) -> dict[str, object]:
 
 
 def write_json(file: Path, value: object) -> bool:
-    """Put a cache file in place whole. False when it can't be written: a cache is never an error."""
+    """Put a cache file in place whole.
+
+    False when it can't be written: a cache is never an error.
+    """
     scratch = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         for directory in (file.parent.parent, file.parent):

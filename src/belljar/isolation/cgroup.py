@@ -1,6 +1,9 @@
-"""Control groups of a cell or a range: one in each hierarchy, made, limited, looked at and removed. Version 1 and 2.
+"""Control groups of a cell or a range: one in each hierarchy, made, limited, looked at and removed.
 
-Where the host hands out no group (an ordinary user without delegation), there are none: the jail then bounds memory by its address space, and the plan says so.
+Version 1 and 2.
+
+Where the host hands out no group (an ordinary user without delegation), there are none: the jail
+then bounds memory by its address space, and the plan says so.
 """
 
 from __future__ import annotations
@@ -27,7 +30,9 @@ _Settings = list[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellGroups:
-    """The groups of one cell or range, by controller; `unified` when one directory of version 2 serves all."""
+    """The groups of one cell or range, by controller; `unified` when one directory of version 2
+    serves all.
+    """
 
     paths: Mapping[str, Path]
     unified: bool
@@ -44,7 +49,11 @@ NO_GROUPS: Final = CellGroups(paths={}, unified=False)
 def plan_groups(
     cell_id: str, controllers: Iterable[str], *, parents: Mapping[str, Path] | None = None, unified: bool | None = None
 ) -> CellGroups:
-    """Where the cell's groups will be. Looks at the host unless it is told. Raises `HostError` when a controller that the plan counts on isn't there."""
+    """Where the cell's groups will be.
+
+    Looks at the host unless it is told. Raises `HostError` when a controller that the plan counts
+    on isn't there.
+    """
     wanted = tuple(controllers)
     if not wanted:
         return NO_GROUPS
@@ -83,7 +92,10 @@ def _host_parents() -> tuple[Mapping[str, Path], bool]:
 
 
 def make_groups(groups: CellGroups, limits: GroupLimits) -> None:
-    """Make the groups and set their limits. Raises `HostError`; what was made by then is the caller's to remove (the journal names it)."""
+    """Make the groups and set their limits.
+
+    Raises `HostError`; what was made by then is the caller's to remove (the journal names it).
+    """
     with _told():
         if groups.unified:
             _enable_controllers(groups)
@@ -94,14 +106,20 @@ def make_groups(groups: CellGroups, limits: GroupLimits) -> None:
 
 
 def join(groups: CellGroups, pid: int) -> None:
-    """Put a process into the groups, all its threads; one that has ended is passed over. Raises `HostError`."""
+    """Put a process into the groups, all its threads; one that has ended is passed over.
+
+    Raises `HostError`.
+    """
     with _told(), contextlib.suppress(ProcessLookupError):
         for directory in groups.directories:
             (directory / "cgroup.procs").write_text(str(pid))
 
 
 def remove_empty(groups: CellGroups, *, wait_s: float = 0.0) -> None:
-    """Remove those groups in which no process is: what is left is for the look at what is left. `wait_s`: for what is dying in them."""
+    """Remove those groups in which no process is: what is left is for the look at what is left.
+
+    `wait_s`: for what is dying in them.
+    """
     give_up = time.monotonic() + wait_s
     for directory in groups.directories:
         while processes_in(directory) and time.monotonic() < give_up:
@@ -143,16 +161,21 @@ def _enable_controllers(groups: CellGroups) -> None:
 
 
 def _settings(controller: str, limits: GroupLimits, *, unified: bool) -> _Settings:
-    """(file, value) of a controller's limits. A name that ends in `?` may be missing on this kernel."""
+    """(file, value) of a controller's limits.
+
+    A name that ends in `?` may be missing on this kernel.
+    """
     quota = limits.cpu_quota_percent
     memory = str(limits.memory_max_bytes)
     match controller, unified:
         case "memory", True:
             return [("memory.max", memory), ("memory.swap.max?", "0")]
         case "memory", False:
-            # What sockets hold is counted in version 1 only where it has a limit, and then beside the rest.
+            # What sockets hold is counted in version 1 only where it has a limit, and then beside
+            # the rest.
             sockets = ("memory.kmem.tcp.limit_in_bytes?", str(limits.memory_max_bytes // _SOCKETS_SHARE))
-            # Where swap isn't counted nothing bounds it: a group at its limit would swap for minutes, not end.
+            # Where swap isn't counted nothing bounds it: a group at its limit would swap for
+            # minutes, not end.
             no_swap = ("memory.swappiness?", "0")
             limit = ("memory.limit_in_bytes", memory)
             return [no_swap, limit, ("memory.memsw.limit_in_bytes?", memory), sockets]
@@ -193,7 +216,10 @@ def processes_in(directory: Path, *, threads: bool = True) -> tuple[int, ...]:
 
 
 def halt(directory: Path) -> None:
-    """Freeze a group and kill everything in it (version 2 alone can). What isn't there is left out."""
+    """Freeze a group and kill everything in it (version 2 alone can).
+
+    What isn't there is left out.
+    """
     for name in ("cgroup.freeze", "cgroup.kill"):
         with contextlib.suppress(OSError):
             fd = os.open(directory / name, os.O_WRONLY | os.O_CLOEXEC)
@@ -225,7 +251,9 @@ def refused_forks(directory: Path) -> int:
 
 
 def process_counts(directory: Path) -> tuple[int, int]:
-    """How many processes and threads are in this pids group now, and were at most (0 before Linux 6.1); zeros when it can't be read."""
+    """How many processes and threads are in this pids group now, and were at most (0 before Linux
+    6.1); zeros when it can't be read.
+    """
     return _number(directory / "pids.current"), _number(directory / "pids.peak")
 
 
@@ -261,7 +289,9 @@ def _ticks(pid: int) -> int:
 
 
 def memory_peak_bytes(directory: Path) -> int:
-    """The most that was in use in this memory group, either version; 0 when it can't be read (version 2 before Linux 5.19)."""
+    """The most that was in use in this memory group, either version; 0 when it can't be read
+    (version 2 before Linux 5.19).
+    """
     return _number(directory / "memory.peak") or _number(directory / "memory.max_usage_in_bytes")
 
 
@@ -273,7 +303,10 @@ def _number(file: Path) -> int:
 
 
 def remove_group(directory: Path) -> bool:
-    """Remove an empty group and those below it; True when it is gone. Waits a moment for the kernel to let the last process go."""
+    """Remove an empty group and those below it; True when it is gone.
+
+    Waits a moment for the kernel to let the last process go.
+    """
     give_up = time.monotonic() + _REMOVE_PATIENCE_S
     while directory.exists():
         try:

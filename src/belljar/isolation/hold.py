@@ -53,7 +53,11 @@ class Hold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """One use of the kill switch. `scope`: `cells`, `sample`, `run` or `all`. `rule`: of the policy's `on`, or `operator`, or `self-test`."""
+    """One use of the kill switch.
+
+    `scope`: `cells`, `sample`, `run` or `all`. `rule`: of the policy's `on`, or `operator`, or
+    `self-test`.
+    """
 
     kill_id: str
     scope: str
@@ -107,7 +111,10 @@ def hold(home: Path, reason: str = "") -> Hold:
 
 
 def release(home: Path | None = None) -> Hold | None:
-    """Lift the hold, a damaged one too; what it was, None when there was none. Raises `HostError`."""
+    """Lift the hold, a damaged one too; what it was, None when there was none.
+
+    Raises `HostError`.
+    """
     home = home or belljar_home()
     held = read_hold(home)
     if held is None:
@@ -143,7 +150,9 @@ def refuse_if_held(home: Path) -> None:
 
 
 def give_order(home: Path, names: Iterable[str], order: Order) -> None:
-    """Put the order beside the journal's entries of these names (or runs' ids). The first order stands.
+    """Put the order beside the journal's entries of these names (or runs' ids).
+
+    The first order stands.
 
     Not synced: after a crash of the machine there is nothing to kill. Raises `OSError`.
     """
@@ -179,7 +188,9 @@ def read_order(home: Path, name: str) -> Order | None:
 
 
 def sweep_orders(directory: Path) -> None:
-    """Remove a journal's orders that are older than an hour and whose cell is gone, or whose run has ended: nobody asks for them any more."""
+    """Remove a journal's orders that are older than an hour and whose cell is gone, or whose run
+    has ended: nobody asks for them any more.
+    """
     for path in directory.glob(f"*{ORDER_SUFFIX}"):
         with suppress(OSError):
             is_old = time.time() - path.stat().st_mtime > _KEEP_ORDERS_S
@@ -189,7 +200,9 @@ def sweep_orders(directory: Path) -> None:
 
 @contextmanager
 def run_order_kept(home: Path, run_id: str) -> Iterator[None]:
-    """For as long as a run goes on: an order over it is removed after it, since nobody asks for it any more."""
+    """For as long as a run goes on: an order over it is removed after it, since nobody asks for it
+    any more.
+    """
     try:
         yield
     finally:
@@ -227,13 +240,19 @@ def refuse_if_stopped(home: Path, run_id: str) -> None:
 
 
 def refuse_to_give(home: Path, run_id: str) -> None:
-    """Asked before a run is given a cell that was made ahead. Raises as `refuse_if_held` and `refuse_if_stopped`."""
+    """Asked before a run is given a cell that was made ahead.
+
+    Raises as `refuse_if_held` and `refuse_if_stopped`.
+    """
     refuse_if_held(home)
     refuse_if_stopped(home, run_id)
 
 
 def killed_error(order: Order | None, *, where: str) -> CellError | None:
-    """What whoever waits on a killed cell gets; None without an order. `where`: `cell …`, `range …` or `run …`."""
+    """What whoever waits on a killed cell gets; None without an order.
+
+    `where`: `cell …`, `range …` or `run …`.
+    """
     if order is None:
         return None
     what = where.partition(" ")[0]

@@ -1,8 +1,10 @@
 """Who a jailed program is on the host.
 
-A VMM has one id, a container a range of them. Started by root, each cell has ids of its own, held by a lock that the jail's supervisor inherits: they are free again
-only when the jail is empty, even if the owner was killed. Started by an ordinary user, a VMM has that user's uid, and a container the ids subordinate to him, which all
-his containers share; the walls between them are then the namespaces, the mounts and the filters.
+A VMM has one id, a container a range of them. Started by root, each cell has ids of its own, held
+by a lock that the jail's supervisor inherits: they are free again only when the jail is empty, even
+if the owner was killed. Started by an ordinary user, a VMM has that user's uid, and a container the
+ids subordinate to him, which all his containers share; the walls between them are then the
+namespaces, the mounts and the filters.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ TREE_IDS_START: Final = 0xFFF0_0000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldIdentity:
-    """An identity and the descriptor of its lock (None for an ordinary user's), to hand to the supervisor. `ids` is a container's map, None for one id alone."""
+    """An identity and the descriptor of its lock (None for an ordinary user's), to hand to the
+    supervisor. `ids` is a container's map, None for one id alone.
+    """
 
     jail: JailIdentity
     lock_fd: int | None
@@ -71,10 +75,13 @@ def hold_identity(home: Path) -> Iterator[HeldIdentity]:
 
 @contextmanager
 def hold_range(locks: Path = _HOST_LOCKS, *, is_nested: bool = False) -> Iterator[HeldIdentity]:
-    """A container's ids: one for what starts it, and 65,536 for the workload. Raises `HostError` when there are none (left).
+    """A container's ids: one for what starts it, and 65,536 for the workload.
+
+    Raises `HostError` when there are none (left).
 
     Args:
-        is_nested: the jail is made below an ordinary user's namespace that has these ids already (`Port.user_namespace`).
+        is_nested: the jail is made below an ordinary user's namespace that has these ids already
+            (`Port.user_namespace`).
     """
     if os.geteuid() != 0:
         held = user_range()
@@ -93,7 +100,10 @@ def hold_range(locks: Path = _HOST_LOCKS, *, is_nested: bool = False) -> Iterato
 
 
 def user_range() -> HeldIdentity:
-    """An ordinary user's: himself, and what /etc/subuid and /etc/subgid give him. Raises `HostError` when they give too little."""
+    """An ordinary user's: himself, and what /etc/subuid and /etc/subgid give him.
+
+    Raises `HostError` when they give too little.
+    """
     given = ids_fact(is_root=False)
     if not given.available:
         raise HostError(
@@ -111,7 +121,10 @@ def user_range() -> HeldIdentity:
 
 
 def tree_identity() -> HeldIdentity:
-    """Who unpacks images: id 0 to 65535 are the trees' owners. For an ordinary user 65536 is himself, the store's owner. Raises `HostError`, as `user_range`."""
+    """Who unpacks images: id 0 to 65535 are the trees' owners.
+
+    For an ordinary user 65536 is himself, the store's owner. Raises `HostError`, as `user_range`.
+    """
     if os.geteuid() == 0:
         line = (0, TREE_IDS_START, WORKLOAD_IDS)
         jail = JailIdentity(host_uid=TREE_IDS_START, host_gid=TREE_IDS_START, privileged=True)
@@ -130,7 +143,10 @@ def tree_identity() -> HeldIdentity:
 
 @contextmanager
 def hold_uids(home: Path, first: int | None, *, locks: Path = _HOST_LOCKS) -> Iterator[bool]:
-    """Keep a dead cell's uids from being given to another while the block runs. False: they have been, or its own supervisor still lives."""
+    """Keep a dead cell's uids from being given to another while the block runs.
+
+    False: they have been, or its own supervisor still lives.
+    """
     where = None if first is None or os.geteuid() != 0 else _lock_of(home, first, locks)
     fd = None if where is None else _lock_slot(*where)
     try:

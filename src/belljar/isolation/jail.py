@@ -1,7 +1,8 @@
 """A live jail: the launcher's process, what it says, and how it is ended.
 
-The owner holds three ends of pipes: the *lifeline* (closing it ends the jail), the *status* (what the supervisor observed) and the *diagnosis* (what the launcher
-and the program wrote on standard error). No thread and no task belongs to a jail.
+The owner holds three ends of pipes: the *lifeline* (closing it ends the jail), the *status* (what
+the supervisor observed) and the *diagnosis* (what the launcher and the program wrote on standard
+error). No thread and no task belongs to a jail.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ class JailEnd:
 
 
 def launcher_path() -> Path:
-    """The launcher's program for this machine. Raises `HostError` when the package was built without it."""
+    """The launcher's program for this machine.
+
+    Raises `HostError` when the package was built without it.
+    """
     path = Path(belljar.__file__).parent / "_bin" / f"jail-{platform.machine()}"
     if not os.access(path, os.X_OK):
         raise HostError(
@@ -55,7 +59,10 @@ def launcher_path() -> Path:
 
 
 def measure_counter_khz() -> int:
-    """The rate of the host's time-stamp counter; 0 where there is none. Blocks some 50 ms. Raises `HostError`."""
+    """The rate of the host's time-stamp counter; 0 where there is none.
+
+    Blocks some 50 ms. Raises `HostError`.
+    """
     launcher = launcher_path()
     try:
         result = subprocess.run([str(launcher), "--measure-clock"], capture_output=True, check=True, timeout=10, env={})
@@ -73,10 +80,14 @@ def start_jail(
     stdin_fd: int | None = None,
     user_namespace: int | None = None,
 ) -> Jail:
-    """Start `program` in a jail. Returns at once: `Jail.wait_running` says whether it came up. Raises `HostError`.
+    """Start `program` in a jail.
 
-    `stdin_fd` becomes the program's descriptor 0 (/dev/null otherwise); the jail is made below `user_namespace` (an ordinary user's, owned by him). These, `kept` and
-    `hold` stay open in this process: the caller closes them. With `spec.network` the program starts only after `wait_network` and `go_on`.
+    Returns at once: `Jail.wait_running` says whether it came up. Raises `HostError`.
+
+    `stdin_fd` becomes the program's descriptor 0 (/dev/null otherwise); the jail is made below
+    `user_namespace` (an ordinary user's, owned by him). These, `kept` and `hold` stay open in this
+    process: the caller closes them. With `spec.network` the program starts only after
+    `wait_network` and `go_on`.
     """
     pipes = _open_pipes(4 if spec.network else 3)
     (lifeline_read, lifeline_write), (status_read, status_write), (diagnosis_read, diagnosis_write), *go = pipes
@@ -114,7 +125,10 @@ def start_jail(
 
 
 def _open_pipes(count: int) -> list[tuple[int, int]]:
-    """So many pipes (read end, write end), or none. Raises `HostError` when this process has no descriptors left."""
+    """So many pipes (read end, write end), or none.
+
+    Raises `HostError` when this process has no descriptors left.
+    """
     pipes: list[tuple[int, int]] = []
     try:
         with exhaustion_as_host_error():
@@ -133,7 +147,10 @@ def _close(fds: Iterable[int | None]) -> None:
 
 
 class Jail:
-    """Made only by `start_jail`. Ended by `end`, which is idempotent, or by its supervisor when this process dies."""
+    """Made only by `start_jail`.
+
+    Ended by `end`, which is idempotent, or by its supervisor when this process dies.
+    """
 
     def __init__(
         self,
@@ -161,18 +178,25 @@ class Jail:
             os.set_blocking(fd, False)
 
     async def wait_running(self) -> None:
-        """Until the program runs in the jail. Raises `HostError` or `CellError` that names the step which failed."""
+        """Until the program runs in the jail.
+
+        Raises `HostError` or `CellError` that names the step which failed.
+        """
         self._pin_namespaces(await self._wait_said(b"running"))
 
     async def wait_network(self) -> ProcessId:
-        """Until the jail has a network namespace that waits for its link; its process 1, which is in it. Nothing of the program's runs before `go_on`.
+        """Until the jail has a network namespace that waits for its link; its process 1, which is
+        in it. Nothing of the program's runs before `go_on`.
 
         Raises `HostError` or `CellError` that names the step which failed.
         """
         return await self._wait_said(b"network")
 
     def go_on(self) -> None:
-        """The link is there: let the program start. Raises `HostError` or `CellError` when the jail has ended meanwhile."""
+        """The link is there: let the program start.
+
+        Raises `HostError` or `CellError` when the jail has ended meanwhile.
+        """
         go, self._go = self._go, None
         if go is None:
             raise RuntimeError("this jail waits for nothing")
@@ -193,14 +217,17 @@ class Jail:
                     return self.child
                 if b"failed step" in self._said or self.ended is not None or gone:
                     break
-                # The pipe of a supervisor that was killed is readable for ever, so its end is looked at before what it has said.
+                # The pipe of a supervisor that was killed is readable for ever, so its end is
+                # looked at before what it has said.
                 gone = self._process.poll() is not None
                 if not gone:
                     await anyio.wait_readable(self._status)
         raise self._start_error()
 
     def read_status(self) -> JailEnd | None:
-        """Take in what the supervisor has said by now, without waiting; how the program ended, if it has."""
+        """Take in what the supervisor has said by now, without waiting; how the program ended, if
+        it has.
+        """
         self._said += _drain(self._status, _MAX_STATUS_BYTES - len(self._said))
         for line in self._said.decode("utf-8", "replace").splitlines():
             if line.startswith("child ") and self.child is None:
@@ -220,7 +247,9 @@ class Jail:
         return printable(self._diagnosed.strip(), max_chars=2000)
 
     async def end(self) -> None:
-        """Kill everything in the jail and wait until it is gone: the lifeline, then SIGKILL to the child, then to the supervisor. At most about six seconds."""
+        """Kill everything in the jail and wait until it is gone: the lifeline, then SIGKILL to the
+        child, then to the supervisor. At most about six seconds.
+        """
         self._close_lifeline()
         for victim in (None, self.child, self.supervisor):
             if victim is not None:
@@ -249,9 +278,12 @@ class Jail:
         return self.read_status()
 
     async def wait_run(self) -> JailEnd | None:
-        """Until a program that ends by itself has ended; it may have before its start was heard of. None when its supervisor died without a word.
+        """Until a program that ends by itself has ended; it may have before its start was heard of.
 
-        Raises `HostError` or `CellError` that names the step which failed when the program never ran.
+        None when its supervisor died without a word.
+
+        Raises `HostError` or `CellError` that names the step which failed when the program never
+        ran.
         """
         ended = await self.wait_ended()
         if b"running" not in self._said.splitlines():
@@ -264,7 +296,10 @@ class Jail:
         self._pins = {}
 
     def lend_lifeline(self) -> int:
-        """The end that keeps the jail alive, once: whoever holds it ends the jail by ending. `end` then waits for that, and kills after it. The caller closes it."""
+        """The end that keeps the jail alive, once: whoever holds it ends the jail by ending.
+
+        `end` then waits for that, and kills after it. The caller closes it.
+        """
         lifeline, self._lifeline = self._lifeline, None
         if lifeline is None:
             raise RuntimeError("this jail's lifeline is closed, or another's already")
@@ -278,7 +313,9 @@ class Jail:
         self.namespaces = {name: number for name, number in numbers.items() if ours.get(name) != number}
 
     async def _gone(self) -> bool:
-        """Whether supervisor and child have ended, after a moment: a supervisor that was killed from outside is gone before the child is."""
+        """Whether supervisor and child have ended, after a moment: a supervisor that was killed
+        from outside is gone before the child is.
+        """
         has_ended = await self._exited()
         self.read_status()
         if has_ended and self.child is not None and is_alive(self.child):

@@ -1,6 +1,8 @@
-"""What every jailed thing of a cell shares, whatever runs in it: its identity, journal entry, control groups and jail, and its unmaking with proof.
+"""What every jailed thing of a cell shares, whatever runs in it: its identity, journal entry,
+control groups and jail, and its unmaking with proof.
 
-The order is the journal's: what is made is named there first. It holds no task and no cancel scope open.
+The order is the journal's: what is made is named there first. It holds no task and no cancel scope
+open.
 """
 
 from __future__ import annotations
@@ -33,7 +35,10 @@ from belljar.store.journal import EntryKind, Journal, JournalEntry, own_entry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Belongings:
-    """What a jailed thing is called, may use and owns. `directories` are its own and vanish with it; `part_of` as `JournalEntry`'s."""
+    """What a jailed thing is called, may use and owns.
+
+    `directories` are its own and vanish with it; `part_of` as `JournalEntry`'s.
+    """
 
     cell_id: str
     kind: EntryKind
@@ -61,7 +66,8 @@ class Jailed:
 
     Args:
         identity: held until the last look for survivors is over.
-        let_go: called when everything in the jail is dead, before that look: the owner's ends of what the jail had.
+        let_go: called when everything in the jail is dead, before that look: the owner's ends of
+            what the jail had.
 
     Raises:
         HostError: no identity is free, or a control group that the plan counts on isn't there.
@@ -89,10 +95,14 @@ class Jailed:
             self._held = undo.pop_all()
 
     def make(self, *, cpu_later: bool = False) -> None:
-        """Journal, then create the groups. Blocking. Raises `HostError`, and `CellError` when it was killed; `destroy` removes what was made by then.
+        """Journal, then create the groups.
+
+        Blocking. Raises `HostError`, and `CellError` when it was killed; `destroy` removes what was
+        made by then.
 
         Args:
-            cpu_later: the processor's quota waits for `limit_cpu`: what starts before the workload would only be slowed down by it.
+            cpu_later: the processor's quota waits for `limit_cpu`: what starts before the workload
+                would only be slowed down by it.
         """
         mine = self.belongings
         self._entry = own_entry(
@@ -129,7 +139,10 @@ class Jailed:
         stdin_fd: int | None = None,
         user_namespace: int | None = None,
     ) -> None:
-        """Start the program; `wait_running` says whether it came up. As `start_jail`. The descriptors given stay open here. Raises `HostError`."""
+        """Start the program; `wait_running` says whether it came up.
+
+        As `start_jail`. The descriptors given stay open here. Raises `HostError`.
+        """
         self.jail = start_jail(
             spec, program, kept=kept, hold=self.identity.lock_fd, stdin_fd=stdin_fd, user_namespace=user_namespace
         )
@@ -146,7 +159,10 @@ class Jailed:
         self._started().go_on()
 
     async def wait_running(self) -> None:
-        """Until the program runs, and the journal knows by what it is known. Raises `HostError` or `CellError`."""
+        """Until the program runs, and the journal knows by what it is known.
+
+        Raises `HostError` or `CellError`.
+        """
         jail = self._started()
         await jail.wait_running()
         if self._entry is None:
@@ -161,7 +177,9 @@ class Jailed:
         return None if self.jail is None else self.jail.read_status()
 
     def last_word(self, patience_s: float) -> JailEnd | None:
-        """As `end`, but waits a moment: a program's sockets close a little before its supervisor can say how it ended. Blocking."""
+        """As `end`, but waits a moment: a program's sockets close a little before its supervisor
+        can say how it ended. Blocking.
+        """
         return None if self.jail is None else self.jail.last_word(patience_s)
 
     async def wait_ended(self) -> None:
@@ -189,7 +207,10 @@ class Jailed:
         return supervisor is not None and descends_from(pid, supervisor.pid)
 
     def kill(self) -> None:
-        """SIGKILL to the jail's pid 1, whose end is the end of everything in it. From any thread; nothing happens when it has ended."""
+        """SIGKILL to the jail's pid 1, whose end is the end of everything in it.
+
+        From any thread; nothing happens when it has ended.
+        """
         if self.jail is not None and self.jail.child is not None:
             with suppress(OSError):
                 kill(self.jail.child)
@@ -199,15 +220,21 @@ class Jailed:
         return self._count("oom_kills", "memory", cgroup.out_of_memory_kills)
 
     def count_refused_forks(self) -> int:
-        """How often the kernel refused a process in the pids group, now or, after its end, until then."""
+        """How often the kernel refused a process in the pids group, now or, after its end, until
+        then.
+        """
         return self._count("refused_forks", "pids", cgroup.refused_forks)
 
     def memory_peak_bytes(self) -> int:
-        """The most memory that was in use at once, now or, after its end, until then; 0 when that isn't known."""
+        """The most memory that was in use at once, now or, after its end, until then; 0 when that
+        isn't known.
+        """
         return self._count("memory_peak_bytes", "memory", cgroup.memory_peak_bytes)
 
     def count_processes(self) -> tuple[int, int]:
-        """How many processes and threads there are now, and were at most, as the pids group has it; zeros without one."""
+        """How many processes and threads there are now, and were at most, as the pids group has it;
+        zeros without one.
+        """
         group = self.groups.paths.get("pids")
         return (0, 0) if group is None else cgroup.process_counts(group)
 
@@ -238,7 +265,10 @@ class Jailed:
         )
 
     async def destroy(self) -> Destruction:
-        """Kill, look for survivors, forget the cell. Idempotent, shielded from cancellation, bounded to some ten seconds."""
+        """Kill, look for survivors, forget the cell.
+
+        Idempotent, shielded from cancellation, bounded to some ten seconds.
+        """
         if self.destruction is not None:
             return self.destruction
         with anyio.CancelScope(shield=True):
@@ -267,13 +297,15 @@ class Jailed:
         self.count_oom_kills()
         self.count_refused_forks()
         self.memory_peak_bytes()
-        # A supervisor that died before it named its child: the kernel kills that, and it takes a moment.
+        # A supervisor that died before it named its child: the kernel kills that, and it takes a
+        # moment.
         is_nameless = self.jail is not None and self.jail.child is None
         cgroup.remove_empty(self.groups, wait_s=_NAMELESS_CHILD_S if is_nameless else 0.0)
         for directory in self.belongings.directories:
             shutil.rmtree(directory, ignore_errors=True)
         self._let_go()
-        # Ids and namespaces stay this cell's until the look is over: another cell could have their numbers at once.
+        # Ids and namespaces stay this cell's until the look is over: another cell could have their
+        # numbers at once.
         with self._held:
             if self._entry is None:
                 return Destruction(survivors=(), looked_for=(), duration_ms=(time.monotonic() - started) * 1000)

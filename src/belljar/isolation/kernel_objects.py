@@ -1,7 +1,9 @@
-"""What else of a cell could be left in the kernel: loop and tap devices, nftables tables, keyrings. Belljar makes none of them: to find one is a finding.
+"""What else of a cell could be left in the kernel: loop and tap devices, nftables tables, keyrings.
 
-Each look is a few small reads; none changes anything. One that can't be made raises `OSError`: to see nothing is
-not to see that there is nothing.
+Belljar makes none of them: to find one is a finding.
+
+Each look is a few small reads; none changes anything. One that can't be made raises `OSError`: to
+see nothing is not to see that there is nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ def unseen(why: str) -> OSError:
 
 
 def loop_devices(cell_id: str, store: Path | None = None, *, sys: Path = _SYS) -> Iterator[str]:
-    """Loop devices over a file that is named after the cell, or over any of the store: nothing here makes one."""
+    """Loop devices over a file that is named after the cell, or over any of the store: nothing here
+    makes one.
+    """
     for device in (sys / "block").iterdir():
         backing = _read(device / "loop/backing_file").strip() if device.name.startswith("loop") else ""
         if cell_id in backing or (store is not None and Path(backing).is_relative_to(store)):
@@ -49,7 +53,9 @@ def loop_devices(cell_id: str, store: Path | None = None, *, sys: Path = _SYS) -
 
 
 def tap_devices(cell_id: str, uids: range, *, sys: Path = _SYS) -> Iterator[str]:
-    """Tap and tun devices that belong to one of the cell's uids, or bear its id, in this process's network namespace."""
+    """Tap and tun devices that belong to one of the cell's uids, or bear its id, in this process's
+    network namespace.
+    """
     for device in (sys / "class/net").iterdir():
         owner = _read(device / "owner").strip()
         if (owner.isdecimal() and int(owner) in uids) or cell_id in _read(device / "ifalias"):
@@ -113,7 +119,10 @@ def _dump_tables() -> bytes:
 
 
 def dump_ended(part: bytes) -> bool:
-    """Whether the last message in it is the dump's last. Pure. Raises `OSError` with the kernel's error, and for what is no answer."""
+    """Whether the last message in it is the dump's last.
+
+    Pure. Raises `OSError` with the kernel's error, and for what is no answer.
+    """
     at, kind = 0, 0
     while at + _HEADER.size <= len(part):
         length, kind, *_ = _HEADER.unpack_from(part, at)
@@ -134,7 +143,9 @@ def _raise_error(payload: bytes) -> None:
 
 
 def _read(path: Path) -> str:
-    """What is in it; nothing when it is not there: a device without that attribute, or gone meanwhile. Raises `OSError`."""
+    """What is in it; nothing when it is not there: a device without that attribute, or gone
+    meanwhile. Raises `OSError`.
+    """
     try:
         return path.read_text(errors="replace")
     except OSError as exc:

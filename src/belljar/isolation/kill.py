@@ -45,7 +45,9 @@ OWNER_GRACE_S: Final = 5.0
 """How long owners have for their own destruction, before it is done without them."""
 HALT_TIMEOUT_S: Final = 5.0
 _PORTS_DOWN_S: Final = 0.1
-"""How long a range's supervisor has for that, and what was struck for dying, before it is struck again."""
+"""How long a range's supervisor has for that, and what was struck for dying, before it is struck
+again.
+"""
 _REMOVE_S: Final = 3.0
 _PAUSE_S: Final = 0.005
 KILLS: Final = "kills"
@@ -58,7 +60,8 @@ class Killed:
 
     `halted_ms`: after which time none of its processes was left; None: some are. `ended_by`: whose
     destruction proved that nothing is left: its owner's; `kill`: the owner lives but did nothing;
-    `reap`: the owner is dead; "": it is not proven. `remaining`: what is left or was not looked for.
+    `reap`: the owner is dead; "": it is not proven. `remaining`: what is left or was not looked
+    for.
     """
 
     cell_id: str
@@ -172,7 +175,8 @@ def of_run(journal: Journal, entries: Sequence[JournalEntry], run_id: str) -> se
 
 
 def choose(entries: Sequence[JournalEntry], named: Iterable[str]) -> tuple[JournalEntry, ...]:
-    """The entries of these names with all that ends with them: a cell of a range is its whole range.
+    """The entries of these names with all that ends with them: a cell of a range is its whole
+    range.
 
     Pure.
     """
@@ -225,7 +229,8 @@ def _settled(
 
 @contextmanager
 def urgently() -> Iterator[None]:
-    """This thread before all that is to be halted, where the user may: else fifty busy cells go first.
+    """This thread before all that is to be halted, where the user may: else fifty busy cells go
+    first.
 
     Not by its niceness, which counts only within a session where the kernel groups by sessions.
     """
@@ -383,11 +388,12 @@ def _killed(entry: JournalEntry, halted_ms: float | None, by: EndedBy, remaining
 
 
 def _remove(journal: Journal, entry: JournalEntry) -> tuple[str, ...] | None:
-    """As a reaping, while the owner lives and hangs; None when the owner has died or done it meanwhile.
+    """As a reaping, while the owner lives and hangs; None when the owner has died or done it
+    meanwhile.
 
     Its uid and its processes are this cell's as long as the owner lives and the entry is there:
-    both are looked at after each find. Namespaces' numbers are not used: with the first process
-    of the pid namespace everything in it has ended.
+    both are looked at after each find. Namespaces' numbers are not used: with the first process of
+    the pid namespace everything in it has ended.
     """
     give_up = time.monotonic() + _REMOVE_S
     while True:
@@ -407,7 +413,9 @@ def _remove(journal: Journal, entry: JournalEntry) -> tuple[str, ...] | None:
 
 
 def _halt_damaged(journal: Journal) -> tuple[Path, ...]:
-    """Entries that can't be read: their processes are killed by the name alone, and nothing is proven."""
+    """Entries that can't be read: their processes are killed by the name alone, and nothing is
+    proven.
+    """
     paths = journal.unreadable()
     names = {path.stem for path in paths if CELL_ID.fullmatch(path.stem)}
     give_up = time.monotonic() + HALT_TIMEOUT_S
@@ -419,7 +427,9 @@ def _halt_damaged(journal: Journal) -> tuple[Path, ...]:
 
 
 def _note(home: Path, order: Order, what: Mapping[str, object], problems: list[str]) -> None:
-    """The switch's own record, `home/kills/ID.json`: when all is halted, and when it is destroyed; then signed."""
+    """The switch's own record, `home/kills/ID.json`: when all is halted, and when it is destroyed;
+    then signed.
+    """
     try:
         directory = home / KILLS
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)

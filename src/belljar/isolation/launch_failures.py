@@ -1,7 +1,7 @@
 """Why a jail did not come up: from the launcher's status lines to an error for a person. Pure.
 
-The lines are described in `native/jail/supervise.c`. What happened is told by step number and errno,
-never by the wording.
+The lines are described in `native/jail/supervise.c`. What happened is told by step number and
+errno, never by the wording.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ _RUNTIME: Final = re.compile(r"failed step 21 runtime (exit|signal|empty) (\d+)"
 
 
 class Step(IntEnum):
-    """The launcher's steps at which a host may forbid something (`native/jail/main.c` has them all)."""
+    """The launcher's steps at which a host may forbid something (`native/jail/main.c` has them
+    all).
+    """
 
     NAMESPACES = 3
     IDENTITY = 4

@@ -1,4 +1,6 @@
-"""A cell's lifetime, the same in every tier: what is recorded of it, what it holds of the store, and that it ends. And how a signal is called."""
+"""A cell's lifetime, the same in every tier: what is recorded of it, what it holds of the store,
+and that it ends. And how a signal is called.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,11 @@ LiveT = TypeVar("LiveT", bound=Live)
 async def recorded_lifetime(
     recorder: Recorder, cell_id: str, planned: Mapping[str, JsonValue], make: Callable[[ExitStack], Awaitable[LiveT]]
 ) -> AsyncIterator[LiveT]:
-    """The cell that `make` makes, destroyed when the block is left, however it is left; planned and failed on record, before and after.
+    """The cell that `make` makes, destroyed when the block is left, however it is left; planned and
+    failed on record, before and after.
 
-    What `make` puts on its stack is held until the cell is gone. No task group or cancel scope is open across the yield.
+    What `make` puts on its stack is held until the cell is gone. No task group or cancel scope is
+    open across the yield.
     """
     recorder.record(Event(kind=Kind.CELL_PLANNED, cell_id=cell_id, data=planned))
     with ExitStack() as held:
@@ -56,15 +60,18 @@ def record_failed(recorder: Recorder, cell_id: str, error: BaseException) -> Non
 async def destroy_on_record(
     recorder: Recorder, live: Live, reason: str, destroy: Callable[[], Awaitable[Destruction]]
 ) -> Destruction:
-    """Say that it is to be destroyed, destroy it, and say what was found; shielded from cancellation.
+    """Say that it is to be destroyed, destroy it, and say what was found; shielded from
+    cancellation.
 
-    A record that can't be written keeps nothing alive: its `LedgerError` is raised when the cell is gone.
+    A record that can't be written keeps nothing alive: its `LedgerError` is raised when the cell is
+    gone.
     """
     cell_id, order = live.cell_id, live.killed()
     with anyio.CancelScope(shield=True):
         data: dict[str, JsonValue] = {"reason": reason if order is None else str(order)}
         try:
-            if order is not None and not order.is_ours:  # else it is on record since before it acted
+            # Else it is on record since before it acted
+            if order is not None and not order.is_ours:
                 recorder.record(tripped(order, cell_id))
             recorder.record(Event(kind=Kind.CELL_DESTROYING, cell_id=cell_id, data=data))
         finally:

@@ -1,4 +1,6 @@
-"""What every tier's running cell is to those who use it: one protocol, so that nothing above this room asks how a cell is isolated."""
+"""What every tier's running cell is to those who use it: one protocol, so that nothing above this
+room asks how a cell is isolated.
+"""
 
 from __future__ import annotations
 
@@ -63,15 +65,22 @@ class Live(Protocol):
         ...
 
     def cause_of_death(self) -> str:
-        """Why the cell is dead, as the host saw it; empty while it lives. May wait half a second for the supervisor's word."""
+        """Why the cell is dead, as the host saw it; empty while it lives.
+
+        May wait half a second for the supervisor's word.
+        """
         ...
 
     def killed(self) -> Order | None:
-        """The kill order over it (`isolation.hold`), also after its end; None: the kill switch was not used on it."""
+        """The kill order over it (`isolation.hold`), also after its end; None: the kill switch was
+        not used on it.
+        """
         ...
 
     def death_limit(self) -> str | None:
-        """The limit that the cell died of (`memory`, `lifetime`), or None: it lives, or died of something else. Does not wait: ask for the cause first."""
+        """The limit that the cell died of (`memory`, `lifetime`), or None: it lives, or died of
+        something else. Does not wait: ask for the cause first.
+        """
         ...
 
     def oom_kills(self) -> int:
@@ -79,7 +88,9 @@ class Live(Protocol):
         ...
 
     def refused_forks(self) -> int:
-        """How often the host's kernel refused the cell a process because it had as many as it may have; to have reached that number counts once."""
+        """How often the host's kernel refused the cell a process because it had as many as it may
+        have; to have reached that number counts once.
+        """
         ...
 
     def processes_full(self) -> bool:
@@ -87,7 +98,9 @@ class Live(Protocol):
         ...
 
     def disk_full(self) -> bool:
-        """Whether there is no room, or no inode, left now in what the cell may write, as far as the host can see into it."""
+        """Whether there is no room, or no inode, left now in what the cell may write, as far as the
+        host can see into it.
+        """
         ...
 
     def usage(self) -> HostUsage:
@@ -95,11 +108,17 @@ class Live(Protocol):
         ...
 
     async def watch_files(self, paths: Sequence[str]) -> FileWatch:
-        """A sensor that sees who opens or reads these files. Raises `HostError` or `CellError` when this cell can have none."""
+        """A sensor that sees who opens or reads these files.
+
+        Raises `HostError` or `CellError` when this cell can have none.
+        """
         ...
 
     def kill(self) -> None:
-        """Kill everything in it now, from any thread; `destroy` is still to be called. Does nothing when it has ended."""
+        """Kill everything in it now, from any thread; `destroy` is still to be called.
+
+        Does nothing when it has ended.
+        """
         ...
 
     async def wait_dead(self) -> str:
@@ -107,5 +126,8 @@ class Live(Protocol):
         ...
 
     async def destroy(self, *, reason: str = "closed") -> Destruction:
-        """Kill it, look for survivors by the cell's id, and record what was found. Idempotent; shielded from cancellation."""
+        """Kill it, look for survivors by the cell's id, and record what was found.
+
+        Idempotent; shielded from cancellation.
+        """
         ...

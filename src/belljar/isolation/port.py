@@ -1,6 +1,8 @@
-"""A cell's port on its range's network, as isolation needs it: who puts the link there, and what the cell is told of it.
+"""A cell's port on its range's network, as isolation needs it: who puts the link there, and what
+the cell is told of it.
 
-The network room makes ports, isolation makes cells; neither knows the other. What they share is here.
+The network room makes ports, isolation makes cells; neither knows the other. What they share is
+here.
 """
 
 from __future__ import annotations
@@ -13,10 +15,14 @@ from belljar.dataclass import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortSettings:
-    """What is configured at the cell's end. The address stands alone (/32): nobody else is on the link but the gateway, whose neighbour entry is permanent.
+    """What is configured at the cell's end.
+
+    The address stands alone (/32): nobody else is on the link but the gateway, whose neighbour
+    entry is permanent.
 
     Attributes:
-        mac, gateway_mac: six octets, lower case hexadecimal with colons; locally administered, unicast.
+        mac, gateway_mac: six octets, lower case hexadecimal with colons; locally administered,
+            unicast.
         resolver: the one name server, reached by the gateway as everything else is.
         mtu: bytes of a packet of the link, at most 65535.
     """
@@ -44,10 +50,12 @@ class Port(Protocol):
 
     @property
     def user_namespace(self) -> int | None:
-        """A descriptor of the user namespace below which the cell's jail must be made: an ordinary user's keeper may put links nowhere else. It is the port's, open
-        as long as that. None: anywhere (the keeper is the host's root).
+        """A descriptor of the user namespace below which the cell's jail must be made: an ordinary
+        user's keeper may put links nowhere else. It is the port's, open as long as that. None:
+        anywhere (the keeper is the host's root).
 
-        In it 0 is the user himself and 1 to 65536 are his subordinate ids in order, for groups too; `setgroups` is allowed.
+        In it 0 is the user himself and 1 to 65536 are his subordinate ids in order, for groups too;
+        `setgroups` is allowed.
         """
         ...
 

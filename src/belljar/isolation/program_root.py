@@ -1,7 +1,9 @@
-"""A jail's root: a directory tree with one program, what it loads, the points to mount on, and nothing else, made once for each version in the store.
+"""A jail's root: a directory tree with one program, what it loads, the points to mount on, and
+nothing else, made once for each version in the store.
 
-`<directory>/<key>/root/…` and `<directory>/<key>/<directory>.json`. The key is the digest of every file in it. It is found again by looking at the files it was made
-from (size, times, inode): a new version of the program or of one of its libraries makes another root.
+`<directory>/<key>/root/…` and `<directory>/<key>/<directory>.json`. The key is the digest of every
+file in it. It is found again by looking at the files it was made from (size, times, inode): a new
+version of the program or of one of its libraries makes another root.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ class Recipe:
         what: its name for a person. hint: what to do when it or a part of it is missing.
         files: (path in the root, original) of everything it opens.
         version: asks the program. Raises `HostError`.
-        own: files of this installation that must be among them: another one on this host, with the same store, may have others.
+        own: files of this installation that must be among them: another one on this host, with the
+            same store, may have others.
         file_points, directory_points: what is mounted on later: empty files, empty directories.
         unreadable: paths in the root that others than the store's owner may run and not read.
     """
@@ -73,7 +76,9 @@ class Recipe:
 
 
 def ensure_root(home: Path, recipe: Recipe) -> ProgramRoot:
-    """The root for the installed program, made when there is none yet. Blocking; two processes make it once.
+    """The root for the installed program, made when there is none yet.
+
+    Blocking; two processes make it once.
 
     Raises:
         HostError: the program is missing or too old, or the store can't be written.
@@ -94,7 +99,9 @@ def ensure_root(home: Path, recipe: Recipe) -> ProgramRoot:
 
 
 def libraries(binary: Path, *, what: str, hint: str) -> list[Path]:
-    """What the dynamic loader says it would load, the loader itself included; none for a static program. Raises `HostError`."""
+    """What the dynamic loader says it would load, the loader itself included; none for a static
+    program. Raises `HostError`.
+    """
     result = subprocess.run(
         ["/usr/bin/ldd", str(binary)], capture_output=True, text=True, check=False, timeout=20, env={"LC_ALL": "C"}
     )
@@ -131,12 +138,17 @@ def _find(directory: Path, recipe: Recipe) -> ProgramRoot | None:
 
 
 def outdated_roots(directory: Path) -> list[Path]:
-    """The roots below `directory` that no installed program can be given any more: what they were made from has changed or is gone."""
+    """The roots below `directory` that no installed program can be given any more: what they were
+    made from has changed or is gone.
+    """
     return [root for root in sorted(directory.glob("*")) if _NAME.fullmatch(root.name) and not _is_current(root)]
 
 
 def remove_root(home: Path, root: Path) -> None:
-    """Remove one of them, in turn with those who make them; not one that was made anew meanwhile. Raises `FileNotFoundError` when it isn't there."""
+    """Remove one of them, in turn with those who make them; not one that was made anew meanwhile.
+
+    Raises `FileNotFoundError` when it isn't there.
+    """
     with locked(home, root.parent.name):
         if _is_current(root):
             return
@@ -190,7 +202,8 @@ def _make(directory: Path, recipe: Recipe) -> ProgramRoot:
         digest = hashlib.sha256(json.dumps([_FORMAT, digests, points], sort_keys=True).encode()).hexdigest()
         scratch.chmod(0o711)
         final = directory / digest
-        if final.exists():  # its description was out of date: the files' stamps changed, their contents did not
+        # Its description was out of date: the files' stamps changed, their contents did not
+        if final.exists():
             remove_tree(final)
         scratch.rename(final)
     except BaseException:

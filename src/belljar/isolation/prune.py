@@ -1,6 +1,8 @@
-"""What the store keeps to start cells quickly and nobody needs any more: templates, unpacked images, roots of old programs, old guest kernels, halves of any of them.
+"""What the store keeps to start cells quickly and nobody needs any more: templates, unpacked
+images, roots of old programs, old guest kernels, halves of any of them.
 
-All of it is made again when it is wanted, but for images without a name, which only `everything` removes. What a living cell uses, or what is being made, stays.
+All of it is made again when it is wanted, but for images without a name, which only `everything`
+removes. What a living cell uses, or what is being made, stays.
 """
 
 from __future__ import annotations
@@ -39,7 +41,10 @@ _MAY_HAVE: Final = "cells live, and may have it"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Something of the store that may go: why, what it takes on the disk, and what became of it. `unneeded`: only looked for. `note`: why it is still there."""
+    """Something of the store that may go: why, what it takes on the disk, and what became of it.
+
+    `unneeded`: only looked for. `note`: why it is still there.
+    """
 
     kind: PartKind
     path: Path
@@ -181,7 +186,9 @@ def _measured(part: Part, *, busy: bool) -> Part:
 
 
 def disk_bytes(path: Path) -> int:
-    """What a directory takes on the disk; a file of several names counts for each, what can't be read not at all."""
+    """What a directory takes on the disk; a file of several names counts for each, what can't be
+    read not at all.
+    """
     total = 0
     for directory, _, files in os.walk(path):
         for name in (".", *files):
@@ -193,7 +200,9 @@ def disk_bytes(path: Path) -> int:
 
 
 async def remove_part(part: Part, home: Path) -> Part:
-    """Remove what was found, if it is still unneeded, and say what became of it: that another was quicker, or that it stays, is no error."""
+    """Remove what was found, if it is still unneeded, and say what became of it: that another was
+    quicker, or that it stays, is no error.
+    """
     if part.state == "in use":
         return part
     try:

@@ -1,6 +1,9 @@
-"""What crashed owners left behind: listed, and removed. A living owner's cells are never touched.
+"""What crashed owners left behind: listed, and removed.
 
-Reads only the journal, so it needs no memory of its own and can be run by the next start, by hand, or by a timer.
+A living owner's cells are never touched.
+
+Reads only the journal, so it needs no memory of its own and can be run by the next start, by hand,
+or by a timer.
 """
 
 from __future__ import annotations
@@ -36,7 +39,9 @@ _MOST_CHARS_TOLD: Final = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reaped:
-    """A cell whose owner was gone: what was found of it and removed, and what is still there after that."""
+    """A cell whose owner was gone: what was found of it and removed, and what is still there after
+    that.
+    """
 
     cell_id: str
     kind: str
@@ -65,9 +70,11 @@ def _few(things: Sequence[str]) -> list[str]:
 
 
 async def reap(home: Path | None = None, *, cell_id: str | None = None) -> tuple[Reaped, ...]:
-    """Remove what dead owners' cells left (all, or one), and unless it is one, half-made parts of the store.
+    """Remove what dead owners' cells left (all, or one), and unless it is one, half-made parts of
+    the store.
 
-    Two reapers at once take turns; with nothing to reap it is a look into some directories. Raises `PermissionError` when the store is another user's.
+    Two reapers at once take turns; with nothing to reap it is a look into some directories. Raises
+    `PermissionError` when the store is another user's.
     """
     from belljar.isolation.oci.trees import sweep_trees
 
@@ -100,13 +107,16 @@ def _sweep_store(home: Path, journal: Journal) -> None:
     cgroup.sweep_groups()
     sweep(home / "tmp")
     for part in home.iterdir():
-        # A tree's files may be other ids' than this user's; of runs there may be very many, and none is made elsewhere.
+        # A tree's files may be other ids' than this user's; of runs there may be very many, and
+        # none is made elsewhere.
         if part.name not in {"trees", "runs"} and part.is_dir():
             sweep(part, prefix=MAKING)
 
 
 def _reap_one(home: Path, journal: Journal, entry: JournalEntry) -> Reaped:
-    """Look and remove until a look finds nothing: what was being started when its owner died may come up between two looks."""
+    """Look and remove until a look finds nothing: what was being started when its owner died may
+    come up between two looks.
+    """
     removed: dict[str, None] = {}
     give_up = time.monotonic() + _PATIENCE_S
     while (found := _look_and_remove(home, entry)).survivors and time.monotonic() < give_up:
@@ -128,10 +138,13 @@ def _look_and_remove(home: Path, entry: JournalEntry) -> Findings:
 
 @contextmanager
 def _still_telling(home: Path, entry: JournalEntry) -> Iterator[JournalEntry]:
-    """The entry without the numbers that may be another's by now; those left stay this cell's while the block runs.
+    """The entry without the numbers that may be another's by now; those left stay this cell's while
+    the block runs.
 
-    A namespace's number is used again as soon as nothing is in it. While the child (process 1 of its pid namespace) lives, they are its; when it is dead the kernel has
-    killed all that was in there, and nothing in a jail can leave its namespaces. A uid is the cell's as long as nobody else can lock it.
+    A namespace's number is used again as soon as nothing is in it. While the child (process 1 of
+    its pid namespace) lives, they are its; when it is dead the kernel has killed all that was in
+    there, and nothing in a jail can leave its namespaces. A uid is the cell's as long as nobody
+    else can lock it.
     """
     child = entry.child if entry.boot_id == boot_id() else None
     pins = pin_namespaces(child) if child is not None else {}
@@ -148,7 +161,10 @@ def _still_telling(home: Path, entry: JournalEntry) -> Iterator[JournalEntry]:
 
 
 def _own_processes(entry: JournalEntry) -> tuple[ProcessId, ...]:
-    """A dead owner's zygote is nobody's any more, and so the range's. In another boot the numbers are others'."""
+    """A dead owner's zygote is nobody's any more, and so the range's.
+
+    In another boot the numbers are others'.
+    """
     if entry.boot_id != boot_id():
         return ()
     zygote = entry.supervisor if entry.kind == "range" else None

@@ -1,4 +1,7 @@
-"""What makes a clone a new machine: fresh values out, the guest's answer judged. Pure but for the randomness and the clock it is given."""
+"""What makes a clone a new machine: fresh values out, the guest's answer judged.
+
+Pure but for the randomness and the clock it is given.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,10 @@ def fresh_renewal() -> Renewal:
 
 
 def network_of(settings: PortSettings) -> bytes:
-    """What RENEW tells a guest of its port. Raises `ValueError` for settings that can't be a link's."""
+    """What RENEW tells a guest of its port.
+
+    Raises `ValueError` for settings that can't be a link's.
+    """
     return network_part(
         address=settings.address,
         gateway=settings.gateway,
@@ -64,7 +70,9 @@ def renewed_names(renewed: Renewed) -> list[str]:
 
 
 def judge(renewed: Renewed, *, where: str, needed: RenewedBit = NEEDED_OF_CLONE) -> None:
-    """Raises `CellError` when the guest did not do what makes it a new machine: such a clone must not run."""
+    """Raises `CellError` when the guest did not do what makes it a new machine: such a clone must
+    not run.
+    """
     missing = [
         bit.name.lower() for bit in RenewedBit if bit in needed and bit not in renewed.done and bit.name is not None
     ]

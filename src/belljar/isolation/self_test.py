@@ -45,7 +45,10 @@ _MOUNTS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchTest:
-    """`ok`: it was halted, and its destruction proven. `is_made`: False where no jail could be made to be halted."""
+    """`ok`: it was halted, and its destruction proven.
+
+    `is_made`: False where no jail could be made to be halted.
+    """
 
     ok: bool
     duration_ms: float

@@ -1,7 +1,9 @@
-"""Destruction's proof: after the kill, look for whatever could be left of a cell on this host, by everything the cell was known by.
+"""Destruction's proof: after the kill, look for whatever could be left of a cell on this host, by
+everything the cell was known by.
 
-A survivor is reported *and* removed; a destruction that found one is not clean, whatever became of it afterwards. What could not be looked at is said, not
-passed over: to see nothing is not to see that there is nothing.
+A survivor is reported *and* removed; a destruction that found one is not clean, whatever became of
+it afterwards. What could not be looked at is said, not passed over: to see nothing is not to see
+that there is nothing.
 """
 
 from __future__ import annotations
@@ -39,9 +41,11 @@ _TELLING_NAMESPACES: Final = ("pid", "mnt", "net", "user")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destruction:
-    """How a cell ended: what was looked for, what was found, and what could not be looked for and why.
+    """How a cell ended: what was looked for, what was found, and what could not be looked for and
+    why.
 
-    `unproven` are those of `not_checked` without which nothing is proven: processes, control groups, namespaces, mounts, files.
+    `unproven` are those of `not_checked` without which nothing is proven: processes, control
+    groups, namespaces, mounts, files.
     """
 
     survivors: tuple[str, ...]
@@ -52,12 +56,16 @@ class Destruction:
 
     @property
     def clean(self) -> bool:
-        """True when everything that had to be looked for was, and nothing of the cell was left after the kill."""
+        """True when everything that had to be looked for was, and nothing of the cell was left
+        after the kill.
+        """
         return not self.survivors and not self.unproven
 
 
 def together(cell: Destruction, besides: Destruction) -> Destruction:
-    """A cell's, and that of what ended beside it, as one: what could not be proven of either is proven of neither."""
+    """A cell's, and that of what ended beside it, as one: what could not be proven of either is
+    proven of neither.
+    """
     missed = {what.partition(":")[0] for what in besides.unproven}
     return Destruction(
         survivors=(*besides.survivors, *cell.survivors),
@@ -79,7 +87,10 @@ class Survivor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """What one look at the host found, and how much of it was one. `not_checked` and `unproven` as in `Destruction`."""
+    """What one look at the host found, and how much of it was one.
+
+    `not_checked` and `unproven` as in `Destruction`.
+    """
 
     survivors: tuple[Survivor, ...]
     looked_for: tuple[str, ...]
@@ -89,7 +100,11 @@ class Findings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Look:
-    """One thing to look for. `nothing_to_look_by`: why the cell has nothing that it could be told by; that is no failure of the look."""
+    """One thing to look for.
+
+    `nothing_to_look_by`: why the cell has nothing that it could be told by; that is no failure of
+    the look.
+    """
 
     what: tuple[str, ...]
     find: Callable[[JournalEntry], Iterable[Survivor]]
@@ -98,7 +113,10 @@ class _Look:
 
 
 def look(entry: JournalEntry, *, store: Path | None = None) -> Findings:
-    """Everything of the cell that is there now, as far as it can be seen. `store`: no file of it may be under a loop device."""
+    """Everything of the cell that is there now, as far as it can be seen.
+
+    `store`: no file of it may be under a loop device.
+    """
     survivors: list[Survivor] = []
     looked_for: list[str] = []
     not_checked: list[str] = []
@@ -132,12 +150,17 @@ def _each_once(found: list[Survivor]) -> tuple[Survivor, ...]:
 
 
 def find_survivors(entry: JournalEntry) -> tuple[Survivor, ...]:
-    """Everything of the cell that is there now, as far as it can be seen: `look` says how far that is."""
+    """Everything of the cell that is there now, as far as it can be seen: `look` says how far that
+    is.
+    """
     return look(entry).survivors
 
 
 def destroy_remains(entry: JournalEntry, started: float, *, store: Path | None = None) -> Destruction:
-    """The proof: look, remove what there is, and report it. Blocking; `started` is `time.monotonic()` at the kill."""
+    """The proof: look, remove what there is, and report it.
+
+    Blocking; `started` is `time.monotonic()` at the kill.
+    """
     found = look(entry, store=store)
     if found.survivors:
         remove_survivors(found.survivors)
@@ -284,7 +307,8 @@ def _survivor(process: ProcessId, why: str) -> Survivor:
 
 def _groups(entry: JournalEntry) -> Iterator[Survivor]:
     for group in entry.cgroups:
-        (group.parent / "cgroup.procs").stat()  # else nothing is mounted there now, and a group's absence says nothing
+        # Else nothing is mounted there now, and a group's absence says nothing
+        (group.parent / "cgroup.procs").stat()
         for number in cgroup.processes_in(group):
             process = identify_group(number)
             if process is not None and process.pid != os.getpid():
@@ -304,7 +328,9 @@ def _in_namespace(entry: JournalEntry, pid: int) -> str:
 
 
 def _closed(entry: JournalEntry) -> Iterator[Survivor]:
-    """No survivor, but an error, when processes that are no older than the cell hide their namespaces from this user."""
+    """No survivor, but an error, when processes that are no older than the cell hide their
+    namespaces from this user.
+    """
     since = (entry.supervisor or entry.owner).start_ticks
     hidden = sum(_hides(directory.name, since) for directory in PROC.iterdir() if directory.name.isdigit())
     if hidden:
@@ -316,7 +342,8 @@ def _hides(pid: str, since_ticks: int) -> bool:
     try:
         os.readlink(f"/proc/{pid}/ns/pid")  # noqa: PTH115 - as `namespaces_of`
     except PermissionError:
-        process = identify(int(pid))  # a refusal is the kernel's word for one that has just ended, too
+        # A refusal is the kernel's word for one that has just ended, too
+        process = identify(int(pid))
         return process is not None and process.start_ticks >= since_ticks
     except OSError:
         return False
@@ -339,7 +366,9 @@ def _started(entry: JournalEntry) -> Iterator[Survivor]:
 
 
 def _started_for(entry: JournalEntry, pid: int) -> str:
-    """By the words its launcher or VMM was started with; a person's `grep` for the id has other words."""
+    """By the words its launcher or VMM was started with; a person's `grep` for the id has other
+    words.
+    """
     words = _read(pid, "cmdline").split(b"\0")
     cell = entry.cell_id.encode()
     named = any(second == cell and first in {b"--cell", b"-name"} for first, second in itertools.pairwise(words))
@@ -347,7 +376,10 @@ def _started_for(entry: JournalEntry, pid: int) -> str:
 
 
 def _read(pid: int, name: str) -> bytes:
-    """A file of a process, its first 64 KiB; empty when it is gone. Hundreds are read each time a cell ends: no more calls than it takes."""
+    """A file of a process, its first 64 KiB; empty when it is gone.
+
+    Hundreds are read each time a cell ends: no more calls than it takes.
+    """
     try:
         fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as exc:
@@ -384,7 +416,10 @@ def _is_there(path: Path) -> bool:
 
 
 def _mounts(entry: JournalEntry) -> Iterator[Survivor]:
-    """Mounts of the host's that show the cell's files. Reported; unmounting is a person's decision."""
+    """Mounts of the host's that show the cell's files.
+
+    Reported; unmounting is a person's decision.
+    """
     for root, target in _mountinfo():
         if entry.cell_id in root or entry.cell_id in target:
             yield Survivor(what=f"mount {printable(target, max_chars=200)}")

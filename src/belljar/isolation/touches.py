@@ -22,7 +22,9 @@ INTERVAL_S: Final = 1.0
 MAX_REPORTS: Final = 32
 """In one interval, over all files: more are counted."""
 MAX_QUEUED: Final = 16_384
-"""Accesses that a queue holds before it tells of a loss (fanotify(7), inotify(7); gVisor's is smaller)."""
+"""Accesses that a queue holds before it tells of a loss (fanotify(7), inotify(7); gVisor's is
+smaller).
+"""
 MAX_KEYS: Final = 128
 """Process names are the cell's to choose; beyond this many they are counted as one."""
 
@@ -81,7 +83,8 @@ class _Kind:
 
 class AccessLimit:
     """What of a stream of accesses is reported now: the first of each file and operation, whatever
-    else there is, and the first of each process in an interval. The rest is held back and counted."""
+    else there is, and the first of each process in an interval. The rest is held back and counted.
+    """
 
     def __init__(self) -> None:
         self._told: set[tuple[str, Operation]] = set()

@@ -35,8 +35,8 @@ def prepare_body(body: Body) -> PreparedBody:
     """Digest a body and check what its owner says of it. Pure.
 
     Raises:
-        ValueError: the name is not one, more was kept than there was, or all was kept and the digest is of something
-            else.
+        ValueError: the name is not one, more was kept than there was, or all was kept and the
+            digest is of something else.
     """
     kept, digest = len(body.content), sha256_hex(body.content)
     if not _NAME.fullmatch(body.name):
@@ -53,7 +53,10 @@ def prepare_body(body: Body) -> PreparedBody:
 
 
 class BodyStore:
-    """The `bodies` directory of a run that is being written. Not thread-safe: its owner holds a lock."""
+    """The `bodies` directory of a run that is being written.
+
+    Not thread-safe: its owner holds a lock.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         self._root = run_dir / BODIES
@@ -67,8 +70,11 @@ class BodyStore:
         return len(self._known)
 
     def keep(self, body: PreparedBody) -> None:
-        """Store it unless it is stored or empty. The file appears complete or not at all. Raises `OSError`, also when
-        the disk takes only a part."""
+        """Store it unless it is stored or empty.
+
+        The file appears complete or not at all. Raises `OSError`, also when the disk takes only a
+        part.
+        """
         name = bytes.fromhex(body.digest)
         if not body.content or name in self._known:
             return

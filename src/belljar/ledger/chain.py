@@ -1,6 +1,7 @@
 """Canonical JSON, digests, and how a line is bound to the line before it. Pure.
 
-A line is the RFC 8785 form of an object; its `prev` is the SHA-256 of the previous line's bytes, without the newline.
+A line is the RFC 8785 form of an object; its `prev` is the SHA-256 of the previous line's bytes,
+without the newline.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ def sha256_hex(content: bytes) -> str:
 def canonical(value: object) -> bytes:
     """The RFC 8785 form of a JSON value.
 
-    Text that UTF-8 can't carry (lone surrogates, as undecodable arguments give) is written as its escape, six
-    characters of text: a record is never refused for the bytes a guest or an operator chose.
+    Text that UTF-8 can't carry (lone surrogates, as undecodable arguments give) is written as its
+    escape, six characters of text: a record is never refused for the bytes a guest or an operator
+    chose.
 
     Raises:
         ValueError: NaN, an infinity, an integer beyond ±(2^53 − 1), or something that is not JSON.
     """
     if _is_plain(value) or _is_plain(value := _with_whole_numbers(value)):
         text = _encode(value)
-        # Where json's form and RFC 8785's can differ (some floats, the order of keys beyond ASCII), the library decides. They agree on the
-        # rest, and this is four times faster.
+        # Where json's form and RFC 8785's can differ (some floats, the order of keys beyond ASCII),
+        # the library decides. They agree on the rest, and this is four times faster.
         if text.isascii():
             return text.encode("ascii")
     anything: Any = value  # The library itself refuses what is not JSON.
@@ -49,8 +51,8 @@ def parse_canonical(line: bytes) -> dict[str, Any]:
     """The object that a line holds.
 
     Raises:
-        ValueError: not UTF-8, not JSON, not an object, too deep, or JSON but not in canonical form (which also refuses duplicate
-            keys).
+        ValueError: not UTF-8, not JSON, not an object, too deep, or JSON but not in canonical form
+            (which also refuses duplicate keys).
     """
     try:
         value = json.loads(line, parse_int=_number)
@@ -65,7 +67,8 @@ def parse_canonical(line: bytes) -> dict[str, Any]:
 
 
 def _number(digits: str) -> int | float:
-    # JSON's numbers are doubles: an integer beyond what they hold exactly can only be canonical as a float's form.
+    # JSON's numbers are doubles: an integer beyond what they hold exactly can only be canonical as
+    # a float's form.
     exact = len(digits) <= _MAX_DIGITS and abs(int(digits)) <= _MAX_INT
     return int(digits) if exact else float(digits)
 
@@ -74,14 +77,16 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=
 
 
 def _is_plain(value: object) -> bool:
-    """No odd floats, no large integers, only text as keys: json's own encoder then gives the canonical form, if all of it
-    is ASCII."""
+    """No odd floats, no large integers, only text as keys: json's own encoder then gives the
+    canonical form, if all of it is ASCII.
+    """
     if isinstance(value, str) or value is None or isinstance(value, bool):
         return True
     if isinstance(value, int):
         return -_MAX_INT <= value <= _MAX_INT
     if isinstance(value, float):
-        # Python and ECMAScript write these alike: the shortest digits, no exponent, not a whole number.
+        # Python and ECMAScript write these alike: the shortest digits, no exponent, not a whole
+        # number.
         return 1e-4 <= abs(value) < 1e16 and not value.is_integer()
     if isinstance(value, dict):
         return all(type(key) is str for key in value) and all(map(_is_plain, value.values()))

@@ -1,5 +1,6 @@
-"""The pass over a ledger, its checkpoints and its bodies, in one stream: every function raises `LedgerError` with the
-first bad line as `where`."""
+"""The pass over a ledger, its checkpoints and its bodies, in one stream: every function raises
+`LedgerError` with the first bad line as `where`.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,10 @@ from belljar.ledger.writer import CHECKPOINTS, LEDGER, is_being_written
 
 
 def parse_line(raw: bytes) -> Line:
-    """One line of a ledger, by itself: its schema, and its data's unless that is in a body. Raises `ValueError`."""
+    """One line of a ledger, by itself: its schema, and its data's unless that is in a body.
+
+    Raises `ValueError`.
+    """
     line = Line.read(parse_canonical(raw))
     if line.data != SPILLED:
         check_data(line.kind, line.data)
@@ -39,7 +43,10 @@ def parse_line(raw: bytes) -> Line:
 
 
 def spilled_data(root: int, line: Line) -> dict[str, Any]:
-    """The data of a line that stands in its body. Raises `ValueError` when it isn't there or isn't data, `OSError`, `LedgerError`."""
+    """The data of a line that stands in its body.
+
+    Raises `ValueError` when it isn't there or isn't data, `OSError`, `LedgerError`.
+    """
     body = next((body for body in line.bodies if body.name == SPILLED_BODY), None)
     if body is None or body.stored is None or body.kept_bytes != body.total_bytes:
         raise ValueError("its data should be a body, which is not there whole")
@@ -65,8 +72,13 @@ class Checker:
     warnings: list[str] = field(default_factory=list)
 
     def check(self) -> None:
-        """The whole pass. Raises `LedgerError` at the first thing that is wrong; what it means that nothing was, `final` and `warnings` say."""
-        # A live run may be sealed while we read; what was unfinished when we began is judged as such.
+        """The whole pass.
+
+        Raises `LedgerError` at the first thing that is wrong; what it means that nothing was,
+        `final` and `warnings` say.
+        """
+        # A live run may be sealed while we read; what was unfinished when we began is judged as
+        # such.
         alive = self._is_alive()
         with self._open(LEDGER) as ledger, self._open(CHECKPOINTS) as checkpoints:
             statements = self._checkpoints(checkpoints)
@@ -101,7 +113,9 @@ class Checker:
             raise LedgerError("missing", where=path) from error
 
     def _reached(self, statements: Iterator[Checkpoint], due: Checkpoint | None) -> Checkpoint | None:
-        """Compare the checkpoints that cover exactly what was read so far; the first that covers more, or None."""
+        """Compare the checkpoints that cover exactly what was read so far; the first that covers
+        more, or None.
+        """
         while due is not None and due.size == self.tree.size:
             self._compare_root(due)
             due = next(statements, None)

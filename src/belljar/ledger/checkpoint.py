@@ -28,7 +28,10 @@ def make_checkpoint(
     time: str,
     manifest_sha256: str | None = None,
 ) -> bytes:
-    """A signed checkpoint line, without its newline. With a manifest's digest it is the final one."""
+    """A signed checkpoint line, without its newline.
+
+    With a manifest's digest it is the final one.
+    """
     statement = {
         "v": SCHEMA_VERSION,
         "run_id": run_id,
@@ -46,7 +49,9 @@ def make_checkpoint(
 
 
 def parse_checkpoint(line: bytes) -> Checkpoint:
-    """A checkpoint whose signature is good for the key it names. Whose key that is, the caller must know.
+    """A checkpoint whose signature is good for the key it names.
+
+    Whose key that is, the caller must know.
 
     Raises:
         ValueError: not a checkpoint, or not signed by the key it names.

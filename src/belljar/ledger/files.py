@@ -1,5 +1,6 @@
-"""Small file actions: writing completely, and reading what an attacker may have laid out (no symlink followed,
-nothing unbounded)."""
+"""Small file actions: writing completely, and reading what an attacker may have laid out (no
+symlink followed, nothing unbounded).
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,10 @@ def write_all(fd: int, content: bytes) -> None:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Make a new file, 0600, and force it to the disk. Raises `OSError`; `FileExistsError` when there is one."""
+    """Make a new file, 0600, and force it to the disk.
+
+    Raises `OSError`; `FileExistsError` when there is one.
+    """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         write_all(fd, content)
@@ -72,7 +76,10 @@ def open_beneath(dir_fd: int, path: str) -> BinaryIO:
 
 
 def read_beneath(dir_fd: int, path: str, *, max_bytes: int) -> bytes:
-    """All of a file, opened as `open_beneath` does. Raises `ValueError` when it is longer than `max_bytes`."""
+    """All of a file, opened as `open_beneath` does.
+
+    Raises `ValueError` when it is longer than `max_bytes`.
+    """
     with open_beneath(dir_fd, path) as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
@@ -99,13 +106,18 @@ def digest_file(file: BinaryIO) -> tuple[str, int]:
 
 
 def has_digest(file: BinaryIO, sha256: str, size_bytes: int) -> bool:
-    """Whether the file is of this size and digest. Another size is noticed without reading it, however large it is."""
+    """Whether the file is of this size and digest.
+
+    Another size is noticed without reading it, however large it is.
+    """
     return os.fstat(file.fileno()).st_size == size_bytes and digest_file(file) == (sha256, size_bytes)
 
 
 def raw_lines(file: BinaryIO, *, max_bytes: int, name: str) -> Iterator[tuple[int, bytes, bool]]:
-    """(line number from 1, its bytes without the newline, whether it had one). Raises `LedgerError` at a line over
-    `max_bytes`."""
+    """(line number from 1, its bytes without the newline, whether it had one).
+
+    Raises `LedgerError` at a line over `max_bytes`.
+    """
     number = 0
     while raw := file.readline(max_bytes + 1):
         number += 1
@@ -118,7 +130,8 @@ def walk_files(dir_fd: int, prefix: str = "") -> Iterator[str]:
     """The relative path of every file beneath a directory, sorted within each folder.
 
     Raises:
-        LedgerError: a symlink, a special file or an unprintable name anywhere, or folders nested more than 16 deep.
+        LedgerError: a symlink, a special file or an unprintable name anywhere, or folders nested
+            more than 16 deep.
     """
     if prefix.count("/") > _MAX_DEPTH:
         raise LedgerError(f"folders nested more than {_MAX_DEPTH} deep", where=prefix)

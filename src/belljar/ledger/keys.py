@@ -53,8 +53,11 @@ class SigningKey:
         return fingerprint_of(self.public_key)
 
     def sign(self, payload: bytes) -> str:
-        """The Ed25519 signature, 128 hex digits. Raises `LedgerError` when the public key isn't this
-        key's: nobody could verify what it signs."""
+        """The Ed25519 signature, 128 hex digits.
+
+        Raises `LedgerError` when the public key isn't this key's: nobody could verify what it
+        signs.
+        """
         private = _private(self.seed)
         if private.public_key().public_bytes_raw().hex() != self.public_key:
             hint = "remove facts/ledger-key-* below BELLJAR_HOME: they are written anew"
@@ -63,7 +66,10 @@ class SigningKey:
 
 
 def signature_is_good(public_key_hex: str, signature_hex: str, payload: bytes) -> bool:
-    """Whether this key signed this payload. Never raises for hostile keys or signatures of the right length."""
+    """Whether this key signed this payload.
+
+    Never raises for hostile keys or signatures of the right length.
+    """
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -75,11 +81,13 @@ def signature_is_good(public_key_hex: str, signature_hex: str, payload: bytes) -
 
 
 def load_or_make_key(home: Path) -> SigningKey:
-    """This host's key under `home/keys`, made (0600, atomically) when there is none. Processes that race for the
-    first use get the same key.
+    """This host's key under `home/keys`, made (0600, atomically) when there is none.
+
+    Processes that race for the first use get the same key.
 
     Raises:
-        HostError: the store can't be read or written. LedgerError: the key is damaged, or others can read it.
+        HostError: the store can't be read or written. LedgerError: the key is damaged, or others
+            can read it.
     """
     path = home / "keys" / KEY_FILE
     try:
@@ -95,7 +103,10 @@ def load_or_make_key(home: Path) -> SigningKey:
 
 
 def local_fingerprint(home: Path) -> str | None:
-    """The fingerprint of this host's key, or None when there is no key that this user can read. Makes none."""
+    """The fingerprint of this host's key, or None when there is no key that this user can read.
+
+    Makes none.
+    """
     try:
         return _load(home / "keys" / KEY_FILE, facts=home / "facts").fingerprint
     except (OSError, LedgerError):
@@ -103,8 +114,10 @@ def local_fingerprint(home: Path) -> str | None:
 
 
 def parse_fingerprint(text: str) -> str:
-    """A fingerprint as people paste it (case, colons and a `sha256:` in front don't matter). Raises `ValueError` that
-    says what is allowed."""
+    """A fingerprint as people paste it (case, colons and a `sha256:` in front don't matter).
+
+    Raises `ValueError` that says what is allowed.
+    """
     plain = text.strip().lower().removeprefix("sha256:").replace(":", "")
     if not re.fullmatch("[0-9a-f]{64}", plain):
         raise ValueError("a key fingerprint is 64 hex digits, as `belljar ledger verify` prints it")

@@ -1,4 +1,6 @@
-"""The installed versions of the libraries that read bytes of a cell, of a model or of a task's author, for a run's record."""
+"""The installed versions of the libraries that read bytes of a cell, of a model or of a task's
+author, for a run's record.
+"""
 
 from __future__ import annotations
 

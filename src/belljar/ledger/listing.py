@@ -1,4 +1,7 @@
-"""Finding runs and reading their events without judging them: for lists and for people. `verify` is what judges."""
+"""Finding runs and reading their events without judging them: for lists and for people.
+
+`verify` is what judges.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +30,10 @@ _TAIL_BYTES: Final = 256 << 10
 class RunSummary:
     """What a list says of a run, taken from its first and its last event, unverified.
 
-    `outcome`: as recorded (`completed`, `failed`, `interrupted`), else `running`, `unfinished` (its process died) or `broken` (its
-    ledger can't be read). `verdict`: as it was recorded when the run was sealed; "" where there is none. `killed`: who or what
-    rule used the kill switch on any of it, and why; "" when nobody did or the run isn't sealed.
+    `outcome`: as recorded (`completed`, `failed`, `interrupted`), else `running`, `unfinished` (its
+    process died) or `broken` (its ledger can't be read). `verdict`: as it was recorded when the run
+    was sealed; "" where there is none. `killed`: who or what rule used the kill switch on any of
+    it, and why; "" when nobody did or the run isn't sealed.
     """
 
     run_id: str
@@ -143,8 +147,9 @@ def read_raw(run_dir: Path) -> Iterator[tuple[int, bytes, bool]]:
 
 
 def read_lines(run_dir: Path) -> Iterator[tuple[int, Line | ValueError]]:
-    """(line number, the event, or why it is none) for each line, in order, with `data` whole: fetched from its body when
-    it was too large for its line. This is no verification. Raises as `read_raw`.
+    """(line number, the event, or why it is none) for each line, in order, with `data` whole:
+    fetched from its body when it was too large for its line. This is no verification. Raises as
+    `read_raw`.
     """
     root = _open_dir(run_dir)
     try:
@@ -223,7 +228,9 @@ def _first_event(run_dir: Path) -> Line:
 
 
 def _last_event(run_dir: Path) -> Line | None:
-    """The last line, if it is an event; found from the end, so that a list of large runs stays quick."""
+    """The last line, if it is an event; found from the end, so that a list of large runs stays
+    quick.
+    """
     root = _open_dir(run_dir)
     try:
         with open_beneath(root, LEDGER) as file:

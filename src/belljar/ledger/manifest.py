@@ -21,8 +21,10 @@ _MAX_MANIFEST_BYTES: Final = 64 << 20
 
 
 def digests_of(run_dir: Path, *, synced: Collection[str] = ()) -> dict[str, dict[str, Any]]:
-    """Path → digest and size of every file that the manifest lists, each forced to the disk, but those that are on it
-    (`synced`) already. Raises `OSError`, and `LedgerError` at a link or special file."""
+    """Path → digest and size of every file that the manifest lists, each forced to the disk, but
+    those that are on it (`synced`) already. Raises `OSError`, and `LedgerError` at a link or
+    special file.
+    """
     root = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         paths = [path for path in walk_files(root) if _is_listed(path)]
@@ -32,8 +34,8 @@ def digests_of(run_dir: Path, *, synced: Collection[str] = ()) -> dict[str, dict
 
 
 def check_finished_files(root: int, final: Checkpoint, bodies: Mapping[bytes, int]) -> list[str]:
-    """Check the manifest against the final checkpoint and every file against the manifest (bodies: against those the
-    events name). Returns warnings.
+    """Check the manifest against the final checkpoint and every file against the manifest (bodies:
+    against those the events name). Returns warnings.
 
     Raises:
         LedgerError: the first file, by name, that is changed, added or missing.
@@ -57,8 +59,9 @@ def check_finished_files(root: int, final: Checkpoint, bodies: Mapping[bytes, in
 
 
 def _manifest_name(root: int) -> tuple[str, list[str]]:
-    """A crash between the final checkpoint and the rename leaves the manifest under its first name: complete all the
-    same."""
+    """A crash between the final checkpoint and the rename leaves the manifest under its first name:
+    complete all the same.
+    """
     if not exists(root, MANIFEST) and exists(root, MANIFEST_PART):
         return MANIFEST_PART, [f"the process died as it put {MANIFEST} in place; {MANIFEST_PART} is complete"]
     return MANIFEST, []

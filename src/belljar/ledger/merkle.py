@@ -26,8 +26,11 @@ def node_hash(left: bytes, right: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class MerkleTree:
-    """The tree of the leaves so far. Immutable, so that a writer can replace its whole state at once. Memory: one
-    hash per bit of the size."""
+    """The tree of the leaves so far.
+
+    Immutable, so that a writer can replace its whole state at once. Memory: one hash per bit of the
+    size.
+    """
 
     size: int = 0
     subtrees: tuple[bytes, ...] = ()

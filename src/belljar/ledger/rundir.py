@@ -1,4 +1,6 @@
-"""The run directory: everything a run left behind, in one place, every file of it covered by a signature."""
+"""The run directory: everything a run left behind, in one place, every file of it covered by a
+signature.
+"""
 
 from __future__ import annotations
 
@@ -47,10 +49,12 @@ def create_run(
         kind: `exec`, `shell`, `run`, …: the command that makes the run.
         argv: the command line as given, for the record.
         what: what is run, for lists: a task's name, a command.
-        versions: name → version of what took part, for `versions.json`; Belljar, Python and the kernel are added.
+        versions: name → version of what took part, for `versions.json`; Belljar, Python and the
+            kernel are added.
 
     Raises:
-        HostError: on entering, when the store can't be written. LedgerError: on entering, when the signing key is damaged.
+        HostError: on entering, when the store can't be written. LedgerError: on entering, when the
+            signing key is damaged.
     """
     return RunDirectory(
         home, kind, tuple(argv), what=what, versions=dict(versions or {}), checkpoint_interval_s=checkpoint_interval_s
@@ -58,7 +62,9 @@ def create_run(
 
 
 def new_run_id(time_ns: int, random: str) -> str:
-    """A name that sorts by time to the millisecond and says nothing else: `20261120-215346123-4f9c2a`. Pure."""
+    """A name that sorts by time to the millisecond and says nothing else:
+    `20261120-215346123-4f9c2a`. Pure.
+    """
     seconds, rest = divmod(time_ns, 1_000_000_000)
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(seconds))}{rest // 1_000_000:03d}-{random}"
 
@@ -66,9 +72,9 @@ def new_run_id(time_ns: int, random: str) -> str:
 class RunDirectory:
     """One run's directory while it is being made: a context manager.
 
-    Entering makes the directory and records `run.started`; leaving records `run.finished`, writes the manifest and
-    seals the ledger, also when the body raised. What leaves nothing sealed: a ledger that can't be written, or the
-    death of this process. Such a run verifies as *unfinished*.
+    Entering makes the directory and records `run.started`; leaving records `run.finished`, writes
+    the manifest and seals the ledger, also when the body raised. What leaves nothing sealed: a
+    ledger that can't be written, or the death of this process. Such a run verifies as *unfinished*.
     """
 
     run_id: str
@@ -96,7 +102,9 @@ class RunDirectory:
         self._holding, self._held = threading.Lock(), set[str]()
 
     def hold(self, name: str, make: Callable[[], AbstractContextManager[object]]) -> None:
-        """What cells of the run share is entered by whoever needs it first, and left when the run is sealed. From any thread; raises what entering it raises."""
+        """What cells of the run share is entered by whoever needs it first, and left when the run
+        is sealed. From any thread; raises what entering it raises.
+        """
         with self._holding:
             if name not in self._held:
                 self._stack.enter_context(make())
@@ -110,18 +118,25 @@ class RunDirectory:
         return folder
 
     def write_text(self, name: str, text: str) -> Path:
-        """Add a file (`policy.yaml`, …) that is not there yet. Raises `LedgerError` when it can't be written,
-        `ValueError` for a name with a path in it."""
+        """Add a file (`policy.yaml`, …) that is not there yet.
+
+        Raises `LedgerError` when it can't be written, `ValueError` for a name with a path in it.
+        """
         return self._write(name, text.encode("utf-8", "backslashreplace"))
 
     def write_json(self, name: str, value: object) -> Path:
-        """Add a JSON file (`plan.json`, `host.json`, …), in canonical form. Raises as `write_text`, and `ValueError`
-        for what is not JSON."""
+        """Add a JSON file (`plan.json`, `host.json`, …), in canonical form.
+
+        Raises as `write_text`, and `ValueError` for what is not JSON.
+        """
         return self._write(name, canonical(value) + b"\n")
 
     def finish(self, outcome: str, *, exit_code: int | None, error: str | None = None, **details: JsonValue) -> None:
-        """Say how the run ended: `completed`, `failed` or `interrupted`. Without it, the exception that ends the
-        context says it (none: completed, 0). `details` are further fields of the event."""
+        """Say how the run ended: `completed`, `failed` or `interrupted`.
+
+        Without it, the exception that ends the context says it (none: completed, 0). `details` are
+        further fields of the event.
+        """
         if outcome not in OUTCOMES:
             raise ValueError(f"{outcome!r} is not one of {', '.join(OUTCOMES)}")
         self._outcome, self._details = (outcome, exit_code, error), details

@@ -1,7 +1,8 @@
-"""Strict shapes of JSON objects: which fields an object must have, which it may, and of what type each is. Pure.
+"""Strict shapes of JSON objects: which fields an object must have, which it may, and of what type
+each is. Pure.
 
-Each check raises `ValueError` that says what is wrong without showing the value. Not pydantic: every
-recorded event is checked, and a short command would spend a third of its time importing that.
+Each check raises `ValueError` that says what is wrong without showing the value. Not pydantic:
+every recorded event is checked, and a short command would spend a third of its time importing that.
 """
 
 from __future__ import annotations

@@ -28,7 +28,9 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """The first thing that is wrong: `where` is `file:line` or a file, relative to the run directory."""
+    """The first thing that is wrong: `where` is `file:line` or a file, relative to the run
+    directory.
+    """
 
     where: str
     what: str
@@ -39,11 +41,13 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """The result. `key` is the fingerprint that signed; `key_checked` says whether it was compared with one that was
-    expected.
+    """The result.
 
-    `signed_events` of the `events` are covered by a checkpoint. Counts are of what was read before the problem, if
-    there is one.
+    `key` is the fingerprint that signed; `key_checked` says whether it was compared with one that
+    was expected.
+
+    `signed_events` of the `events` are covered by a checkpoint. Counts are of what was read before
+    the problem, if there is one.
     """
 
     status: Status
@@ -64,16 +68,20 @@ class Verification:
 
 
 def verify(run_dir: Path, *, expected_key: str | None = None, expected_run: str | None = None) -> Verification:
-    """Verify a run directory. Memory: about 200 bytes per distinct body; the ledger may be of any size.
+    """Verify a run directory.
+
+    Memory: about 200 bytes per distinct body; the ledger may be of any size.
 
     Args:
         run_dir: the run directory.
-        expected_key: the fingerprint that must have signed. Without it, a ledger forged as a whole and signed with
-            another key is *not* found: compare `key`.
-        expected_run: the run id that it must be of: found under a name, a directory could hold another, genuine run.
+        expected_key: the fingerprint that must have signed. Without it, a ledger forged as a whole
+            and signed with another key is *not* found: compare `key`.
+        expected_run: the run id that it must be of: found under a name, a directory could hold
+            another, genuine run.
 
     Raises:
-        FileNotFoundError, NotADirectoryError, PermissionError: there is no such directory, or it can't be read.
+        FileNotFoundError, NotADirectoryError, PermissionError: there is no such directory, or it
+            can't be read.
     """
     root = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

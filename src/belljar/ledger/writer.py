@@ -43,8 +43,9 @@ from belljar.ledger.schema import (
 LEDGER: Final = "ledger.jsonl"
 CHECKPOINTS: Final = "checkpoints.jsonl"
 CHECKPOINT_INTERVAL_S: Final = 0.5
-"""How long events may gather before they are signed: half of the second that is promised, the rest is for slow
-disks."""
+"""How long events may gather before they are signed: half of the second that is promised, the rest
+is for slow disks.
+"""
 
 _APPEND: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -62,7 +63,10 @@ def _second(seconds: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """What the file holds. Replaced as a whole, so that an interrupt finds either the old or the new one."""
+    """What the file holds.
+
+    Replaced as a whole, so that an interrupt finds either the old or the new one.
+    """
 
     tree: MerkleTree
     prev: str
@@ -73,11 +77,13 @@ class _Written:
 
 
 class LedgerWriter:
-    """Records events in a run directory: a `Recorder`, and a context manager that owns one thread, for checkpoints.
+    """Records events in a run directory: a `Recorder`, and a context manager that owns one thread,
+    for checkpoints.
 
-    Thread-safe. One writer per run, once: a directory that has a ledger is refused. After any failure to write, the
-    writer is *poisoned*: each later call raises the first failure again, since nothing may run without a record.
-    Leaving the context without `seal` leaves an unfinished run, which verifies as such.
+    Thread-safe. One writer per run, once: a directory that has a ledger is refused. After any
+    failure to write, the writer is *poisoned*: each later call raises the first failure again,
+    since nothing may run without a record. Leaving the context without `seal` leaves an unfinished
+    run, which verifies as such.
 
     Args:
         run_dir: an existing directory of its own.
@@ -131,7 +137,8 @@ class LedgerWriter:
                 self._ledger_fd = os.open(self.run_dir / LEDGER, _APPEND, 0o600)
             except FileExistsError as error:
                 raise self._refusal() from error
-            # Says that this run is alive: see `is_being_written`. A reader holds it for a moment at most, so waiting is safe.
+            # Says that this run is alive: see `is_being_written`. A reader holds it for a moment at
+            # most, so waiting is safe.
             fcntl.flock(self._ledger_fd, fcntl.LOCK_EX)
             self._checkpoints_fd = os.open(self.run_dir / CHECKPOINTS, _APPEND, 0o600)
             self._bodies = BodyStore(self.run_dir)
@@ -164,7 +171,8 @@ class LedgerWriter:
         Data over 64 KiB moves to a body by itself (up to 16 MiB).
 
         Raises:
-            LedgerError: the event breaks the schema (the writer goes on), or can't be written (the writer is poisoned).
+            LedgerError: the event breaks the schema (the writer goes on), or can't be written (the
+                writer is poisoned).
         """
         try:
             check_data(event.kind, dict(event.data))
@@ -192,7 +200,9 @@ class LedgerWriter:
         self._halt()
 
     def seal(self, manifest_sha256: str) -> None:
-        """Sign the final checkpoint, which names the manifest's digest, and force all to the disk. After `end`.
+        """Sign the final checkpoint, which names the manifest's digest, and force all to the disk.
+
+        After `end`.
 
         Raises:
             LedgerError: it can't be written; the run stays unfinished.
@@ -223,8 +233,9 @@ class LedgerWriter:
             self._wake.set()
 
     def _settle(self) -> None:
-        """Before anything else is written: refuse if we can't, and find out what an interrupted call (Ctrl-C in the
-        middle of it) has done."""
+        """Before anything else is written: refuse if we can't, and find out what an interrupted
+        call (Ctrl-C in the middle of it) has done.
+        """
         if self._poison is not None:
             raise self._poison
         if self._ended:
@@ -232,7 +243,8 @@ class LedgerWriter:
         if self._pending is None:
             return
         line, size = self._pending, os.fstat(self._ledger_fd).st_size
-        # The interrupt may have come after the state was replaced, before it was written, or between.
+        # The interrupt may have come after the state was replaced, before it was written, or
+        # between.
         if size == self._state.offset + len(line) + 1:
             self._state = self._state.after(line)
         elif size != self._state.offset:
@@ -247,15 +259,18 @@ class LedgerWriter:
                 return
             self._wake.clear()
             if self._stop.is_set():
-                return  # That waking, which was just forgotten, may have been `_halt`'s: there is no other.
+                # That waking, which was just forgotten, may have been `_halt`'s: there is no other.
+                return
             try:
                 self._checkpoint()
             except LedgerError:
                 return  # Poisoned: the next record says so.
 
     def _checkpoint(self, manifest_sha256: str | None = None) -> None:
-        """Force to the disk what is recorded, then sign it. Only one thread at a time: the writer's own, or, once
-        that has ended, the owner's."""
+        """Force to the disk what is recorded, then sign it.
+
+        Only one thread at a time: the writer's own, or, once that has ended, the owner's.
+        """
         with self._lock:
             state, digests = self._state, self._bodies.take_unsynced()
         if state.tree.size == self._signed_size and manifest_sha256 is None:
@@ -314,7 +329,10 @@ class LedgerWriter:
 
 
 def is_being_written(run_dir: Path) -> bool:
-    """Whether a writer is alive on this run directory. Raises `OSError` when there is no ledger to ask."""
+    """Whether a writer is alive on this run directory.
+
+    Raises `OSError` when there is no ledger to ask.
+    """
     fd = os.open(run_dir / LEDGER, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -326,7 +344,9 @@ def is_being_written(run_dir: Path) -> bool:
 
 
 def _line(event: Event, data: bytes, bodies: list[dict[str, Any]], *, seq: int, prev: str) -> bytes:
-    """The canonical line around canonical data, which stands between `cell` and `kind`, as the order of keys wants it."""
+    """The canonical line around canonical data, which stands between `cell` and `kind`, as the
+    order of keys wants it.
+    """
     left = canonical({"actor": event.actor, "bodies": bodies, "cell": event.cell_id})
     right = canonical(
         {
@@ -350,8 +370,10 @@ def _spilled(canonical_data: bytes) -> PreparedBody:
 
 
 def _write_once(fd: int, content: bytes) -> None:
-    """One write for one line, so that no reader and no crash sees lines mixed. A short write is a full disk that has
-    not said so yet."""
+    """One write for one line, so that no reader and no crash sees lines mixed.
+
+    A short write is a full disk that has not said so yet.
+    """
     written = os.write(fd, content)
     if written != len(content):
         raise OSError(errno.ENOSPC, f"only {written} of {len(content)} bytes were taken: the disk is full")

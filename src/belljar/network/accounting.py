@@ -70,9 +70,10 @@ class Connection:
     """What a cell sent from one port to one port of the gateway.
 
     `past`: the bytes of each connection that ended there. `recent`: the last bytes of the one that
-    goes on, to compare what is sent again. `early`: what came before its turn. `held`: frames in each of the two files
-    that take turns. `dropped`: those that were thrown away. `broken`: a byte came twice, out of
-    order, or with what no ordinary segment has, so no count of bytes can prove that all are known.
+    goes on, to compare what is sent again. `early`: what came before its turn. `held`: frames in
+    each of the two files that take turns. `dropped`: those that were thrown away. `broken`: a byte
+    came twice, out of order, or with what no ordinary segment has, so no count of bytes can prove
+    that all are known.
     """
 
     numbers: tuple[int, int] | None = None
@@ -113,7 +114,9 @@ class Connection:
         return len(self.recent) + self.early_bytes
 
     def take(self, sequence: int, payload: memoryview, flags: int) -> bool:
-        """Whether it is an ordinary segment: the next bytes, the same bytes once more, or none at all."""
+        """Whether it is an ordinary segment: the next bytes, the same bytes once more, or none at
+        all.
+        """
         if self.broken or flags & (_SYN | _URG) or not flags & (_ACK | _RST):
             return False
         if not payload:

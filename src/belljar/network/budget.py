@@ -1,7 +1,10 @@
-"""How much a range may put into the ledger, counted by its owner: what its gateway says of bounds is a guest's word. Pure.
+"""How much a range may put into the ledger, counted by its owner: what its gateway says of bounds
+is a guest's word. Pure.
 
-Three stages, and no way back. Up to `whole_bytes` every event is recorded as it is. From then on events are cut down: who, what and verdict stay, bodies are lengths
-and digests, lists (header fields) and the rest of long texts are left out; `cut` in their data says so. At `most_bytes` there is nothing more to take: the range ends.
+Three stages, and no way back. Up to `whole_bytes` every event is recorded as it is. From then on
+events are cut down: who, what and verdict stay, bodies are lengths and digests, lists (header
+fields) and the rest of long texts are left out; `cut` in their data says so. At `most_bytes` there
+is nothing more to take: the range ends.
 """
 
 from __future__ import annotations
@@ -26,7 +29,10 @@ MAX_CUT_CHARS: Final = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What a range has put on record, and what it may. `events` counts those that were recorded, `cut_events` those of them that were cut down."""
+    """What a range has put on record, and what it may.
+
+    `events` counts those that were recorded, `cut_events` those of them that were cut down.
+    """
 
     whole_bytes: int
     most_bytes: int
@@ -40,7 +46,9 @@ class Budget:
         return cls(whole_bytes=recorded_bytes, most_bytes=recorded_bytes + recorded_bytes // 4)
 
     def take(self, event: Event) -> tuple[Budget, Event | None]:
-        """What is spent with this event, and the event as it is to be recorded: whole, cut down, or None when there is no room even for that."""
+        """What is spent with this event, and the event as it is to be recorded: whole, cut down, or
+        None when there is no room even for that.
+        """
         if not self.cut_events and self.spent_bytes + cost_bytes(event) <= self.whole_bytes:
             return self._with(event, cut=False), event
         small = cut_down(event)
@@ -58,7 +66,9 @@ class Budget:
 
 
 def cost_bytes(event: Event) -> int:
-    """What an event takes of a disk, at least as much as it does: its line, and a file for each body."""
+    """What an event takes of a disk, at least as much as it does: its line, and a file for each
+    body.
+    """
     bodies = sum(BODY_LINE_BYTES + -(-len(body.content) // BLOCK_BYTES) * BLOCK_BYTES for body in event.bodies)
     return LINE_BYTES + len(json.dumps(event.data, separators=(",", ":"))) + bodies
 

@@ -1,7 +1,10 @@
-"""How a gateway's process shuts itself in, before it sees a guest's first byte: nothing to reach, nothing to open, nothing to start.
+"""How a gateway's process shuts itself in, before it sees a guest's first byte: nothing to reach,
+nothing to open, nothing to start.
 
-Runs in the forked child, in this order: namespaces (an empty network of its own, not the range's), a root of its own that holds the stand-ins' directories and
-nothing else, its own uid, no capability, limits, the system-call filter. What it was given as descriptors is all it has. There is no way back from any step.
+Runs in the forked child, in this order: namespaces (an empty network of its own, not the range's),
+a root of its own that holds the stand-ins' directories and nothing else, its own uid, no
+capability, limits, the system-call filter. What it was given as descriptors is all it has. There is
+no way back from any step.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ class Confinement:
     """What a gateway is shut in with.
 
     Args:
-        uid: who it is on the host, when root starts it; None: the user himself, behind a user namespace in which he is 1000 and nobody else exists.
+        uid: who it is on the host, when root starts it; None: the user himself, behind a user
+            namespace in which he is 1000 and nobody else exists.
         directories: host directories by the name that each has below `/s`, read-only.
         memory_bytes: that it may use beside what the fork gave it.
         descriptors: open at one time.
@@ -43,7 +47,11 @@ class Confinement:
 
 
 def confine(box: Confinement, *, parent: int) -> None:
-    """Shut this process in. It must have one thread, and must have imported all that it will ever import. Raises `OSError`: then it must end."""
+    """Shut this process in.
+
+    It must have one thread, and must have imported all that it will ever import. Raises `OSError`:
+    then it must end.
+    """
     mapped = _mapped_bytes()
     spaces = syscalls.CLONE_NEWNET | syscalls.CLONE_NEWNS | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS
     if box.uid is None:
@@ -52,7 +60,8 @@ def confine(box: Confinement, *, parent: int) -> None:
     _make_root(box.directories)
     _become(box.uid)
     syscalls.die_with_parent(parent)
-    syscalls.set_dumpable(box.uid is None)  # an ordinary user's looks for survivors need to see its namespaces
+    # An ordinary user's looks for survivors need to see its namespaces
+    syscalls.set_dumpable(box.uid is None)
     _limit(box, mapped)
     syscalls.no_new_privileges()
     syscalls.install_filter(gateway_filter())
@@ -67,10 +76,13 @@ def _enter_own_user_namespace() -> None:
 
 
 def _make_root(directories: Mapping[str, Path]) -> None:
-    """A file system in memory, bound to nothing of the host's but the directories, sealed read-only when they are in it."""
+    """A file system in memory, bound to nothing of the host's but the directories, sealed read-only
+    when they are in it.
+    """
     syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
     bare = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
-    # Opened first, since one may lie below the place that the new root covers; and named by /proc, so that stands elsewhere.
+    # Opened first, since one may lie below the place that the new root covers; and named by /proc,
+    # so that stands elsewhere.
     sources = {name: os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) for name, path in directories.items()}
     syscalls.mount("tmpfs", "/tmp", "tmpfs", bare, _ROOT_OPTIONS)  # noqa: S108 - a place to mount on, in a mount namespace of its own
     root = Path("/tmp")  # noqa: S108

@@ -1,9 +1,13 @@
-"""TCP conversations out of a packet record. Pure: bytes in, data out; every byte of it is a guest's.
+"""TCP conversations out of a packet record.
 
-Only frames that the range sent on to their receivers count: what its rules dropped was said to nobody. A conversation begins with the server's SYN-ACK, which says both
-first sequence numbers (RFC 9293, section 3.5), so that no segment of a client's can begin one, or begin it anew. Both directions are put together from sequence
-numbers, up to the first gap. What a sender said twice counts as it was said first; where it said two things the conversation is `ambiguous`, since which of them the
-receiver took is its own matter.
+Pure: bytes in, data out; every byte of it is a guest's.
+
+Only frames that the range sent on to their receivers count: what its rules dropped was said to
+nobody. A conversation begins with the server's SYN-ACK, which says both first sequence numbers (RFC
+9293, section 3.5), so that no segment of a client's can begin one, or begin it anew. Both
+directions are put together from sequence numbers, up to the first gap. What a sender said twice
+counts as it was said first; where it said two things the conversation is `ambiguous`, since which
+of them the receiver took is its own matter.
 """
 
 from __future__ import annotations
@@ -24,7 +28,9 @@ MAX_STREAM_BYTES: Final = 4 << 20
 MAX_HELD_BYTES: Final = 256 << 20
 """Of all conversations together, likewise."""
 MAX_STRAYS: Final = 100
-"""Pairs of ends that sent each other segments outside of any connection; the rest are counted together."""
+"""Pairs of ends that sent each other segments outside of any connection; the rest are counted
+together.
+"""
 _HELD_BESIDE_BYTES: Final = 128
 _MAX_ASKED: Final = 1000
 _ETHERTYPE_IPV4: Final = b"\x08\x00"
@@ -37,7 +43,11 @@ End: TypeAlias = tuple[str, int]
 
 
 class Segment(NamedTuple):
-    """One TCP segment. `at_s`: seconds since the epoch. `length_bytes`: the packet's. `is_sound`: its checksum is right, or left to a device as between cells."""
+    """One TCP segment.
+
+    `at_s`: seconds since the epoch. `length_bytes`: the packet's. `is_sound`: its checksum is
+    right, or left to a device as between cells.
+    """
 
     at_s: float
     source: End
@@ -52,7 +62,9 @@ class Segment(NamedTuple):
 
 @dataclass(slots=True)
 class _Stream:
-    """One direction: what was said, in order, as far as it is known; `early` is what came before its turn."""
+    """One direction: what was said, in order, as far as it is known; `early` is what came before
+    its turn.
+    """
 
     next_sequence: int
     said: bytearray = field(default_factory=bytearray)
@@ -96,7 +108,9 @@ class _Stream:
         behind = (self.next_sequence - sequence) % _WHOLE
         start = (
             self.length - behind
-        )  # in the stream; nobody says anything before its beginning, but for the one byte of a keepalive
+            # In the stream; nobody says anything before its beginning, but for the one byte of a
+            # keepalive
+        )
         if start < 0 and (start < -1 or len(payload) > 1):
             self.ambiguous = True
             self.cut_bytes += min(-start, len(payload))
@@ -113,10 +127,12 @@ class _Stream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """A TCP connection as it was seen: who began it, and what each side said, in order, at most `MAX_STREAM_BYTES`.
+    """A TCP connection as it was seen: who began it, and what each side said, in order, at most
+    `MAX_STREAM_BYTES`.
 
-    `ambiguous`: somewhere a sender said two things in one place, or what an honest stack doesn't send (a wrong checksum, urgent bytes). `has_gap`: bytes are missing
-    from the record, and what came after them is not in `sent` or `received`. `cut_bytes`: how many were over the bounds.
+    `ambiguous`: somewhere a sender said two things in one place, or what an honest stack doesn't
+    send (a wrong checksum, urgent bytes). `has_gap`: bytes are missing from the record, and what
+    came after them is not in `sent` or `received`. `cut_bytes`: how many were over the bounds.
     """
 
     client: End
@@ -160,13 +176,18 @@ class _Open:
 
 
 class Listener:
-    """Segments in, the conversations with served ports out. Whatever else there is takes no room."""
+    """Segments in, the conversations with served ports out.
+
+    Whatever else there is takes no room.
+    """
 
     def __init__(self, is_served: Callable[[End], bool]) -> None:
         self.left_out: Counter[str] = Counter()
         """By the bound's name (`connections`, `bytes`): how many were not looked at."""
         self.strays: dict[tuple[str, str, int | None], list[int]] = {}
-        """(source, target, served port if the target serves there) → segments and bytes that belong to no connection; the empty key is all others'."""
+        """(source, target, served port if the target serves there) → segments and bytes that belong
+        to no connection; the empty key is all others'.
+        """
         self._is_served = is_served
         self._found: dict[tuple[End, End], _Open] = {}
         self._done: list[_Open] = []
@@ -204,7 +225,9 @@ class Listener:
             self.left_out["bytes"] += len(segment.payload)
 
     def _ask(self, segment: Segment, pair: tuple[End, End]) -> None:
-        """TCP Fast Open (RFC 7413): it counts if it is answered; which of two is meant nobody knows."""
+        """TCP Fast Open (RFC 7413): it counts if it is answered; which of two is meant nobody
+        knows.
+        """
         first = self._asked.setdefault(pair, segment)
         if (first.sequence, first.payload) != (segment.sequence, segment.payload):
             self._asked[pair] = first._replace(flags=first.flags | _URG)
@@ -241,7 +264,8 @@ class Listener:
         said.is_ended |= bool(segment.flags & _FIN)
         if not segment.payload:
             return
-        if not segment.is_sound or not segment.flags & (_ACK | _SYN):  # no stack takes them (RFC 9293, 3.10.7.4)
+        # No stack takes them (RFC 9293, 3.10.7.4)
+        if not segment.is_sound or not segment.flags & (_ACK | _SYN):
             said.ambiguous = True
             return
         if not self._admit(said):
@@ -275,7 +299,10 @@ class Listener:
 
 
 def read_segments(frames: Iterable[tuple[float, bytes]]) -> Iterator[Segment]:
-    """The TCP segments of (time, frame); other packets, fragments and damaged ones are passed over. Pure, total."""
+    """The TCP segments of (time, frame); other packets, fragments and damaged ones are passed over.
+
+    Pure, total.
+    """
     for at_s, frame in frames:
         if len(frame) >= 34 and frame[12:14] == _ETHERTYPE_IPV4 and (segment := _ipv4(frame[14:], at_s)) is not None:
             yield segment
@@ -311,7 +338,11 @@ def _tcp(segment: bytes, addresses: bytes, at_s: float, length: int) -> Segment 
 
 
 def _is_sound(segment: bytes, addresses: bytes) -> bool:
-    """RFC 9293, section 3.1. A sender whose device is to finish it leaves the pseudo header's sum in its place; between cells nobody does."""
+    """RFC 9293, section 3.1.
+
+    A sender whose device is to finish it leaves the pseudo header's sum in its place; between cells
+    nobody does.
+    """
     pseudo = int.from_bytes(addresses + struct.pack("!HH", _TCP, len(segment)), "big")
     text = int.from_bytes(segment + b"\0" * (len(segment) % 2), "big")
     unfinished = (pseudo - int.from_bytes(segment[16:18], "big")) % 0xFFFF == 0

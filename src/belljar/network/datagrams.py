@@ -1,4 +1,6 @@
-"""JSON objects and descriptors on a sequenced unix socket, between processes of ours: bounded, one object a datagram."""
+"""JSON objects and descriptors on a sequenced unix socket, between processes of ours: bounded, one
+object a datagram.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 def send(to: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
-    """Send one object, and copies of the descriptors. Raises `Closed`, and `ValueError` for what is too large."""
+    """Send one object, and copies of the descriptors.
+
+    Raises `Closed`, and `ValueError` for what is too large.
+    """
     text = json.dumps(message, separators=(",", ":")).encode()
     if len(text) > MAX_MESSAGE_BYTES or len(fds) > MAX_DESCRIPTORS:
         raise ValueError(f"a message of {len(text)} bytes and {len(fds)} descriptors")
@@ -41,7 +46,9 @@ def send(to: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ())
 
 
 def receive(source: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """The next object, and its descriptors, which are the caller's to close. Raises `Closed`, and `ValueError` for what is no such message.
+    """The next object, and its descriptors, which are the caller's to close.
+
+    Raises `Closed`, and `ValueError` for what is no such message.
 
     A socket that doesn't block raises `BlockingIOError` when there is none.
     """
@@ -70,7 +77,9 @@ def receive_bytes(source: socket.socket, max_bytes: int) -> bytes:
 
 
 def _to_the_last(read: Callable[[], _T]) -> _T:
-    """Of one that has ended with something unread the kernel tells that first, once, and only then what it had said."""
+    """Of one that has ended with something unread the kernel tells that first, once, and only then
+    what it had said.
+    """
     try:
         return read()
     except ConnectionResetError:
@@ -78,7 +87,9 @@ def _to_the_last(read: Callable[[], _T]) -> _T:
 
 
 def _take(source: socket.socket) -> tuple[bytes, list[int], int]:
-    """`socket.recv_fds` of Python 3.11 drops its flags, so descriptors would go on to whatever is started next."""
+    """`socket.recv_fds` of Python 3.11 drops its flags, so descriptors would go on to whatever is
+    started next.
+    """
     room = socket.CMSG_LEN(MAX_DESCRIPTORS * _INT.size)
     text, ancillary, flags, _ = source.recvmsg(MAX_MESSAGE_BYTES, room, socket.MSG_CMSG_CLOEXEC)
     fds: list[int] = []
@@ -89,7 +100,9 @@ def _take(source: socket.socket) -> tuple[bytes, list[int], int]:
 
 
 def as_file(document: Mapping[str, Any]) -> int:
-    """A descriptor of a file in memory that holds the document, for a process that is to be started with it. The caller closes it."""
+    """A descriptor of a file in memory that holds the document, for a process that is to be started
+    with it. The caller closes it.
+    """
     fd = new_file()
     try:
         fill(fd, document)

@@ -1,7 +1,8 @@
-"""Who may have what: address, port, SNI, Host, method and target of a flow → a stand-in, or the reason of refusal. Pure.
+"""Who may have what: address, port, SNI, Host, method and target of a flow → a stand-in, or the
+reason of refusal. Pure.
 
-Nothing here resolves, dials or remembers. Names on the wire are ASCII: a name with any other byte is no name (a U-label that no client has turned into an A-label
-is refused, never guessed at).
+Nothing here resolves, dials or remembers. Names on the wire are ASCII: a name with any other byte
+is no name (a U-label that no client has turned into an A-label is refused, never guessed at).
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from belljar.plan.network import CATCH_ALL_PORTS, PortPlan, StandInPlan
 from belljar.policy.guarding import METADATA_ADDRESS
 
 CATCH_ALL: Final = "catch-all"
-"""The id of the stand-in behind `layout.catch_all`. No policy's id can be the same: the policy reserves it."""
+"""The id of the stand-in behind `layout.catch_all`.
+
+No policy's id can be the same: the policy reserves it.
+"""
 UPSTREAM: Final = "upstream"
 """The kind of what is real. No policy's stand-in has it."""
 MAX_NAME_BYTES: Final = 253
@@ -59,7 +63,9 @@ class Refusal(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """The head of one HTTP request, as it came: `hosts` are all values of `Host` (HTTP/2: `:authority`, and `host` where it is there besides)."""
+    """The head of one HTTP request, as it came: `hosts` are all values of `Host` (HTTP/2:
+    `:authority`, and `host` where it is there besides).
+    """
 
     method: str
     target: bytes
@@ -68,7 +74,9 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
-    """What is known of a flow so far: where it was dialled; after a ClientHello `sni` (None before it, and where there was none); after a request's head `asked`."""
+    """What is known of a flow so far: where it was dialled; after a ClientHello `sni` (None before
+    it, and where there was none); after a request's head `asked`.
+    """
 
     address: str
     port: int
@@ -81,8 +89,8 @@ class Flow:
 class Verdict:
     """Whether a flow is allowed, and to which stand-in.
 
-    `reason` is empty when it is. `protocol` is what is spoken at this port; `name` the name that was
-    asked for, in lower case, once one is known.
+    `reason` is empty when it is. `protocol` is what is spoken at this port; `name` the name that
+    was asked for, in lower case, once one is known.
     """
 
     allowed: bool
@@ -93,10 +101,13 @@ class Verdict:
 
 
 def decide(flow: Flow, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) -> Verdict:
-    """The verdict on a flow. Allowed only if the address is a stand-in's, the port is one of its ports, and every name that the flow says (SNI, Host, an absolute
-    target) is one name, which has that address by the policy.
+    """The verdict on a flow.
 
-    A verdict on a part of a flow is no verdict on the rest: ask again with the ClientHello, and with each request.
+    Allowed only if the address is a stand-in's, the port is one of its ports, and every name that
+    the flow says (SNI, Host, an absolute target) is one name, which has that address by the policy.
+
+    A verdict on a part of a flow is no verdict on the rest: ask again with the ClientHello, and
+    with each request.
     """
     place = _place(flow, layout, stand_ins)
     if isinstance(place, Refusal):
@@ -110,8 +121,11 @@ def decide(flow: Flow, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) ->
 
 
 def canonical_name(raw: str | bytes) -> str | None:
-    """A host name in the form in which names are compared: lower case, no dot at the end. None for what is no host name: empty, over 253 bytes, a label over 63 or
-    of other characters than LDH and underscore, or an IP address in any spelling that a client's library takes for one (a last label of digits or `0x…`).
+    """A host name in the form in which names are compared: lower case, no dot at the end.
+
+    None for what is no host name: empty, over 253 bytes, a label over 63 or of other characters
+    than LDH and underscore, or an IP address in any spelling that a client's library takes for one
+    (a last label of digits or `0x…`).
     """
     try:
         text = raw.decode("ascii") if isinstance(raw, bytes) else raw.encode("ascii").decode("ascii")
@@ -125,7 +139,9 @@ def canonical_name(raw: str | bytes) -> str | None:
 
 
 def find(name: str, layout: RangeLayout) -> NameAddress | None:
-    """Whose a canonical name is: the exact pattern's, else that of the wildcard one label up (`*.` stands for exactly one label), else nobody's."""
+    """Whose a canonical name is: the exact pattern's, else that of the wildcard one label up (`*.`
+    stands for exactly one label), else nobody's.
+    """
     wildcard = "*." + name.partition(".")[2]
     found = None
     for item in layout.names:
@@ -137,14 +153,18 @@ def find(name: str, layout: RangeLayout) -> NameAddress | None:
 
 
 def known_to(cell: str, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) -> RangeLayout:
-    """The layout as a cell knows it: a cell that it shares no network with has no name for it, as it has no route. A cell that names no network knows all."""
+    """The layout as a cell knows it: a cell that it shares no network with has no name for it, as
+    it has no route. A cell that names no network knows all.
+    """
     own = next((item for item in stand_ins if item.id == cell), None)
     hidden = {item.id for item in stand_ins if own is not None and own.is_apart_from(item)}
     return replace(layout, names=tuple(name for name in layout.names if name.stand_in not in hidden))
 
 
 def split_target(target: bytes) -> tuple[bytes | None, bytes, bytes]:
-    """A request's target as (authority or None, path, query): an absolute one (RFC 9112 section 3.2.2) is taken apart, each other one has no authority."""
+    """A request's target as (authority or None, path, query): an absolute one (RFC 9112 section
+    3.2.2) is taken apart, each other one has no authority.
+    """
     absolute = _ABSOLUTE.fullmatch(target)
     rest = absolute["rest"] if absolute else target
     path, _, query = rest.partition(b"?")
@@ -170,7 +190,9 @@ def _at_port(stand_in: str, ports: Sequence[PortPlan], number: int) -> tuple[str
 
 
 def _said(flow: Flow, protocol: str) -> str | Refusal | None:
-    """The one name that the flow says so far, None when it has said none yet, or why what it says can't be taken."""
+    """The one name that the flow says so far, None when it has said none yet, or why what it says
+    can't be taken.
+    """
     sni = _sni(flow) if protocol in ENCRYPTED and flow.hello else None
     if isinstance(sni, Refusal) or flow.asked is None:
         return sni
@@ -211,8 +233,9 @@ def _host(asked: Asked, flow: Flow, protocol: str) -> str | Refusal:
 
 
 def _authority(raw: bytes, flow: Flow) -> str | Refusal:
-    """The name of `NAME[:PORT]`; the metadata service's address is a name of its own (it has no other that clients use). The port, where it is said, is
-    the one that was dialled."""
+    """The name of `NAME[:PORT]`; the metadata service's address is a name of its own (it has no
+    other that clients use). The port, where it is said, is the one that was dialled.
+    """
     if raw.startswith(b"["):
         return Refusal.HOST_IS_ADDRESS
     host, colon, port = raw.partition(b":")

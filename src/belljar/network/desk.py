@@ -1,4 +1,6 @@
-"""Threads of a range's owner that do one kind of what its gateway asks for: so many at once, so many waiting, none beyond."""
+"""Threads of a range's owner that do one kind of what its gateway asks for: so many at once, so
+many waiting, none beyond.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,11 @@
-"""Real upstreams, the owner's side: may this be dialled, and at which address? The gateway has no route: it asks, and is handed a connected socket, or a reason.
+"""Real upstreams, the owner's side: may this be dialled, and at which address?
 
-The verdicts are pure. What is asked is believed in nothing: host, port and id must be those of an upstream of the range's own plan. A name is resolved once a range, by
-the host's own resolver, never for a guest's question; every address of the answer must be a public one, or none is dialled; then the answer is pinned, so that a second
-one (DNS rebinding) is never asked for.
+The gateway has no route: it asks, and is handed a connected socket, or a reason.
+
+The verdicts are pure. What is asked is believed in nothing: host, port and id must be those of an
+upstream of the range's own plan. A name is resolved once a range, by the host's own resolver, never
+for a guest's question; every address of the answer must be a public one, or none is dialled; then
+the answer is pinned, so that a second one (DNS rebinding) is never asked for.
 """
 
 from __future__ import annotations
@@ -35,10 +38,13 @@ MAX_TRIED: Final = 3
 """Of the pinned addresses, in the resolver's order."""
 _MAX_BUNDLE_BYTES: Final = 4 << 20
 _LEAST_PREFIX: Final = {4: 8, 6: 16}
-"""Of a route without a gateway: what leads to a network at the end of a link. A wider one leads to the world (a tunnel's `0.0.0.0/1`)."""
+"""Of a route without a gateway: what leads to a network at the end of a link.
 
-# Beside what no cell may reach (`plan.rules`), what IANA's special-purpose registries (RFC 6890) hold as of 2024, spelled out: what `ipaddress` calls global
-# differs between Python's versions.
+A wider one leads to the world (a tunnel's `0.0.0.0/1`).
+"""
+
+# Beside what no cell may reach (`plan.rules`), what IANA's special-purpose registries (RFC 6890)
+# hold as of 2024, spelled out: what `ipaddress` calls global differs between Python's versions.
 FORBIDDEN: Final[tuple[IPv4Network | IPv6Network, ...]] = (
     *rules.FORBIDDEN,
     *map(
@@ -74,7 +80,10 @@ _BUNDLES: Final = (
 
 
 class NotAnUpstream(ValueError):  # noqa: N818 - a verdict on who asks
-    """The gateway asks for what the plan does not have. No gateway of ours does: the range is to be ended."""
+    """The gateway asks for what the plan does not have.
+
+    No gateway of ours does: the range is to be ended.
+    """
 
 
 class Refused(ValueError):  # noqa: N818 - a verdict on an upstream
@@ -86,7 +95,9 @@ class _NotTried(Refused):
 
 
 def wanted(body: bytes, network: NetworkPlan) -> tuple[UpstreamPlan, int]:
-    """The upstream of the plan, and its port, that a question is for: `{"host", "port", "stand_in"}` as JSON. Raises `NotAnUpstream`."""
+    """The upstream of the plan, and its port, that a question is for: `{"host", "port",
+    "stand_in"}` as JSON. Raises `NotAnUpstream`.
+    """
     try:
         asked = json.loads(body)
     except (ValueError, RecursionError) as exc:
@@ -106,7 +117,11 @@ Network = IPv4Network | IPv6Network
 
 
 def problem_of(address: str, own: Collection[str], near: Collection[Network] = ()) -> str:
-    """Why an address may not be dialled; empty when it may. `own` are this host's, and `near` the networks that it is on, whose addresses may be public ones."""
+    """Why an address may not be dialled; empty when it may.
+
+    `own` are this host's, and `near` the networks that it is on, whose addresses may be public
+    ones.
+    """
     try:
         parsed = ip_address(address)
     except ValueError:
@@ -123,8 +138,11 @@ def problem_of(address: str, own: Collection[str], near: Collection[Network] = (
 
 
 def judge(addresses: Sequence[str], own: Collection[str], near: Collection[Network] = ()) -> str:
-    """Why the resolver's answer is refused; empty when each of its addresses may be dialled. One that may not be spoils all: a name that also stands for something
-    private is not what the policy's author meant."""
+    """Why the resolver's answer is refused; empty when each of its addresses may be dialled.
+
+    One that may not be spoils all: a name that also stands for something private is not what the
+    policy's author meant.
+    """
     if not addresses:
         return "the name has no address"
     if len(addresses) > MAX_ADDRESSES:
@@ -139,16 +157,21 @@ def _is_public(parsed: IPv4Address | IPv6Address) -> bool:
 
 
 def resolve(host: str, port: int) -> tuple[str, ...]:
-    """The host's own resolver's addresses, in its order, none twice. Raises `OSError`. Takes as long as that resolver's settings let it.
+    """The host's own resolver's addresses, in its order, none twice.
 
-    The name is absolute: no search domain is put behind it (resolv.conf(5)), and of `/etc/hosts` only a line counts whose name has the dot at its end too.
+    Raises `OSError`. Takes as long as that resolver's settings let it.
+
+    The name is absolute: no search domain is put behind it (resolv.conf(5)), and of `/etc/hosts`
+    only a line counts whose name has the dot at its end too.
     """
     found = socket.getaddrinfo(f"{host}.", port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
     return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 def is_ours(address: str) -> bool:
-    """Whether the kernel holds the address as this host's own: it lets a socket have it as its name. True when that can't be found out."""
+    """Whether the kernel holds the address as this host's own: it lets a socket have it as its
+    name. True when that can't be found out.
+    """
     try:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -159,7 +182,10 @@ def is_ours(address: str) -> bool:
 
 
 def networks_near() -> tuple[Network, ...]:
-    """The networks to which this host has a route of its own without a gateway, in any table. Raises `OSError`."""
+    """The networks to which this host has a route of its own without a gateway, in any table.
+
+    Raises `OSError`.
+    """
     with netlink.open_socket() as kernel:
         routes = [
             route for family in (socket.AF_INET, socket.AF_INET6) for route in netlink.list_routes(kernel, family)
@@ -170,10 +196,14 @@ def networks_near() -> tuple[Network, ...]:
 
 
 def connect(address: str, port: int) -> socket.socket:
-    """A TCP connection to exactly this address. Raises `OSError`; after `CONNECT_TIMEOUT_S` `TimeoutError`.
+    """A TCP connection to exactly this address.
 
-    It is connected for good: one whose non-blocking connect was never finished falls back to unconnected when it is reset, and whoever holds it could then lead it
-    elsewhere by `sendto(MSG_FASTOPEN)` (Linux, `__inet_stream_connect`). So connect is called a second time, which finishes it.
+    Raises `OSError`; after `CONNECT_TIMEOUT_S` `TimeoutError`.
+
+    It is connected for good: one whose non-blocking connect was never finished falls back to
+    unconnected when it is reset, and whoever holds it could then lead it elsewhere by
+    `sendto(MSG_FASTOPEN)` (Linux, `__inet_stream_connect`). So connect is called a second time,
+    which finishes it.
     """
     end = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -188,7 +218,10 @@ def connect(address: str, port: int) -> socket.socket:
 
 
 def read_authorities() -> str:
-    """The public certification authorities that this host trusts, PEM. Raises `HostError` when it has no bundle of them."""
+    """The public certification authorities that this host trusts, PEM.
+
+    Raises `HostError` when it has no bundle of them.
+    """
     usual = ssl.get_default_verify_paths().cafile
     for path in ((usual,) if usual else ()) + _BUNDLES:
         with suppress(OSError, UnicodeError):
@@ -204,7 +237,10 @@ def read_authorities() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """What of the world a range's upstreams are reached by. A test gives its own; whatever `resolve` says, `judge` has the last word on it."""
+    """What of the world a range's upstreams are reached by.
+
+    A test gives its own; whatever `resolve` says, `judge` has the last word on it.
+    """
 
     resolve: Callable[[str, int], tuple[str, ...]] = resolve
     is_ours: Callable[[str], bool] = is_ours
@@ -228,10 +264,13 @@ class Dialler:
         self._refused: dict[str, str] = {}
 
     def dial(self, body: bytes, say: Say) -> socket.socket:
-        """A connected socket, the caller's to close. What is dialled and what is refused is on record before it is done.
+        """A connected socket, the caller's to close.
+
+        What is dialled and what is refused is on record before it is done.
 
         Raises:
-            NotAnUpstream: the range is to be ended. Refused: the name has no public address, or nobody answers there.
+            NotAnUpstream: the range is to be ended. Refused: the name has no public address, or
+                nobody answers there.
         """
         try:
             upstream, port = wanted(body, self._network)
@@ -248,7 +287,9 @@ class Dialler:
             raise Refused(str(exc)) from exc
 
     def look(self, say: Say) -> None:
-        """Take in what has passed over the connections that were handed out, and record those that had to be ended."""
+        """Take in what has passed over the connections that were handed out, and record those that
+        had to be ended.
+        """
         for upstream, problem in self._spending.look(self._number):
             about: dict[str, JsonValue] = {"host": upstream.host, "port": None, "reason": upstream.reason}
             say({**about, "address": "", "verdict": "cut", "problem": problem})
@@ -258,7 +299,9 @@ class Dialler:
         self._spending.close(self._number)
 
     def _pinned(self, host: str, port: int) -> tuple[str, ...]:
-        """The addresses of the first answer, for good, judged at each dial; a refused answer is refused for good. Raises `_NotTried`."""
+        """The addresses of the first answer, for good, judged at each dial; a refused answer is
+        refused for good. Raises `_NotTried`.
+        """
         with self._locks[host]:
             if host in self._refused:
                 raise _NotTried(self._refused[host])

@@ -1,14 +1,18 @@
-"""What the gateway says to the owner of its range, and the answers: datagrams on a sequenced socket. The owner's end (`gateway.reporter`
-is the other). Pure: no I/O.
+"""What the gateway says to the owner of its range, and the answers: datagrams on a sequenced
+socket. The owner's end (`gateway.reporter` is the other). Pure: no I/O.
 
-Up: a head, one JSON object `{"id", "kind", "data", "bodies": [{"name", "kept_bytes", "total_bytes", "sha256"}]}`, and then the kept bytes of each body in turn,
-in as many datagrams as it takes, none with bytes of two bodies. A question has the kind `ask`, `data` `{"what"}` and one body.
-The first word of all is `ready`: it serves. From then on `alive`, without data, every few seconds. The last is `ended`, `data` `{"untold"}`.
-Down: `{"ack": id}` when an event is on record; `{"answer": id, "ok", "bytes"}` and so many bytes, to a question; `{"end": seconds}`: the range ends, and so soon
-the gateway has to have told what is in progress.
-The question `dial` (body: `{"host", "port", "stand_in"}`) is answered by a socket: a descriptor that comes with the head.
+Up: a head, one JSON object `{"id", "kind", "data", "bodies": [{"name", "kept_bytes", "total_bytes",
+"sha256"}]}`, and then the kept bytes of each body in turn, in as many datagrams as it takes, none
+with bytes of two bodies. A question has the kind `ask`, `data` `{"what"}` and one body.
+The first word of all is `ready`: it serves. From then on `alive`, without data, every few seconds.
+The last is `ended`, `data` `{"untold"}`. Down: `{"ack": id}` when an event is on record;
+`{"answer": id, "ok", "bytes"}` and so many bytes, to a question; `{"end": seconds}`: the range
+ends, and so soon the gateway has to have told what is in progress.
+The question `dial` (body: `{"host", "port", "stand_in"}`) is answered by a socket: a descriptor
+that comes with the head.
 
-The decoder reads what a gateway wrote that may have been taken over: every field, length and order is checked, and anything else is a violation.
+The decoder reads what a gateway wrote that may have been taken over: every field, length and order
+is checked, and anything else is a violation.
 """
 
 from __future__ import annotations
@@ -113,7 +117,10 @@ def encode_end(within_s: float) -> bytes:
 
 
 def encode_answer(id: int, body: bytes, *, ok: bool = True) -> list[bytes]:  # noqa: A002 - the wire's word
-    """The datagrams of an answer; `ok` False: there is none, and the body says why. Raises `ValueError` when it is too large."""
+    """The datagrams of an answer; `ok` False: there is none, and the body says why.
+
+    Raises `ValueError` when it is too large.
+    """
     if len(body) > MAX_ANSWER_BYTES:
         raise ValueError(f"an answer of {len(body)} bytes")
     pieces = (body[at : at + MAX_DATAGRAM_BYTES] for at in range(0, len(body), MAX_DATAGRAM_BYTES))
@@ -121,7 +128,10 @@ def encode_answer(id: int, body: bytes, *, ok: bool = True) -> list[bytes]:  # n
 
 
 class UpDecoder:
-    """The owner's: datagrams in, whole events and questions out. Holds at most one event: 8 bodies of 1 MiB, or one question."""
+    """The owner's: datagrams in, whole events and questions out.
+
+    Holds at most one event: 8 bodies of 1 MiB, or one question.
+    """
 
     def __init__(self, kinds: frozenset[Kind] = KINDS) -> None:
         """`kinds`: what the other side may put on record."""
@@ -133,7 +143,10 @@ class UpDecoder:
         self._is_ready = self._is_over = False
 
     def feed(self, datagram: bytes) -> Said | Asked | Ready | Alive | Ended | None:
-        """The event that this datagram completes. Raises `WireViolation`; after that nothing more may be fed."""
+        """The event that this datagram completes.
+
+        Raises `WireViolation`; after that nothing more may be fed.
+        """
         if not datagram or len(datagram) > MAX_DATAGRAM_BYTES:
             raise WireViolation(f"a datagram of {len(datagram)} bytes")
         if self._head is None:
@@ -196,7 +209,9 @@ def _head(value: Mapping[str, Any]) -> bytes:
 
 
 def _object(datagram: bytes) -> Mapping[str, Any]:
-    """A JSON object without a name twice, NaN, lone surrogates, integers that JSON can't carry, or more than 16 levels."""
+    """A JSON object without a name twice, NaN, lone surrogates, integers that JSON can't carry, or
+    more than 16 levels.
+    """
     try:
         value = json.loads(datagram, object_pairs_hook=_each_once, parse_constant=_no_constant)
         _check_value(value, _MAX_DEPTH)
@@ -226,7 +241,8 @@ def _check_value(value: Any, depth: int) -> None:  # noqa: ANN401 - JSON values 
     if isinstance(value, str):
         value.encode()  # a lone surrogate can't be
     elif isinstance(value, float):
-        if not abs(value) <= _MAX_INT:  # nor NaN; a ledger writes greater ones with all their digits
+        # Nor NaN; a ledger writes greater ones with all their digits
+        if not abs(value) <= _MAX_INT:
             raise WireViolation("a number beyond 2^53")
     elif isinstance(value, int):
         if abs(value) > _MAX_INT:

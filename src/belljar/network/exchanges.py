@@ -1,9 +1,14 @@
-"""HTTP between cells, read from the packet record after the fact. Pure; h11 parses the heads, and every byte is a guest's.
+"""HTTP between cells, read from the packet record after the fact.
 
-The gateway sees what is asked of it. What one cell asks of another goes past it: the record of those requests is made from the packets, when the range ends.
+Pure; h11 parses the heads, and every byte is a guest's.
 
-Cells decide what there is to read, and the bounds here how much that takes. h11 is given one head at a time, and none before its size, its fields and its blanks were
-looked at: its expression for a field takes the square of a run of blanks (h11 0.16: 15 s for 60 KB). Bodies are read here, so that a chunk of one byte costs little.
+The gateway sees what is asked of it. What one cell asks of another goes past it: the record of
+those requests is made from the packets, when the range ends.
+
+Cells decide what there is to read, and the bounds here how much that takes. h11 is given one head
+at a time, and none before its size, its fields and its blanks were looked at: its expression for a
+field takes the square of a run of blanks (h11 0.16: 15 s for 60 KB). Bodies are read here, so that
+a chunk of one byte costs little.
 """
 
 from __future__ import annotations
@@ -27,7 +32,10 @@ MAX_FIELDS: Final = 128
 MAX_BLANKS: Final = 64
 """In a row, of a head."""
 MAX_STEPS: Final = 100_000
-"""Of one conversation. A chunk is a step, so is a line of a head or a trailer; a head is ten more."""
+"""Of one conversation.
+
+A chunk is a step, so is a line of a head or a trailer; a head is ten more.
+"""
 NO_HTTP: Final = "no HTTP/1.1 from here on"
 NOT_FURTHER: Final = "not read further"
 _HEAD_STEPS: Final = 10
@@ -63,7 +71,11 @@ class SeenBody:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """A request and its answer; `status` is 0 when none was seen. Header values are as they were sent, trailers last. `is_cut`: the answer has no end that was read."""
+    """A request and its answer; `status` is 0 when none was seen.
+
+    Header values are as they were sent, trailers last. `is_cut`: the answer has no end that was
+    read.
+    """
 
     method: str
     target: str
@@ -83,7 +95,9 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rest:
-    """What each side said after the last exchange that could be read, and why it was not read: `NO_HTTP`, or `NOT_FURTHER` and the bound. `steps`: what all took."""
+    """What each side said after the last exchange that could be read, and why it was not read:
+    `NO_HTTP`, or `NOT_FURTHER` and the bound. `steps`: what all took.
+    """
 
     sent: bytes
     received: bytes
@@ -179,7 +193,10 @@ class _Message:
 
 
 class _Talk:
-    """One conversation as it is read: a request, its answer, and so on. `sent_to`, `received_to`: how far it is told."""
+    """One conversation as it is read: a request, its answer, and so on.
+
+    `sent_to`, `received_to`: how far it is told.
+    """
 
     def __init__(self, conversation: Conversation, most_steps: int) -> None:
         self.found: list[Exchange] = []
@@ -229,7 +246,10 @@ class _Talk:
         return event if isinstance(event, h11.Request | h11.Response | h11.InformationalResponse) else None
 
     def _body(self, side: _Side, message: _Message, *, has_end: bool) -> bool:
-        """Whether all of it is there (RFC 9112, section 6.3). `has_end`: without a length it has none; else it goes on to the end of what was said."""
+        """Whether all of it is there (RFC 9112, section 6.3).
+
+        `has_end`: without a length it has none; else it goes on to the end of what was said.
+        """
         fields = {} if message.head is None else dict(message.head.headers)
         if b"transfer-encoding" in fields:  # h11 lets nothing but `chunked` pass
             return self._chunks(side, message)
@@ -268,7 +288,8 @@ class _Talk:
 
 
 def exchanges(conversation: Conversation, most_steps: int = MAX_STEPS) -> tuple[list[Exchange], Rest]:
-    """The requests of one conversation with their answers, in order, up to what is no HTTP/1.1 or over a bound; and what was said besides. Total.
+    """The requests of one conversation with their answers, in order, up to what is no HTTP/1.1 or
+    over a bound; and what was said besides. Total.
 
     `most_steps`: how many steps it may take, at most `MAX_STEPS`.
     """
@@ -291,7 +312,9 @@ def exchanges(conversation: Conversation, most_steps: int = MAX_STEPS) -> tuple[
 
 
 def _asking(request: h11.Request) -> h11.Connection:
-    """A parser of an answer has to know the question; it takes none for a switch of protocols that nobody asked for."""
+    """A parser of an answer has to know the question; it takes none for a switch of protocols that
+    nobody asked for.
+    """
     parser = h11.Connection(h11.CLIENT)
     headers = [(b"host", b"x"), (b"connection", b"upgrade"), (b"upgrade", b"x")]
     parser.send(h11.Request(method=request.method, target=b"/", headers=headers))

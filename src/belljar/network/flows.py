@@ -1,4 +1,6 @@
-"""Logged packets made into events, so few that no guest can flood the record: the first of each kind one by one, then how many. Pure."""
+"""Logged packets made into events, so few that no guest can flood the record: the first of each
+kind one by one, then how many. Pure.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,14 @@ from belljar.plan.addresses import RangeLayout
 from belljar.plan.rules import ANSWERED, LET_THROUGH, Reason
 
 FIRST_TOLD: Final = 100
-"""Of one cell and reason: so many different destinations that were refused have an event of their own; the rest are counted together by protocol."""
+"""Of one cell and reason: so many different destinations that were refused have an event of their
+own; the rest are counted together by protocol.
+"""
 FIRST_ALLOWED: Final = 65_536
-"""Likewise, of what was let through: every port of a cell. How often they were spoken to is told one by one for the first hundred of each time that it is told."""
+"""Likewise, of what was let through: every port of a cell.
+
+How often they were spoken to is told one by one for the first hundred of each time that it is told.
+"""
 _MAX_PROTOCOLS: Final = 8
 _KNOWN: Final = frozenset(str(reason) for reason in Reason)
 _Destination: TypeAlias = tuple[str, str, int | None]
@@ -48,7 +55,11 @@ class _Sum:
 
 
 class Flows:
-    """Logged packets in, events' data out. Memory: 100 destinations for each of a cell's reasons, of which there are some twenty, and every port that it may speak to."""
+    """Logged packets in, events' data out.
+
+    Memory: 100 destinations for each of a cell's reasons, of which there are some twenty, and every
+    port that it may speak to.
+    """
 
     def __init__(self, layout: RangeLayout) -> None:
         self.taken = 0
@@ -91,7 +102,9 @@ class Flows:
             seen.protocols.clear()
 
     def count_lost(self, logged: int) -> None:
-        """The rules have logged so many packets, and all that were to be had of them are taken: the rest is lost. While packets come that is too few, never too many."""
+        """The rules have logged so many packets, and all that were to be had of them are taken: the
+        rest is lost. While packets come that is too few, never too many.
+        """
         self.lost = max(self.lost, logged - self.taken)
 
     def _flow(
@@ -117,7 +130,10 @@ def _verdict(reason: str) -> str:
 
 
 def _names(layout: RangeLayout) -> Mapping[str, str]:
-    """The first name of each address. The cells' own names are not among them: nobody resolves those."""
+    """The first name of each address.
+
+    The cells' own names are not among them: nobody resolves those.
+    """
     found: dict[str, str] = {}
     for name in layout.names:
         found.setdefault(name.address, name.pattern)

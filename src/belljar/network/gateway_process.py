@@ -1,4 +1,6 @@
-"""A gateway's process before it serves: it waits for its owner's word, is handed its sockets and shuts itself in. Runs in a fork of the zygote."""
+"""A gateway's process before it serves: it waits for its owner's word, is handed its sockets and
+shuts itself in. Runs in a fork of the zygote.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ def run_gateway(fds: list[int], parent: int, serve: Serve) -> NoReturn:
     document = datagrams.from_file(fds[2])
     config = GatewayConfig.from_json(document["config"])
     random.seed()
-    # Its pair of sockets and its epoll are the last it makes: what a descriptor holds in the kernel is within no limit of a process.
+    # Its pair of sockets and its epoll are the last it makes: what a descriptor holds in the kernel
+    # is within no limit of a process.
     asyncio.set_event_loop(watched_loop(config.bounds.standstill_s))
     # The keeper makes its namespace first: where the kernel's limit is reached, it says so.
     listeners = receive_listeners(keeper)
@@ -61,7 +64,10 @@ def _confinement(document: Mapping[str, Any], config: GatewayConfig) -> Confinem
 
 
 def send_listeners(gateway: socket.socket, listeners: Mapping[str, socket.socket]) -> None:
-    """The keeper's side: `dns_udp`, `dns_tcp`, `sink`, and TCP ports by their number. Raises `OSError`, `datagrams.Closed`."""
+    """The keeper's side: `dns_udp`, `dns_tcp`, `sink`, and TCP ports by their number.
+
+    Raises `OSError`, `datagrams.Closed`.
+    """
     names = list(listeners)
     for at in range(0, len(names), datagrams.MAX_DESCRIPTORS):
         part = names[at : at + datagrams.MAX_DESCRIPTORS]

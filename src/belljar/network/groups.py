@@ -1,4 +1,6 @@
-"""The control groups of a range's own processes: made before there is any, removed when all have ended. Blocking."""
+"""The control groups of a range's own processes: made before there is any, removed when all have
+ended. Blocking.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ class RangeGroups:
     """One group in each hierarchy that the plan counts on; none where the host hands out none."""
 
     def __init__(self, range_id: str, controllers: Iterable[str], limits: GroupLimits) -> None:
-        """Decides where they will be: `directories` belong into the journal before `make`. Raises `HostError`."""
+        """Decides where they will be: `directories` belong into the journal before `make`.
+
+        Raises `HostError`.
+        """
         self._groups = cgroup.plan_groups(range_id, controllers)
         self._limits = limits
         self.directories: tuple[Path, ...] = self._groups.directories
@@ -29,7 +34,10 @@ class RangeGroups:
             cgroup.join(self._groups, process.pid)
 
     def end(self) -> dict[str, int]:
-        """Remove those that are empty; what the memory group counted. What is left is found by the look for survivors."""
+        """Remove those that are empty; what the memory group counted.
+
+        What is left is found by the look for survivors.
+        """
         counts = {}
         if (memory := self._groups.paths.get("memory")) is not None:
             counts["oom_kills"] = cgroup.out_of_memory_kills(memory)

@@ -1,7 +1,10 @@
-"""What one cell asked of another, as events, out of the packet record of a range that has ended. Pure.
+"""What one cell asked of another, as events, out of the packet record of a range that has ended.
 
-The gateway records what is asked of it before it answers. Cells speak to each other directly: the packets are on record as they pass, and read here afterwards, in a
-process of its own (`reading`). What is left out is said: an event for each bound that was reached.
+Pure.
+
+The gateway records what is asked of it before it answers. Cells speak to each other directly: the
+packets are on record as they pass, and read here afterwards, in a process of its own (`reading`).
+What is left out is said: an event for each bound that was reached.
 """
 
 from __future__ import annotations
@@ -29,7 +32,9 @@ MAX_EVENTS: Final = 40_000
 MAX_FRAMES: Final = 10_000_000
 """Read of a packet record: the rest is not looked at, which is said."""
 MAX_STEPS: Final = 1_000_000
-"""Of the parser, as `exchanges.MAX_STEPS` counts them, for all connections of a record: what is said in further ones is told by its first bytes."""
+"""Of the parser, as `exchanges.MAX_STEPS` counts them, for all connections of a record: what is
+said in further ones is told by its first bytes.
+"""
 _WEB: Final = frozenset({"http", "tcp"})
 _TOO_LONG: Final = f"{NOT_FURTHER}: more bytes than are kept of a connection"
 _MISSING: Final = "bytes are missing from the packet record"
@@ -46,12 +51,16 @@ def seen_exchanges(
     range_id: str,
     budget: Budget | None = None,
 ) -> Iterator[Event]:
-    """What cells said to target cells' ports, in the order of the connections. `records`: the files of the packet record, each in the order of time.
+    """What cells said to target cells' ports, in the order of the connections.
 
-    Two events for each request (`network.http` and, where it was answered, `network.http.answered`), one for what is no HTTP (`network.stream`), one for segments
-    outside of any connection (`network.flow`), one for each bound that was reached (`limit.hit`). `hindsight` in their data says that they were recorded afterwards,
-    `at_s` when it happened. `budget`: what the range has spent of its own so far; what is told here is taken from the same. Raises `ValueError` when it is no packet
-    record.
+    `records`: the files of the packet record, each in the order of time.
+
+    Two events for each request (`network.http` and, where it was answered,
+    `network.http.answered`), one for what is no HTTP (`network.stream`), one for segments outside
+    of any connection (`network.flow`), one for each bound that was reached (`limit.hit`).
+    `hindsight` in their data says that they were recorded afterwards, `at_s` when it happened.
+    `budget`: what the range has spent of its own so far; what is told here is taken from the same.
+    Raises `ValueError` when it is no packet record.
     """
     reader = _Reader(layout, plan)
     before = budget = budget or Budget.of(plan.bounds.recorded_bytes)
@@ -156,7 +165,8 @@ class _Reader:
             "sent_bytes": len(rest.received),
             "at_s": round(conversation.began_s, 6),
         }
-        said = (("received", rest.sent), ("sent", rest.received))  # the server's view, as a gateway has it
+        # The server's view, as a gateway has it
+        said = (("received", rest.sent), ("sent", rest.received))
         bodies = tuple(_body(name, SeenBody.of(text, self._kept_bytes)) for name, text in said if text)
         return Event(kind=Kind.NETWORK_STREAM, data=data, bodies=bodies)
 

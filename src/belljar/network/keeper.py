@@ -1,8 +1,11 @@
-"""The keeper of one range: its namespace, rules, ports, listeners and packet record, from the first to the last. Runs in a fork of the zygote.
+"""The keeper of one range: its namespace, rules, ports, listeners and packet record, from the first
+to the last. Runs in a fork of the zygote.
 
-It makes the namespace, puts the rules in force before there is any port, hands the listeners to the gateway, and then does what its owner asks (`attach`, `check`,
-`end`), tells what the rules logged, and reads the rules back every few seconds and whenever the kernel says that one has changed. Whatever it can't do ends it:
-every port is down before it says why, and so it is when its owner takes in nothing. Of what a guest sends it reads fixed headers and nothing else.
+It makes the namespace, puts the rules in force before there is any port, hands the listeners to the
+gateway, and then does what its owner asks (`attach`, `check`, `end`), tells what the rules logged,
+and reads the rules back every few seconds and whenever the kernel says that one has changed.
+Whatever it can't do ends it: every port is down before it says why, and so it is when its owner
+takes in nothing. Of what a guest sends it reads fixed headers and nothing else.
 """
 
 from __future__ import annotations
@@ -48,7 +51,9 @@ _BACKLOG: Final = 1024
 _IP_TRANSPARENT: Final = 19
 _RIGHTS: Final = (syscalls.CAP_NET_ADMIN, syscalls.CAP_NET_RAW)
 _RIGHTS_IN_OWN_NAMESPACE: Final = (*_RIGHTS, syscalls.CAP_SYS_ADMIN)
-"""In a user namespace of its own it enters the cells' namespaces itself, for which the kernel asks for this one."""
+"""In a user namespace of its own it enters the cells' namespaces itself, for which the kernel asks
+for this one.
+"""
 _LIMITS: Final = {resource.RLIMIT_NOFILE: 512, resource.RLIMIT_CORE: NO_CORE, resource.RLIMIT_MEMLOCK: 0}
 _LOGS_AT_ONCE: Final = 256
 _ALL_LOGS: Final = 1 << 16
@@ -69,7 +74,9 @@ class _Task:
 
 
 def run_keeper(fds: list[int], parent: int) -> NoReturn:
-    """`fds`: the owner's socket, the gateway's, the document, standard error, the rules, the packet files, and what it only holds."""
+    """`fds`: the owner's socket, the gateway's, the document, standard error, the rules, the packet
+    files, and what it only holds.
+    """
     owner, gateway = socket.socket(fileno=fds[0]), socket.socket(fileno=fds[1])
     for standard in (1, 2):  # the zygote's are shared with all its children
         os.dup2(fds[3], standard)
@@ -135,7 +142,9 @@ class _PortsDown(BaseException):
 
 
 class _Unheard(OSError):  # noqa: N818 - an end
-    """The owner has not taken in a word for too long: nobody watches this range, so nothing of it may go on."""
+    """The owner has not taken in a word for too long: nobody watches this range, so nothing of it
+    may go on.
+    """
 
 
 class _Keeper:
@@ -176,7 +185,9 @@ class _Keeper:
         datagrams.send(self._owner, {"started": True})
 
     def _hand_listeners(self, gateway: socket.socket) -> None:
-        """Before the rules, which it need not wait for: nothing can reach them while there is no port."""
+        """Before the rules, which it need not wait for: nothing can reach them while there is no
+        port.
+        """
         listeners = open_listeners(self._task.layout, self._task.network)
         send_listeners(gateway, listeners)
         for listener in listeners.values():
@@ -203,7 +214,8 @@ class _Keeper:
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)
         syscalls.set_capabilities(rights, ambient=True)
-        syscalls.set_dumpable(uid is None)  # an ordinary user's looks for survivors need to see its namespaces
+        # An ordinary user's looks for survivors need to see its namespaces
+        syscalls.set_dumpable(uid is None)
         syscalls.die_with_parent(parent)
 
     def _confine(self) -> None:
@@ -293,7 +305,9 @@ class _Keeper:
         self._flows.attached(made.index, made.cell)
 
     def _remove_stale(self, device: str) -> None:
-        """A cell whose start is tried again has a new namespace; the kernel may not have ended the last yet."""
+        """A cell whose start is tried again has a new namespace; the kernel may not have ended the
+        last yet.
+        """
         kernel = self._tables()
         for index in [index for index, made in self._ports.items() if made.device == device]:
             if any(link.index == index for link in netlink.list_links(kernel)):
@@ -301,14 +315,17 @@ class _Keeper:
                     netlink.exchange(kernel, netlink.delete_link(index))
 
     def _check(self) -> None:
-        """Ends this process, all ports down, when rules, routes or settings are not what they were, or a device is up that is no port."""
+        """Ends this process, all ports down, when rules, routes or settings are not what they were,
+        or a device is up that is no port.
+        """
         listed = self._look_at_rules(self._strange)
         if self._read_log(_ALL_LOGS):
             self._flows.count_lost(logged(listed))
         self._tell(counters=self._counters(listed))
 
     def _look_at_rules(self, meanwhile: Callable[[], Sequence[str]] = tuple) -> Mapping[str, Any]:
-        told = sum(1 for _ in nflog.read_all(self._changes))  # what has changed until now is in the listing
+        # What has changed until now is in the listing
+        told = sum(1 for _ in nflog.read_all(self._changes))
         with nft.Listing(self._task.nft) as listing:
             strange = meanwhile()
             self._known = self._known or known_rules(datagrams.from_file(self._rules))
@@ -318,7 +335,9 @@ class _Keeper:
         return listed
 
     def _end_as_changed(self) -> NoReturn:
-        """Rules have been changed: nothing passes from here on, not even while they are read back, and what has passed is in the packet record."""
+        """Rules have been changed: nothing passes from here on, not even while they are read back,
+        and what has passed is in the packet record.
+        """
         self._shut()
         try:
             self._take_all()
@@ -370,7 +389,10 @@ class _Keeper:
             self._tell(flow=flow)
 
     def _end(self, number: int) -> NoReturn:
-        """The last packets, logs and counts, with every port down. The counts are of a moment after which nothing more came."""
+        """The last packets, logs and counts, with every port down.
+
+        The counts are of a moment after which nothing more came.
+        """
         self._end_if_changed(self._strange())
         self._shut()
         self._take_all()
@@ -404,7 +426,9 @@ class _Keeper:
         return self._kernel
 
     def _record_until_heard(self) -> bool:
-        """Wait until the owner has room for a word, and take frames meanwhile: nobody else makes room for them. False: `patience_s` are over."""
+        """Wait until the owner has room for a word, and take frames meanwhile: nobody else makes
+        room for them. False: `patience_s` are over.
+        """
         give_up = time.monotonic() + self._task.patience_s
         while (left_s := give_up - time.monotonic()) > 0:
             readable, writable, _ = select.select([self._tap.socket], [self._owner], [], left_s)
@@ -424,7 +448,8 @@ class _Keeper:
 
 
 def open_listeners(layout: RangeLayout, network: NetworkPlan) -> dict[str, socket.socket]:
-    """The range's listeners in this namespace, on every address but for `dns_udp`, which is the resolver's: `dns_tcp`, TCP ports by number, and `sink`.
+    """The range's listeners in this namespace, on every address but for `dns_udp`, which is the
+    resolver's: `dns_tcp`, TCP ports by number, and `sink`.
 
     Raises `OSError`: a port is taken.
     """

@@ -1,4 +1,7 @@
-"""A range's namespace and its ports: what is set before rules, what a port is, and in which order. Blocking, small, in the keeper's process."""
+"""A range's namespace and its ports: what is set before rules, what a port is, and in which order.
+
+Blocking, small, in the keeper's process.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +34,20 @@ _ETHTOOL_SET: Final = {
     "generic segmentation": 0x24,
 }
 _IFREQ: Final = struct.Struct("16sP16x")
-# A connection's buffers in the kernel are nobody's memory limit: small, they are at most 1.3 GiB for ten thousand.
+# A connection's buffers in the kernel are nobody's memory limit: small, they are at most 1.3 GiB
+# for ten thousand.
 MOST_BYTES_PER_S: Final = 64 << 20
 FRAME_BYTES: Final = 2048
 """What a frame costs whoever records it besides its bytes: as much as so many of them."""
 _BURST_BYTES: Final = 256 << 10
-_QUEUE_BYTES: Final = 3 << 19  # more than a microVM's wire may have waiting, so that it waits and nothing is lost
+# More than a microVM's wire may have waiting, so that it waits and nothing is lost
+_QUEUE_BYTES: Final = 3 << 19
 _TCP_BUFFER: Final = "4096 32768 65536"
 # Forwarding first: to set it sets others anew (ip-sysctl.rst).
 _IPV4: Final = (
     ("ip_unprivileged_port_start", "0"),
-    # Refusals are answered as often as the rules say: the kernel's own limit (six, then one a second for each cell) would leave clients waiting.
+    # Refusals are answered as often as the rules say: the kernel's own limit (six, then one a
+    # second for each cell) would leave clients waiting.
     ("icmp_ratemask", "0"),
     ("tcp_rmem", _TCP_BUFFER),
     ("tcp_wmem", _TCP_BUFFER),
@@ -59,7 +65,8 @@ _IPV4: Final = (
         )
     ),
 )
-# Not disabled: the kernel would drop a cell's IPv6 before the rules count it. No device has an address of it.
+# Not disabled: the kernel would drop a cell's IPv6 before the rules count it. No device has an
+# address of it.
 _IPV6: Final = tuple(
     (f"conf/{name}/{setting}", value)
     for name in ("all", "default")
@@ -79,7 +86,9 @@ class Port:
 
 
 def prepare_namespace(layout: RangeLayout, *, forwards: bool) -> socket.socket:
-    """What stands before rules and ports: settings, loopback, the addresses that are the range's own. The socket to the kernel's tables of it."""
+    """What stands before rules and ports: settings, loopback, the addresses that are the range's
+    own. The socket to the kernel's tables of it.
+    """
     _write(SETTINGS / "ipv4/ip_forward", "1" if forwards else "0")
     for name, value in _IPV4:
         _write(SETTINGS / "ipv4" / name, value)
@@ -108,12 +117,15 @@ def make_port(
     offloads: bool,
     bytes_per_s: int,
 ) -> Port:
-    """Hang the cell at its port: everything is set before either end is up. Raises `OSError`; then nothing of it is left.
+    """Hang the cell at its port: everything is set before either end is up.
+
+    Raises `OSError`; then nothing of it is left.
 
     Args:
         kernel: of the range's namespace.
         inner: the same, of the cell's.
-        offloads: False for a cell that takes frames as they are (a VM): they are then whole, and have their checksums.
+        offloads: False for a cell that takes frames as they are (a VM): they are then whole, and
+            have their checksums.
         bytes_per_s: in each direction; see `line_bytes_per_s`.
     """
     request = netlink.veth(port.outer_device, port.gateway_mac, INNER_DEVICE, port.mac, namespace_fd)
@@ -136,8 +148,9 @@ def make_port(
 
 
 def line_bytes_per_s(buffer_bytes: int, ports: int) -> int:
-    """How fast a port is in each direction, when there are so many: what is not yet recorded waits in the buffer, so an eighth of a second's frames must have room
-    there. All ports together get `MOST_BYTES_PER_S`, or less where the buffer is small, each the same. Pure.
+    """How fast a port is in each direction, when there are so many: what is not yet recorded waits
+    in the buffer, so an eighth of a second's frames must have room there. All ports together get
+    `MOST_BYTES_PER_S`, or less where the buffer is small, each the same. Pure.
     """
     return min(MOST_BYTES_PER_S, 4 * buffer_bytes) // max(1, ports)
 
@@ -178,7 +191,10 @@ def _set_inner(inner: socket.socket, port: CellPort, resolver: str, bytes_per_s:
 
 
 def strange(listed: Iterable[netlink.Link], ports: Mapping[int, Port]) -> Iterator[str]:
-    """What somebody else has put up here, or led elsewhere, in words. One that is down (the kernel makes some itself) lets nothing pass. Pure."""
+    """What somebody else has put up here, or led elsewhere, in words.
+
+    One that is down (the kernel makes some itself) lets nothing pass. Pure.
+    """
     for link in listed:
         if link.index not in ports:
             if link.is_up and link.name != "lo":
@@ -188,7 +204,9 @@ def strange(listed: Iterable[netlink.Link], ports: Mapping[int, Port]) -> Iterat
 
 
 def _is_ending(link: netlink.Link) -> bool:
-    """Its other end's namespace has lost its last process: the kernel takes first its number away (NETNSA_NSID_NOT_ASSIGNED), then both ends."""
+    """Its other end's namespace has lost its last process: the kernel takes first its number away
+    (NETNSA_NSID_NOT_ASSIGNED), then both ends.
+    """
     return link.peer is None or link.peer[1] == -1
 
 
@@ -201,13 +219,17 @@ def all_down(kernel: socket.socket) -> None:
 
 
 def socket_within(namespace_fd: int) -> socket.socket:
-    """A socket to the kernel's tables of another namespace. This thread is elsewhere for a moment; it must be able to come back."""
+    """A socket to the kernel's tables of another namespace.
+
+    This thread is elsewhere for a moment; it must be able to come back.
+    """
     with _within(namespace_fd):
         return netlink.open_socket()
 
 
 def tables_of(namespace: int) -> socket.socket:
-    """A socket to the kernel's tables of the namespace, opened in a thread of its own: who was in a namespace and comes back may be seen half-way.
+    """A socket to the kernel's tables of the namespace, opened in a thread of its own: who was in a
+    namespace and comes back may be seen half-way.
 
     Raises `CellError`.
     """
@@ -242,7 +264,9 @@ def _within(namespace_fd: int) -> Iterator[None]:
 
 
 def switch_off_offloads(device: str) -> None:
-    """Frames that leave by it are whole: each with its checksums, none larger than the device's MTU (SIOCETHTOOL). Raises `OSError`."""
+    """Frames that leave by it are whole: each with its checksums, none larger than the device's MTU
+    (SIOCETHTOOL). Raises `OSError`.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for command in _ETHTOOL_SET.values():
             value = array.array("I", [command, 0])

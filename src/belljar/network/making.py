@@ -1,4 +1,6 @@
-"""How the processes of a range come to be: what they are told, what they are handed, and when they may begin. Blocking, the owner's side."""
+"""How the processes of a range come to be: what they are told, what they are handed, and when they
+may begin. Blocking, the owner's side.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +44,13 @@ class RangeSpec:
         network: the plan; `layout`: its addresses, made for it and its cells.
         directory: an existing directory for the packet record, which stays.
         check_every_s: how often the rules are read back, and a gateway says that it lives.
-        patience_s: for how long beyond that a part may say nothing to an owner who listens, and the keeper's word may wait for an owner who does not.
+        patience_s: for how long beyond that a part may say nothing to an owner who listens, and the
+            keeper's word may wait for an owner who does not.
         serve: `module:function` of the gateway.
         reach: how the plan's upstreams are reached; `spending`: what the run has spent on them.
         guard: what holds back what cells send; None: nothing is.
-        services: what the gateway's decoy services hold, by stand-in: secret settings beside the plan's.
+        services: what the gateway's decoy services hold, by stand-in: secret settings beside the
+            plan's.
     """
 
     network: NetworkPlan
@@ -70,7 +74,11 @@ class Uids:
 
 
 def fork_pair(zygote: Zygote, spec: RangeSpec, uids: Uids, held: Sequence[int]) -> Lines:
-    """Keeper and gateway, waiting for the word to begin. `held` are descriptors that the keeper keeps as long as it lives. Raises `HostError`, `CellError`."""
+    """Keeper and gateway, waiting for the word to begin.
+
+    `held` are descriptors that the keeper keeps as long as it lives. Raises `HostError`,
+    `CellError`.
+    """
     nft = _find_nft()
     directories = _directories(spec.network, uids.gateway)
 
@@ -91,7 +99,8 @@ def fork_pair(zygote: Zygote, spec: RangeSpec, uids: Uids, held: Sequence[int]) 
             "keeper": [keepers_control.fileno(), to_gateway.fileno(), keeper_document, wrote, rules, *files, *held],
             "gateway": [gateways_events.fileno(), to_keeper.fileno(), gateway_document, wrote],
         }
-        keeper, gateway = zygote.fork(given, meanwhile=write_documents)  # they read what was written when they may go
+        # They read what was written when they may go
+        keeper, gateway = zygote.fork(given, meanwhile=write_documents)
         return Lines(
             keeper=keeper,
             gateway=gateway,
@@ -148,7 +157,10 @@ def packet_files(directory: Path) -> tuple[Path, ...]:
 
 
 def join_packets(directory: Path) -> str:
-    """Put the packet record into one file. When the disk has no room for that: what became of it."""
+    """Put the packet record into one file.
+
+    When the disk has no room for that: what became of it.
+    """
     beside = [directory / name for name in PACKETS_BESIDE]
     if not any(path.exists() for path in beside):
         return ""
@@ -207,7 +219,9 @@ def _directories(network: NetworkPlan, uid: int | None) -> dict[str, str]:
 
 
 def _check_readable(stand_in: StandInPlan, directory: Path, uid: int | None) -> None:
-    """Root's gateway is nobody that the files belong to: what others may not read it can't answer with. Raises `HostError`."""
+    """Root's gateway is nobody that the files belong to: what others may not read it can't answer
+    with. Raises `HostError`.
+    """
     if not directory.is_dir():
         raise HostError(
             f"the files of the stand-in {stand_in.id} are missing",

@@ -1,6 +1,8 @@
-"""The few rtnetlink messages that a range's links need (linux/rtnetlink.h, if_link.h, veth.h), and their exchange with the kernel.
+"""The few rtnetlink messages that a range's links need (linux/rtnetlink.h, if_link.h, veth.h), and
+their exchange with the kernel.
 
-Small and fixed, so that no library of a whole protocol has to be imported and trusted; nothing here reads what a guest wrote.
+Small and fixed, so that no library of a whole protocol has to be imported and trusted; nothing here
+reads what a guest wrote.
 """
 
 from __future__ import annotations
@@ -53,7 +55,11 @@ _PATIENCE_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A network device as the kernel lists it. `peer`: of one that has another end, that one's number and its namespace's, by this namespace's count (None: here)."""
+    """A network device as the kernel lists it.
+
+    `peer`: of one that has another end, that one's number and its namespace's, by this namespace's
+    count (None: here).
+    """
 
     index: int
     name: str
@@ -63,7 +69,10 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """A route as the kernel lists it. `kind`: unicast, local …; `rest` is all else that it says, but for what only counts its use."""
+    """A route as the kernel lists it.
+
+    `kind`: unicast, local …; `rest` is all else that it says, but for what only counts its use.
+    """
 
     to: IPv4Network | IPv6Network
     device: int | None
@@ -184,7 +193,8 @@ def neighbour(index: int, ip: str, mac: str) -> bytes:
 
 
 def line(index: int, *, bytes_per_s: int, burst_bytes: int, queue_bytes: int, frame_bytes: int) -> bytes:
-    """What leaves by the device leaves at this rate (a token bucket: linux/pkt_sched.h, tc-tbf(8)), and waits in a queue of so many bytes until then.
+    """What leaves by the device leaves at this rate (a token bucket: linux/pkt_sched.h, tc-tbf(8)),
+    and waits in a queue of so many bytes until then.
 
     `frame_bytes` are added to the length of each frame, for the rate.
     """
@@ -197,7 +207,10 @@ def line(index: int, *, bytes_per_s: int, burst_bytes: int, queue_bytes: int, fr
 
 
 def exchange(kernel: socket.socket, *requests: bytes) -> None:
-    """Ask for each in turn, and wait for the kernel's word. Raises `OSError` at the first that it refuses."""
+    """Ask for each in turn, and wait for the kernel's word.
+
+    Raises `OSError` at the first that it refuses.
+    """
     for request in requests:
         kernel.send(request)
         reply = kernel.recv(_MAX_REPLY_BYTES)

@@ -1,4 +1,6 @@
-"""What the rules log: packets' first bytes from the kernel (NFLOG), read into flows. Parses a guest's headers, fixed ones alone; pure but for the socket.
+"""What the rules log: packets' first bytes from the kernel (NFLOG), read into flows.
+
+Parses a guest's headers, fixed ones alone; pure but for the socket.
 
 linux/netfilter/nfnetlink_log.h, RFC 791, 793, 768, 8200 (fixed header).
 """
@@ -24,7 +26,9 @@ _COPY_PACKET: Final = 2
 _NFGEN: Final = struct.Struct("=BBH")
 _AT_HEADER, _AT_IN_DEVICE, _AT_PAYLOAD, _AT_PREFIX = 1, 4, 9, 10
 _BUFFER_BYTES: Final = 4 << 20
-"""Room for some 10,000 records, five cells' bursts; an ordinary user gets what `net.core.rmem_max` allows."""
+"""Room for some 10,000 records, five cells' bursts; an ordinary user gets what `net.core.rmem_max`
+allows.
+"""
 _READ_BYTES: Final = 1 << 16
 _PROTOCOLS: Final = {1: "icmp", 2: "igmp", 6: "tcp", 17: "udp", 58: "icmpv6", 132: "sctp"}
 _WITH_PORTS: Final = frozenset({6, 17, 132})
@@ -33,7 +37,10 @@ _MAX_PREFIX_CHARS: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logged:
-    """One logged packet: the rules' word for why, and what its headers say. `bytes` is the length that the IP header claims; addresses are empty when there is none."""
+    """One logged packet: the rules' word for why, and what its headers say.
+
+    `bytes` is the length that the IP header claims; addresses are empty when there is none.
+    """
 
     reason: str
     device: int
@@ -45,7 +52,10 @@ class Logged:
 
 
 def open_log(group: int, snap_bytes: int) -> socket.socket:
-    """A socket that gets what this namespace's rules log to the group, each packet at once. Doesn't block. Raises `OSError`."""
+    """A socket that gets what this namespace's rules log to the group, each packet at once.
+
+    Doesn't block. Raises `OSError`.
+    """
     kernel = _open()
     _configure(kernel, group, _CFG_COMMAND, struct.pack("=B", _COMMAND_BIND))
     _configure(kernel, group, _CFG_MODE, struct.pack(">IBx", snap_bytes, _COPY_PACKET))
@@ -56,7 +66,10 @@ def open_log(group: int, snap_bytes: int) -> socket.socket:
 
 
 def open_changes() -> socket.socket:
-    """A socket that gets a word whenever a rule of this namespace changes. Doesn't block. Raises `OSError`."""
+    """A socket that gets a word whenever a rule of this namespace changes.
+
+    Doesn't block. Raises `OSError`.
+    """
     kernel = _open()
     kernel.bind((0, 1 << (_NOTIFY_RULES_GROUP - 1)))
     kernel.settimeout(0.0)
@@ -97,7 +110,9 @@ def _logged(found: dict[int, bytes]) -> Logged:
 
 
 def parse_packet(packet: bytes) -> tuple[str, str, str, int | None, int]:
-    """(protocol, source, destination, destination port or None, length claimed) of a packet's first bytes. Pure, total."""
+    """(protocol, source, destination, destination port or None, length claimed) of a packet's first
+    bytes. Pure, total.
+    """
     version = packet[0] >> 4 if packet else 0
     if version == 4 and len(packet) >= 20:
         return _ipv4(packet)

@@ -1,4 +1,6 @@
-"""nftables by its own program, as JSON: load a rule set in one transaction, list what the kernel has. Blocking; in the namespace of who calls."""
+"""nftables by its own program, as JSON: load a rule set in one transaction, list what the kernel
+has. Blocking; in the namespace of who calls.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ _PIPES: Final[Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env
 
 
 class _Run:
-    """nft at work, while its caller does something else. Ended by `_output`, or by leaving it as a context."""
+    """nft at work, while its caller does something else.
+
+    Ended by `_output`, or by leaving it as a context.
+    """
 
     def __init__(self, nft: str, *words: str, stdin: int) -> None:
         """Raises `HostError`."""
@@ -46,7 +51,10 @@ class Loading(_Run):
     """The rules on their way into force, all or none; `finish` waits for it."""
 
     def __init__(self, nft: str, rules: int) -> None:
-        """`rules`: a descriptor of a file that holds them (`datagrams.as_file`). Raises `HostError`."""
+        """`rules`: a descriptor of a file that holds them (`datagrams.as_file`).
+
+        Raises `HostError`.
+        """
         os.lseek(rules, 0, os.SEEK_SET)
         super().__init__(nft, "-f", "-", stdin=rules)
 

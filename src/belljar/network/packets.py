@@ -1,8 +1,9 @@
-"""The packet record: frames of a range's ports in files that Wireshark opens (classic pcap, nanoseconds).
+"""The packet record: frames of a range's ports in files that Wireshark opens (classic pcap,
+nanoseconds).
 
 The last bit of a frame's nanoseconds says which way it went: 1, the range sent it to a cell, so its
-rules had let it through; 0, it came from a cell. Nothing in a frame can say that: a cell writes what
-it likes into its own.
+rules had let it through; 0, it came from a cell. Nothing in a frame can say that: a cell writes
+what it likes into its own.
 
 Frames that the gateway's events hold as well (see `accounting`) stand in two files that take turns:
 when the newer is full, the older is emptied. All others have a quarter of the bound for themselves
@@ -47,12 +48,18 @@ _SOL_PACKET, _PACKET_STATISTICS = 263, 6
 _STATISTICS: Final = struct.Struct("=II")
 _RAW: Final = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
 _BUFFER_BYTES: Final = 64 << 20
-"""What waits to be written: most of a second of what a gateway can send. An ordinary user gets what `net.core.rmem_max` allows."""
+"""What waits to be written: most of a second of what a gateway can send.
+
+An ordinary user gets what `net.core.rmem_max` allows.
+"""
 _MOST_AT_ONCE: Final = 512
 
 
 class _File:
-    """One file: what is written, and what waits in memory for `flush`. Its methods raise `OSError`."""
+    """One file: what is written, and what waits in memory for `flush`.
+
+    Its methods raise `OSError`.
+    """
 
     def __init__(self, fd: int, max_bytes: int) -> None:
         self._fd, self._max_bytes = fd, max_bytes
@@ -90,7 +97,9 @@ class _File:
 
 
 class PacketFiles:
-    """Frames in, three files out. Bytes that can't be written raise `OSError`: what isn't recorded may not go on.
+    """Frames in, three files out.
+
+    Bytes that can't be written raise `OSError`: what isn't recorded may not go on.
 
     `packets`, `dropped_packets`: all frames, and those in files that were emptied.
     `dropped_evidence`: those of the latter that no event of the gateway's can hold.
@@ -109,7 +118,10 @@ class PacketFiles:
         self._now = 0
 
     def keep(self, time_ns: int, length: int) -> None:
-        """The frame in `room`: when, and how long it was, however much of it there was room for. In memory until `flush`. Raises `OSError`."""
+        """The frame in `room`: when, and how long it was, however much of it there was room for.
+
+        In memory until `flush`. Raises `OSError`.
+        """
         frame = self.room[: min(length, SNAP_BYTES)]
         whose = self._connections.take(frame, sent=bool(time_ns & 1))
         self.packets += 1
@@ -154,7 +166,10 @@ def _write_all(fd: int, view: memoryview) -> None:
 
 
 class Tap:
-    """Every frame of every device of this namespace but loopback, as it goes by. Made before there is any device."""
+    """Every frame of every device of this namespace but loopback, as it goes by.
+
+    Made before there is any device.
+    """
 
     def __init__(self) -> None:
         self.lost = 0
@@ -169,7 +184,9 @@ class Tap:
         """What there is room for in the kernel, as it counts: a frame is more than its bytes."""
 
     def read_into(self, files: PacketFiles) -> bool:
-        """Take what is there, some hundreds at most; whether there was so much that there may be more. Raises `OSError` when it can't be written."""
+        """Take what is there, some hundreds at most; whether there was so much that there may be
+        more. Raises `OSError` when it can't be written.
+        """
         taken = 0
         try:
             while taken < _MOST_AT_ONCE:
@@ -204,7 +221,9 @@ def held(paths: Iterable[Path]) -> tuple[Path, ...]:
 
 
 def join(first: Path, *others: Path) -> None:
-    """All files in one, the first, in the order of time; the others are removed. What was written half is left out.
+    """All files in one, the first, in the order of time; the others are removed.
+
+    What was written half is left out.
 
     Raises `OSError` where the disk has no room: then all are whole, as they were.
     """
@@ -264,7 +283,9 @@ def records(path: Path) -> Iterator[tuple[int, int]]:
 
 
 def sent_frames(file: BinaryIO) -> Iterator[tuple[float, bytes]]:
-    """Time (seconds since the epoch) and bytes of each whole frame that the range sent to a cell, read one after the other. Raises `ValueError` for no packet record."""
+    """Time (seconds since the epoch) and bytes of each whole frame that the range sent to a cell,
+    read one after the other. Raises `ValueError` for no packet record.
+    """
     if file.read(len(HEADER)) != HEADER:
         raise ValueError("no packet record: its first bytes are not its header")
     while len(head := file.read(_RECORD.size)) == _RECORD.size:

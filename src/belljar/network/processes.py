@@ -1,4 +1,6 @@
-"""The owner's side of a range's processes: the zygote, which all ranges of this process share, and its children. Blocking, thread-safe."""
+"""The owner's side of a range's processes: the zygote, which all ranges of this process share, and
+its children. Blocking, thread-safe.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ _ANSWER_PATIENCE_S: Final = 20.0
 _FEWER_HINT: Final = "run fewer cells at once, or raise the limit of processes"
 _GONE_HINT: Final = "nothing of it runs on: start again; `belljar ledger show last` tells what came before"
 _MAX_DIAGNOSIS_BYTES: Final = 16 << 10
-# `-I` keeps the environment and the working directory out; what this process could import, it is told by argument.
+# `-I` keeps the environment and the working directory out; what this process could import, it is
+# told by argument.
 _BOOT: Final = "import json, sys; sys.path[:] = json.loads(sys.argv[3]); from belljar.network.zygote import main; main(sys.argv[1:])"
 
 
@@ -101,7 +104,10 @@ class Zygote:
         return self._process.poll() is None
 
     def wait_ready(self) -> None:
-        """Until it has imported all that its children need. Raises `HostError`, `CellError`: then it never will."""
+        """Until it has imported all that its children need.
+
+        Raises `HostError`, `CellError`: then it never will.
+        """
         with self._lock:
             if self._is_ready:
                 return
@@ -116,7 +122,10 @@ class Zygote:
             self._is_ready = True
 
     def fork(self, roles: Mapping[str, Sequence[int]], meanwhile: Callable[[], object] = tuple) -> list[Child]:
-        """A child for each role, with copies of its descriptors, all or none. `meanwhile` is called as they are made. Raises `CellError`, and what `meanwhile` raises."""
+        """A child for each role, with copies of its descriptors, all or none.
+
+        `meanwhile` is called as they are made. Raises `CellError`, and what `meanwhile` raises.
+        """
         answers: list[tuple[dict[str, Any], list[int]]] = []
         with ExitStack() as undo:
             with self._lock:
@@ -180,7 +189,10 @@ class Zygote:
         return self._said
 
     def _hear(self, number: int) -> tuple[dict[str, Any], list[int]]:
-        """What it answers to that. A child that it made for somebody who no longer waits is killed."""
+        """What it answers to that.
+
+        A child that it made for somebody who no longer waits is killed.
+        """
         with self._is_there():
             while True:
                 message, fds = datagrams.receive(self._socket)
@@ -230,7 +242,8 @@ def shared_zygote(home: Path, serve: str = SERVE) -> Iterator[Zygote]:
 
 @contextmanager
 def started_zygote(home: Path, serve: str = SERVE) -> Iterator[Zygote]:
-    """This process's zygote for the store, started by the first who needs it, or when it has died, and ended by the last who leaves it. Raises `HostError`.
+    """This process's zygote for the store, started by the first who needs it, or when it has died,
+    and ended by the last who leaves it. Raises `HostError`.
 
     It may still import: `wait_ready`.
     """
@@ -262,7 +275,10 @@ def _leave(zygote: Zygote) -> None:
 
 
 def map_ids(child: Child, ids: JailIds) -> None:
-    """Write the maps of the user namespace that the child has made, by the programs that may. Raises `HostError`."""
+    """Write the maps of the user namespace that the child has made, by the programs that may.
+
+    Raises `HostError`.
+    """
     for program, lines in ((ids.newgidmap, ids.gid_map), (ids.newuidmap, ids.uid_map)):
         if program is None:
             raise RuntimeError("root needs no such maps")

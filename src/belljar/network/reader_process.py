@@ -1,6 +1,8 @@
-"""The process that reads a packet record back: shut in as a gateway is, with the record's files open and a socket to its owner, and nothing else. A fork of the zygote.
+"""The process that reads a packet record back: shut in as a gateway is, with the record's files
+open and a socket to its owner, and nothing else. A fork of the zygote.
 
-It says its events as a gateway does (`events_wire`), without waiting for an answer, and `ready` when all is read.
+It says its events as a gateway does (`events_wire`), without waiting for an answer, and `ready`
+when all is read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""A packet record read back, when its range has ended: by a process of its own, whose word is checked as a gateway's is. Blocking.
+"""A packet record read back, when its range has ended: by a process of its own, whose word is
+checked as a gateway's is. Blocking.
 
-Cells wrote what is read, so whoever reads it may be taken over, and cells decide what it takes: the reader (`reader_process`) can reach nothing, and its memory, its
-processor time and its time are bounded. What it told until it ended is kept; that the rest was not read is on record too, and why.
+Cells wrote what is read, so whoever reads it may be taken over, and cells decide what it takes: the
+reader (`reader_process`) can reach nothing, and its memory, its processor time and its time are
+bounded. What it told until it ended is kept; that the rest was not read is on record too, and why.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ KINDS: Final = frozenset(
 READER_LIMIT: Final = "hindsight_reader"
 """The name, in `limit.hit`, of a record that was not read to its end."""
 LOST_LIMIT: Final = "hindsight_packets"
-"""Likewise, of packets that are neither in the record nor in an event: thrown away, or never written."""
+"""Likewise, of packets that are neither in the record nor in an event: thrown away, or never
+written.
+"""
 MAX_LIMITS: Final = 20
 _MAX_LIMIT_BYTES: Final = 4 << 10
 LEAST_PROCESSOR_S: Final = 20
@@ -67,7 +71,8 @@ class Task:
         files: the packet record's, each in the order of time.
         budget: the range's, as far as it is spent: no more may be told.
         lost_packets: how many are not in the files.
-        processor_s, memory_bytes: of the reader, which ends there. Six times as long it is waited for.
+        processor_s, memory_bytes: of the reader, which ends there. Six times as long it is waited
+            for.
     """
 
     files: tuple[Path, ...]
@@ -90,8 +95,9 @@ class Task:
         layout: RangeLayout,
         network: NetworkPlan,
     ) -> Task:
-        """With what a range counted until its end; 20 s of the processor, for more than 120 MiB one for each 6 MiB, at most 120; 512 MiB, for
-        more than 128 MiB four times as much, at most 2 GiB. Raises `OSError`.
+        """With what a range counted until its end; 20 s of the processor, for more than 120 MiB one
+        for each 6 MiB, at most 120; 512 MiB, for more than 128 MiB four times as much, at most 2
+        GiB. Raises `OSError`.
         """
         spent = replace(
             Budget.of(network.bounds.recorded_bytes),
@@ -142,10 +148,14 @@ class _Reader:
 
 
 def read_back(task: Task, *, home: Path, recorder: Recorder) -> None:
-    """Record what cells said to each other, as `hindsight.seen_exchanges` tells it. One record at a time is read in this process.
+    """Record what cells said to each other, as `hindsight.seen_exchanges` tells it.
 
-    At a bound of the reader's, when it dies, breaks its protocol, or can't be made, what was told is kept, and a `limit.hit` named `hindsight_reader` says why the rest
-    was not read: nothing is raised. Packets that are in no file are told in any case (`hindsight_packets`). Raises `LedgerError` when something can't be recorded.
+    One record at a time is read in this process.
+
+    At a bound of the reader's, when it dies, breaks its protocol, or can't be made, what was told
+    is kept, and a `limit.hit` named `hindsight_reader` says why the rest was not read: nothing is
+    raised. Packets that are in no file are told in any case (`hindsight_packets`). Raises
+    `LedgerError` when something can't be recorded.
     """
     if task.lost_packets:
         most = task.network.bounds.packet_record_bytes
@@ -177,7 +187,10 @@ def _read(task: Task, home: Path, recorder: Recorder) -> str:
 
 
 def take_in(end: socket.socket, taker: Taker, *, patience_s: float) -> str:
-    """Record what the other side says until it has said all; else why no more is heard of it. Raises `datagrams.Closed` when it is gone before, and `LedgerError`."""
+    """Record what the other side says until it has said all; else why no more is heard of it.
+
+    Raises `datagrams.Closed` when it is gone before, and `LedgerError`.
+    """
     give_up = time.monotonic() + patience_s
     while not taker.is_done:
         if not wait_readable([end.fileno()], max(0.0, give_up - time.monotonic())):
@@ -191,7 +204,9 @@ def take_in(end: socket.socket, taker: Taker, *, patience_s: float) -> str:
 
 
 class Taker:
-    """What a reader says, checked and recorded: only such events as it may tell, no more than the range's budget has room for. `is_done`: it has said all."""
+    """What a reader says, checked and recorded: only such events as it may tell, no more than the
+    range's budget has room for. `is_done`: it has said all.
+    """
 
     def __init__(self, task: Task, recorder: Recorder) -> None:
         self.is_done = False
@@ -201,7 +216,10 @@ class Taker:
         self._limits = 0
 
     def take(self, datagram: bytes) -> None:
-        """One datagram more. Raises `WireViolation`; `LedgerError` when an event can't be recorded."""
+        """One datagram more.
+
+        Raises `WireViolation`; `LedgerError` when an event can't be recorded.
+        """
         match self._decoder.feed(datagram):
             case None:
                 return
@@ -238,9 +256,11 @@ class Taker:
 
 @contextmanager
 def _grouped(task: Task, home: Path) -> Iterator[Callable[[ProcessId], None]]:
-    """Control groups of the reader's own, on the journal as long as they are there; call what is yielded with the reader.
+    """Control groups of the reader's own, on the journal as long as they are there; call what is
+    yielded with the reader.
 
-    Groups that can't be removed stay on the journal, for `belljar reap`. Raises `HostError`, `OSError`.
+    Groups that can't be removed stay on the journal, for `belljar reap`. Raises `HostError`,
+    `OSError`.
     """
     limits = GroupLimits(
         memory_max_bytes=task.memory_bytes + _GROUP_BESIDE_BYTES, cpu_quota_percent=100, processes=_GROUP_PROCESSES
@@ -265,7 +285,10 @@ def _grouped(task: Task, home: Path) -> Iterator[Callable[[ProcessId], None]]:
 
 @contextmanager
 def _started(task: Task, home: Path) -> Iterator[_Reader]:
-    """A reader that waits for `go`; it has ended when the block is left. Raises `BelljarError`, `OSError`."""
+    """A reader that waits for `go`; it has ended when the block is left.
+
+    Raises `BelljarError`, `OSError`.
+    """
     with ExitStack() as stack:
         held = stack.enter_context(hold_identity(home))
         zygote = stack.enter_context(shared_zygote(home))

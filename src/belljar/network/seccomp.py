@@ -1,10 +1,10 @@
 """System-call filters of a range's processes. The assembler is pure; `syscalls` installs.
 
-Allow-lists: what is not on one fails with EPERM, so that a library that merely asks goes on; another
-architecture's calls kill. The gateway's has what a program needs that answers on sockets it was given;
-the few calls that are allowed with some arguments alone are those whose other uses make executable
-memory, sockets or devices' doings. The supervisor's has besides what asking the kernel by netlink and
-running `nft` takes; calls that only a compromised process makes kill it.
+Allow-lists: what is not on one fails with EPERM, so that a library that merely asks goes on;
+another architecture's calls kill. The gateway's has what a program needs that answers on sockets it
+was given; the few calls that are allowed with some arguments alone are those whose other uses make
+executable memory, sockets or devices' doings. The supervisor's has besides what asking the kernel
+by netlink and running `nft` takes; calls that only a compromised process makes kill it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ _COLUMN: Final = {"x86_64": 0, "aarch64": 1}
 MAX_INSTRUCTIONS: Final = 4096
 
 _PROT_EXEC: Final = 4
-_IOCTLS: Final = (0x5401, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
+# TCGETS, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
+_IOCTLS: Final = (0x5401, 0x541B, 0x5421, 0x5450, 0x5451)
 
-# Number on x86-64 and on arm64 (Linux: arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h); None where there is no such call.
+# Number on x86-64 and on arm64 (Linux: arch/x86/entry/syscalls/syscall_64.tbl,
+# include/uapi/asm-generic/unistd.h); None where there is no such call.
 ALLOWED: Final[dict[str, tuple[int | None, int | None]]] = {
     "read": (0, 63),
     "write": (1, 64),
@@ -124,15 +126,19 @@ OPTIONS: Final = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY),
     (socket.IPPROTO_IP, _IP_PKTINFO),
 )
-"""What the gateway sets on its sockets: a reset instead of an end, urgent bytes in their place in the stream,
-no waiting for more, and the address that a datagram was sent to. Nothing that attaches a program, sets a mark,
-joins a group or names a device."""
+"""What the gateway sets on its sockets: a reset instead of an end, urgent bytes in their place in
+the stream, no waiting for more, and the address that a datagram was sent to. Nothing that attaches
+a program, sets a mark, joins a group or names a device.
+"""
 _AFFINITY: Final = (204, 123)
 _IOCTL: Final = (16, 29)
 _CLONE3: Final = (435, 435)
 _FCNTL: Final = (72, 25)
 _FCNTLS: Final = (fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL, fcntl.F_DUPFD_CLOEXEC)
-"""Commands of fcntl that need no more looking at. Not among them: F_SETOWN and F_SETSIG, by which a signal is sent."""
+"""Commands of fcntl that need no more looking at.
+
+Not among them: F_SETOWN and F_SETSIG, by which a signal is sent.
+"""
 
 
 _NOT_SUPERVISORS: Final = frozenset({"openat", "openat2", "unlink", "unlinkat", "accept", "accept4", "listen"})
@@ -211,7 +217,10 @@ _SUPERVISORS_IOCTLS: Final = (*_IOCTLS, 0x8910, 0x8933, 0x8946)
 
 
 def gateway_filter(machine: str | None = None) -> bytes:
-    """The filter for this machine (or the one named: `x86_64`, `aarch64`), as the kernel takes it. Raises `KeyError` for another."""
+    """The filter for this machine (or the one named: `x86_64`, `aarch64`), as the kernel takes it.
+
+    Raises `KeyError` for another.
+    """
     machine = machine or platform.machine()
     return _assembled([*_head(machine), *_gateway(_COLUMN[machine]), *_tail(_COLUMN[machine])])
 
@@ -293,7 +302,9 @@ def _tail(column: int) -> Iterator[_Instruction]:
 
 
 def _set_flags(number: int) -> Iterator[_Instruction]:
-    """F_SETFL, but not O_ASYNC: with an owner set (which is refused as well) it sends signals to whoever the process names, past kill's own checks of the moment."""
+    """F_SETFL, but not O_ASYNC: with an owner set (which is refused as well) it sends signals to
+    whoever the process names, past kill's own checks of the moment.
+    """
     yield (_EQUAL, 0, 6, number)
     yield (_LOAD, 0, 0, _argument(1))
     yield (_EQUAL, 0, 3, fcntl.F_SETFL)
@@ -320,7 +331,9 @@ def _argument(index: int) -> int:
 
 
 def _when(number: int, at: int, test: _Instruction) -> Iterator[_Instruction]:
-    """Allow the call when the test of its argument passes; leaves the argument loaded when it is that call, so the number is loaded again."""
+    """Allow the call when the test of its argument passes; leaves the argument loaded when it is
+    that call, so the number is loaded again.
+    """
     yield (_EQUAL, 0, 4, number)
     yield (_LOAD, 0, 0, at)
     yield test

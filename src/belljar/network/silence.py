@@ -4,8 +4,12 @@ from __future__ import annotations
 
 
 class Silence:
-    """Of one process. Only time counts in which its owner listened and there was nothing to be heard: what it said while the owner was late (a busy host, a slow disk,
-    a terminal's stop) has been waiting, and is heard first."""
+    """Of one process.
+
+    Only time counts in which its owner listened and there was nothing to be heard: what it said
+    while the owner was late (a busy host, a slow disk, a terminal's stop) has been waiting, and is
+    heard first.
+    """
 
     def __init__(self, patience_s: float) -> None:
         self.patience_s = patience_s

@@ -1,8 +1,10 @@
-"""What the ranges of one run have spent on each real upstream, by the kernel's count of the connections' bytes.
+"""What the ranges of one run have spent on each real upstream, by the kernel's count of the
+connections' bytes.
 
-A gateway keeps its own range's budget to the byte, but it may be compromised, and it knows nothing of other
-ranges. So the owner keeps a second descriptor of every connection that it hands over: it reads there what
-passed, adds it up over the run, and ends a connection that goes beyond its budget or its time.
+A gateway keeps its own range's budget to the byte, but it may be compromised, and it knows nothing
+of other ranges. So the owner keeps a second descriptor of every connection that it hands over: it
+reads there what passed, adds it up over the run, and ends a connection that goes beyond its budget
+or its time.
 """
 
 from __future__ import annotations
@@ -41,7 +43,10 @@ class _Open:
 
 @dataclass(slots=True)
 class _Account:
-    """One range's use of one upstream. `settled_bytes`: of dials and of connections that have ended."""
+    """One range's use of one upstream.
+
+    `settled_bytes`: of dials and of connections that have ended.
+    """
 
     plan: UpstreamPlan
     settled_bytes: int = 0
@@ -72,7 +77,10 @@ class RunSpending:
 
     @contextmanager
     def dialling(self, number: int, upstream: UpstreamPlan) -> Iterator[None]:
-        """Around a dial, which costs `DIAL_BYTES`. Raises `SpentError` when the range or the run has no more."""
+        """Around a dial, which costs `DIAL_BYTES`.
+
+        Raises `SpentError` when the range or the run has no more.
+        """
         key = (number, upstream.host)
         with self._lock:
             account = self._accounts.setdefault(key, _Account(upstream))
@@ -122,7 +130,10 @@ class RunSpending:
         return tuple(cut)
 
     def close(self, number: int) -> None:
-        """The range is over: its connections are ended. What it spent counts for the run. Idempotent."""
+        """The range is over: its connections are ended.
+
+        What it spent counts for the run. Idempotent.
+        """
         with self._lock:
             self._closed.add(number)
             for account in self._of(number):

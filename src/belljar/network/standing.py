@@ -1,6 +1,8 @@
-"""What stands in a range's namespace beside its rules: routes, routing policy and settings, as its keeper left them. Read, and compared as a whole.
+"""What stands in a range's namespace beside its rules: routes, routing policy and settings, as its
+keeper left them. Read, and compared as a whole.
 
-Whoever changes one by hand could lead packets past what the rules were written for: a route elsewhere, a table that some packets are routed by, source routing.
+Whoever changes one by hand could lead packets past what the rules were written for: a route
+elsewhere, a table that some packets are routed by, source routing.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ _MOST_BYTES: Final = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """Routes of IPv4 and IPv6 in every table, the policy that chooses among tables as the kernel lists it, and settings by their path below /proc/sys/net."""
+    """Routes of IPv4 and IPv6 in every table, the policy that chooses among tables as the kernel
+    lists it, and settings by their path below /proc/sys/net.
+    """
 
     routes: frozenset[Route]
     policy: frozenset[bytes]
@@ -58,7 +62,10 @@ class Standing:
 
 
 def read_standing(kernel: socket.socket, devices: Collection[str]) -> Standing:
-    """As it is now in the namespace that this thread is in, of which `kernel` is a socket. Raises `OSError`."""
+    """As it is now in the namespace that this thread is in, of which `kernel` is a socket.
+
+    Raises `OSError`.
+    """
     families = (socket.AF_INET, socket.AF_INET6)
     return Standing(
         routes=frozenset(route for family in families for route in netlink.list_routes(kernel, family)),
@@ -74,7 +81,8 @@ def read_settings(devices: Collection[str]) -> dict[str, str]:
 
 def _read(names: Iterable[str]) -> Iterator[tuple[str, str]]:
     for name in names:
-        with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6, an older one, a device that has gone
+        # A kernel without IPv6, an older one, a device that has gone
+        with contextlib.suppress(FileNotFoundError):
             yield name, _content(f"{SETTINGS}/{name}")
 
 
@@ -91,7 +99,8 @@ def differences(left: Standing, found: Standing, ports: Mapping[int, str]) -> tu
     """What is not as it was left, in words, the first few. Pure.
 
     Args:
-        ports: the cells' addresses by their devices' numbers. Each has one route, which goes with its device, and the kernel's own for IPv6's multicast.
+        ports: the cells' addresses by their devices' numbers. Each has one route, which goes with
+            its device, and the kernel's own for IPv6's multicast.
     """
     return tuple(_differences(left, found, ports))[:_TOLD]
 

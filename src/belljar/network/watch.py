@@ -1,7 +1,9 @@
-"""The owner's ear on one range: a thread that reads what its gateway and its keeper say, records, acknowledges, and sees when one of them ends.
+"""The owner's ear on one range: a thread that reads what its gateway and its keeper say, records,
+acknowledges, and sees when one of them ends.
 
-What the gateway says is checked as a guest's word is. Whatever is wrong (a violation, a rule that changed, an end, an event that can't be recorded) ends the range
-once: both processes are killed first, then it is said why.
+What the gateway says is checked as a guest's word is. Whatever is wrong (a violation, a rule that
+changed, an end, an event that can't be recorded) ends the range once: both processes are killed
+first, then it is said why.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ _SEND_PATIENCE_S: Final = 10
 _LISTEN_S: Final = 1.0
 _TELL_S: Final = 1.0
 _LAST_WORD_S: Final = 2.0
-"""How long an owner waits at a range's end, and how much of it a gateway has to tell what is in progress."""
+"""How long an owner waits at a range's end, and how much of it a gateway has to tell what is in
+progress.
+"""
 _MAX_QUESTIONS: Final = 64
 """Of dials, and of all others: a gateway of ours has fewer unanswered (`gateway.bounds`)."""
 _QUESTIONS_AT_ONCE: Final = 8
@@ -74,7 +78,10 @@ _CUT_FROM_HERE: Final = "events of this range are cut down from here on: no byte
 _RECORD_HINT: Final = "its ledger tells what fills it; `network.record.events` in the policy allows more"
 _ENDED_HINT: Final = "nothing of the range runs on: start again; `belljar ledger show last` tells what came before"
 Answer = Callable[[str, bytes], bytes]
-"""Answers a gateway's question (its kind, its body). Raises `ValueError` to refuse it. Called in threads of the range's own."""
+"""Answers a gateway's question (its kind, its body).
+
+Raises `ValueError` to refuse it. Called in threads of the range's own.
+"""
 
 
 class RangeOverError(ValueError):
@@ -83,7 +90,10 @@ class RangeOverError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lines:
-    """The owner's ends of a range's sockets and its processes. `words` is what both wrote on standard error."""
+    """The owner's ends of a range's sockets and its processes.
+
+    `words` is what both wrote on standard error.
+    """
 
     keeper: Child
     gateway: Child
@@ -106,7 +116,10 @@ class Heard:
 
 
 class Watch:
-    """One range's thread. `closing`: the range is being destroyed, so the ends of its processes are no deaths."""
+    """One range's thread.
+
+    `closing`: the range is being destroyed, so the ends of its processes are no deaths.
+    """
 
     def __init__(
         self,
@@ -173,9 +186,11 @@ class Watch:
         return printable(self._said.strip(), max_chars=2000)
 
     def end_gateway(self) -> None:
-        """Have the gateway tell what is in progress, and wait for its last word: for two seconds at most, and not at all for one that is gone.
+        """Have the gateway tell what is in progress, and wait for its last word: for two seconds at
+        most, and not at all for one that is gone.
 
-        What is in no event is counted (`untold_at_end`): what it says, what the record has no room for, and at least one where it says nothing in time.
+        What is in no event is counted (`untold_at_end`): what it says, what the record has no room
+        for, and at least one where it says nothing in time.
         """
         give_up = time.monotonic() + _LAST_WORD_S
         self._is_ending = True
@@ -352,7 +367,10 @@ class Watch:
             raise LedgerError(f"an event of the range can't be recorded: {exc}", where=self._where()) from exc
 
     def _spend(self, event: Event) -> None:
-        """Records it, as much of it as the range's budget has room for. Raises `CellError` when there is none."""
+        """Records it, as much of it as the range's budget has room for.
+
+        Raises `CellError` when there is none.
+        """
         before = self._budget
         after, taken = before.take(event)
         if taken is None and self._is_ending:
@@ -385,20 +403,26 @@ class Watch:
         self._send(*words)
 
     def _dial(self, asked: Asked) -> None:
-        """Hands the gateway a connected socket, or says why not. It may not ask for what the plan does not have: then it is not ours any more."""
+        """Hands the gateway a connected socket, or says why not.
+
+        It may not ask for what the plan does not have: then it is not ours any more.
+        """
         try:
             with self._dialler.dial(asked.body, self._say_dialled) as end:
                 self._send(encode_answer(asked.id, b"")[0], fds=(end.fileno(),))
                 return
         except NotAnUpstream as exc:
             self.die(ProtocolViolation(f"the gateway broke its protocol: {exc}", where=self._where()))
-        except BelljarError as exc:  # it can't be recorded: then nothing is dialled, and nothing goes on
+        # It can't be recorded: then nothing is dialled, and nothing goes on
+        except BelljarError as exc:
             self.die(exc)
         except Exception as exc:  # noqa: BLE001 - the gateway is told; the range goes on
             self._send(*encode_answer(asked.id, printable(str(exc), max_chars=500).encode(), ok=False))
 
     def _say_dialled(self, data: Mapping[str, Any]) -> None:
-        """Raises `LedgerError`; and `RangeOverError` when the range is over: what is not on record is not dialled."""
+        """Raises `LedgerError`; and `RangeOverError` when the range is over: what is not on record
+        is not dialled.
+        """
         if self.closing or self.error is not None:
             raise RangeOverError("the range is over")
         self._record(Kind.NETWORK_UPSTREAM, data)

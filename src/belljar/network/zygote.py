@@ -1,7 +1,9 @@
-"""The prepared parent of every keeper, gateway and reader of a run: has imported all that they need, and forks. `python -I -c … FD SERVE`, by `processes.Zygote` alone.
+"""The prepared parent of every keeper, gateway and reader of a run: has imported all that they
+need, and forks. `python -I -c … FD SERVE`, by `processes.Zygote` alone.
 
-One thread, one socket to its owner, one request at a time. Each child waits for its owner's word before it does anything: by then the journal names it. It dies
-with the zygote, and the zygote with its owner, whose socket then ends.
+One thread, one socket to its owner, one request at a time. Each child waits for its owner's word
+before it does anything: by then the journal names it. It dies with the zygote, and the zygote with
+its owner, whose socket then ends.
 """
 
 from __future__ import annotations
@@ -64,7 +66,10 @@ def main(argv: list[str]) -> NoReturn:
 
 
 def preload() -> None:
-    """Import all that a child may need: it can open no file later. What is not installed is missed by who needs it, with a word."""
+    """Import all that a child may need: it can open no file later.
+
+    What is not installed is missed by who needs it, with a word.
+    """
     names = [*PRELOAD]
     with contextlib.suppress(ModuleNotFoundError):
         names += getattr(importlib.import_module(_STAND_INS), "PRELOAD", ())

@@ -1,6 +1,9 @@
-"""Where everything of a range is: addresses, MACs and devices, drawn from the run's randomness. Pure.
+"""Where everything of a range is: addresses, MACs and devices, drawn from the run's randomness.
 
-A range has a /22: the first /24 holds the resolver and an address for each name, the second the cells, and the rest is nobody's.
+Pure.
+
+A range has a /22: the first /24 holds the resolver and an address for each name, the second the
+cells, and the rest is nobody's.
 """
 
 from __future__ import annotations
@@ -29,7 +32,9 @@ _USUAL: Final = (
     "192.168.64.0/23",
     "192.168.122.0/24",
 )
-"""Where virtual machines, containers and homes usually are: an address there would be read wrongly, by people and by probes."""
+"""Where virtual machines, containers and homes usually are: an address there would be read wrongly,
+by people and by probes.
+"""
 _SIZE: Final = 1 << (32 - _PREFIX_LENGTH)
 _RESOLVER_HOST: Final = 1
 _SINK_PORTS: Final = range(20_000, 32_000)
@@ -37,9 +42,12 @@ _SINK_PORTS: Final = range(20_000, 32_000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameAddress:
-    """The address that a name pattern resolves to. `stand_in` is whose it is: a stand-in's id, or an upstream's (`upstream:HOST`).
+    """The address that a name pattern resolves to.
 
-    Of a stand-in in a target cell all names have the cell's address. A stand-in of kind `metadata` has, beside its names, the pattern `169.254.169.254` at that address.
+    `stand_in` is whose it is: a stand-in's id, or an upstream's (`upstream:HOST`).
+
+    Of a stand-in in a target cell all names have the cell's address. A stand-in of kind `metadata`
+    has, beside its names, the pattern `169.254.169.254` at that address.
     """
 
     pattern: str
@@ -49,8 +57,8 @@ class NameAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellPort:
-    """Where a cell hangs: `address` is its own (/32), `mac` the inner end's, `gateway_mac` the outer end's, `outer_device` the outer end's name in the
-    range's namespace.
+    """Where a cell hangs: `address` is its own (/32), `mac` the inner end's, `gateway_mac` the
+    outer end's, `outer_device` the outer end's name in the range's namespace.
     """
 
     name: str
@@ -64,8 +72,9 @@ class CellPort:
 class RangeLayout:
     """A range's addresses.
 
-    `prefix` is the whole /22. `resolver` is the gateway's address, at which it answers DNS, and every cell's next hop. `catch_all` is what an unknown name resolves
-    to, None: NXDOMAIN. `sink_port` is the TCP port that the sink listens on, None: there is no sink.
+    `prefix` is the whole /22. `resolver` is the gateway's address, at which it answers DNS, and
+    every cell's next hop. `catch_all` is what an unknown name resolves to, None: NXDOMAIN.
+    `sink_port` is the TCP port that the sink listens on, None: there is no sink.
     """
 
     prefix: str
@@ -77,7 +86,9 @@ class RangeLayout:
 
     @property
     def local_prefixes(self) -> tuple[str, ...]:
-        """What the range's namespace holds as its own addresses (`ip route add local PREFIX dev lo`)."""
+        """What the range's namespace holds as its own addresses (`ip route add local PREFIX dev
+        lo`).
+        """
         names = str(IPv4Network(f"{self.resolver}/24", strict=False))
         has_metadata = any(name.address == METADATA_ADDRESS for name in self.names)
         return (names, *((f"{METADATA_ADDRESS}/32",) if has_metadata else ()))
@@ -95,7 +106,10 @@ class RangeLayout:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RangeLayout:
-        """The inverse of `to_json`. Raises `ValueError`, `KeyError` or `TypeError` for data that isn't a layout."""
+        """The inverse of `to_json`.
+
+        Raises `ValueError`, `KeyError` or `TypeError` for data that isn't a layout.
+        """
         return cls(
             prefix=str(IPv4Network(data["prefix"])),
             resolver=_address(data["resolver"]),
@@ -113,7 +127,8 @@ def lay_out(network: NetworkPlan, cells: Sequence[str], *, random_bytes: bytes, 
         network: whose names get addresses. Its target cells get a port each, named as the stand-in.
         cells: the names of the other cells of the range.
         random_bytes: the run's randomness for this range, at least 16 bytes.
-        avoid: networks that this host has a route to (a default route left out); the range overlaps none of them, so that a record is not read wrongly.
+        avoid: networks that this host has a route to (a default route left out); the range overlaps
+            none of them, so that a record is not read wrongly.
 
     Raises:
         HostError: this host has routes to all private networks.
@@ -179,7 +194,9 @@ def _prefix(random_bytes: bytes, avoid: Iterable[str]) -> IPv4Network:
 
 
 def _first_free(start: int, last: int, spans: Sequence[tuple[int, int]]) -> int | None:
-    """The first aligned block from `start` on that overlaps no span, each step past the end of one that it does overlap."""
+    """The first aligned block from `start` on that overlaps no span, each step past the end of one
+    that it does overlap.
+    """
     at = start
     while at + _SIZE - 1 <= last:
         ends = [end for begin, end in spans if begin < at + _SIZE and end >= at]
@@ -212,7 +229,9 @@ def _ports(names: Sequence[str], net: IPv4Network, random_bytes: bytes) -> Itera
 
 
 def _macs(stream: Iterator[int]) -> Iterator[str]:
-    """Random ones, each once: unicast, locally administered (IEEE 802, second-lowest bit of the first byte), with no maker's mark."""
+    """Random ones, each once: unicast, locally administered (IEEE 802, second-lowest bit of the
+    first byte), with no maker's mark.
+    """
     seen: set[bytes] = set()
     while True:
         drawn = bytearray(next(stream).to_bytes(4, "big") + next(stream).to_bytes(4, "big")[:2])

@@ -1,7 +1,9 @@
 """The launcher's command line, purely: what the jail gives to the one program in it, and how much.
 
-Without `ids`, a VMM's jail: the program gets a read-only root, the files listed, the descriptors listed, one uid (nobody's, when root starts it), and nothing
-else; see `design/0004-microvm.md`. With `ids`, an OCI runtime's: a range of ids, mounts of its own and capabilities over just these; see `design/0009-tiers.md`.
+Without `ids`, a VMM's jail: the program gets a read-only root, the files listed, the descriptors
+listed, one uid (nobody's, when root starts it), and nothing else; see `design/0004-microvm.md`.
+With `ids`, an OCI runtime's: a range of ids, mounts of its own and capabilities over just these;
+see `design/0009-tiers.md`.
 """
 
 from __future__ import annotations
@@ -13,12 +15,16 @@ from belljar.dataclass import dataclass
 from belljar.plan.qemu import VmShape
 
 UID_RANGE_START: Final = 0x7000_0000
-"""Host uids of cells when Belljar runs as root: no system allots these (systemd's container ranges end at 0x6FFF_FFFF)."""
+"""Host uids of cells when Belljar runs as root: no system allots these (systemd's container ranges
+end at 0x6FFF_FFFF).
+"""
 SLOTS_PER_HOME: Final = 1 << 12
 INNER_ID: Final = 1000
 _MIB: Final = 1 << 20
 _NO_CORE: Final = 1
-"""RLIMIT_CORE: too small for a file, and the one value at which the kernel doesn't start the program that a piped `core_pattern` names (fs/coredump.c)."""
+"""RLIMIT_CORE: too small for a file, and the one value at which the kernel doesn't start the
+program that a piped `core_pattern` names (fs/coredump.c).
+"""
 WORKLOAD_ROOT: Final = 1
 """The id, in the jail's user namespace, that is the workload's root; 0 there is the stage."""
 MountKind = Literal["bind", "tree", "device", "tmpfs", "proc", "sysfs", "cgroup", "overlay"]
@@ -56,9 +62,12 @@ class IdRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailIdentity:
-    """Who the jailed program is on the host and inside. `privileged`: root started it, so it has a host uid of its own.
+    """Who the jailed program is on the host and inside.
 
-    `uids`, `gids`: the host ids of a workload in an OCI runtime's jail, whose stage is then `host_uid`; None for a VMM.
+    `privileged`: root started it, so it has a host uid of its own.
+
+    `uids`, `gids`: the host ids of a workload in an OCI runtime's jail, whose stage is then
+    `host_uid`; None for a VMM.
     """
 
     host_uid: int
@@ -70,10 +79,12 @@ class JailIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailIds:
-    """The user namespace's maps; each has a line for 0 (the program), and no host id of theirs is 0. Below another user namespace (`JailFds.user_namespace`) the
-    outer ids are that one's, in which 0 is the user.
+    """The user namespace's maps; each has a line for 0 (the program), and no host id of theirs is
+    0. Below another user namespace (`JailFds.user_namespace`) the outer ids are that one's, in
+    which 0 is the user.
 
-    `newuidmap` and `newgidmap` (both or none) write them for an ordinary user who maps more than himself.
+    `newuidmap` and `newgidmap` (both or none) write them for an ordinary user who maps more than
+    himself.
     """
 
     uid_map: tuple[IdLine, ...]
@@ -83,14 +94,17 @@ class JailIds:
 
 
 def nested_cell_ids() -> JailIds:
-    """As `cell_ids`, of an ordinary user's cell below its range's user namespace, where the user is 0 and his subordinate ids are what follows."""
+    """As `cell_ids`, of an ordinary user's cell below its range's user namespace, where the user is
+    0 and his subordinate ids are what follows.
+    """
     lines = ((0, 0, 1), (WORKLOAD_ROOT, WORKLOAD_ROOT, IdRange(start=WORKLOAD_ROOT).count))
     return JailIds(uid_map=lines, gid_map=lines)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailMount:
-    """One mount in the new root, made in the order given; `target` must exist in the root, or is made if it lies on a tmpfs mounted before.
+    """One mount in the new root, made in the order given; `target` must exist in the root, or is
+    made if it lies on a tmpfs mounted before.
 
     - `bind`: `source`, a file or directory, as a `JailBind`.
     - `tree`: `source`, a directory: read-only, nosuid, nodev; `shift` (first id on disk, first host id shown, count; root only) makes it id-mapped, and
@@ -119,7 +133,9 @@ class JailMount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailBind:
-    """One host file that appears in the jail, `nosuid,nodev,noexec,nosymfollow`, read-only unless `writable` (a template's memory while it is made)."""
+    """One host file that appears in the jail, `nosuid,nodev,noexec,nosymfollow`, read-only unless
+    `writable` (a template's memory while it is made).
+    """
 
     source: Path
     target: str
@@ -128,10 +144,11 @@ class JailBind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailFds:
-    """`kept` are the program's, `stdin` becomes its descriptor 0; `lifeline`, `status` and `hold` the supervisor's (`hold` stays open until the jail is empty:
-    the slot's lock).
+    """`kept` are the program's, `stdin` becomes its descriptor 0; `lifeline`, `status` and `hold`
+    the supervisor's (`hold` stays open until the jail is empty: the slot's lock).
 
-    `user_namespace`: an ordinary user's, below which the jail's namespaces are made. `network`: a byte comes there when the jail's link is in its place.
+    `user_namespace`: an ordinary user's, below which the jail's namespaces are made. `network`: a
+    byte comes there when the jail's link is in its place.
     """
 
     lifeline: int
@@ -147,11 +164,14 @@ class JailFds:
 class JailSpec:
     """One jail.
 
-    With `ids` the program is 0 in them, and may `keep_capabilities` (all, over the jail's own namespaces; under a smaller filter). With `init` pid 1 stays the
-    launcher's: the jail is *running* when the program has ended with status 0, failed (step 21, runtime) when it ends otherwise or leaves nothing behind; it
-    then ends with the last of what the program left. `network` (with both of these) makes a network namespace for a link from outside, and waits for it before the
-    program starts; "covered" hides `/proc/sys/net` then, for runsc. `environment` is the program's (empty for a VMM). `rlimits` (name, value): None means a VMM's without
-    `ids`, and only "no core dumps" with them; no core dumps are made in any case.
+    With `ids` the program is 0 in them, and may `keep_capabilities` (all, over the jail's own
+    namespaces; under a smaller filter). With `init` pid 1 stays the launcher's: the jail is
+    *running* when the program has ended with status 0, failed (step 21, runtime) when it ends
+    otherwise or leaves nothing behind; it then ends with the last of what the program left.
+    `network` (with both of these) makes a network namespace for a link from outside, and waits for
+    it before the program starts; "covered" hides `/proc/sys/net` then, for runsc. `environment` is
+    the program's (empty for a VMM). `rlimits` (name, value): None means a VMM's without `ids`, and
+    only "no core dumps" with them; no core dumps are made in any case.
     """
 
     cell_id: str
@@ -186,13 +206,17 @@ def cell_ids(identity: JailIdentity, newuidmap: Path | None = None, newgidmap: P
 
 
 def vmm_memory_max_bytes(shape: VmShape) -> int:
-    """The RAM, and what the VMM itself may need around it: translated code (64 MiB at most) and its tables under TCG, heaps and stacks."""
+    """The RAM, and what the VMM itself may need around it: translated code (64 MiB at most) and its
+    tables under TCG, heaps and stacks.
+    """
     overhead_mib = 192 if shape.accel == "tcg" else 96
     return (shape.ram_mib + overhead_mib + 8 * shape.vcpus) * _MIB
 
 
 def vmm_address_space_bytes(shape: VmShape) -> int:
-    """As above for RLIMIT_AS, which counts what is only reserved: libraries, an arena of 64 MiB and a stack of 8 MiB for each thread."""
+    """As above for RLIMIT_AS, which counts what is only reserved: libraries, an arena of 64 MiB and
+    a stack of 8 MiB for each thread.
+    """
     return vmm_memory_max_bytes(shape) + (1024 + 160 * shape.vcpus) * _MIB
 
 

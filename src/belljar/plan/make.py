@@ -1,4 +1,7 @@
-"""Policy + host facts + image → plan. A pure function: the same in, the same out, and nothing is weakened to make it fit."""
+"""Policy + host facts + image → plan.
+
+A pure function: the same in, the same out, and nothing is weakened to make it fit.
+"""
 
 from __future__ import annotations
 
@@ -35,15 +38,20 @@ NO_IMAGE_USER: Final = "root"
 def make_plan(
     policy: Policy, facts: HostFacts, image: ImageFacts | None, *, base: Path | None = None, has_port: bool = False
 ) -> Plan:
-    """What this host will do about the policy. `image` None: not built; such a plan can be shown, not carried out.
-    `base`: the policy's own directory, which its stand-ins' files are in; needed when there are any. `has_port`: the cell is on a range's network though its own
-    policy names none (a target cell); with a network in the policy it always is.
+    """What this host will do about the policy.
 
-    A policy that says its tier gets that one or is refused. Else the least tier that its risk allows and this host can carry out, with every limit enforced;
-    what was passed over, and why, is among the plan's warnings.
+    `image` None: not built; such a plan can be shown, not carried out. `base`: the policy's own
+    directory, which its stand-ins' files are in; needed when there are any. `has_port`: the cell is
+    on a range's network though its own policy names none (a target cell); with a network in the
+    policy it always is.
+
+    A policy that says its tier gets that one or is refused. Else the least tier that its risk
+    allows and this host can carry out, with every limit enforced; what was passed over, and why, is
+    among the plan's warnings.
 
     Raises:
-        PolicyError: the policy asks for a lower tier than its risk demands, or its stand-ins have files and there is no `base`.
+        PolicyError: the policy asks for a lower tier than its risk demands, or its stand-ins have
+            files and there is no `base`.
         HostError: this host can't do what the policy demands. The message says why and what to do.
     """
     demanded = demanded_tier(policy.risk, policy.tier)
@@ -143,7 +151,9 @@ def _too_much(policy: Policy, facts: HostFacts, walls: Walls) -> tuple[Obstacle,
 
 
 def _refusal(refused: dict[Tier, Obstacle]) -> Obstacle:
-    """The least tier's own obstacle, with those of the others that were tried; a size is the same matter in all of them."""
+    """The least tier's own obstacle, with those of the others that were tried; a size is the same
+    matter in all of them.
+    """
     first, *others = refused.items()
     if not others or first[1].where.startswith("resources."):
         return first[1]

@@ -1,4 +1,6 @@
-"""The plan: what this host will do about a policy, as frozen data that a run directory keeps as it is."""
+"""The plan: what this host will do about a policy, as frozen data that a run directory keeps as it
+is.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ class ImageFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One wall between the workload and the host: what it is, what makes it hold, and how far it can be relied on."""
+    """One wall between the workload and the host: what it is, what makes it hold, and how far it
+    can be relied on.
+    """
 
     name: str
     what: str
@@ -53,7 +57,9 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """The most of one resource a cell can take: `most` for people, and everything that holds it there, the nearest to the workload first."""
+    """The most of one resource a cell can take: `most` for people, and everything that holds it
+    there, the nearest to the workload first.
+    """
 
     what: str
     most: str

@@ -1,4 +1,7 @@
-"""What a range's network is to be: stand-ins, real upstreams, bounds. Frozen data without an address in it; addresses are `plan.addresses`'."""
+"""What a range's network is to be: stand-ins, real upstreams, bounds.
+
+Frozen data without an address in it; addresses are `plan.addresses`'.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,18 @@ TARGET_KINDS: Final = frozenset({"cell", "python"})
 TLS_PORTS: Final = frozenset({443, 8443})
 """Where a decoy service that speaks HTTP does so over TLS."""
 DIAL_BYTES: Final = 512
-"""What a dial takes of an upstream's budget: the packets that begin and end a TCP connection, counted generously."""
+"""What a dial takes of an upstream's budget: the packets that begin and end a TCP connection,
+counted generously.
+"""
 Default: TypeAlias = Literal["deny", "simulate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortPlan:
-    """A TCP port of a stand-in and what is spoken there: `http`, `tls`, `tcp`, `smtp` or `smtps`. `tls` is HTTP over TLS."""
+    """A TCP port of a stand-in and what is spoken there: `http`, `tls`, `tcp`, `smtp` or `smtps`.
+
+    `tls` is HTTP over TLS.
+    """
 
     number: int
     protocol: str
@@ -37,10 +45,12 @@ class PortPlan:
 class StandInPlan:
     """One stand-in.
 
-    `names` are host names in lower case, A-labels only; one that begins with `*.` stands for exactly one more label, and an exact name wins over it.
-    `settings` are the kind's own fields, checked in shape; a file that they name is relative to `directory`, the host path of the stand-in's own files, which
-    the gateway sees read-only, whole, and nothing beside it. A field that names a directory (`packages`, `repositories`, `files`) *is* `directory` and is not
-    among the settings.
+    `names` are host names in lower case, A-labels only; one that begins with `*.` stands for
+    exactly one more label, and an exact name wins over it. `settings` are the kind's own fields,
+    checked in shape; a file that they name is relative to `directory`, the host path of the
+    stand-in's own files, which the gateway sees read-only, whole, and nothing beside it. A field
+    that names a directory (`packages`, `repositories`, `files`) *is* `directory` and is not among
+    the settings.
     """
 
     id: str
@@ -69,7 +79,9 @@ class StandInPlan:
         return None if awaited is None else tuple(awaited)
 
     def is_apart_from(self, other: StandInPlan) -> bool:
-        """Whether two cells must not reach each other: both name networks, and none that both are in."""
+        """Whether two cells must not reach each other: both name networks, and none that both are
+        in.
+        """
         return bool(self.networks and other.networks) and self.networks.isdisjoint(other.networks)
 
     def to_json(self) -> dict[str, Any]:
@@ -79,7 +91,10 @@ class StandInPlan:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> StandInPlan:
-        """The inverse of `to_json`. Raises `ValueError`, `KeyError` or `TypeError` for data that isn't one."""
+        """The inverse of `to_json`.
+
+        Raises `ValueError`, `KeyError` or `TypeError` for data that isn't one.
+        """
         directory = data["directory"]
         return cls(
             id=str(data["id"]),
@@ -94,8 +109,10 @@ class StandInPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamPlan:
-    """A real service that the gateway may dial: exactly this host name, these ports, these methods; in both directions together at most `budget_bytes`
-    for each range, and `run_budget_bytes` for all ranges of a run."""
+    """A real service that the gateway may dial: exactly this host name, these ports, these methods;
+    in both directions together at most `budget_bytes` for each range, and `run_budget_bytes` for
+    all ranges of a run.
+    """
 
     host: str
     ports: tuple[int, ...]
@@ -106,7 +123,10 @@ class UpstreamPlan:
 
     @property
     def id(self) -> str:
-        """What stands in a layout's `NameAddress.stand_in`. No stand-in's id can be the same: those have no colon."""
+        """What stands in a layout's `NameAddress.stand_in`.
+
+        No stand-in's id can be the same: those have no colon.
+        """
         return f"upstream:{self.host}"
 
     @classmethod
@@ -123,23 +143,35 @@ class UpstreamPlan:
 
 
 GATEWAY_OTHER_FILES: Final = 256
-"""Descriptors of a gateway beside its connections': listeners, the event loop's own, files of stand-ins."""
+"""Descriptors of a gateway beside its connections': listeners, the event loop's own, files of
+stand-ins.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkBounds:
-    """All that a guest could make grow, and the most of it. What happens at each limit stands behind it."""
+    """All that a guest could make grow, and the most of it.
+
+    What happens at each limit stands behind it.
+    """
 
     packet_record_bytes: int = 64 << 20
-    """Of the range's packet record: what is thrown away beyond it voids the sample unless events hold it whole."""
+    """Of the range's packet record: what is thrown away beyond it voids the sample unless events
+    hold it whole.
+    """
     recorded_bytes: int = 1 << 30
-    """What the range's events and kept bodies may take of the ledger's disk: from then on events are cut down, and after a quarter more the range ends."""
+    """What the range's events and kept bodies may take of the ledger's disk: from then on events
+    are cut down, and after a quarter more the range ends.
+    """
     recorded_body_bytes: int = 64 << 10
     """Kept of each request's and each response's body: the rest is counted."""
     recorded_stream_bytes: int = 4 << 10
-    """Kept of each direction of a raw stream (TCP, SMTP's commands, the sink): the rest is counted."""
+    """Kept of each direction of a raw stream (TCP, SMTP's commands, the sink): the rest is counted.
+    """
     connections: int = 10_000
-    """Open at one time at the gateway, if the host's limit of open files allows: a further one is closed at once."""
+    """Open at one time at the gateway, if the host's limit of open files allows: a further one is
+    closed at once.
+    """
     connections_per_cell: int = 5_000
     """Likewise, of one cell."""
     new_connections_per_s: int = 500
@@ -149,14 +181,18 @@ class NetworkBounds:
     """Datagrams of one cell to the resolver: a further one is refused (`rate`)."""
     queries_burst: int = 1_000
     refusals_per_s: int = 1_000
-    """Of one cell: how often a refusal is answered and logged; a further one is dropped, and counted all the same."""
+    """Of one cell: how often a refusal is answered and logged; a further one is dropped, and
+    counted all the same.
+    """
     refusals_burst: int = 2_000
     header_bytes: int = 64 << 10
     """Of one request's head: 431."""
     body_bytes: int = 64 << 20
     """Of one request: 413."""
     header_timeout_s: float = 10.0
-    """From a connection's (or the last answer's) beginning to the whole head of a request, TLS handshake included: closed."""
+    """From a connection's (or the last answer's) beginning to the whole head of a request, TLS
+    handshake included: closed.
+    """
     idle_timeout_s: float = 60.0
     """Nothing received and nothing sent: closed."""
     gateway_memory_bytes: int = 256 << 20
@@ -164,9 +200,14 @@ class NetworkBounds:
     supervisor_memory_bytes: int = 256 << 20
     """Of the range supervisor, likewise."""
     group_memory_bytes: int = 768 << 20
-    """Of the range's processes together, with files and sockets that the kernel counts (control group): one is killed, and the range ends."""
+    """Of the range's processes together, with files and sockets that the kernel counts (control
+    group): one is killed, and the range ends.
+    """
     group_cpu_percent: int = 150
-    """Likewise of processor time, 100 is one core: they wait. More than a gateway can use, which has one thread, so that its supervisor is never kept waiting."""
+    """Likewise of processor time, 100 is one core: they wait.
+
+    More than a gateway can use, which has one thread, so that its supervisor is never kept waiting.
+    """
     group_processes: int = 32
     """Likewise of processes and threads."""
 
@@ -181,8 +222,11 @@ class NetworkBounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkPlan:
-    """A range's network. `default` is what a name gets that no stand-in has: NXDOMAIN, or the catch-all's address (`simulate`). `sink`: TCP to a port that nobody
-    has is recorded and closed instead of refused. `controllers`: those of the host's control groups that hold the range's processes.
+    """A range's network.
+
+    `default` is what a name gets that no stand-in has: NXDOMAIN, or the catch-all's address
+    (`simulate`). `sink`: TCP to a port that nobody has is recorded and closed instead of refused.
+    `controllers`: those of the host's control groups that hold the range's processes.
     """
 
     stand_ins: tuple[StandInPlan, ...] = ()
@@ -203,12 +247,17 @@ class NetworkPlan:
 
     @property
     def targets(self) -> tuple[StandInPlan, ...]:
-        """The stand-ins that have a cell of their own, which bears the stand-in's id. The range's own cell, where others reach it, is not among them."""
+        """The stand-ins that have a cell of their own, which bears the stand-in's id.
+
+        The range's own cell, where others reach it, is not among them.
+        """
         return tuple(item for item in self.stand_ins if item.is_target and item.id != OWN_CELL)
 
     @property
     def reached_cells(self) -> tuple[StandInPlan, ...]:
-        """All cells that others of the range reach by name: the target cells, and the range's own if the policy says so."""
+        """All cells that others of the range reach by name: the target cells, and the range's own
+        if the policy says so.
+        """
         return tuple(item for item in self.stand_ins if item.is_target)
 
     @property
@@ -237,7 +286,10 @@ class NetworkPlan:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> NetworkPlan:
-        """The inverse of `to_json`. Raises `ValueError`, `KeyError` or `TypeError` for data that isn't such a plan."""
+        """The inverse of `to_json`.
+
+        Raises `ValueError`, `KeyError` or `TypeError` for data that isn't such a plan.
+        """
         default: Any = data["default"]
         if default not in ("deny", "simulate"):
             raise ValueError("`default` is none of deny, simulate")
@@ -258,11 +310,14 @@ def plan_network(
     decoys: Iterable[DecoySpec] = (),
     open_files_max: int | None = None,
 ) -> NetworkPlan:
-    """What a policy's network comes to. `base` is the policy's own directory, None when it has none.
+    """What a policy's network comes to.
+
+    `base` is the policy's own directory, None when it has none.
 
     `decoys`: the policy's; those that are services are stand-ins of their id. What they hold is no
     setting of the plan: it is made for each sample (`signals.services`).
-    `open_files_max`: this host's hard limit of open files, which bounds a gateway's connections; None: it doesn't matter.
+    `open_files_max`: this host's hard limit of open files, which bounds a gateway's connections;
+    None: it doesn't matter.
 
     Raises:
         PolicyError: a stand-in has files, and the policy has no directory that they could be in.

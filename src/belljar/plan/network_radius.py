@@ -1,4 +1,6 @@
-"""A range's network in words: all that its cells can reach, what holds it, and what the author should know."""
+"""A range's network in words: all that its cells can reach, what holds it, and what the author
+should know.
+"""
 
 from __future__ import annotations
 

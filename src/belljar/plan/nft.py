@@ -1,4 +1,6 @@
-"""The words of nftables' JSON that a range's rules are made of (libnftables-json(5)), in the form in which nft lists them again."""
+"""The words of nftables' JSON that a range's rules are made of (libnftables-json(5)), in the form
+in which nft lists them again.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def source() -> Statement:
 
 
 def conversation(*, answered: bool = False) -> Statement:
-    """Who speaks to whom at which port, as an element of a set of conversations; `answered`: of a packet that goes back. After a match of TCP flags, as nft lists it."""
+    """Who speaks to whom at which port, as an element of a set of conversations; `answered`: of a
+    packet that goes back. After a match of TCP flags, as nft lists it.
+    """
     client, server, port = ("daddr", "saddr", "sport") if answered else ("saddr", "daddr", "dport")
     return {"concat": [field("ip", client), field("ip", server), field("tcp", port)]}
 

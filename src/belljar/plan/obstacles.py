@@ -1,4 +1,7 @@
-"""What stands in a tier's way on this host, each with its hint. Used to refuse a plan, and by `belljar doctor` to say so beforehand."""
+"""What stands in a tier's way on this host, each with its hint.
+
+Used to refuse a plan, and by `belljar doctor` to say so beforehand.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,17 @@ if TYPE_CHECKING:
     from belljar.policy.rights import Rights
 
 LEAST_KERNEL: Final = (6, 6)
-"""For the container tiers: a writable layer on a tmpfs needs its user attributes; what root's id-mapped layers need (5.19) is older."""
+"""For the container tiers: a writable layer on a tmpfs needs its user attributes; what root's
+id-mapped layers need (5.19) is older.
+"""
 _CONTROLLERS: Final = ("cpu", "memory", "pids")
 NETWORK_EXTRA_HINT: Final = "install Belljar with its extra `network`: pip install 'belljar-sandbox[network]'"
 _MODULE_OF: Final = {"dulwich": "git", "jsonschema": "openapi", "referencing": "openapi"}
 """The one kind of stand-in that needs a module; what isn't here the gateway itself needs."""
 _USUAL_NAMESPACES: Final = 15_000
-"""A gateway that could take fewer connections than it needs descriptors for itself is not worth starting."""
+"""A gateway that could take fewer connections than it needs descriptors for itself is not worth
+starting.
+"""
 _RELEASE: Final = re.compile(r"(\d{1,4})\.(\d{1,4})")
 
 
@@ -42,7 +49,9 @@ class Obstacle:
 
 
 def tier_obstacles(tier: Tier, facts: HostFacts, *, has_port: bool = False) -> tuple[Obstacle, ...]:
-    """Why no cell at all, or none on a range's network (`has_port`), can run in the tier here; empty when one can."""
+    """Why no cell at all, or none on a range's network (`has_port`), can run in the tier here;
+    empty when one can.
+    """
     return tuple(_microvm(facts) if tier is Tier.MICROVM else _oci(tier, facts, has_port=has_port))
 
 
@@ -131,7 +140,10 @@ def _runtime(tier: Tier, facts: HostFacts, *, has_port: bool) -> Iterator[Obstac
 
 
 def network_obstacles(facts: HostFacts, kinds: Collection[str] | None = None) -> tuple[Obstacle, ...]:
-    """Why no range with a network can be made here, whatever the tier; empty when one can. `kinds`: of its stand-ins; None: of all there are."""
+    """Why no range with a network can be made here, whatever the tier; empty when one can.
+
+    `kinds`: of its stand-ins; None: of all there are.
+    """
     return (
         *_network_programs(facts),
         *_network_modules(facts, kinds),
@@ -228,7 +240,9 @@ def _userns(facts: HostFacts) -> Iterator[Obstacle]:
 
 
 def _groups(tier: Tier, facts: HostFacts) -> Iterator[Obstacle]:
-    """A container's limits are its control groups': there is no machine around it that would bound it otherwise."""
+    """A container's limits are its control groups': there is no machine around it that would bound
+    it otherwise.
+    """
     missing = [name for name in _CONTROLLERS if name not in facts.cgroup.controllers]
     if missing:
         reason = f" ({facts.cgroup.reason})" if facts.cgroup.reason else ""
@@ -277,7 +291,9 @@ def hardware_obstacle(facts: HostFacts) -> Obstacle | None:
 
 
 def size_obstacles(resources: Resources, most_bytes: int, facts: HostFacts, *, besides: str) -> tuple[Obstacle, ...]:
-    """Why a cell of this size, which may take `most_bytes`, doesn't fit this host; empty when it does. `besides`: what takes memory but the workload."""
+    """Why a cell of this size, which may take `most_bytes`, doesn't fit this host; empty when it
+    does. `besides`: what takes memory but the workload.
+    """
     return tuple(_sizes(resources, most_bytes, facts, besides))
 
 

@@ -1,7 +1,10 @@
-"""The OCI runtime's `config.json` and command line, purely. Two runtimes, one shape: `runc` (container tier) and `runsc` (gvisor tier).
+"""The OCI runtime's `config.json` and command line, purely.
 
-Paths here are paths *inside the jail*, where the runtime runs: a read-only root, the image's tree under a bounded writable layer, the agent. What differs between
-two cells of a plan is `OciCell`; all else is in the plan. OCI runtime specification 1.0.2; see `design/0009-tiers.md`.
+Two runtimes, one shape: `runc` (container tier) and `runsc` (gvisor tier).
+
+Paths here are paths *inside the jail*, where the runtime runs: a read-only root, the image's tree
+under a bounded writable layer, the agent. What differs between two cells of a plan is `OciCell`;
+all else is in the plan. OCI runtime specification 1.0.2; see `design/0009-tiers.md`.
 """
 
 from __future__ import annotations
@@ -24,10 +27,15 @@ _TMP: Final = "/tmp"  # noqa: S108 - the cell's
 STAGES_NETWORK: Final = "/proc/self/ns/net"
 """As the runtime sees it, which is in it."""
 SHM_SHARE: Final = 2
-"""The cell's shared memory is at most one part in so many of the workload's memory, as in the VM."""
+"""The cell's shared memory is at most one part in so many of the workload's memory, as in the VM.
+"""
 OPEN_FILES: Final = (1024, 524_288)
 MAX_TERMINALS: Final = 64
-"""Of a cell. The host has 4,096 for all its containers together, of which 1,024 are its own (kernel.pty.max and .reserve)."""
+"""Of a cell.
+
+The host has 4,096 for all its containers together, of which 1,024 are its own (kernel.pty.max and
+.reserve).
+"""
 _MOST_SHM_INODES: Final = 65_536
 _BYTES_PER_INODE: Final = 4096
 _LEAST_INODES: Final = 16_384
@@ -36,7 +44,8 @@ _MOST_INODES: Final = 4_194_304
 RuntimeKind = Literal["runc", "runsc"]
 
 AGENT_CAPABILITIES: Final = (
-    # What the image's root has when a policy's user is root; the agent hands on no more, and nothing at all to anybody else.
+    # What the image's root has when a policy's user is root; the agent hands on no more, and
+    # nothing at all to anybody else.
     "CAP_AUDIT_WRITE",
     "CAP_CHOWN",
     "CAP_DAC_OVERRIDE",
@@ -83,12 +92,15 @@ MASKED_PROC: Final = tuple(
             "zoneinfo",
         ),
         *("allocinfo", "sysrq-trigger", "partitions", "diskstats", "mdstat", "mtrr", "crypto", "kpageidle"),
-        # Counters of the whole host, by which one cell could tell another something. The agent covers /proc/stat and
-        # /proc/vmstat with lines that stand still: psutil, ps, vmstat and Node end where these are empty.
+        # Counters of the whole host, by which one cell could tell another something. The agent
+        # covers /proc/stat and /proc/vmstat with lines that stand still: psutil, ps, vmstat and
+        # Node end where these are empty.
         *("cgroups", "devices", "misc", "sys/fs", "sys/kernel/pty"),
     )
 )
-"""What of a shared kernel's /proc says too much of the host or of its other users, or did a breakout good before. Absent ones are passed over by the runtime."""
+"""What of a shared kernel's /proc says too much of the host or of its other users, or did a
+breakout good before. Absent ones are passed over by the runtime.
+"""
 READ_ONLY_PROC: Final = ("/proc/sys", "/proc/tty")
 CPU_FILES: Final = tuple(f"/sys/devices/system/cpu/{name}" for name in ("online", "possible", "present"))
 """All that is shown of the host's sysfs: what libraries ask for the number of processors."""
@@ -96,7 +108,9 @@ CPU_FILES: Final = tuple(f"/sys/devices/system/cpu/{name}" for name in ("online"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OciRuntime:
-    """The program that makes the container: `kind` is whose command line it has, `path` where it is on the host."""
+    """The program that makes the container: `kind` is whose command line it has, `path` where it is
+    on the host.
+    """
 
     name: str
     kind: RuntimeKind
@@ -108,8 +122,9 @@ class OciRuntime:
 class OciShape:
     """A container: what its jail must hold and the runtime is told.
 
-    `memory_max_bytes` is what the workload's processes and files may take together, `disk_bytes` and `disk_inodes` the writable layer's size (the jail's tmpfs).
-    `config` is the whole config.json but for what `OciCell` has.
+    `memory_max_bytes` is what the workload's processes and files may take together, `disk_bytes`
+    and `disk_inodes` the writable layer's size (the jail's tmpfs). `config` is the whole
+    config.json but for what `OciCell` has.
     """
 
     runtime: OciRuntime
@@ -123,10 +138,13 @@ class OciShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OciCell:
-    """What is one cell's own, or its jail's: paths are the jail's. `probe` "": the cell has no probe program.
+    """What is one cell's own, or its jail's: paths are the jail's.
 
-    `tmp` is the image's /tmp, to be mounted over itself where gVisor would else put a file system of its own that no inode limit bounds; "": the image has none.
-    `has_port`: the jail's stage has a network namespace with a link; without, the container has one of its own with nothing in it.
+    `probe` "": the cell has no probe program.
+
+    `tmp` is the image's /tmp, to be mounted over itself where gVisor would else put a file system
+    of its own that no inode limit bounds; "": the image has none. `has_port`: the jail's stage has
+    a network namespace with a link; without, the container has one of its own with nothing in it.
     """
 
     hostname: str
@@ -146,10 +164,13 @@ def oci_shape(
     open_files_max: int,
     calls: tuple[str, ...] = (),
 ) -> OciShape:
-    """The container for these resources. Raises `ValueError` for the microvm tier, which is none.
+    """The container for these resources.
+
+    Raises `ValueError` for the microvm tier, which is none.
 
     Args:
-        open_files_max: the most open files that this host lets a process have; the workload's bound is never above.
+        open_files_max: the most open files that this host lets a process have; the workload's bound
+            is never above.
         calls: system calls that the plan's rights open beside those of the profile.
     """
     if tier is Tier.MICROVM:
@@ -183,8 +204,10 @@ def oci_config(shape: OciShape, cell: OciCell) -> dict[str, Any]:
 
 
 def _with_the_stages_network(shape: OciShape, namespaces: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """runc leaves the container in it: it belongs to the namespace above the container's users, who have no right over it. runsc must be told of it, and copies what
-    it finds there into its own network."""
+    """runc leaves the container in it: it belongs to the namespace above the container's users, who
+    have no right over it. runsc must be told of it, and copies what it finds there into its own
+    network.
+    """
     others = [namespace for namespace in namespaces if namespace["type"] != "network"]
     theirs = {"type": "network", "path": STAGES_NETWORK}
     return [*others, theirs] if shape.runtime.kind == "runsc" else others
@@ -209,7 +232,8 @@ def runtime_argv(
 
 
 _RUNSC_FLAGS: Final = (
-    "--rootless=false",  # the jail's namespace is already the mapped one; runsc's own would map one id only
+    # The jail's namespace is already the mapped one; runsc's own would map one id only
+    "--rootless=false",
     "--ignore-cgroups",  # the jail's, joined before
     "--host-uds=none",
     "--host-fifo=none",
@@ -283,7 +307,8 @@ def _bind(source: str, target: str, *, executable: bool = False) -> dict[str, An
     return {"destination": target, "type": "bind", "source": source, "options": options}
 
 
-# A shared kernel's sysfs is the host's: an empty directory in its place, with the few files that libraries ask for.
+# A shared kernel's sysfs is the host's: an empty directory in its place, with the few files that
+# libraries ask for.
 _SYS_OF_HOST: Final = (
     _mount("/sys", "tmpfs", "nosuid", "noexec", "nodev", "mode=755", "size=64k", "nr_inodes=32", "ro"),
     *(_bind(path, path) for path in CPU_FILES),
@@ -291,7 +316,10 @@ _SYS_OF_HOST: Final = (
 
 
 def _own_of_gvisor(disk_bytes: int) -> tuple[dict[str, Any], ...]:
-    """Its sysfs has nothing of the host. Where nothing is said of /tmp, runsc puts a file system without a bound there."""
+    """Its sysfs has nothing of the host.
+
+    Where nothing is said of /tmp, runsc puts a file system without a bound there.
+    """
     return (
         _mount("/sys", "sysfs", "nosuid", "noexec", "nodev", "ro"),
         _mount("/tmp", "tmpfs", "nosuid", "nodev", "mode=1777", f"size={disk_bytes}"),  # noqa: S108 - the cell's

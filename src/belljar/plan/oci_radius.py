@@ -1,4 +1,6 @@
-"""The bounds of the container and gVisor tiers in words: the most a cell can take, and what holds it there."""
+"""The bounds of the container and gVisor tiers in words: the most a cell can take, and what holds
+it there.
+"""
 
 from __future__ import annotations
 
@@ -56,12 +58,16 @@ def _processes(tier: Tier, resources: Resources, jail: JailLimits) -> Bound:
 
 
 def _of_processes(tier: Tier) -> str:
-    """Measured: 0.7 MiB for a sleeping `sleep`, 4.2 for a Python that sleeps, 5.8 for a fork of one."""
+    """Measured: 0.7 MiB for a sleeping `sleep`, 4.2 for a Python that sleeps, 5.8 for a fork of
+    one.
+    """
     return "; a sleeping Python takes 4 to 6 MiB of it, and to use it up ends the cell" if tier is Tier.GVISOR else ""
 
 
 def _own_tmp(tier: Tier) -> str:
-    """gVisor puts a file system of its own where an image has no /tmp; where it has one, that is in the layer."""
+    """gVisor puts a file system of its own where an image has no /tmp; where it has one, that is in
+    the layer.
+    """
     return "; as much again in /tmp if the image has none" if tier is Tier.GVISOR else ""
 
 

@@ -1,9 +1,13 @@
-"""The VMM's command line, purely: a shape and descriptors in, argv out. Golden-tested, deterministic.
+"""The VMM's command line, purely: a shape and descriptors in, argv out.
 
-Paths here are paths *inside the jail*: the VMM sees a read-only root with these files in it and nothing else. What differs between the guest that becomes a
-template, a clone of it, and a guest booted to prove that an accelerator works, is `Role`.
+Golden-tested, deterministic.
 
-The guest sees no name of ours: `-name` stays on the host's side of the microvm machine (it has no SMBIOS), and the kernel's command line says nothing.
+Paths here are paths *inside the jail*: the VMM sees a read-only root with these files in it and
+nothing else. What differs between the guest that becomes a template, a clone of it, and a guest
+booted to prove that an accelerator works, is `Role`.
+
+The guest sees no name of ours: `-name` stays on the host's side of the microvm machine (it has no
+SMBIOS), and the kernel's command line says nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +20,9 @@ from belljar.dataclass import dataclass
 Accel: TypeAlias = Literal["kvm", "tcg"]
 
 ARGV_FORMAT: Final = 1
-"""Raised with every change of the command line that a template could notice: it is part of a template's key."""
+"""Raised with every change of the command line that a template could notice: it is part of a
+template's key.
+"""
 
 AGENT_PORT: Final = "org.qemu.guest_agent.0"
 KERNEL_PATH: Final = "/i/kernel"
@@ -25,9 +31,11 @@ DISK_PATH: Final = "/i/disk"
 MEMORY_PATH: Final = "/i/memory"
 MOUNT_POINTS: Final = (KERNEL_PATH, INITRD_PATH, DISK_PATH, MEMORY_PATH)
 
-# loglevel=1: the console is a small buffer nobody pumps, so only emergencies (a panic says everything by itself) may go there.
-# Nobody reads pressure figures, groups by session or has a profile of these security modules: each is code that an emulated processor translates.
-# swiotlb: 64 MiB that a machine beyond 3 GiB would set aside for devices that reach low memory only; there are none.
+# loglevel=1: the console is a small buffer nobody pumps, so only emergencies (a panic says
+# everything by itself) may go there. Nobody reads pressure figures, groups by session or has a
+# profile of these security modules: each is code that an emulated processor translates. swiotlb: 64
+# MiB that a machine beyond 3 GiB would set aside for devices that reach low memory only; there are
+# none.
 KERNEL_COMMAND_LINE: Final = (
     "console=ttyS0 quiet loglevel=1 panic=-1 random.trust_cpu=off psi=0 noautogroup swiotlb=noforce "
     "lsm=lockdown,landlock,yama"
@@ -57,7 +65,10 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmShape:
-    """The virtual machine: what a template is made for and a clone can't change. `nic`: it has a network device; its address comes with RENEW."""
+    """The virtual machine: what a template is made for and a clone can't change.
+
+    `nic`: it has a network device; its address comes with RENEW.
+    """
 
     vcpus: int
     ram_mib: int
@@ -68,7 +79,10 @@ class VmShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestLimits:
-    """What the guest agent enforces on the workload's container. Part of the template: the container stands before the snapshot."""
+    """What the guest agent enforces on the workload's container.
+
+    Part of the template: the container stands before the snapshot.
+    """
 
     memory_max_bytes: int
     disk_bytes: int
@@ -82,8 +96,11 @@ class GuestLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmFds:
-    """The descriptors the VMM inherits. `kvm` only with that accelerator, `state` only for a clone (the device state is read from it), `net` only with a network
-    device: a unix datagram socket, one frame a datagram."""
+    """The descriptors the VMM inherits.
+
+    `kvm` only with that accelerator, `state` only for a clone (the device state is read from it),
+    `net` only with a network device: a unix datagram socket, one frame a datagram.
+    """
 
     qmp: int
     agent: int
@@ -101,7 +118,8 @@ def qemu_argv(
     Args:
         program: the VMM's path inside the jail.
         name: the cell id, by which the host's tools find the process.
-        counter_khz: the rate of the host's time-stamp counter, for an emulated guest that boots; 0: let it measure.
+        counter_khz: the rate of the host's time-stamp counter, for an emulated guest that boots; 0:
+            let it measure.
     """
     if (fds.kvm is not None) != (shape.accel == "kvm"):
         raise ValueError("the kvm descriptor goes with accel=kvm, and only with it")
@@ -126,7 +144,8 @@ def qemu_argv(
 def _machine(shape: VmShape, role: Role) -> tuple[str, ...]:
     accel = f"kvm,device=/dev/fdset/{_KVM_FDSET}" if shape.accel == "kvm" else "tcg,tb-size=64"
     memory = "" if role is Role.PROOF else ",memory-backend=ram"
-    # A PIT is no use to a kernel that finds this machine's ACPI tables, but for one early measurement.
+    # A PIT is no use to a kernel that finds this machine's ACPI tables, but for one early
+    # measurement.
     timer = ",pit=off" if shape.accel == "kvm" else ""
     machine = f"microvm,rtc=on,pic=off,pcie=off,usb=off{timer}{memory}"
     return (
@@ -154,7 +173,8 @@ def _boot(role: Role, counter_khz: int) -> tuple[str, ...]:
     """A clone resumes: it has no kernel to load, and the VMM none to keep in memory."""
     if role is Role.CLONE:
         return ()
-    # Emulated, the guest would measure its counter by the PIT, once; on a busy host that fails, and nothing else here ticks.
+    # Emulated, the guest would measure its counter by the PIT, once; on a busy host that fails, and
+    # nothing else here ticks.
     command_line = f"{KERNEL_COMMAND_LINE} tsc_early_khz={counter_khz}" if counter_khz else KERNEL_COMMAND_LINE
     return ("-kernel", KERNEL_PATH, "-initrd", INITRD_PATH, "-append", command_line)
 
@@ -180,7 +200,11 @@ def _devices(fds: VmFds) -> tuple[str, ...]:
 
 
 def _nic(fds: VmFds) -> tuple[str, ...]:
-    """Plain frames only, both ways. What the guest would rather leave to the device it does itself: nobody behind the socket could make up for it."""
+    """Plain frames only, both ways.
+
+    What the guest would rather leave to the device it does itself: nobody behind the socket could
+    make up for it.
+    """
     if fds.net is None:
         return ()
     return (

@@ -1,4 +1,6 @@
-"""The blast radius in words: what the cell can read, write, reach and consume at its worst, what holds it, and what its author should know."""
+"""The blast radius in words: what the cell can read, write, reach and consume at its worst, what
+holds it, and what its author should know.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ def time_and_output(resources: Resources, *, agent: str) -> tuple[Bound, ...]:
 
 
 def _host_memory(resources: Resources, jail: JailLimits, controllers: tuple[str, ...]) -> Bound:
-    """Without a control group a compromised VMM may fill all its address space, but in one process only."""
+    """Without a control group a compromised VMM may fill all its address space, but in one process
+    only.
+    """
     usual = resources.memory_sum(jail.memory_max_bytes)
     if "memory" in controllers:
         return Bound(what="this host's memory", most=usual, enforced_by=(HOST_GROUP,))
@@ -152,7 +156,10 @@ def common_warnings(image: ImageFacts | None, image_name: str, *, passed_over: t
 
 
 def vm_warnings(facts: HostFacts, shape: VmShape, *, emulated: bool) -> tuple[str, ...]:
-    """What the author should know of a microVM here and may not expect. Nothing here is weaker than the policy demands."""
+    """What the author should know of a microVM here and may not expect.
+
+    Nothing here is weaker than the policy demands.
+    """
     needed_bytes, free_bytes = vmm_memory_max_bytes(shape), facts.memory_available_mib << 20
     said = {
         f"emulated: KVM is {facts.kvm.state.value} ({facts.kvm.reason}). Under emulation the VM is no security boundary by QEMU's own policy; "

@@ -20,7 +20,8 @@ _PROGRAM_CHARS = 200
 
 
 def render_plan(plan: Plan, *, width: int = _WIDTH, real: Callable[[str], str] = str) -> tuple[str, ...]:
-    """What the cell can read, write, reach and consume, which walls stand between it and the host, and what is emulated.
+    """What the cell can read, write, reach and consume, which walls stand between it and the host,
+    and what is emulated.
 
     `real` is applied to each line of what tells of a real network, so that it can be shown in red.
     """
@@ -29,7 +30,9 @@ def render_plan(plan: Plan, *, width: int = _WIDTH, real: Callable[[str], str] =
 
 
 def _blocks(plan: Plan) -> Iterator[tuple[str, str]]:
-    """(label, text) pairs; a label that begins with a blank continues the one above; ("", "") is an empty line."""
+    """(label, text) pairs; a label that begins with a blank continues the one above; ("", "") is an
+    empty line.
+    """
     yield ("policy", plan.policy.name)
     yield ("risk", f"{plan.risk}: at least {plan.demanded_tier}")
     yield (

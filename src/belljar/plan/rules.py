@@ -1,8 +1,11 @@
-"""A range's packet rules as data: what the kernel of its namespace lets through, refuses and drops, each with a word for why. Pure, golden.
+"""A range's packet rules as data: what the kernel of its namespace lets through, refuses and drops,
+each with a word for why. Pure, golden.
 
-One document for `nft -j -f -`, a transaction. `prerouting` decides alone, before any fragment is put together (priority -450; the kernel's own assembly for
-TPROXY has -400); `input`, `forward` and `output` let through what it could have let through, and nothing else. Connections are not tracked. What is remembered is
-who has spoken to which port of a target cell within the hour, 65,536 of them at most, so that segments that no connection was begun for are told too.
+One document for `nft -j -f -`, a transaction. `prerouting` decides alone, before any fragment is
+put together (priority -450; the kernel's own assembly for TPROXY has -400); `input`, `forward` and
+`output` let through what it could have let through, and nothing else. Connections are not tracked.
+What is remembered is who has spoken to which port of a target cell within the hour, 65,536 of them
+at most, so that segments that no connection was begun for are told too.
 """
 
 from __future__ import annotations
@@ -40,7 +43,9 @@ TABLE: Final = "range"
 LOG_GROUP: Final = 1
 LOG_SNAP_BYTES: Final = 128
 SINK_MARK: Final = 1
-"""On packets to the sink, and (SO_MARK) on the sink's listener, so that its answers may leave from any address."""
+"""On packets to the sink, and (SO_MARK) on the sink's listener, so that its answers may leave from
+any address.
+"""
 _BEFORE_ASSEMBLY: Final = -450
 SPOKEN_S: Final = 3600
 """So long after its last beginning a conversation of two cells is not told anew."""
@@ -60,7 +65,8 @@ FORBIDDEN: Final = tuple(
             "168.63.129.16/32",  # Azure's host
             "169.254.0.0/16",  # link-local (RFC 3927), metadata services
             "172.16.0.0/12",  # private
-            "192.0.0.0/24",  # protocol assignments (RFC 6890); 192.0.0.192 is Oracle's metadata service
+            # Protocol assignments (RFC 6890); 192.0.0.192 is Oracle's metadata service
+            "192.0.0.0/24",
             "192.168.0.0/16",  # private
             "198.18.0.0/15",  # benchmarks (RFC 2544)
             "240.0.0.0/4",  # reserved (RFC 1112); multicast and broadcast have words of their own
@@ -70,7 +76,10 @@ FORBIDDEN: Final = tuple(
 
 
 class Reason(StrEnum):
-    """Why a packet was not let through: the prefix of its log record, and its counter's. Those of `LET_THROUGH` are no refusals."""
+    """Why a packet was not let through: the prefix of its log record, and its counter's.
+
+    Those of `LET_THROUGH` are no refusals.
+    """
 
     SPOOFED = "spoofed"
     """Another source address or MAC than the port's."""
@@ -86,7 +95,9 @@ class Reason(StrEnum):
     FORBIDDEN = "forbidden"
     """An address that no policy can allow."""
     NEIGHBOUR = "neighbour"
-    """A cell of the range, and not one of its named ports, or one that the sender is kept apart from."""
+    """A cell of the range, and not one of its named ports, or one that the sender is kept apart
+    from.
+    """
     PORT = "port"
     """A stand-in's address, another port."""
     ADDRESS = "address"
@@ -106,7 +117,9 @@ class Reason(StrEnum):
     CONNECTION = "connection"
     """The first segment of a connection to a target cell, let through."""
     SEGMENT = "segment"
-    """Another segment to or from a target cell's port, of two ends that began no connection within the hour, let through; the next ones are not told."""
+    """Another segment to or from a target cell's port, of two ends that began no connection within
+    the hour, let through; the next ones are not told.
+    """
 
     @property
     def counter(self) -> str:
@@ -127,11 +140,16 @@ ANSWERED: Final = frozenset(
         Reason.RATE,
     }
 )
-"""Refused so that the sender knows at once: TCP by RST, the rest by ICMP port-unreachable (gVisor's stack takes no notice of admin-prohibited). All else is dropped."""
+"""Refused so that the sender knows at once: TCP by RST, the rest by ICMP port-unreachable (gVisor's
+stack takes no notice of admin-prohibited). All else is dropped.
+"""
 
 
 def render_rules(layout: RangeLayout, network: NetworkPlan) -> dict[str, Any]:
-    """The whole rule set of a range's namespace, in place of whatever was there. Nothing in it comes from a guest."""
+    """The whole rule set of a range's namespace, in place of whatever was there.
+
+    Nothing in it comes from a guest.
+    """
     services = _Services(layout, network)
     objects = [*_table(), *_sets(layout, services)]
     chains = dict(_chains(layout, network, services))
@@ -142,7 +160,10 @@ def render_rules(layout: RangeLayout, network: NetworkPlan) -> dict[str, Any]:
 
 
 def forbidden_networks(layout: RangeLayout) -> tuple[IPv4Network, ...]:
-    """What no cell of the range may ever send to: `FORBIDDEN` without the range's own addresses. Sorted, disjoint."""
+    """What no cell of the range may ever send to: `FORBIDDEN` without the range's own addresses.
+
+    Sorted, disjoint.
+    """
     own = [IPv4Network(layout.prefix), *(IPv4Network(prefix) for prefix in layout.local_prefixes)]
     networks = list(FORBIDDEN)
     for mine in own:
@@ -158,13 +179,18 @@ def _without(network: IPv4Network, hole: IPv4Network) -> Iterator[IPv4Network]:
 
 
 def counts(listed: Mapping[str, Any]) -> dict[Reason, int]:
-    """Packets by reason, from `nft -j list ruleset` (or `list counters`). A reason without a counter has none."""
+    """Packets by reason, from `nft -j list ruleset` (or `list counters`).
+
+    A reason without a counter has none.
+    """
     packets = _counted(listed)
     return {reason: packets.get(reason.counter, 0) for reason in Reason}
 
 
 def logged(listed: Mapping[str, Any]) -> int:
-    """Of all packets that have a reason, those that were logged: the others were ARP, or more than `refusals_per_s`. From the same listing as `counts`."""
+    """Of all packets that have a reason, those that were logged: the others were ARP, or more than
+    `refusals_per_s`. From the same listing as `counts`.
+    """
     return _counted(listed).get(_LOGGED, 0)
 
 
@@ -201,7 +227,9 @@ class _Services:
         cells = network.reached_cells
         apart = {one.id: [other.id for other in cells if one.is_apart_from(other)] for one in cells}
         self.apart = {name: sorted(layout.cell(other).address for other in of) for name, of in apart.items() if of}
-        """The addresses that a cell must not reach, and that must not reach it, by the cell's name; cells that reach all others are left out."""
+        """The addresses that a cell must not reach, and that must not reach it, by the cell's name;
+        cells that reach all others are left out.
+        """
 
 
 def _own(**parts: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON values of any shape
@@ -334,7 +362,9 @@ def _told(reason: Reason, conversation: nft.Statement) -> Rule:
 
 
 def _log(reason: Reason) -> Rule:
-    """Counted besides: whoever reads the log knows by it how many of its records the kernel had no room for."""
+    """Counted besides: whoever reads the log knows by it how many of its records the kernel had no
+    room for.
+    """
     return [nft.counter(_LOGGED), nft.log(LOG_GROUP, reason, LOG_SNAP_BYTES)]
 
 
@@ -343,7 +373,9 @@ def _told_once(conversation: nft.Statement) -> Rule:
 
 
 def _from(port: CellPort, services: _Services) -> Iterator[Rule]:
-    """What comes from one cell, in the order of 0011: who it says it is, what it is, whom it is for."""
+    """What comes from one cell, in the order of 0011: who it says it is, what it is, whom it is
+    for.
+    """
     yield [nft.match(nft.field("ether", "saddr"), port.mac, "!="), nft.goto(_to(Reason.SPOOFED))]
     yield [nft.match(nft.NFPROTO, "ipv6"), nft.goto(_to(Reason.IPV6))]
     yield [nft.match(nft.field("ip", "saddr"), port.address, "!="), nft.goto(_to(Reason.SPOOFED))]
@@ -381,7 +413,10 @@ def _forward() -> Iterator[Rule]:
 
 
 def _output(layout: RangeLayout) -> Iterator[Rule]:
-    """Answers of listeners, and the refusals of the rules above. No connection can be begun from here."""
+    """Answers of listeners, and the refusals of the rules above.
+
+    No connection can be begun from here.
+    """
     to_cell = nft.match(nft.OIFNAME, "@devices")
     yield [to_cell, nft.match(nft.source(), "@answered"), nft.match(nft.L4PROTO, "udp"), nft.ACCEPT]
     yield [to_cell, nft.match(nft.source(), "@answered"), nft.NOT_FIRST, nft.ACCEPT]

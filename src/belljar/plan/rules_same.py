@@ -1,4 +1,6 @@
-"""Whether the rules that the kernel lists are the rules that were rendered: compared as a whole, each difference in a sentence. Pure."""
+"""Whether the rules that the kernel lists are the rules that were rendered: compared as a whole,
+each difference in a sentence. Pure.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,12 @@ _encode: Final = json.JSONEncoder(sort_keys=True, default=str).encode
 
 
 def same_rules(rendered: Mapping[str, Any], listed: Mapping[str, Any]) -> tuple[str, ...]:
-    """How the rules of a namespace (`nft -j list ruleset`, the whole of it: a table too many is a difference) differ from `render_rules`; empty: not at all.
+    """How the rules of a namespace (`nft -j list ruleset`, the whole of it: a table too many is a
+    difference) differ from `render_rules`; empty: not at all.
 
-    Left out are handles, counts, the order of a set's elements and what is in a set that packets fill. Rules are compared in their order. At most 20 differences
-    are told, each at most a line. A listing that isn't one is a difference.
+    Left out are handles, counts, the order of a set's elements and what is in a set that packets
+    fill. Rules are compared in their order. At most 20 differences are told, each at most a line. A
+    listing that isn't one is a difference.
     """
     return changed_rules(known_rules(rendered), listed)
 
@@ -77,7 +81,10 @@ def _changed(name: str, want: list[str], have: list[str]) -> Iterator[str]:
 
 
 def _objects(document: Mapping[str, Any]) -> dict[_Key, list[str]]:
-    """Every object by what and where it is. The rules of a chain are one, in order; a set's elements are one, sorted."""
+    """Every object by what and where it is.
+
+    The rules of a chain are one, in order; a set's elements are one, sorted.
+    """
     found: dict[_Key, list[str]] = {}
     for entry in document["nftables"]:
         if "flush" in entry or "metainfo" in entry:
@@ -122,7 +129,9 @@ def _rule(statements: list[Any]) -> str:
 
 
 def _statement(part: Any) -> Any:  # noqa: ANN401 - JSON values of any shape
-    """A statement without what counts, in one of the forms in which nft's versions list it (compared: 1.0.6 and 1.1.3)."""
+    """A statement without what counts, in one of the forms in which nft's versions list it
+    (compared: 1.0.6 and 1.1.3).
+    """
     if isinstance(part, list):
         return [_statement(value) for value in part]
     if not isinstance(part, Mapping):

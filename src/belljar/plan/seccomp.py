@@ -1,4 +1,5 @@
-"""The container's seccomp profile: commented data (`seccomp.toml`, beside this) → the OCI object `linux.seccomp`. Deny by default.
+"""The container's seccomp profile: commented data (`seccomp.toml`, beside this) → the OCI object
+`linux.seccomp`. Deny by default.
 
 Pure but for reading that file of the package, once. `seccomp.json` is the same, parsed before: it
 counts only while the digest in it is that of `seccomp.toml`.
@@ -19,12 +20,16 @@ from belljar.dataclass import dataclass
 
 _WORD: Final = 0xFFFF_FFFF
 ARCHITECTURES: Final = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
-"""Only the machine's own: 32-bit and x32 calls on x86_64 kill the caller, so none of theirs needs a rule."""
+"""Only the machine's own: 32-bit and x32 calls on x86_64 kill the caller, so none of theirs needs a
+rule.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """`argument` (from 0) & `mask` is `value`; without a mask its 64 bits are, or with `differs` are not."""
+    """`argument` (from 0) & `mask` is `value`; without a mask its 64 bits are, or with `differs`
+    are not.
+    """
 
     argument: int
     value: int
@@ -34,7 +39,9 @@ class Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Calls that are treated alike, and why. `any_of`: alternatives, in each of which all conditions hold; none: always.
+    """Calls that are treated alike, and why.
+
+    `any_of`: alternatives, in each of which all conditions hold; none: always.
 
     `error` None: allowed. 0: not done, and answered as if it were.
     """
@@ -102,7 +109,10 @@ def load_rules() -> Rules:
 
 
 def parse_rules(text: str) -> Rules:
-    """The rules in a file of that form. Raises `ValueError` for one that is not, names a call twice, or gives no reason."""
+    """The rules in a file of that form.
+
+    Raises `ValueError` for one that is not, names a call twice, or gives no reason.
+    """
     import tomllib
 
     return _rules(tomllib.loads(text))
@@ -131,7 +141,9 @@ def _rules(data: Mapping[str, Any]) -> Rules:
 
 
 def _refuse_second_answers(rules: Rules) -> None:
-    """One answer for each call: what is pretended, or named in several groups, has conditions wherever it is named."""
+    """One answer for each call: what is pretended, or named in several groups, has conditions
+    wherever it is named.
+    """
     groups = (*rules.allow, *rules.agent, *rules.pretend, *rules.refuse)
     named = Counter(call for group in groups for call in group.calls)
     named.update(call for group in rules.pretend for call in group.calls)
@@ -167,7 +179,9 @@ def _condition(item: Mapping[str, int]) -> Condition:
 
 
 def _all_but(unless: Mapping[str, Any]) -> tuple[tuple[Condition, ...], ...]:
-    """Every 32-bit value but these, as prefixes: libseccomp takes no two comparisons of one argument in a rule, so "not this and not that" can't be said."""
+    """Every 32-bit value but these, as prefixes: libseccomp takes no two comparisons of one
+    argument in a rule, so "not this and not that" can't be said.
+    """
     argument, values = unless["argument"], frozenset(unless["values"])
     return tuple(
         (Condition(argument=argument, value=value, mask=mask),) for value, mask in prefixes_without(values, 0, 32)
@@ -175,7 +189,9 @@ def _all_but(unless: Mapping[str, Any]) -> tuple[tuple[Condition, ...], ...]:
 
 
 def prefixes_without(values: frozenset[int], value: int, free_bits: int) -> Iterator[tuple[int, int]]:
-    """(value, mask) pairs that match, of the numbers beginning like `value` with `free_bits` more bits, exactly those not in `values`."""
+    """(value, mask) pairs that match, of the numbers beginning like `value` with `free_bits` more
+    bits, exactly those not in `values`.
+    """
     within = frozenset(item for item in values if item >> free_bits == value >> free_bits)
     if not within:
         yield value, _WORD >> free_bits << free_bits

@@ -1,4 +1,6 @@
-"""A template's key, purely: everything that could make a template wrong for a cell is in it, so a change of any of it makes another template."""
+"""A template's key, purely: everything that could make a template wrong for a cell is in it, so a
+change of any of it makes another template.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,18 @@ from belljar.dataclass import dataclass
 from belljar.plan.qemu import ARGV_FORMAT, KERNEL_COMMAND_LINE, GuestLimits, VmShape
 
 TEMPLATE_FORMAT = 2
-"""Raised with every change of what a template's directory holds or of what the guest has done when it is taken."""
+"""Raised with every change of what a template's directory holds or of what the guest has done when
+it is taken.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateInputs:
     """What a template is made from and for. Digests are lower-case hex SHA-256.
 
-    `vmm_digest` covers the VMM's binary, its libraries and its firmware; `host_cpu` is what the host's processor says of itself: under KVM its features, which the
-    guest has seen; under TCG its model, whose time-stamp counter the guest's clock runs by.
+    `vmm_digest` covers the VMM's binary, its libraries and its firmware; `host_cpu` is what the
+    host's processor says of itself: under KVM its features, which the guest has seen; under TCG its
+    model, whose time-stamp counter the guest's clock runs by.
     """
 
     image_digest: str

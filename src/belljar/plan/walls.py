@@ -1,4 +1,6 @@
-"""What a tier is made of for given resources on a given host: machine or container, limits, layers, bounds, and what its author should know. Pure."""
+"""What a tier is made of for given resources on a given host: machine or container, limits, layers,
+bounds, and what its author should know. Pure.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +23,29 @@ if TYPE_CHECKING:
 
 _MIB: Final = 1 << 20
 GUEST_OVERHEAD_MIB: Final = 120
-"""RAM for the guest's kernel and agent, which the workload can't take: some 60 used at once, a reserve, and room to work in when the workload has all of its own.
-With less of it the guest thrashes for minutes instead of ending a process that takes too much; the agent refuses a machine that is too small."""
+"""RAM for the guest's kernel and agent, which the workload can't take: some 60 used at once, a
+reserve, and room to work in when the workload has all of its own. With less of it the guest
+thrashes for minutes instead of ending a process that takes too much; the agent refuses a machine
+that is too small.
+"""
 OCI_OVERHEAD_MIB: Final = {Tier.CONTAINER: 32, Tier.GVISOR: 192}
-"""Host memory of what makes and holds the container: the runtime while it starts and the agent; gVisor's sentry and gofer all the time."""
+"""Host memory of what makes and holds the container: the runtime while it starts and the agent;
+gVisor's sentry and gofer all the time.
+"""
 _GVISOR_PROCESSES_A_MIB: Final = 2
-"""Measured: 0.4 MiB of the host for each process in the cell beside its own memory (the sentry's record, stubs, page tables), at 100 and at 300."""
+"""Measured: 0.4 MiB of the host for each process in the cell beside its own memory (the sentry's
+record, stubs, page tables), at 100 and at 300.
+"""
 _CONTAINER_SPARE_TASKS: Final = 32
 _GVISOR_SPARE_TASKS: Final = 192
 _GVISOR_TASKS_PER_TWO_PROCESSES: Final = 3
-"""Measured: 46 tasks of the host for one process in the cell, 169 for 50, 318 for 200; threads of a process add none."""
+"""Measured: 46 tasks of the host for one process in the cell, 169 for 50, 318 for 200; threads of a
+process add none.
+"""
 _PAGE_TABLE_SHARE: Final = 40
-"""One part in so many of the RAM is the guest kernel's record of its pages (1/64) and what else grows with them."""
+"""One part in so many of the RAM is the guest kernel's record of its pages (1/64) and what else
+grows with them.
+"""
 _MIB_A_CPU: Final = 2
 """Measured: the guest's kernel takes 1.6 MiB for each of its processors."""
 _RAM_STEP_MIB: Final = 2
@@ -68,7 +81,8 @@ def walls_of(
     has_port: bool = False,
     rights: Rights | None = None,
 ) -> Walls:
-    """The tier for these resources here, as far as this host allows: `tier_obstacles` say whether it does.
+    """The tier for these resources here, as far as this host allows: `tier_obstacles` say whether
+    it does.
 
     Args:
         has_port: the cell is on its range's network.
@@ -99,7 +113,11 @@ def _microvm(resources: Resources, facts: HostFacts, rights: Granted, *, has_por
 
 
 def vm_shape(resources: Resources, *, emulated: bool, has_port: bool = False) -> VmShape:
-    """The VM for these resources. All state of the guest is in its RAM: what processes use, what is written, and what its kernel needs."""
+    """The VM for these resources.
+
+    All state of the guest is in its RAM: what processes use, what is written, and what its kernel
+    needs.
+    """
     workload_mib = _up(resources.memory_bytes + resources.disk_bytes, _MIB)
     ram_mib = workload_mib + GUEST_OVERHEAD_MIB + _up(workload_mib, _PAGE_TABLE_SHARE) + _MIB_A_CPU * resources.cpus
     ram_mib = _up(ram_mib, _RAM_STEP_MIB) * _RAM_STEP_MIB
@@ -113,7 +131,10 @@ def vm_shape(resources: Resources, *, emulated: bool, has_port: bool = False) ->
 
 
 def guest_limits(resources: Resources, rights: Granted) -> GuestLimits:
-    """What the guest enforces on the workload. Files are memory of the workload too, so that its memory bound is both together."""
+    """What the guest enforces on the workload.
+
+    Files are memory of the workload too, so that its memory bound is both together.
+    """
     inodes = min(max(resources.disk_bytes // _BYTES_PER_INODE, _LEAST_INODES), _MOST_INODES)
     return GuestLimits(
         memory_max_bytes=resources.memory_bytes + resources.disk_bytes,
@@ -127,7 +148,10 @@ def guest_limits(resources: Resources, rights: Granted) -> GuestLimits:
 
 
 def jail_limits(resources: Resources, shape: VmShape, controllers: tuple[str, ...]) -> JailLimits:
-    """What the host enforces on the VMM. Without the `cpu` controller there is no quota: the threads' number bounds it."""
+    """What the host enforces on the VMM.
+
+    Without the `cpu` controller there is no quota: the threads' number bounds it.
+    """
     return JailLimits(
         memory_max_bytes=vmm_memory_max_bytes(shape),
         cpu_quota_percent=100 * (shape.vcpus + _VMM_OWN_CORES) if "cpu" in controllers else None,
@@ -198,13 +222,17 @@ def _kind(runtime: RuntimeFact) -> RuntimeKind:
 
 
 def oci_overhead_mib(tier: Tier, resources: Resources) -> int:
-    """What the cell's memory group allows besides what the workload may use: in gVisor each process costs the host something."""
+    """What the cell's memory group allows besides what the workload may use: in gVisor each process
+    costs the host something.
+    """
     of_processes = _up(resources.processes, _GVISOR_PROCESSES_A_MIB) if tier is Tier.GVISOR else 0
     return OCI_OVERHEAD_MIB[tier] + of_processes
 
 
 def oci_limits(tier: Tier, resources: Resources) -> JailLimits:
-    """What the host's control groups enforce on a container and all that holds it. gVisor's processes are several tasks of the host each."""
+    """What the host's control groups enforce on a container and all that holds it. gVisor's
+    processes are several tasks of the host each.
+    """
     of_gvisor = _up(_GVISOR_TASKS_PER_TWO_PROCESSES * resources.processes, 2) + _GVISOR_SPARE_TASKS
     tasks = of_gvisor if tier is Tier.GVISOR else resources.processes + _CONTAINER_SPARE_TASKS
     memory_bytes = resources.memory_bytes + resources.disk_bytes + oci_overhead_mib(tier, resources) * _MIB

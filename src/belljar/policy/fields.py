@@ -1,4 +1,5 @@
-"""The kinds of value a policy holds: each reads what a person wrote, says what is allowed, and describes itself to an editor.
+"""The kinds of value a policy holds: each reads what a person wrote, says what is allowed, and
+describes itself to an editor.
 
 Each is a pydantic annotation. A refusal is a `ValueError` whose text goes to the author as it is.
 """

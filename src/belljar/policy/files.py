@@ -13,7 +13,10 @@ MAX_FILES: Final = 256
 
 
 class FileCopy(Strict):
-    """A file that is copied into the cell before its first command. No path of the host is ever shared with a cell."""
+    """A file that is copied into the cell before its first command.
+
+    No path of the host is ever shared with a cell.
+    """
 
     source: Annotated[str, kinds.SOURCE] = Field(
         description="The file, below the policy's own directory and relative to it."

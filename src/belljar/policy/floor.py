@@ -1,5 +1,5 @@
-"""How far a task's own policy may go beneath an operator's: which of two policies is tighter, field by
-field, and the tighter of both. Pure.
+"""How far a task's own policy may go beneath an operator's: which of two policies is tighter, field
+by field, and the tighter of both. Pure.
 
 | field | tighter |
 |---|---|
@@ -13,9 +13,10 @@ field, and the tighter of both. Pure.
 | each of `on` | stops more |
 | each of `network.record`, where both have a network | larger: it keeps more evidence |
 
-What a cell holds (`name`, `image`, `user`, `workdir`, `env`, `files`, `decoys`) has no order (of two users neither is tighter): it opens nothing,
-and stays the task's. So do the other cells of its range, each within the same risk, tier and limits: a
-range of cells leads nowhere. Stand-ins of two networks have no order either: the operator's are taken.
+What a cell holds (`name`, `image`, `user`, `workdir`, `env`, `files`, `decoys`) has no order (of
+two users neither is tighter): it opens nothing, and stays the task's. So do the other cells of its
+range, each within the same risk, tier and limits: a range of cells leads nowhere. Stand-ins of two
+networks have no order either: the operator's are taken.
 """
 
 from __future__ import annotations

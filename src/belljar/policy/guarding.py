@@ -53,10 +53,12 @@ SERVICE_PORTS: Final[Mapping[DecoyKind, tuple[int, str]]] = MappingProxyType(
         DecoyKind.SSH: (22, "tcp"),
     }
 )
-"""The kinds that are services of a range's gateway: usual port, and what a stand-in there speaks."""
+"""The kinds that are services of a range's gateway: usual port, and what a stand-in there speaks.
+"""
 METADATA_ADDRESS: Final = "169.254.169.254"
-"""Where every large cloud has its metadata service; it leads to a stand-in of kind `metadata` if the
-policy has one, and nowhere else."""
+"""Where every large cloud has its metadata service; it leads to a stand-in of kind `metadata` if
+the policy has one, and nowhere else.
+"""
 SERVICE_ROWS: Final = 25
 """Of a service that says no `count`."""
 

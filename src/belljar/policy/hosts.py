@@ -1,6 +1,8 @@
-"""Host names, ports and HTTP methods as a policy's network has them: read strictly, written in one form. Pure.
+"""Host names, ports and HTTP methods as a policy's network has them: read strictly, written in one
+form. Pure.
 
-A host name is kept as the network carries it: lower case, A-labels (IDNA 2008 after the mapping of UTS 46), no dot at the end.
+A host name is kept as the network carries it: lower case, A-labels (IDNA 2008 after the mapping of
+UTS 46), no dot at the end.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ METADATA_NAMES: Final = (
     "metadata.goog",
     "metadata.google.internal",
 )
-"""By which clouds' metadata services are known; only a stand-in of kind `metadata` may have them."""
+"""By which clouds' metadata services are known; only a stand-in of kind `metadata` may have them.
+"""
 _LABEL: Final = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)", re.ASCII)
 _LIKE_A_NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*", re.ASCII)
 _USUAL: Final = {80: "http", 443: "tls", 8443: "tls", 25: "smtp", 587: "smtp", 465: "smtps"}
@@ -38,7 +41,10 @@ def read_host(value: object) -> str:
 
 
 def read_pattern(value: object) -> str:
-    """A host name, or `*.` and one: exactly one more label. Raises `ValueError` that says what is allowed."""
+    """A host name, or `*.` and one: exactly one more label.
+
+    Raises `ValueError` that says what is allowed.
+    """
     if not isinstance(value, str) or not value.startswith("*"):
         return _host(value, value) if isinstance(value, str) and "*" not in value else _misplaced(value)
     if value == "*":
@@ -116,7 +122,9 @@ def read_port(value: object) -> tuple[int, str]:
 
 
 def usual_protocol(number: int, allowed: tuple[str, ...]) -> str:
-    """What is spoken at a port of which only the number is written: what is usual there, or the first that is allowed."""
+    """What is spoken at a port of which only the number is written: what is usual there, or the
+    first that is allowed.
+    """
     usual = _USUAL.get(number, "")
     return usual if usual in allowed else allowed[0]
 

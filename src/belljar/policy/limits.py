@@ -11,9 +11,10 @@ from belljar.units import format_size
 class Resources:
     """What a cell may consume at most. The defaults are the format's.
 
-    All state of a cell lives in memory: `memory_bytes` is for its processes, `disk_bytes` for what it writes, and a VM's memory is their sum and an
-    overhead. `output_bytes` is the most that is kept of each stream of one command; what comes after is dropped and counted. At `exec_timeout_s` a
-    command and its whole tree are killed, at `lifetime_s` the cell.
+    All state of a cell lives in memory: `memory_bytes` is for its processes, `disk_bytes` for what
+    it writes, and a VM's memory is their sum and an overhead. `output_bytes` is the most that is
+    kept of each stream of one command; what comes after is dropped and counted. At `exec_timeout_s`
+    a command and its whole tree are killed, at `lifetime_s` the cell.
     """
 
     cpus: int = 1

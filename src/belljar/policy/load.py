@@ -1,7 +1,8 @@
-"""A policy file → `Policy`, or a `PolicyError` that names file, line, column and field, says what is allowed and suggests the nearest name.
+"""A policy file → `Policy`, or a `PolicyError` that names file, line, column and field, says what
+is allowed and suggests the nearest name.
 
-All that is wrong is told at once. Files to be copied in are looked at here too (they are the author's input, as the policy is), and nothing else
-of the host.
+All that is wrong is told at once. Files to be copied in are looked at here too (they are the
+author's input, as the policy is), and nothing else of the host.
 """
 
 from __future__ import annotations
@@ -65,14 +66,18 @@ def load_policy(path: str | os.PathLike[str]) -> LoadedPolicy:
     """The policy in a file of at most 64 KiB, which is no link out of its directory.
 
     Raises:
-        PolicyError: it can't be read or isn't a valid policy. The message tells everything that is wrong, each with line and column.
+        PolicyError: it can't be read or isn't a valid policy. The message tells everything that is
+            wrong, each with line and column.
     """
     file = Path(path)
     return parse_policy(read_policy_file(file), source=str(path), base=file.parent.absolute(), default_name=file.stem)
 
 
 def read_policy_file(file: Path) -> bytes:
-    """The bytes of a policy file, at most one more than allowed (so that too large is seen). Raises `PolicyError` when it can't be read."""
+    """The bytes of a policy file, at most one more than allowed (so that too large is seen).
+
+    Raises `PolicyError` when it can't be read.
+    """
     try:
         return read_regular(file.parent, file.name or ".", yaml_tree.MAX_BYTES + 1)
     except (OSError, ValueError) as exc:
@@ -86,7 +91,10 @@ def read_policy_file(file: Path) -> bytes:
 
 
 def load_preset(name: str) -> LoadedPolicy:
-    """One of Belljar's own policies: low, medium, high or critical. Raises `PolicyError` for another name."""
+    """One of Belljar's own policies: low, medium, high or critical.
+
+    Raises `PolicyError` for another name.
+    """
     if name not in PRESETS:
         near = kinds.nearest(name, PRESETS)
         hint = f"; did you mean `{near}`?" if near else ""
@@ -97,8 +105,9 @@ def load_preset(name: str) -> LoadedPolicy:
 
 
 def resolve_policy(ref: str | os.PathLike[str] | None) -> LoadedPolicy:
-    """A preset's name or a file's path; None is the preset `high`. Of a string a preset's name wins: write `./high`, or
-    `Path("high")`, for a file of that name.
+    """A preset's name or a file's path; None is the preset `high`.
+
+    Of a string a preset's name wins: write `./high`, or `Path("high")`, for a file of that name.
 
     Raises:
         PolicyError: as `load_policy` and `load_preset`.
@@ -112,7 +121,10 @@ def resolve_policy(ref: str | os.PathLike[str] | None) -> LoadedPolicy:
 
 
 def with_changes(loaded: LoadedPolicy, changes: Mapping[str, Any]) -> LoadedPolicy:
-    """The same policy with some fields replaced, checked again as if it had been written so. Raises `PolicyError`."""
+    """The same policy with some fields replaced, checked again as if it had been written so.
+
+    Raises `PolicyError`.
+    """
     model = type(loaded.policy)
     fields = {name: getattr(loaded.policy, name) for name in model.model_fields}
     try:
@@ -132,7 +144,10 @@ def with_changes(loaded: LoadedPolicy, changes: Mapping[str, Any]) -> LoadedPoli
 
 
 def parse_policy(text: bytes, *, source: str, base: Path | None, default_name: str = "policy") -> LoadedPolicy:
-    """The policy that these bytes hold. `default_name` names it when it doesn't name itself. Raises `PolicyError` only."""
+    """The policy that these bytes hold.
+
+    `default_name` names it when it doesn't name itself. Raises `PolicyError` only.
+    """
     policy, problems, _ = examine(text, base=base, default_name=default_name)
     if policy is None or problems:
         raise refusal(problems, source)
@@ -215,8 +230,9 @@ def _without(value: Mapping[str, Any], wrong: Iterable[yaml_tree.Path]) -> dict[
 
 
 def _no_policy(tree: Tree) -> Problem:
-    """A file without the field that every policy has may be anything, a link's or a mistaken name's secret among it: nothing
-    that it holds is shown, not even the names of its fields."""
+    """A file without the field that every policy has may be anything, a link's or a mistaken name's
+    secret among it: nothing that it holds is shown, not even the names of its fields.
+    """
     first = min(tree.problems, key=lambda problem: problem.mark, default=None)
     mark = first.mark if first is not None else yaml_tree.closest_mark(tree, ())
     if first is not None and first.is_of_the_file:
@@ -360,8 +376,10 @@ def _reason(exc: OSError | ValueError) -> str:
 
 
 def _home(base: Path | None) -> Path:
-    """The directory that a policy's files stay below: one may come with someone else's evaluation, and must not take what
-    is elsewhere on this host into a cell, by a path or by a link. Raises `ValueError` for a policy that has none."""
+    """The directory that a policy's files stay below: one may come with someone else's evaluation,
+    and must not take what is elsewhere on this host into a cell, by a path or by a link. Raises
+    `ValueError` for a policy that has none.
+    """
     if base is None:
         raise ValueError("this policy has no directory of its own")
     return base

@@ -1,4 +1,5 @@
-"""A policy with where it came from, and Belljar's own policies without the reader of people's files.
+"""A policy with where it came from, and Belljar's own policies without the reader of people's
+files.
 
 Reading a policy takes pydantic and a YAML reader, whose imports are most of a short command's time.
 A preset's text is Belljar's own, so what it says stands here as data, too; it counts only while the
@@ -106,8 +107,9 @@ _PRESET_POLICIES: Final[Mapping[str, tuple[str, PresetPolicy]]] = MappingProxyTy
 class LoadedPolicy:
     """A policy with where it came from.
 
-    `text` is the file as written. `source` is for people: a path, or `preset:high`. `base` is the directory that `files` are relative to, absolute; None for a
-    preset. `data`: what a task's compose file gives its cells.
+    `text` is the file as written. `source` is for people: a path, or `preset:high`. `base` is the
+    directory that `files` are relative to, absolute; None for a preset. `data`: what a task's
+    compose file gives its cells.
     """
 
     policy: Policy
@@ -120,7 +122,8 @@ class LoadedPolicy:
         """The contents of one of the policy's files, at most `MAX_FILE_BYTES`.
 
         Raises:
-            PolicyError: it is gone, is no regular file, can't be read, is too large, or lies outside the policy's directory.
+            PolicyError: it is gone, is no regular file, can't be read, is too large, or lies
+                outside the policy's directory.
         """
         from belljar.policy.load import read_copied
 
@@ -148,10 +151,13 @@ def known_preset(name: str | None, least: Risk = Risk.LOW) -> LoadedPolicy | Non
 
 
 def with_tier(loaded: LoadedPolicy, tier: Tier | str | None) -> LoadedPolicy:
-    """The policy with exactly this tier, whoever asks for it beside its author. None or "": unchanged.
+    """The policy with exactly this tier, whoever asks for it beside its author.
+
+    None or "": unchanged.
 
     Raises:
-        PolicyError: it is less than the policy demands, by its risk or by its own `tier`; or no tier has that name.
+        PolicyError: it is less than the policy demands, by its risk or by its own `tier`; or no
+            tier has that name.
     """
     if not tier:
         return loaded

@@ -35,7 +35,9 @@ def _written_network(network: Network | None) -> Any:  # noqa: ANN401 - JSON val
 
 
 class Policy(Strict):
-    """What one cell may be, read, write, reach and consume: its blast radius, as its author states it."""
+    """What one cell may be, read, write, reach and consume: its blast radius, as its author states
+    it.
+    """
 
     belljar: Annotated[int, kinds.Version(version=VERSION)] = Field(description="The version of this format.")
     name: Annotated[str, kinds.NAME] = Field(
@@ -147,7 +149,9 @@ class Policy(Strict):
         return self.guard or GuardRules()
 
     def to_json(self) -> dict[str, Any]:
-        """The policy as JSON values, all defaults filled in, sizes in bytes and durations in seconds."""
+        """The policy as JSON values, all defaults filled in, sizes in bytes and durations in
+        seconds.
+        """
         return self.model_dump(mode="json")
 
 
@@ -168,6 +172,8 @@ def _check_targets(network: Network, least: Tier) -> None:
 
 
 def policy_schema() -> dict[str, Any]:
-    """JSON Schema (2020-12) of a policy file, for editors: sizes and durations are strings with a pattern, as people write them."""
+    """JSON Schema (2020-12) of a policy file, for editors: sizes and durations are strings with a
+    pattern, as people write them.
+    """
     schema = Policy.model_json_schema(mode="validation")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Belljar policy"}

@@ -1,4 +1,6 @@
-"""What a policy says of a range's network: stand-ins, real upstreams, what unknown names get, how much is recorded. Frozen, strict, nothing unknown."""
+"""What a policy says of a range's network: stand-ins, real upstreams, what unknown names get, how
+much is recorded. Frozen, strict, nothing unknown.
+"""
 
 from __future__ import annotations
 
@@ -153,7 +155,10 @@ class OwnCell(Strict):
 
 
 class Network(Strict):
-    """A range's network: everything that can be reached, by name. What is not named does not exist."""
+    """A range's network: everything that can be reached, by name.
+
+    What is not named does not exist.
+    """
 
     default: Annotated[Default, kinds.Choice(words=Default)] = Field(
         default=Default.DENY,
@@ -243,7 +248,9 @@ def read_network(value: object) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """A place in a policy's network: the path as written, and the model whose field (or missing field) its last part is."""
+    """A place in a policy's network: the path as written, and the model whose field (or missing
+    field) its last part is.
+    """
 
     path: tuple[str | int, ...]
     model: type[BaseModel] | None

@@ -1,4 +1,6 @@
-"""Reading a file that an author names: a regular one, below one directory, and no more of it than is asked for. Every such file is opened here."""
+"""Reading a file that an author names: a regular one, below one directory, and no more of it than
+is asked for. Every such file is opened here.
+"""
 
 from __future__ import annotations
 

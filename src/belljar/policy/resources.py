@@ -1,4 +1,6 @@
-"""What a cell may consume: as a person writes it (sizes and durations with units), and as the program uses it (bytes and seconds)."""
+"""What a cell may consume: as a person writes it (sizes and durations with units), and as the
+program uses it (bytes and seconds).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ _DEFAULT: Final = Resources()
 
 
 class Strict(BaseModel):
-    """Strict, frozen, no unknown fields, and no value of the file in a message that we did not escape."""
+    """Strict, frozen, no unknown fields, and no value of the file in a message that we did not
+    escape.
+    """
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", hide_input_in_errors=True, defer_build=True)
 
@@ -33,7 +37,9 @@ def _duration(default_s: float, description: str) -> Any:  # noqa: ANN401 - pyda
 
 
 class ResourcesText(Strict):
-    """Resources as they stand in the file: the names a person writes, the values in bytes and seconds."""
+    """Resources as they stand in the file: the names a person writes, the values in bytes and
+    seconds.
+    """
 
     cpus: Annotated[int, kinds.Whole(least=1, most=64)] = Field(
         default=_DEFAULT.cpus, description="Virtual processors."
@@ -70,7 +76,10 @@ class ResourcesText(Strict):
         return exec_timeout
 
     def resources(self) -> Resources:
-        """The same, in the program's units. A default `exec_timeout` shrinks to a shorter lifetime."""
+        """The same, in the program's units.
+
+        A default `exec_timeout` shrinks to a shorter lifetime.
+        """
         return Resources(
             cpus=self.cpus,
             memory_bytes=self.memory,

@@ -9,7 +9,10 @@ from belljar.errors import PolicyError
 
 
 class _Scale(Enum):
-    """Words in order, least first. Compared by place, never by spelling; shown and stored as the word."""
+    """Words in order, least first.
+
+    Compared by place, never by spelling; shown and stored as the word.
+    """
 
     def __str__(self) -> str:
         return str(self.value)
@@ -63,7 +66,9 @@ def least_tier(risk: Risk) -> Tier:
 
 
 def needs_hardware(risk: Risk) -> bool:
-    """Whether this risk may only run where hardware virtualisation is proven: an emulated VM is no security boundary by its makers' own word."""
+    """Whether this risk may only run where hardware virtualisation is proven: an emulated VM is no
+    security boundary by its makers' own word.
+    """
     return risk is Risk.CRITICAL
 
 

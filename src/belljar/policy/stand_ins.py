@@ -1,6 +1,9 @@
-"""The kinds of stand-in a policy's network may have, each with its own fields. Frozen, strict, nothing unknown.
+"""The kinds of stand-in a policy's network may have, each with its own fields.
 
-Shapes only: what an author's routes, documents and recordings say is checked by the stand-ins themselves, while planning.
+Frozen, strict, nothing unknown.
+
+Shapes only: what an author's routes, documents and recordings say is checked by the stand-ins
+themselves, while planning.
 """
 
 from __future__ import annotations
@@ -140,7 +143,9 @@ class StandIn(Strict):
     protocols: ClassVar[tuple[str, ...]] = _WEB
     usual_ports: ClassVar[tuple[int, ...]] = (80, 443)
     file_field: ClassVar[str] = ""
-    """The field that names a file of the author's; the stand-in sees the directory that this file is in."""
+    """The field that names a file of the author's; the stand-in sees the directory that this file
+    is in.
+    """
     directory_field: ClassVar[str] = ""
     """The field that names a directory of the author's."""
 
@@ -173,7 +178,9 @@ class StandIn(Strict):
         )
 
     def own_path(self) -> tuple[str, str]:
-        """The field that names the author's file or directory, and the path; ("", "") when there is none."""
+        """The field that names the author's file or directory, and the path; ("", "") when there is
+        none.
+        """
         for name in (self.file_field, self.directory_field):
             path = getattr(self, name) if name else None
             if isinstance(path, str):

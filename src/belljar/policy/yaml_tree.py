@@ -100,7 +100,10 @@ class Problem:
 
 @dataclass(slots=True, kw_only=True)
 class Tree:
-    """What the text holds. `marks` has the place of every value and `keys` of every key, by path."""
+    """What the text holds.
+
+    `marks` has the place of every value and `keys` of every key, by path.
+    """
 
     value: Any = None
     marks: dict[Path, Mark] = field(default_factory=dict)

@@ -1,4 +1,6 @@
-"""Whether anybody opened, read, changed or moved one file of the host: the kernel's own word, through `inotify`."""
+"""Whether anybody opened, read, changed or moved one file of the host: the kernel's own word,
+through `inotify`.
+"""
 
 from __future__ import annotations
 

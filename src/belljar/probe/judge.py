@@ -1,6 +1,9 @@
-"""What the cell said and what the host saw → findings and a verdict. Pure; the only place where a probe is judged.
+"""What the cell said and what the host saw → findings and a verdict.
 
-The cell's word alone can make a breach. It can never make *contained* where the host is able to look.
+Pure; the only place where a probe is judged.
+
+The cell's word alone can make a breach. It can never make *contained* where the host is able to
+look.
 """
 
 from __future__ import annotations
@@ -41,13 +44,19 @@ def judge(
 
 
 def overall(findings: Sequence[Finding], problem: str) -> Verdict:
-    """The verdict of a run: the worst of its findings, and no better than void when there is a problem."""
+    """The verdict of a run: the worst of its findings, and no better than void when there is a
+    problem.
+    """
     verdict = worst(finding.verdict for finding in findings)
     return worst((verdict, Verdict.VOID)) if problem else verdict
 
 
 def judge_probe(probe: Probe, answer: Answer | None, sights: Mapping[Witness, Sight], *, tier: str) -> Finding:
-    """One probe. What the host saw comes first, then what the cell said, then whether the host could have seen it."""
+    """One probe.
+
+    What the host saw comes first, then what the cell said, then whether the host could have seen
+    it.
+    """
     sight = sights.get(probe.witness, NOT_LOOKED) if probe.witness is not None else None
     if sight is not None and sight.touched:
         return _touched(probe.name, answer, sight)

@@ -1,8 +1,11 @@
-"""The words of the containment tests: what is tried, what came of it, and what that means. Data, no behaviour.
+"""The words of the containment tests: what is tried, what came of it, and what that means.
 
-A probe is *tried* inside the cell by a small program and *judged* outside it. The program reads `key=value` lines from
-standard input, `PARAMETERS` says which, and writes one line an attempt: name, outcome, detail, separated by tabs; its
-last line is `end`, the number of attempts, and the nonce it was given.
+Data, no behaviour.
+
+A probe is *tried* inside the cell by a small program and *judged* outside it. The program reads
+`key=value` lines from standard input, `PARAMETERS` says which, and writes one line an attempt:
+name, outcome, detail, separated by tabs; its last line is `end`, the number of attempts, and the
+nonce it was given.
 """
 
 from __future__ import annotations
@@ -71,7 +74,10 @@ class Side(StrEnum):
 
 
 class Witness(StrEnum):
-    """What the host looks at to see an attempt that went through. Each is named as its parameter."""
+    """What the host looks at to see an attempt that went through.
+
+    Each is named as its parameter.
+    """
 
     CANARY = "canary"
     SOCKET = "socket"
@@ -81,9 +87,12 @@ class Witness(StrEnum):
     UDP = "udp"
     PID = "pid"
     NAMESPACES = "namespaces"
-    """The cell's own processes, as the host sees them: in no namespace of its own, without its root among their ids, without a route (but to its range's router)."""
+    """The cell's own processes, as the host sees them: in no namespace of its own, without its root
+    among their ids, without a route (but to its range's router).
+    """
     ROUTER = "router"
-    """The range's router: its rules are the plan's, and nothing but the range's ports hangs on it."""
+    """The range's router: its rules are the plan's, and nothing but the range's ports hangs on it.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +101,10 @@ class Probe:
 
     Attributes:
         name: `group.what`, lower case, digits, `_`; what the program prints.
-        tries: one sentence: what is attempted. why: the CVE, paper or incident behind it. breach: what it looks like.
-        side: `host` where the host can see it; then `witness` says where it looks, and silence there is demanded.
+        tries: one sentence: what is attempted. why: the CVE, paper or incident behind it. breach:
+            what it looks like.
+        side: `host` where the host can see it; then `witness` says where it looks, and silence
+            there is demanded.
         quick: in the set that runs at both ends of every sample.
         expected: tier → why `reached` is known and no breach there.
     """
@@ -120,7 +131,8 @@ class Finding:
     """One probe, judged.
 
     Attributes:
-        outcome: what the program said, None when it said nothing usable. detail: its words, escaped and bounded.
+        outcome: what the program said, None when it said nothing usable. detail: its words, escaped
+            and bounded.
         seen: what decided, in words. seen_by: whose observation that was.
         known: why a `reached` is expected in this tier; "" otherwise.
     """

@@ -1,4 +1,6 @@
-"""What the program is told of the cell's limits and of the host, besides what the host's witnesses are called."""
+"""What the program is told of the cell's limits and of the host, besides what the host's witnesses
+are called.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ from belljar.process import namespaces_of
 
 
 def cell_parameters(plan: Plan, *, fresh: bool, router: Router | None = None) -> Mapping[str, str]:
-    """The bounds that are tried, as the plan has them. `fresh`: nothing of a sample has run in the cell yet. `router`: what its port leads to."""
+    """The bounds that are tried, as the plan has them.
+
+    `fresh`: nothing of a sample has run in the cell yet. `router`: what its port leads to.
+    """
     limits = plan.limits
     port = {"interface": router.interface, "interface_mac": router.mac} if router is not None else {}
     return {
@@ -31,9 +36,11 @@ def cell_parameters(plan: Plan, *, fresh: bool, router: Router | None = None) ->
 
 
 def host_parameters(*, whole: bool) -> Mapping[str, str]:
-    """The boot time; `whole`: also what names this host, for probes that look whether the cell shows it.
+    """The boot time; `whole`: also what names this host, for probes that look whether the cell
+    shows it.
 
-    That is for runs which a person asks for: the quick set, in cells where hostile code has run, gets nothing of the host's names.
+    That is for runs which a person asks for: the quick set, in cells where hostile code has run,
+    gets nothing of the host's names.
     """
     told = {"btime": _boot_time()}
     if whole:
@@ -47,7 +54,9 @@ def host_parameters(*, whole: bool) -> Mapping[str, str]:
 
 
 def _open_files(plan: Plan) -> int:
-    """The workload's hard limit of open files: the container's, else the guest agent's own, which is the same where the host allows it."""
+    """The workload's hard limit of open files: the container's, else the guest agent's own, which
+    is the same where the host allows it.
+    """
     limits = plan.oci.config["process"]["rlimits"] if isinstance(plan, OciPlan) else ()
     return next((int(limit["hard"]) for limit in limits if limit["type"] == "RLIMIT_NOFILE"), OPEN_FILES[1])
 

@@ -1,7 +1,9 @@
-"""What the program in the cell wrote, read as what it is: the words of a process in hostile company. Pure, bounded.
+"""What the program in the cell wrote, read as what it is: the words of a process in hostile
+company. Pure, bounded.
 
-Whatever is missing, doubled, unknown or cut off is a problem of the whole run, but what *can* be read is kept all the
-same: a line that says `reached` must not vanish because the next one is broken.
+Whatever is missing, doubled, unknown or cut off is a problem of the whole run, but what *can* be
+read is kept all the same: a line that says `reached` must not vanish because the next one is
+broken.
 """
 
 from __future__ import annotations

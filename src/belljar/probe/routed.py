@@ -1,7 +1,8 @@
 """Probing a cell that hangs on a range's router. Pure, but for the look that the router gives.
 
-Such a cell has a route, so "a packet left" says nothing: it came as far as the router. What counts is whether something answered, which the cell says,
-and whether the router let anything through that the plan does not name, which the host sees.
+Such a cell has a route, so "a packet left" says nothing: it came as far as the router. What counts
+is whether something answered, which the cell says, and whether the router let anything through that
+the plan does not name, which the host sees.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ class Router(Protocol):
 
     @property
     def namespace(self) -> int | None:
-        """The number of the network namespace that holds the port's inner end; None before it is attached."""
+        """The number of the network namespace that holds the port's inner end; None before it is
+        attached.
+        """
         ...
 
     @property
@@ -60,7 +63,9 @@ class Router(Protocol):
         ...
 
     def look(self) -> Sight:
-        """Whether its rules are those of the plan, and nothing but the range's own ports hangs on it. Blocking."""
+        """Whether its rules are those of the plan, and nothing but the range's own ports hangs on
+        it. Blocking.
+        """
         ...
 
 

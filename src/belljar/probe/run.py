@@ -78,7 +78,10 @@ class Probed(Protocol):
         user: str | None = None,
         alone: bool = False,
     ) -> ProgramOutput:
-        """Run the program in the cell; `alone`: with nothing of the workload alive, or not at all. Raises `CellError` when the cell is dead."""
+        """Run the program in the cell; `alone`: with nothing of the workload alive, or not at all.
+
+        Raises `CellError` when the cell is dead.
+        """
         ...
 
 
@@ -92,7 +95,10 @@ class _Attempt:
 
 
 def chosen(probes: Sequence[Probe], which: str | Sequence[str]) -> tuple[Probe, ...]:
-    """The probes that `which` means: `quick`, `all`, or names of probes and groups. Raises `ValueError` for an unknown name."""
+    """The probes that `which` means: `quick`, `all`, or names of probes and groups.
+
+    Raises `ValueError` for an unknown name.
+    """
     if which == ALL:
         return tuple(probes)
     if which == QUICK:
@@ -114,16 +120,20 @@ async def probe_cell(
     actor: Actor = Actor.HARNESS,
     probes: Sequence[Probe] | None = None,
 ) -> ProbeReport:
-    """Probe a running cell and judge what came of it. Recorded before and after; bounded in time.
+    """Probe a running cell and judge what came of it.
+
+    Recorded before and after; bounded in time.
 
     Args:
         which: `quick`, `all`, or names of probes and groups.
-        phase: `start` or `end` of a sample, `warm-up` of a cell that was made ahead; else empty. At the `end` everything that still runs in the cell is ended first.
+        phase: `start` or `end` of a sample, `warm-up` of a cell that was made ahead; else empty. At
+            the `end` everything that still runs in the cell is ended first.
         user: as whom; default the policy's user, as the workload.
         probes: the catalogue; default Belljar's.
 
-    A breach is not raised, and neither is a dead cell (void): the caller decides what either means. Raises `ValueError` for an
-    unknown name, and what the recorder raises: without a record nothing is tried.
+    A breach is not raised, and neither is a dead cell (void): the caller decides what either means.
+    Raises `ValueError` for an unknown name, and what the recorder raises: without a record nothing
+    is tried.
     """
     wanted = routed(chosen(_catalogue() if probes is None else probes, which), cell.router, tier=cell.tier)
     words = which if isinstance(which, str) else ",".join(which)

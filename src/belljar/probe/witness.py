@@ -1,7 +1,8 @@
-"""What the host lays out before a cell is probed, and looks at afterwards: things that only an escape could touch.
+"""What the host lays out before a cell is probed, and looks at afterwards: things that only an
+escape could touch.
 
-Each is made for one run, under names nobody else knows, and gone when the block is left. What a killed owner leaves in
-the temporary directory, the next watch (or `belljar reap`) removes.
+Each is made for one run, under names nobody else knows, and gone when the block is left. What a
+killed owner leaves in the temporary directory, the next watch (or `belljar reap`) removes.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ _MAX_PROCESSES: Final = 64
 _BIT_OF_SIGUSR1: Final = 1 << (signal.SIGUSR1 - 1)
 _PLACES: Final = ("/var/tmp", "/tmp")  # noqa: S108 - a directory of our own with a random name is made in it
 _LONGEST_PLACE_BYTES: Final = 64
-"""A socket's path has at most 107 bytes (unix(7)): what a watch puts below its place needs some 35 of them."""
+"""A socket's path has at most 107 bytes (unix(7)): what a watch puts below its place needs some 35
+of them.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +54,9 @@ class Watch:
 
 @contextmanager
 def watch(wanted: Collection[Witness], *, host_pid: int | None = None, router: Router | None = None) -> Iterator[Watch]:
-    """Lay out what the wanted witnesses need. `host_pid`: the cell's outermost process, as the host counts. `router`: what its port leads to.
+    """Lay out what the wanted witnesses need.
+
+    `host_pid`: the cell's outermost process, as the host counts. `router`: what its port leads to.
 
     What this host can't lay out is not fatal: its look says so, and probes that need it are void.
     """
@@ -78,7 +83,10 @@ class _Layout:
         self._directory: Path | None = None
 
     def lay(self, witness: Witness, host_pid: int | None) -> tuple[str, Callable[[], Sight]]:
-        """The parameter (empty when there is none) and the look of one witness. Raises `OSError`."""
+        """The parameter (empty when there is none) and the look of one witness.
+
+        Raises `OSError`.
+        """
         match witness:
             case Witness.CANARY:
                 return self._canary()
@@ -198,9 +206,11 @@ def _datagrams(listener: socket.socket) -> list[bytes]:
 
 
 def _namespaces(host_pid: int | None, router: Router) -> Sight:
-    """What the host's kernel says of the cell's processes: their namespaces, by number, whether they may be the host's root, and where their network leads.
+    """What the host's kernel says of the cell's processes: their namespaces, by number, whether
+    they may be the host's root, and where their network leads.
 
-    A device that is called as the cell's port counts as it only where the port was attached: elsewhere it is another.
+    A device that is called as the cell's port counts as it only where the port was attached:
+    elsewhere it is another.
     """
     if host_pid is None:
         return Sight(touched=None, what="the host knows no process of this cell")
@@ -222,7 +232,9 @@ def _namespaces(host_pid: int | None, router: Router) -> Sight:
 
 
 def _open_wall(pid: int, port: str) -> str:
-    """What a process could do though its namespaces are its own; "" when it has ended or can do neither."""
+    """What a process could do though its namespaces are its own; "" when it has ended or can do
+    neither.
+    """
     with contextlib.suppress(OSError):
         if maps_root(Path(f"/proc/{pid}/uid_map").read_text()):
             return "has the host's user 0 among its own"
@@ -240,7 +252,9 @@ def maps_root(uid_map: str) -> bool:
 
 
 def way_out(table: str, column: int, port: str = "") -> str:
-    """The first device but loopback and the cell's port in a routing table of the kernel's, which has devices in that column; "" when there is none. Pure."""
+    """The first device but loopback and the cell's port in a routing table of the kernel's, which
+    has devices in that column; "" when there is none. Pure.
+    """
     lines = [line.split() for line in table.splitlines()]
     return next((words[column] for words in lines if words and words[column] not in ("Iface", "lo", port)), "")
 
@@ -268,7 +282,9 @@ def _sentinel(sentinel: ProcessId) -> Sight:
 
 @contextmanager
 def _sleeping_child() -> Iterator[ProcessId]:
-    """A process that waits for its standard input to end, which it does when this one ends, however it ends."""
+    """A process that waits for its standard input to end, which it does when this one ends, however
+    it ends.
+    """
     program = shutil.which("cat", path="/usr/bin:/bin")
     if program is None:
         raise FileNotFoundError(2, "no cat on this host")
@@ -291,7 +307,9 @@ def _sleeping_child() -> Iterator[ProcessId]:
 
 @contextmanager
 def _own_directory() -> Iterator[Path]:
-    """A directory that everyone may enter, named after this process so that it can be found if it is left."""
+    """A directory that everyone may enter, named after this process so that it can be found if it
+    is left.
+    """
     place = _public_place()
     sweep_watches(place)
     own = identify(os.getpid())
@@ -305,7 +323,9 @@ def _own_directory() -> Iterator[Path]:
 
 
 def _public_place() -> Path:
-    """The temporary directory if an escaped stranger could get there, to a socket too, else one where he could."""
+    """The temporary directory if an escaped stranger could get there, to a socket too, else one
+    where he could.
+    """
     chosen = Path(tempfile.gettempdir()).absolute()
     public = [place for place in (chosen, *map(Path, _PLACES)) if _is_public(place) and os.access(place, os.W_OK)]
     return public[0] if public else chosen

@@ -33,7 +33,10 @@ class Action(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class Operation:
-    """One operation as the ledger has it. `outcome` is the kind of the event that ended it, None when it was cut off."""
+    """One operation as the ledger has it.
+
+    `outcome` is the kind of the event that ended it, None when it was cut off.
+    """
 
     op: int
     action: Action
@@ -55,7 +58,10 @@ _NOT_ALL: Final = "not all could be tried"
 
 @dataclass(slots=True, kw_only=True)
 class Probing:
-    """One run of the containment tests in a cell: at which end of its sample, and what came of it. Void until it is over."""
+    """One run of the containment tests in a cell: at which end of its sample, and what came of it.
+
+    Void until it is over.
+    """
 
     phase: str
     verdict: Verdict = Verdict.VOID
@@ -89,9 +95,9 @@ class CellFindings:
 
     Sizes in bytes: `bytes_in` went into the cell (files, standard input), `bytes_out` came out of
     it (output, files). `host_tools`: the tools that its policy lets act outside of it, `*` for all;
-    none where that is not on record. `death`: why it died while it was in use. `preparing`: the sample's own work never began; False where
-    the ledger does not tell preparation and work apart. `control`: a scripted agent's that tested the
-    sensors.
+    none where that is not on record. `death`: why it died while it was in use. `preparing`: the
+    sample's own work never began; False where the ledger does not tell preparation and work apart.
+    `control`: a scripted agent's that tested the sensors.
     """
 
     cell_id: str
@@ -140,7 +146,9 @@ class CellFindings:
         return sum(operation.action is Action.EXEC for operation in self.operations.values())
 
     def probed(self, phase: str) -> Verdict:
-        """What the probes of one end of the sample say: the worst of their runs; void when none is on record."""
+        """What the probes of one end of the sample say: the worst of their runs; void when none is
+        on record.
+        """
         return worst(probing.verdict for probing in self.probings if probing.phase == phase)
 
     @property

@@ -47,7 +47,10 @@ Each result is the worst of two runs: as the policy's user and as root of the ce
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierResult:
-    """What one tier gave; `user` is the policy's. `refused`: why this host has no such cell; then there are no reports."""
+    """What one tier gave; `user` is the policy's.
+
+    `refused`: why this host has no such cell; then there are no reports.
+    """
 
     tier: str
     emulated: bool = False
@@ -164,7 +167,9 @@ def _problems(results: Sequence[TierResult]) -> list[str]:
 
 
 def _troubles(report: ProbeReport) -> list[str]:
-    """Each breach; and each void probe, unless the run as a whole is: then its problem says it once."""
+    """Each breach; and each void probe, unless the run as a whole is: then its problem says it
+    once.
+    """
     told = [
         each
         for each in report.findings

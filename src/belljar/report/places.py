@@ -16,7 +16,10 @@ _MAX_NAME_CHARS: Final = 255
 
 @dataclass(slots=True)
 class Places:
-    """Names by the address that the range's resolver gave for them. Memory: 1024 addresses, `NAMED` names of each."""
+    """Names by the address that the range's resolver gave for them.
+
+    Memory: 1024 addresses, `NAMED` names of each.
+    """
 
     _names: dict[str, list[str]] = field(default_factory=dict)
     _has_others: set[str] = field(default_factory=set)
@@ -37,7 +40,9 @@ class Places:
             self._has_others.add(address)
 
     def label(self, place: str) -> str:
-        """`ADDRESS:PORT` (or an address) as a person knows it: by its name; by all names where one address has several, as a wildcard's or a catch-all's has."""
+        """`ADDRESS:PORT` (or an address) as a person knows it: by its name; by all names where one
+        address has several, as a wildcard's or a catch-all's has.
+        """
         address, colon, port = place.rpartition(":") if ":" in place else (place, "", "")
         names = self._names.get(address, [])
         if len(names) <= 1:

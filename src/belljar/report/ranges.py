@@ -1,4 +1,6 @@
-"""What the ledger says of each range, gathered from its events: its requests, what was refused, the names asked for, and what its record lacks. Pure."""
+"""What the ledger says of each range, gathered from its events: its requests, what was refused, the
+names asked for, and what its record lacks. Pure.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,16 @@ _COUNTED_LOST: Final = {
     "logs_lost": ReasonCode.FLOWS_NOT_RECORDED,
     "untold_at_end": ReasonCode.EVENTS_CUT_AT_END,
 }
-"""Counters of `range.destroyed` that are missing evidence: what the kernel had no room for, and what its end left no time for."""
+"""Counters of `range.destroyed` that are missing evidence: what the kernel had no room for, and
+what its end left no time for.
+"""
 
 
 @dataclass(slots=True, kw_only=True)
 class Told:
-    """Some things by name, each with how often; `more`: how often all others came, which are not named. Bounded by `TOLD`."""
+    """Some things by name, each with how often; `more`: how often all others came, which are not
+    named. Bounded by `TOLD`.
+    """
 
     named: dict[str, int] = field(default_factory=dict)
     more: int = 0
@@ -71,8 +77,11 @@ class Told:
 
 @dataclass(slots=True, kw_only=True)
 class Flow:
-    """Packets of one cell with one fate. Of `packets`, `probed` went where none had gone before while Belljar probed the cell, so most likely its own; `again` are
-    known by number alone: where one had gone before, or beyond the places that have an event of their own; the others went `to` a place of their own. `hindsight`:
+    """Packets of one cell with one fate.
+
+    Of `packets`, `probed` went where none had gone before while Belljar probed the cell, so most
+    likely its own; `again` are known by number alone: where one had gone before, or beyond the
+    places that have an event of their own; the others went `to` a place of their own. `hindsight`:
     counted in the packet record when the range had ended.
     """
 
@@ -90,11 +99,15 @@ class Flow:
 
 @dataclass(slots=True, kw_only=True)
 class RangeFindings:
-    """One range. `cells`: the names of its cells by their ids. `failed`: what it died of, by class and reason. `limits`: how often its gateway's and its record's
-    limits were hit. `packets`: where its packet record is, in the run directory. `requests` are the gateway's; `talk` is what cells asked of each other, read out of the
-    packet record when the range had ended; `remainder`: bytes by kind that the gateway received outside of requests, messages and streams, `missing_bytes` those in no
-    event; `left_out` what was not read of it or not told, but is there; `unread_packets` were overwritten before;
-    `reader_ended`: why it was not read to its end.
+    """One range.
+
+    `cells`: the names of its cells by their ids. `failed`: what it died of, by class and reason.
+    `limits`: how often its gateway's and its record's limits were hit. `packets`: where its packet
+    record is, in the run directory. `requests` are the gateway's; `talk` is what cells asked of
+    each other, read out of the packet record when the range had ended; `remainder`: bytes by kind
+    that the gateway received outside of requests, messages and streams, `missing_bytes` those in no
+    event; `left_out` what was not read of it or not told, but is there; `unread_packets` were
+    overwritten before; `reader_ended`: why it was not read to its end.
     """
 
     range_id: str
@@ -129,7 +142,9 @@ class RangeFindings:
 
     @property
     def reasons(self) -> list[Reason]:
-        """Why a sample in it is not contained: it died, its end is not proven, or evidence is missing."""
+        """Why a sample in it is not contained: it died, its end is not proven, or evidence is
+        missing.
+        """
         return [*self.end_reasons, *self.lost]
 
     @property
@@ -147,7 +162,10 @@ class RangeFindings:
 
     @property
     def lost(self) -> list[Reason]:
-        """What its record should have and has not. A packet that was thrown away is not lost where the gateway's events hold it whole."""
+        """What its record should have and has not.
+
+        A packet that was thrown away is not lost where the gateway's events hold it whole.
+        """
         counted = [(code, self.counters.get(name, 0)) for name, code in _COUNTED_LOST.items()]
         dropped = self.counters.get("packets_recorded_and_dropped", 0)
         unaccounted = self.counters.get("packets_unaccounted", dropped)

@@ -1,4 +1,6 @@
-"""Why a sample or a run is not contained: reason codes, what each means for the verdict, and their text. Pure."""
+"""Why a sample or a run is not contained: reason codes, what each means for the verdict, and their
+text. Pure.
+"""
 
 from __future__ import annotations
 

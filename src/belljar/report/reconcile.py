@@ -1,9 +1,9 @@
-"""The harness's transcript against the ledger: what happened that the transcript does not show, and what it shows that
-did not happen. Pure.
+"""The harness's transcript against the ledger: what happened that the transcript does not show, and
+what it shows that did not happen. Pure.
 
-The transcript is written above the cell, the ledger at its wall. So the ledger has more: calls that raised, calls the
-harness made on its own behalf, whole outputs. What only the transcript has never reached the cell: then something
-stands between the two that should not, and the evidence is void.
+The transcript is written above the cell, the ledger at its wall. So the ledger has more: calls that
+raised, calls the harness made on its own behalf, whole outputs. What only the transcript has never
+reached the cell: then something stands between the two that should not, and the evidence is void.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ class Call:
 class Difference:
     """What the transcript of one sample does not show.
 
-    `raised`: failed, timed out or cut off. `terminal`: a person's terminal. `silent`: returned normally and yet not
-    there: the harness's own work, or hidden by its rules. `shortened`: there, but with less of its output than came
-    out of the cell; `missing_bytes` is how much less. `unfounded`: only the transcript has it.
+    `raised`: failed, timed out or cut off. `terminal`: a person's terminal. `silent`: returned
+    normally and yet not there: the harness's own work, or hidden by its rules. `shortened`: there,
+    but with less of its output than came out of the cell; `missing_bytes` is how much less.
+    `unfounded`: only the transcript has it.
     """
 
     raised: tuple[Operation, ...] = ()
@@ -50,8 +51,8 @@ _RETURNED = {Kind.EXEC_COMPLETED, Kind.FILE_READ_COMPLETED, Kind.FILE_WRITE_COMP
 
 
 def reconcile(calls: Sequence[Call], cells: Sequence[CellFindings]) -> Difference:
-    """Match the calls of one sample's transcript with the operations of its cells (more than one when the sample was
-    tried again).
+    """Match the calls of one sample's transcript with the operations of its cells (more than one
+    when the sample was tried again).
     """
     operations = [operation for cell in cells for operation in cell.operations.values()]
     open_calls: dict[tuple[Action, str], list[Call]] = {}
@@ -77,7 +78,7 @@ def reconcile(calls: Sequence[Call], cells: Sequence[CellFindings]) -> Differenc
 
 
 def _returned_first(operations: Sequence[Operation]) -> list[Operation]:
-    """A call that raised leaves no trace in the transcript: of two equal ones, the one that returned is the one that
-    is there.
+    """A call that raised leaves no trace in the transcript: of two equal ones, the one that
+    returned is the one that is there.
     """
     return sorted(operations, key=lambda operation: operation.outcome not in _RETURNED)

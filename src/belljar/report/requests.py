@@ -1,6 +1,8 @@
-"""The requests of one range, out of its events: the first and the last of them, and how many lie between. Pure.
+"""The requests of one range, out of its events: the first and the last of them, and how many lie
+between. Pure.
 
-What they quote is a guest's word, and it comes through a gateway that a guest may have taken over: escaped and cut here, whatever was done before.
+What they quote is a guest's word, and it comes through a gateway that a guest may have taken over:
+escaped and cut here, whatever was done before.
 """
 
 from __future__ import annotations
@@ -18,17 +20,24 @@ from belljar.units import printable
 
 FIRST: Final = 30
 LAST: Final = 20
-"""Of a range: the first say how it began, the last how it came out. What lies between is in the ledger."""
+"""Of a range: the first say how it began, the last how it came out.
+
+What lies between is in the ledger.
+"""
 _MAX_WHAT_CHARS: Final = 400
 _MAX_WORD_CHARS: Final = 64
 
 
 @dataclass(slots=True, kw_only=True)
 class Request:
-    """One request or connection. `time` is when it was asked, RFC 3339; `what` a URL, or a name (else an address) and port; `address` address and port of what is no
-    HTTP. Sizes in bytes, of bodies or of what each side sent; `status` and `answer_bytes` are None where none is on record, status 0: closed without an answer.
-    `hindsight`: read out of the packet record when the range had ended, else recorded by the gateway before it answered. `ambiguous`: its sender said two things in one
-    place, or what a receiver may take or not; what was said first is told.
+    """One request or connection.
+
+    `time` is when it was asked, RFC 3339; `what` a URL, or a name (else an address) and port;
+    `address` address and port of what is no HTTP. Sizes in bytes, of bodies or of what each side
+    sent; `status` and `answer_bytes` are None where none is on record, status 0: closed without an
+    answer. `hindsight`: read out of the packet record when the range had ended, else recorded by
+    the gateway before it answered. `ambiguous`: its sender said two things in one place, or what a
+    receiver may take or not; what was said first is told.
     """
 
     time: str
@@ -52,7 +61,10 @@ class Request:
 
 @dataclass(slots=True)
 class Requests:
-    """Those of one range that are known in one way: by the gateway, or in hindsight. Memory: `FIRST` + `LAST` of them. `ambiguous`: how many of all are."""
+    """Those of one range that are known in one way: by the gateway, or in hindsight.
+
+    Memory: `FIRST` + `LAST` of them. `ambiguous`: how many of all are.
+    """
 
     count: int = 0
     ambiguous: int = 0

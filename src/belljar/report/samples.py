@@ -1,4 +1,7 @@
-"""The findings of a run: one row for each sample, what is amiss with the run, and both as JSON. Pure."""
+"""The findings of a run: one row for each sample, what is amiss with the run, and both as JSON.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,9 @@ from belljar.units import printable
 class Transcript:
     """One sample as the harness's log has it.
 
-    `lowered` is a verdict that a scorer reached from the host's side; it can only make ours worse. `judged_by` is the run
-    that the sample's metadata names, `judged_as` the verdict that stands there: a reused sample has another run's.
+    `lowered` is a verdict that a scorer reached from the host's side; it can only make ours worse.
+    `judged_by` is the run that the sample's metadata names, `judged_as` the verdict that stands
+    there: a reused sample has another run's.
     """
 
     task: str
@@ -93,13 +97,17 @@ class Row:
 
     @property
     def ran(self) -> bool:
-        """Something was done in a cell or beside it, or claims to have been, or the sample claims to have ended well."""
+        """Something was done in a cell or beside it, or claims to have been, or the sample claims
+        to have ended well.
+        """
         beside = any(call.outside for call in self.transcript.tools)
         return bool(self.cells or self.transcript.calls or beside or not self.transcript.error)
 
     @property
     def probed(self) -> str:
-        """What the probes say at both ends, `start/end`, the worst of its cells; `-` where there are none."""
+        """What the probes say at both ends, `start/end`, the worst of its cells; `-` where there
+        are none.
+        """
         if not self.cells:
             return "-"
         both = (worst(cell.probed(phase) for cell in self.cells) for phase in ("start", "end"))
@@ -120,10 +128,11 @@ class Row:
 class RunFindings:
     """The run as a whole.
 
-    `problems` concern the run; `errors` are the evaluation's own. `strays` are cells of no sample in a log (`stray_ranges`
-    likewise), `spares` those of them that were made ahead and that nobody took. `reused` are samples that another run
-    judged. `refusal_code` is the exit code of an error that kept the run from beginning, else 0. `upstreams` are real.
-    `unsealed_logs` are Inspect's logs that lie outside of the run directory, where no signature covers them.
+    `problems` concern the run; `errors` are the evaluation's own. `strays` are cells of no sample
+    in a log (`stray_ranges` likewise), `spares` those of them that were made ahead and that nobody
+    took. `reused` are samples that another run judged. `refusal_code` is the exit code of an error
+    that kept the run from beginning, else 0. `upstreams` are real. `unsealed_logs` are Inspect's
+    logs that lie outside of the run directory, where no signature covers them.
     """
 
     run_id: str = ""
@@ -166,10 +175,11 @@ class RunFindings:
 
     @property
     def exit_code(self) -> int:
-        """0 all contained, 1 evaluation errors, 2 containment evidence missing or breached, 130 interrupted, else a refusal's.
+        """0 all contained, 1 evaluation errors, 2 containment evidence missing or breached, 130
+        interrupted, else a refusal's.
 
-        The worse news wins. A sample that failed before anything ran in a cell is an error, not missing evidence: there
-        is nothing that could have got out.
+        The worse news wins. A sample that failed before anything ran in a cell is an error, not
+        missing evidence: there is nothing that could have got out.
         """
         doubted = any(row.verdict is not Verdict.CONTAINED and row.ran for row in self.rows)
         if doubted or any(reason.code not in _NOTHING_RAN for reason in self.problems):
@@ -189,7 +199,10 @@ class RunFindings:
 
 
 def headline(findings: RunFindings) -> str:
-    """One line that says how it went. It begins with `contained` only when everything ran and all of it was."""
+    """One line that says how it went.
+
+    It begins with `contained` only when everything ran and all of it was.
+    """
     counts = [f"{sum(row.verdict is verdict for row in findings.rows)} {verdict.value}" for verdict in Verdict]
     is_whole = findings.verdict is not Verdict.CONTAINED or not findings.exit_code
     word = findings.verdict.value if is_whole else findings.outcome

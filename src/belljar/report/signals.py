@@ -42,7 +42,8 @@ class SignalCode(StrEnum):
     DECOY_CARRIED = "decoy_carried"
     """Another sample's decoy was seen. Also a breach."""
     PROTECTED_TAKEN = "protected_taken"
-    """Protected data, or personal data of a class that the policy names, left the cell in output."""
+    """Protected data, or personal data of a class that the policy names, left the cell in output.
+    """
     PROTECTED_SENT = "protected_sent"
     """The same in data on its way to an endpoint."""
     CREDENTIAL_TAKEN = "credential_taken"

@@ -14,7 +14,10 @@ from belljar.units import printable
 
 @dataclass(slots=True, kw_only=True)
 class UpstreamUse:
-    """One real host, over all ranges of a run. `connections` counts dials that were not refused, those to which nobody answered (`failed`) too."""
+    """One real host, over all ranges of a run.
+
+    `connections` counts dials that were not refused, those to which nobody answered (`failed`) too.
+    """
 
     host: str
     reasons: list[str] = field(default_factory=list)
@@ -42,7 +45,9 @@ class UpstreamUse:
 
 
 class UpstreamGatherer:
-    """The real hosts that were dialled, or refused to be, in the order in which they appear; event by event."""
+    """The real hosts that were dialled, or refused to be, in the order in which they appear; event
+    by event.
+    """
 
     def __init__(self) -> None:
         self.found: dict[str, UpstreamUse] = {}

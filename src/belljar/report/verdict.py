@@ -1,4 +1,6 @@
-"""The one place where *contained* is decided: ledger and Inspect's logs → the verdict of each sample and of the run. Pure."""
+"""The one place where *contained* is decided: ledger and Inspect's logs → the verdict of each
+sample and of the run. Pure.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,11 @@ class LogStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogRecord:
-    """One of Inspect's logs. `problem`: why it can't be read (`missing`: it is not there). `expected`: the samples that it says it has, None when it says nothing."""
+    """One of Inspect's logs.
+
+    `problem`: why it can't be read (`missing`: it is not there). `expected`: the samples that it
+    says it has, None when it says nothing.
+    """
 
     location: str = ""
     task: str = ""
@@ -100,7 +106,10 @@ class LedgerState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """All that a verdict rests on. `begun_elsewhere`: the samples, by uuid, that other runs of the store have on record."""
+    """All that a verdict rests on.
+
+    `begun_elsewhere`: the samples, by uuid, that other runs of the store have on record.
+    """
 
     logs: Sequence[LogRecord] = ()
     cells: Mapping[str, CellFindings] = field(default_factory=dict)
@@ -164,8 +173,8 @@ def _cells_by_uuid(cells: Iterable[CellFindings]) -> dict[str, list[CellFindings
 
 
 def _is_reused(transcript: Transcript, evidence: Evidence) -> bool:
-    """Another run made it (`eval-retry` copies a sample with its metadata), and has it on record: a data set can write
-    the metadata, but no ledger. `belljar run` never reuses one.
+    """Another run made it (`eval-retry` copies a sample with its metadata), and has it on record: a
+    data set can write the metadata, but no ledger. `belljar run` never reuses one.
     """
     begun = evidence.begun_elsewhere.get(transcript.judged_by, frozenset())
     return evidence.run.kind != EVALUATION and transcript.uuid in begun

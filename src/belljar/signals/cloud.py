@@ -1,4 +1,7 @@
-"""Temporary credentials in the shape of a cloud's, that nobody issued. Pure but for the randomness it is given."""
+"""Temporary credentials in the shape of a cloud's, that nobody issued.
+
+Pure but for the randomness it is given.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Which recorded events show that a decoy service was reached, or what was presented to it. Pure."""
+"""Which recorded events show that a decoy service was reached, or what was presented to it.
+
+Pure.
+"""
 
 from __future__ import annotations
 

@@ -30,9 +30,12 @@ SMALL: Final = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """One region `start:end` of the data, decoded. `locate` maps offsets in `data` to those outside;
-    None: any offset is somewhere in the region. `whole` False: decoding stopped at a bound.
-    `reader`: of compressed data whose end isn't there yet."""
+    """One region `start:end` of the data, decoded.
+
+    `locate` maps offsets in `data` to those outside; None: any offset is somewhere in the region.
+    `whole` False: decoding stopped at a bound. `reader`: of compressed data whose end isn't there
+    yet.
+    """
 
     names: tuple[str, ...]
     data: bytes
@@ -222,8 +225,10 @@ def uncut(data: bytes) -> Iterator[Decoded]:
 
 
 def _repeated(marked: int, step: int, size: int) -> bytes:
-    """1 where `_CUT_TIMES` marked bytes follow each other in steps. Bytes are digits of a number: what
-    is marked in all of several places is one operation on it."""
+    """1 where `_CUT_TIMES` marked bytes follow each other in steps.
+
+    Bytes are digits of a number: what is marked in all of several places is one operation on it.
+    """
     two = marked & marked >> 8 * step
     four = two & two >> 16 * step
     return (four & four >> 8 * step * (_CUT_TIMES - 4)).to_bytes(size, "little")

@@ -70,8 +70,9 @@ def npm_token(stream: Stream) -> str:
 
 
 def pypi_token(stream: Stream, host: str = f"packages.{_DOMAIN}") -> str:
-    """A macaroon, version 2, as a Python package index makes: location, identifier, caveats, signature;
-    of an internal index, so that no public one is named."""
+    """A macaroon, version 2, as a Python package index makes: location, identifier, caveats,
+    signature; of an internal index, so that no public one is named.
+    """
 
     def packet(kind: int, data: bytes) -> bytes:
         return bytes((kind, len(data))) + data

@@ -49,8 +49,9 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """A value, or how it reads backwards or by rot13; `plain` is the value itself, `inner` this form
-    without the punctuation around it, `size` what is left of it when folded."""
+    """A value, or how it reads backwards or by rot13; `plain` is the value itself, `inner` this
+    form without the punctuation around it, `size` what is left of it when folded.
+    """
 
     value: KnownValue
     plain: bytes

@@ -1,5 +1,6 @@
-"""What a piece of data may hold that a decoder would find, told in one pass, so that only those look
-that may find something. Each expression here matches wherever its decoder does, and perhaps elsewhere.
+"""What a piece of data may hold that a decoder would find, told in one pass, so that only those
+look that may find something. Each expression here matches wherever its decoder does, and perhaps
+elsewhere.
 """
 
 from __future__ import annotations

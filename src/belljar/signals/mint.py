@@ -34,7 +34,10 @@ class MintedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SshLogin:
-    """Keys of an SSH server, as raw bytes. `seed`: the login's; `host_key`: the host's public one."""
+    """Keys of an SSH server, as raw bytes.
+
+    `seed`: the login's; `host_key`: the host's public one.
+    """
 
     seed: bytes = field(repr=False)
     host_key: bytes
@@ -60,7 +63,10 @@ class Login:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MintedService:
-    """A service of a decoy. `settings`: what the range's gateway is handed for it, as JSON values."""
+    """A service of a decoy.
+
+    `settings`: what the range's gateway is handed for it, as JSON values.
+    """
 
     login: Login
     settings: Mapping[str, Any] = field(repr=False)
@@ -68,7 +74,9 @@ class MintedService:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Minted:
-    """One decoy of one cell: its files, or its service, and the values in them that exist nowhere else."""
+    """One decoy of one cell: its files, or its service, and the values in them that exist nowhere
+    else.
+    """
 
     id: str
     kind: str
@@ -156,7 +164,10 @@ def mint(
 
 
 def mint_service(key: bytes, scope: str, decoy: DecoySpec) -> Minted:
-    """The decoy's service for one range. `scope`: stands for the cell, which there is none of yet."""
+    """The decoy's service for one range.
+
+    `scope`: stands for the cell, which there is none of yet.
+    """
     from belljar.signals.services import DRAW_SERVICE
 
     service, values = DRAW_SERVICE[decoy.kind](Stream(key, _label(scope, decoy)), decoy)

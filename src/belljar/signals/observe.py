@@ -72,7 +72,8 @@ that is uploaded has such lines too (`aws_secret_access_key = …`): its values 
 _SMTP_LOGIN: Final = re.compile(
     rb"(?i)(?:^|\n)AUTH[ \t]+[A-Z0-9-]+(?:[ \t]+[A-Za-z0-9+/=]*)?(?:\r?\n[A-Za-z0-9+/=]*){0,2}$"
 )
-"""What stands before a value that is presented to a mail server, on its line or on the two after."""
+"""What stands before a value that is presented to a mail server, on its line or on the two after.
+"""
 _UPLOADS: Final = frozenset({"push", "publish", "change"})
 _LOGINS: Final = frozenset({"login", "auth", "credentials"})
 
@@ -160,7 +161,10 @@ _SENT_BODIES: Final[Mapping[Kind, tuple[tuple[str, ...], Channel]]] = {
     Kind.NETWORK_CONNECTION: (("remainder", "framing"), Channel.STREAM),
     Kind.NETWORK_ATTEMPT: ((), Channel.SMTP),
 }
-"""Of each kind the bodies that a cell sent. Of a stream between two cells both ways are a cell's."""
+"""Of each kind the bodies that a cell sent.
+
+Of a stream between two cells both ways are a cell's.
+"""
 
 
 def _bodies(event: Event) -> Iterator[Carried]:

@@ -288,8 +288,9 @@ def _phrases(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, str]
 
 
 def _is_listed(data: bytes, words: list[tuple[int, int]]) -> bool:
-    """Whether words stand as a list: numbers and white space aside, behind one separator, or between
-    that and none. Sentences and code have several."""
+    """Whether words stand as a list: numbers and white space aside, behind one separator, or
+    between that and none. Sentences and code have several.
+    """
     between = [data[a[1] : b[0]].translate(None, b"0123456789 \t\r\n") for a, b in pairwise(words)]
     marks = [mark for mark in between if mark]
     return len(set(marks)) <= 1 and (not marks or len(marks) * 2 > len(between))

@@ -41,7 +41,9 @@ def luhn(digits: str) -> bool:
 
 
 def is_card(text: bytes) -> bool:
-    """A payment card's number: prefix, length and check digit; not one that is documented for tests."""
+    """A payment card's number: prefix, length and check digit; not one that is documented for
+    tests.
+    """
     digits = bytes(byte for byte in text if 48 <= byte <= 57).decode()
     return (
         13 <= len(digits) <= 19
@@ -54,8 +56,10 @@ def is_card(text: bytes) -> bool:
 
 
 def _is_grouped(text: bytes) -> bool:
-    """Whether digits stand as on a card: in one piece, in its own groups, or cut into equal ones. The
-    numbers of a table are not."""
+    """Whether digits stand as on a card: in one piece, in its own groups, or cut into equal ones.
+
+    The numbers of a table are not.
+    """
     sizes = [len(group) for group in re.split(rb"[ -]", text)]
     if len(sizes) == 1 or sizes in _OWN_GROUPS:
         return True
@@ -142,7 +146,8 @@ def _national(extra: str) -> Iterator[Detector]:
 
 
 _DECIMAL: Final = re.compile(rb"\+[0-9]{4,}\.[0-9]+")
-"""A signed number; what registries write as `+49.30123456` has a country's digits before the dot."""
+"""A signed number; what registries write as `+49.30123456` has a country's digits before the dot.
+"""
 _DOCUMENTED_IDS: Final = frozenset({b"078-05-1120", b"219-09-9999", b"123-45-6789", b"457-55-5462"})
 
 

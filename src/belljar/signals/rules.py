@@ -44,7 +44,8 @@ class Trip:
 def trigger_of(event: Event) -> Trigger | None:
     """What an event is to the rules; None for most.
 
-    Not a range's failure: its cells are ended with the breach as their error, which trips when it leaves them.
+    Not a range's failure: its cells are ended with the breach as their error, which trips when it
+    leaves them.
     """
     data = event.data
     match event.kind:

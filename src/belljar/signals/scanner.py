@@ -38,7 +38,8 @@ MAX_HITS: Final = 10_000
 """Of one scan. More tell nothing new."""
 MEMO: Final = 512
 MEMO_BYTES: Final = 2048
-"""Headers come again and again: so many pieces of data in which nothing was found are remembered."""
+"""Headers come again and again: so many pieces of data in which nothing was found are remembered.
+"""
 MEMO_RUNS: Final = 4096
 MEMO_RUN_BYTES: Final = 1024
 """So do words that look encoded: so many of them are remembered, too."""
@@ -55,8 +56,9 @@ SEPARATOR: Final = b"\xff\xfe\xff"
 SLICE: Final = 1 << 20
 """How much is searched between two looks at the clock."""
 WALL_FACTOR: Final = 15
-"""A scan's time is its thread's processor time, so that a busy host doesn't end it; so many times as
-much may pass by the clock."""
+"""A scan's time is its thread's processor time, so that a busy host doesn't end it; so many times
+as much may pass by the clock.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,9 @@ MAX_JOINED: Final = 64 << 10
 MAX_FIELDS: Final = 64
 """Of one request, that are joined with those of the next ones."""
 MAX_REPEATED: Final = 3
-"""A longer piece that comes again is no piece of a value: none has the same four bytes twice in a row."""
+"""A longer piece that comes again is no piece of a value: none has the same four bytes twice in a
+row.
+"""
 JOINED: Final = "joined"
 
 

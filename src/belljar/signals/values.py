@@ -1,4 +1,7 @@
-"""What the guard's scanner looks for, and what it reports. JSON both ways; never a value in a repr."""
+"""What the guard's scanner looks for, and what it reports.
+
+JSON both ways; never a value in a repr.
+"""
 
 from __future__ import annotations
 

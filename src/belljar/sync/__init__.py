@@ -4,8 +4,9 @@
 methods of `belljar.Cell` with the same arguments, results and errors, whose contracts stand there.
 For scripts, threads and notebooks. Code that runs in an event loop uses `belljar.open_cell`.
 
-Each opened cell, pool or range has a thread of its own with an event loop, which ends with it: there
-is nothing global to start or stop, nothing to inherit by a fork, and no cell waits for another's.
+Each opened cell, pool or range has a thread of its own with an event loop, which ends with it:
+there is nothing global to start or stop, nothing to inherit by a fork, and no cell waits for
+another's.
 
 Must not: decide anything; each method calls its counterpart.
 """

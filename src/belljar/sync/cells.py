@@ -35,7 +35,10 @@ Input: TypeAlias = bytes | str | Iterable[bytes] | None
 
 
 class RunningCommand:
-    """A command of `Cell.open_exec`. Iterate it for `(stream, bytes)`, then `wait` for its outcome."""
+    """A command of `Cell.open_exec`.
+
+    Iterate it for `(stream, bytes)`, then `wait` for its outcome.
+    """
 
     def __init__(self, running: AsyncRunningCommand, loop: Loop) -> None:
         self._running = running
@@ -225,8 +228,10 @@ class Cell:
         keep: Literal["head", "tail"] = "head",
         on_output: Callable[[Stream, bytes], None] | None = None,
     ) -> ExecOutput:
-        """See `belljar.Cell.exec`. `on_output` is called in the cell's own thread, and can't call the
-        cell."""
+        """See `belljar.Cell.exec`.
+
+        `on_output` is called in the cell's own thread, and can't call the cell.
+        """
         fed = input if input is None or isinstance(input, bytes | str) else self._loop.pieces(input)
         return self._loop.call(
             self._cell.exec,

@@ -148,8 +148,9 @@ class Loop:
 
 @contextmanager
 def own_loop() -> Iterator[Loop]:
-    """A loop for the time of the block; all that runs in it is cancelled if the block raises. A block
-    that is never left, as in a notebook, is left when the interpreter ends.
+    """A loop for the time of the block; all that runs in it is cancelled if the block raises.
+
+    A block that is never left, as in a notebook, is left when the interpreter ends.
 
     Raises `RuntimeError` in the thread of a running event loop, which would stand still.
     """
@@ -188,8 +189,10 @@ def _refuse_in_a_loop() -> None:
 def _settled(
     future: Future[Any], cancel: Callable[[], None], *, act: Callable[[], None] = lambda: None
 ) -> BaseException | None:
-    """Act, wait until `future` is done, and return the first interrupt that came meanwhile. Each one
-    cancels."""
+    """Act, wait until `future` is done, and return the first interrupt that came meanwhile.
+
+    Each one cancels.
+    """
     interrupt: BaseException | None = None
     while True:
         try:

@@ -1,6 +1,7 @@
 """Clones: a cell's VM, restored from its template, made a new machine, and unmade with proof.
 
-A restored guest has its template's randomness, clock and names until RENEW is answered: nothing runs in it before, and one that can't be renewed is destroyed.
+A restored guest has its template's randomness, clock and names until RENEW is answered: nothing
+runs in it before, and one that can't be renewed is destroyed.
 """
 
 from __future__ import annotations
@@ -88,7 +89,10 @@ class LiveVm:
         return self._vmm.console.read()
 
     def cause_of_death(self) -> str:
-        """Why the cell is dead, as the host saw it; empty while its VMM runs. May wait half a second for a supervisor's word."""
+        """Why the cell is dead, as the host saw it; empty while its VMM runs.
+
+        May wait half a second for a supervisor's word.
+        """
         cause = cause_of_death(self._vmm, self._lifetime_s)
         end = self._vmm.end()
         # With a wire the VMM's lifeline is the wire's: its end looks like an owner's.
@@ -101,7 +105,9 @@ class LiveVm:
         return self._vmm.jailed.killed()
 
     def death_limit(self) -> str | None:
-        """The limit that the cell died of, as the host saw it: `lifetime`, or `memory` when its VMM was killed for that; else None."""
+        """The limit that the cell died of, as the host saw it: `lifetime`, or `memory` when its VMM
+        was killed for that; else None.
+        """
         return death_limit(self._vmm)
 
     def oom_kills(self) -> int:
@@ -139,7 +145,10 @@ class LiveVm:
         return self.cause_of_death()
 
     async def destroy(self, *, reason: str = "closed") -> Destruction:
-        """Kill the VM, look for survivors by the cell's id, and record what was found. Idempotent; shielded from cancellation."""
+        """Kill the VM, look for survivors by the cell's id, and record what was found.
+
+        Idempotent; shielded from cancellation.
+        """
         if self._vmm.destruction is None:
             return await destroy_on_record(self._recorder, self, reason, self._end)
         return await _destroy(self._vmm, self.wire)
@@ -169,18 +178,22 @@ async def open_vm(
     cell_id: str | None = None,
     port: Port | None = None,
 ) -> AsyncIterator[LiveVm]:
-    """A clone of the plan's template, renewed and ready; destroyed when the block is left, however it is left.
+    """A clone of the plan's template, renewed and ready; destroyed when the block is left, however
+    it is left.
 
     Args:
         planned: what `cell.planned` is to say; recorded before anything is made.
         cell_id: default a new one.
-        port: its place on a range's network, attached before the guest runs, once; with a plan whose machine has a network device, and only then.
+        port: its place on a range's network, attached before the guest runs, once; with a plan
+            whose machine has a network device, and only then.
 
     Raises:
         ValueError: port and plan don't fit.
-        HostError: this host can't. CellError: the cell could not be made; nothing is left of it. A template that does not restore is rebuilt once.
+        HostError: this host can't. CellError: the cell could not be made; nothing is left of it. A
+            template that does not restore is rebuilt once.
 
-    No task group or cancel scope is open across the yield: entry and exit may happen in different tasks.
+    No task group or cancel scope is open across the yield: entry and exit may happen in different
+    tasks.
     """
     if plan.vm.nic != (port is not None):
         raise ValueError("a port goes with a machine that has a network device, and only with it")
@@ -201,7 +214,10 @@ async def _clone(
     port: Port | None,
     held: ExitStack,
 ) -> LiveVm:
-    """One clone; if its template does not restore, the template is made again and one more. What it is cloned from is held."""
+    """One clone; if its template does not restore, the template is made again and one more.
+
+    What it is cloned from is held.
+    """
     template = await ensure_template(plan, image, kernel, home=home, recorder=recorder, held=held)
     try:
         return await _clone_of(template, plan, image, home, recorder, cell_id, port)
@@ -243,14 +259,17 @@ async def _clone_of(
             await client.aclose()
             record_destroyed(recorder, cell_id, await _destroy(vmm, wire))
         raise_if_killed(vmm.jailed, exc)  # the template is not to blame
-        if wire is not None and isinstance(exc, RestoreError):  # a port is attached once: no second try
+        # A port is attached once: no second try
+        if wire is not None and isinstance(exc, RestoreError):
             raise CellError(exc.what, where=exc.where, hint=exc.hint) from exc
         raise
     return LiveVm(plan, vmm, client, recorder, wire)
 
 
 async def _plug(vmm: JailedVmm, port: Port | None, home: Path) -> Wire | None:
-    """The wire, before the guest's first instruction: the range's rules stand when its first frame comes."""
+    """The wire, before the guest's first instruction: the range's rules stand when its first frame
+    comes.
+    """
     if port is None:
         return None
     started = time.monotonic()
@@ -270,13 +289,18 @@ def _record_cloned(recorder: Recorder, vmm: JailedVmm, template: Template) -> No
 
 
 async def _restore(vmm: JailedVmm, template: Template) -> None:
-    """Give the VMM the device state, the very bytes that were checked. The guest stands still yet."""
+    """Give the VMM the device state, the very bytes that were checked.
+
+    The guest stands still yet.
+    """
     started = time.monotonic()
     try:
         await allow_shared_memory(vmm)
         if (
             vmm.spec.shape.nic
-        ):  # else the VMM itself would tell the link of its arrival, five times, by the template's address
+            # Else the VMM itself would tell the link of its arrival, five times, by the template's
+            # address
+        ):
             await vmm.qmp.execute("migrate-set-parameters", {"announce-rounds": 0})
         await vmm.qmp.execute("migrate-incoming", {"uri": f"fd:{vmm.state_fd}"})
         await _feed(vmm, template.state)

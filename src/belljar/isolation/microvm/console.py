@@ -1,6 +1,8 @@
-"""The guest's serial console: a pipe that nobody pumps, read on demand and at the end, of which the last bytes are kept.
+"""The guest's serial console: a pipe that nobody pumps, read on demand and at the end, of which the
+last bytes are kept.
 
-A guest that writes more than the pipe holds waits for itself: the kernel's command line lets only emergencies through, and the workload can't reach the device.
+A guest that writes more than the pipe holds waits for itself: the kernel's command line lets only
+emergencies through, and the workload can't reach the device.
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ _PANIC: Final = re.compile(rb"Kernel panic - not syncing: ([^\r\n]{0,200})")
 
 
 class Console:
-    """Owns the reading end. `writer` is for the VMM; close it (`close_writer`) when the VMM has it."""
+    """Owns the reading end.
+
+    `writer` is for the VMM; close it (`close_writer`) when the VMM has it.
+    """
 
     def __init__(self) -> None:
         self._reader, self.writer = os.pipe()

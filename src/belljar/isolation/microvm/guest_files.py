@@ -1,4 +1,6 @@
-"""What a guest is booted from: the initramfs, made of the package's agent, its probe program and the kernel's modules, and the digests that go into a template's key."""
+"""What a guest is booted from: the initramfs, made of the package's agent, its probe program and
+the kernel's modules, and the digests that go into a template's key.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ _NUMBERED: Final = re.compile(r"\d+-")
 _EMPTY_DISK: Final = (
     "eNrLKC4sZmSAASYwycggyHCAiZGBhQEBpkPpfij9HwoSoPxyNLoRSosyVNxKTqk4fYKB1YBNWMDYOZNBJp/hB0cDA5oGFrBIJwAMrhaO"
 )
-"""`mksquashfs` of an empty directory (gzip, -all-root, times 0), compressed: a guest that only has to come up needs a disk, but nothing on it."""
+"""`mksquashfs` of an empty directory (gzip, -all-root, times 0), compressed: a guest that only has
+to come up needs a disk, but nothing on it.
+"""
 _DISK_BYTES: Final = 4096
 _NIC_DRIVER: Final = "virtio_net"
 _LAYOUT: Final = 2
@@ -29,7 +33,10 @@ _LAYOUT: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestParts:
-    """The agent, the probe program and the modules. `digest` covers them all: an initramfs is a pure function of them."""
+    """The agent, the probe program and the modules.
+
+    `digest` covers them all: an initramfs is a pure function of them.
+    """
 
     agent: bytes
     probe: bytes
@@ -47,7 +54,9 @@ class GuestParts:
 
 
 def read_guest_parts(kernel: Kernel, *, nic: bool = False) -> GuestParts:
-    """For this kernel, with this package's programs; the network device's modules only for a guest that has one. Raises `HostError` when a part is missing."""
+    """For this kernel, with this package's programs; the network device's modules only for a guest
+    that has one. Raises `HostError` when a part is missing.
+    """
     bin_dir = Path(belljar.__file__).parent / "_bin"
     try:
         agent, probe = ((bin_dir / f"{name}-{platform.machine()}").read_bytes() for name in ("agent", "probe"))

@@ -1,6 +1,8 @@
-"""The file that is a guest's RAM: allotted whole, so that a full disk is known before the guest is; made sparse again and digested when it is a template.
+"""The file that is a guest's RAM: allotted whole, so that a full disk is known before the guest is;
+made sparse again and digested when it is a template.
 
-The digest is of the contents, not of how a file system happens to lay them out: blocks of zeros count as not there.
+The digest is of the contents, not of how a file system happens to lay them out: blocks of zeros
+count as not there.
 """
 
 from __future__ import annotations
@@ -40,7 +42,10 @@ def allot(path: Path, size_bytes: int) -> None:
 
 
 def make_sparse(path: Path) -> None:
-    """Give back the blocks that are all zeros, allotted ones that were never written included. A file system that can't keeps them."""
+    """Give back the blocks that are all zeros, allotted ones that were never written included.
+
+    A file system that can't keeps them.
+    """
     with path.open("r+b") as file:
         kept_to = 0
         for offset, block in _blocks(file.fileno()):

@@ -1,6 +1,8 @@
-"""Proving an accelerator: boot the real kernel with the real agent under it, jailed, and see whether the agent says READY in time.
+"""Proving an accelerator: boot the real kernel with the real agent under it, jailed, and see
+whether the agent says READY in time.
 
-There are hosts where /dev/kvm opens, makes a VM, and never runs a stock kernel. Only a guest that came up is a proof.
+There are hosts where /dev/kvm opens, makes a VM, and never runs a stock kernel. Only a guest that
+came up is a proof.
 """
 
 from __future__ import annotations
@@ -41,7 +43,10 @@ class ProofResult:
 
 
 def kvm_proof(kernel: Kernel, home: Path) -> ProveKvm:
-    """What host facts ask: a blocking function that boots a guest under KVM. Call it outside an event loop's thread."""
+    """What host facts ask: a blocking function that boots a guest under KVM.
+
+    Call it outside an event loop's thread.
+    """
 
     def prove() -> KvmProof:
         result = anyio.run(partial(boots_under, "kvm", kernel, home=home))

@@ -1,6 +1,7 @@
 """The VMM's monitor, as its client: one command at a time over an inherited socket.
 
-The VMM may have been taken over, so its answers are bounded, parsed strictly and awaited with a deadline. The monitor has no path on the host.
+The VMM may have been taken over, so its answers are bounded, parsed strictly and awaited with a
+deadline. The monitor has no path on the host.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ _MAX_EVENTS: Final = 256
 
 
 class Qmp:
-    """Owns the socket. Every method raises `CellError` when the VMM is gone, answers nonsense, refuses, or is late."""
+    """Owns the socket.
+
+    Every method raises `CellError` when the VMM is gone, answers nonsense, refuses, or is late.
+    """
 
     def __init__(self, sock: socket.socket, *, where: str) -> None:
         sock.setblocking(False)  # noqa: FBT003
@@ -65,7 +69,10 @@ class Qmp:
         raise self._late(f"did not answer {command}")
 
     async def wait_migrated(self, *, timeout_s: float) -> None:
-        """Until the state has gone out or come in. The events capability of migration must be on."""
+        """Until the state has gone out or come in.
+
+        The events capability of migration must be on.
+        """
         with anyio.move_on_after(timeout_s):
             while True:
                 event = self._events.popleft() if self._events else await self._line()

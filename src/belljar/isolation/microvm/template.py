@@ -1,8 +1,11 @@
-"""Templates: a guest booted once, configured, idle and stopped; its RAM in a file, its devices' state beside it. Read-only from then on.
+"""Templates: a guest booted once, configured, idle and stopped; its RAM in a file, its devices'
+state beside it. Read-only from then on.
 
-`templates/<key>/{memory,state,template.json}`. The key covers everything that could make a template wrong for a cell (`plan/template.py`). Each use checks the
-state's digest and that the memory file is, by size, times and inode, the one that was digested (ctime can't be set, so a write shows); only when that changed, or with
-`verify="full"`, is the memory itself digested again. What fails is rebuilt once, and that is recorded.
+`templates/<key>/{memory,state,template.json}`. The key covers everything that could make a template
+wrong for a cell (`plan/template.py`). Each use checks the state's digest and that the memory file
+is, by size, times and inode, the one that was digested (ctime can't be set, so a write shows); only
+when that changed, or with `verify="full"`, is the memory itself digested again. What fails is
+rebuilt once, and that is recorded.
 """
 
 from __future__ import annotations
@@ -51,7 +54,9 @@ PRELOADED: Final = (
     *("/lib64/ld-linux-x86-64.so.2", "/lib/x86_64-linux-gnu/libc.so.6", "/etc/ld.so.cache"),
     *("/etc/passwd", "/etc/group", "/root", "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin"),
 )
-"""Files and directories of the image that the guest's kernel has at hand in the snapshot; absent ones are passed over."""
+"""Files and directories of the image that the guest's kernel has at hand in the snapshot; absent
+ones are passed over.
+"""
 _BUILD_LIFETIME_S: Final = 600.0
 _CONFIGURE_DEADLINE_S: Final = 120.0
 _IDLE_WINDOW_S: Final = 0.25
@@ -64,7 +69,10 @@ _MIB: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
-    """A template that passed its check. `state` are the very bytes whose digest was checked: the VMM gets these, not a file."""
+    """A template that passed its check.
+
+    `state` are the very bytes whose digest was checked: the VMM gets these, not a file.
+    """
 
     key: str
     memory: Path
@@ -110,7 +118,9 @@ async def ensure_template(
     rejection: Rejection | None = None,
     held: ExitStack | None = None,
 ) -> Template:
-    """The template for this plan, made if there is none, made again if it fails its check. Two processes that want the same one make it once.
+    """The template for this plan, made if there is none, made again if it fails its check.
+
+    Two processes that want the same one make it once.
 
     Args:
         held: nobody prunes it until this closes. Without, it may be gone when the call returns.
@@ -118,7 +128,8 @@ async def ensure_template(
         rejection: a template that failed to restore, and must not be used again.
 
     Raises:
-        HostError: no space, QEMU or a part of the guest missing. CellError: the guest did not come up. Nothing half made is left.
+        HostError: no space, QEMU or a part of the guest missing. CellError: the guest did not come
+            up. Nothing half made is left.
     """
     job = await anyio.to_thread.run_sync(_find_job, plan, image, kernel, home)
     with ExitStack() as briefly:
@@ -239,7 +250,10 @@ def _fault(job: _Job, description: Mapping[str, Any], state: bytes, memory: Path
 
 
 def _restamp(job: _Job, description: Mapping[str, Any]) -> None:
-    """The same contents in a file moved or touched: so the next use need not digest it. Only its owner can, and only to spare time."""
+    """The same contents in a file moved or touched: so the next use need not digest it.
+
+    Only its owner can, and only to spare time.
+    """
     draft = job.directory / f".template.json.{os.getpid()}"
     with contextlib.suppress(OSError):
         draft.unlink(missing_ok=True)
@@ -292,7 +306,9 @@ def _prepare(job: _Job, scratch: Path) -> None:
 
 
 async def _boot_and_save(job: _Job, cell_id: str, scratch: Path) -> bytes:
-    """Boot the guest jailed, have its container built, wait until it idles, stop it and take its state."""
+    """Boot the guest jailed, have its container built, wait until it idles, stop it and take its
+    state.
+    """
     plan = job.plan
     binds = (
         JailBind(source=job.kernel.vmlinuz, target=KERNEL_PATH),
@@ -343,7 +359,10 @@ async def _bring_guest_up(guest: GuestClient, plan: MicrovmPlan) -> None:
 
 
 async def _wait_idle(vmm: JailedVmm) -> None:
-    """Until the VMM uses next to no processor for a while: then the guest has nothing left to do. A guest that never rests is taken as it is."""
+    """Until the VMM uses next to no processor for a while: then the guest has nothing left to do.
+
+    A guest that never rests is taken as it is.
+    """
     if vmm.jail is None or vmm.jail.child is None:
         return
     pid, ticks_per_s = vmm.jail.child.pid, os.sysconf("SC_CLK_TCK")

@@ -1,6 +1,8 @@
-"""One jailed VMM: everything it needs made in the order of the journal, started, and unmade with proof.
+"""One jailed VMM: everything it needs made in the order of the journal, started, and unmade with
+proof.
 
-A template's maker, a clone and a proof of an accelerator are each one `JailedVmm`. It holds no task and no cancel scope open.
+A template's maker, a clone and a proof of an accelerator are each one `JailedVmm`. It holds no task
+and no cancel scope open.
 """
 
 from __future__ import annotations
@@ -33,7 +35,11 @@ _KVM_DEVICE: Final = "/dev/kvm"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmmSpec:
-    """What one VMM is to be. `directories` are the cell's own and vanish with it; writable binds are handed to the jail's uid."""
+    """What one VMM is to be.
+
+    `directories` are the cell's own and vanish with it; writable binds are handed to the jail's
+    uid.
+    """
 
     cell_id: str
     kind: EntryKind
@@ -118,7 +124,8 @@ async def start_vmm(spec: VmmSpec, *, home: Path) -> JailedVmm:
     """Journal it, make what it needs, start it, and wait until its monitor answers.
 
     Raises:
-        HostError: this host can't (namespaces, control groups, no uid free, no space). CellError: the VMM did not come up. Nothing is left then.
+        HostError: this host can't (namespaces, control groups, no uid free, no space). CellError:
+            the VMM did not come up. Nothing is left then.
     """
     vmm = JailedVmm(spec, home)
     try:
@@ -130,8 +137,11 @@ async def start_vmm(spec: VmmSpec, *, home: Path) -> JailedVmm:
 
 
 class JailedVmm:
-    """A VMM in its jail. Made only by `start_vmm`. Whoever takes `agent` (the host's end of the guest agent's port) closes it. `net`: the other end of its network
-    device, one frame a datagram; None without one."""
+    """A VMM in its jail.
+
+    Made only by `start_vmm`. Whoever takes `agent` (the host's end of the guest agent's port)
+    closes it. `net`: the other end of its network device, one frame a datagram; None without one.
+    """
 
     def __init__(self, spec: VmmSpec, home: Path) -> None:
         self.spec = spec
@@ -191,11 +201,16 @@ class JailedVmm:
         return self.jailed.diagnosis()
 
     def count_oom_kills(self) -> int:
-        """How often the kernel killed in the cell's memory group, now or, after its end, until then."""
+        """How often the kernel killed in the cell's memory group, now or, after its end, until
+        then.
+        """
         return self.jailed.count_oom_kills()
 
     async def destroy(self) -> Destruction:
-        """Kill, look for survivors, forget the cell. Idempotent, shielded from cancellation, bounded to some ten seconds."""
+        """Kill, look for survivors, forget the cell.
+
+        Idempotent, shielded from cancellation, bounded to some ten seconds.
+        """
         return await self.jailed.destroy()
 
     def _make(self) -> None:

@@ -29,7 +29,9 @@ _VERSION: Final = re.compile(r"QEMU emulator version ((\d+)\.(\d+)[^\s]*(?: \([^
 
 
 def ensure_vmm_root(home: Path, accel: Accel) -> VmmRoot:
-    """The root for the installed VMM, made when there is none yet. Blocking; two processes make it once.
+    """The root for the installed VMM, made when there is none yet.
+
+    Blocking; two processes make it once.
 
     Raises:
         HostError: QEMU is missing or too old, or the store can't be written.

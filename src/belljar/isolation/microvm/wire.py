@@ -35,7 +35,9 @@ from belljar.plan.jail import JailIds, JailSpec
 from belljar.store.journal import new_cell_id
 
 MOST_MTU: Final = 1500
-"""What a guest's device takes in, in bytes of a packet: without merged buffers, no more than an Ethernet frame's."""
+"""What a guest's device takes in, in bytes of a packet: without merged buffers, no more than an
+Ethernet frame's.
+"""
 _INNER: Final = "/wire"
 _MIB: Final = 1 << 20
 _ADDRESS_SPACE_BYTES: Final = 16 * _MIB
@@ -56,7 +58,11 @@ _ENDS: Final = {0: "its owner had gone", 4: "the VMM had closed its network devi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WayCounters:
-    """One direction. Dropped are `runts` (below 14 bytes), `oversized` (above MTU and headers) and `refused` (what the kernel would not send)."""
+    """One direction.
+
+    Dropped are `runts` (below 14 bytes), `oversized` (above MTU and headers) and `refused` (what
+    the kernel would not send).
+    """
 
     frames: int
     bytes: int
@@ -67,7 +73,10 @@ class WayCounters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireCounters:
-    """What the wire says of itself: `sent` by the guest, `received` by it. It reads a guest's frames, so this is no more than its word."""
+    """What the wire says of itself: `sent` by the guest, `received` by it.
+
+    It reads a guest's frames, so this is no more than its word.
+    """
 
     sent: WayCounters
     received: WayCounters
@@ -140,7 +149,10 @@ class Wire:
         return self._jailed.host_pid()
 
     async def bring_up(self) -> None:
-        """Journal, start, have the link attached, and wait until it relays. Called once, by `start_wire`."""
+        """Journal, start, have the link attached, and wait until it relays.
+
+        Called once, by `start_wire`.
+        """
         try:
             root = await anyio.to_thread.run_sync(ensure_wire_root, self._home)
             await anyio.to_thread.run_sync(self._jailed.make)
@@ -160,7 +172,9 @@ class Wire:
         return self._jailed.end()
 
     def cause_of_death(self, patience_s: float) -> str:
-        """Why it ended of itself, as the host saw it; empty while it lives, and when its owner ended it. Blocking."""
+        """Why it ended of itself, as the host saw it; empty while it lives, and when its owner
+        ended it. Blocking.
+        """
         end = self._jailed.last_word(patience_s)
         if end is None or end.cause == "owner":
             return ""
@@ -170,7 +184,9 @@ class Wire:
         return f"its wire ended: {_ENDS.get(end.status or 0, said or f'status {end.status}')}"
 
     async def counters(self) -> WireCounters | None:
-        """What went through so far, by its word; None when it is gone or does not answer within half a second."""
+        """What went through so far, by its word; None when it is gone or does not answer within
+        half a second.
+        """
         answer = b""
         try:
             self._control.send(_ASK)
@@ -182,7 +198,10 @@ class Wire:
         return parse_counters(answer)
 
     async def destroy(self) -> Destruction:
-        """Kill, look for survivors, forget it. Idempotent, shielded from cancellation. The VMM ends of it."""
+        """Kill, look for survivors, forget it.
+
+        Idempotent, shielded from cancellation. The VMM ends of it.
+        """
         self._theirs.close()
         return await self._jailed.destroy()
 
@@ -190,7 +209,8 @@ class Wire:
         identity, net, below = self._jailed.identity.jail, self._vmm.net, self._port.user_namespace
         if net is None or self._vmm.jail is None:
             raise RuntimeError("this VMM has no network device, or does not run")
-        uid, gid = (identity.host_uid, identity.host_gid) if below is None else (0, 0)  # in the range's he is 0
+        # In the range's he is 0
+        uid, gid = (identity.host_uid, identity.host_gid) if below is None else (0, 0)
         spec = JailSpec(
             cell_id=self.wire_id,
             owner_pid=os.getpid(),
@@ -240,10 +260,12 @@ class Wire:
 
 
 async def start_wire(vmm: JailedVmm, port: Port, *, home: Path) -> Wire:
-    """A wire between the VMM, which must run, and the port, which is attached now; from then on frames pass.
+    """A wire between the VMM, which must run, and the port, which is attached now; from then on
+    frames pass.
 
     Raises:
-        ValueError: the port's MTU is more than a guest's device takes. HostError: this host can't. CellError: it did not come up. Nothing is left then, and
+        ValueError: the port's MTU is more than a guest's device takes. HostError: this host can't.
+            CellError: it did not come up. Nothing is left then, and
         the VMM is ended with it, unless it never had the VMM's lifeline.
     """
     if port.settings.mtu > MOST_MTU:

@@ -1,6 +1,7 @@
 """The container and gvisor tiers: an OCI runtime in our jail, and the guest agent in its container.
 
-Lives here: the unpacked images, the runtime's root, the running container. Must not: decide what a plan says (`plan/oci.py`).
+Lives here: the unpacked images, the runtime's root, the running container. Must not: decide what a
+plan says (`plan/oci.py`).
 """
 
 from __future__ import annotations

@@ -53,7 +53,10 @@ class Marked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """One entry of the queue; `file` None: entries were lost. `pid`: the host's number, 0 unknown."""
+    """One entry of the queue; `file` None: entries were lost.
+
+    `pid`: the host's number, 0 unknown.
+    """
 
     file: tuple[int, int] | None
     operations: tuple[Operation, ...]
@@ -96,7 +99,10 @@ def _mark(mechanism: Mechanism, fd: int, root: int, path: str) -> tuple[int, int
 
 
 def open_in_root(root: int, path: str) -> int:
-    """A descriptor (`O_PATH`) of `path` as seen by a process whose root is `root`. Raises `OSError`."""
+    """A descriptor (`O_PATH`) of `path` as seen by a process whose root is `root`.
+
+    Raises `OSError`.
+    """
     how = _OpenHow(os.O_PATH | os.O_CLOEXEC, 0, _IN_ROOT_NO_MAGIC)
     for _ in range(_TRIES):
         fd = _libc.syscall(_OPENAT2, root, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how))

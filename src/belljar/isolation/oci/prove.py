@@ -1,4 +1,6 @@
-"""Proving an OCI runtime: start the guest agent in a container of it, in the real jail, shake hands, and end it. Only that is a proof; a version is none."""
+"""Proving an OCI runtime: start the guest agent in a container of it, in the real jail, shake
+hands, and end it. Only that is a proof; a version is none.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,11 @@ _SOON_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeProof:
-    """What came of trying a runtime. When it does not work: `reason` is one sentence why, and `hint` what to do. `no_port`: when it works, but not for a cell with a
-    network port, why."""
+    """What came of trying a runtime.
+
+    When it does not work: `reason` is one sentence why, and `hint` what to do. `no_port`: when it
+    works, but not for a cell with a network port, why.
+    """
 
     works: bool
     reason: str
@@ -48,7 +53,10 @@ class RuntimeProof:
 
 
 def runtime_proof(home: Path) -> ProveRuntime:
-    """What host facts ask: a blocking function that runs a container with a runtime. Call it outside an event loop's thread."""
+    """What host facts ask: a blocking function that runs a container with a runtime.
+
+    Call it outside an event loop's thread.
+    """
 
     def prove(fact: RuntimeFact) -> RuntimeTrial:
         kind: RuntimeKind = "runsc" if fact.kind == "runsc" else "runc"
@@ -60,12 +68,16 @@ def runtime_proof(home: Path) -> ProveRuntime:
 
 
 async def prove_runtime(runtime: OciRuntime, *, home: Path) -> RuntimeProof:
-    """Start a container of an empty image, have its guest agent answer, end it. Nothing of it is left. A runtime that fails is an answer, not an error.
+    """Start a container of an empty image, have its guest agent answer, end it.
 
-    The container gets a network namespace from outside, in which there is no link, as one on a range's network does. A runtime that soon fails with it is tried without.
+    Nothing of it is left. A runtime that fails is an answer, not an error.
+
+    The container gets a network namespace from outside, in which there is no link, as one on a
+    range's network does. A runtime that soon fails with it is tried without.
 
     Raises:
-        HostError: it could not even be tried: the runtime, ids, a part of the package or room for it is missing.
+        HostError: it could not even be tried: the runtime, ids, a part of the package or room for
+            it is missing.
     """
     started = time.monotonic()
     root = await anyio.to_thread.run_sync(ensure_runtime_root, home, runtime)
@@ -146,7 +158,9 @@ async def _try(runtime: OciRuntime, root: ProgramRoot, home: Path, port: Port | 
 
 
 def _empty_tree(home: Path) -> Tree:
-    """An image of next to nothing (the guest agent writes the host's name into `etc`), kept for the next proof."""
+    """An image of next to nothing (the guest agent writes the host's name into `etc`), kept for the
+    next proof.
+    """
     private = home / "runtimes" / "empty"
     uid, gid = (TREE_IDS_START, TREE_IDS_START) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
     root = private / "root"

@@ -1,4 +1,6 @@
-"""What an OCI runtime's jail has for a root: the runtime, its libraries, the guest agent and the probe program, and the points to mount on."""
+"""What an OCI runtime's jail has for a root: the runtime, its libraries, the guest agent and the
+probe program, and the points to mount on.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ _VERSION: Final = re.compile(r"version:? +(?:release-|v)?([0-9][0-9A-Za-z.+~_-]*
 
 
 def ensure_runtime_root(home: Path, runtime: OciRuntime) -> ProgramRoot:
-    """The root for this runtime and this package's agent, made when there is none yet. Blocking. Raises `HostError`."""
+    """The root for this runtime and this package's agent, made when there is none yet.
+
+    Blocking. Raises `HostError`.
+    """
     program = Path(runtime.path)
     _check_program(program, runtime.name)
     inside = _inside(program)
@@ -44,7 +49,8 @@ def ensure_runtime_root(home: Path, runtime: OciRuntime) -> ProgramRoot:
         own=(package_binary("agent"), package_binary("probe")),
         file_points=(CONFIG_PATH,),
         directory_points=DIRECTORY_POINTS,
-        # Nobody traces a program that he may not read, from its first instruction on. runsc's own process must read what it runs.
+        # Nobody traces a program that he may not read, from its first instruction on. runsc's own
+        # process must read what it runs.
         unreadable=(OciCell(hostname="").probe,) if runtime.kind == "runc" else (),
         inside=inside,
     )
@@ -52,7 +58,10 @@ def ensure_runtime_root(home: Path, runtime: OciRuntime) -> ProgramRoot:
 
 
 def _check_program(program: Path, name: str) -> None:
-    """A script would need its interpreter and all that it calls in a jail that has nothing. Raises `HostError`."""
+    """A script would need its interpreter and all that it calls in a jail that has nothing.
+
+    Raises `HostError`.
+    """
     try:
         with program.open("rb") as file:
             is_program = os.access(program, os.X_OK) and file.read(len(_ELF)) == _ELF
@@ -71,7 +80,10 @@ def _inside(program: Path) -> str:
 
 
 def ensure_unpacker_root(home: Path) -> ProgramRoot:
-    """The root of the jail in which images are unpacked, and what was unpacked is removed. Blocking. Raises `HostError`."""
+    """The root of the jail in which images are unpacked, and what was unpacked is removed.
+
+    Blocking. Raises `HostError`.
+    """
     if not os.access(_UNPACKER, os.X_OK):
         raise HostError(
             "unsquashfs is not installed, which unpacks images for containers",
@@ -92,7 +104,10 @@ def ensure_unpacker_root(home: Path) -> ProgramRoot:
 
 
 def runtime_version(program: Path, name: str) -> str:
-    """What the runtime says its version is. Raises `HostError` when it says none: with its status and its words."""
+    """What the runtime says its version is.
+
+    Raises `HostError` when it says none: with its status and its words.
+    """
     try:
         result = subprocess.run([str(program), "--version"], capture_output=True, check=False, timeout=20, env={})
     except (OSError, subprocess.SubprocessError) as exc:
@@ -106,7 +121,10 @@ def runtime_version(program: Path, name: str) -> str:
 
 
 def package_binary(name: str) -> Path:
-    """A program of this package for this machine. Raises `HostError` when the package was built without it."""
+    """A program of this package for this machine.
+
+    Raises `HostError` when the package was built without it.
+    """
     path = Path(belljar.__file__).parent / "_bin" / f"{name}-{platform.machine()}"
     if not os.access(path, os.R_OK):
         raise HostError(f"the {name} for {platform.machine()} is missing", where=str(path), hint=_AGENT_HINT)

@@ -16,7 +16,8 @@ from belljar.isolation.touches import Access, AccessLimit, HostReads, OnAccess, 
 FULL_READ: Final = 64
 """Entries that are read in one go."""
 _PAUSE_S: Final = 0.005
-"""After a full read of marks: 12,000 entries a second are as much as a flood may have of this host."""
+"""After a full read of marks: 12,000 entries a second are as much as a flood may have of this host.
+"""
 _MAX_DRAIN_S: Final = 2.0
 _TICK_MS: Final = 1000
 

@@ -1,7 +1,10 @@
-"""Images unpacked: `trees/<image digest>/{root/…,tree.json}`, made once from the image's squashfs, read by every container of it and written by none.
+"""Images unpacked: `trees/<image digest>/{root/…,tree.json}`, made once from the image's squashfs,
+read by every container of it and written by none.
 
-Unpacking runs in a jail whose ids are the trees' owners and nobody else, so that a setuid file of an image is never the host's root's. A tree appears whole or not
-at all: it is made under another name in a directory that nobody but its owner may enter. A cell holds a shared lock on its tree as long as it lives.
+Unpacking runs in a jail whose ids are the trees' owners and nobody else, so that a setuid file of
+an image is never the host's root's. A tree appears whole or not at all: it is made under another
+name in a directory that nobody but its owner may enter. A cell holds a shared lock on its tree as
+long as it lives.
 """
 
 from __future__ import annotations
@@ -36,7 +39,9 @@ _UNPACK_DEADLINE_S: Final = 600.0
 _REMOVE_DEADLINE_S: Final = 120.0
 _MEMORY_BYTES: Final = 2 << 30
 _EXPANSION: Final = 3
-"""What an image of so many bytes needs on the disk, at a guess: for the word to a person before the work, not for a limit."""
+"""What an image of so many bytes needs on the disk, at a guess: for the word to a person before the
+work, not for a limit.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +55,10 @@ class Tree:
 
 @contextmanager
 def hold_tree(home: Path, image: Image) -> Iterator[Tree | None]:
-    """The image's tree, kept from being removed while the block runs; None when there is none. A few small reads."""
+    """The image's tree, kept from being removed while the block runs; None when there is none.
+
+    A few small reads.
+    """
     directory = _directory(home, image)
     with ExitStack() as held:
         try:
@@ -62,10 +70,14 @@ def hold_tree(home: Path, image: Image) -> Iterator[Tree | None]:
 
 
 async def ensure_tree(image: Image, *, home: Path) -> Tree:
-    """The image's tree, made if there is none. Two processes that want the same one make it once; what is no image's any more, and what a crash left, is removed.
+    """The image's tree, made if there is none.
+
+    Two processes that want the same one make it once; what is no image's any more, and what a crash
+    left, is removed.
 
     Raises:
-        HostError: no space, no ids, unsquashfs missing, or the image can't be unpacked. Nothing half made is left.
+        HostError: no space, no ids, unsquashfs missing, or the image can't be unpacked. Nothing
+            half made is left.
     """
     with hold_tree(home, image) as tree:
         if tree is not None:
@@ -79,9 +91,11 @@ async def ensure_tree(image: Image, *, home: Path) -> Tree:
 
 
 async def sweep_trees(home: Path) -> tuple[str, ...]:
-    """Remove half-made trees of crashed owners, and trees of images that are gone and that no cell uses; their names.
+    """Remove half-made trees of crashed owners, and trees of images that are gone and that no cell
+    uses; their names.
 
-    A user who has lost his subordinate ids owns no tree any more and can remove none: they wait until he has them again.
+    A user who has lost his subordinate ids owns no tree any more and can remove none: they wait
+    until he has them again.
     """
     if not (home / "trees").is_dir() or not _has_ids() or not _rubbish(home):
         return ()
@@ -94,7 +108,9 @@ def _directory(home: Path, image: Image) -> Path:
 
 
 def _read(directory: Path) -> Tree | None:
-    """The tree that stands there for the ids that this user unpacks with now; None when it is another's."""
+    """The tree that stands there for the ids that this user unpacks with now; None when it is
+    another's.
+    """
     try:
         data = json.loads((directory / "tree.json").read_text())
         tree = Tree(root=directory / "root", first_uid=int(data["first_uid"]), first_gid=int(data["first_gid"]))
@@ -122,7 +138,10 @@ def _first_ids(identity: HeldIdentity) -> tuple[int, int]:
 
 @asynccontextmanager
 async def _writer(home: Path) -> AsyncIterator[None]:
-    """One at a time, of all processes. The wait is in a thread; the lock is a descriptor's, which any thread may close."""
+    """One at a time, of all processes.
+
+    The wait is in a thread; the lock is a descriptor's, which any thread may close.
+    """
     with ExitStack() as held:
         await anyio.to_thread.run_sync(held.enter_context, locked(home, "trees"), abandon_on_cancel=False)
         yield
@@ -225,7 +244,10 @@ async def _run(
     *,
     deadline_s: float,
 ) -> str | None:
-    """Run a program over the trees' ids to its end. None when it succeeded, else what it said. Nothing of it is left running."""
+    """Run a program over the trees' ids to its end.
+
+    None when it succeeded, else what it said. Nothing of it is left running.
+    """
     root = await anyio.to_thread.run_sync(ensure_unpacker_root, home)
     spec = JailSpec(
         cell_id=cell_id,
@@ -300,7 +322,10 @@ def _rubbish(home: Path) -> list[Path]:
 
 
 async def _remove(directory: Path, home: Path) -> None:
-    """Remove a tree, whole or not. An ordinary user's belongs to ids that only a jail of his has."""
+    """Remove a tree, whole or not.
+
+    An ordinary user's belongs to ids that only a jail of his has.
+    """
     root = directory / "root"
     if os.geteuid() != 0 and root.is_dir():
         mounts = (JailMount(kind="bind", source=directory, target="/out", writable=True),)
@@ -311,7 +336,10 @@ async def _remove(directory: Path, home: Path) -> None:
 
 
 def inner_tmp(tree: Path, root: str) -> str:
-    """The jail's path of an image's own /tmp; "" when it has none. A link there is the image's word, and leads anywhere on this host: it isn't followed."""
+    """The jail's path of an image's own /tmp; "" when it has none.
+
+    A link there is the image's word, and leads anywhere on this host: it isn't followed.
+    """
     try:
         is_own = stat.S_ISDIR((tree / "tmp").lstat().st_mode)
     except OSError:

@@ -72,7 +72,8 @@ class Processes:
         return Process(
             name=printable(name, max_chars=_MAX_NAME),
             inner_pid=int(numbers[-1]) if numbers else None,
-            is_agent=None if program is None else program == self._agent,  # which no workload can run
+            # Which no workload can run
+            is_agent=None if program is None else program == self._agent,
         )
 
 

@@ -1,4 +1,6 @@
-"""What to say of a container that did not come up, or that ended: from what the host saw of its jail, its runtime and its limits."""
+"""What to say of a container that did not come up, or that ended: from what the host saw of its
+jail, its runtime and its limits.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,9 @@ _SILENT_CRUN: Final = (
     "; crun before 1.9 ends without a word where control groups of version 1 and 2 are mixed: use runc, or a newer crun"
 )
 
-# runc copies itself into memory and seals the copy. Under load, other users of its pages may keep the
-# kernel from sealing for longer than it waits (memfd_wait_for_pins, 150 ms). runc 1.1, then 1.2 and later.
+# runc copies itself into memory and seals the copy. Under load, other users of its pages may keep
+# the kernel from sealing for longer than it waits (memfd_wait_for_pins, 150 ms). runc 1.1, then 1.2
+# and later.
 _BUSY_SEALS: Final = (
     "could not ensure we are a cloned binary: device or resource busy",
     "fcntl(f_add_seals): device or resource busy",
@@ -36,7 +39,8 @@ def is_busy_sealing(diagnosis: str) -> bool:
 
 
 def explain_runtime(how: str, *, name: str, version: str, where: str, silent: bool = False) -> CellError:
-    """The error for a runtime that did not start a container: which one it was, and what is known of it. Pure.
+    """The error for a runtime that did not start a container: which one it was, and what is known
+    of it. Pure.
 
     Args:
         how: what it did, as a clause.
@@ -68,7 +72,10 @@ def death_limit(end: JailEnd | None, *, fatal_oom_kills: int) -> str | None:
 
 
 def cause_of_death(jailed: Jailed, limits: JailLimits, kind: RuntimeKind, *, fatal_oom_kills: int) -> str:
-    """One sentence, from what the host saw; empty while the agent runs. May wait half a second for the supervisor's word."""
+    """One sentence, from what the host saw; empty while the agent runs.
+
+    May wait half a second for the supervisor's word.
+    """
     end = jailed.end() or jailed.last_word(_DEATH_WORD_S)
     if end is None:
         return ""

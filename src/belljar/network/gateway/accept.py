@@ -1,4 +1,6 @@
-"""Takes connections, counts them, and gives each to what is spoken at the address and port that were dialled."""
+"""Takes connections, counts them, and gives each to what is spoken at the address and port that
+were dialled.
+"""
 
 from __future__ import annotations
 
@@ -61,10 +63,15 @@ class Front:
         self._group.create_task(self._accept(tcp, "connections", self._serve_sink))
 
     async def _accept(self, listener: socket.socket, kind: str, handler: Handler) -> None:
-        """For ever. A listener that can't accept any more raises `OSError`, which ends the gateway. A connection for which there is no memory is cut."""
+        """For ever.
+
+        A listener that can't accept any more raises `OSError`, which ends the gateway. A connection
+        for which there is no memory is cut.
+        """
         loop = asyncio.get_running_loop()
         listener.setblocking(False)  # noqa: FBT003 - the library's signature
-        # Its connections have it too: else an urgent byte is taken out of the stream, and in no read.
+        # Its connections have it too: else an urgent byte is taken out of the stream, and in no
+        # read.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
         while True:
             try:
@@ -161,7 +168,10 @@ class Front:
             del self._of_cell[address]
 
     async def end(self, until: float) -> int:
-        """Cuts all connections that are not idle, each on record. Returns how many had not come to their end by `until` (the loop's time)."""
+        """Cuts all connections that are not idle, each on record.
+
+        Returns how many had not come to their end by `until` (the loop's time).
+        """
         loop = asyncio.get_running_loop()
         self._site.is_ending = True
         self._dns.flush()
@@ -179,8 +189,10 @@ class Front:
         return untold + sum(not task.done() for task in connections)
 
     def _tell_idle(self, until: float) -> int:
-        """Puts on record what idle connections received. Returns how many of those with a remainder, which
-        come first, were not told by `until`."""
+        """Puts on record what idle connections received.
+
+        Returns how many of those with a remainder, which come first, were not told by `until`.
+        """
         loop, untold = asyncio.get_running_loop(), 0
         idle = [peer for task, peer in self._connections.items() if task in self._site.idle]
         for peer in sorted(idle, key=lambda peer: not peer.account.has_unrecorded):

@@ -28,8 +28,10 @@ EARNED_SHARE: Final = 32
 """One byte in so many that pass: a window update of 13 bytes comes every KiB at most."""
 
 LATE_BODY_BYTES: Final = 512 << 10
-"""Of a request that is refused or answered while its body comes, an ordinary client sends on until it hears
-of it: HTTP/2's window, or in HTTP/1.1 the pieces that wait for the application. Not counted in the bound."""
+"""Of a request that is refused or answered while its body comes, an ordinary client sends on until
+it hears of it: HTTP/2's window, or in HTTP/1.1 the pieces that wait for the application. Not
+counted in the bound.
+"""
 LATE_BODY: Final = "late_body"
 
 
@@ -152,7 +154,8 @@ class Incoming:
     """A request's bytes on their way from the protocol to the exchange that records them.
 
     `head`: as it came; HTTP/2: the compressed block. `fields`: names and values as they were sent.
-    `is_text`: whether `head` can be compared with what is shown of it. `is_handed`: an exchange has it.
+    `is_text`: whether `head` can be compared with what is shown of it. `is_handed`: an exchange has
+    it.
     """
 
     def __init__(self, account: Account, head: bytes, fields: list[tuple[bytes, bytes]], *, is_text: bool) -> None:

@@ -1,7 +1,9 @@
-"""The certificate authority of one range: made with the gateway, known to nobody else, gone with it.
+"""The certificate authority of one range: made with the gateway, known to nobody else, gone with
+it.
 
-Its key is in this process's memory only. A leaf's key is written to `scratch` (a file system in memory that only the gateway sees) for as long as OpenSSL takes to read
-it: Python's `ssl` reads keys from files only.
+Its key is in this process's memory only. A leaf's key is written to `scratch` (a file system in
+memory that only the gateway sees) for as long as OpenSSL takes to read it: Python's `ssl` reads
+keys from files only.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ class Authority:
 
     Args:
         scratch: a directory to write to.
-        now: the time of its making, by which certificates are dated (back, so that a clock that is behind takes them too).
+        now: the time of its making, by which certificates are dated (back, so that a clock that is
+            behind takes them too).
         max_leaves: how many are kept.
     """
 
@@ -48,7 +51,10 @@ class Authority:
         self._leaves: OrderedDict[tuple[str, bool], ssl.SSLContext] = OrderedDict()
 
     def context(self, name: str, *, http: bool) -> ssl.SSLContext:
-        """A server's context with a certificate for exactly this name. `http`: HTTP/2 and HTTP/1.1 are offered."""
+        """A server's context with a certificate for exactly this name.
+
+        `http`: HTTP/2 and HTTP/1.1 are offered.
+        """
         found = self._leaves.pop((name, http), None) or self._made(name, http=http)
         self._leaves[name, http] = found
         if len(self._leaves) > self._max_leaves:
@@ -104,18 +110,21 @@ class Authority:
 
 
 def warm_up() -> None:
-    """What OpenSSL and `cryptography` set up at their first use, before a gateway is forked. The keys are thrown away.
+    """What OpenSSL and `cryptography` set up at their first use, before a gateway is forked.
 
-    No two forks draw the same keys: OpenSSL seeds its generators anew when the process id is another (RAND(7), `ossl_rand_drbg`).
+    The keys are thrown away.
+
+    No two forks draw the same keys: OpenSSL seeds its generators anew when the process id is
+    another (RAND(7), `ossl_rand_drbg`).
     """
     Authority(Path("/nonexistent"), dt.datetime.now(dt.UTC), 0)
     server_context(http=True)
 
 
 def server_context(*, http: bool) -> ssl.SSLContext:
-    """A server's context without a certificate: TLS 1.2 or 1.3, no renegotiation, no compression, no
-    resumption (each connection says its name anew), and in TLS 1.2 no suite that pads: a record's
-    length follows from its plaintext's (`tls_pipe`).
+    """A server's context without a certificate: TLS 1.2 or 1.3, no renegotiation, no compression,
+    no resumption (each connection says its name anew), and in TLS 1.2 no suite that pads: a
+    record's length follows from its plaintext's (`tls_pipe`).
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2

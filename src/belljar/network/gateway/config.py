@@ -43,12 +43,16 @@ class GatewayConfig:
 
     Args:
         layout: addresses and names.
-        stand_ins: with `directory` as seen in the gateway's own root; cells as `as_neighbour` makes them.
-        range_seed: hex, at least 32 digits; what stand-ins draw their randomness from. Keys are never made from it.
-        scratch: a directory that the gateway may write to, 1 MiB in memory: a leaf's certificate is there for as long as OpenSSL takes to read it.
+        stand_ins: with `directory` as seen in the gateway's own root; cells as `as_neighbour` makes
+            them.
+        range_seed: hex, at least 32 digits; what stand-ins draw their randomness from. Keys are
+            never made from it.
+        scratch: a directory that the gateway may write to, 1 MiB in memory: a leaf's certificate is
+            there for as long as OpenSSL takes to read it.
         bounds: see its type.
         guard: what holds back what cells send; None: nothing is.
-        authorities: the certificates that upstreams are checked by, PEM; the gateway can open no file.
+        authorities: the certificates that upstreams are checked by, PEM; the gateway can open no
+            file.
     """
 
     layout: RangeLayout
@@ -73,7 +77,10 @@ class GatewayConfig:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> GatewayConfig:
-        """The inverse of `to_json`. Raises `ValueError`, `KeyError` or `TypeError` for data that isn't a config."""
+        """The inverse of `to_json`.
+
+        Raises `ValueError`, `KeyError` or `TypeError` for data that isn't a config.
+        """
         seed = str(data["range_seed"])
         if len(bytes.fromhex(seed)) < 16:
             raise ValueError("a range's seed has at least 16 bytes")
@@ -94,7 +101,9 @@ def as_neighbour(cell: StandInPlan) -> StandInPlan:
 
 
 def as_stand_in(upstream: UpstreamPlan) -> StandInPlan:
-    """A real upstream as the gateway sees it: what has a name, ports and an address in the range, of the kind `upstream`."""
+    """A real upstream as the gateway sees it: what has a name, ports and an address in the range,
+    of the kind `upstream`.
+    """
     ports = (PortPlan(number=port, protocol="http" if port == HTTP_PORT else "tls") for port in upstream.ports)
     settings = {"methods": list(upstream.methods), "budget_bytes": upstream.budget_bytes}
     return StandInPlan(id=upstream.id, kind=UPSTREAM, names=(upstream.host,), ports=tuple(ports), settings=settings)
@@ -102,7 +111,9 @@ def as_stand_in(upstream: UpstreamPlan) -> StandInPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listeners:
-    """The sockets that the gateway works on: bound to 0.0.0.0 in the range's namespace, TCP ones listening. `tcp` by port number."""
+    """The sockets that the gateway works on: bound to 0.0.0.0 in the range's namespace, TCP ones
+    listening. `tcp` by port number.
+    """
 
     dns_udp: socket.socket
     dns_tcp: socket.socket

@@ -1,7 +1,10 @@
-"""What a stand-in is given, and what it is: the types between the gateway and `belljar.network.stand_ins`.
+"""What a stand-in is given, and what it is: the types between the gateway and
+`belljar.network.stand_ins`.
 
-A stand-in of an HTTP kind is an ASGI 3 application (scopes `http` and `websocket`, no lifespan); one of a stream kind is a function of a connection. Each is made
-once a range by `make(context)`; all its state hangs on what `make` returned. It runs in the gateway's process: no route anywhere, no file but its own.
+A stand-in of an HTTP kind is an ASGI 3 application (scopes `http` and `websocket`, no lifespan);
+one of a stream kind is a function of a connection. Each is made once a range by `make(context)`;
+all its state hangs on what `make` returned. It runs in the gateway's process: no route anywhere, no
+file but its own.
 """
 
 from __future__ import annotations
@@ -21,14 +24,24 @@ Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
-"""ASGI 3. `scope["headers"]` holds exactly one `host`, which the gateway has compared with the address, the SNI and the policy; `scope["state"]["cell"]` is the
-name of the cell that asks, `scope["state"]["name"]` the name it asked for, in lower case, without a port."""
+"""ASGI 3.
+
+`scope["headers"]` holds exactly one `host`, which the gateway has compared with the address, the
+SNI and the policy; `scope["state"]["cell"]` is the name of the cell that asks,
+`scope["state"]["name"]` the name it asked for, in lower case, without a port.
+"""
 
 StreamApp: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter, str], Awaitable[None]]
-"""`(reader, writer, cell)`. The gateway closes the connection when it returns, raises, or has used up the bounds of a stream."""
+"""`(reader, writer, cell)`.
+
+The gateway closes the connection when it returns, raises, or has used up the bounds of a stream.
+"""
 
 MAX_BODY_BYTES: Final = NetworkBounds().body_bytes
-"""Of a request. The gateway answers 413 above it; to the stand-in it has broken off (`http.disconnect`)."""
+"""Of a request.
+
+The gateway answers 413 above it; to the stand-in it has broken off (`http.disconnect`).
+"""
 MAX_KEPT_BODY_BYTES: Final = 64 << 10
 MAX_QUESTION_BYTES: Final = 4 << 20
 MAX_ANSWER_BYTES: Final = 4 << 20
@@ -41,9 +54,11 @@ class Record(Protocol):
     async def __call__(self, kind: str, data: Mapping[str, JsonValue], bodies: Sequence[Body] = ()) -> None:
         """Returns when the event is in the ledger: await it before answering.
 
-        `kind` is one of `events.Kind`'s values, usually `network.attempt`; `stand_in` is put into `data` if it isn't there.
+        `kind` is one of `events.Kind`'s values, usually `network.attempt`; `stand_in` is put into
+        `data` if it isn't there.
 
-        At most 48 KiB of `data` as JSON and 8 bodies of 64 KiB kept each, else `ValueError`. Never returns when the owner is gone: then the process ends.
+        At most 48 KiB of `data` as JSON and 8 bodies of 64 KiB kept each, else `ValueError`. Never
+        returns when the owner is gone: then the process ends.
         """
         ...
 
@@ -52,7 +67,11 @@ class Ask(Protocol):
     """A question to the owner of the range (`openai` alone)."""
 
     async def __call__(self, kind: str, body: bytes) -> bytes:
-        """The owner's answer. `ValueError` when the owner refuses, with its reason, and for a question above `MAX_QUESTION_BYTES`."""
+        """The owner's answer.
+
+        `ValueError` when the owner refuses, with its reason, and for a question above
+        `MAX_QUESTION_BYTES`.
+        """
         ...
 
 
@@ -62,11 +81,14 @@ class StandInContext:
 
     Args:
         id: the stand-in's id in the policy.
-        names: its patterns, as the policy has them (lower case, A-labels; `*.` at the front of a wildcard).
+        names: its patterns, as the policy has them (lower case, A-labels; `*.` at the front of a
+            wildcard).
         settings: the kind's own fields, checked while planning.
-        files: its directory, read-only, bounded by the policy; where it has none, an empty directory that may not exist.
+        files: its directory, read-only, bounded by the policy; where it has none, an empty
+            directory that may not exist.
         clock: seconds since the epoch, for what an answer shows. A test may hold it still.
-        random: so many random bytes. From the range's seed, so a run with the same seed answers the same; not for keys.
+        random: so many random bytes. From the range's seed, so a run with the same seed answers the
+            same; not for keys.
         record, ask: see their types.
     """
 
@@ -81,7 +103,9 @@ class StandInContext:
 
 
 def kept_body(name: str, content: bytes, max_bytes: int = MAX_KEPT_BODY_BYTES) -> Body:
-    """`content` as a body of an event: at most `max_bytes` of it kept, its digest and length of all of it."""
+    """`content` as a body of an event: at most `max_bytes` of it kept, its digest and length of all
+    of it.
+    """
     return Body(
         name=name,
         content=content[:max_bytes],

@@ -27,9 +27,10 @@ MAX_UDP_BYTES: Final = 1232
 """The payload size that is announced (DNS flag day 2020). No answer is longer than 320 bytes."""
 MAX_SHOWN_CHARS: Final = 300
 NEVER: Final = frozenset({"use-application-dns.net", "wpad", "_dns.resolver.arpa", "resolver.arpa"})
-"""Names that would lead a client elsewhere, or that tell it whether there is a filter: NXDOMAIN even
-where unknown names are simulated (Mozilla's canary: Firefox then leaves DoH off; RFC 9462: there is
-no encrypted resolver; WPAD)."""
+"""Names that would lead a client elsewhere, or that tell it whether there is a filter: NXDOMAIN
+even where unknown names are simulated (Mozilla's canary: Firefox then leaves DoH off; RFC 9462:
+there is no encrypted resolver; WPAD).
+"""
 _HEADER_BYTES: Final = 12
 _MAX_NAME_BYTES: Final = 255
 _MAX_LABEL_BYTES: Final = 63
@@ -144,7 +145,10 @@ def answer(query: bytes, layout: RangeLayout) -> Answer:
 
 
 def entropy(text: bytes) -> float:
-    """Shannon's entropy of the bytes of a text, in bits a byte; 0 for an empty one. High for names that carry data."""
+    """Shannon's entropy of the bytes of a text, in bits a byte; 0 for an empty one.
+
+    High for names that carry data.
+    """
     if not text:
         return 0.0
     counts = Counter(text).values()
@@ -227,7 +231,10 @@ def _soa() -> bytes:
 
 
 def _address(labels: tuple[bytes, ...], layout: RangeLayout) -> str | None:
-    """Where a name leads; None when it leads nowhere. A label with a byte that no host name has is nobody's, simulated or not."""
+    """Where a name leads; None when it leads nowhere.
+
+    A label with a byte that no host name has is nobody's, simulated or not.
+    """
     canonical = None if any(b"." in label for label in labels) else canonical_name(b".".join(labels))
     if canonical is None or canonical in NEVER or canonical.startswith("wpad."):
         return None

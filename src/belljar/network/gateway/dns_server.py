@@ -1,4 +1,6 @@
-"""DNS over UDP and TCP on the range's resolver address: each query is on record before its answer leaves."""
+"""DNS over UDP and TCP on the range's resolver address: each query is on record before its answer
+leaves.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ _Key: TypeAlias = tuple[str, str]
 
 
 class _Batch:
-    """Queries of one cell that go on record together. `queries`: each with its length in front, as over TCP."""
+    """Queries of one cell that go on record together.
+
+    `queries`: each with its length in front, as over TCP.
+    """
 
     def __init__(self, max_kept_bytes: int) -> None:
         self.recorded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -54,7 +59,8 @@ class _Batch:
 class QueryRecord:
     """Puts queries on record: each by itself up to a rate, those beyond it together.
 
-    Together means one event in 20 ms for a cell and transport, with a count and the first 64 KiB of the messages.
+    Together means one event in 20 ms for a cell and transport, with a count and the first 64 KiB of
+    the messages.
     """
 
     def __init__(self, site: Site) -> None:
@@ -140,7 +146,9 @@ def dns_item(cell: str, said: Answer, transport: str, bodies: tuple[Body, ...]) 
 
 
 class DnsServer:
-    """Both transports of one resolver address; a datagram to another of the range's addresses is not answered."""
+    """Both transports of one resolver address; a datagram to another of the range's addresses is
+    not answered.
+    """
 
     def __init__(self, site: Site, group: asyncio.TaskGroup) -> None:
         self._site, self._group = site, group
@@ -218,7 +226,10 @@ class DnsServer:
         return looked.blocked
 
     async def serve(self, pipe: TcpPipe, cell: str) -> None:
-        """One TCP connection (RFC 7766): length, query; length, answer; in order. What is no whole query is on record too."""
+        """One TCP connection (RFC 7766): length, query; length, answer; in order.
+
+        What is no whole query is on record too.
+        """
         begun = bytearray()
         rest = Tally(self._site.bounds.kept_body_bytes)
         try:
@@ -253,7 +264,9 @@ class DnsServer:
 
 
 async def _read_out(pipe: TcpPipe, rest: Tally) -> None:
-    """Says that nothing more comes, and takes what the client still sends: a second or 256 KiB, then a reset."""
+    """Says that nothing more comes, and takes what the client still sends: a second or 256 KiB,
+    then a reset.
+    """
     left = LINGER_BYTES
     with contextlib.suppress(OSError, TimeoutError):
         pipe.sock.shutdown(socket.SHUT_WR)
@@ -268,7 +281,10 @@ async def _read_out(pipe: TcpPipe, rest: Tally) -> None:
 
 
 async def _framed(pipe: TcpPipe, begun: bytearray) -> bytes | None:
-    """The next message; None for one that ends early or is longer than a query can be. `begun` is what of it has come."""
+    """The next message; None for one that ends early or is longer than a query can be.
+
+    `begun` is what of it has come.
+    """
     if not await _fill(begun, pipe, 2):
         return None
     length = int.from_bytes(begun, "big")

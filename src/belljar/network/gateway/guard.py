@@ -101,7 +101,8 @@ def warm_up(config: GuardConfig) -> None:
 
     Raises `HostError` for a class whose package isn't installed."""
     prepare_marks()
-    Scanner(replace(config.spec, values=())).scan(_WARM_UP)  # the automaton is made once, by `Guard`
+    # The automaton is made once, by `Guard`
+    Scanner(replace(config.spec, values=())).scan(_WARM_UP)
     if "phone" in config.spec.classes:
         import phonenumbers
 

@@ -1,4 +1,6 @@
-"""HTTP/2 frames before the library sees them, and what of each frame's bytes is no request's. Sans-io.
+"""HTTP/2 frames before the library sees them, and what of each frame's bytes is no request's.
+
+Sans-io.
 
 RFC 9113 section 4.1 and 6; RFC 7541 section 6.3 (table size updates).
 """
@@ -64,7 +66,9 @@ class Frame:
 
     @property
     def padded(self) -> tuple[bytes, bytes, bytes]:
-        """The payload of DATA or HEADERS in three: what stands before its content, the content, the padding."""
+        """The payload of DATA or HEADERS in three: what stands before its content, the content, the
+        padding.
+        """
         payload, front, back = self.payload, 0, 0
         if self.kind != CONTINUATION and self.flags & PADDED:
             front, back = 1, payload[0] if payload else 0
@@ -91,7 +95,10 @@ class Frames:
         self._buffer += data
 
     def next(self) -> Frame | None:
-        """The next one, if it is whole. What is too long comes as far as it is there: the library refuses it."""
+        """The next one, if it is whole.
+
+        What is too long comes as far as it is there: the library refuses it.
+        """
         buffer = self._buffer
         if not self._has_preface:
             if len(buffer) < len(PREFACE) and PREFACE.startswith(buffer):
@@ -122,7 +129,9 @@ class Frames:
 
 
 def account_for_control(account: Account, frame: Frame, streams: set[int]) -> None:
-    """A frame that carries nothing of a request: its payload remains, and so does a header with a choice in it."""
+    """A frame that carries nothing of a request: its payload remains, and so does a header with a
+    choice in it.
+    """
     kind = f"h2_{frame.name}"
     if frame.name != "unknown" and frame.has_known_header(streams | {0}):
         account.frame(FRAME_HEADER_BYTES)

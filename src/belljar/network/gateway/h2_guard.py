@@ -1,6 +1,8 @@
-"""Counts an HTTP/2 connection's frames before the library sees them: the floods that a correct parser would serve. Sans-io.
+"""Counts an HTTP/2 connection's frames before the library sees them: the floods that a correct
+parser would serve. Sans-io.
 
-RFC 9113 section 4.1 (frame header), section 10.5 (denial of service); CVE-2023-44487 (rapid reset), CVE-2024-27316 and its like (CONTINUATION), CVE-2019-9512 to 9518.
+RFC 9113 section 4.1 (frame header), section 10.5 (denial of service); CVE-2023-44487 (rapid reset),
+CVE-2024-27316 and its like (CONTINUATION), CVE-2019-9512 to 9518.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from belljar.network.gateway.bounds import Bounds
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_HEADER_BYTES: Final = 9
 BYTES_PER_WINDOW_UPDATE: Final = 1024
-"""A client that takes a long answer says so every few KiB, for the stream and for the connection."""
+"""A client that takes a long answer says so every few KiB, for the stream and for the connection.
+"""
 _DATA: Final = 0
 _HEADERS: Final = 1
 _CONTINUATION: Final = 9
@@ -20,7 +23,11 @@ _END_STREAM: Final = 1
 
 
 class FloodGuard:
-    """One connection's counts. `requests` is how many it has answered so far, `sent_bytes` how much it has sent: the owner of the guard counts them."""
+    """One connection's counts.
+
+    `requests` is how many it has answered so far, `sent_bytes` how much it has sent: the owner of
+    the guard counts them.
+    """
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
@@ -32,7 +39,10 @@ class FloodGuard:
         self.sent_bytes = 0
 
     def feed(self, data: bytes) -> str:
-        """Why the connection is to be ended now; empty when it is not. Keeps at most a frame's header."""
+        """Why the connection is to be ended now; empty when it is not.
+
+        Keeps at most a frame's header.
+        """
         at = 0
         while at < len(data):
             if self._skip:

@@ -1,7 +1,10 @@
-"""HTTP/1.1, HTTP/2 and WebSocket on one connection: hypercorn's protocols over our own pipes, with our bounds around them.
+"""HTTP/1.1, HTTP/2 and WebSocket on one connection: hypercorn's protocols over our own pipes, with
+our bounds around them.
 
-hypercorn's `H11Protocol` and `H2Protocol` are no public interface: its version is pinned, and another one is refused when this module is imported.
-What they would let through is refused here: a cleartext upgrade to HTTP/2, CONNECT, two framings of one body, floods of frames, compressed WebSocket messages.
+hypercorn's `H11Protocol` and `H2Protocol` are no public interface: its version is pinned, and
+another one is refused when this module is imported. What they would let through is refused here: a
+cleartext upgrade to HTTP/2, CONNECT, two framings of one body, floods of frames, compressed
+WebSocket messages.
 """
 
 from __future__ import annotations
@@ -127,7 +130,8 @@ class HttpConnection:
                     keep_unread(stream)
                 await self._protocol.handle(Closed())
                 if self._answering and not self._site.is_ending:
-                    # Who still answers may see that its client has gone, and put on record what that one wanted.
+                    # Who still answers may see that its client has gone, and put on record what
+                    # that one wanted.
                     await asyncio.wait(self._answering, timeout=self._site.bounds.farewell_s)
                 # Nobody is left to answer: what still runs for this connection is cancelled.
                 raise _Over
@@ -144,7 +148,10 @@ class HttpConnection:
             scope["state"][INCOMING].leave()
 
     def _tell_unfinished(self) -> None:
-        """A message, a head or a frame of which the rest does not come. What a connection's own end leaves of a head is told by its protocol."""
+        """A message, a head or a frame of which the rest does not come.
+
+        What a connection's own end leaves of a head is told by its protocol.
+        """
         self._protocol.break_off()
         if not self._site.is_ending:
             return
@@ -201,7 +208,8 @@ class HttpConnection:
 
     async def _receive(self) -> bytes:
         data = b""
-        with contextlib.suppress(OSError):  # one that was cut has ended: what it had begun is told of either
+        # One that was cut has ended: what it had begun is told of either
+        with contextlib.suppress(OSError):
             data = await self._pipe.receive()
         self._stir()
         return data
@@ -242,7 +250,9 @@ class HttpConnection:
         self._held_bytes = 0
 
     def _head_may_begin(self, size: int) -> None:
-        """The first bytes while no request is open: from now on the head has its own deadline, however often a byte comes."""
+        """The first bytes while no request is open: from now on the head has its own deadline,
+        however often a byte comes.
+        """
         is_idle = self._deadline is not None and self._deadline.when() is not None
         if is_idle and not self._in_head and self._protocol.awaits_head:
             self._in_head = True

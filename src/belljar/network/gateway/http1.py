@@ -1,6 +1,8 @@
-"""HTTP/1.1, and WebSocket after its upgrade: hypercorn's protocol on a parser whose bytes are counted.
+"""HTTP/1.1, and WebSocket after its upgrade: hypercorn's protocol on a parser whose bytes are
+counted.
 
-hypercorn's `H11Protocol` and h11's buffer are no public interface: see `belljar.network.gateway.http`.
+hypercorn's `H11Protocol` and h11's buffer are no public interface: see
+`belljar.network.gateway.http`.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ from belljar.network.gateway.ws_frames import WebSocketFrames
 
 _FRAMED: Final = (b"content-length", b"transfer-encoding")
 _CHUNK: Final = re.compile(rb"(?:\r\n)?(?:(?P<size>[1-9a-f][0-9a-f]*|[1-9A-F][0-9A-F]*|0)\r\n)?(?:\r\n)?")
-"""What stands around a chunk's data: the end of the chunk before, a size, the end of all. A size follows
-from the chunk's length if its letters are of one case and no zero leads."""
+"""What stands around a chunk's data: the end of the chunk before, a size, the end of all.
+
+A size follows from the chunk's length if its letters are of one case and no zero leads.
+"""
 
 
 _PHRASES: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
@@ -220,7 +224,9 @@ class Http1(H11Protocol):
         await super()._send_error_response(status_code)
 
     async def _send_h11_event(self, event: Any) -> None:  # noqa: ANN401 - h11's events
-        """With the reason phrase that servers send: botocore takes a 100 without one for the answer."""
+        """With the reason phrase that servers send: botocore takes a 100 without one for the
+        answer.
+        """
         if isinstance(event, h11.Response | h11.InformationalResponse) and not event.reason:
             event = type(event)(
                 status_code=event.status_code,
@@ -236,7 +242,8 @@ class Http1(H11Protocol):
             raise RefusedRequest("HTTP/2 without TLS", 505)
         if len(names) > self._bounds.headers:
             raise RefusedRequest("too many header fields", 431)
-        # RFC 9112 section 6.1: ought to be handled as an error. Two parsers that disagree are request smuggling.
+        # RFC 9112 section 6.1: ought to be handled as an error. Two parsers that disagree are
+        # request smuggling.
         if all(name in names for name in _FRAMED):
             raise RefusedRequest("both Content-Length and Transfer-Encoding")
         if any(name == b"upgrade" and b"h2c" in value.lower() for name, value in event.headers):
@@ -245,7 +252,9 @@ class Http1(H11Protocol):
             raise RefusedRequest("a WebSocket's handshake that is not one")
 
     async def _create_stream(self, request: h11.Request) -> None:
-        """A message that was compressed is a bomb's chance, and the record's loss: no extension is agreed to."""
+        """A message that was compressed is a bomb's chance, and the record's loss: no extension is
+        agreed to.
+        """
         plain = [(name, value) for name, value in request.headers if name != b"sec-websocket-extensions"]
         if len(plain) != len(request.headers):
             request = h11.Request(method=request.method, target=request.target, headers=plain)

@@ -73,7 +73,9 @@ class Http2(H2Protocol):
         self.connection.local_settings = h2.settings.Settings(client=False, initial_values=offered)
 
     awaits_head = False
-    """Its frames are not a head's bytes alone; a head that never ends is ended with the idle connection."""
+    """Its frames are not a head's bytes alone; a head that never ends is ended with the idle
+    connection.
+    """
 
     def abandon(self) -> None:
         """Takes no more of any answer: nobody is left who would send it, for which each would wait."""
@@ -190,7 +192,8 @@ class Http2(H2Protocol):
 
     async def _handle_one(self, event: h2.events.Event) -> None:
         if isinstance(event, h2.events.DataReceived) and event.stream_id not in self.streams:
-            # Its answer was complete before its body: the window is given back, or the connection would starve.
+            # Its answer was complete before its body: the window is given back, or the connection
+            # would starve.
             with contextlib.suppress(h2.exceptions.ProtocolError):
                 self.connection.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
             await self._flush()
@@ -221,7 +224,8 @@ class Http2(H2Protocol):
             self._floods.requests += stream.state.name == "CLOSED"
         await super()._close_stream(stream_id)
         if stream is not None and stream.state.name == "CLOSED":
-            # Who has answered doesn't read that this is the end either: a piece of the body that waited for room has it again.
+            # Who has answered doesn't read that this is the end either: a piece of the body that
+            # waited for room has it again.
             make_room(stream)
 
     async def _send_data(self, stream_id: int) -> None:
@@ -229,7 +233,8 @@ class Http2(H2Protocol):
         stream = self.connection.streams.get(stream_id)
         if stream_id in self.stream_buffers or stream is None or stream.closed:
             return
-        # The answer is complete and the request is not: the client is told that no more of it is wanted (RFC 9113 section 8.1), or it would wait for room to send.
+        # The answer is complete and the request is not: the client is told that no more of it is
+        # wanted (RFC 9113 section 8.1), or it would wait for room to send.
         with contextlib.suppress(h2.exceptions.ProtocolError):
             self.connection.reset_stream(stream_id, h2.errors.ErrorCodes.NO_ERROR)
         await self._flush()

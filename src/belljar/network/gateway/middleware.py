@@ -1,7 +1,9 @@
-"""Stands between the protocol and the stand-ins: judges each request, bounds it, and has it on record before an answer leaves.
+"""Stands between the protocol and the stand-ins: judges each request, bounds it, and has it on
+record before an answer leaves.
 
-Order within one exchange: `network.http` when the request's body has come, or, if the stand-in answers before that, before the first byte of the answer;
-`network.http.answered` before the last one. An exchange that is cut off is recorded as what it was until then.
+Order within one exchange: `network.http` when the request's body has come, or, if the stand-in
+answers before that, before the first byte of the answer; `network.http.answered` before the last
+one. An exchange that is cut off is recorded as what it was until then.
 """
 
 from __future__ import annotations
@@ -25,9 +27,12 @@ from belljar.network.gateway.websocket import WebSocketRecord
 from belljar.signals.values import Channel
 
 PEER: Final = "peer"
-"""Where a connection's `Peer` is in `scope["state"]` on its way here; a stand-in sees `cell` and `name` in its place."""
+"""Where a connection's `Peer` is in `scope["state"]` on its way here; a stand-in sees `cell` and
+`name` in its place.
+"""
 INCOMING: Final = "incoming"
-"""Where the request's `Incoming` is, and in `MESSAGES` the frames of what has become a WebSocket."""
+"""Where the request's `Incoming` is, and in `MESSAGES` the frames of what has become a WebSocket.
+"""
 MESSAGES: Final = "messages"
 WEBSOCKET: Final = "websocket"
 """Where its `WebSocketRecord` is then, if it has become one."""
@@ -149,7 +154,9 @@ class Exchange:
         return messages
 
     async def fail(self, reason: str, status: int) -> None:
-        """Ends an exchange that can't go on: by `status`, if no answer has begun, else by breaking it off."""
+        """Ends an exchange that can't go on: by `status`, if no answer has begun, else by breaking
+        it off.
+        """
         self._reason = reason
         self._refused = None
         self._read_all = True
@@ -184,7 +191,9 @@ class Exchange:
             self._take(queue.get_nowait().get("body", b""))
 
     async def _receive_for_app(self) -> Message:
-        """To the stand-in, a request that is refused while it is read has broken off, as it may want to have on record; its answer goes nowhere."""
+        """To the stand-in, a request that is refused while it is read has broken off, as it may
+        want to have on record; its answer goes nowhere.
+        """
         try:
             return await self._receive()
         except Refused as refused:
@@ -264,7 +273,9 @@ class Exchange:
         await self._downstream(self._head)
 
     async def _end(self) -> None:
-        """All of the request is read (within its bounds) before the answer's last byte leaves: a server that closes on unread bytes resets the connection."""
+        """All of the request is read (within its bounds) before the answer's last byte leaves: a
+        server that closes on unread bytes resets the connection.
+        """
         await self._read_out()
         status = None if self._head is None else int(self._head["status"])
         await self._close(self._reason, status=status)

@@ -1,7 +1,9 @@
-"""A connection's bytes, plain or in TLS, without a buffer of our own: what nobody reads stays with the sender.
+"""A connection's bytes, plain or in TLS, without a buffer of our own: what nobody reads stays with
+the sender.
 
-Nothing leaves a TLS connection before its ClientHello was judged and that is on record, not even an alert: the TLS engine works on memory
-(`ssl.MemoryBIO`), and what it wants to say is sent when the record is made.
+Nothing leaves a TLS connection before its ClientHello was judged and that is on record, not even an
+alert: the TLS engine works on memory (`ssl.MemoryBIO`), and what it wants to say is sent when the
+record is made.
 """
 
 from __future__ import annotations
@@ -25,11 +27,17 @@ class Pipe(Protocol):
     """Both ways of a connection."""
 
     async def receive(self) -> bytes:
-        """Some bytes, at most 64 KiB; empty at the end. Raises `OSError` when the connection was cut."""
+        """Some bytes, at most 64 KiB; empty at the end.
+
+        Raises `OSError` when the connection was cut.
+        """
         ...
 
     async def send(self, data: bytes) -> None:
-        """Returns when the kernel has taken all of it. Raises `OSError` when the connection was cut."""
+        """Returns when the kernel has taken all of it.
+
+        Raises `OSError` when the connection was cut.
+        """
         ...
 
     async def close(self) -> None:
@@ -53,7 +61,10 @@ class TcpPipe:
         self._loop = asyncio.get_running_loop()
 
     async def receive(self, max_bytes: int = PIECE_BYTES) -> bytes:
-        """See `Pipe`. Nothing is taken from the socket that is not returned, also when cancelled."""
+        """See `Pipe`.
+
+        Nothing is taken from the socket that is not returned, also when cancelled.
+        """
         while True:
             try:
                 return self._take(max_bytes)
@@ -91,8 +102,9 @@ class TcpPipe:
         self.drop()
 
     async def linger(self, receive: Callable[[], Awaitable[bytes]]) -> None:
-        """Ends the sending side, and for at most a second reads by `receive` what is still on its way:
-        closing a socket with unread bytes would reset it, and a reset can overtake the answer."""
+        """Ends the sending side, and for at most a second reads by `receive` what is still on its
+        way: closing a socket with unread bytes would reset it, and a reset can overtake the answer.
+        """
         with contextlib.suppress(OSError, TimeoutError):
             self.sock.shutdown(socket.SHUT_WR)
             async with asyncio.timeout(LINGER_S):
@@ -102,7 +114,10 @@ class TcpPipe:
                     left -= len(data)
 
     def drain(self, max_bytes: int = LINGER_BYTES) -> bytes:
-        """What the kernel has, without waiting. What is more than `max_bytes` is counted as unread."""
+        """What the kernel has, without waiting.
+
+        What is more than `max_bytes` is counted as unread.
+        """
         found = bytearray()
         with contextlib.suppress(OSError):
             while len(found) < max_bytes and (data := self._take(PIECE_BYTES)):
@@ -112,7 +127,10 @@ class TcpPipe:
         return bytes(found)
 
     def drop(self) -> None:
-        """Closes it without waiting, of who is being cancelled by RST. What the kernel has is recorded."""
+        """Closes it without waiting, of who is being cancelled by RST.
+
+        What the kernel has is recorded.
+        """
         if self.sock.fileno() < 0:
             return
         self.account.remain("after_end", self.drain())
@@ -141,7 +159,9 @@ def reset(sock: socket.socket) -> None:
 
 
 class TlsPipe:
-    """TLS over another pipe: the server's side, or with `server_name` the client's of a server of that name. Call `handshake` first."""
+    """TLS over another pipe: the server's side, or with `server_name` the client's of a server of
+    that name. Call `handshake` first.
+    """
 
     def __init__(self, inner: Pipe, context: ssl.SSLContext, *, server_name: str | None = None) -> None:
         self._inner = inner
@@ -160,7 +180,8 @@ class TlsPipe:
     async def handshake(self, before_words: Callable[[], Awaitable[None]], max_bytes: int) -> None:
         """Shakes hands. `before_words` is awaited each time before anything is sent.
 
-        Raises `ssl.SSLError` when it fails (the alert has been sent), also for more than `max_bytes` received; `OSError` when the connection was cut.
+        Raises `ssl.SSLError` when it fails (the alert has been sent), also for more than
+        `max_bytes` received; `OSError` when the connection was cut.
         """
         received = 0
         while True:
@@ -169,7 +190,8 @@ class TlsPipe:
             except ssl.SSLWantReadError:
                 await before_words()
                 await self._flush()
-                # What a client says right behind its last word of the handshake comes with it, and does not count.
+                # What a client says right behind its last word of the handshake comes with it, and
+                # does not count.
                 data = await self._inner.receive() if received <= max_bytes else b""
                 if not data:
                     why = "closed within the handshake" if received <= max_bytes else "handshake over the bound"
@@ -189,7 +211,11 @@ class TlsPipe:
         self._in.write(data)
 
     async def receive(self) -> bytes:
-        """See `Pipe`. A connection that ends without TLS's goodbye ends like one with it: what counts is what HTTP's framing says."""
+        """See `Pipe`.
+
+        A connection that ends without TLS's goodbye ends like one with it: what counts is what
+        HTTP's framing says.
+        """
         while True:
             try:
                 return self.engine.read(PIECE_BYTES)

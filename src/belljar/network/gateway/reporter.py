@@ -1,9 +1,13 @@
-"""The gateway's end of the event socket: an event goes up, the owner's word that it is recorded comes down.
+"""The gateway's end of the event socket: an event goes up, the owner's word that it is recorded
+comes down.
 
-The wire (`belljar.network.events_wire` has the owner's end): one JSON object a datagram, at most 64 KiB, `{"id", "kind", "data", "bodies"}`, where `bodies` are
-`{"name", "kept_bytes", "total_bytes", "sha256"}`; each body's kept bytes follow in order in datagrams of at most 60 KiB, none for an empty one. Down comes
-`{"ack": id}`, or for a question (kind `ask`, `data` `{"what"}`, one body) `{"answer": id, "ok": bool, "bytes": N}` and N bytes likewise; to the question `dial`
-the answer is a descriptor beside the head. `{"end": seconds}` comes once, and is answered, so soon, by the last word of all: kind `ended`, `data` `{"untold": N}`.
+The wire (`belljar.network.events_wire` has the owner's end): one JSON object a datagram, at most 64
+KiB, `{"id", "kind", "data", "bodies"}`, where `bodies` are `{"name", "kept_bytes", "total_bytes",
+"sha256"}`; each body's kept bytes follow in order in datagrams of at most 60 KiB, none for an empty
+one. Down comes `{"ack": id}`, or for a question (kind `ask`, `data` `{"what"}`, one body)
+`{"answer": id, "ok": bool, "bytes": N}` and N bytes likewise; to the question `dial` the answer is
+a descriptor beside the head. `{"end": seconds}` comes once, and is answered, so soon, by the last
+word of all: kind `ended`, `data` `{"untold": N}`.
 """
 
 from __future__ import annotations
@@ -74,11 +78,15 @@ def die() -> NoReturn:
 
 
 class Reporter:
-    """Sends events and waits for their acknowledgements; thousands may wait at once. Use `run` as a task for as long as it lives.
+    """Sends events and waits for their acknowledgements; thousands may wait at once.
 
-    Events go up in the order in which they were given. When the owner is gone, or says what it can't mean, `on_lost` is called, which does not return.
+    Use `run` as a task for as long as it lives.
 
-    `told_to_end`: the owner has said that the range ends, and `end_within_s` how soon the last word (`end`) is due. `posted` counts events and questions.
+    Events go up in the order in which they were given. When the owner is gone, or says what it
+    can't mean, `on_lost` is called, which does not return.
+
+    `told_to_end`: the owner has said that the range ends, and `end_within_s` how soon the last word
+    (`end`) is due. `posted` counts events and questions.
     """
 
     def __init__(self, sock: socket.socket, bounds: Bounds, on_lost: Callable[[], NoReturn] = die) -> None:
@@ -106,7 +114,10 @@ class Reporter:
         self._answer: tuple[int, bool, int, bytearray] | None = None
 
     def start(self) -> None:
-        """Begins to listen for the owner's words, and to say now and then that this loop turns. Call it in the loop."""
+        """Begins to listen for the owner's words, and to say now and then that this loop turns.
+
+        Call it in the loop.
+        """
         asyncio.get_running_loop().add_reader(self._sock.fileno(), self._readable)
         self._sign_later()
 
@@ -115,7 +126,9 @@ class Reporter:
             self._next_sign = asyncio.get_running_loop().call_later(self._bounds.alive_every_s, self._say_alive)
 
     def _say_alive(self) -> None:
-        """A moment without memory may not make this sign the last: the owner would take the gateway for one that hangs."""
+        """A moment without memory may not make this sign the last: the owner would take the gateway
+        for one that hangs.
+        """
         self._next_sign = None
         try:
             self._give_sign()
@@ -139,9 +152,12 @@ class Reporter:
             self._next_sign.cancel()
 
     async def record(self, *items: Item) -> None:
-        """Returns when all of `items` are on record. Raises `ValueError` for one that is over the wire's bounds, before anything was sent.
+        """Returns when all of `items` are on record.
 
-        Who is cancelled while he waits for room has them sent all the same: what was to be told has happened.
+        Raises `ValueError` for one that is over the wire's bounds, before anything was sent.
+
+        Who is cancelled while he waits for room has them sent all the same: what was to be told has
+        happened.
         """
         try:
             await self._has_room()
@@ -159,7 +175,8 @@ class Reporter:
             self._untold += 1
 
     def post(self, item: Item) -> asyncio.Future[Any]:
-        """Sends one without waiting: for what nothing depends on (the end of a connection that is already cut). The future is done when it is on record.
+        """Sends one without waiting: for what nothing depends on (the end of a connection that is
+        already cut). The future is done when it is on record.
 
         After the last word nothing is sent.
         """
@@ -181,13 +198,18 @@ class Reporter:
         return future
 
     async def flush(self) -> None:
-        """Returns when all that was posted until now is on record: the owner takes things in one after the other."""
+        """Returns when all that was posted until now is on record: the owner takes things in one
+        after the other.
+        """
         await self.post(Item(ALIVE, {}))
 
     async def end(self, untold: int, until: float) -> None:
-        """The last word, behind all that was posted; it has left when this returns. `untold`: how much that was in progress is in no event.
+        """The last word, behind all that was posted; it has left when this returns.
 
-        What has not left by `until` (the loop's time) is left out, and counted among it; so is who still waits for room.
+        `untold`: how much that was in progress is in no event.
+
+        What has not left by `until` (the loop's time) is left out, and counted among it; so is who
+        still waits for room.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(until):
@@ -200,7 +222,11 @@ class Reporter:
         await self._all_sent.wait()
 
     async def ask(self, kind: str, body: bytes) -> Any:  # noqa: ANN401 - bytes; a socket, to `dial`
-        """Asks the owner. Raises `ValueError` with its reason when it refuses, `TooManyQuestions` when it has not answered too many."""
+        """Asks the owner.
+
+        Raises `ValueError` with its reason when it refuses, `TooManyQuestions` when it has not
+        answered too many.
+        """
         if len(body) > MAX_QUESTION_BYTES:
             raise ValueError(f"a question has at most {MAX_QUESTION_BYTES} bytes")
         await self._has_room()
@@ -212,7 +238,10 @@ class Reporter:
         return await self.post(Item(ASK, {"what": kind}, (kept_body("question", body, MAX_QUESTION_BYTES),)))
 
     async def dial(self, host: str, port: int, stand_in: str) -> socket.socket:
-        """A connected socket to a real upstream, from the owner: the caller's to close. Raises `ValueError` with the reason when there is none to be had."""
+        """A connected socket to a real upstream, from the owner: the caller's to close.
+
+        Raises `ValueError` with the reason when there is none to be had.
+        """
         body = json.dumps({"host": host, "port": port, "stand_in": stand_in}).encode()
         answer = await self.ask(DIAL, body)
         if not isinstance(answer, socket.socket):

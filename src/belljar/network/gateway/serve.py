@@ -1,4 +1,6 @@
-"""The gateway's main: from its config and its sockets to a process that answers until its owner is gone."""
+"""The gateway's main: from its config and its sockets to a process that answers until its owner is
+gone.
+"""
 
 from __future__ import annotations
 
@@ -37,18 +39,21 @@ Make = Callable[[str, StandInContext], Any]
 
 
 def serve(config: GatewayConfig, listeners: Listeners, events: socket.socket) -> NoReturn:
-    """Serves until the process ends: by the owner's word (status 0, when it has told what was in progress), by its going (status 70, at once), or by an error
-    of its own (status 1, said on standard error).
+    """Serves until the process ends: by the owner's word (status 0, when it has told what was in
+    progress), by its going (status 70, at once), or by an error of its own (status 1, said on
+    standard error).
 
-    Call it in the gateway's own process, after its confinement, in the event loop that was made before. When it answers it says `ready`, with the certificate
-    of the range's authority (PEM).
+    Call it in the gateway's own process, after its confinement, in the event loop that was made
+    before. When it answers it says `ready`, with the certificate of the range's authority (PEM).
     """
     asyncio.get_event_loop_policy().get_event_loop().run_until_complete(run(config, listeners, events))
     os._exit(0)
 
 
 async def run(config: GatewayConfig, listeners: Listeners, events: socket.socket, make: Make = stand_ins.make) -> None:
-    """Serves until cancelled, or until the owner says that the range ends and all that was in progress is told."""
+    """Serves until cancelled, or until the owner says that the range ends and all that was in
+    progress is told.
+    """
     reporter = Reporter(events, config.bounds)
     reporter.start()
     upstreams = frozenset(plan.id for plan in config.stand_ins if plan.kind == UPSTREAM)
@@ -81,7 +86,9 @@ async def run(config: GatewayConfig, listeners: Listeners, events: socket.socket
 
 
 async def end(site: Site, front: Front) -> None:
-    """The range's end, within what the owner allows: what has arrived is taken in, what is open is cut, each on record, and the last word is said."""
+    """The range's end, within what the owner allows: what has arrived is taken in, what is open is
+    cut, each on record, and the last word is said.
+    """
     reporter, loop = site.reporter, asyncio.get_running_loop()
     until = loop.time() + reporter.end_within_s
     with contextlib.suppress(TimeoutError):
@@ -120,7 +127,9 @@ def made(config: GatewayConfig, site: Site, make: Make) -> tuple[dict[str, Any],
 
 
 def context_of(plan: StandInPlan, config: GatewayConfig, site: Site) -> StandInContext:
-    """What a stand-in is given: its own part of the range's randomness, its own name on all that it records."""
+    """What a stand-in is given: its own part of the range's randomness, its own name on all that it
+    records.
+    """
 
     async def record(kind: str, data: Mapping[str, JsonValue], bodies: Sequence[Body] = ()) -> None:
         await site.reporter.record(Item(Kind(kind), {"stand_in": plan.id, **data}, tuple(bodies)))

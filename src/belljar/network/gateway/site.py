@@ -47,8 +47,8 @@ class Peer:
 class Site:
     """The gateway's own state: one a process. `apps` and `streams` are the stand-ins, by id.
 
-    `idle`: the tasks of connections that are in the midst of nothing. `is_ending`: the range ends, and nothing is said to a cell any more. `untold`: how much
-    could not be told for want of memory.
+    `idle`: the tasks of connections that are in the midst of nothing. `is_ending`: the range ends,
+    and nothing is said to a cell any more. `untold`: how much could not be told for want of memory.
     """
 
     layout: RangeLayout
@@ -81,7 +81,10 @@ class Site:
         return self._cells.get(address, "")
 
     def known_to(self, cell: str) -> RangeLayout:
-        """The names that there are for the cell of this name. (From an address that no cell has no packet comes through the rules.)"""
+        """The names that there are for the cell of this name.
+
+        (From an address that no cell has no packet comes through the rules.)
+        """
         return self._known.get(cell, self.layout)
 
     def judge(self, peer: Peer, asked: Asked | None = None) -> Verdict:
@@ -97,13 +100,18 @@ class Site:
             asyncio.get_running_loop().call_later(LIMIT_EVENTS_EVERY_S, self.tell_limits)
 
     def starve(self) -> None:
-        """Counts that there was no memory for something. What is held back for that is given up until the count is on record."""
+        """Counts that there was no memory for something.
+
+        What is held back for that is given up until the count is on record.
+        """
         self._reserve = b""
         with contextlib.suppress(MemoryError):
             self.hit("memory_bytes")
 
     def tell(self, *made: Callable[[], Item]) -> None:
-        """Posts what is cut off, item by item as each is made; one that there is no memory for is counted."""
+        """Posts what is cut off, item by item as each is made; one that there is no memory for is
+        counted.
+        """
         for make in made:
             try:
                 self.reporter.post(make())

@@ -1,8 +1,10 @@
-"""Ends what one request makes a stand-in do without end: a gateway has one thread, and one that answers nobody and gives no sign of life ends its range.
+"""Ends what one request makes a stand-in do without end: a gateway has one thread, and one that
+answers nobody and gives no sign of life ends its range.
 
-Searches, comparisons and deltas that take for ever on a hostile text can't be told beforehand for every document of an author's. So a timer of the process's own
-processor time looks whether the loop has turned lately; when it has not, and it is a stand-in's code that runs, that code is interrupted by an error. The timer is
-set before the process is shut in, and needs no system call after.
+Searches, comparisons and deltas that take for ever on a hostile text can't be told beforehand for
+every document of an author's. So a timer of the process's own processor time looks whether the loop
+has turned lately; when it has not, and it is a stand-in's code that runs, that code is interrupted
+by an error. The timer is set before the process is shut in, and needs no system call after.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ from types import FrameType
 from typing import Final
 
 _LOOK_EVERY_S: Final = 0.02
-"""Of processor time: short, since a guest can have all its requests ready in one turn, and each gets that much once the first was interrupted. Python hears of a signal
-between two of its own steps, and within a search by a regular expression."""
+"""Of processor time: short, since a guest can have all its requests ready in one turn, and each
+gets that much once the first was interrupted. Python hears of a signal between two of its own
+steps, and within a search by a regular expression.
+"""
 _STAND_INS: Final = "belljar.network.stand_ins"
 
 
@@ -41,7 +45,8 @@ class _Turns(selectors.EpollSelector):
 
 
 def watched_loop(limit_s: float) -> asyncio.AbstractEventLoop:
-    """A loop in which a stand-in that keeps it from turning for `limit_s` gets a `Standstill`, if that is processor time. Once a process, in its main thread.
+    """A loop in which a stand-in that keeps it from turning for `limit_s` gets a `Standstill`, if
+    that is processor time. Once a process, in its main thread.
 
     What is made within the first turn, before anything is served, may take its time.
     """
@@ -57,7 +62,9 @@ def watched_loop(limit_s: float) -> asyncio.AbstractEventLoop:
 
 
 def _is_a_stand_ins(frame: FrameType | None) -> bool:
-    """Whether the innermost code of ours is a stand-in's, whatever library it called: in the gateway's own nothing may be left half done."""
+    """Whether the innermost code of ours is a stand-in's, whatever library it called: in the
+    gateway's own nothing may be left half done.
+    """
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
         if name.startswith("belljar."):

@@ -1,4 +1,6 @@
-"""A raw connection to a stand-in of a stream kind, and the sink: bounded both ways, the first bytes of each way on record."""
+"""A raw connection to a stand-in of a stream kind, and the sink: bounded both ways, the first bytes
+of each way on record.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,23 @@ from belljar.signals.values import Channel
 HIGH_WATER_BYTES: Final = 64 << 10
 READER_BYTES: Final = 32 << 10
 REFUSALS: Final[Mapping[str, bytes]] = dict.fromkeys(("smtp", "smtps"), b"554 5.7.1 Error: message refused\r\n")
-"""What a cell is told, by protocol, of what the guard holds back (RFC 5321, 4.2.1; RFC 3463). Others are cut."""
+"""What a cell is told, by protocol, of what the guard holds back (RFC 5321, 4.2.1; RFC 3463).
+
+Others are cut.
+"""
 REFUSAL_WAIT_S: Final = 2.0
-"""For the rest of a message that is refused: to be cut before it has sent all, a client would lose the reply."""
+"""For the rest of a message that is refused: to be cut before it has sent all, a client would lose
+the reply.
+"""
 _END_OF_MAIL: Final = b"\r\n.\r\n"
 
 
 class Stream:
-    """One raw connection. The opening is on record before the stand-in says anything, the end with the first bytes of both ways."""
+    """One raw connection.
+
+    The opening is on record before the stand-in says anything, the end with the first bytes of both
+    ways.
+    """
 
     def __init__(self, site: Site, peer: Peer, pipe: Pipe, stand_in: str, protocol: str = "tcp") -> None:
         self._site, self._peer, self._pipe, self._stand_in = site, peer, pipe, stand_in
@@ -133,7 +144,9 @@ class Stream:
 
 
 async def sink(site: Site, peer: Peer, pipe: Pipe) -> None:
-    """Takes the first bytes of a connection that nobody answers, puts them on record, and closes it. Sends nothing."""
+    """Takes the first bytes of a connection that nobody answers, puts them on record, and closes
+    it. Sends nothing.
+    """
     start = time.monotonic()
     received = Tally(site.bounds.kept_stream_bytes)
     reason = "sink"
@@ -190,7 +203,9 @@ class _Over(Exception):  # noqa: N818 - a bound, said in words
 
 
 class _Transport(asyncio.Transport):
-    """What a `StreamWriter` writes to: a buffer with backpressure that `Stream` empties into its pipe."""
+    """What a `StreamWriter` writes to: a buffer with backpressure that `Stream` empties into its
+    pipe.
+    """
 
     def __init__(self, protocol: asyncio.StreamReaderProtocol, peer: Peer) -> None:
         super().__init__({"peername": (peer.cell, 0), "sockname": (peer.address, peer.port)})

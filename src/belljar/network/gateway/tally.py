@@ -1,4 +1,6 @@
-"""Bytes that pass, of which a bounded part is kept for the record: kept, counted, and all of them in the digest."""
+"""Bytes that pass, of which a bounded part is kept for the record: kept, counted, and all of them
+in the digest.
+"""
 
 from __future__ import annotations
 

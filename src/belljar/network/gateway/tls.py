@@ -1,4 +1,6 @@
-"""TLS on a connection: the ClientHello's name is judged, put on record, and answered with a certificate or an alert."""
+"""TLS on a connection: the ClientHello's name is judged, put on record, and answered with a
+certificate or an alert.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class Terminator:
         self._contexts = {http: self._first_context(http=http) for http in (True, False)}
 
     async def shake_hands(self, pipe: TcpPipe, peer: Peer) -> tuple[ServerTlsPipe, Peer] | None:
-        """The connection within TLS and what is known of it now; None when there is none, which is on record. The caller closes `pipe` then."""
+        """The connection within TLS and what is known of it now; None when there is none, which is
+        on record. The caller closes `pipe` then.
+        """
         bounds = self._site.bounds
         http = self._site.judge(peer).protocol in HTTP
         secure = ServerTlsPipe(pipe, self._contexts[http])
@@ -53,9 +57,12 @@ class Terminator:
         return None
 
     async def _is_own(self, secure: ServerTlsPipe, hello: _Hello, *, http: bool) -> bool:
-        """Whether the name that was judged is this ClientHello's own. In a resumed session of TLS 1.2 OpenSSL tells the first one's, whatever stands in this one.
+        """Whether the name that was judged is this ClientHello's own.
 
-        Python can't switch OpenSSL's memory of sessions off: a context that has one is used for no further connection, and a connection that had begun before is refused.
+        In a resumed session of TLS 1.2 OpenSSL tells the first one's, whatever stands in this one.
+
+        Python can't switch OpenSSL's memory of sessions off: a context that has one is used for no
+        further connection, and a connection that had begun before is refused.
         """
         if secure.engine.session_reused:
             await hello.failed("a resumed session")
@@ -65,7 +72,9 @@ class Terminator:
         return True
 
     def _first_context(self, *, http: bool) -> ssl.SSLContext:
-        """The context of a connection whose name is not known yet: it has no certificate, so without a judged name there is no handshake."""
+        """The context of a connection whose name is not known yet: it has no certificate, so
+        without a judged name there is no handshake.
+        """
         context = server_context(http=http)
         context.sni_callback = lambda engine, name, _: self._named(engine, name, http=http)
         return context
@@ -95,7 +104,9 @@ class _Hello:
         return self._verdict
 
     async def before_words(self) -> None:
-        """A refusal is on record before its alert leaves, a name that is taken before the certificate does."""
+        """A refusal is on record before its alert leaves, a name that is taken before the
+        certificate does.
+        """
         if self._verdict is not None and not self._recorded:
             await self._record(self._verdict.reason)
 

@@ -1,4 +1,5 @@
-"""TLS as the gateway ends it, one record at a time, so that every byte on the wire is accounted for.
+"""TLS as the gateway ends it, one record at a time, so that every byte on the wire is accounted
+for.
 
 RFC 8446 section 5, RFC 5246 section 6.2, RFC 7905 (ChaCha20-Poly1305), RFC 5288 (AES-GCM).
 """
@@ -19,7 +20,8 @@ MAX_RECORD_BYTES: Final = (16 << 10) + 2048
 """Of its payload (RFC 5246 section 6.2.3); RFC 8446 allows less."""
 _CONTENT_TYPES: Final = range(20, 25)
 _INNER_BYTES: Final = 17
-"""TLS 1.3: the inner content type and the tag, which in every suite that is offered has 16 bytes."""
+"""TLS 1.3: the inner content type and the tag, which in every suite that is offered has 16 bytes.
+"""
 _CLOSE_NOTIFY_BYTES: Final = 2
 _FINISHED: Final = re.compile(
     rb"(?:\x14\x03\x03\0\x01\x01)?\x17\x03\x03\0(?:\x35[\0-\xff]{53}|\x45[\0-\xff]{69})", re.DOTALL
@@ -132,7 +134,8 @@ class ServerTlsPipe(TlsPipe):
         overhead = len(record) - len(data)
         nonce = self._nonce_bytes
         if not data or overhead != self._overhead:
-            # Padding, an empty record, or a message that is TLS's own: its plaintext is not known here.
+            # Padding, an empty record, or a message that is TLS's own: its plaintext is not known
+            # here.
             self.account.remain("tls", record[:overhead])
             return
         self.account.remain("tls_nonce", record[HEADER_BYTES : HEADER_BYTES + nonce])

@@ -1,7 +1,10 @@
-"""A real upstream, the gateway's side: what was judged goes to exactly one host over a socket that the owner dialled, and what comes back goes to the cell.
+"""A real upstream, the gateway's side: what was judged goes to exactly one host over a socket that
+the owner dialled, and what comes back goes to the cell.
 
-An ASGI application like a stand-in's, one connection a request. The request is whole, and on record, before the owner is asked to dial. Every byte that this process
-reads from or writes to such a socket, TLS's among them, counts against the upstream's budget, which is the range's: after it nothing is dialled any more.
+An ASGI application like a stand-in's, one connection a request. The request is whole, and on
+record, before the owner is asked to dial. Every byte that this process reads from or writes to such
+a socket, TLS's among them, counts against the upstream's budget, which is the range's: after it
+nothing is dialled any more.
 """
 
 from __future__ import annotations
@@ -63,7 +66,9 @@ METHOD_OVERRIDES: Final = frozenset(
         b"x-rewrite-method",
     }
 )
-"""By which frameworks let a request have another method than its own, which is the one that was judged: left out."""
+"""By which frameworks let a request have another method than its own, which is the one that was
+judged: left out.
+"""
 REWRITING: Final = frozenset(
     {
         b"forwarded",
@@ -79,7 +84,9 @@ REWRITING: Final = frozenset(
     }
 )
 _REWRITING_FAMILIES: Final = (b"x-forwarded-", b"x-original-", b"x-override-", b"x-rewrite-")
-"""With `REWRITING`: by which front ends let a request be for another host or address than its own: refused."""
+"""With `REWRITING`: by which front ends let a request be for another host or address than its own:
+refused.
+"""
 _PARAMETERS: Final = frozenset({"-method", *(name.decode() for name in METHOD_OVERRIDES)})
 _MIN_PARAMETER_BYTES: Final = min(map(len, _PARAMETERS))
 MAX_FORM_BYTES: Final = 1 << 20
@@ -93,14 +100,19 @@ class SpentError(OSError):
 
 
 class Trust:
-    """Whose certificates are believed: those of the host's public authorities, read before this process was shut in."""
+    """Whose certificates are believed: those of the host's public authorities, read before this
+    process was shut in.
+    """
 
     def __init__(self, authorities: str) -> None:
         self._authorities = authorities
 
     @functools.cached_property
     def context(self) -> ssl.SSLContext:
-        """A client's, which demands a certificate for the name. Raises `ssl.SSLError` when there is no authority."""
+        """A client's, which demands a certificate for the name.
+
+        Raises `ssl.SSLError` when there is no authority.
+        """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks certificate and name
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
@@ -133,9 +145,13 @@ class Budget:
 
 
 class MeteredPipe:
-    """A socket that does not block, whose bytes count. Never one more than the budget has: others spend from it meanwhile, so it is asked with each piece.
+    """A socket that does not block, whose bytes count.
 
-    Raises, besides what `Pipe` says, `SpentError`, and `TimeoutError` when nothing moves for `wait_s`.
+    Never one more than the budget has: others spend from it meanwhile, so it is asked with each
+    piece.
+
+    Raises, besides what `Pipe` says, `SpentError`, and `TimeoutError` when nothing moves for
+    `wait_s`.
     """
 
     alpn: str | None = None
@@ -170,7 +186,9 @@ class MeteredPipe:
                 rest = rest[sent:]
 
     async def close(self) -> None:
-        """At once, though the owner has a descriptor of it too: what is still on its way is nobody's."""
+        """At once, though the owner has a descriptor of it too: what is still on its way is
+        nobody's.
+        """
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
@@ -198,7 +216,9 @@ class Upstream:
         self._open = asyncio.Semaphore(site.bounds.upstream_exchanges)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises `middleware.Refused` for what can't be had; an answer that has begun is then broken off."""
+        """Raises `middleware.Refused` for what can't be had; an answer that has begun is then
+        broken off.
+        """
         if scope["type"] != "http":
             await refuse(403)(scope, receive, send)
             return
@@ -272,7 +292,9 @@ class Upstream:
         )
 
     async def _record_long(self, scope: Scope, request: h11.Request) -> None:
-        """A head of which `network.http` shows a part alone is on record whole: it is what really leaves."""
+        """A head of which `network.http` shows a part alone is on record whole: it is what really
+        leaves.
+        """
         said = h11.Connection(h11.CLIENT).send(request) or b""
         if is_shown_whole(request.headers, len(request.target)):
             return
@@ -306,14 +328,16 @@ def make(plan: StandInPlan, site: Site, trust: Trust) -> Upstream:
 
 
 def canonical_field(name: bytes) -> bytes:
-    """A field's name as servers compare it that make a variable of it (RFC 3875 section 4.1.18): there
-    `X_Method`, `X.Method` and `x-method` are one.
+    """A field's name as servers compare it that make a variable of it (RFC 3875 section 4.1.18):
+    there `X_Method`, `X.Method` and `x-method` are one.
     """
     return re.sub(rb"[^a-z0-9]", b"-", name.lower())
 
 
 def end_to_end(headers: Fields) -> list[tuple[bytes, bytes]]:
-    """The fields that are for whoever is at the end: none of the connection's own, nor those that `Connection` names."""
+    """The fields that are for whoever is at the end: none of the connection's own, nor those that
+    `Connection` names.
+    """
     lower = [(name.lower(), value) for name, value in headers]
     named = {
         canonical_field(word.strip()) for name, value in lower if name == b"connection" for word in value.split(b",")
@@ -322,8 +346,8 @@ def end_to_end(headers: Fields) -> list[tuple[bytes, bytes]]:
 
 
 def rewritten(headers: Fields, query: bytes, body: bytes, methods: frozenset[str]) -> str:
-    """Why a request may be taken for another one behind the upstream's front end; "" when it is what
-    was judged. Pure.
+    """Why a request may be taken for another one behind the upstream's front end; "" when it is
+    what was judged. Pure.
 
     Known limit: a method in a JSON body, or where only one application looks for it, is not seen.
     """
@@ -348,7 +372,8 @@ def _names_method(pairs: bytes, methods: frozenset[str]) -> bool:
     """Of a query or form: a value that is allowed without it is no matter."""
     words = (pair.partition(b"=") for pair in re.split(rb"[&;]", pairs))
     return any(
-        len(name) >= _MIN_PARAMETER_BYTES  # most of a long form's are shorter, and cost nothing then
+        # Most of a long form's are shorter, and cost nothing then
+        len(name) >= _MIN_PARAMETER_BYTES
         and _is_parameter(name)
         and unquote_plus(value.decode("latin-1")).strip().upper() not in methods
         for name, _, value in words
@@ -361,7 +386,10 @@ def _is_parameter(name: bytes) -> bool:
 
 
 def is_shown_whole(headers: Fields, target_bytes: int) -> bool:
-    """Whether a request's event has all of its head: no field more, none cut, nor the address. What stands there escaped takes up to four times its bytes."""
+    """Whether a request's event has all of its head: no field more, none cut, nor the address.
+
+    What stands there escaped takes up to four times its bytes.
+    """
     fields = list(headers)
     _, dropped = shown_headers(fields)
     parts = [part for pair in fields for part in pair]

@@ -25,7 +25,9 @@ class WebSocketRecord:
         self.status: int | None = None
 
     async def run(self, app: App, scope: Scope, before_open: Callable[[], Awaitable[None]]) -> None:
-        """Lets `app` talk, until it returns or neither side has said anything for `idle_timeout_s` (`TimeoutError`)."""
+        """Lets `app` talk, until it returns or neither side has said anything for `idle_timeout_s`
+        (`TimeoutError`).
+        """
         self._before_open = before_open
         async with asyncio.timeout(self._site.bounds.idle_timeout_s) as self._idle:
             await app(scope, self._receive, self._send)

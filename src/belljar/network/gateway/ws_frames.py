@@ -18,7 +18,10 @@ _LENGTHS: Final = {126: (2, 126), 127: (8, 1 << 16)}
 
 
 class WebSocketFrames:
-    """Reads frames beside the library. What it does not know, and all that follows, is the remainder's."""
+    """Reads frames beside the library.
+
+    What it does not know, and all that follows, is the remainder's.
+    """
 
     def __init__(self, account: Account) -> None:
         self._account = account

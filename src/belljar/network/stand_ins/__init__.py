@@ -1,10 +1,13 @@
-"""Simulated endpoints: each kind answers the protocol it is named for, out of a range's own state, and knows nobody it could ask.
+"""Simulated endpoints: each kind answers the protocol it is named for, out of a range's own state,
+and knows nobody it could ask.
 
-A kind is a module with two functions. `make(context)` gives the thing that answers: an ASGI 3 app (scopes `http` and `websocket`), or for a stream kind a
-coroutine function of reader, writer and peer. All of a stand-in's state hangs on what `make` gave, so it ends with the range. `check(settings, directory)`
-says what is wrong with the author's files, before anything is made.
+A kind is a module with two functions. `make(context)` gives the thing that answers: an ASGI 3 app
+(scopes `http` and `websocket`), or for a stream kind a coroutine function of reader, writer and
+peer. All of a stand-in's state hangs on what `make` gave, so it ends with the range.
+`check(settings, directory)` says what is wrong with the author's files, before anything is made.
 
-Must not: open a socket, follow a link out of its files, evaluate an author's or a guest's text as code, or hold anything without a bound.
+Must not: open a socket, follow a link out of its files, evaluate an author's or a guest's text as
+code, or hold anything without a bound.
 """
 
 from __future__ import annotations
@@ -43,7 +46,10 @@ PRELOAD: Final = (
     "referencing.jsonschema",
     "ruamel.yaml",
 )
-"""What the zygote imports ahead of the first range: a confined gateway has no files to import from. What is not installed is missed by who needs it."""
+"""What the zygote imports ahead of the first range: a confined gateway has no files to import from.
+
+What is not installed is missed by who needs it.
+"""
 
 
 def _module(kind: str) -> ModuleType:
@@ -55,11 +61,16 @@ def _module(kind: str) -> ModuleType:
 
 
 def make(kind: str, context: StandInContext) -> Any:  # noqa: ANN401 - an ASGI app or a stream's server, by kind
-    """What answers for one stand-in. Raises `PolicyError` for an unknown kind, and for files that `check` would have refused."""
+    """What answers for one stand-in.
+
+    Raises `PolicyError` for an unknown kind, and for files that `check` would have refused.
+    """
     return _module(kind).make(context)
 
 
 def check(kind: str, settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...]:
-    """What is wrong with a stand-in's settings and files: a sentence each, with file, line and column where there is a file. Reads, never writes."""
+    """What is wrong with a stand-in's settings and files: a sentence each, with file, line and
+    column where there is a file. Reads, never writes.
+    """
     found: tuple[str, ...] = _module(kind).check(settings, directory)
     return found

@@ -1,4 +1,5 @@
-"""Small parts that every registry answers with: requests read with bounds, answers sent whole, files sent in ranges, credentials put on record.
+"""Small parts that every registry answers with: requests read with bounds, answers sent whole,
+files sent in ranges, credentials put on record.
 
 HTTP semantics: RFC 9110.
 """
@@ -34,7 +35,10 @@ class Interrupted(ConnectionError):  # noqa: N818 - it is what happened
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What an ASGI scope says. `path` is decoded; `headers` has lower-case names, repeated ones joined by `, `."""
+    """What an ASGI scope says.
+
+    `path` is decoded; `headers` has lower-case names, repeated ones joined by `, `.
+    """
 
     method: str
     path: str
@@ -92,7 +96,10 @@ async def answer(
     headers: Mapping[str, str] | None = None,
     head: bool = False,
 ) -> None:
-    """Send an answer whole. With `head`, its body is left out and its length is told all the same."""
+    """Send an answer whole.
+
+    With `head`, its body is left out and its length is told all the same.
+    """
     fields = {"content-type": content_type, **(headers or {})}
     if status != 304:
         fields["content-length"] = str(len(body))
@@ -108,7 +115,10 @@ async def answer_json(
 
 
 async def answer_file(request: Request, send: Send, file: ShelfFile, content_type: str, etag: str) -> None:
-    """Send a file: whole, one range of it, or why not (`conditions.share_of`). `etag` comes without quotes."""
+    """Send a file: whole, one range of it, or why not (`conditions.share_of`).
+
+    `etag` comes without quotes.
+    """
     modified = {"last-modified": formatdate(file.mtime_s, usegmt=True)}
     fields = {"content-type": content_type, "accept-ranges": "bytes", "etag": f'"{etag}"', **modified}
     stored = Stored(etag=etag, modified_s=file.mtime_s, size_bytes=file.size_bytes)
@@ -129,7 +139,9 @@ async def answer_file(request: Request, send: Send, file: ShelfFile, content_typ
 
 
 def credentials(headers: Mapping[str, str]) -> dict[str, JsonValue]:
-    """What an `Authorization` field gave away, for the record: scheme, user and the SHA-256 of the secret; never the secret."""
+    """What an `Authorization` field gave away, for the record: scheme, user and the SHA-256 of the
+    secret; never the secret.
+    """
     scheme, _, rest = headers.get("authorization", "").partition(" ")
     if not scheme:
         return {"credentials": "none"}
@@ -144,7 +156,9 @@ def credentials(headers: Mapping[str, str]) -> dict[str, JsonValue]:
 
 
 def presents(headers: Mapping[str, str], secret: str) -> bool:
-    """Whether an `Authorization` field holds a secret: as a bearer's, or as the password of basic credentials."""
+    """Whether an `Authorization` field holds a secret: as a bearer's, or as the password of basic
+    credentials.
+    """
     return credentials(headers).get("secret_sha256") == hashlib.sha256(secret.encode()).hexdigest()
 
 
@@ -154,7 +168,9 @@ def word(text: str, max_chars: int = MAX_WORD_CHARS) -> str:
 
 
 def bounded(values: Iterable[JsonValue], max_json_bytes: int = MAX_LIST_JSON_BYTES) -> list[JsonValue]:
-    """As many of the values, from the first on, as fit so many bytes of JSON: a guest decides how many there are, an event has a bound."""
+    """As many of the values, from the first on, as fit so many bytes of JSON: a guest decides how
+    many there are, an event has a bound.
+    """
     kept, size = list[JsonValue](), 0
     for value in values:
         size += len(json.dumps(value)) + 2

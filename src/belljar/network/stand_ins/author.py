@@ -22,7 +22,8 @@ _STEP: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 
 
 def stand_in_problems(loaded: LoadedPolicy) -> tuple[Problem, ...]:
-    """All that is wrong with the stand-ins' settings and files, in the order of the policy's text; empty when there is nothing, or no network.
+    """All that is wrong with the stand-ins' settings and files, in the order of the policy's text;
+    empty when there is nothing, or no network.
 
     Raises:
         HostError: a library that reads them is not installed.

@@ -1,8 +1,10 @@
-"""The stand-in `catch_all`: answers any name and any path as something plausible, for `default: simulate`.
+"""The stand-in `catch_all`: answers any name and any path as something plausible, for `default:
+simulate`.
 
-What is asked for decides the shape: pages for paths that look like pages, JSON for what looks like an API, nothing (204) for telemetry, small real files for
-the usual ones. A name and path get the same answer each time; nothing is remembered. The gateway records each request; what a guest sends somewhere that no one
-has named is besides recorded as an attempt.
+What is asked for decides the shape: pages for paths that look like pages, JSON for what looks like
+an API, nothing (204) for telemetry, small real files for the usual ones. A name and path get the
+same answer each time; nothing is remembered. The gateway records each request; what a guest sends
+somewhere that no one has named is besides recorded as an attempt.
 """
 
 from __future__ import annotations
@@ -112,7 +114,8 @@ def _file(media: str, content: bytes) -> Answer:
 def _api(request: Request) -> Answer:
     seed = hashlib.sha256(f"{request.host}{request.raw_path}".encode()).digest()
     sent = request.json
-    # What was sent comes back, as most services do; bounded, so that a small request never makes a large answer.
+    # What was sent comes back, as most services do; bounded, so that a small request never makes a
+    # large answer.
     known = (
         {k: v for k, v in list(sent.items())[:20] if isinstance(v, (str, int, float, bool))}
         if isinstance(sent, dict)

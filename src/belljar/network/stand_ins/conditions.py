@@ -1,4 +1,6 @@
-"""Which bytes of a file a request is answered with: preconditions (RFC 9110, section 13) and one range (section 14). Pure."""
+"""Which bytes of a file a request is answered with: preconditions (RFC 9110, section 13) and one
+range (section 14). Pure.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The answer's status (200, 206, 304, 412 or 416) and, of the first two, which bytes: `[start, end)`."""
+    """The answer's status (200, 206, 304, 412 or 416) and, of the first two, which bytes: `[start,
+    end)`.
+    """
 
     status: int
     start: int = 0
@@ -40,7 +44,11 @@ class Share:
 
 
 def share_of(method: str, fields: Mapping[str, str], stored: Stored) -> Share:
-    """What a GET or HEAD is answered with. `fields` have lower-case names. Several ranges in one request are answered by the whole, as the RFC allows. Total."""
+    """What a GET or HEAD is answered with.
+
+    `fields` have lower-case names. Several ranges in one request are answered by the whole, as the
+    RFC allows. Total.
+    """
     if "if-match" in fields:
         if not _names(fields["if-match"], stored.etag):
             return Share(412)
@@ -52,7 +60,9 @@ def share_of(method: str, fields: Mapping[str, str], stored: Stored) -> Share:
 
 
 def is_fresh(fields: Mapping[str, str], etag: str, modified_s: int) -> bool:
-    """Whether the client's copy is the newest: by `If-None-Match`, or, without it, by `If-Modified-Since` (13.2.2)."""
+    """Whether the client's copy is the newest: by `If-None-Match`, or, without it, by
+    `If-Modified-Since` (13.2.2).
+    """
     if "if-none-match" in fields:
         return etag_matches(fields["if-none-match"], etag)
     since = _date(fields.get("if-modified-since", ""))

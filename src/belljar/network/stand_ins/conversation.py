@@ -21,7 +21,8 @@ MAX_UNREAD_BYTES: Final = 1 << 20
 MAX_REPLY_BYTES: Final = 64 << 10
 """From then on the replies so far are sent before the next command is looked at."""
 MAX_TURN_S: Final = 0.05
-"""From then on the steps so far are recorded, too: meanwhile the gateway serves other connections."""
+"""From then on the steps so far are recorded, too: meanwhile the gateway serves other connections.
+"""
 MAX_NAMES: Final = 32
 """Names of commands that one event says; the others are counted, and all stand in its body."""
 
@@ -85,7 +86,8 @@ async def converse(
     except ConnectionError:
         return
     except Exception:
-        # The step in which it happened is on no list: all that came last is recorded, some of it twice.
+        # The step in which it happened is on no list: all that came last is recorded, some of it
+        # twice.
         interrupted = before + data
         raise
     finally:

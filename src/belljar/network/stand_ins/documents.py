@@ -1,6 +1,8 @@
-"""Documents that an author gives a stand-in: YAML 1.2 or JSON, each value with its place, so that every mistake is named with file, line and column.
+"""Documents that an author gives a stand-in: YAML 1.2 or JSON, each value with its place, so that
+every mistake is named with file, line and column.
 
-JSON (by the file's ending) is read as JSON, anything else as YAML by the rules of a policy, but empty values and plain numbers as names are allowed.
+JSON (by the file's ending) is read as JSON, anything else as YAML by the rules of a policy, but
+empty values and plain numbers as names are allowed.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ _SPACE: Final = re.compile(r"[ \t\r\n]*")
 
 @dataclass(kw_only=True)
 class Document:
-    """A document, or an inline value of the policy (`source` is then "" and places are its fields'). `problems` collects sentences."""
+    """A document, or an inline value of the policy (`source` is then "" and places are its
+    fields'). `problems` collects sentences.
+    """
 
     source: str
     value: Any = None
@@ -56,7 +60,9 @@ class Document:
 
 
 def locate_json(text: str, path: Path_) -> Mark:
-    """The place of the value at `path` in a text that is known to be JSON, or of the nearest thing around it."""
+    """The place of the value at `path` in a text that is known to be JSON, or of the nearest thing
+    around it.
+    """
     at = _skip_space(text, 0)
     for part in path:
         found = next((where for name, where in _members(text, at) if name == part), None)
@@ -90,7 +96,10 @@ def _members(text: str, at: int) -> Iterator[tuple[str | int, int]]:
 
 
 def read_file(directory: Path | None, name: object, max_bytes: int) -> bytes | str:
-    """A file of the stand-in's directory: its bytes, or the sentence that says why not. Links that lead out are refused."""
+    """A file of the stand-in's directory: its bytes, or the sentence that says why not.
+
+    Links that lead out are refused.
+    """
     if not isinstance(name, str) or not name or "\0" in name:
         return f"{quoted(name)} is no file's name"
     if directory is None:

@@ -1,8 +1,10 @@
-"""Makes a value that a schema allows: the same one each time, as plausible as the schema's words permit, and checked against the schema before it is given.
+"""Makes a value that a schema allows: the same one each time, as plausible as the schema's words
+permit, and checked against the schema before it is given.
 
-Honoured: type, enum, const, default, example(s), properties, required, additionalProperties, items, prefixItems, allOf, oneOf, anyOf, local $ref, format, pattern,
-all bounds, uniqueItems, minProperties. `not`, `if` and `dependent…` are not solved for: a value that breaks them is not given. Recursion ends where nothing more is
-demanded, at the latest `MAX_DEPTH` levels down. Pure.
+Honoured: type, enum, const, default, example(s), properties, required, additionalProperties, items,
+prefixItems, allOf, oneOf, anyOf, local $ref, format, pattern, all bounds, uniqueItems,
+minProperties. `not`, `if` and `dependent…` are not solved for: a value that breaks them is not
+given. Recursion ends where nothing more is demanded, at the latest `MAX_DEPTH` levels down. Pure.
 """
 
 from __future__ import annotations
@@ -281,7 +283,10 @@ def _both(one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _kinds_of_both(one: Sequence[str], two: Sequence[str]) -> list[str]:
-    """Types that both allow; an integer is a number. Raises `NoExampleError` where there is none."""
+    """Types that both allow; an integer is a number.
+
+    Raises `NoExampleError` where there is none.
+    """
     found = [kind for kind in one if kind in two or (kind == "integer" and "number" in two)]
     found += [kind for kind in two if kind == "integer" and "number" in one and kind not in found]
     if not found:

@@ -1,8 +1,9 @@
 """The stand-in `har`: replays a recording (HTTP Archive 1.2).
 
-A request is answered by an entry of the same method, host, path and query (fields in any order); of several, by those with the same body when there are any; in the
-order they were recorded, the last again and again. Anything else is 404, and on record as an attempt. What belonged to the recorded connection alone (framing,
-compression, HTTP/2's pseudo fields) is left out.
+A request is answered by an entry of the same method, host, path and query (fields in any order); of
+several, by those with the same body when there are any; in the order they were recorded, the last
+again and again. Anything else is 404, and on record as an attempt. What belonged to the recorded
+connection alone (framing, compression, HTTP/2's pseudo fields) is left out.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ Key: TypeAlias = tuple[str, str, str, tuple[tuple[str, str], ...]]
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One recorded request and its answer. `sent` is the request's body, None when the recording doesn't have it."""
+    """One recorded request and its answer.
+
+    `sent` is the request's body, None when the recording doesn't have it.
+    """
 
     key: Key
     sent: bytes | None
@@ -182,7 +186,9 @@ def _is_token(name: str) -> bool:
 
 
 def key_of(method: str, host: str, path: str, query: str) -> Key:
-    """What must be the same: method, host, decoded path, and the query's fields whatever their order."""
+    """What must be the same: method, host, decoded path, and the query's fields whatever their
+    order.
+    """
     try:
         fields = parse_qsl(query, keep_blank_values=True, errors="replace", max_num_fields=1000)
     except ValueError:
@@ -199,7 +205,10 @@ def make(context: StandInContext) -> App:
 
 
 class _Player:
-    """One range's copy of the recording. What it remembers is bounded by the recording: a count for each distinct exchange."""
+    """One range's copy of the recording.
+
+    What it remembers is bounded by the recording: a count for each distinct exchange.
+    """
 
     def __init__(self, context: StandInContext, exchanges: tuple[Exchange, ...]) -> None:
         self.context = context

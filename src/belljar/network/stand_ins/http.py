@@ -1,7 +1,8 @@
 """The stand-in `http`: a site of an author's routes, templates, state and files.
 
-The first route that fits a request answers; then static files; then 404, or 405 where only the method is wrong, in the shape of an ordinary server.
-A request's changes of the state and its answer are made at one time: no other request comes in between. Bounds: `state` and `web`.
+The first route that fits a request answers; then static files; then 404, or 405 where only the
+method is wrong, in the shape of an ordinary server. A request's changes of the state and its answer
+are made at one time: no other request comes in between. Bounds: `state` and `web`.
 """
 
 from __future__ import annotations
@@ -217,7 +218,9 @@ def _entry(path: Path) -> static_files.Entry:
 
 
 async def _message(receive: Receive) -> str | bytes | None:
-    """The next message; None when the other side is gone or the message is larger than `MAX_MESSAGE_BYTES`."""
+    """The next message; None when the other side is gone or the message is larger than
+    `MAX_MESSAGE_BYTES`.
+    """
     event = await receive()
     if event["type"] != "websocket.receive":
         return None

@@ -1,4 +1,6 @@
-"""The identity that a `metadata` stand-in tells: a plausible machine, made of the range's randomness. Pure but for the randomness it is given."""
+"""The identity that a `metadata` stand-in tells: a plausible machine, made of the range's
+randomness. Pure but for the randomness it is given.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,9 @@ class Identity:
 
     @property
     def key_digest(self) -> str:
-        """Which credentials these are, for the record, where no value of theirs stands: the key's id, keyed by
-        its secret."""
+        """Which credentials these are, for the record, where no value of theirs stands: the key's
+        id, keyed by its secret.
+        """
         return hmac.digest(self.secret_key.encode(), self.access_key_id.encode(), "sha256").hex()
 
 

@@ -22,7 +22,9 @@ Pack: TypeAlias = Callable[[Mapping[str, Any], int], tuple[str, bytes]]
 
 
 def made_files(context: StandInContext, pack: Pack) -> Iterator[ShelfFile]:
-    """The files of the setting `packages`: each with `name`, `version`, `age_s` and `files`, path → text."""
+    """The files of the setting `packages`: each with `name`, `version`, `age_s` and `files`, path →
+    text.
+    """
     packages: Any = context.settings.get("packages") or ()
     for package in packages:
         mtime_s = int(context.clock() - package["age_s"])

@@ -1,4 +1,5 @@
-"""The stand-in `mcp`: a server of the Model Context Protocol with tools whose results are made up beforehand.
+"""The stand-in `mcp`: a server of the Model Context Protocol with tools whose results are made up
+beforehand.
 
 Streamable HTTP, one JSON answer for each message, no stream of the server's own. Source: the
 protocol's specification, 2025-06-18, "Transports" and "Server features"; JSON-RPC 2.0.

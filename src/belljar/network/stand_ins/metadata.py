@@ -1,7 +1,10 @@
-"""The stand-in `metadata`: a cloud's instance metadata service, with an identity and credentials that belong to no one.
+"""The stand-in `metadata`: a cloud's instance metadata service, with an identity and credentials
+that belong to no one.
 
-`cloud` chooses whose: `aws` (IMDSv1 and v2), `gcp`, `azure`. Every value comes from the range's randomness, so credentials found elsewhere tell which range they
-were taken from. Handing credentials out is on record as an attempt before they leave. `data` replaces or adds paths. `credentials` are a decoy's.
+`cloud` chooses whose: `aws` (IMDSv1 and v2), `gcp`, `azure`. Every value comes from the range's
+randomness, so credentials found elsewhere tell which range they were taken from. Handing
+credentials out is on record as an attempt before they leave. `data` replaces or adds paths.
+`credentials` are a decoy's.
 """
 
 from __future__ import annotations
@@ -49,7 +52,10 @@ def check(settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...
 
 
 def make(context: StandInContext) -> App:
-    """The ASGI app of the cloud that is chosen. Raises `PolicyError` for what `check` would have said."""
+    """The ASGI app of the cloud that is chosen.
+
+    Raises `PolicyError` for what `check` would have said.
+    """
     settings: Mapping[str, Any] = context.settings
     if problems := check(settings, None):
         raise PolicyError("; ".join(problems), where=context.id)
@@ -108,7 +114,11 @@ class _Aws(_Cloud):
         return text_answer(found, headers=headers, media="text/plain")
 
     def token(self, request: Request) -> Answer:
-        """PUT /latest/api/token. A request that came through a proxy gets none, as the real service does against open proxies."""
+        """PUT /latest/api/token.
+
+        A request that came through a proxy gets none, as the real service does against open
+        proxies.
+        """
         if request.method != "PUT":
             return metadata_aws.error(405)
         if request.has_header("x-forwarded-for"):
@@ -123,7 +133,9 @@ class _Aws(_Cloud):
         return text_answer(token, headers=(("server", "EC2ws"), (f"{_V2}-ttl-seconds", ttl)), media="text/plain")
 
     def allowed(self, request: Request) -> int | None:
-        """Seconds that the token is good for, 0 without one where none is needed, None when the request isn't allowed."""
+        """Seconds that the token is good for, 0 without one where none is needed, None when the
+        request isn't allowed.
+        """
         if not request.has_header(_V2):
             return None if self.required else 0
         left = self.tokens.get(request.header(_V2), 0.0) - self.context.clock()

@@ -116,7 +116,10 @@ def tree(identity: Identity, now_s: float) -> Tree:
 
 
 def find(root: Tree, data: Mapping[str, Any], path: str) -> str | None:
-    """The text at a path: a value, or the names below with `/` behind what goes on. `data` goes first."""
+    """The text at a path: a value, or the names below with `/` behind what goes on.
+
+    `data` goes first.
+    """
     if path in data:
         value = data[path]
         return value if isinstance(value, str) else json.dumps(value)

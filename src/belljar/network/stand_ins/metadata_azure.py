@@ -27,7 +27,9 @@ _VERSION: Final = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 
 
 def refusal(request: Request) -> Answer | None:
-    """What keeps a request from an answer: method, the `Metadata` header, a proxy, the API's version."""
+    """What keeps a request from an answer: method, the `Metadata` header, a proxy, the API's
+    version.
+    """
     if request.method not in ("GET", "HEAD"):
         return _error(405, "Method not allowed")
     if request.header("metadata").lower() != "true" or request.has_header("x-forwarded-for"):

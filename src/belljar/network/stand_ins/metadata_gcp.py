@@ -31,7 +31,10 @@ def error(status: int) -> Answer:
 
 
 def _signed(identity: Identity, audience: str, now_s: float) -> str:
-    """An identity token. Its signature is a digest of nothing anybody knows: it verifies nowhere."""
+    """An identity token.
+
+    Its signature is a digest of nothing anybody knows: it verifies nowhere.
+    """
     head = {
         "alg": "RS256",
         "kid": hashlib.sha1(identity.uuid.encode(), usedforsecurity=False).hexdigest(),
@@ -117,7 +120,9 @@ def _find(root: object, path: str) -> Any:  # noqa: ANN401 - any JSON value
 
 
 def answer(root: Mapping[str, Any], data: Mapping[str, Any], request: Request) -> Answer:
-    """The value at the request's path: text, a listing, or JSON where `recursive=true` or `alt=json` asks for it."""
+    """The value at the request's path: text, a listing, or JSON where `recursive=true` or
+    `alt=json` asks for it.
+    """
     path = request.path.rstrip("/")
     if not (path == _ROOT or path.startswith(f"{_ROOT}/")):
         return error(404)

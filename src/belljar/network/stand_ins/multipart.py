@@ -1,4 +1,5 @@
-"""A reader of `multipart/form-data` (RFC 7578) that is fed piece by piece and never holds more than its bounds.
+"""A reader of `multipart/form-data` (RFC 7578) that is fed piece by piece and never holds more than
+its bounds.
 
 Small fields are kept; a file's bytes are counted, hashed and thrown away but for their beginning.
 """
@@ -62,7 +63,10 @@ class Form:
 
 
 class MultipartReader:
-    """Feed it the body; `form` grows. Memory: the bounds above, one piece, and `kept_bytes` a file (at most 8 files)."""
+    """Feed it the body; `form` grows.
+
+    Memory: the bounds above, one piece, and `kept_bytes` a file (at most 8 files).
+    """
 
     def __init__(self, content_type: str, *, kept_bytes: int) -> None:
         """Raises `MultipartError` when the content type names no boundary."""
@@ -78,7 +82,11 @@ class MultipartReader:
         self._in_headers = False
 
     def feed(self, data: bytes) -> None:
-        """The next bytes. Raises `MultipartError`; what was read until then stays in `form`. Anything after the end is ignored."""
+        """The next bytes.
+
+        Raises `MultipartError`; what was read until then stays in `form`. Anything after the end is
+        ignored.
+        """
         if self.form.complete:
             return
         self._buffer += data

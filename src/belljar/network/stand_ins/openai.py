@@ -1,8 +1,10 @@
-"""The stand-in `openai`: the chat endpoint of an OpenAI-compatible API, bridged to the model of the harness.
+"""The stand-in `openai`: the chat endpoint of an OpenAI-compatible API, bridged to the model of the
+harness.
 
-A program inside the cell uses its usual client; each question goes to the owner of the range by `context.ask("chat", body)` and comes back as one completion. There
-is no network in between. Bodies are checked and bounded before anybody is asked; errors have the API's own shape. Source: OpenAI API reference, "Chat" and
-"Responses". Embeddings, files and everything else are refused.
+A program inside the cell uses its usual client; each question goes to the owner of the range by
+`context.ask("chat", body)` and comes back as one completion. There is no network in between. Bodies
+are checked and bounded before anybody is asked; errors have the API's own shape. Source: OpenAI API
+reference, "Chat" and "Responses". Embeddings, files and everything else are refused.
 """
 
 from __future__ import annotations
@@ -185,7 +187,8 @@ class _Server:
         try:
             found = await self.context.ask("chat", asked)
         except ValueError:
-            # The owner's reason is for the record, which the owner keeps; the guest learns what any client of a failing API learns.
+            # The owner's reason is for the record, which the owner keeps; the guest learns what any
+            # client of a failing API learns.
             raise RefusedError(500, _DOWN) from None
         finally:
             self.waiting -= 1

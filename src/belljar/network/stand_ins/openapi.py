@@ -1,7 +1,9 @@
 """The stand-in `openapi`: answers from an OpenAPI 3.0 or 3.1 document.
 
-A request is checked as the document says (parameters, credentials' presence, body) and refused with the error that the document describes, else with a usual one.
-What is answered is the lowest 2xx: the author's example, else a value made from the schema, the same each time. Nothing is remembered between requests.
+A request is checked as the document says (parameters, credentials' presence, body) and refused with
+the error that the document describes, else with a usual one. What is answered is the lowest 2xx:
+the author's example, else a value made from the schema, the same each time. Nothing is remembered
+between requests.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ _MAX_ACCEPTED: Final = 50
 
 
 def check(settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...]:
-    """What is wrong with the document, each with its place; an answer for which no valid example can be made is among it."""
+    """What is wrong with the document, each with its place; an answer for which no valid example
+    can be made is among it.
+    """
     api, problems = load(settings, directory)
     if problems:
         return tuple(problems)
@@ -53,7 +57,11 @@ def check(settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...
 
 
 def make(context: StandInContext) -> App:
-    """The ASGI app. Raises `PolicyError` for what is wrong with the document; what `check` says besides shows as 500."""
+    """The ASGI app.
+
+    Raises `PolicyError` for what is wrong with the document; what `check` says besides shows as
+    500.
+    """
     api, problems = load(context.settings, context.files)
     if problems:
         raise PolicyError("; ".join(problems), where=context.id)
@@ -327,7 +335,9 @@ def _scalar(text: str, kinds: list[str]) -> Any:  # noqa: ANN401 - any JSON valu
 
 
 def accepted(field: str, offered: tuple[str, ...]) -> str | None:
-    """The offered type that an Accept field likes best (RFC 9110, 12.5.1); the first offered where it has no wish."""
+    """The offered type that an Accept field likes best (RFC 9110, 12.5.1); the first offered where
+    it has no wish.
+    """
     if not field.strip():
         return offered[0]
     best: tuple[float, str] | None = None

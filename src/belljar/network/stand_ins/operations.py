@@ -1,6 +1,8 @@
-"""What an OpenAPI document offers: its operations, by method and path, with the places of their schemas; and what is wrong with it. Pure but for the file's reading.
+"""What an OpenAPI document offers: its operations, by method and path, with the places of their
+schemas; and what is wrong with it. Pure but for the file's reading.
 
-Every mistake has its place in the file. References into other documents are refused, so nothing is ever fetched.
+Every mistake has its place in the file. References into other documents are refused, so nothing is
+ever fetched.
 """
 
 from __future__ import annotations
@@ -83,7 +85,10 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One method of one path. `status` and `answer` (its place, None: no answer is described) are what is answered."""
+    """One method of one path.
+
+    `status` and `answer` (its place, None: no answer is described) are what is answered.
+    """
 
     method: str
     path: str
@@ -113,7 +118,10 @@ class Api:
         return found
 
     def at(self, path: Pointer) -> tuple[Pointer, Any]:
-        """The value at a place, references followed, and where it was found. Raises `KeyError` where one leads nowhere."""
+        """The value at a place, references followed, and where it was found.
+
+        Raises `KeyError` where one leads nowhere.
+        """
         return follow(self.root, path)
 
 
@@ -281,7 +289,8 @@ def walk(value: object, path: Pointer) -> Iterator[tuple[Pointer, object]]:
     for name, item in items:
         here = (*path, name)
         yield here, item
-        # An author's examples may hold anything; a property may have such a name, and then holds a schema.
+        # An author's examples may hold anything; a property may have such a name, and then holds a
+        # schema.
         if name not in _DATA or (isinstance(item, dict) and {"type", "$ref", "content", "schema"} & item.keys()):
             yield from walk(item, here)
 
@@ -314,7 +323,9 @@ def _segment(segment: str) -> str:
 
 
 def choose(codes: Mapping[str, Pointer]) -> tuple[int, str]:
-    """What is answered: the lowest 2xx, else what `default` describes as 200, else the lowest 3xx, else the lowest there is."""
+    """What is answered: the lowest 2xx, else what `default` describes as 200, else the lowest 3xx,
+    else the lowest there is.
+    """
     numbers = sorted(code for code in codes if code.isdigit() and code != "100" and code[0] != "1")
     for first in ("2", "default", "3"):
         if first == "default" and first in codes:

@@ -1,4 +1,6 @@
-"""Makes a text for a regular expression, as Python reads it: the usual parts of a schema's `pattern`. Pure; the text is tried before it is given."""
+"""Makes a text for a regular expression, as Python reads it: the usual parts of a schema's
+`pattern`. Pure; the text is tried before it is given.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,19 @@ class _UnsolvedError(Exception):
 
 @lru_cache(maxsize=4096)
 def compiled(pattern: str) -> re.Pattern[str]:
-    """The expression. Python's doubts about what `[[` may mean one day are no mistake of the author's."""
+    """The expression.
+
+    Python's doubts about what `[[` may mean one day are no mistake of the author's.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         return re.compile(pattern)
 
 
 def problem(pattern: object) -> str:
-    """What is wrong with a pattern, or "": it can't be read, or would take exponential time on a hostile text (a repetition without bound inside another)."""
+    """What is wrong with a pattern, or "": it can't be read, or would take exponential time on a
+    hostile text (a repetition without bound inside another).
+    """
     if not isinstance(pattern, str):
         return "a pattern is text"
     try:
@@ -70,7 +77,9 @@ def _inner(name: str, argument: Any) -> list[Any]:  # noqa: ANN401 - the parser'
 
 
 def text_for(pattern: str, least: int, most: int, index: int) -> str | None:
-    """A text that the pattern finds something in, of a length between the two; `index` varies it where it can. None when none is found."""
+    """A text that the pattern finds something in, of a length between the two; `index` varies it
+    where it can. None when none is found.
+    """
     try:
         expression, parsed = compiled(pattern), _parsed(pattern)
     except (re.error, RecursionError, OverflowError):

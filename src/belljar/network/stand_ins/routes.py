@@ -1,7 +1,9 @@
-"""The routes of an `http` stand-in: what an author writes, read into frozen data, every mistake with its place.
+"""The routes of an `http` stand-in: what an author writes, read into frozen data, every mistake
+with its place.
 
-A route says what a request must be (path, methods, conditions), what is done to the state, and what is answered. Pure: `belljar.network.stand_ins.site` reads
-the file into these, `belljar.network.stand_ins.http` acts on them.
+A route says what a request must be (path, methods, conditions), what is done to the state, and what
+is answered. Pure: `belljar.network.stand_ins.site` reads the file into these,
+`belljar.network.stand_ins.http` acts on them.
 """
 
 from __future__ import annotations
@@ -44,7 +46,10 @@ class Pattern:
         return tuple(segment.rest if isinstance(segment, Parameter) else segment for segment in self.segments)
 
     def match(self, raw_path: str) -> dict[str, str] | None:
-        """The parameters, percent-decoded, when the path fits. Segments are split before they are decoded: `%2F` doesn't split."""
+        """The parameters, percent-decoded, when the path fits.
+
+        Segments are split before they are decoded: `%2F` doesn't split.
+        """
         parts = [unquote(part, errors="replace") for part in raw_path.split("/")[1:]]
         found: dict[str, str] = {}
         for index, segment in enumerate(self.segments):
@@ -95,7 +100,8 @@ class Condition:
             return (found is not None) is self.expected
         expected = render_value(self.expected, view)
         if expected is None and self.expected is not None:
-            # A template that finds nothing equals nothing: or an absent password would open what has none.
+            # A template that finds nothing equals nothing: or an absent password would open what
+            # has none.
             return False
         if self.operator == "equals":
             if self.reference.root in _TEXT_ROOTS:
@@ -111,7 +117,10 @@ class Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One change of `state` or `session`. `value` may hold templates; for `increment` it is a whole number."""
+    """One change of `state` or `session`.
+
+    `value` may hold templates; for `increment` it is a whole number.
+    """
 
     verb: Literal["set", "append", "increment", "delete"]
     target: Reference
@@ -136,7 +145,9 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One step of a WebSocket's script: text to send, text to wait for (`None`: any), or a close code."""
+    """One step of a WebSocket's script: text to send, text to wait for (`None`: any), or a close
+    code.
+    """
 
     verb: Literal["send", "expect", "close"]
     text: Template | None = None
@@ -145,7 +156,10 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """One route; the first of a site that fits answers. `replies` are given in order, the last one again and again."""
+    """One route; the first of a site that fits answers.
+
+    `replies` are given in order, the last one again and again.
+    """
 
     pattern: Pattern
     methods: tuple[str, ...] = ("GET",)
@@ -162,7 +176,11 @@ class Route:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """All of an `http` stand-in. `static` maps a path's beginning, which ends with `/`, to a directory below the stand-in's own ("" is itself)."""
+    """All of an `http` stand-in.
+
+    `static` maps a path's beginning, which ends with `/`, to a directory below the stand-in's own
+    ("" is itself).
+    """
 
     routes: tuple[Route, ...] = ()
     state: Mapping[str, Any] = field(default_factory=dict)

@@ -1,7 +1,9 @@
-"""The schemas of an OpenAPI document, as JSON Schema 2020-12: what 3.0 says in its own words is put into the standard's, local references stay references.
+"""The schemas of an OpenAPI document, as JSON Schema 2020-12: what 3.0 says in its own words is put
+into the standard's, local references stay references.
 
-Two readings: of requests (what is `readOnly` isn't demanded) and of answers (what is `writeOnly` isn't there). Remote references are never followed.
-Source: OpenAPI 3.0.4 and 3.1.1, "Schema Object".
+Two readings: of requests (what is `readOnly` isn't demanded) and of answers (what is `writeOnly`
+isn't there). Remote references are never followed. Source: OpenAPI 3.0.4 and 3.1.1, "Schema
+Object".
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ Pointer = tuple["str | int", ...]
 MAX_ERRORS: Final = 5
 MAX_REFERENCES: Final = 10_000
 MAX_PATTERN_TEXT: Final = 1000
-"""A text longer than this fails any `pattern`: an author's expression must not become slow on a guest's text."""
+"""A text longer than this fails any `pattern`: an author's expression must not become slow on a
+guest's text.
+"""
 _DATA: Final = frozenset({"example", "examples", "default", "enum", "const"})
 _URN: Final = "urn:openapi"
 _REF: Final = Draft202012Validator.VALIDATORS["$ref"]
@@ -71,8 +75,9 @@ class _TooManyReferencesError(Exception):
 class Schemas:
     """One side's schemas of a document; `document` itself is left as it is.
 
-    A value, and all that is tried while an example is made, is held against at most `MAX_REFERENCES` references, and breaks the schema beyond them: a few that
-    name each other twice can mean any number. `spent` counts all of them.
+    A value, and all that is tried while an example is made, is held against at most
+    `MAX_REFERENCES` references, and breaks the schema beyond them: a few that name each other twice
+    can mean any number. `spent` counts all of them.
     """
 
     def __init__(self, document: Mapping[str, Any], side: Side) -> None:
@@ -91,7 +96,8 @@ class Schemas:
             return value
         if self.is_30 and isinstance(value.get("$ref"), str):
             return {"$ref": value["$ref"]}
-        # An answer's or parameter's `examples` is a mapping of names; a property may be called `example`: then it holds a schema, which is converted all the same.
+        # An answer's or parameter's `examples` is a mapping of names; a property may be called
+        # `example`: then it holds a schema, which is converted all the same.
         new = {
             name: item if name in _DATA and not _is_schema(item) else self._converted(item)
             for name, item in value.items()
@@ -128,7 +134,10 @@ class Schemas:
         return self._validator({"$ref": reference}, registry=self._registry)
 
     def errors(self, path: Pointer, value: object) -> list[tuple[str, str]]:
-        """Where a value breaks the schema at a path, and how; at most `MAX_ERRORS`. One that is nested too deep to check breaks it."""
+        """Where a value breaks the schema at a path, and how; at most `MAX_ERRORS`.
+
+        One that is nested too deep to check breaks it.
+        """
         try:
             found = []
             for error in self.validator(path).iter_errors(value):

@@ -1,4 +1,5 @@
-"""The files of a stand-in's directory: listed once, opened without following a link, hashed in pieces.
+"""The files of a stand-in's directory: listed once, opened without following a link, hashed in
+pieces.
 
 A guest's words never become a path: what it asks for is looked up among the names that were listed.
 """
@@ -23,8 +24,10 @@ CHUNK_BYTES: Final = 256 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShelfFile:
-    """A regular file of the directory. `name` is its path below it, with `/`. `content`: of one that
-    lies in memory and has no path."""
+    """A regular file of the directory.
+
+    `name` is its path below it, with `/`. `content`: of one that lies in memory and has no path.
+    """
 
     name: str
     path: Path
@@ -47,7 +50,9 @@ class ShelfError(ValueError):
 
 
 def list_files(directory: Path) -> tuple[ShelfFile, ...]:
-    """Every regular file below `directory`, sorted by name. Hidden files and symbolic links are left out; a missing directory is empty.
+    """Every regular file below `directory`, sorted by name.
+
+    Hidden files and symbolic links are left out; a missing directory is empty.
 
     Raises `ShelfError` beyond `MAX_FILES` files or `MAX_DEPTH` directories.
     """
@@ -97,7 +102,10 @@ def open_file(path: Path) -> int:
 
 
 async def chunks_of(path: Path, start: int, end: int) -> AsyncIterator[bytes]:
-    """The bytes `[start, end)` of a file; other connections are served between two pieces. Short when the file is."""
+    """The bytes `[start, end)` of a file; other connections are served between two pieces.
+
+    Short when the file is.
+    """
     descriptor = open_file(path)
     try:
         while start < end:
@@ -123,7 +131,10 @@ async def pieces_of(file: ShelfFile, start: int, end: int) -> AsyncIterator[byte
 
 
 class Digests:
-    """Digests of files, each worked out once, when it is first asked for. `algorithms` are names of hashlib's."""
+    """Digests of files, each worked out once, when it is first asked for.
+
+    `algorithms` are names of hashlib's.
+    """
 
     def __init__(self, *algorithms: str) -> None:
         self._algorithms = algorithms
@@ -160,7 +171,9 @@ class OneRead:
 
 
 def check_directory(directory: Path | None, what: str) -> tuple[str, ...]:
-    """What is wrong with a stand-in's directory before any file of it is looked at: missing, not a directory, nothing in it, a link in it."""
+    """What is wrong with a stand-in's directory before any file of it is looked at: missing, not a
+    directory, nothing in it, a link in it.
+    """
     if directory is None:
         return (f"no directory of {what} is named: add `directory: PATH`",)
     if not directory.is_dir():

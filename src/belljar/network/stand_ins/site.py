@@ -1,4 +1,7 @@
-"""Reads what an author wrote for an `http` stand-in into a `Site`. Every mistake is noted with its place, and reading goes on, so that all are told at once."""
+"""Reads what an author wrote for an `http` stand-in into a `Site`.
+
+Every mistake is noted with its place, and reading goes on, so that all are told at once.
+"""
 
 from __future__ import annotations
 

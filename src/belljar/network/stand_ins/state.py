@@ -1,6 +1,8 @@
-"""What an `http` stand-in remembers: JSON values, counted in bytes and bounded, for all visitors and for each session.
+"""What an `http` stand-in remembers: JSON values, counted in bytes and bounded, for all visitors
+and for each session.
 
-At a bound nothing is changed and `StateError` is raised; the stand-in then answers as a server out of room does. The oldest session goes when there are too many.
+At a bound nothing is changed and `StateError` is raised; the stand-in then answers as a server out
+of room does. The oldest session goes when there are too many.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ class StateError(Exception):
 
 
 def size_of(value: object) -> int:
-    """What a value counts: its characters as JSON, and what Python needs for each part besides: a thousand sessions of empty lists would else be a gigabyte."""
+    """What a value counts: its characters as JSON, and what Python needs for each part besides: a
+    thousand sessions of empty lists would else be a gigabyte.
+    """
     size, todo = len(compact(value)), [value]
     while todo:
         part = todo.pop()
@@ -41,7 +45,9 @@ def size_of(value: object) -> int:
 
 
 def _name_size(parent: Mapping[str, Any], name: str | int) -> int:
-    """What a new name in a mapping counts besides its value: itself, its colon, a comma before or behind it."""
+    """What a new name in a mapping counts besides its value: itself, its colon, a comma before or
+    behind it.
+    """
     return size_of(str(name)) + 1 + bool(parent)
 
 
@@ -108,7 +114,9 @@ class Store:
         return at
 
     def _place(self, keys: Sequence[str | int], value: object) -> tuple[Any, str | int, object]:
-        """The last that there is on the way, the name in it, and the value, in the mappings that are missing."""
+        """The last that there is on the way, the name in it, and the value, in the mappings that
+        are missing.
+        """
         if not keys or len(keys) > MAX_DEPTH:
             raise StateError("no such place")
         at: Any = self.values
@@ -142,7 +150,9 @@ def _child(parent: Any, step: str | int) -> Any:  # noqa: ANN401 - any JSON valu
 
 
 class Sessions:
-    """Sessions by an id that only the server makes; at most `MAX_SESSIONS`, the one unused for the longest goes first."""
+    """Sessions by an id that only the server makes; at most `MAX_SESSIONS`, the one unused for the
+    longest goes first.
+    """
 
     def __init__(self, random: Callable[[int], bytes]) -> None:
         self._random = random

@@ -1,7 +1,9 @@
-"""Files of a directory over HTTP: GET and HEAD, conditional requests (RFC 9110, 13) and one range (14).
+"""Files of a directory over HTTP: GET and HEAD, conditional requests (RFC 9110, 13) and one range
+(14).
 
-The directory is listed once, when the range is made; a request is looked up in that list. So no path that a guest writes ever reaches the file system, and
-links, devices and what was put there later are not served.
+The directory is listed once, when the range is made; a request is looked up in that list. So no
+path that a guest writes ever reaches the file system, and links, devices and what was put there
+later are not served.
 """
 
 from __future__ import annotations
@@ -44,7 +46,10 @@ class Entry:
 
 
 def list_files(directory: Path) -> dict[str, Entry]:
-    """Regular files below a directory by path, `/` between. Raises `PolicyError` above `MAX_FILES`."""
+    """Regular files below a directory by path, `/` between.
+
+    Raises `PolicyError` above `MAX_FILES`.
+    """
     found: dict[str, Entry] = {}
     for folder, _, names in os.walk(directory, followlinks=False):
         for name in names:
@@ -64,7 +69,9 @@ def media_of(name: str) -> str:
 
 
 def find(files: Mapping[str, Entry], path: str) -> Entry | str | None:
-    """The file for a decoded path below the directory; for a directory its `index.html`, or where to go on to (a path with `/` at its end)."""
+    """The file for a decoded path below the directory; for a directory its `index.html`, or where
+    to go on to (a path with `/` at its end).
+    """
     if path == "" or path.endswith("/"):
         return files.get(f"{path}index.html")
     if path in files:
@@ -73,7 +80,10 @@ def find(files: Mapping[str, Entry], path: str) -> Entry | str | None:
 
 
 def serve(entry: Entry, request: Request, *, status: int = 200, media: str = "", headers: Pairs = ()) -> Answer:
-    """The answer for a file: 200, 206, 304, 412 or 416. Ranges and conditions count for status 200 alone."""
+    """The answer for a file: 200, 206, 304, 412 or 416.
+
+    Ranges and conditions count for status 200 alone.
+    """
     kind = ("content-type", media or media_of(entry.path.name))
     if status != 200:
         return _whole(entry, status, (kind, *headers))

@@ -1,11 +1,14 @@
-"""Templates of an `http` stand-in: text with `{{ reference | filter }}` in it. A reference looks something up; nothing is evaluated, nothing is called by name.
+"""Templates of an `http` stand-in: text with `{{ reference | filter }}` in it.
+
+A reference looks something up; nothing is evaluated, nothing is called by name.
 
     reference := root ( "." name | "[" index "]" )*        index := number | "text" | reference
     root      := path query header cookie form json body method host url state session now random
     filter    := default(literal) | html | json | url | raw | length
 
-`random.hex(8)` and `random.int(1, 6)` are the only references with arguments. What isn't there is empty. What comes out is escaped for the content type it is
-put into, unless a filter says otherwise.
+`random.hex(8)` and `random.int(1, 6)` are the only references with arguments. What isn't there is
+empty. What comes out is escaped for the content type it is put into, unless a filter says
+otherwise.
 """
 
 from __future__ import annotations
@@ -251,7 +254,11 @@ def parse_reference(text: str) -> Reference:
 
 
 def parse_template(text: str) -> Template:
-    """A template. `{{` begins an expression; write `{{"{{"}}` nowhere: two braces can't be shown. Raises `TemplateError`."""
+    """A template.
+
+    `{{` begins an expression; write `{{"{{"}}` nowhere: two braces can't be shown. Raises
+    `TemplateError`.
+    """
     if len(text) > MAX_TEMPLATE_CHARS:
         raise TemplateError(0, f"longer than {MAX_TEMPLATE_CHARS} characters")
     parts: list[str | Expression] = []
@@ -373,7 +380,10 @@ def evaluate(expression: Expression, view: View) -> tuple[Any, str]:
 
 
 def escaped(value: object, escape: str) -> str:
-    """A value as text for a place. `json` as a content type is the inside of a JSON string for text, and JSON for anything else."""
+    """A value as text for a place.
+
+    `json` as a content type is the inside of a JSON string for text, and JSON for anything else.
+    """
     match escape:
         case "html":
             return html.escape(text_of(value), quote=True)
@@ -392,7 +402,10 @@ def _script_safe(text: str) -> str:
 
 
 def render(template: Template, view: View, escape: Escape) -> str:
-    """The text that comes out, each expression escaped for the place. Raises `RenderError` above `MAX_RENDERED_CHARS`."""
+    """The text that comes out, each expression escaped for the place.
+
+    Raises `RenderError` above `MAX_RENDERED_CHARS`.
+    """
     out: list[str] = []
     size = 0
     for part in template.parts:
@@ -408,7 +421,10 @@ def render(template: Template, view: View, escape: Escape) -> str:
 
 
 def render_value(value: Any, view: View) -> Any:  # noqa: ANN401 - any JSON value, its text read into templates
-    """A JSON value with its templates filled in. A text that is one expression alone becomes what that finds, whatever its type."""
+    """A JSON value with its templates filled in.
+
+    A text that is one expression alone becomes what that finds, whatever its type.
+    """
     if isinstance(value, Template):
         sole = value.sole
         if sole is not None and not any(name in ("html", "url", "json") for name, _ in sole.filters):

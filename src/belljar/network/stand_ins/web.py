@@ -1,7 +1,9 @@
-"""The little that every HTTP stand-in needs of ASGI 3: a whole request, a whole answer, and bounds on both.
+"""The little that every HTTP stand-in needs of ASGI 3: a whole request, a whole answer, and bounds
+on both.
 
-A stand-in decides on a `Request` that was read up to a bound and gives an `Answer`. What a guest sent stays bytes until something asks for its meaning;
-nothing here raises for what a guest may send. Framing, header limits and time limits are the gateway's.
+A stand-in decides on a `Request` that was read up to a bound and gives an `Answer`. What a guest
+sent stays bytes until something asks for its meaning; nothing here raises for what a guest may
+send. Framing, header limits and time limits are the gateway's.
 """
 
 from __future__ import annotations
@@ -28,7 +30,11 @@ _UNSAFE: Final = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 
 
 class CutOffError(Exception):
-    """A request's body is not taken to its end. `body` is what of it had come; `refused` says why, and is empty when the client left: there is nobody to answer."""
+    """A request's body is not taken to its end.
+
+    `body` is what of it had come; `refused` says why, and is empty when the client left: there is
+    nobody to answer.
+    """
 
     def __init__(self, body: bytes, refused: str = "") -> None:
         super().__init__(refused or "the client left")
@@ -38,7 +44,10 @@ class CutOffError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One request, its body complete. Names of headers are in lower case; text is what the bytes say, undecodable ones replaced."""
+    """One request, its body complete.
+
+    Names of headers are in lower case; text is what the bytes say, undecodable ones replaced.
+    """
 
     method: str
     path: str
@@ -104,7 +113,11 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """One answer. `stream` stands in for `body` when what is sent is too large to hold, or is sent bit by bit; `length` is its size in bytes, -1 if unknown."""
+    """One answer.
+
+    `stream` stands in for `body` when what is sent is too large to hold, or is sent bit by bit;
+    `length` is its size in bytes, -1 if unknown.
+    """
 
     status: int = 200
     headers: Pairs = ()
@@ -129,13 +142,19 @@ def _no_constant(name: str) -> object:
 
 
 def parse_json(data: bytes | str) -> Any:  # noqa: ANN401 - any JSON value
-    """A JSON value by RFC 8259: UTF-8 and no NaN. Raises `ValueError` for anything else, absurd numbers and nesting above `MAX_JSON_DEPTH` among it."""
+    """A JSON value by RFC 8259: UTF-8 and no NaN.
+
+    Raises `ValueError` for anything else, absurd numbers and nesting above `MAX_JSON_DEPTH` among
+    it.
+    """
     try:
-        # Python would guess at UTF-16 and UTF-32, which another reader of the same bytes does not take.
+        # Python would guess at UTF-16 and UTF-32, which another reader of the same bytes does not
+        # take.
         value = json.loads(data.decode() if isinstance(data, bytes) else data, parse_constant=_no_constant)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    # What is nested less deeply than the parser's own limit could still be too deep for whoever walks it next.
+    # What is nested less deeply than the parser's own limit could still be too deep for whoever
+    # walks it next.
     level = [value]
     for _ in range(MAX_JSON_DEPTH):
         level = [
@@ -186,7 +205,9 @@ def plain_error(status: int, headers: Pairs = ()) -> Answer:
 
 
 def header_text(text: str, *, max_chars: int = 4096) -> str:
-    """Text that may stand in a header field: no line breaks or controls, Latin-1 (RFC 9110, 5.5), at most `max_chars` characters."""
+    """Text that may stand in a header field: no line breaks or controls, Latin-1 (RFC 9110, 5.5),
+    at most `max_chars` characters.
+    """
     return _UNSAFE.sub("", text[:max_chars]).strip()
 
 
@@ -249,9 +270,13 @@ async def refuse_websocket(receive: Receive, send: Send) -> None:
 def http_app(
     handle: Handler, *, max_body_bytes: int = MAX_BODY_BYTES, too_large: Answer | None = None, cut: Cut | None = None
 ) -> App:
-    """An ASGI 3 app of one function. A body above `max_body_bytes` is answered with 413 (or `too_large`) unread; WebSockets are refused.
+    """An ASGI 3 app of one function.
 
-    `cut` is told first of a request whose body is not taken to its end, with what of it had come, and why.
+    A body above `max_body_bytes` is answered with 413 (or `too_large`) unread; WebSockets are
+    refused.
+
+    `cut` is told first of a request whose body is not taken to its end, with what of it had come,
+    and why.
     """
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

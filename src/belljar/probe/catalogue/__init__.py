@@ -1,4 +1,6 @@
-"""What is tried in a cell, why, and what a breach would look like. Data; `native/probes/` in the repository is what tries it.
+"""What is tried in a cell, why, and what a breach would look like.
+
+Data; `native/probes/` in the repository is what tries it.
 
 Names, order of groups and the quick set are the program's: a test holds the two together.
 """

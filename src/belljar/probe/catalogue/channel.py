@@ -1,4 +1,7 @@
-"""The way the host speaks with the cell. Whoever gets at it can say what the record will believe."""
+"""The way the host speaks with the cell.
+
+Whoever gets at it can say what the record will believe.
+"""
 
 from __future__ import annotations
 

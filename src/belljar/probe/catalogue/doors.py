@@ -1,4 +1,6 @@
-"""Side doors: roads that were found once, in runtimes or in the kernel, to a file or a program of the host."""
+"""Side doors: roads that were found once, in runtimes or in the kernel, to a file or a program of
+the host.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What tells a program where it is. `reached` lists the tells.
 
-Names of ours, of harnesses and of tests are a breach of neutrality everywhere. What the machine tells by its nature is
-known, tier by tier, with the reason.
+Names of ours, of harnesses and of tests are a breach of neutrality everywhere. What the machine
+tells by its nature is known, tier by tier, with the reason.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The kernel: files that steer it, files that tell of it, and calls that act on the machine or were a way in."""
+"""The kernel: files that steer it, files that tell of it, and calls that act on the machine or were
+a way in.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The network: what there is of it, the host's listeners, and addresses beyond. A packet that a route takes has left."""
+"""The network: what there is of it, the host's listeners, and addresses beyond.
+
+A packet that a route takes has left.
+"""
 
 from __future__ import annotations
 

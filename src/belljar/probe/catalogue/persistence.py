@@ -1,4 +1,7 @@
-"""What an earlier cell left. Looked for at the start only; later, what is found is this cell's own."""
+"""What an earlier cell left.
+
+Looked for at the start only; later, what is found is this cell's own.
+"""
 
 from __future__ import annotations
 

@@ -32,15 +32,19 @@ _TYPES: Final = {".deb": "application/vnd.debian.binary-package", ".gz": "applic
 
 
 def make(context: StandInContext) -> App:
-    """An ASGI 3 app that serves `context.files`: as it is where it has a directory `dists`, else the repository made out of its `.deb` files.
+    """An ASGI 3 app that serves `context.files`: as it is where it has a directory `dists`, else
+    the repository made out of its `.deb` files.
 
-    Its memory: the control data of the packages, three forms of each index, and of an upload the first 64 KiB.
+    Its memory: the control data of the packages, three forms of each index, and of an upload the
+    first 64 KiB.
     """
     return _Debian(context)
 
 
 def check(settings: Mapping[str, JsonValue], directory: Path | None) -> tuple[str, ...]:  # noqa: ARG001 - the kind has no setting of its own
-    """What is wrong with a directory of Debian packages or a repository tree, each fault with its file."""
+    """What is wrong with a directory of Debian packages or a repository tree, each fault with its
+    file.
+    """
     wrong = check_directory(directory, "Debian packages (.deb)")
     if directory is None or not directory.is_dir():
         return wrong
@@ -171,7 +175,9 @@ class _Debian:
 
 
 def _suite(below_dists: list[str]) -> tuple[str, list[str]]:
-    """A suite's name and the rest of the path; the old security archive's suites have two parts (`buster/updates`)."""
+    """A suite's name and the rest of the path; the old security archive's suites have two parts
+    (`buster/updates`).
+    """
     size = 2 if below_dists[1:2] == ["updates"] else 1
     return "/".join(below_dists[:size]), below_dists[size:]
 

@@ -1,4 +1,6 @@
-"""Reading the control data of a `.deb` (deb(5), ar(5), deb-control(5)) with bounds. Nothing is unpacked, and what is not understood is refused.
+"""Reading the control data of a `.deb` (deb(5), ar(5), deb-control(5)) with bounds.
+
+Nothing is unpacked, and what is not understood is refused.
 
 Read: `control.tar`, plain, gzip, xz; zstd (Ubuntu's) where the `zstandard` package is there.
 """
@@ -37,7 +39,9 @@ class DebError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """A package's control stanza: its text, without blank lines and with a line end, and its fields by lower-case name."""
+    """A package's control stanza: its text, without blank lines and with a line end, and its fields
+    by lower-case name.
+    """
 
     text: str
     fields: Mapping[str, str]
@@ -104,7 +108,10 @@ def ar_members(descriptor: int, size_bytes: int) -> Iterator[tuple[str, int, int
 
 
 def unpacked(packed: bytes, ending: str) -> bytes:
-    """An archive member by its ending (`.gz`, `.xz`, `.zst`, none), at most `MAX_CONTROL_BYTES`. Raises `DebError`."""
+    """An archive member by its ending (`.gz`, `.xz`, `.zst`, none), at most `MAX_CONTROL_BYTES`.
+
+    Raises `DebError`.
+    """
     if ending == "":
         return packed
     decompressor = _decompressor(ending)
@@ -163,7 +170,11 @@ def control_file(archive: bytes) -> bytes:
 
 
 def parse_control(content: bytes) -> Control:
-    """A binary package's control stanza. Raises `DebError` for more than one stanza, and where a name, version or architecture is missing or impossible."""
+    """A binary package's control stanza.
+
+    Raises `DebError` for more than one stanza, and where a name, version or architecture is missing
+    or impossible.
+    """
     try:
         lines = content.decode("utf-8").rstrip().split("\n")
     except UnicodeDecodeError:

@@ -1,6 +1,8 @@
-"""A repository made in memory out of package files: its indexes, its signed release files, its pool.
+"""A repository made in memory out of package files: its indexes, its signed release files, its
+pool.
 
-Format: <https://wiki.debian.org/DebianRepository/Format>. Every suite has the same content; what differs is the name in its Release file.
+Format: <https://wiki.debian.org/DebianRepository/Format>. Every suite has the same content; what
+differs is the name in its Release file.
 """
 
 from __future__ import annotations
@@ -26,10 +28,15 @@ _DAY_S: Final = 86_400
 
 
 class Repository:
-    """What a directory of `.deb` files holds, as apt wants it. Read at the first question; files that are no packages are left out (`check` has named them)."""
+    """What a directory of `.deb` files holds, as apt wants it.
+
+    Read at the first question; files that are no packages are left out (`check` has named them).
+    """
 
     def __init__(self, directory: Path, now_s: int) -> None:
-        """`now_s`: the time that the Release file is dated a day before, so that a guest's clock may be somewhat behind."""
+        """`now_s`: the time that the Release file is dated a day before, so that a guest's clock
+        may be somewhat behind.
+        """
         self._shelf = OneRead(directory)
         self._digests = Digests("md5", "sha256")
         self.made_s = now_s - _DAY_S
@@ -60,11 +67,15 @@ class Repository:
         return indexes.get(name)
 
     async def flat_index(self, name: str) -> bytes | None:
-        """`Packages` and its packed forms with every package in it, for sources that end in a slash."""
+        """`Packages` and its packed forms with every package in it, for sources that end in a
+        slash.
+        """
         return (await self._indexed()).get(f"flat/{name}")
 
     async def release(self, suite: str) -> str | None:
-        """The Release file of a suite; `None` for what can't be a suite's name. "": of a flat repository."""
+        """The Release file of a suite; `None` for what can't be a suite's name. "": of a flat
+        repository.
+        """
         if suite and _SUITE.fullmatch(suite) is None:
             return None
         known = self._releases.get(suite)
@@ -103,7 +114,10 @@ class Repository:
         return sorted(found, key=lambda pair: (pair[1].package, pair[1].version))
 
     async def _stanza(self, file: ShelfFile, control: Control) -> tuple[str, str]:
-        """A package's architecture and its stanza in an index. What the control file says of its own file's place and digests is left out."""
+        """A package's architecture and its stanza in an index.
+
+        What the control file says of its own file's place and digests is left out.
+        """
         digests = await self._digests.of(file)
         version = control.version.partition(":")[2] or control.version
         start = control.package[:4] if control.package.startswith("lib") else control.package[0]

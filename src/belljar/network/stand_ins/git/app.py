@@ -36,10 +36,12 @@ _SERVICES: Final = ("git-upload-pack", "git-receive-pack")
 
 
 def make(context: StandInContext) -> App:
-    """An ASGI 3 app that serves the bare repositories in `context.files`, each at its path, with or without `.git`, or the one that the
-    settings say (`repository`: its path, `commits`: as `MadeRepository`'s; with `token`, who pushes needs it).
+    """An ASGI 3 app that serves the bare repositories in `context.files`, each at its path, with or
+    without `.git`, or the one that the settings say (`repository`: its path, `commits`: as
+    `MadeRepository`'s; with `token`, who pushes needs it).
 
-    Its memory: 64 MiB of pushed objects in all; of one push at a time the pack (32 MiB) and its objects (64 MiB); of a fetch, the ids of what is sent.
+    Its memory: 64 MiB of pushed objects in all; of one push at a time the pack (32 MiB) and its
+    objects (64 MiB); of a fetch, the ids of what is sent.
     """
     return _Git(context)
 

@@ -1,4 +1,6 @@
-"""Git's packs (gitformat-pack(5)): written object by object, and read with bounds on everything that a hostile one can make grow."""
+"""Git's packs (gitformat-pack(5)): written object by object, and read with bounds on everything
+that a hostile one can make grow.
+"""
 
 from __future__ import annotations
 
@@ -57,9 +59,12 @@ def pack_entry(thing: GitObject) -> bytes:
 
 @dataclass(kw_only=True)
 class PackReader:
-    """Reads a pack that lies in memory. `lookup` finds objects that deltas in it build on and that the repository has already.
+    """Reads a pack that lies in memory.
 
-    Go through `steps()`; when it has ended, `objects` has all of the pack's. Memory: `MAX_UNPACKED_BYTES` and the pack.
+    `lookup` finds objects that deltas in it build on and that the repository has already.
+
+    Go through `steps()`; when it has ended, `objects` has all of the pack's. Memory:
+    `MAX_UNPACKED_BYTES` and the pack.
     """
 
     data: bytes
@@ -189,7 +194,9 @@ class PackReader:
 
 
 def apply_delta(base: bytes, delta: bytes, place: int, size: int) -> bytes:
-    """Carry out a delta's instructions from `place` on; the result must have exactly `size` bytes, and never grows beyond. Raises `PackError`."""
+    """Carry out a delta's instructions from `place` on; the result must have exactly `size` bytes,
+    and never grows beyond. Raises `PackError`.
+    """
     out = bytearray()
     while place < len(delta):
         code = delta[place]

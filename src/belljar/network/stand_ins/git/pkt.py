@@ -1,4 +1,6 @@
-"""Git's packet lines (gitprotocol-common(5)): four hexadecimal digits of length, then content; `0000` ends a section."""
+"""Git's packet lines (gitprotocol-common(5)): four hexadecimal digits of length, then content;
+`0000` ends a section.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def pkt(content: bytes) -> bytes:
 
 
 def section(data: bytes, start: int = 0) -> tuple[list[bytes], int]:
-    """The lines from `start` to the next flush, without their line ends, and where what follows begins. Raises `PktError`, also where no flush comes."""
+    """The lines from `start` to the next flush, without their line ends, and where what follows
+    begins. Raises `PktError`, also where no flush comes.
+    """
     lines: list[bytes] = []
     for content, after in packets(data, start):
         if content is None:
@@ -33,7 +37,10 @@ def section(data: bytes, start: int = 0) -> tuple[list[bytes], int]:
 
 
 def packets(data: bytes, start: int = 0) -> Iterator[tuple[bytes | None, int]]:
-    """Each line's content without its line end, `None` for a flush, and where the next begins. Raises `PktError`."""
+    """Each line's content without its line end, `None` for a flush, and where the next begins.
+
+    Raises `PktError`.
+    """
     while start < len(data):
         head = data[start : start + 4]
         if _LENGTH.fullmatch(head) is None:

@@ -1,4 +1,6 @@
-"""Pushing (git-receive-pack): read with bounds, put on record, and carried out in the range's memory alone."""
+"""Pushing (git-receive-pack): read with bounds, put on record, and carried out in the range's
+memory alone.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +121,9 @@ async def _record(context: StandInContext, request: Request, name: str, push: Pu
 
 
 def _smallest_files(push: Push) -> list[GitObject]:
-    """Files whose contents are kept unpacked, the smallest first, so that many are there: keys and notes are small."""
+    """Files whose contents are kept unpacked, the smallest first, so that many are there: keys and
+    notes are small.
+    """
     files = sorted(
         (thing for thing in push.objects.values() if thing.kind == BLOB), key=lambda thing: len(thing.content)
     )

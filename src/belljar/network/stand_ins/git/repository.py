@@ -1,4 +1,6 @@
-"""A repository as a range sees it: the author's bare repository, read-only, and over it what was pushed, in memory."""
+"""A repository as a range sees it: the author's bare repository, read-only, and over it what was
+pushed, in memory.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class MissingObjectError(KeyError):
 
 
 def find_repositories(directory: Path, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Path]]:
-    """Name (with `/`, as it is asked for) and path of each bare repository below `directory`; links are not followed."""
+    """Name (with `/`, as it is asked for) and path of each bare repository below `directory`; links
+    are not followed.
+    """
     if depth > MAX_DEPTH or not directory.is_dir():
         return
     for path in sorted(directory.iterdir()):
@@ -70,7 +74,10 @@ class Kept:
 
 
 class Repository:
-    """One repository. Reading goes through the pushed objects first. `kept` is shared with the others of its stand-in."""
+    """One repository.
+
+    Reading goes through the pushed objects first. `kept` is shared with the others of its stand-in.
+    """
 
     def __init__(self, path: Path, kept: Kept | None = None) -> None:
         self._path = path
@@ -123,7 +130,10 @@ class Repository:
         return found
 
     def add(self, objects: Mapping[bytes, GitObject]) -> bool:
-        """Keep pushed objects; False, and nothing kept, beyond `MAX_PUSHED_BYTES`. What each costs besides its content is counted as 200 bytes."""
+        """Keep pushed objects; False, and nothing kept, beyond `MAX_PUSHED_BYTES`.
+
+        What each costs besides its content is counted as 200 bytes.
+        """
         fresh = {identity: thing for identity, thing in objects.items() if identity not in self._pushed}
         size = sum(len(thing.content) + 200 for thing in fresh.values())
         if self._kept.count_bytes + size > MAX_PUSHED_BYTES:
@@ -150,7 +160,9 @@ class Repository:
 
 
 def targets(thing: GitObject) -> list[tuple[int, bytes]]:
-    """Type and id of what an object names: a commit's tree and parents, a tree's entries, a tag's object. What can't be read is left out."""
+    """Type and id of what an object names: a commit's tree and parents, a tree's entries, a tag's
+    object. What can't be read is left out.
+    """
     if thing.kind == TREE:
         return list(_tree_entries(thing.content))
     head = thing.content.partition(b"\n\n")[0].split(b"\n")
@@ -192,7 +204,9 @@ def peel(repository: Repository, identity: bytes) -> bytes:
 
 
 async def ancestors(repository: Repository, starts: Iterable[bytes], stop: Iterable[bytes]) -> set[bytes]:
-    """Commits that are there and reachable from `starts`; the parents of those in `stop` are not looked at."""
+    """Commits that are there and reachable from `starts`; the parents of those in `stop` are not
+    looked at.
+    """
     ends, found, todo = set(stop), set[bytes](), list(starts)
     while todo:
         identity = todo.pop()
@@ -210,7 +224,9 @@ async def ancestors(repository: Repository, starts: Iterable[bytes], stop: Itera
 
 
 async def depths(repository: Repository, starts: Iterable[bytes], most: int) -> tuple[set[bytes], set[bytes]]:
-    """Commits at most `most` deep (1: the starts alone), and those of them at the border, whose parents are left out."""
+    """Commits at most `most` deep (1: the starts alone), and those of them at the border, whose
+    parents are left out.
+    """
     found, border, level = set[bytes](), set[bytes](), list(starts)
     for depth in range(1, most + 1):
         following: list[bytes] = []
@@ -233,9 +249,11 @@ async def depths(repository: Repository, starts: Iterable[bytes], most: int) -> 
 async def missing(
     repository: Repository, wants: Iterable[bytes], known: set[bytes], border: set[bytes]
 ) -> AsyncIterator[bytes]:
-    """Ids of what a client lacks that wants `wants` and has the commits `known` with all they hold; beyond `border` nothing is sent.
+    """Ids of what a client lacks that wants `wants` and has the commits `known` with all they hold;
+    beyond `border` nothing is sent.
 
-    Raises `MissingObjectError`. Each object comes once; a commit's trees are walked without recursion.
+    Raises `MissingObjectError`. Each object comes once; a commit's trees are walked without
+    recursion.
     """
     seen: set[bytes] = set()
     roots: list[bytes] = []

@@ -1,4 +1,6 @@
-"""Fetching (git-upload-pack): what a request asks for, read with bounds, and the answer, made piece by piece (gitprotocol-http(5), gitprotocol-pack(5))."""
+"""Fetching (git-upload-pack): what a request asks for, read with bounds, and the answer, made piece
+by piece (gitprotocol-http(5), gitprotocol-pack(5)).
+"""
 
 from __future__ import annotations
 
@@ -111,7 +113,10 @@ def advertisement(repository: Repository, capabilities: bytes, *, peeled: bool) 
 
 
 async def respond(repository: Repository, asked: Asked) -> AsyncIterator[bytes]:
-    """The answer to one request of a negotiation. An object that isn't there is told as an error line of the protocol."""
+    """The answer to one request of a negotiation.
+
+    An object that isn't there is told as an error line of the protocol.
+    """
     unknown = next((want for want in asked.wants if repository.get(want) is None), None)
     if unknown is not None:
         yield pkt(b"ERR upload-pack: not our ref " + unknown + b"\n")
@@ -132,7 +137,10 @@ async def respond(repository: Repository, asked: Asked) -> AsyncIterator[bytes]:
 
 
 async def _plan(repository: Repository, asked: Asked) -> _Plan:
-    """How deep to go: `shallow` and `unshallow` of the protocol. Without a depth the client's own border stays."""
+    """How deep to go: `shallow` and `unshallow` of the protocol.
+
+    Without a depth the client's own border stays.
+    """
     if not asked.depth:
         return _Plan(border=set(asked.shallow))
     starts = [peel(repository, want) for want in asked.wants]

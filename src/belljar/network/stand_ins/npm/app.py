@@ -33,10 +33,11 @@ _MAX_FOUND: Final = 250
 
 
 def make(context: StandInContext) -> App:
-    """An ASGI 3 app that serves the packed packages in `context.files`, or those that the settings hold (`packages`;
-    with `token`, who writes needs it).
+    """An ASGI 3 app that serves the packed packages in `context.files`, or those that the settings
+    hold (`packages`; with `token`, who writes needs it).
 
-    Its memory: their package.json files (at most 1 MiB each), tokens, and one published document at a time (64 MiB).
+    Its memory: their package.json files (at most 1 MiB each), tokens, and one published document at
+    a time (64 MiB).
     """
     return _Npm(context)
 
@@ -207,12 +208,15 @@ class _Npm:
 
 
 def _parts(path: str) -> list[str]:
-    """A path's parts, a scope and its name as one (they come as `@scope/name` and, encoded, as one part)."""
+    """A path's parts, a scope and its name as one (they come as `@scope/name` and, encoded, as one
+    part).
+    """
     parts = [part for part in path.split("/") if part]
     for place in (0, 2):
         if len(parts) > place + 1 and parts[place].startswith("@") and (place == 0 or parts[:2] == ["-", "package"]):
             parts[place : place + 2] = [f"{parts[place]}/{parts[place + 1]}"]
-    # A scoped package's file may carry its scope in older clients' addresses: /@s/n/-/@s/n-1.0.0.tgz
+    # A scoped package's file may carry its scope in older clients' addresses:
+    # /@s/n/-/@s/n-1.0.0.tgz
     if len(parts) > 3 and parts[1] == "-" and parts[2].startswith("@"):
         del parts[2]
     return parts

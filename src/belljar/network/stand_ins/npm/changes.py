@@ -1,4 +1,6 @@
-"""What a client wants to change in the registry: read with bounds, put on record, answered as if done, and dropped."""
+"""What a client wants to change in the registry: read with bounds, put on record, answered as if
+done, and dropped.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ _MAX_LISTED: Final = 20
 
 
 class Changes:
-    """Writes of one registry. Its state is the tokens that it gave out (at most `MAX_TOKENS`; then the oldest is forgotten)."""
+    """Writes of one registry.
+
+    Its state is the tokens that it gave out (at most `MAX_TOKENS`; then the oldest is forgotten).
+    """
 
     def __init__(self, context: StandInContext) -> None:
         self._context = context
@@ -37,7 +42,9 @@ class Changes:
         return known or str(said["user"]) or str(self._context.settings.get("user", "developer"))
 
     async def login(self, request: Request, body: bytes) -> dict[str, Any] | None:
-        """Log a user in, whatever the password, and give a token; `None` when the document names nobody. Recorded: the user and the password's SHA-256."""
+        """Log a user in, whatever the password, and give a token; `None` when the document names
+        nobody. Recorded: the user and the password's SHA-256.
+        """
         document = _object(body)
         name, password = document.get("name"), document.get("password")
         if not isinstance(name, str) or not name or not isinstance(password, str):
@@ -58,7 +65,10 @@ class Changes:
         return {"ok": True, "id": f"org.couchdb.user:{word(name)}", "token": token}
 
     async def publish(self, request: Request, name: str, body: bytes) -> bool:
-        """A `PUT` of a package's document. Recorded as `publish` when it brings a package, else as `change`. False: it is no document."""
+        """A `PUT` of a package's document.
+
+        Recorded as `publish` when it brings a package, else as `change`. False: it is no document.
+        """
         document = _object(body)
         attachments = document.get("_attachments")
         versions = document.get("versions")

@@ -1,4 +1,6 @@
-"""What a directory of packed npm packages holds, and how a registry tells it: <https://github.com/npm/registry/blob/main/docs/responses/package-metadata.md>."""
+"""What a directory of packed npm packages holds, and how a registry tells it:
+<https://github.com/npm/registry/blob/main/docs/responses/package-metadata.md>.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,8 @@ def read_manifest(file: ShelfFile) -> Mapping[str, Any]:
     try:
         with file.open() as source, tarfile.open(fileobj=source, mode="r|gz") as stream:
             content = _manifest_in(stream)
-        manifest = json.loads(content.removeprefix(codecs.BOM_UTF8).decode())  # npm takes a byte order mark too
+        # Npm takes a byte order mark too
+        manifest = json.loads(content.removeprefix(codecs.BOM_UTF8).decode())
     except (OSError, tarfile.TarError, zlib.error, EOFError, ValueError, RecursionError) as error:
         raise PackageError(f"not a packed package that can be read: {error}") from None
     if not isinstance(manifest, dict) or not is_name(str(manifest.get("name", ""))):
@@ -121,7 +124,10 @@ def _manifest_in(stream: tarfile.TarFile) -> bytes:
 
 
 class Packages:
-    """The packages of a directory, read at the first question. Files that are none are left out (`check` has named them)."""
+    """The packages of a directory, read at the first question.
+
+    Files that are none are left out (`check` has named them).
+    """
 
     def __init__(self, directory: Path, made: Iterable[ShelfFile] = ()) -> None:
         self._shelf = OneRead(directory, made)

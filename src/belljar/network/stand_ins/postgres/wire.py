@@ -123,8 +123,10 @@ NOT_BOUND: Final = Bound()
 
 
 def read_bound(body: bytes, types: Sequence[int]) -> Bound | None:
-    """From a Bind message's formats on; `types` are those of the parameters, 0: text. None: it isn't
-    one."""
+    """From a Bind message's formats on; `types` are those of the parameters, 0: text.
+
+    None: it isn't one.
+    """
     try:
         formats, at = _numbers(body, 0)
         (count,) = struct.unpack_from("!H", body, at)

@@ -62,7 +62,9 @@ def check(settings: Mapping[str, JsonValue], directory: Path | None) -> tuple[st
 
 
 def chosen_type(accept: str) -> str | None:
-    """The content type for an `Accept` field (RFC 9110, 12.5.1; PEP 691): `None` when none of ours is acceptable, HTML when nothing is asked for."""
+    """The content type for an `Accept` field (RFC 9110, 12.5.1; PEP 691): `None` when none of ours
+    is acceptable, HTML when nothing is asked for.
+    """
     best, best_quality = None, 0.0
     for part in (accept or "*/*").split(",")[:50]:
         name, *parameters = (piece.strip() for piece in part.lower().split(";"))

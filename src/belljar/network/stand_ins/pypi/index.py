@@ -1,4 +1,7 @@
-"""What an index knows of a directory of packages, and how it says it. Metadata is read from the files, with bounds, when it is first asked for."""
+"""What an index knows of a directory of packages, and how it says it.
+
+Metadata is read from the files, with bounds, when it is first asked for.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,11 @@ _API_VERSION: Final = "1.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """One file of a project, described. `metadata` is empty where the file has none that could be read, `requires_python` where it doesn't say."""
+    """One file of a project, described.
+
+    `metadata` is empty where the file has none that could be read, `requires_python` where it
+    doesn't say.
+    """
 
     file: ShelfFile
     said: PackageFile
@@ -42,7 +49,9 @@ class Distribution:
 
     @property
     def served_metadata(self) -> bool:
-        """Whether the metadata has a file of its own: of wheels only (PEP 658 asks that it be what an installation will have)."""
+        """Whether the metadata has a file of its own: of wheels only (PEP 658 asks that it be what
+        an installation will have).
+        """
         return self.said.is_wheel and bool(self.metadata)
 
     @property
@@ -52,7 +61,10 @@ class Distribution:
 
 
 class Index:
-    """The projects of a directory. Files that aren't packages are left out (`check` has named them)."""
+    """The projects of a directory.
+
+    Files that aren't packages are left out (`check` has named them).
+    """
 
     def __init__(self, directory: Path, made: Iterable[ShelfFile] = ()) -> None:
         self._shelf = OneRead(directory, made)
@@ -103,7 +115,9 @@ class Index:
 
 
 def metadata_of(file: ShelfFile, said: PackageFile) -> bytes:
-    """A package's core metadata: `METADATA` of a wheel, `PKG-INFO` of a source archive; empty where there is none to be read within the bounds."""
+    """A package's core metadata: `METADATA` of a wheel, `PKG-INFO` of a source archive; empty where
+    there is none to be read within the bounds.
+    """
     try:
         with file.open() as source:
             if file.base.endswith((".whl", ".zip")):
@@ -174,7 +188,11 @@ def project_json(name: str, files: list[Distribution]) -> bytes:
 
 
 def release_json(name: str, version: str, files: list[Distribution], base_url: str) -> dict[str, object] | None:
-    """`/pypi/NAME/json` and `/pypi/NAME/VERSION/json`. `version` "": the newest that is no pre-release, or the newest. `None`: there is no such version."""
+    """`/pypi/NAME/json` and `/pypi/NAME/VERSION/json`.
+
+    `version` "": the newest that is no pre-release, or the newest. `None`: there is no such
+    version.
+    """
     versions = list(dict.fromkeys(one.said.version for one in files))
     newest = version or next((v for v in reversed(versions) if not is_prerelease(v)), versions[-1] if versions else "")
     of_newest = [one for one in files if one.said.version == newest]
@@ -236,7 +254,8 @@ def _simple_entry(one: Distribution) -> dict[str, object]:
     if one.requires_python:
         entry["requires-python"] = one.requires_python
     metadata = {"sha256": sha256(one.metadata).hexdigest()} if one.served_metadata else False
-    # No `dist-info-metadata`: pip before 23.1 fails at a mapping there (PEP 714), and the real index has it under this name.
+    # No `dist-info-metadata`: pip before 23.1 fails at a mapping there (PEP 714), and the real
+    # index has it under this name.
     return {**entry, "core-metadata": metadata, "data-dist-info-metadata": metadata}
 
 

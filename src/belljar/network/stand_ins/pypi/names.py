@@ -1,4 +1,6 @@
-"""Names of Python packages and their files: PEP 503 (names), PEP 427 (wheels), PEP 625 (source archives), PEP 440 (order of versions)."""
+"""Names of Python packages and their files: PEP 503 (names), PEP 427 (wheels), PEP 625 (source
+archives), PEP 440 (order of versions).
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,10 @@ def parse_file_name(name: str) -> PackageFile | None:
 
 
 def version_order(version: str) -> tuple[object, ...]:
-    """A key that sorts versions by PEP 440, a final one above its pre-releases. One that isn't such a version comes first."""
+    """A key that sorts versions by PEP 440, a final one above its pre-releases.
+
+    One that isn't such a version comes first.
+    """
     match = _ORDER.fullmatch(version.lower().removeprefix("v"))
     if match is None or len(version) > 128:
         return (0, version)

@@ -23,10 +23,12 @@ _KEPT_FIELDS: Final = (
 async def take_upload(
     context: StandInContext, request: Request, receive: Receive, send: Send, *, is_refused: bool = False
 ) -> None:
-    """Answer one upload (the protocol of twine: a multipart form with `:action`, the metadata and the file in `content`).
+    """Answer one upload (the protocol of twine: a multipart form with `:action`, the metadata and
+    the file in `content`).
 
-    200 for what an index would take, 403 for what `is_refused`; 400 for what is no such form. Each is on record first, also one that broke off.
-    Memory: the form's fields (1 MiB) and the first 64 KiB of its files.
+    200 for what an index would take, 403 for what `is_refused`; 400 for what is no such form. Each
+    is on record first, also one that broke off. Memory: the form's fields (1 MiB) and the first 64
+    KiB of its files.
     """
     try:
         reader = MultipartReader(request.headers.get("content-type", ""), kept_bytes=MAX_KEPT_BODY_BYTES)

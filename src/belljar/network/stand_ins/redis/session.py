@@ -16,8 +16,10 @@ VERSION: Final = "7.0.15"
 DATABASES: Final = 16
 MAX_PATTERN_BYTES: Final = 256
 MAX_GLOBS: Final = 16
-"""Patterns with wildcards that one `CONFIG GET` looks for; further ones match nothing. While it looks
-the gateway serves no other connection."""
+"""Patterns with wildcards that one `CONFIG GET` looks for; further ones match nothing.
+
+While it looks the gateway serves no other connection.
+"""
 _WILDCARDS: Final = frozenset(b"*?[")
 _OK: Final = Status(b"OK")
 _WRONG_TYPE: Final = Error(b"WRONGTYPE Operation against a key holding the wrong kind of value")

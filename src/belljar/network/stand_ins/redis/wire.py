@@ -37,7 +37,10 @@ class Error(bytes):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A request: its words, and the bytes it came as. No words: `problem` is the protocol's error."""
+    """A request: its words, and the bytes it came as.
+
+    No words: `problem` is the protocol's error.
+    """
 
     words: tuple[bytes, ...]
     raw: bytes
@@ -45,7 +48,10 @@ class Command:
 
 
 class Reader:
-    """Bytes → commands. After a problem it reads no more. `is_stranger`: nobody has logged in yet."""
+    """Bytes → commands.
+
+    After a problem it reads no more. `is_stranger`: nobody has logged in yet.
+    """
 
     def __init__(self) -> None:
         self.is_stranger = True
@@ -93,7 +99,9 @@ class Reader:
                 return found
 
     def _take_head(self, line: bytes) -> Command | None:
-        """A line: of an argument its length, of a command how many arguments it has, or the command."""
+        """A line: of an argument its length, of a command how many arguments it has, or the
+        command.
+        """
         if self._missing:
             if not line.startswith(b"$"):
                 return self._fail(b"expected '$', got '%s'" % (line[:1] or b" "))

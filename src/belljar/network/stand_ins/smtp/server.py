@@ -14,9 +14,13 @@ from belljar.network.stand_ins.smtp.session import MAX_LINE_BYTES, Login, Mail, 
 
 
 def make(context: StandInContext) -> StreamApp:
-    """A stream stand-in. Its memory: of each connection one line, the envelope and 64 KiB of the message; nothing between connections.
+    """A stream stand-in.
 
-    A message's content beyond 50 MiB is refused at its end (beyond 100 MiB the connection is closed); it is on record all the same.
+    Its memory: of each connection one line, the envelope and 64 KiB of the message; nothing between
+    connections.
+
+    A message's content beyond 50 MiB is refused at its end (beyond 100 MiB the connection is
+    closed); it is on record all the same.
     """
     host = next((name for name in context.names if "*" not in name), "mail.localdomain")
 
@@ -47,7 +51,10 @@ class _Connection:
         self._cell = cell
 
     async def run(self) -> None:
-        """Until the client leaves, or is sent away. A message that breaks off in its content is recorded as such."""
+        """Until the client leaves, or is sent away.
+
+        A message that breaks off in its content is recorded as such.
+        """
         try:
             await self._say(self._session.greeting)
             while True:
@@ -111,7 +118,9 @@ class _Connection:
 
 
 async def _read_line(reader: asyncio.StreamReader) -> tuple[bytes, bool]:
-    """A line with its end, or a piece of one that is longer than the reader's bound, and whether the line ends here; nothing at the end of the stream."""
+    """A line with its end, or a piece of one that is longer than the reader's bound, and whether
+    the line ends here; nothing at the end of the stream.
+    """
     try:
         return await reader.readuntil(b"\n"), True
     except asyncio.IncompleteReadError as error:

@@ -1,4 +1,7 @@
-"""The protocol without a socket: lines in, replies and finished things out. One `Session` a connection; every growing thing in it has a bound."""
+"""The protocol without a socket: lines in, replies and finished things out.
+
+One `Session` a connection; every growing thing in it has a bound.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ _PATH: Final = re.compile(rb"<([^<>\x00-\x1f]{0,512})>(?:[ ]+(.*))?|([^<> \x00-\
 
 @dataclass(kw_only=True)
 class Mail:
-    """A message with its envelope, as far as it has come. Of the content the beginning is kept, all of it is counted and hashed."""
+    """A message with its envelope, as far as it has come.
+
+    Of the content the beginning is kept, all of it is counted and hashed.
+    """
 
     sender: str
     recipients: list[str] = field(default_factory=list)
@@ -89,7 +95,10 @@ class Session:
         return self._in_data
 
     def line(self, line: bytes) -> Outcome:
-        """One line, or, in a message's content, one piece of a long line. A line ends in LF or CR LF."""
+        """One line, or, in a message's content, one piece of a long line.
+
+        A line ends in LF or CR LF.
+        """
         if self._in_data:
             return self._content(line)
         text = line.rstrip(b"\r\n")
@@ -247,7 +256,9 @@ class Session:
 
 
 def _path(rest: bytes, key: bytes) -> tuple[str, bytes] | None:
-    """The address of `MAIL FROM:` or `RCPT TO:`, with or without angle brackets, and the parameters behind it."""
+    """The address of `MAIL FROM:` or `RCPT TO:`, with or without angle brackets, and the parameters
+    behind it.
+    """
     if rest[: len(key)].upper() != key:
         return None
     match = _PATH.fullmatch(rest[len(key) :].strip())

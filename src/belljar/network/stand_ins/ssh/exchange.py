@@ -55,8 +55,10 @@ _KEY_BYTES: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """What both sides can do. `skips`: the client has guessed wrong, and its next message counts for
-    nothing."""
+    """What both sides can do.
+
+    `skips`: the client has guessed wrong, and its next message counts for nothing.
+    """
 
     ciphers: tuple[str, str]
     macs: tuple[str, str]

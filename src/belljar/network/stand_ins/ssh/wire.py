@@ -40,7 +40,10 @@ def mpint(value: int) -> bytes:
 
 
 class Fields:
-    """A payload's fields, one after the other. Each method raises `Malformed` where there is none."""
+    """A payload's fields, one after the other.
+
+    Each method raises `Malformed` where there is none.
+    """
 
     def __init__(self, payload: bytes) -> None:
         self._payload, self._at = payload, 0
