@@ -16,7 +16,9 @@ from tests.fakes.images import Json, directory, entry, hard_link, layer, oci_arc
 
 from belljar.errors import BelljarError, HostError, PolicyError
 from belljar.image import Store
-from belljar.image.layers import ImportLimits, LayerError, Tree, read_entries
+from belljar.image.layers.headers import read_entries
+from belljar.image.layers.limits import ImportLimits, LayerError
+from belljar.image.layers.tree import Tree
 from belljar.image.oci import import_image
 
 SMALL = ImportLimits(max_bytes=4 << 20, max_entries=1000, max_layers=20, timeout_s=60)
@@ -340,8 +342,7 @@ def test_a_merged_tree_never_has_a_name_that_leads_out(made: list[tuple[tarfile.
         return
     directories: set[str] = {""}
     files: set[str] = set()
-    for emitted in tree.emit():
-        info = emitted.info
+    for info, _ in tree.emit():
         parent, _, name = info.name.rpartition("/")
         assert parent in directories
         assert name not in {"", ".", ".."}

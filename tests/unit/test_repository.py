@@ -109,7 +109,6 @@ HELD_ELSEWHERE = {
     "tests/integration/test_controls.py": ["cli/control"],
     "tests/unit/harness/test_table.py": ["cli/run"],
     "tests/unit/host/test_settings.py": ["host/settings_file"],
-    "tests/unit/image/test_cleanse.py": ["image/build", "image/recipes"],
     "tests/unit/ledger/test_schema.py": ["events"],
     "tests/unit/ledger/test_verification.py": ["ledger/checker", "ledger/manifest"],
     "tests/unit/plan/test_make.py": ["plan/model"],
@@ -156,7 +155,7 @@ HELD_ELSEWHERE = {
     "tests/integration/test_gateway_streams.py": ["network/gateway/stream"],
     "tests/integration/test_decoy_contacts.py": ["harness/score"],
     "tests/integration/test_guard.py": ["harness/boundary"],
-    "tests/integration/test_image.py": ["image/fetch", "image/kernel", "image/pack", "image/tools"],
+    "tests/integration/test_image.py": ["image/fetch", "image/pack", "image/tools"],
     "tests/integration/test_inspect_run.py": ["cli/attach", "cli/runs"],
     "tests/integration/test_oci.py": [
         "isolation/jail",

@@ -93,8 +93,7 @@ def build(
 
 def _own(name: str, mirror: str, *, quiet: bool) -> Image:
     from belljar.cli.image import progress
-    from belljar.image.build import build_image
-    from belljar.image.recipes import recipe
+    from belljar.image.build import build_image, recipe
     from belljar.store.home import belljar_home
 
     with progress(f"Building {name}", quiet=quiet) as report:

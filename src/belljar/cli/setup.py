@@ -135,8 +135,7 @@ def _install(command: tuple[str, ...], log: Path, report: Report) -> None:
 
 
 def _build(name: str, home: Path, mirror: str, log: Path, report: Report) -> None:
-    from belljar.image.build import build_image
-    from belljar.image.recipes import recipe
+    from belljar.image.build import build_image, recipe
 
     with log.open("a") as file:
 

@@ -1,157 +1,277 @@
-"""Building the images that Belljar makes itself, from the host's own Debian mirror."""
+"""Building the images that Belljar makes itself, from the host's own Debian mirror.
+
+Nothing of the host and no traces of the build get into an image. Equal package versions give
+equal bytes.
+"""
 
 from __future__ import annotations
 
+import copy
 import os
-import pwd
+import re
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Timer
 from typing import IO, Final
 
-from belljar.errors import HostError
-from belljar.image.apt import AptSource, PrivateApt, debian_sources, host_acquire_options, host_sources
-from belljar.image.cleanse import Entry, belongs, is_rewritten, normalised, plain_path, rewritten, written_entries
+from belljar.errors import HostError, PolicyError
+from belljar.image.apt import PrivateApt, debian_sources, host_acquire_options, host_sources
+from belljar.image.config import ImageConfig
 from belljar.image.kernel import debian_arch
-from belljar.image.pack import pack
-from belljar.image.recipes import Recipe, build_modes, mmdebstrap_argv
+from belljar.image.pack import Member, pack
+from belljar.image.rootless import first_subordinate_id
 from belljar.image.store import Image, Store
 from belljar.image.tools import drained, failed, kill_group, plain_env, started, tool
 from belljar.store.home import need_space
 from belljar.store.scratch import scratch_dir
+from belljar.units import printable
 
 Report = Callable[[str], None]
+USER: Final = "user"
+UID: Final = 1000
+_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _TIMEOUT_S: Final = 3600
+_GRACE_S: Final = 20
 _CHUNK_BYTES: Final = 1 << 20
+_BASE: Final = (
+    *("adduser", "bash", "bzip2", "ca-certificates", "coreutils", "curl", "diffutils", "file", "findutils", "git"),
+    *("grep", "gzip", "hostname", "iproute2", "jq", "less", "nano", "netbase", "patch", "procps", "psmisc", "python3"),
+    *("sed", "tar", "unzip", "util-linux", "xz-utils", "zip"),
+)
+_DEVELOPMENT: Final = (
+    *("gcc", "g++", "gdb", "libc6-dev", "make", "pkg-config", "python3-dev", "python3-pip", "python3-venv"),
+)
+# Left out with everything below them; the directory itself stays.
+_EMPTIED: Final = (
+    "dev",
+    "proc",
+    "sys",
+    "run",
+    "tmp",
+    "boot",
+    "etc/apt/sources.list.d",
+    "var/tmp",
+    "var/log",
+    "var/cache",
+    "var/lib/apt/lists",
+    "usr/share/man",
+    "usr/share/info",
+    "usr/share/locale",
+    "usr/share/lintian",
+    "usr/share/bug",
+)
+_LEFT_OUT: Final = re.compile(
+    r"etc/apt/sources\.list|etc/apt/apt\.conf\.d/99mmdebstrap|etc/dpkg/dpkg\.cfg\.d/99mmdebstrap"
+    r"|etc/(?:passwd|group|shadow|gshadow|subuid|subgid)-|etc/\.pwd\.lock"
+    r"|etc/ssh/ssh_host_.*|var/lib/dbus/machine-id|var/lib/dpkg/[a-z-]+-old|var/lib/systemd/random-seed"
+    r"|usr/share/doc/[^/]+/(?!copyright$).+|root/\.(?:bash_history|wget-hsts|cache)(?:/.*)?"
+)
+# The guest agent writes a cell's own over these when it is renewed: here they only exist.
+_WRITTEN: Final = {
+    "etc/machine-id": (b"", 0o444),
+    "etc/resolv.conf": (b"", 0o644),
+    "etc/hostname": (b"localhost\n", 0o644),
+    "etc/hosts": (b"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n", 0o644),
+}
+_DAY_S: Final = 86400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """An image to build from Debian packages. Building it takes about `disk_bytes`."""
+
+    name: str
+    packages: tuple[str, ...]
+    disk_bytes: int
+    summary: str
+    codename: str = "bookworm"
+
+    @property
+    def config(self) -> ImageConfig:
+        """How processes start in it: as the unprivileged user, at home."""
+        env = {"PATH": _PATH, "LANG": "C.UTF-8"}
+        return ImageConfig(env=env, user=USER, workdir=f"/home/{USER}", cmd=("/bin/bash",))
+
+
+RECIPES: Final[Mapping[str, Recipe]] = {
+    each.name: each
+    for each in (
+        Recipe(
+            name="default",
+            packages=_BASE,
+            disk_bytes=1 << 30,
+            summary="Debian 12 minimal, Python 3 and the usual tools",
+        ),
+        Recipe(
+            name="debian-dev",
+            packages=(*_BASE, *_DEVELOPMENT),
+            disk_bytes=3 << 30,
+            summary="the default image with gcc, make, gdb, pip and venv",
+        ),
+    )
+}
+
+
+def recipe(name: str) -> Recipe:
+    """The recipe with this name. Raises `PolicyError` that lists them."""
+    if name not in RECIPES:
+        raise PolicyError(f"there is no recipe {printable(name)!r}", hint=f"recipes are: {', '.join(RECIPES)}")
+    return RECIPES[name]
 
 
 def build_image(home: Path, recipe: Recipe, *, mirror: str = "", report: Report = lambda _line: None) -> Image:
     """Build a recipe and put it into the store under its name.
 
-    Packages come from the host's Debian mirror (or `mirror`), checked by apt. Works as root and, with subordinate ids or fakechroot, as
-    an ordinary user. Equal package versions give equal bytes. `report` gets a line for each stage, from any thread.
+    apt checks the packages, from the host's Debian mirror or `mirror`.
+    `report` gets a line for each stage, from any thread.
     Raises `HostError` when the host can't; the store is then as it was.
     """
     sources = debian_sources(host_sources(), recipe.codename, mirror=mirror)
-    mode = _mode()
+    is_root = os.geteuid() == 0
+    tools = [name for name in ("newuidmap", "fakechroot", "fakeroot") if shutil.which(name)]
+    has_ids = first_subordinate_id(Path("/etc/subuid")) is not None
+    mode, hint = build_modes(is_root=is_root, subordinate_ids=has_ids, tools=tools)
+    if not mode:
+        what = "an ordinary user can't build an image here: no subordinate user ids"
+        raise HostError(what, where="/etc/subuid", hint=hint)
     need_space(home, recipe.disk_bytes, f"building the image {recipe.name}")
     with scratch_dir(home) as scratch:
         report("reading the package lists")
-        made_s = _archive_date_s(scratch / "apt", sources)
-        rootfs = scratch / "rootfs.sqfs"
-        argv = _argv(recipe, sources, scratch, mode)
-        with _making(argv, scratch, made_s, mode, report) as entries:
-            pack(entries, rootfs, made_s=made_s)
+        apt = PrivateApt(scratch / "apt", sources)
+        apt.update()
+        # No file of a package is newer than the archive: all that is made here gets its time.
+        made_s = apt.newest_release_s()
+        rootfs, listed = scratch / "rootfs.sqfs", scratch / "mirror.sources"
+        listed.write_text("\n".join(source.deb822() for source in sources))
+        argv = mmdebstrap_argv(
+            recipe,
+            program=tool("mmdebstrap"),
+            sources=listed,
+            arch=debian_arch(),
+            mode=mode,
+            apt_options=host_acquire_options(),
+        )
+        # Another user's ids can't enter the scratch directory: they use the system's own.
+        own = {"TMPDIR": str(scratch)} if mode == "root" else {}
+        with _made_by(argv, {**plain_env(SOURCE_DATE_EPOCH=str(made_s)), **own}, made_s, report) as members:
+            pack(members, rootfs, made_s=made_s)
         created = datetime.fromtimestamp(made_s, UTC).isoformat().replace("+00:00", "Z")
-        return Store(home).add(
-            rootfs, recipe.config, name=recipe.name, source=f"mmdebstrap {recipe.codename}", created=created
-        )
+        source = f"mmdebstrap {recipe.codename}"
+        return Store(home).add(rootfs, recipe.config, name=recipe.name, source=source, created=created)
 
 
-def _mode() -> str:
-    tools = [name for name in ("newuidmap", "fakechroot", "fakeroot") if shutil.which(name)]
-    mode, hint = build_modes(is_root=os.geteuid() == 0, subordinate_ids=_has_subordinate_ids(), tools=tools)
-    if not mode:
-        raise HostError(
-            "an ordinary user can't build an image here: no subordinate user ids", where="/etc/subuid", hint=hint
-        )
-    return mode
+def mmdebstrap_argv(
+    recipe: Recipe, *, program: str, sources: Path, arch: str, mode: str, apt_options: Mapping[str, str]
+) -> list[str]:
+    """The command that writes the recipe's file system to standard output as a tar stream."""
+    return [
+        program,
+        f"--mode={mode}",
+        "--variant=minbase",
+        "--format=tar",
+        f"--architectures={arch}",
+        f"--include={','.join(recipe.packages)}",
+        '--aptopt=Apt::Install-Recommends "false"',
+        '--aptopt=Acquire::Languages "none"',
+        *(f'--aptopt={name} "{value}"' for name, value in apt_options.items()),
+        f'--customize-hook=chroot "$1" useradd --create-home --shell /bin/bash --uid {UID} {USER}',
+        recipe.codename,
+        "-",
+        str(sources),
+    ]
 
 
-def _has_subordinate_ids() -> bool:
-    user = pwd.getpwuid(os.geteuid())
-    owners = {user.pw_name, str(user.pw_uid)}
-    try:
-        return any(line.partition(":")[0] in owners for line in Path("/etc/subuid").read_text().splitlines())
-    except OSError:
-        return False
+def build_modes(*, is_root: bool, subordinate_ids: bool, tools: Sequence[str]) -> tuple[str, str]:
+    """How mmdebstrap can work here: its mode, or "" and a hint."""
+    if is_root:
+        return "root", ""
+    if subordinate_ids and "newuidmap" in tools:
+        return "unshare", ""
+    if "fakechroot" in tools and "fakeroot" in tools:
+        return "fakechroot", ""
+    ids = "usermod --add-subuids 100000-165535 --add-subgids 100000-165535 $USER"
+    return "", f"as root: apt-get install uidmap && {ids}"
 
 
-def _archive_date_s(directory: Path, sources: Sequence[AptSource]) -> int:
-    """When the archive was last changed: no file of a package is newer, so it is the time of all that is made here."""
-    apt = PrivateApt(directory, sources)
-    apt.update()
-    return apt.newest_release_s()
+@contextmanager
+def _made_by(argv: list[str], env: Mapping[str, str], made_s: int, report: Report) -> Iterator[Iterator[Member]]:
+    """The entries of the file system that mmdebstrap makes; ends it when left."""
 
-
-def _argv(recipe: Recipe, sources: Sequence[AptSource], scratch: Path, mode: str) -> list[str]:
-    listed = scratch / "mirror.sources"
-    listed.write_text("\n".join(source.deb822() for source in sources))
-    return mmdebstrap_argv(
-        recipe,
-        program=tool("mmdebstrap"),
-        sources=listed,
-        arch=debian_arch(),
-        mode=mode,
-        apt_options=host_acquire_options(),
-    )
-
-
-class _making:  # noqa: N801 - a context manager, used like a function
-    """The entries of the file system that mmdebstrap is making, cleansed, while it runs. Ends it when left."""
-
-    def __init__(self, argv: list[str], scratch: Path, made_s: int, mode: str, report: Report) -> None:
-        env = plain_env(SOURCE_DATE_EPOCH=str(made_s))
-        if mode == "root":
-            # Another user's ids can't reach into the scratch directory: then the system's own temporary directory it is.
-            env["TMPDIR"] = str(scratch)
-        self._argv, self._made_s, self._report = argv, made_s, report
-        self._started = started(argv, stdout=subprocess.PIPE, env=env, grace_s=20)
-
-    def __enter__(self) -> Iterator[Entry]:
-        self._process = self._started.__enter__()
-        self._drained = drained(self._process, on_line=self._say)
-        self._complaint = self._drained.__enter__()
-        self._timer = Timer(_TIMEOUT_S, kill_group, [self._process])
-        self._timer.start()
-        return self._entries()
-
-    def __exit__(self, *exc: object) -> None:
-        self._timer.cancel()
-        self._started.__exit__(None, None, None)
-        self._drained.__exit__(None, None, None)
-
-    def _say(self, line: str) -> None:
+    def say(line: str) -> None:
         if line.startswith("I: "):
-            self._report(line[3:])
+            report(line[3:])
 
-    def _entries(self) -> Iterator[Entry]:
-        if self._process.stdout is None:
-            raise ValueError("the maker was started without an output")
-        # An early end of the stream is told by the maker's own words, not by the reader's.
+    def members(stream: IO[bytes]) -> Iterator[Member]:
+        # When the stream ends early, mmdebstrap's own message says why.
         try:
-            yield from cleansed(self._process.stdout, made_s=self._made_s)
+            yield from cleansed(stream, made_s=made_s)
         except tarfile.TarError:
-            self._process.wait()
-        status = self._process.wait()
-        if status != 0:
-            raise failed(self._argv, status, bytes(self._complaint))
+            process.wait()
+        if (status := process.wait()) != 0:
+            raise failed(argv, status, bytes(complaint))
+
+    with (
+        started(argv, stdout=subprocess.PIPE, env=env) as process,
+        drained(process, on_line=say) as complaint,
+    ):
+        if process.stdout is None:
+            raise ValueError("the maker was started without an output")
+        timer = Timer(_TIMEOUT_S, kill_group, [process])
+        timer.start()
+        try:
+            yield members(process.stdout)
+        finally:
+            timer.cancel()
+            kill_group(process, grace_s=_GRACE_S)
 
 
-def cleansed(stream: IO[bytes], *, made_s: int) -> Iterator[Entry]:
-    """The entries of a made file system (a tar stream) that belong into an image, in the stream's order."""
+def cleansed(stream: IO[bytes], *, made_s: int) -> Iterator[Member]:
+    """The entries of a made file system (a tar stream) that belong into an image."""
     with closing(tarfile.open(fileobj=stream, mode="r|")) as archive:
         for info in archive:
-            path = plain_path(info.name)
-            if belongs(path):
-                yield _entry(archive, info, path, made_s)
-    yield from written_entries(newest_s=made_s)
+            if belongs(path := _plain_path(info.name)):
+                yield _member(archive, info, path, made_s)
+    for path, (content, mode) in _WRITTEN.items():
+        info = tarfile.TarInfo(path)
+        info.size, info.mode, info.mtime = len(content), mode, made_s
+        yield Member(info=info, chunks=(content,) if content else ())
 
 
-def _entry(archive: tarfile.TarFile, info: tarfile.TarInfo, path: str, made_s: int) -> Entry:
-    plain = normalised(info, newest_s=made_s)
+def belongs(path: str) -> bool:
+    """Whether an entry of the made file system goes into the image as it is."""
+    if path in _WRITTEN or _LEFT_OUT.fullmatch(path):
+        return False
+    return not any(path.startswith(f"{directory}/") for directory in _EMPTIED)
+
+
+def _plain_path(name: str) -> str:
+    """Without the leading `./` and trailing slashes; the root directory is ""."""
+    return name.removeprefix("./").strip("/") if name not in {".", "./", "/"} else ""
+
+
+def _member(archive: tarfile.TarFile, info: tarfile.TarInfo, path: str, made_s: int) -> Member:
+    """Without names of users (ids count) and with no time later than `made_s`."""
+    plain = copy.copy(info)
+    plain.name = path or "."
+    plain.uname = plain.gname = ""
+    plain.mtime = min(int(info.mtime), made_s)
+    plain.pax_headers = {k: v for k, v in info.pax_headers.items() if k.startswith("SCHILY.xattr.")}
     if info.islnk():
-        plain.linkname = plain_path(info.linkname)
+        plain.linkname = _plain_path(info.linkname)
     content = archive.extractfile(info) if info.isreg() else None
     if content is None:
-        return Entry(info=plain)
-    if is_rewritten(path):
-        changed = rewritten(path, content.read(), newest_s=made_s)
-        plain.size = len(changed)
-        return Entry(info=plain, chunks=(changed,))
-    return Entry(info=plain, chunks=iter(lambda: content.read(_CHUNK_BYTES), b""))
+        return Member(info=plain)
+    if path != "etc/shadow":
+        return Member(info=plain, chunks=iter(lambda: content.read(_CHUNK_BYTES), b""))
+    # Each line's third field is the day it was made: that day is the archive's.
+    day = str(made_s // _DAY_S).encode()
+    lines = [line.split(b":") for line in content.read().splitlines()]
+    changed = b"".join(b":".join([*line[:2], day, *line[3:]]) + b"\n" for line in lines)
+    plain.size = len(changed)
+    return Member(info=plain, chunks=(changed,))

@@ -1,9 +1,8 @@
-"""Building an image from a Dockerfile with buildah: bases from the store, steps without network,
-the result imported.
+"""Building an image from a Dockerfile with buildah: bases from the store, the result imported.
 
-buildah, and with it every step, runs in a user namespace of its own (`rootless`) on storage that is
-deleted afterwards. What it hands over is read like any other archive. A build with the same recipe
-as one in the store is not made again.
+buildah and every step run in a user namespace of their own (`rootless`), without network, on
+storage that is deleted afterwards. The result is read like any other archive.
+A build with the same recipe as one in the store is not made again.
 """
 
 from __future__ import annotations
@@ -21,14 +20,13 @@ from typing import Any, Final
 from belljar.errors import HostError, PolicyError
 from belljar.image.config import HealthCheck
 from belljar.image.context import read_ignore, take_context
-from belljar.image.dockerfile import MAX_BYTES, Bases, Buildable, base_images, make_buildable
-from belljar.image.heredoc import DockerfileError
+from belljar.image.dockerfile import MAX_BYTES, Bases, Buildable, DockerfileError, base_images, make_buildable
 from belljar.image.kernel import debian_arch
-from belljar.image.layers import ImportLimits
+from belljar.image.layers.limits import ImportLimits
 from belljar.image.oci import import_directory
 from belljar.image.rootless import WORK, Inside, user_namespace
 from belljar.image.store import MADE_HERE, Image, Store, check_name, file_sha256
-from belljar.image.tools import tool
+from belljar.image.tools import give_tree, tool
 from belljar.policy.regular import read_regular
 from belljar.store.home import make_store_dir, need_space
 from belljar.store.scratch import orphans, remove_tree, scratch_dir
@@ -98,9 +96,8 @@ class Recipe:
 def build_dockerfile(home: Path, request: BuildRequest, *, report: Report = lambda _line: None) -> tuple[Image, bool]:
     """The image of a Dockerfile, in the store under `request.name`, and whether it had to be built.
 
-    Raises `PolicyError` for a Dockerfile or context that can't be used and for a step that fails,
-    `HostError` when buildah is missing or this host can't, or a base is not in the store; the store
-    is then as it was.
+    Raises `PolicyError` for an unusable Dockerfile or context and a step that fails, `HostError`
+    when buildah or a base is missing, or this host can't; the store is then as it was.
     """
     check_name(request.name)
     store = Store(home)
@@ -120,7 +117,7 @@ def build_dockerfile(home: Path, request: BuildRequest, *, report: Report = lamb
                 home,
                 work / "out",
                 scratch,
-                name=request.name,
+                names=[request.name],
                 source=printable(f"build {request.context}", max_chars=300),
                 built=provenance,
                 limits=ImportLimits(),
@@ -191,14 +188,13 @@ def _base(store: Store, name: str, dockerfile: Path) -> Image:
 
 @contextmanager
 def _work_dir(scratch: Path, inside: Inside) -> Iterator[Path]:
-    """A directory that belongs to the namespace's root; emptied from inside, where its files have
-    owners."""
+    """A directory of the namespace's root."""
     scratch.chmod(0o711)
     work = scratch / "build"
     work.mkdir(mode=0o700)  # what a context brings may have the set-user-ID bit
     for name in _STORAGE:
         (work / name).mkdir(mode=0o700)
-    _give(work, inside.first_uid)
+    give_tree(work, inside.first_uid)
     try:
         yield work
     finally:
@@ -206,8 +202,7 @@ def _work_dir(scratch: Path, inside: Inside) -> Iterator[Path]:
 
 
 def _remove(directory: Path, inside: Inside) -> None:
-    """Root can remove it as it is; an ordinary user needs the namespace, where its files have
-    owners."""
+    """An ordinary user needs the namespace, where the files have owners."""
     if os.geteuid() != 0 and directory.exists():
         try:
             inside.run(
@@ -220,20 +215,10 @@ def _remove(directory: Path, inside: Inside) -> None:
 
 
 def _remove_orphans(home: Path, inside: Inside) -> None:
-    """What builds left behind that were killed: `sweep` alone can't remove other ids' files for an
-    ordinary user."""
+    """For an ordinary user, `sweep` can't remove what killed builds left with other ids."""
     make_store_dir(home / "tmp")
     for path in orphans(home / "tmp"):
         _remove(path, inside)
-
-
-def _give(tree: Path, uid: int) -> None:
-    if os.geteuid() != 0:
-        return
-    os.chown(tree, uid, uid, follow_symlinks=False)
-    for folder, folders, files in os.walk(tree):
-        for name in (*folders, *files):
-            os.chown(Path(folder, name), uid, uid, follow_symlinks=False)
 
 
 class _NoSpaceError(HostError):
@@ -266,28 +251,30 @@ class _Build:
         (work / "home/.config/containers").mkdir(parents=True)
         (work / "home/.config/containers/policy.json").write_text(json.dumps(policy))
         for name in ("context", "registries.conf", "ignore", "home"):
-            _give(work / name, self._inside.first_uid)
+            give_tree(work / name, self._inside.first_uid)
         self._choose_driver()
         ids = {name: self._load(image) for name, image in self._recipe.bases.items()}
         self._bud(ids, self._write_dockerfile(ids))
         self._tail.clear()
         self._report("reading the result")
         self._buildah("push", "--quiet", "--disable-compression", _RESULT, f"dir:{WORK / 'out'}")
-        _take_back(work / "out")
+        if any(path.is_symlink() or not path.is_file() for path in (work / "out").iterdir()):
+            raise PolicyError("what the build made can't be read as an image", where=str(work / "out"))
+        give_tree(work / "out", 0)  # ours from now on, so that nothing changes it while it is read
 
     def _write_dockerfile(self, ids: Mapping[str, str]) -> Buildable:
         recipe, work = self._recipe, self._work
         shells = {name: image.shell for name, image in recipe.bases.items()}
         made = make_buildable(recipe.text, recipe.found, ids, shells)
         (work / "Dockerfile").write_text(made.text)
-        _give(work / "Dockerfile", self._inside.first_uid)
+        give_tree(work / "Dockerfile", self._inside.first_uid)
         for file in made.files:
             path = work / "heredocs" / file.path
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(file.text)
             path.chmod(file.mode)
         if made.files:
-            _give(work / "heredocs", self._inside.first_uid)
+            give_tree(work / "heredocs", self._inside.first_uid)
         return made
 
     def _copy_context(self) -> None:
@@ -305,14 +292,14 @@ class _Build:
             self._driver = "vfs"
             remove_tree(self._work / "storage")
             (self._work / "storage").mkdir(mode=0o700)
-            _give(self._work / "storage", self._inside.first_uid)
+            give_tree(self._work / "storage", self._inside.first_uid)
 
     def _load(self, image: Image) -> str:
         """Put an image of the store into buildah's storage; its id there."""
         self._report(f"loading the base {image.names[0] if image.names else image.digest[:12]}")
         base, there = self._work / f"base-{image.digest}", WORK / f"base-{image.digest}"
         base.mkdir(mode=0o700)
-        _give(base, self._inside.first_uid)
+        give_tree(base, self._inside.first_uid)
         os.link(image.rootfs, base / "rootfs")
         self._plain("unsquashfs", "-q", "-n", "-d", str(there / "root"), str(there / "rootfs"))
         tar = ("--numeric-owner", "--xattrs", "--sort=name", "-cf", str(there / "layer"), ".")
@@ -331,7 +318,7 @@ class _Build:
         )
         manifest = {"schemaVersion": 2, "mediaType": _MANIFEST_TYPE, "config": config_part, "layers": [layer_part]}
         (base / "manifest.json").write_text(json.dumps(manifest))
-        _give(base, self._inside.first_uid)
+        give_tree(base, self._inside.first_uid)
         self._buildah("pull", "--quiet", f"dir:{there}")
         self._plain("rm", "-rf", str(there))
         return config_id
@@ -393,13 +380,22 @@ class _Build:
 
 def base_config(image: Image, layer_digest: str) -> dict[str, Any]:
     """An image of the store as a Docker image's configuration. Pure."""
+    check, created = image.healthcheck or HealthCheck(test=()), image.created or "1970-01-01T00:00:00Z"
+    health = {
+        "Test": list(check.test),
+        "Interval": check.interval_ns,
+        "Timeout": check.timeout_ns,
+        "StartPeriod": check.start_period_ns,
+        "StartInterval": check.start_interval_ns,
+        "Retries": check.retries,
+    }
     config: dict[str, Any] = {
         "Env": [f"{name}={value}" for name, value in image.env.items()],
         "User": "" if image.user == "root" else image.user,
         "WorkingDir": image.workdir,
         "Entrypoint": list(image.entrypoint) or None,
         "Cmd": list(image.cmd) or None,
-        "Healthcheck": _health(image.healthcheck) if image.healthcheck else None,
+        "Healthcheck": {name: value for name, value in health.items() if value},
         "Shell": list(image.shell),
         "StopSignal": image.stop_signal,
         "Volumes": {path: {} for path in image.volumes},
@@ -407,29 +403,8 @@ def base_config(image: Image, layer_digest: str) -> dict[str, Any]:
     return {
         "architecture": debian_arch(),
         "os": "linux",
-        "created": image.created or "1970-01-01T00:00:00Z",
+        "created": created,
         "config": {name: value for name, value in config.items() if value},
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{layer_digest}"]},
-        "history": [{"created": image.created or "1970-01-01T00:00:00Z", "created_by": f"belljar {image.digest}"}],
+        "history": [{"created": created, "created_by": f"belljar {image.digest}"}],
     }
-
-
-def _health(check: HealthCheck) -> dict[str, Any]:
-    times = {
-        "Interval": check.interval_ns,
-        "Timeout": check.timeout_ns,
-        "StartPeriod": check.start_period_ns,
-        "StartInterval": check.start_interval_ns,
-        "Retries": check.retries,
-    }
-    return {"Test": list(check.test), **{name: value for name, value in times.items() if value}}
-
-
-def _take_back(out: Path) -> None:
-    """The result is ours from now on, so that nothing changes it while it is read."""
-    if any(path.is_symlink() or not path.is_file() for path in out.iterdir()):
-        raise PolicyError("what the build made can't be read as an image", where=str(out))
-    _give(out, 0)
-
-
-__all__ = ["BuildRequest", "Recipe", "base_config", "build_dockerfile", "check_buildah", "is_built", "read_recipe"]

@@ -1,5 +1,4 @@
-"""Fetching a container image with skopeo into a directory: with as few rights as the source allows,
-bounded in time and size."""
+"""Fetching a container image with skopeo, with few rights, bounded in time and size."""
 
 from __future__ import annotations
 
@@ -9,28 +8,27 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Final
 
 from belljar.errors import HostError, PolicyError
-from belljar.image.daemon import DaemonImage, save_image
+from belljar.image.daemon import save_image
 from belljar.image.kernel import debian_arch
 from belljar.image.layers.blob import open_layer
 from belljar.image.layers.headers import EntryKind, read_entries
 from belljar.image.layers.limits import ImportLimits, LayerError
 from belljar.image.origin import Origin, origin_of_archive, origin_of_layout, origin_of_service
-from belljar.image.tools import limited, plain_env, run_tool, tool
+from belljar.image.tools import give_tree, limited, plain_env, run_tool, tool
 from belljar.store.scratch import owned_dir, remove_tree
 from belljar.units import format_duration, format_size, printable
 
 _FILES: Final = ("oci-archive", "oci", "docker-archive")
 _SERVICES: Final = ("docker-daemon", "docker")
 _DAEMON_STALLS: Final = 5
-"""How many times `stall_s` a daemon may say nothing: it packs a large image before it sends the
-first byte."""
+"""Times `stall_s` without a byte: a daemon packs a large image before it sends the first."""
 _LAYOUT_NAME: Final = re.compile(r"oci-layout|index\.json|blobs/sha256/[0-9a-f]{64}")
 _FATAL: Final = re.compile(r'level=fatal msg="((?:[^"\\]|\\.)*)"')
 _NOBODY: Final = 65534
@@ -40,8 +38,7 @@ _TRUST_POLICIES: Final = (Path.home() / ".config/containers/policy.json", Path("
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
-    """What skopeo copied: a directory with `manifest.json` and blobs named by their digests; and
-    what its source says of it."""
+    """What skopeo copied: `manifest.json`, blobs named by their digests; and its source."""
 
     directory: Path
     origin: Origin
@@ -62,12 +59,11 @@ def transport_of(ref: str) -> str:
 def fetched(
     ref: str, scratch: Path, limits: ImportLimits, report: Callable[[str], None] = lambda _line: None
 ) -> Iterator[Fetched]:
-    """The image `ref` copied into a directory that is gone after the block; its manifest is the one
-    that its source has.
+    """The image `ref` copied into a directory that is gone after the block.
 
-    Files, and what a daemon gave, are read as an unprivileged user when this process is root
-    (registries need the caller's own credentials). Raises `PolicyError` when a file can't be read
-    as an image or is too large, `HostError` when skopeo, the registry or the daemon fails.
+    As root, files and what a daemon gave are read as an unprivileged user; registries need the
+    caller's own credentials. Raises `PolicyError` when a file is no image or too large,
+    `HostError` when skopeo, the registry or the daemon fails.
     """
     transport, _, rest = ref.partition(":")
     drop = transport != "docker" and os.geteuid() == 0
@@ -79,12 +75,23 @@ def fetched(
                 else origin_of_service(transport, rest, work, limits)
             )
             if origin.daemon is not None:
-                origin = _saved(origin, origin.daemon, work, limits, report, drop=drop)
+                archive = work / "source"
+                save_image(
+                    origin.daemon,
+                    archive,
+                    max_bytes=limits.max_bytes + _SLACK_BYTES,
+                    stall_s=_DAEMON_STALLS * limits.stall_s,
+                    timeout_s=limits.timeout_s,
+                    report=report,
+                )
+                if drop:
+                    os.chown(archive, _NOBODY, _NOBODY)
+                origin = origin.at(archive)
             argv = [*(_unprivileged() if drop else []), *_skopeo(origin, work, limits)]
             watch = _watch(work, limits, report, stall_s=limits.stall_s if transport == "docker" else math.inf)
             run_tool(argv, timeout_s=limits.timeout_s, env=_env(work, drop=drop), cwd=work, watch=watch)
         except LayerError as error:
-            raise PolicyError(f"the image is refused: {error}", where=printable(ref)) from error
+            raise error.refusal(ref) from error
         except HostError as error:
             raise _refused(error, ref, transport, limits) from error
         _take_back(work, ref, drop=drop)
@@ -93,7 +100,7 @@ def fetched(
 
 @contextmanager
 def _work_dir(scratch: Path, *, drop: bool) -> Iterator[Path]:
-    """Where skopeo works: in the scratch directory, or, if an unprivileged one can't get there, in the system's temporary directory."""
+    """Where skopeo works: the scratch directory, or the system's if `nobody` can't get there."""
     work = scratch / "fetch"
     work.mkdir(mode=0o700)
     if not drop:
@@ -132,10 +139,10 @@ def _env(work: Path, *, drop: bool) -> dict[str, str]:
 
 
 def _from_file(transport: str, rest: str, scratch: Path, work: Path, limits: ImportLimits, *, drop: bool) -> Origin:
-    """The file of a reference as skopeo can open it; copied if it couldn't read it where it is.
+    """The file of a reference as skopeo can open it; copied if it couldn't read it.
 
-    An `oci-archive` is a tar of an OCI layout: skopeo would unpack it with the owners it states, which only root can, so its blobs are
-    taken out here.
+    The blobs of an `oci-archive` are taken out here: skopeo would set the owners that it states,
+    which only root can.
     """
     file, _, tag = rest.partition(":")
     path = Path(file).absolute()
@@ -155,54 +162,27 @@ def _from_file(transport: str, rest: str, scratch: Path, work: Path, limits: Imp
     if transport != "docker-archive":
         origin = origin_of_layout(path, tag, limits)
     if drop and path == staged:
-        _give(staged, _NOBODY)
+        give_tree(staged, _NOBODY)
     return origin.at(path)
 
 
-def _saved(
-    origin: Origin, daemon: DaemonImage, work: Path, limits: ImportLimits, report: Callable[[str], None], *, drop: bool
-) -> Origin:
-    """The daemon's image as an archive that skopeo can read."""
-    archive = work / "source"
-    save_image(
-        daemon,
-        archive,
-        max_bytes=limits.max_bytes + _SLACK_BYTES,
-        stall_s=_DAEMON_STALLS * limits.stall_s,
-        timeout_s=limits.timeout_s,
-        report=report,
-    )
-    if drop:
-        os.chown(archive, _NOBODY, _NOBODY)
-    return origin.at(archive)
-
-
 def _unpack_layout(archive: Path, into: Path, scratch: Path, limits: ImportLimits) -> None:
-    """Take the files of an OCI layout out of its archive: those with exactly the names that a layout has, and no others."""
+    """Take out of an archive what has exactly a name of an OCI layout."""
     if not archive.is_file():
         raise PolicyError("it is no file", where=printable(str(archive)), hint="for a directory, write oci:DIRECTORY")
     (into / "blobs/sha256").mkdir(parents=True)
-    try:
-        with closing(open_layer(archive, None, max_bytes=limits.max_bytes, scratch=scratch)) as opened:
-            for number, entry in enumerate(read_entries(opened, opened.size_bytes)):
-                if number > limits.max_entries:
-                    raise LayerError(f"it holds more than {limits.max_entries} entries")
-                name = b"/".join(entry.path).decode("ascii", "replace")
-                if entry.kind is EntryKind.FILE and _LAYOUT_NAME.fullmatch(name):
-                    with (into / name).open("wb") as file:
-                        file.writelines(opened.chunks(entry.offset, entry.size_bytes))
-    except LayerError as error:
-        raise PolicyError(f"the image is refused: {error}", where=printable(str(archive))) from error
-
-
-def _give(tree: Path, owner: int) -> None:
-    for directory, _, files in os.walk(tree):
-        for path in (Path(directory), *(Path(directory) / name for name in files)):
-            os.chown(path, owner, owner, follow_symlinks=False)
+    with closing(open_layer(archive, None, max_bytes=limits.max_bytes, scratch=scratch)) as opened:
+        for number, entry in enumerate(read_entries(opened, opened.size_bytes)):
+            if number > limits.max_entries:
+                raise LayerError(f"it holds more than {limits.max_entries} entries")
+            name = b"/".join(entry.path).decode("ascii", "replace")
+            if entry.kind is EntryKind.FILE and _LAYOUT_NAME.fullmatch(name):
+                with (into / name).open("wb") as file:
+                    file.writelines(opened.chunks(entry.offset, entry.size_bytes))
 
 
 def _nobody_may(test: str, path: Path) -> bool:
-    """Whether somebody without any rights may use the path so (`-r`, `-w`): by asking as nobody."""
+    """Whether `nobody` may use the path so (`-r`, `-w`)."""
     try:
         run_tool([*_unprivileged(), tool("test"), test, str(path)], timeout_s=10)
     except HostError:
@@ -228,23 +208,26 @@ def _copy(path: Path, into: Path, limits: ImportLimits) -> None:
 
 
 def _take_back(work: Path, ref: str, *, drop: bool) -> None:
-    """What the unprivileged user wrote is ours again, so that nobody changes it while it is read. Links are not looked behind."""
+    """Own what the unprivileged user wrote, so that nothing changes it while it is read."""
     remove_tree(work / "source")
     for directory, below, files in os.walk(work):
         if any((Path(directory) / name).is_symlink() for name in (*below, *files)):
             raise PolicyError("it can't be read as an image: it holds links", where=printable(ref))
     if drop:
-        _give(work, 0)
+        give_tree(work, 0)
 
 
 def _watch(work: Path, limits: ImportLimits, report: Callable[[str], None], *, stall_s: float) -> Callable[[], None]:
-    """A check that the copy grows, though not beyond what a bounded image can need (its blobs and
-    skopeo's own copy)."""
+    """A check that the copy grows, within what a bounded image and skopeo's own copy need."""
     seen, changed_s = -1, monotonic()
 
     def check() -> None:
         nonlocal seen, changed_s
-        total = _size(work)
+        total = 0
+        for directory, _, files in os.walk(work):
+            for name in files:
+                with suppress(FileNotFoundError):
+                    total += Path(directory, name).lstat().st_size
         if total > 3 * limits.max_bytes + _SLACK_BYTES:
             raise _too_large("", limits)
         if total != seen:
@@ -256,24 +239,15 @@ def _watch(work: Path, limits: ImportLimits, report: Callable[[str], None], *, s
     return check
 
 
-def _size(work: Path) -> int:
-    total = 0
-    for directory, _, files in os.walk(work):
-        for name in files:
-            try:
-                total += (Path(directory) / name).lstat().st_size
-            except FileNotFoundError:
-                continue
-    return total
-
-
 def _too_large(where: str, limits: ImportLimits) -> PolicyError:
     what = f"the image is larger than {format_size(limits.max_bytes)}"
     return PolicyError(what, where=printable(where), hint="--max-size allows more")
 
 
 def _refused(error: HostError, ref: str, transport: str, limits: ImportLimits) -> HostError | PolicyError:
-    text = _error_of(error.what)
+    # The last error of skopeo, without the log format around it.
+    fatal = _FATAL.findall(error.what.replace('\\\\"', "'").replace('\\"', "'"))
+    text = fatal[-1] if fatal else error.what
     if "SIGXFSZ" in text or "file too large" in text:
         return _too_large(ref, limits)
     if "no space left on device" in text.lower():
@@ -283,9 +257,3 @@ def _refused(error: HostError, ref: str, transport: str, limits: ImportLimits) -
         return PolicyError(f"it can't be read as an image: {text}", where=printable(ref), hint="check how it was made")
     hint = error.hint or "check the name, the network and the login"
     return HostError(f"the image can't be fetched: {text}", where=printable(ref), hint=hint)
-
-
-def _error_of(text: str) -> str:
-    """The last error of skopeo, without the log format around it."""
-    fatal = _FATAL.findall(text.replace('\\\\"', "'").replace('\\"', "'"))
-    return fatal[-1] if fatal else text

@@ -2,7 +2,7 @@
 
     kernels/<digest>/{vmlinuz,config,kernel.json,modules/NN-name.ko}    kernel-current
 
-`digest` covers what a guest would load (the kernel and its modules, in load order), so that another choice of modules is another kernel.
+`digest` covers what a guest loads: the kernel and its modules, in load order.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ import json
 import lzma
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from belljar.dataclass import dataclass
 from belljar.errors import HostError
-from belljar.image.modules import load_order, module_name
 from belljar.image.store import file_sha256
 from belljar.image.tools import run_tool, tool
 from belljar.store.home import make_store_dir, need_space
@@ -26,11 +25,11 @@ from belljar.store.locks import locked
 from belljar.store.scratch import MAKING, owned_name, remove_tree, scratch_dir
 
 if TYPE_CHECKING:
-    from belljar.image.apt import AptSource, PrivateApt
+    from belljar.image.apt import AptSource
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _MAX_MODULE_BYTES: Final = 64 << 20
-# The root file system is squashfs under an overlay in tmpfs, both id-mapped: Linux 6.3 or newer, built so that it can read the image.
+# A squashfs root under an overlay in tmpfs, both id-mapped, needs Linux 6.3.
 _NEEDED_CONFIG: Final = (
     "CONFIG_SQUASHFS",
     "CONFIG_SQUASHFS_LZ4",
@@ -41,15 +40,16 @@ _NEEDED_CONFIG: Final = (
     "CONFIG_VIRTIO_CONSOLE",
     "CONFIG_VIRTIO_MMIO",
 )
-_LEAST_VERSION: Final = (6, 3)
+_MIN_VERSION: Final = (6, 3)
+_DEPENDS: Final = re.compile(rb"(?:\A|\0)depends=([^\0]{0,4096})\0")
 _DEBIAN_ARCH: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """A guest kernel in the store. `modules` are uncompressed and in load order; all files are read-only.
+    """A guest kernel in the store; its files are read-only.
 
-    `wanted` are the modules that were asked for when it was fetched.
+    `modules` are uncompressed and in load order; `wanted` are those asked for when it was fetched.
     """
 
     digest: str
@@ -63,7 +63,7 @@ class Kernel:
 
 
 def debian_arch() -> str:
-    """Debian's name of this machine's architecture. Raises `HostError` when Belljar has no guest for it."""
+    """Debian's name of this machine's architecture. Raises `HostError` if there is no guest for it."""
     machine = platform.machine()
     if machine not in _DEBIAN_ARCH:
         raise HostError(
@@ -73,7 +73,7 @@ def debian_arch() -> str:
 
 
 def current_kernel(home: Path) -> Kernel:
-    """The kernel that new templates boot. Raises `HostError` when there is none or the store is damaged."""
+    """The kernel that new templates boot. Raises `HostError` when none can be read."""
     pointer = home / "kernel-current"
     try:
         digest = pointer.read_text().strip()
@@ -81,14 +81,19 @@ def current_kernel(home: Path) -> Kernel:
         raise HostError("there is no guest kernel", where=str(pointer), hint="run `belljar setup`") from None
     except OSError as error:
         raise _damaged(pointer) from error
-    return _read(home / "kernels" / digest)
+    directory = home / "kernels" / digest
+    try:
+        return _kernel(json.loads((directory / "kernel.json").read_bytes()), directory)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _damaged(directory / "kernel.json") from error
 
 
 def fetch_kernel(home: Path, sources: Sequence[AptSource], modules: Sequence[str]) -> Kernel:
     """Fetch the newest cloud kernel that `sources` have and make it the current one.
 
-    `modules` are what the guest must load; what they depend on is added, what the kernel has built in is left out. The package is
-    checked against apt's signed index twice: by apt, and by its SHA-256 here. Raises `HostError`; then the store is as it was.
+    `modules` are what the guest must load; their dependencies are added, built-in ones left out.
+    The package is checked against apt's signed index twice: by apt, and by its SHA-256 here.
+    Raises `HostError`; then the store is as it was.
     """
     from belljar.image.apt import PrivateApt
 
@@ -96,7 +101,13 @@ def fetch_kernel(home: Path, sources: Sequence[AptSource], modules: Sequence[str
     with scratch_dir(home) as scratch:
         apt = PrivateApt(scratch / "apt", sources)
         apt.update()
-        package = _resolve(apt, f"linux-image-cloud-{debian_arch()}")
+        meta_package = f"linux-image-cloud-{debian_arch()}"
+        depends = apt.show(meta_package).get("Depends", "")
+        match = re.match(r"(linux-image-[a-z0-9.+~-]+) \(= ([^)\s]+)\)", depends)
+        if match is None:
+            what = f"{meta_package} names no kernel package: {depends[:200]}"
+            raise HostError(what, where="apt-cache show")
+        package = apt.show(f"{match[1]}={match[2]}")
         deb = apt.download(f"{package['Package']}={package['Version']}", scratch)
         if file_sha256(deb) != package.get("SHA256"):
             raise HostError(
@@ -109,10 +120,7 @@ def fetch_kernel(home: Path, sources: Sequence[AptSource], modules: Sequence[str
 
 
 def remove_kernel(home: Path, digest: str) -> None:
-    """Remove a kernel, in turn with those who fetch one; not the current one, nor any when it can't be told which that is.
-
-    Raises `FileNotFoundError` when it isn't there.
-    """
+    """Remove a kernel unless it is, or may be, the current one. Raises `FileNotFoundError`."""
     with locked(home, "kernels"):
         if current_digest(home) in {None, digest}:
             return
@@ -123,7 +131,7 @@ def remove_kernel(home: Path, digest: str) -> None:
 
 
 def current_digest(home: Path) -> str | None:
-    """Which kernel is the current one; None when nothing says it."""
+    """Which kernel is the current one; None when that can't be read."""
     try:
         said = (home / "kernel-current").read_text().strip()
     except (OSError, ValueError):
@@ -131,20 +139,13 @@ def current_digest(home: Path) -> str | None:
     return said if _DIGEST.fullmatch(said) else None
 
 
-def _resolve(apt: PrivateApt, meta_package: str) -> dict[str, str]:
-    """What the meta package depends on: the package with the kernel in it."""
-    depends = apt.show(meta_package).get("Depends", "")
-    match = re.match(r"(linux-image-[a-z0-9.+~-]+) \(= ([^)\s]+)\)", depends)
-    if match is None:
-        raise HostError(f"{meta_package} names no kernel package: {depends[:200]}", where="apt-cache show")
-    return apt.show(f"{match[1]}={match[2]}")
-
-
 def _store(home: Path, scratch: Path, package: Mapping[str, str], modules: Sequence[str]) -> Kernel:
     whole = scratch / "kernel"
     whole.mkdir(mode=0o711)
     release = _lay_out(scratch / "tree", whole, modules)
-    digest = _digest(whole)
+    files = [whole / "vmlinuz", *sorted((whole / "modules").iterdir())]
+    listing = [[path.name, file_sha256(path)] for path in files]
+    digest = hashlib.sha256(json.dumps(listing, separators=(",", ":")).encode()).hexdigest()
     document = {
         "version": 1,
         "digest": digest,
@@ -152,7 +153,7 @@ def _store(home: Path, scratch: Path, package: Mapping[str, str], modules: Seque
         "package": f"{package['Package']}={package['Version']}",
         "package_sha256": package["SHA256"],
         "wanted": list(modules),
-        "modules": [path.name for path in sorted(whole.joinpath("modules").iterdir())],
+        "modules": [path.name for path in files[1:]],
     }
     whole.joinpath("kernel.json").write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
     for path in whole.rglob("*"):
@@ -170,7 +171,7 @@ def _store(home: Path, scratch: Path, package: Mapping[str, str], modules: Seque
 
 
 def _lay_out(tree: Path, whole: Path, modules: Sequence[str]) -> str:
-    """Copy the kernel, its configuration and the modules out of the unpacked package; the kernel's release."""
+    """Copy what is needed out of the unpacked package; the kernel's release."""
     images = sorted((tree / "boot").glob("vmlinuz-*"))
     if len(images) != 1:
         raise HostError(f"the kernel package holds {len(images)} kernels, one was expected", where="vmlinuz-*")
@@ -207,29 +208,15 @@ def _module(path: Path) -> bytes:
 
 def _check(release: str, config: str) -> None:
     match = re.match(r"(\d+)\.(\d+)", release)
-    if match is None or (int(match[1]), int(match[2])) < _LEAST_VERSION:
+    if match is None or (int(match[1]), int(match[2])) < _MIN_VERSION:
         raise HostError(
-            f"the kernel {release} is too old: a guest needs {'.'.join(map(str, _LEAST_VERSION))} or newer",
+            f"the kernel {release} is too old: a guest needs {'.'.join(map(str, _MIN_VERSION))} or newer",
             hint="use Debian 12 with backports, or Debian 13",
         )
     enabled = {line.partition("=")[0] for line in config.splitlines() if line.endswith(("=y", "=m"))}
     missing = [name for name in _NEEDED_CONFIG if name not in enabled]
     if missing:
         raise HostError(f"the kernel {release} was built without {', '.join(missing)}", where="config")
-
-
-def _digest(whole: Path) -> str:
-    files = [whole / "vmlinuz", *sorted((whole / "modules").iterdir())]
-    listing = [[path.name, file_sha256(path)] for path in files]
-    return hashlib.sha256(json.dumps(listing, separators=(",", ":")).encode()).hexdigest()
-
-
-def _read(directory: Path) -> Kernel:
-    path = directory / "kernel.json"
-    try:
-        return _kernel(json.loads(path.read_bytes()), directory)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _damaged(path) from error
 
 
 def _kernel(document: Mapping[str, Any], directory: Path) -> Kernel:
@@ -252,3 +239,40 @@ def _damaged(path: Path) -> HostError:
     return HostError(
         "the kernel store is damaged: this can't be read", where=str(path), hint="run `belljar setup --refresh`"
     )
+
+
+def load_order(
+    wanted: Sequence[str], *, read: Callable[[str], bytes | None], builtin: Collection[str]
+) -> list[tuple[str, bytes]]:
+    """The wanted modules and all they depend on, each after what it needs. Pure.
+
+    `read` gives a module's bytes, None if there is none.
+    Raises `HostError` for a module that is neither there nor built in.
+    """
+    ordered: dict[str, bytes] = {}
+
+    def add(name: str, above: tuple[str, ...]) -> None:
+        if name in ordered or name in builtin or name in above:
+            return
+        content = read(name)
+        if content is None:
+            raise HostError(f"the kernel has no module {name}, and it is not built in", where="modules")
+        for needed in dependencies(content):
+            add(needed, (*above, name))
+        ordered[name] = content
+
+    for name in wanted:
+        add(module_name(name), ())
+    return list(ordered.items())
+
+
+def module_name(text: str) -> str:
+    """The kernel's name of a module, from a file name (`virtio-rng.ko.xz` → `virtio_rng`)."""
+    return text.partition(".ko")[0].replace("-", "_")
+
+
+def dependencies(module: bytes) -> tuple[str, ...]:
+    """The modules that must be loaded before this one, as its `.modinfo` section names them."""
+    match = _DEPENDS.search(module)
+    names = match[1].decode("ascii", "replace").split(",") if match else []
+    return tuple(module_name(name) for name in names if name)

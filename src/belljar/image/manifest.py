@@ -1,21 +1,19 @@
-"""What the documents of an image say: which manifest is for this machine, and what an archive calls
-its images.
+"""The documents of an image: which manifest is for this machine, what an archive calls its images.
 
-Pure.
-
-Nothing here is believed: names are references or left out, digests are checked by those who use
-them.
+Names are references or left out; callers check the digests.
 
 Source: image-spec v1.1 (image-index.md, annotations.md) and the layout of `docker save`.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
-from belljar.image.layers import LayerError
+from belljar.image.layers.limits import ImportLimits, LayerError
 from belljar.policy.reference import parse_reference
 from belljar.units import printable
 
@@ -30,6 +28,24 @@ _MAX_NAMES: Final = 32
 _NAME_ANNOTATIONS: Final = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
 _BUILT_HERE: Final = "localhost/"
 """Podman's and buildah's registry for what was built without one."""
+
+
+def read_bounded(path: Path, limits: ImportLimits) -> bytes:
+    """A document's bytes. Raises `LayerError` when it is missing, a link or too large."""
+    if path.is_symlink() or not path.is_file() or path.stat().st_size > limits.max_document_bytes:
+        raise LayerError(f"a document is missing or larger than {limits.max_document_bytes} bytes")
+    return path.read_bytes()
+
+
+def parse_document(raw: bytes) -> Mapping[str, Any]:
+    """A JSON object. Raises `LayerError`."""
+    try:
+        document = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise LayerError("a document is not JSON that can be read") from error
+    if not isinstance(document, dict):
+        raise LayerError("a document is not a JSON object")
+    return document
 
 
 def is_index(document: Mapping[str, Any]) -> bool:

@@ -1,30 +1,28 @@
-"""Importing container images. skopeo fetches and translates; what it hands over is read with bounds and merged in memory, never unpacked.
+"""Importing container images: skopeo fetches; the result is read with bounds, merged in memory.
 
-Nothing of the archive is believed: not its digests, not its sizes, not its names. Design note 0007 says why no tool unpacks it on the host.
+Nothing of the archive is believed: not its digests, not its sizes, not its names. Design note 0007
+says why no tool unpacks it on the host.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import tarfile
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from belljar.errors import PolicyError
 from belljar.image.config import ImageConfig, config_of
 from belljar.image.fetch import fetched, transport_of
 from belljar.image.kernel import debian_arch
-from belljar.image.layers import ImportLimits, LayerError, Tree, read_entries
-from belljar.image.layers.blob import Layer, closing_all, open_layer
-from belljar.image.layers.headers import EntryKind
-from belljar.image.layers.tree import Emitted
-from belljar.image.manifest import MANIFEST_TYPES
-from belljar.image.pack import pack
-from belljar.image.store import MADE_HERE, Image, SetuidPrograms, Store, check_name, file_sha256, is_like_digest
+from belljar.image.layers.blob import Layer, open_layer
+from belljar.image.layers.headers import EntryKind, read_entries
+from belljar.image.layers.limits import ImportLimits, LayerError
+from belljar.image.layers.tree import Tree
+from belljar.image.manifest import MANIFEST_TYPES, parse_document, read_bounded
+from belljar.image.pack import Member, pack
+from belljar.image.store import MADE_HERE, Image, Store, check_name, file_sha256, is_like_digest
 from belljar.store.home import need_space
 from belljar.store.scratch import scratch_dir
 from belljar.units import printable
@@ -32,28 +30,12 @@ from belljar.units import printable
 __all__ = ["ImportLimits", "default_name", "import_image"]
 
 Report = Callable[[str], None]
+_T = TypeVar("_T")
 _DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
 _LAYER_TYPES: Final = re.compile(
     r"application/vnd\.(?:oci\.image\.layer\.v1\.tar(?:\+(?:gzip|zstd))?|docker\.image\.rootfs\.diff\.tar(?:\.(?:gzip|zstd))?)"
 )
-_LEAST_FREE_BYTES: Final = 256 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Entry:
-    """A packed entry whose content lies in a layer."""
-
-    emitted: Emitted
-    layers: list[Layer]
-
-    @property
-    def info(self) -> tarfile.TarInfo:
-        return self.emitted.info
-
-    @property
-    def chunks(self) -> Iterable[bytes]:
-        node = self.emitted.node
-        return self.layers[node.layer_of_content - 1].chunks(node.offset, node.size_bytes)
+_MIN_FREE_BYTES: Final = 256 << 20
 
 
 def import_image(
@@ -65,38 +47,33 @@ def import_image(
     keep_setuid: bool = False,
     report: Report = lambda _line: None,
 ) -> Image:
-    """Put the container image `ref` (as skopeo names it) into the store under `name` (default: what
-    its source calls it).
+    """Put the container image `ref` (as skopeo names it) into the store.
 
-    All of it is checked before it is packed; setuid bits are taken away unless `keep_setuid`.
-    Raises `PolicyError` when the image is broken, hostile or beyond `limits`, `HostError` when this
-    host can't; the store is then as it was and nothing is left behind.
+    Its name is `name`, else what its source calls it.
+    All of it is checked before it is packed; setuid bits are removed unless `keep_setuid`.
+    Raises `PolicyError` when the image is broken, hostile or beyond `limits`, `HostError` when
+    this host can't; the store is then as it was and nothing is left behind.
     """
     bounds = limits or ImportLimits()
     transport_of(ref)
     if name:
         check_name(name)
-    need_space(home, _LEAST_FREE_BYTES, "importing an image")
+    need_space(home, _MIN_FREE_BYTES, "importing an image")
     report("fetching")
     with scratch_dir(home) as scratch, fetched(ref, scratch, bounds, report) as found:
         # an archive can't name itself as the images that Belljar makes
         own = (each for each in found.origin.names if each not in MADE_HERE and not is_like_digest(each))
-        names = (name,) if name else tuple(own) or (default_name(ref),)
-        try:
-            made = _from_directory(
-                found.directory, found.origin.manifest, scratch, bounds, keep_setuid=keep_setuid, report=report
-            )
-        except LayerError as error:
-            raise PolicyError(f"the image is refused: {error}", where=printable(ref), hint=_hint(error)) from error
-        return Store(home).add(
-            made.rootfs,
-            made.config,
-            name=names[0],
-            more_names=names[1:],
+        return import_directory(
+            home,
+            found.directory,
+            scratch,
+            names=(name,) if name else tuple(own) or (default_name(ref),),
             source=printable(ref, max_chars=300),
-            created=made.created,
-            origins=tuple(dict.fromkeys((*found.origin.digests, *made.digests))),
-            setuid_programs=made.setuid_programs,
+            limits=bounds,
+            keep_setuid=keep_setuid,
+            report=report,
+            manifest_digest=found.origin.manifest,
+            origins=found.origin.digests,
         )
 
 
@@ -105,84 +82,60 @@ def import_directory(
     directory: Path,
     scratch: Path,
     *,
-    name: str,
+    names: Sequence[str],
     source: str,
-    built: Mapping[str, Any],
     limits: ImportLimits,
     keep_setuid: bool,
     report: Report,
+    built: Mapping[str, Any] | None = None,
+    manifest_digest: str = "",
+    origins: Sequence[str] = (),
 ) -> Image:
     """Put the image in `directory` (as skopeo's `dir:`, files of ours alone) into the store.
 
-    Raises as `import_image`.
+    `manifest_digest`: what its manifest must have. Raises as `import_image`.
     """
+    rootfs, tree = scratch / "rootfs.sqfs", Tree(limits, keep_setuid=keep_setuid)
     try:
-        made = _from_directory(directory, "", scratch, limits, keep_setuid=keep_setuid, report=report)
+        manifest = parse_document(read_bounded(directory / "manifest.json", limits))
+        digest = f"sha256:{file_sha256(directory / 'manifest.json')}"
+        if manifest_digest and digest != manifest_digest:
+            raise LayerError("its manifest is not the one of its digest")
+        if manifest.get("mediaType", next(iter(MANIFEST_TYPES))) not in MANIFEST_TYPES:
+            raise LayerError("its manifest is of a type that isn't taken")
+        described = _part(manifest, "config", dict)
+        config = _document(directory, described, limits)
+        image_config = config_of(config)
+        _check_platform(config)
+        with ExitStack() as opened:
+            layers = _merge(tree, opened, directory, scratch, manifest, config, limits, report=report)
+            report("packing")
+            _complete(tree, image_config)
+            pack(_members(tree, layers), rootfs, made_s=tree.newest_s)
     except LayerError as error:
-        raise PolicyError(f"the image is refused: {error}", where=source, hint=_hint(error)) from error
+        raise error.refusal(source) from error
     return Store(home).add(
-        made.rootfs,
-        made.config,
-        name=name,
+        rootfs,
+        image_config,
+        name=names[0],
+        more_names=names[1:],
         source=source,
-        created=made.created,
-        origins=made.digests,
+        created=printable(str(config.get("created") or ""), max_chars=40),
+        origins=tuple(dict.fromkeys((*origins, digest, str(described["digest"])))),
         built=built,
-        setuid_programs=made.setuid_programs,
+        setuid_programs=("kept" if keep_setuid else "removed") if tree.has_setuid else "",
     )
 
 
-def _hint(error: LayerError) -> str:
-    text = str(error)
-    return "" if "--" in text else "use an image without it; nothing of this one was kept"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Made:
-    """A packed image, and the digests of its manifest and configuration."""
-
-    rootfs: Path
-    config: ImageConfig
-    created: str
-    digests: tuple[str, str]
-    setuid_programs: SetuidPrograms
-
-
-def _from_directory(
-    directory: Path, manifest_digest: str, scratch: Path, limits: ImportLimits, *, keep_setuid: bool, report: Report
-) -> _Made:
-    manifest = _read_json(directory / "manifest.json", limits)
-    digest = f"sha256:{file_sha256(directory / 'manifest.json')}"
-    if manifest_digest and digest != manifest_digest:
-        raise LayerError("its manifest is not the one of its digest")
-    if manifest.get("mediaType", next(iter(MANIFEST_TYPES))) not in MANIFEST_TYPES:
-        raise LayerError("its manifest is of a type that isn't taken")
-    config = _document(directory, _object(manifest, "config"), limits)
-    image_config = config_of(config)
-    _check_platform(config)
-    tree, opened = Tree(limits, keep_setuid=keep_setuid), list[Layer]()
-    with closing_all(opened) as layers:
-        _merge(tree, layers, directory, scratch, manifest, config, limits, report=report)
-        report("packing")
-        _complete(tree, image_config)
-        rootfs = scratch / "rootfs.sqfs"
-        entries = (_Entry(emitted=emitted, layers=layers) for emitted in tree.emit())
-        pack(entries, rootfs, made_s=tree.newest_s)
-    created = printable(str(config.get("created") or ""), max_chars=40)
-    config_digest = str(_object(manifest, "config")["digest"])
-    setuid_programs: SetuidPrograms = ("kept" if keep_setuid else "removed") if tree.has_setuid else ""
-    return _Made(
-        rootfs=rootfs,
-        config=image_config,
-        created=created,
-        digests=(digest, config_digest),
-        setuid_programs=setuid_programs,
-    )
+def _members(tree: Tree, layers: Sequence[Layer]) -> Iterator[Member]:
+    for info, node in tree.emit():
+        number = node.layer_of_content
+        yield Member(info=info, chunks=layers[number - 1].chunks(node.offset, node.size_bytes) if number else ())
 
 
 def _merge(
     tree: Tree,
-    layers: list[Layer],
+    opened: ExitStack,
     directory: Path,
     scratch: Path,
     manifest: Mapping[str, Any],
@@ -190,9 +143,10 @@ def _merge(
     limits: ImportLimits,
     *,
     report: Report,
-) -> None:
-    described = _list(manifest, "layers")
-    diff_ids = _list(_object(config, "rootfs"), "diff_ids")
+) -> list[Layer]:
+    """The layers of the manifest, applied to the tree; `opened` closes them."""
+    described, layers = _part(manifest, "layers", list), list[Layer]()
+    diff_ids = _part(_part(config, "rootfs", dict), "diff_ids", list)
     if len(described) > limits.max_layers or len(described) != len(diff_ids):
         raise LayerError(
             f"it has {len(described)} layers and {len(diff_ids)} in its configuration; at most {limits.max_layers}"
@@ -201,12 +155,11 @@ def _merge(
     for number, (descriptor, diff_id) in enumerate(zip(described, diff_ids, strict=True), 1):
         report(f"reading layer {number} of {len(described)}")
         blob, digest = _blob(directory, descriptor)
-        if _LAYER_TYPES.fullmatch(str(descriptor.get("mediaType"))) is None:
-            raise LayerError(
-                f"layer {number} is of the type {printable(str(descriptor.get('mediaType')))!r}, which isn't taken"
-            )
+        kind = str(descriptor.get("mediaType"))
+        if _LAYER_TYPES.fullmatch(kind) is None:
+            raise LayerError(f"layer {number} is of the type {printable(kind)!r}, which isn't taken")
         layer = open_layer(blob, digest, max_bytes=left_bytes, scratch=scratch)
-        layers.append(layer)
+        layers.append(opened.enter_context(closing(layer)))
         blob.unlink()
         if diff_id != f"sha256:{layer.diff_id}":
             raise LayerError(f"layer {number} is not what the configuration says: its digest differs")
@@ -214,12 +167,11 @@ def _merge(
         tree.begin_layer()
         for entry in read_entries(layer, layer.size_bytes):
             tree.apply(entry)
+    return layers
 
 
 def _complete(tree: Tree, config: ImageConfig) -> None:
-    """What every guest needs to mount on, and, as Docker makes them, the image's work directory and
-    volumes: if the image has it not.
-    """
+    """Add what every guest mounts on and, as Docker does, the work directory and volumes."""
     for place in (config.workdir, *config.volumes):
         parts = tuple(os.fsencode(place).strip(b"/").split(b"/"))
         for depth in range(1, len(parts) + 1) if parts != (b"",) else ():
@@ -247,7 +199,7 @@ def _check_platform(config: Mapping[str, Any]) -> None:
 def _document(directory: Path, descriptor: Mapping[str, Any], limits: ImportLimits) -> Mapping[str, Any]:
     """The JSON document that a descriptor names, its digest checked."""
     path, digest = _blob(directory, descriptor)
-    document = _read_json(path, limits)
+    document = parse_document(read_bounded(path, limits))
     if file_sha256(path) != digest:
         raise LayerError("a document's bytes are not those of its digest")
     return document
@@ -264,27 +216,8 @@ def _blob(directory: Path, descriptor: object) -> tuple[Path, str]:
     return path, match[1]
 
 
-def _read_json(path: Path, limits: ImportLimits) -> Mapping[str, Any]:
-    if path.is_symlink() or not path.is_file() or path.stat().st_size > limits.max_document_bytes:
-        raise LayerError(f"a document is missing or larger than {limits.max_document_bytes} bytes")
-    try:
-        document = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise LayerError("a document is not JSON that can be read") from error
-    if not isinstance(document, dict):
-        raise LayerError("a document is not a JSON object")
-    return document
-
-
-def _object(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _part(document: Mapping[str, Any], name: str, kind: type[_T]) -> _T:
     value = document.get(name)
-    if not isinstance(value, dict):
-        raise LayerError(f"a document is broken: {name}")
-    return value
-
-
-def _list(document: Mapping[str, Any], name: str) -> list[Any]:
-    value = document.get(name)
-    if not isinstance(value, list):
+    if not isinstance(value, kind):
         raise LayerError(f"a document is broken: {name}")
     return value

@@ -1,8 +1,6 @@
-"""Where an image comes from: what skopeo is told to copy, and the names and digests that the source
-has for it.
+"""Where an image comes from: what skopeo copies, and the source's names and digests of it.
 
-A registry is asked for the digest that is then fetched, so that what a tag names can't change
-between the two; a daemon for an id.
+A registry is asked for the digest that is then fetched, a daemon for an id: a tag may change.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +21,15 @@ from belljar.image.kernel import debian_arch
 from belljar.image.layers.blob import Layer, is_plain, open_layer
 from belljar.image.layers.headers import EntryKind, read_entries
 from belljar.image.layers.limits import ImportLimits, LayerError
-from belljar.image.manifest import DIGEST, instance_of, is_index, names_of_archive, names_of_index
+from belljar.image.manifest import (
+    DIGEST,
+    instance_of,
+    is_index,
+    names_of_archive,
+    names_of_index,
+    parse_document,
+    read_bounded,
+)
 from belljar.image.tools import plain_env, run_tool, tool
 from belljar.policy.reference import Reference, parse_reference
 from belljar.units import printable
@@ -89,7 +95,7 @@ def _of_registry(reference: Reference, work: Path, limits: ImportLimits) -> Orig
         raise PolicyError(
             what, where=printable(reference.familiar), hint="ask whoever runs the registry; nothing was kept"
         )
-    document = _json(raw)
+    document = parse_document(raw)
     manifest = instance_of(document, debian_arch()) if is_index(document) else top
     return Origin(
         source=f"docker://{reference.registry}/{reference.path}@{manifest}",
@@ -130,9 +136,11 @@ def origin_of_archive(path: Path, tag: str, scratch: Path, limits: ImportLimits)
     except (ValueError, RecursionError):  # LayerError is one: skopeo says what is wrong with it, or reads it
         images = ()
     if tag:
-        return Origin(source=f"docker-archive:{{}}:{tag}", names=_checked(tag))
-    _check_single(images, path, "docker-archive")
-    return Origin(source="docker-archive:{}", names=_only_names(images))
+        names = list[str]()
+        with suppress(ValueError):
+            names.append(parse_reference(tag).familiar)
+        return Origin(source=f"docker-archive:{{}}:{tag}", names=tuple(names))
+    return Origin(source="docker-archive:{}", names=_single(images, path, "docker-archive"))
 
 
 def origin_of_layout(path: Path, tag: str, limits: ImportLimits) -> Origin:
@@ -140,33 +148,30 @@ def origin_of_layout(path: Path, tag: str, limits: ImportLimits) -> Origin:
 
     Raises `PolicyError` for several, `LayerError`.
     """
-    index = _json(_bounded(path / "index.json", limits))
+    index = parse_document(read_bounded(path / "index.json", limits))
+    images = names_of_index(index)
     if tag:
-        named = tuple(
-            name for names in names_of_index(index) for name in names if tag in (name, name.rpartition(":")[2])
-        )
-        return Origin(source=f"oci:{{}}:{tag}", names=named)
-    _check_single(names_of_index(index), path, "oci")
-    entries = index.get("manifests")
+        named = (name for names in images for name in names)
+        called = tuple(name for name in named if tag in (name, name.rpartition(":")[2]))
+        return Origin(source=f"oci:{{}}:{tag}", names=called)
+    names, entries = _single(images, path, "oci"), index.get("manifests")
     first = entries[0] if isinstance(entries, list) and entries and isinstance(entries[0], dict) else {}
-    return Origin(source="oci:{}", names=_only_names(names_of_index(index)), digests=_index_digest(path, first, limits))
+    return Origin(source="oci:{}", names=names, digests=_index_digest(path, first, limits))
 
 
 def _index_digest(layout: Path, descriptor: Mapping[str, Any], limits: ImportLimits) -> tuple[str, ...]:
-    """The digest of a nested index, under which a registry has the image, if it is one and holds
-    what it says."""
+    """The digest of a nested index, under which a registry has the image; () if it is none."""
     digest = str(descriptor.get("digest"))
     blob = layout / "blobs/sha256" / digest.removeprefix("sha256:")
     if DIGEST.fullmatch(digest) is None or not is_index(descriptor) or not blob.is_file():
         return ()
-    if f"sha256:{hashlib.sha256(_bounded(blob, limits)).hexdigest()}" != digest:
+    if f"sha256:{hashlib.sha256(read_bounded(blob, limits)).hexdigest()}" != digest:
         raise LayerError("a document's bytes are not those of its digest")
     return (digest,)
 
 
 def _member(archive: Path, name: bytes, scratch: Path, limits: ImportLimits) -> bytes:
-    """One small file of a tar archive, read where it lies unless it is compressed; empty when there
-    is none."""
+    """One small file of a tar archive; empty when there is none."""
     with closing(
         Layer(archive.open("rb"), archive.stat().st_size, "")
         if is_plain(archive)
@@ -182,23 +187,8 @@ def _member(archive: Path, name: bytes, scratch: Path, limits: ImportLimits) -> 
     return b""
 
 
-def _bounded(path: Path, limits: ImportLimits) -> bytes:
-    if path.is_symlink() or not path.is_file() or path.stat().st_size > limits.max_document_bytes:
-        raise LayerError(f"a document is missing or larger than {limits.max_document_bytes} bytes")
-    return path.read_bytes()
-
-
-def _json(raw: bytes) -> Mapping[str, Any]:
-    try:
-        document = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise LayerError("a document is not JSON that can be read") from error
-    if not isinstance(document, dict):
-        raise LayerError("a document is not a JSON object")
-    return document
-
-
-def _check_single(images: Sequence[Sequence[str]], path: Path, transport: str) -> None:
+def _single(images: Sequence[tuple[str, ...]], path: Path, transport: str) -> tuple[str, ...]:
+    """The names of the only image. Raises `PolicyError` for several."""
     if len(images) > 1:
         names = [name for image in images for name in image[:1]] or ["images without a name"]
         raise PolicyError(
@@ -206,14 +196,4 @@ def _check_single(images: Sequence[Sequence[str]], path: Path, transport: str) -
             where=printable(str(path)),
             hint=f"name one: `belljar image import {transport}:{printable(str(path))}:{printable(names[0])}`",
         )
-
-
-def _only_names(images: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     return images[0] if images else ()
-
-
-def _checked(name: str) -> tuple[str, ...]:
-    try:
-        return (parse_reference(name).familiar,)
-    except ValueError:
-        return ()

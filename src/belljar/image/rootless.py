@@ -170,7 +170,7 @@ def user_namespace() -> Iterator[Inside]:
 def _map_own(pid: int) -> None:
     """Root is this user, the others are the ids subordinate to it."""
     for helper, own, file in (("newuidmap", os.geteuid(), "subuid"), ("newgidmap", os.getegid(), "subgid")):
-        first = _subordinate(Path("/etc", file))
+        first = first_subordinate_id(Path("/etc", file))
         if first is None:
             raise HostError(
                 f"this user has no {IDS:,} subordinate ids",
@@ -181,7 +181,8 @@ def _map_own(pid: int) -> None:
         run_tool([tool(helper), str(pid), *map(str, lines)], timeout_s=20)
 
 
-def _subordinate(file: Path) -> int | None:
+def first_subordinate_id(file: Path) -> int | None:
+    """The first of this user's subordinate ids in /etc/subuid or /etc/subgid, if enough."""
     uid = os.geteuid()
     try:
         name = pwd.getpwuid(uid).pw_name

@@ -1,12 +1,11 @@
-"""The image store: immutable root file systems, addressed by the SHA-256 of their bytes, and the
-names people gave them.
+"""The image store: immutable root file systems by the SHA-256 of their bytes, and their names.
 
     images/<digest>/{rootfs.sqfs,image.json}    image-names.json    image-digests.json
 
-Names are Docker's references (`policy.reference`). `image-digests.json` says which manifests,
-indexes and configurations an image was imported from, by their digests: what a digest in a
-reference is checked against. An image appears whole (made in a scratch directory, then renamed) or
-not at all. Reading needs no lock; writers hold `locks/images`.
+Names are Docker's references (`policy.reference`). `image-digests.json` maps the digests of
+manifests, indexes and configurations to the images imported from them.
+An image appears whole (made in a scratch directory, then renamed) or not at all. Reading needs no
+lock; writers hold `locks/images`.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, field, fields, replace
+from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, json_of
 from belljar.errors import HostError, PolicyError
 from belljar.image.config import HealthCheck, ImageConfig, later_fields_of
 from belljar.policy.reference import DEFAULT_TAG, Reference, parse_reference
@@ -45,11 +44,9 @@ SetuidPrograms: TypeAlias = Literal["", "kept", "removed"]
 class Image:
     """An immutable root file system.
 
-    `digest` is the SHA-256 of `rootfs` (a squashfs file, read-only), in hex.
-
-    `origins`: the digests (`sha256:…`) of the manifests, indexes and configurations that it was
-    imported from. `built`: of an image that Belljar built from a Dockerfile, what went into it
-    (`image.buildah`). `setuid_programs`: whether files had the set-user-ID bit, and still have it.
+    `digest`: the SHA-256 of `rootfs` (a squashfs file, read-only), in hex.
+    `origins`: the digests (`sha256:…`) of the documents that it was imported from.
+    `built`: what went into an image built from a Dockerfile (`image.buildah`).
     """
 
     digest: str
@@ -78,8 +75,7 @@ class Image:
 
     def to_json(self) -> dict[str, Any]:
         """The image as JSON values."""
-        shown = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: _jsonable(value) for name, value in shown.items()}
+        return {part.name: json_of(getattr(self, part.name)) for part in fields(self)}
 
 
 class Store:
@@ -92,12 +88,11 @@ class Store:
         self._digests_file = home / "image-digests.json"
 
     def find(self, ref: str) -> Image:
-        """The image of a reference, of a digest, or of a unique beginning of one in the store (≥ 6
-        hex digits).
+        """The image of a reference, a digest, or a unique beginning of one (≥ 6 hex digits).
 
-        A digest in a reference must be one that the image was imported from; the tag beside it says
-        nothing, as in Docker. Costs a few small file reads: the image's bytes are not re-hashed
-        (see `verify`). Raises `HostError` when there is none.
+        A digest in a reference must be one that the image was imported from; a tag beside it is
+        ignored, as in Docker. The image's bytes are not hashed again (see `verify`).
+        Raises `HostError` when there is none.
         """
         names, origins = self._names(), self._origins()
         digest = self._digest_of(ref, names, origins)
@@ -118,7 +113,13 @@ class Store:
     def list(self) -> tuple[Image, ...]:
         """Every image, named ones first, each group in order of its first name or digest."""
         names, origins = self._names(), self._origins()
-        found = [image for digest in self._digests() if (image := self._listed(digest, names, origins)) is not None]
+        found = []
+        for digest in self._digests():
+            try:
+                found.append(self._read(digest, names, origins))
+            except HostError:
+                if (self._images / digest).exists():  # else it was removed meanwhile
+                    raise
         return tuple(sorted(found, key=lambda image: (not image.names, image.names[:1], image.digest)))
 
     def add(
@@ -134,14 +135,12 @@ class Store:
         built: Mapping[str, Any] | None = None,
         setuid_programs: SetuidPrograms = "",
     ) -> Image:
-        """Take `rootfs` (a squashfs file on the store's file system; it is moved) as an image
-        called `name` (and `more_names`).
+        """Move `rootfs` (a squashfs file on the store's file system) into the store.
 
-        A name moves to it from whichever image had it, and so does each of its `origins` (the
-        digests that it was imported from). What the store already has is not stored twice. The
-        configuration is part of the digest: its hash is appended to the file, behind the end of the
-        file system. Raises `PolicyError` for a name that isn't allowed, `HostError` when the store
-        can't be written.
+        Its names and `origins` are taken from whichever image had them. The configuration is part
+        of the digest: its hash is appended to the file, behind the end of the file system.
+        Raises `PolicyError` for a name that isn't allowed, `HostError` when the store can't be
+        written.
         """
         called = [check_name(each, origins=origins) for each in (name, *more_names)]
         _seal(rootfs, config)
@@ -164,33 +163,40 @@ class Store:
         with locked(self.home, "images"):
             self._place(digest, rootfs, document)
             if origins:
-                self._write_index(self._digests_file, {**self._origins(), **dict.fromkeys(origins, digest)})
-            self._write_names(_named(self._names(), called, digest))
+                self._write(self._digests_file, {**self._origins(), **dict.fromkeys(origins, digest)})
+            self._write(self._names_file, _named(self._names(), called, digest))
             return self._read(digest, self._names(), self._origins())
 
     def remove(self, ref: str, *, only_unnamed: bool = False) -> Image:
-        """Remove a name, and with its last name (or when `ref` is a digest) the image. What runs on it goes on running.
+        """Remove a name, and with its last name (or when `ref` is a digest) the image.
 
-        `only_unnamed`: nothing, when it has a name. Returns the image as it was. Raises `HostError` when there is none.
+        `only_unnamed`: nothing, when it has a name. Cells on it go on running.
+        Returns the image as it was. Raises `HostError` when there is none.
         """
         with locked(self.home, "images"):
             image, names = self.find(ref), self._names()
             if only_unnamed and image.names:
                 return image
-            name = _name_of(names, ref)
+            reference = _parsed(ref)
+            name = _name_in(names, reference) if reference else ref if ref in names else None
             dropped = {name} if name else set(image.names)
-            self._write_names({name: digest for name, digest in names.items() if name not in dropped})
+            self._write(self._names_file, {name: digest for name, digest in names.items() if name not in dropped})
             if set(image.names) <= dropped:
-                remove_tree(self._retired(image.digest))
+                # Renamed first, so that a crash while deleting leaves scratch and no half image.
+                make_store_dir(self.home / "tmp")
+                retired = self.home / "tmp" / f"0-0-retired_{image.digest[:12]}"
+                remove_tree(retired)
+                self._images.joinpath(image.digest).replace(retired)
+                remove_tree(retired)
                 kept = {origin: digest for origin, digest in self._origins().items() if digest != image.digest}
-                self._write_index(self._digests_file, kept)
+                self._write(self._digests_file, kept)
             return image
 
     def name(self, image: Image, name: str) -> Image:
         """Give an image one more name. Raises `PolicyError` for a name that isn't allowed."""
         name = check_name(name)
         with locked(self.home, "images"):
-            self._write_names(_named(self._names(), [name], image.digest))
+            self._write(self._names_file, _named(self._names(), [name], image.digest))
         return replace(image, names=tuple(sorted({*image.names, name})))
 
     def missing(self, ref: str) -> HostError | None:
@@ -205,45 +211,24 @@ class Store:
         final = self._images / digest
         make_store_dir(self._images)
         if final.exists():
-            if "built" in document:
-                self._describe(final, document)
+            if "built" in document:  # the same bytes by another recipe: the newest is remembered
+                self._write(final / "image.json", document, mode=0o444)
             return
         with scratch_dir(self.home) as scratch:
             whole = scratch / digest
             whole.mkdir(mode=0o755)
-            whole.joinpath("image.json").write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
-            whole.joinpath("image.json").chmod(0o444)
+            self._write(whole / "image.json", document, mode=0o444)
             rootfs.replace(whole / "rootfs.sqfs")
             whole.joinpath("rootfs.sqfs").chmod(0o444)
             sync_file(whole / "rootfs.sqfs")
             whole.chmod(0o711)
             whole.replace(final)
 
-    def _describe(self, final: Path, document: Mapping[str, Any]) -> None:
-        """The same bytes were built again, by another recipe: the newest is remembered."""
-        with scratch_dir(self.home) as scratch:
-            written = scratch / "image.json"
-            written.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
-            written.chmod(0o444)
-            sync_file(written)
-            written.replace(final / "image.json")
-
-    def _retired(self, digest: str) -> Path:
-        """Take the image out of the store in one step, so that a crash while deleting leaves scratch and no half image."""
-        make_store_dir(self.home / "tmp")
-        retired = self.home / "tmp" / f"0-0-retired_{digest[:12]}"
-        remove_tree(retired)
-        self._images.joinpath(digest).replace(retired)
-        return retired
-
     def _names(self) -> dict[str, str]:
         return self._read_index(self._names_file)
 
     def _origins(self) -> dict[str, str]:
         return self._read_index(self._digests_file)
-
-    def _write_names(self, names: Mapping[str, str]) -> None:
-        self._write_index(self._names_file, names)
 
     def _read_index(self, file: Path) -> dict[str, str]:
         try:
@@ -256,11 +241,12 @@ class Store:
             raise self._damaged(file)
         return {str(key): str(digest) for key, digest in index.items()}
 
-    def _write_index(self, file: Path, index: Mapping[str, str]) -> None:
+    def _write(self, file: Path, document: Mapping[str, Any], *, mode: int = 0o644) -> None:
+        """Replace a JSON file in one step."""
         with scratch_dir(self.home) as scratch:
-            written = scratch / "index"
-            written.write_text(json.dumps(index, indent=1, sort_keys=True) + "\n")
-            written.chmod(0o644)
+            written = scratch / file.name
+            written.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
+            written.chmod(mode)
             sync_file(written)
             written.replace(file)
 
@@ -281,15 +267,6 @@ class Store:
                 hint="give more digits; `belljar image ls` lists them",
             )
         return found[0] if found else None
-
-    def _listed(self, digest: str, names: Mapping[str, str], origins: Mapping[str, str]) -> Image | None:
-        """None when it was removed since its directory was read."""
-        try:
-            return self._read(digest, names, origins)
-        except HostError:
-            if (self._images / digest).exists():
-                raise
-            return None
 
     def _read(self, digest: str, names: Mapping[str, str], origins: Mapping[str, str]) -> Image:
         path = self._images / digest / "image.json"
@@ -332,7 +309,10 @@ def verify(image: Image) -> None:
 
     Raises `HostError` when they are not what its digest says.
     """
-    if file_sha256(image.rootfs) != image.digest or _sealed(image.rootfs) != _seal_of(image.config):
+    with image.rootfs.open("rb") as file:
+        file.seek(max(0, image.rootfs.stat().st_size - _SEAL_BYTES))
+        sealed = file.read(hashlib.sha256().digest_size)
+    if file_sha256(image.rootfs) != image.digest or sealed != _seal_of(image.config):
         raise HostError(
             "the image's bytes are not those of its digest: the file was changed or the disk is failing",
             where=str(image.rootfs),
@@ -341,11 +321,9 @@ def verify(image: Image) -> None:
 
 
 def check_name(name: str, *, origins: Sequence[str] = ()) -> str:
-    """The name in its normal form.
+    """The name in its normal form: a reference, not like a digest.
 
-    Raises `PolicyError` unless it may name an image: a reference, not like a digest.
-
-    A digest in it must be one of `origins`.
+    A digest in it must be one of `origins`. Raises `PolicyError`.
     """
     try:
         reference = parse_reference(name)
@@ -380,14 +358,8 @@ def _name_in(names: Mapping[str, str], reference: Reference) -> str | None:
     return next((name for name in names if _parsed(name) == reference), None)
 
 
-def _name_of(names: Mapping[str, str], ref: str) -> str | None:
-    reference = _parsed(ref)
-    return _name_in(names, reference) if reference else ref if ref in names else None
-
-
 def _named(names: Mapping[str, str], called: Sequence[str], digest: str) -> dict[str, str]:
-    """The names with `called` (in the normal form) given to an image, however they were written
-    before."""
+    """The names with `called` (in the normal form) given to an image."""
     kept = {
         name: each for name, each in names.items() if (parsed := _parsed(name)) is None or parsed.familiar not in called
     }
@@ -404,7 +376,7 @@ def file_sha256(path: Path) -> str:
 
 
 def sync_file(path: Path) -> None:
-    """Hand the file's bytes to the disk, so that a rename after it never shows an empty file."""
+    """Write the file to the disk, so that a rename after it never shows an empty file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -413,18 +385,11 @@ def sync_file(path: Path) -> None:
 
 
 def _seal(rootfs: Path, config: ImageConfig) -> None:
-    """Append the configuration's hash in a block of its own, so that equal files started differently are different images."""
+    """Append the configuration's hash, in a block of its own."""
     rootfs.chmod(0o600)
     with rootfs.open("ab") as file:
         file.write(bytes(-file.tell() % _SEAL_BYTES) + _seal_of(config).ljust(_SEAL_BYTES, b"\0"))
     rootfs.chmod(0o444)
-
-
-def _sealed(rootfs: Path) -> bytes:
-    """The hash that was appended."""
-    with rootfs.open("rb") as file:
-        file.seek(max(0, rootfs.stat().st_size - _SEAL_BYTES))
-        return file.read(hashlib.sha256().digest_size)
 
 
 def _seal_of(config: ImageConfig) -> bytes:
@@ -455,13 +420,3 @@ def _image(document: Mapping[str, Any], directory: Path, names: Mapping[str, str
         built=dict(document.get("built") or {}),
         setuid_programs=document.get("setuid_programs", ""),
     )
-
-
-def _jsonable(value: object) -> object:
-    if isinstance(value, tuple):
-        return list(value)
-    if isinstance(value, Mapping):
-        return dict(value)
-    if isinstance(value, HealthCheck):
-        return asdict(value)
-    return str(value) if isinstance(value, Path) else value

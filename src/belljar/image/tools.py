@@ -1,4 +1,4 @@
-"""Running the host's tools: argv lists only, bounded in time, memory of their output and the size of the files they write."""
+"""Running the host's tools: argv lists only, bounded in time, output and size of their files."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def tool(name: str) -> str:
 
 
 def limited(argv: Sequence[str], *, max_file_bytes: int, cpu_s: int) -> list[str]:
-    """The command under resource limits: no file larger than `max_file_bytes`, no more than `cpu_s` of CPU, no core dumps."""
+    """The command under limits: largest file, seconds of CPU, no core dumps."""
     return [tool("prlimit"), f"--fsize={max_file_bytes}", f"--cpu={cpu_s}", "--core=0", "--", *argv]
 
 
@@ -69,8 +69,9 @@ def run_tool(
 ) -> bytes:
     """Run a tool to its end and return its standard output.
 
-    Its own process group is killed at `timeout_s`, on interruption and when `watch` (called about every 0.2 s) raises.
-    With `log`, standard error goes there as well. Raises `HostError` with the last lines of standard error when the tool fails.
+    Its process group is killed at `timeout_s`, on interruption and when `watch` (called about
+    every 0.2 s) raises. Standard error also goes to `log`.
+    Raises `HostError` with the last lines of standard error when the tool fails.
     """
     with started(argv, env=env, cwd=cwd, stdout=subprocess.PIPE) as process:
         output, complaint = _collect(process, timeout_s=timeout_s, watch=watch, name=_name(argv))
@@ -89,9 +90,9 @@ def run_logged(
     timeout_s: float = 3600,
     finish_when_interrupted: bool = False,
 ) -> None:
-    """Run a tool to its end, appending all it says to `log`; `on_line` gets each line, from another thread.
+    """Run a tool to its end, its output appended to `log`; `on_line` runs in another thread.
 
-    With `finish_when_interrupted` (for what must not be stopped half-way), an interruption is raised only after it has ended.
+    `finish_when_interrupted`: raise an interruption only after it has ended.
     Raises `HostError` with its last words when it fails.
     """
     with log.open("ab") as file:
@@ -124,9 +125,9 @@ def run_logged(
 
 @contextmanager
 def drained(process: subprocess.Popen[bytes], *, on_line: Callable[[str], None] | None = None) -> Iterator[bytearray]:
-    """The process's standard error (its output, if it has both in one), read as it comes so that it never blocks; the last 16 KiB are kept.
+    """Read standard error (or a joint output) so that it never blocks; the last 16 KiB.
 
-    `on_line` gets each line, from another thread; lines longer than 4 KiB come in pieces.
+    `on_line` runs in another thread; lines longer than 4 KiB come in pieces.
     """
     kept, stream = bytearray(), process.stderr or process.stdout
 
@@ -155,12 +156,8 @@ def started(
     stderr: int | IO[bytes] = subprocess.PIPE,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
-    grace_s: float = 0,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A running tool in a process group of its own; the group is killed if it outlives the block.
-
-    With `grace_s`, it is asked to end first, for tools that have something to clean up.
-    """
+    """A running tool in its own process group, which is killed if it outlives the block."""
     process = subprocess.Popen(
         list(argv),
         stdin=stdin,
@@ -174,16 +171,16 @@ def started(
         try:
             yield process
         finally:
-            kill_group(process, grace_s=grace_s)
+            kill_group(process)
 
 
 def kill_group(process: subprocess.Popen[bytes], *, grace_s: float = 0) -> None:
-    """Kill the tool and whatever it started in its process group, and reap it. Harmless when it has ended."""
+    """Kill the tool's process group and reap it; with `grace_s`, ask it to end first."""
     if grace_s and process.poll() is None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
             process.wait(grace_s)
-    # The group may outlive its leader; until the leader is reaped its number can't be used again, so look before reaping.
+    # The group may outlive its leader, whose number is free again once it is reaped.
     if process.returncode is None:
         try:
             os.killpg(process.pid, signal.SIGKILL)
@@ -219,3 +216,13 @@ def _name(argv: Sequence[str]) -> str:
     """The tool that a command is about: what comes after the last wrapper's `--`."""
     ends = [index for index, word in enumerate(argv[:-1]) if word == "--"]
     return Path(argv[ends[-1] + 1] if ends else argv[0]).name
+
+
+def give_tree(tree: Path, uid: int) -> None:
+    """Make a tree `uid`'s (and its group's), as root; do nothing as another user. Follows no link."""
+    if os.geteuid() != 0:
+        return
+    os.chown(tree, uid, uid, follow_symlinks=False)
+    for folder, folders, files in os.walk(tree):
+        for name in (*folders, *files):
+            os.chown(Path(folder, name), uid, uid, follow_symlinks=False)

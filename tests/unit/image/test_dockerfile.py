@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.image.dockerfile import base_images, make_buildable
-from belljar.image.heredoc import DockerfileError
+from belljar.image.dockerfile import DockerfileError, base_images, make_buildable
 
 DIGEST = "sha256:" + "0" * 64
 

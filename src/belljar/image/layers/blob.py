@@ -1,4 +1,4 @@
-"""A layer's blob: decompressed into an unnamed temporary file, bounded while it streams, its digests checked."""
+"""A layer's blob: decompressed with bounds into an unnamed file, its digests checked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import subprocess
 import tempfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Final
 
@@ -50,9 +49,9 @@ class Layer:
 
 
 def open_layer(blob: Path, digest: str | None, *, max_bytes: int, scratch: Path) -> Layer:
-    """Decompress a blob (gzip, zstd or plain) whose SHA-256 must be `digest` (None: nobody said).
+    """Decompress a blob (gzip, zstd or plain) whose SHA-256 must be `digest` (None: unknown).
 
-    Stops as soon as it has grown beyond `max_bytes`. Raises `LayerError` for that, for a wrong digest and for broken compression.
+    Raises `LayerError` beyond `max_bytes`, for a wrong digest and for broken compression.
     """
     file = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115 - the layer owns it
     try:
@@ -61,9 +60,8 @@ def open_layer(blob: Path, digest: str | None, *, max_bytes: int, scratch: Path)
             for chunk in _decompressed(source, compressed):
                 size += len(chunk)
                 if size > max_bytes:
-                    raise LayerError(
-                        f"it is larger than {format_size(max_bytes)} when uncompressed; --max-size allows more"
-                    )
+                    what = f"it is larger than {format_size(max_bytes)} when uncompressed"
+                    raise LayerError(what, hint="--max-size allows more")
                 plain.update(chunk)
                 file.write(chunk)
         if digest is not None and compressed.hexdigest() != digest:
@@ -129,13 +127,3 @@ def _unzstd(source: IO[bytes], digest: hashlib._Hash) -> Iterator[bytes]:
             yield chunk
         if process.wait() != 0:
             raise LayerError("a layer's compression is broken")
-
-
-@contextmanager
-def closing_all(layers: list[Layer]) -> Iterator[list[Layer]]:
-    """Close every layer in the list, also those added meanwhile."""
-    try:
-        yield layers
-    finally:
-        for layer in layers:
-            layer.close()

@@ -1,7 +1,7 @@
-"""Reading a tar stream that may lie. Every length is bounded before it is used, and what is not understood is refused.
+"""Reading a tar stream that may lie. Every length is bounded before it is used.
 
-Understood: ustar, GNU long names and base-256 numbers, POSIX pax records. Refused: device nodes, sparse files, absolute names, `..`, and
-anything after which the reader would have to guess.
+Understood: ustar, GNU long names and base-256 numbers, POSIX pax records.
+Refused: device nodes, sparse files, absolute names, `..`, and what is not understood.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _REFUSED: Final[Mapping[bytes, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerEntry:
-    """One entry of a layer. `path` is relative to the root and has no `.` or `..`; `target` is a link's, as it is written.
+    """One entry of a layer. `path` has no `.` or `..`; `target` is a link's, as written.
 
     The content of a file is `size_bytes` bytes at `offset` of the layer.
     """
@@ -91,9 +91,10 @@ class Source(Protocol):
 
 
 def read_entries(source: Source, size_bytes: int) -> Iterator[LayerEntry]:
-    """The entries of a layer of `size_bytes`, in its order. Memory is bounded (about 2 MiB) whatever the layer says.
+    """The entries of a layer of `size_bytes`, in its order, in about 2 MiB of memory.
 
-    Raises `LayerError` for anything broken or refused. A layer must end with its end marker or exactly after an entry.
+    A layer must end with its end marker or exactly after an entry.
+    Raises `LayerError` for anything broken or refused.
     """
     offset, extra = 0, _Extra()
     while offset < size_bytes:
@@ -116,7 +117,7 @@ def read_entries(source: Source, size_bytes: int) -> Iterator[LayerEntry]:
 
 
 def split_path(name: bytes) -> Path:
-    """A name in an archive as components below the root. Raises `LayerError` for one that could lead elsewhere."""
+    """A name in an archive as components below the root. Raises `LayerError` for `..` and `/…`."""
     if name.startswith(b"/"):
         raise LayerError(f"the name {printable(name)!r} is absolute")
     parts = tuple(part for part in name.split(b"/") if part not in {b"", b"."})
@@ -149,7 +150,7 @@ class _Extra:
 
     def take(self, kind: bytes, content: bytes) -> None:
         if kind == _GLOBAL_PAX:
-            # Only remarks may hold for a whole archive (git writes its commit there); anything else would change entries unseen.
+            # git writes its commit there; anything else would change entries unseen.
             if any(key != "comment" for key, _ in _pax_records(content)):
                 raise LayerError("the layer has a global header, which could change every entry")
             return

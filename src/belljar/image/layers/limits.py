@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from belljar.dataclass import dataclass
+from belljar.errors import PolicyError
+from belljar.units import printable
 
 MAX_PATH_BYTES: Final = 4096
 MAX_NAME_BYTES: Final = 255
@@ -17,6 +19,14 @@ MAX_TIME_S: Final = 0xFFFF_FFFF
 
 class LayerError(ValueError):
     """A layer is broken or asks for what an image may not have; the message says which entry."""
+
+    def __init__(self, what: str, *, hint: str = "use an image without it; nothing of this one was kept") -> None:
+        super().__init__(what)
+        self.hint = hint
+
+    def refusal(self, where: str) -> PolicyError:
+        """The error of an import from `where` that ends by it."""
+        return PolicyError(f"the image is refused: {self}", where=printable(where), hint=self.hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
-"""Layers merged into one tree, in memory. Names from an archive only ever become keys of a dictionary, never paths of the host.
+"""Layers merged into one tree, in memory: names of an archive never become paths of the host.
 
-A link inside the tree is followed inside the tree, as the guest would; one that climbs above the root is refused.
+A link is followed inside the tree, as the guest would; one that climbs above the root is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from belljar.units import printable
 _WHITEOUT: Final = b".wh."
 _OPAQUE: Final = b".wh..wh..opq"
 _MAX_LINKS_FOLLOWED: Final = 40
-# Long chains of links before every entry would keep the host busy for hours: the whole of an image may take so many steps.
+# Of a whole image: long chains of links before every entry would take hours.
 _MAX_STEPS: Final = 100_000_000
 _TYPES: Final = {
     EntryKind.FILE: tarfile.REGTYPE,
@@ -30,7 +30,7 @@ _TYPES: Final = {
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Node:
-    """A file of the tree. Hard links are one node under several names. `layer` is the last that said something about it.
+    """A file of the tree; hard links are one node. `layer` is the last that changed it.
 
     A file's content is in `layer_of_content` (0: it has none), `size_bytes` at `offset`.
     """
@@ -47,14 +47,6 @@ class Node:
     target: bytes = b""
     xattrs: Mapping[str, bytes] = field(default_factory=dict)
     children: dict[bytes, Node] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Emitted:
-    """An entry of the merged tree: its header, and the node whose content (if it is a file) belongs to it."""
-
-    info: tarfile.TarInfo
-    node: Node
 
 
 class Tree:
@@ -76,10 +68,9 @@ class Tree:
         self._entries = 0
         self._steps = 0
 
-    def begin_layer(self) -> int:
-        """The next layer begins; its number, from 1."""
+    def begin_layer(self) -> None:
+        """The next layer begins."""
         self._layer += 1
-        return self._layer
 
     def apply(self, entry: LayerEntry) -> None:
         """Take one entry of the layer that has begun."""
@@ -87,7 +78,8 @@ class Tree:
         if self._entries > self._limits.max_entries:
             raise LayerError(f"it holds more than {self._limits.max_entries} entries")
         if not entry.path:
-            self._take_root(entry)
+            if entry.kind is not EntryKind.DIRECTORY:
+                raise LayerError(f"the root directory is a {entry.kind}")
             return
         parent = self._directory(entry.path[:-1], entry)
         name = entry.path[-1]
@@ -97,7 +89,7 @@ class Tree:
             self._place(parent, name, entry)
 
     def ensure(self, path: Path, mode: int, *, kind: EntryKind = EntryKind.DIRECTORY) -> None:
-        """Add a directory or an empty file, owned by root, if nothing is there and its parent is a directory."""
+        """Add a directory or an empty file of root, if nothing is there and its parent exists."""
         parent = self.root
         for part in path[:-1]:
             parent = parent.children.get(part, self.root)
@@ -105,20 +97,16 @@ class Tree:
                 return
         parent.children.setdefault(path[-1], Node(kind=kind, layer=self._layer, mode=mode, mtime_s=self.newest_s))
 
-    def emit(self) -> Iterator[Emitted]:
-        """The tree in a fixed order, each directory before what it holds, each hard link after the file's first name."""
+    def emit(self) -> Iterator[tuple[tarfile.TarInfo, Node]]:
+        """Each entry's header and node, in a fixed order: directories before what they hold."""
         first_names: dict[int, bytes] = {}
         waiting = [(b"", self.root)]
         while waiting:
             path, node = waiting.pop()
             if path:
-                yield _emitted(path, node, first_names)
+                yield _header(path, node, first_names), node
             inside = sorted(node.children.items(), reverse=True)
             waiting.extend((path + b"/" + name if path else name, child) for name, child in inside)
-
-    def _take_root(self, entry: LayerEntry) -> None:
-        if entry.kind is not EntryKind.DIRECTORY:
-            raise LayerError(f"the root directory is a {entry.kind}")
 
     def _place(self, parent: Node, name: bytes, entry: LayerEntry) -> None:
         before = parent.children.get(name)
@@ -164,7 +152,7 @@ class Tree:
             raise LayerError(
                 f"the hard link {_shown(entry.path)} points to no file of the image: {printable(entry.target)!r}"
             )
-        # The name is this layer's now, though the file may be a lower one's: a whiteout of this layer must not take it.
+        # The name is this layer's now: a whiteout of this layer must not take it.
         node.layer = self._layer
         return node
 
@@ -188,14 +176,14 @@ class Tree:
         return node.layer == self._layer or bool(node.children)
 
     def _directory(self, path: Path, entry: LayerEntry) -> Node:
-        """The directory that an entry goes into. Missing ones are made; links to directories inside the tree are followed."""
+        """The directory that an entry goes into; missing ones are made."""
         node = self._find(path, make=entry.mtime_s)
         if node is None:
             raise LayerError(f"{_shown(entry.path)} lies below something that is no directory")
         return node
 
     def _find(self, path: Path, *, make: int | None = None) -> Node | None:
-        """Walk inside the tree; None if something on the way is no directory. With `make`, missing directories get that time."""
+        """None if something on the way is no directory. `make`: the time of those that are missing."""
         above: list[Node] = [self.root]
         todo, followed = list(reversed(path)), 0
         while todo:
@@ -228,20 +216,21 @@ class Tree:
         return [self.root] if link.target.startswith(b"/") else above
 
 
-def _emitted(path: bytes, node: Node, first_names: dict[int, bytes]) -> Emitted:
+def _header(path: bytes, node: Node, first_names: dict[int, bytes]) -> tarfile.TarInfo:
+    """A hard link comes after the file's first name."""
     info = tarfile.TarInfo(path.decode("utf-8", "surrogateescape"))
     info.mode, info.uid, info.gid, info.mtime = node.mode, node.uid, node.gid, node.mtime_s
     first = first_names.setdefault(id(node), path)
     if first is not path:
         info.type, info.linkname = tarfile.LNKTYPE, first.decode("utf-8", "surrogateescape")
-        return Emitted(info=info, node=node)
+        return info
     info.type = _TYPES[node.kind]
     info.size = node.size_bytes
     info.linkname = node.target.decode("utf-8", "surrogateescape")
     info.pax_headers = {
         f"SCHILY.xattr.{k}": v.decode("utf-8", "surrogateescape") for k, v in sorted(node.xattrs.items())
     }
-    return Emitted(info=info, node=node)
+    return info
 
 
 def _shown(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Kernel modules in an order in which they load."""
+"""The guest kernel: modules in an order in which they load."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.errors import HostError
-from belljar.image.modules import dependencies, load_order, module_name
+from belljar.image.kernel import dependencies, load_order, module_name
 
 
 def module(*needed: str) -> bytes:

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 from tests.fakes.images import directory, entry, hard_link, layer
 
-from belljar.image.build import cleansed
-from belljar.image.cleanse import belongs
-from belljar.image.recipes import RECIPES, build_modes, mmdebstrap_argv
+from belljar.image.build import RECIPES, belongs, build_modes, cleansed, mmdebstrap_argv
 
 TRACES = [
     "etc/resolv.conf",

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.image.dockerfile import Buildable, base_images, make_buildable
-from belljar.image.heredoc import DockerfileError
+from belljar.image.dockerfile import Buildable, DockerfileError, base_images, make_buildable
 
 
 def made_of(steps: str) -> Buildable:
