@@ -20,8 +20,8 @@ from typing import Any, Final
 import click
 
 from belljar.cli.main import COMMANDS, root
-from belljar.compose import service as compose
-from belljar.compose.networks import SERVICE_KEYS, TOP_KEYS
+from belljar.compose.keys import KEYS, Outcome
+from belljar.compose.model import Network, Place, reasons_of
 from belljar.ledger import shapes
 from belljar.ledger.schema import DATA
 from belljar.ledger.shapes import Check
@@ -227,15 +227,10 @@ def compose_page() -> str:
     """What becomes of each key of a service and of a network."""
 
     def rows() -> Iterator[tuple[object, ...]]:
-        for key in sorted(compose.KEYS):
-            if key in compose.DROPPED:
-                yield f"`{key}`", "dropped", compose.DROPPED[key]
-            elif key in compose.TRUE_ANYWAY:
-                yield f"`{key}`", "kept or refused", compose.REFUSED.get(key, "")
-            elif key in compose.REFUSED:
-                yield f"`{key}`", "refused", compose.REFUSED[key]
-            else:
-                yield f"`{key}`", "converted", "see [compose files](compose.md#keys-of-a-service)"
+        see = "see [compose files](compose.md#keys-of-a-service)"
+        for key, fate in sorted(KEYS.items()):
+            is_applied = fate.outcome is Outcome.APPLIED
+            yield f"`{key}`", fate.outcome.value, see if is_applied else fate.why.value
 
     def of_networks(keys: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
         return ((f"`{key}`", why or "kept or without effect") for key, why in keys.items())
@@ -245,8 +240,8 @@ def compose_page() -> str:
         "converter. What the words mean and how values are converted: [compose files](compose.md).\n\n"
         "```console\n$ belljar check compose.yaml\n```\n\n"
         f"## Services\n\n{table(('key', 'outcome', 'reason'), rows())}\n"
-        f"## Networks\n\n{table(('key', 'what is accepted'), of_networks(TOP_KEYS))}\n"
-        f"## A service's networks\n\n{table(('key', 'what is accepted'), of_networks(SERVICE_KEYS))}"
+        f"## Networks\n\n{table(('key', 'what is accepted'), of_networks(reasons_of(Network)))}\n"
+        f"## A service's networks\n\n{table(('key', 'what is accepted'), of_networks(reasons_of(Place)))}"
     )
 
 

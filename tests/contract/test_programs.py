@@ -9,7 +9,7 @@ import pytest
 
 from belljar.cell import Cell
 from belljar.cell.targets import serve
-from belljar.compose.health import SETTLE_S
+from belljar.compose.values import SETTLE_S
 from belljar.errors import CellError
 from belljar.plan.network import StandInPlan
 

@@ -10,7 +10,7 @@ import pytest
 from scripts import docs_pages
 
 from belljar.compose.document import read_document
-from belljar.compose.service import KEYS
+from belljar.compose.keys import KEYS
 from belljar.harness.compat import Refused, judge_for_sample
 from belljar.report.reasons import ReasonCode
 

@@ -96,6 +96,7 @@ def test_source_has_no_assert() -> None:
 HELD_ELSEWHERE = {
     "tests/integration/test_image_build.py": ["cli/image_build", "image/rootless"],
     "tests/integration/test_ports.py": ["isolation/port"],
+    "tests/unit/compose/test_keys.py": ["compose/model"],
     "tests/unit/channel/test_wire.py": ["channel/messages"],
     "tests/unit/cli/test_doctor_cli.py": ["cli/_facts"],
     "tests/unit/cli/test_main_errors.py": ["errors"],

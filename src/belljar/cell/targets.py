@@ -16,8 +16,7 @@ import anyio.to_thread
 from belljar.cell.asgi import APP, SERVER, app_archive, server_archive, serving_command
 from belljar.cell.cell import Cell
 from belljar.cell.output import ExecOutput
-from belljar.compose.health import SETTLE_S
-from belljar.compose.words import is_idle
+from belljar.compose.values import SETTLE_S, is_idle
 from belljar.errors import CellError, PolicyError
 from belljar.plan.network import StandInPlan
 from belljar.policy import LoadedPolicy, Policy, Tier, demanded_tier

@@ -14,7 +14,7 @@ import anyio
 import anyio.to_thread
 
 from belljar.cell.cell import Cell
-from belljar.compose.task_files import reason
+from belljar.compose.values import reason
 from belljar.errors import CellError, PolicyError
 from belljar.events import Kind
 from belljar.policy.directories import Entry, EntryKind, Tree, read_entry

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 def wanted_by_files(files: Sequence[str]) -> list[Wanted]:
     """The images of compose files. Raises `PolicyError` for a file that can't be read."""
-    from belljar.compose.builds import service_images
+    from belljar.compose.data import service_images
     from belljar.compose.document import read_document
-    from belljar.compose.words import CannotKeepError
+    from belljar.compose.values import CannotKeepError
     from belljar.errors import PolicyError
     from belljar.image.obtain import Wanted
 

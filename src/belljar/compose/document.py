@@ -1,37 +1,154 @@
-"""Which configurations of a sandbox are compose files, and reading them."""
+"""Reads compose files: their names, the task's files they may name, `include` and `extends`.
+
+A compose file names files of its task, below one root, and nothing else of this host. The root is
+the Python package the file is in (the nearest directory with an `__init__.py`, its own or one
+above), because tasks of a package share files; without one, the file's own directory. It is never
+the home directory nor `/`.
+
+Source: compose-spec 04-version-and-name.md, 05-services.md (extends), 13-merge.md (mappings are
+merged, lists appended, single values replaced) and 14-include.md (an included file is read with its
+own directory; a name that both files define differently is an error).
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import posixpath
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
-
-from pydantic import BaseModel
+from typing import TYPE_CHECKING, Any, Final
 
 from belljar.compose.interpolate import MAX_CHARACTERS, MAX_DEPTH, MAX_NODES
+from belljar.compose.values import CannotKeepError, OutsideTaskError, mapping, names_in, reason, refusal, text
 from belljar.errors import PolicyError
+from belljar.policy.directories import Tree, list_tree
 from belljar.policy.regular import read_regular
-from belljar.policy.yaml_tree import Reading, read_tree
+from belljar.policy.task_data import MAX_ENTRIES
 from belljar.units import format_size, printable
 
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
 COMPOSE_NAMES: Final = ("compose.yaml", "compose.yml", "docker-compose.yaml", "docker-compose.yml")
+DIRECTORY_KEY: Final = "x-belljar-directory"
+"""Where a parsed file has the directory it was read from. Only `read_document` writes it."""
+MAX_BYTES: Final = 128 << 10
+MAX_TEXT_BYTES: Final = 256 << 10
+"""Of a file of variables, or of another compose file."""
+MAX_FILES: Final = 32
+"""Read for one compose file; one that is named twice counts twice."""
+MAX_INCLUDES: Final = 8
+"""The deepest chain of files that name another."""
 _LIKE_COMPOSE: Final = re.compile(r"[-.]compose\.ya?ml$")
 _PROJECT: Final = re.compile(r"[a-z0-9_-]")
 _SERVICES: Final = re.compile(rb"^[\"']?services[\"']?\s*:", re.MULTILINE)
-MAX_BYTES: Final = 128 << 10
-_YAML: Final = Reading(
-    what="a compose file",
-    max_depth=MAX_DEPTH,
-    empty_values=True,
-    plain_names=True,
-    aliases=True,
-    max_nodes=MAX_NODES,
-    max_characters=MAX_CHARACTERS,
-)
+_read_here: Final[set[str]] = set()
+"""The directories, and roots, of the task files that this process has read."""
+_MAX_ABOVE: Final = 8
+_SECTIONS: Final = ("services", "volumes", "networks", "secrets", "configs")
+_REPLACED: Final = frozenset({"command", "entrypoint", "test"})
+"""Lists that are one value."""
+_NAMED: Final = frozenset({"environment", "labels", "annotations", "sysctls", "depends_on", "networks", "extra_hosts"})
+"""Lists or mappings that are merged as mappings."""
+
+
+# ---- files of the task
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFiles:
+    """A root, and the directory below it that written paths start from."""
+
+    root: Path
+    directory: str = "."
+
+    def path(self, written: str) -> str:
+        """A written path as one below the root. Pure. Raises `ValueError` for one that is not."""
+        if not written or written.startswith(("/", "~", "\\")) or written[1:2] == ":":
+            raise OutsideTaskError
+        found = posixpath.normpath(posixpath.join(self.directory, written))
+        if found == ".." or found.startswith("../") or "\0" in found:
+            raise OutsideTaskError
+        return found
+
+    def read_text(self, path: str) -> str:
+        """A text of at most `MAX_TEXT_BYTES`, by its path below the root.
+
+        Raises `OSError`, `ValueError`.
+        """
+        content = read_regular(self.root, path, MAX_TEXT_BYTES + 1)
+        if len(content) > MAX_TEXT_BYTES:
+            raise ValueError(f"it is larger than {format_size(MAX_TEXT_BYTES)}")
+        try:
+            return content.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            raise ValueError("it is not UTF-8") from None
+
+    def tree(self, path: str) -> Tree:
+        """What is there, by its path below the root. Raises as `list_tree`."""
+        return list_tree(self.root, path, max_entries=MAX_ENTRIES)
+
+
+def files_of(directory: Path) -> TaskFiles:
+    """The files of the task whose compose file is in this directory."""
+    own = directory.resolve()
+    above = [own, *own.parents][: _MAX_ABOVE + 1]
+    barred = {Path("/"), Path.home().resolve()}
+    for candidate in above:
+        if candidate in barred:
+            break
+        if os.path.lexists(candidate / "__init__.py"):
+            return TaskFiles(candidate, own.relative_to(candidate).as_posix())
+    return TaskFiles(own)
+
+
+def mark_read(document: Mapping[str, Any], directory: Path) -> dict[str, Any]:
+    """The parsed file with its directory, whose files it may name from now on."""
+    own = directory.resolve()
+    _read_here.update((str(own), str(files_of(own).root)))
+    return {**document, DIRECTORY_KEY: str(own)}
+
+
+def was_read_here(directory: str) -> bool:
+    """Whether this process read a task's file there: a log's word alone opens no file."""
+    return directory in _read_here
+
+
+def files_named_by(document: Mapping[str, Any]) -> TaskFiles | None:
+    """The task's files for a parsed file; None for one that was not read from a directory."""
+    directory = document.get(DIRECTORY_KEY)
+    return files_of(Path(directory)) if isinstance(directory, str) and directory else None
+
+
+# ---- reading
+
+
+def is_compose_name(config: str) -> bool:
+    """Whether a file of this name is a compose file, as Inspect sees it."""
+    name = Path(config).name
+    return name in COMPOSE_NAMES or _LIKE_COMPOSE.search(name) is not None
+
+
+def is_dockerfile_name(config: str) -> bool:
+    """Whether a file of this name is a Dockerfile, as Inspect sees it."""
+    path = Path(config)
+    return "Dockerfile" in {path.stem, path.suffix.removeprefix(".")}
+
+
+def beside(directory: Path) -> Path | None:
+    """The compose file of a directory, if any; a broken link is one, and is refused when read."""
+    return next((directory / name for name in COMPOSE_NAMES if os.path.lexists(directory / name)), None)
+
+
+def as_document(config: BaseModel) -> dict[str, Any]:
+    """Inspect's `ComposeConfig` as the file it stands for. It has no directory of its own."""
+    document = config.model_dump(by_alias=True, exclude_none=True)
+    document.pop(DIRECTORY_KEY, None)
+    return document
 
 
 class NotReadError(ValueError):
@@ -47,51 +164,30 @@ def read_yaml(text: str, *, step: Callable[[], None] = lambda: None) -> Any:  # 
 
     Raises `NotReadError`. `step`: see `read_tree`.
     """
-    tree = read_tree(text, _YAML, step=step)
+    from belljar.policy.yaml_tree import Reading, read_tree
+
+    limits = Reading(
+        what="a compose file",
+        max_depth=MAX_DEPTH,
+        empty_values=True,
+        plain_names=True,
+        aliases=True,
+        max_nodes=MAX_NODES,
+        max_characters=MAX_CHARACTERS,
+    )
+    tree = read_tree(text, limits, step=step)
     for problem in tree.problems:
         message = f"{problem.field}: {problem.message}" if problem.field else problem.message
         raise NotReadError(message, problem.mark.line)
     return tree.value
 
 
-def is_compose_name(config: str) -> bool:
-    """Whether a file of this name is a compose file, as Inspect sees it."""
-    name = Path(config).name
-    return name in COMPOSE_NAMES or _LIKE_COMPOSE.search(name) is not None
-
-
-def is_dockerfile_name(config: str) -> bool:
-    """Likewise a Dockerfile."""
-    path = Path(config)
-    return "Dockerfile" in {path.stem, path.suffix.removeprefix(".")}
-
-
-def beside(directory: Path) -> Path | None:
-    """The compose file of a directory, if it has one; a link that leads nowhere is one too, which
-    is refused when it is read."""
-    return next((directory / name for name in COMPOSE_NAMES if os.path.lexists(directory / name)), None)
-
-
-def as_document(config: BaseModel) -> dict[str, Any]:
-    """Inspect's `ComposeConfig` as the file it stands for. It has no directory of its own."""
-    from belljar.compose.task_files import DIRECTORY_KEY
-
-    document = config.model_dump(by_alias=True, exclude_none=True)
-    document.pop(DIRECTORY_KEY, None)
-    return document
-
-
 def read_document(path: Path) -> dict[str, Any]:
-    """A compose file, parsed, with what it takes from other files (`with_others`), names for what
-    it builds (`name_built`), and the directory that its relative paths are meant from
-    (`DIRECTORY_KEY`).
+    """A parsed compose file, with what it takes from others and names for what it builds.
 
-    Raises `PolicyError` for one that is none: no regular file of at most `MAX_BYTES`, no UTF-8, or
-    what `compose_yaml` refuses.
+    Its directory is under `DIRECTORY_KEY`. Raises `PolicyError` for anything but a regular file of
+    at most `MAX_BYTES` of UTF-8 and readable YAML.
     """
-    from belljar.compose.include import with_others
-    from belljar.compose.task_files import files_of, mark_read, reason
-
     where = printable(str(path))
     try:
         content = read_regular(path.parent, path.name, MAX_BYTES + 1)
@@ -99,7 +195,9 @@ def read_document(path: Path) -> dict[str, Any]:
             raise _refused(f"is larger than {format_size(MAX_BYTES)}, the most that a compose file may have", where)
         parsed = read_yaml(content.decode("utf-8-sig"))
         if isinstance(parsed, dict):
-            parsed = with_others(parsed, path.name, files_of(path.parent), read_yaml)
+            files = files_of(path.parent)
+            chain = (posixpath.join(files.directory, path.name),)
+            parsed = _with_others(parsed, files, _Include(chain))
             parsed = mark_read(parsed, path.parent)
     except NotReadError as error:
         # Whatever else a file of this name holds is not shown: it may be anything.
@@ -120,15 +218,12 @@ def read_document(path: Path) -> dict[str, Any]:
 
 
 def name_built(document: dict[str, Any], directory: str) -> dict[str, Any]:
-    """The same, where a service that has `build` and no `image` has the image that
-    `docker compose build` makes of it: `PROJECT-SERVICE`.
+    """Name the images of services that have `build` and no `image`: `PROJECT-SERVICE`.
 
-    Pure.
+    As `docker compose build` does, with a tag of its own for another Dockerfile, arguments or a
+    target. Pure.
 
-    With a Dockerfile of another name, arguments or a target, it gets a tag of its own (`_tag`).
-
-    Source: compose-spec 04-version-and-name.md and build.md; compose-go's `NormalizeProjectName`
-    and compose's `GetImageNameOrDefault`.
+    Source: compose-go's `NormalizeProjectName` and compose's `GetImageNameOrDefault`.
     """
     services = document.get("services")
     name = document.get("name") or directory
@@ -143,12 +238,24 @@ def name_built(document: dict[str, Any], directory: str) -> dict[str, Any]:
     return {**document, "services": {**services, **named}}
 
 
-def _tag(build: object) -> str:
-    """Compose files of one directory may build different images for services of one name: Inspect
-    gives each sample a project of its own.
+def dockerfile_document(path: Path) -> dict[str, Any]:
+    """The compose file that Inspect makes of a Dockerfile alone."""
+    directory = path.parent.resolve()
+    service = {
+        "build": {"context": ".", "dockerfile": path.name},
+        "command": "tail -f /dev/null",
+        "init": True,
+        "network_mode": "none",
+        "stop_grace_period": "1s",
+    }
+    document: dict[str, Any] = {"services": {"default": service}}
+    if path.is_file():
+        document = mark_read(document, directory)
+    return name_built(document, directory.name)
 
-    What distinguishes them is in the tag.
-    """
+
+def _tag(build: object) -> str:
+    """Files of one directory may build different images for services of one name."""
     written = build if isinstance(build, Mapping) else {}
     decisive = {key: written[key] for key in ("dockerfile", "args", "target") if written.get(key)}
     if decisive in ({}, {"dockerfile": "Dockerfile"}):
@@ -158,3 +265,221 @@ def _tag(build: object) -> str:
 
 def _refused(what: str, where: str) -> PolicyError:
     return PolicyError(what, where=where, hint="correct the compose file")
+
+
+# ---- `include` and `extends` of other files
+
+
+@dataclass
+class _Include:
+    """One file and what it names. `chain`: the paths of the files that led here."""
+
+    chain: tuple[str, ...] = ()
+    count: list[int] = field(default_factory=lambda: [0])
+
+    def into(self, path: str) -> _Include:
+        """For a file that is read now. Raises `ValueError` for a circle, and for too many."""
+        self.count[0] += 1
+        if path in self.chain:
+            raise ValueError("it includes itself")
+        if len(self.chain) >= MAX_INCLUDES or self.count[0] > MAX_FILES:
+            raise ValueError(f"at most {MAX_FILES} files, {MAX_INCLUDES} deep, are read for one")
+        return replace(self, chain=(*self.chain, path))
+
+
+def _with_others(document: Mapping[str, Any], files: TaskFiles, reading: _Include) -> dict[str, Any]:
+    whole = {key: value for key, value in document.items() if key != "include"}
+    if isinstance(services := whole.get("services"), Mapping):
+        whole["services"] = {name: _with_base(str(name), service, files, reading) for name, service in services.items()}
+    written = document.get("include")
+    if written is None:
+        return whole
+    for item in written if isinstance(written, list) else [written]:
+        _put_beside(whole, _included(item, files, reading))
+    return whole
+
+
+def _included(item: object, files: TaskFiles, reading: _Include) -> dict[str, Any]:
+    fields = {"path": item} if isinstance(item, str) else mapping(item, "include")
+    if "env_file" in fields:
+        why = "variables are not read for an included file: write its values out"
+        raise refusal("", "include", why)
+    if set(fields) - {"path", "project_directory"}:
+        raise refusal("", "include", "only `path` and `project_directory` are read")
+    paths = fields.get("path")
+    together: dict[str, Any] = {}
+    home = fields.get("project_directory")
+    for path in map(text, paths if isinstance(paths, list) else [paths]):
+        home = posixpath.dirname(path) or "." if home is None else home
+        together = merged(together, _read(path, text(home), files, reading, key="include"))
+    return together
+
+
+def _with_base(name: str, service: Any, files: TaskFiles, reading: _Include) -> Any:  # noqa: ANN401 - YAML
+    asked = service.get("extends") if isinstance(service, Mapping) else None
+    if not isinstance(asked, Mapping) or asked.get("file") is None:
+        return service
+    path, base = text(asked["file"]), text(asked.get("service") or "")
+    if set(asked) - {"file", "service"}:
+        raise refusal(f"service {name}", "extends", "only `file` and `service` are read")
+    home = posixpath.dirname(path) or "."
+    other = _read(path, home, files, reading, key="extends", where=f"service {name}")
+    services = mapping(other.get("services"), "services")
+    if base not in services:
+        why = f"{printable(path)} has no service {printable(base)}"
+        raise refusal(f"service {name}", "extends", why)
+    named = {each: mapping(of, f"service {each}") for each, of in services.items()}
+    own = {key: value for key, value in service.items() if key != "extends"}
+    return merged(with_extended(named)[base], own)
+
+
+def _read(path: str, home: str, files: TaskFiles, reading: _Include, *, key: str, where: str = "") -> dict[str, Any]:
+    """Another file, with its paths as seen from the file that names it."""
+    try:
+        if "$" in path or "$" in home:
+            raise ValueError("its path has a reference, which is not known yet")
+        found = files.path(path)
+        parsed = read_yaml(files.read_text(found))
+        if not isinstance(parsed, Mapping):
+            raise ValueError("it is not a compose file")
+        inner = TaskFiles(files.root, files.path(home))
+        whole = _with_others(parsed, inner, reading.into(found))
+    except CannotKeepError:
+        raise
+    except (OSError, ValueError) as error:
+        raise refusal(where, key, f"{printable(path)}: {printable(reason(error))}") from error
+    return _moved(whole, home)
+
+
+def _put_beside(whole: dict[str, Any], other: Mapping[str, Any]) -> None:
+    for key, value in other.items():
+        if key in ("version", "name") or str(key).startswith("x-"):
+            continue
+        if key not in _SECTIONS:
+            whole.setdefault(key, value)  # refused by its name, later
+            continue
+        section = dict(mapping(whole.get(key), key))
+        for name, settings in mapping(value, key).items():
+            if name in section and section[name] != settings:
+                raise refusal("", "include", f"{key}: {printable(name)} is there twice")
+            section[name] = settings
+        whole[key] = section
+
+
+def _moved(document: Mapping[str, Any], home: str) -> dict[str, Any]:
+    """Prefix the relative paths of an included file with its directory."""
+    if posixpath.normpath(home) == ".":
+        return dict(document)
+    whole = dict(document)
+    for section in ("secrets", "configs"):
+        whole |= {section: _each(whole[section], home, _with_file)} if section in whole else {}
+    if "services" in whole:
+        whole["services"] = _each(whole["services"], home, _service)
+    return whole
+
+
+def _each(section: Any, home: str, move: Callable[[dict[str, Any], str], dict[str, Any]]) -> Any:  # noqa: ANN401 - YAML
+    if not isinstance(section, Mapping):
+        return section
+    return {
+        name: move(dict(settings), home) if isinstance(settings, Mapping) else settings
+        for name, settings in section.items()
+    }
+
+
+def _path(written: Any, home: str) -> Any:  # noqa: ANN401 - YAML
+    is_elsewhere = not isinstance(written, str) or written.startswith(("/", "~", "\\")) or "://" in written
+    if is_elsewhere:
+        return written
+    joined = f"{home}/{written}"
+    return f"./{joined if '$' in joined else posixpath.normpath(joined)}"
+
+
+def _with_file(settings: dict[str, Any], home: str) -> dict[str, Any]:
+    return settings | ({"file": _path(settings["file"], home)} if "file" in settings else {})
+
+
+def _service(service: dict[str, Any], home: str) -> dict[str, Any]:
+    build, listed = service.get("build"), service.get("env_file")
+    if isinstance(build, str):
+        service["build"] = _path(build, home)
+    elif isinstance(build, Mapping):
+        service["build"] = {**build, "context": _path(build.get("context", "."), home)}
+    if listed is not None:
+        service["env_file"] = [
+            {**item, "path": _path(item.get("path"), home)} if isinstance(item, Mapping) else _path(item, home)
+            for item in (listed if isinstance(listed, list) else [listed])
+        ]
+    if isinstance(mounts := service.get("volumes"), list):
+        service["volumes"] = [_volume(mount, home) for mount in mounts]
+    return service
+
+
+def _volume(mount: Any, home: str) -> Any:  # noqa: ANN401 - YAML
+    if isinstance(mount, str):
+        source, colon, rest = mount.partition(":")
+        return f"{_path(source, home)}{colon}{rest}" if colon and source.startswith(".") else mount
+    if isinstance(mount, Mapping) and mount.get("type") == "bind":
+        return {**mount, "source": _path(mount.get("source"), home)}
+    return mount
+
+
+# ---- `extends`
+
+
+def read_services(document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """All services of a parsed file, each with what it extends. Raises `CannotKeepError`."""
+    written = mapping(document.get("services"), "services")
+    return with_extended({name: mapping(each, f"service {name}") for name, each in written.items()})
+
+
+def with_extended(services: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Each service with what it extends.
+
+    Raises `CannotKeepError` for another file, and for a circle.
+    """
+    return {name: _extended(name, services, ()) for name in services}
+
+
+def _extended(name: str, services: Mapping[str, Mapping[str, Any]], by: tuple[str, ...]) -> Mapping[str, Any]:
+    service = services[name]
+    asked = service.get("extends")
+    if asked is None:
+        return service
+    fields = {"service": asked} if isinstance(asked, str) else mapping(asked, "extends")
+    base = text(fields.get("service") or "")
+    if set(fields) - {"service"}:
+        raise refusal(f"service {name}", "extends", "only a service of the same file can be extended")
+    if base not in services or base in (*by, name):
+        why = "which does not exist" if base not in services else "which extends it"
+        raise refusal(f"service {name}", "extends", f"it extends {base}, {why}")
+    own = {key: value for key, value in service.items() if key != "extends"}
+    return merged(_extended(base, services, (*by, name)), own)
+
+
+def merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Two mappings, merged as Compose does; `own` wins."""
+    both = {key: _of_both(key, base[key], own[key]) for key in own if key in base}
+    return {**base, **own, **both}
+
+
+def _of_both(key: str, base: Any, own: Any) -> Any:  # noqa: ANN401 - YAML
+    if own is None or base is None or key in _REPLACED:
+        return base if own is None else own
+    if key in _NAMED and not (isinstance(base, list) and isinstance(own, list)):
+        base, own = _as_mapping(key, base), _as_mapping(key, own)
+    if isinstance(base, Mapping) and isinstance(own, Mapping):
+        return merged(base, own)
+    if isinstance(base, list) and isinstance(own, list):
+        return [*(item for item in base if item not in own), *own]
+    return own
+
+
+def _as_mapping(key: str, value: Any) -> Any:  # noqa: ANN401 - YAML
+    if isinstance(value, Mapping):
+        return value
+    if key in ("depends_on", "networks"):
+        waits = {"condition": "service_started"} if key == "depends_on" else None
+        return dict.fromkeys(names_in(value), waits)
+    split = [text(line).partition("=") for line in names_in(value)]
+    return {name: item if equals else None for name, equals, item in split}

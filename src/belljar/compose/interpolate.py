@@ -1,14 +1,11 @@
-"""The `$` in a compose file's values, as Compose has it, with a sample's metadata as the only
-variables.
+"""Variables of a compose file: `$` references in its values, and files of variables. Pure.
 
-Pure.
+The only variables are a sample's metadata, named `SAMPLE_METADATA_<KEY>` by Inspect. This host's
+environment is never read: any other variable is unset, so its default is inserted and reported, and
+without one the file is refused. A `$` in inserted text means nothing.
 
-This host's environment is never read: a file that runs in a cell must not draw anything of this
-host into it. So a variable that is no metadata is unset: its default is put in and reported, and
-without one the file is refused by the variable's name. What is put in is data: no `$` of it means
-anything.
-
-Source: compose-spec 12-interpolation; Inspect names a sample's metadata `SAMPLE_METADATA_<KEY>`.
+Source: compose-spec 12-interpolation; docs.docker.com/compose/how-tos/environment-variables/
+variable-interpolation, `.env` file syntax; `format: raw` as `docker run --env-file`.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from belljar.compose.words import CannotKeepError
+from belljar.compose.values import CannotKeepError
 from belljar.differences import Difference, Kind
 from belljar.units import printable
 
@@ -27,19 +24,18 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _OPERATOR: Final = re.compile(r":?[-?+]")
 _METADATA: Final = re.compile(rf"\$(?=\{{?{METADATA_PREFIX}[A-Za-z0-9_])")
 MAX_NODES: Final = 20_000
-"""Values of a file, each counted as often as it stands there: an alias of YAML is all that it
-names."""
+"""Values of a file; an alias of YAML counts as everything it names."""
 MAX_CHARACTERS: Final = 1 << 20
-"""Of all its texts together, counted likewise; and once more of all that is put in for references.
-"""
+"""Of all its texts together, and again of all text inserted for references."""
 MAX_DEPTH: Final = 64
+MAX_VARIABLES: Final = 1024
+"""Of a file of variables, and of all of a service."""
 _MAX_NESTED: Final = 16
 
 
 @dataclass
 class _Reading:
-    """One pass over a file. `variables`: a sample's; `defined`: a file's own; `blanks`: no
-    sample is known yet, and what is missing from `environment` does not matter."""
+    """One pass over a file. `variables`: a sample's; `defined`: a file's own."""
 
     variables: Mapping[str, str]
     defined: Mapping[str, str] = field(default_factory=dict)
@@ -53,7 +49,7 @@ class _Reading:
     put_chars: int = 0
 
     def count(self, value: object, depth: int) -> None:
-        """One more value. Raises `CannotKeepError` beyond the bounds."""
+        """One more value. Raises `CannotKeepError` beyond the limits."""
         self.nodes += 1
         self.read_chars += len(value) if isinstance(value, str) else 0
         if self.nodes > MAX_NODES:
@@ -62,13 +58,6 @@ class _Reading:
             raise CannotKeepError(f"its compose file has more than {MAX_CHARACTERS:,} characters")
         if depth > MAX_DEPTH:
             raise CannotKeepError(f"its compose file is nested deeper than {MAX_DEPTH} levels")
-
-    def putting(self, text: str) -> str:
-        """The same text, counted before it is put in. Raises `CannotKeepError` beyond the bound."""
-        self.put_chars += len(text)
-        if self.put_chars > MAX_CHARACTERS:
-            raise CannotKeepError(f"its compose file's references stand for more than {MAX_CHARACTERS:,} characters")
-        return text
 
     def value_of(self, name: str) -> str | None:
         """None: unset."""
@@ -82,7 +71,7 @@ class _Reading:
         return self.variables.get(name)
 
     def missing(self, name: str, why: str = "") -> str:
-        """What a variable that must be set, and isn't, comes to. Raises `CannotKeepError`."""
+        """The text of a variable without a value. Raises `CannotKeepError` if it needs one."""
         if self.blanks and self.is_environment and name.startswith(METADATA_PREFIX):
             return ""
         reason = f": {printable(why, max_chars=200)}" if why else ""
@@ -101,8 +90,9 @@ class _Reading:
 class Interpolated:
     """A file without references.
 
-    `names`: the metadata it asked for; `shaping`: those of them that stand elsewhere than in
-    `environment`.
+    Attributes:
+        names: the metadata it asked for.
+        shaping: those asked for outside of `environment`.
     """
 
     document: dict[str, Any]
@@ -114,25 +104,28 @@ class Interpolated:
 def interpolate(document: Mapping[str, Any], variables: Mapping[str, str], *, blanks: bool = False) -> Interpolated:
     """Replace every reference in the values of a parsed file; keys stay.
 
-    `blanks`: no sample is known yet: metadata that is missing in a service's `environment` is empty
-    there.
+    Args:
+        blanks: no sample is known yet: missing metadata in `environment` is empty text.
 
     Raises:
-        CannotKeepError: a variable that has neither a value nor a default, a reference that Compose
-            does not know, or a file that is too large or too deep.
+        CannotKeepError: a variable without a value and a default, a reference that Compose does not
+            know, or a file that is too large or too deep.
     """
     reading = _Reading(variables, blanks=blanks)
     made = _walk(document, reading, ())
+    why = "this host's environment is not read: the variable has its default"
     return Interpolated(
         document=made,
         names=frozenset(reading.names),
         shaping=frozenset(reading.shaping),
-        differences=tuple(_differences(reading)),
+        differences=tuple(
+            Difference(kind=Kind.CHANGED, key=f"${name}", detail=why) for name in sorted(reading.defaulted)
+        ),
     )
 
 
 def references(document: Mapping[str, Any]) -> frozenset[str]:
-    """The metadata that a file asks for anywhere, also in a default that would not be used.
+    """The metadata that a file names anywhere, also in an unused default.
 
     Raises as `interpolate` for its size.
     """
@@ -141,15 +134,8 @@ def references(document: Mapping[str, Any]) -> frozenset[str]:
 
 
 def literal(value: str) -> str:
-    """A text so written that a policy's `env`, in which metadata is put in for references, means
-    exactly it."""
+    """A text escaped for a policy's `env`, where references to metadata are replaced."""
     return _METADATA.sub("$$", value)
-
-
-def _differences(reading: _Reading) -> Iterator[Difference]:
-    why = "this host's environment is not read: the variable has its default"
-    for name in sorted(reading.defaulted):
-        yield Difference(kind=Kind.CHANGED, key=f"${name}", detail=why)
 
 
 def _texts(value: object, reading: _Reading, depth: int) -> Iterator[str]:
@@ -167,20 +153,12 @@ def _walk(value: Any, reading: _Reading, path: tuple[str, ...]) -> Any:  # noqa:
         reading.is_environment = path[:1] == ("services",) and path[2:3] == ("environment",)
         return expand(value, reading)
     if isinstance(value, Mapping):
-        # What a file keeps under `x-` for its anchors stands where it is used, too.
+        # What a file keeps under `x-` for its anchors is also at the place of use.
         used = ((str(key), item) for key, item in value.items() if path or not str(key).startswith("x-"))
         return {key: _walk(item, reading, (*path, key)) for key, item in used}
     if isinstance(value, (list, tuple)):
         return [_walk(item, reading, (*path, "")) for item in value]
     return value
-
-
-def expand_defined(text: str, defined: Mapping[str, str]) -> str:
-    """One value of a file of variables, in which a `$` refers to these and to nothing else.
-
-    Raises `CannotKeepError` for a variable that has neither a value nor a default.
-    """
-    return expand(text, _Reading({}, defined))
 
 
 def expand(text: str, reading: _Reading, *, nested: int = 0) -> str:
@@ -189,14 +167,18 @@ def expand(text: str, reading: _Reading, *, nested: int = 0) -> str:
         raise CannotKeepError("its compose file nests references too deep")
     done, at = [], 0
     while (dollar := text.find("$", at)) >= 0:
-        put, end = _reference(text, dollar, reading, nested)
-        done += [text[at:dollar], reading.putting(put)]
+        value, end = _reference(text, dollar, reading, nested)
+        reading.put_chars += len(value)
+        if reading.put_chars > MAX_CHARACTERS:
+            why = f"its compose file's references stand for more than {MAX_CHARACTERS:,} characters"
+            raise CannotKeepError(why)
+        done += [text[at:dollar], value]
         at = end
     return "".join((*done, text[at:]))
 
 
 def _reference(text: str, dollar: int, reading: _Reading, nested: int) -> tuple[str, int]:
-    """What stands for the reference at `dollar`, and where it ends."""
+    """The text for the reference at `dollar`, and where the reference ends."""
     after = text[dollar + 1 : dollar + 2]
     if after == "$":
         return "$", dollar + 2
@@ -211,7 +193,7 @@ def _reference(text: str, dollar: int, reading: _Reading, nested: int) -> tuple[
 
 
 def _closing(text: str, start: int) -> int:
-    """Where the brace closes; references inside of it have braces of their own."""
+    """Where the brace closes; nested references have braces of their own."""
     depth = 1
     for brace in re.compile(r"\$\{|\}").finditer(text, start):
         depth += 1 if brace[0] == "${" else -1
@@ -245,3 +227,92 @@ def _unknown(written: str) -> CannotKeepError:
     return CannotKeepError(
         f"its compose file has {printable(written, max_chars=60)}, which is no reference of Compose's"
     )
+
+
+# ---- files of variables
+
+
+_START: Final = re.compile(r"[ \t]*(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_.\-]*)[ \t]*", re.ASCII)
+_BLANK: Final = re.compile(r"[ \t]*(?:#[^\n]*)?(?:\n|\Z)")
+_SINGLE: Final = re.compile(r"'((?:[^'\\]|\\.)*)'", re.DOTALL)
+_DOUBLE: Final = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
+_ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
+_CONTROL: Final[Mapping[str, str]] = {"n": "\n", "r": "\r", "t": "\t", "$": "$$"}
+_COMMENT: Final = re.compile(r"(?:^|[ \t])#.*")
+
+
+def read_dotenv(text: str, defined: Mapping[str, str]) -> dict[str, str | None]:
+    """The variables of a file; None for a name without a value (the host's, to Compose).
+
+    Args:
+        defined: variables of earlier files; with its own, all that a `$` can refer to.
+
+    Raises:
+        CannotKeepError: a reference to a variable without a value.
+        ValueError: a line that is no assignment, an open quote, more than `MAX_VARIABLES`.
+    """
+    text = text.replace("\r\n", "\n")
+    found: dict[str, str | None] = {}
+    at = total = 0
+    while at < len(text):
+        if blank := _BLANK.match(text, at):
+            at = blank.end()
+            continue
+        name = _START.match(text, at)
+        if name is None:
+            raise ValueError(f"line {_line(text, at)} is no `NAME=VALUE`")
+        known = {name: value for name, value in found.items() if value is not None}
+        value, at = _value(text, name.end(), _Reading({}, {**defined, **known}))
+        found[name[1]] = value
+        total += len(value or "")
+        if len(found) > MAX_VARIABLES or total > MAX_CHARACTERS:
+            raise ValueError(f"more than {MAX_VARIABLES:,} variables or {MAX_CHARACTERS:,} characters")
+    return found
+
+
+def read_raw(text: str) -> dict[str, str | None]:
+    """The variables of a file with `format: raw`: each line as it is. Raises `ValueError`."""
+    found: dict[str, str | None] = {}
+    for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        name, equals, value = line.lstrip().partition("=")
+        if not name or any(character.isspace() for character in name):
+            raise ValueError(f"line {number} is no `NAME=VALUE`")
+        found[name] = value if equals else None
+        if len(found) > MAX_VARIABLES:
+            raise ValueError(f"more than {MAX_VARIABLES:,} variables")
+    return found
+
+
+def _value(text: str, at: int, reading: _Reading) -> tuple[str | None, int]:
+    """The value after a name that ends at `at`, and where the next line begins."""
+    if text[at : at + 1] in ("", "\n", "#"):
+        return None, _end_of_line(text, at)
+    if text[at] not in "=:":
+        raise ValueError(f"line {_line(text, at)} is no `NAME=VALUE`")
+    at += 1
+    while text[at : at + 1] in (" ", "\t"):
+        at += 1
+    quote = text[at : at + 1]
+    if quote not in ("'", '"'):
+        end = _end_of_line(text, at)
+        plain = _COMMENT.sub("", text[at:end].removesuffix("\n")).strip()
+        return expand(plain, reading), end
+    whole = (_SINGLE if quote == "'" else _DOUBLE).match(text, at)
+    rest = _BLANK.match(text, whole.end()) if whole else None
+    if whole is None or rest is None:
+        raise ValueError(f"line {_line(text, at)} has an open quote, or something behind a closed one")
+    if quote == "'":
+        return whole[1].replace("\\'", "'"), rest.end()
+    inner = _ESCAPE.sub(lambda found: _CONTROL.get(found[1], found[1]), whole[1])
+    return expand(inner, reading), rest.end()
+
+
+def _end_of_line(text: str, at: int) -> int:
+    end = text.find("\n", at)
+    return len(text) if end < 0 else end + 1
+
+
+def _line(text: str, at: int) -> int:
+    return text.count("\n", 0, at) + 1

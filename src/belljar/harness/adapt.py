@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, Final
 from inspect_ai.util import ComposeConfig, SandboxEnvironmentSpec
 from pydantic import BaseModel
 
-from belljar.compose.builds import dockerfile_document
 from belljar.compose.document import (
     as_document,
     beside,
+    dockerfile_document,
     is_compose_name,
     is_dockerfile_name,
     read_document,
 )
-from belljar.compose.read import default_service
+from belljar.compose.translate import default_service
 from belljar.differences import Difference, Kind
 from belljar.errors import PolicyError
 from belljar.harness.compat import Refused, TaskRefused, judge

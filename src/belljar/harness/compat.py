@@ -14,10 +14,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from belljar.compose.builds import builds_of
+from belljar.compose.data import builds_of
+from belljar.compose.document import files_named_by
 from belljar.compose.interpolate import interpolate, literal, references
-from belljar.compose.read import CannotKeepError, Composed, check_services, read_compose
-from belljar.compose.task_files import files_named_by
+from belljar.compose.translate import Composed, check_services, read_compose
+from belljar.compose.values import CannotKeepError
 from belljar.differences import Difference, Kind
 from belljar.errors import PolicyError
 from belljar.harness.fidelity import NO_NETWORK, TASK

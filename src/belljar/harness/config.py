@@ -20,10 +20,16 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from pydantic import BaseModel, ConfigDict
 
-from belljar.compose.builds import dockerfile_document
-from belljar.compose.document import as_document, is_compose_name, is_dockerfile_name, read_document
+from belljar.compose.document import (
+    DIRECTORY_KEY,
+    as_document,
+    dockerfile_document,
+    is_compose_name,
+    is_dockerfile_name,
+    read_document,
+    was_read_here,
+)
 from belljar.compose.interpolate import MAX_CHARACTERS, METADATA_PREFIX
-from belljar.compose.task_files import DIRECTORY_KEY, was_read_here
 from belljar.differences import Difference, Kind
 from belljar.errors import PolicyError
 from belljar.harness.compat import (

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from belljar.compose.words import is_idle
+from belljar.compose.values import is_idle
 
 if TYPE_CHECKING:
     from belljar.cell import Cell

@@ -65,7 +65,7 @@ class ImageConfig:
     @property
     def program(self) -> tuple[str, ...]:
         """What `docker run` would start; empty where that only waits, or is a shell alone."""
-        from belljar.compose.words import is_idle
+        from belljar.compose.values import is_idle
 
         whole = (*self.entrypoint, *self.cmd)
         return () if is_idle(whole) else whole
@@ -147,11 +147,11 @@ def image_health(config: ImageConfig) -> dict[str, Any] | None:
     check = config.healthcheck
     if check is None:
         return None
-    from belljar.compose.health import read_health
+    from belljar.compose.translate import read_health
 
     times = ("interval", "timeout", "start_period", "start_interval")
     written = {name: f"{getattr(check, f'{name}_ns')}ns" for name in times}
-    found = read_health({"test": check.test, "retries": check.retries, **written}, name="the image") or {}
+    found = read_health({"test": check.test, "retries": check.retries, **written}) or {}
     if check.test[0] == "CMD-SHELL":
         found["command"] = [*(config.shell or _SHELL), check.test[1]]
     return found | {name: float(found[name].removesuffix("s")) for name in ("interval", "timeout", "within")}

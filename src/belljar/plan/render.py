@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from belljar.compose.health import SETTLE_S
+from belljar.compose.values import SETTLE_S
 from belljar.plan.model import REAL, ImageFacts, OciPlan, Plan
 from belljar.policy import Tier
 from belljar.units import printable

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.compose.builds import ServiceBuild, builds_of, dockerfile_document, service_images
-from belljar.compose.document import read_document
-from belljar.compose.task_files import DIRECTORY_KEY
-from belljar.compose.words import CannotKeepError
+from belljar.compose.data import ServiceBuild, builds_of, service_images
+from belljar.compose.document import DIRECTORY_KEY, dockerfile_document, read_document
+from belljar.compose.values import CannotKeepError
 
 DIGEST = "sha256:" + "1" * 64
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.compose.env_files import MAX_VARIABLES, read_dotenv, read_raw
-from belljar.compose.interpolate import MAX_CHARACTERS
-from belljar.compose.read import CannotKeepError, Composed, read_compose
-from belljar.compose.task_files import TaskFiles
+from belljar.compose.document import TaskFiles
+from belljar.compose.interpolate import MAX_CHARACTERS, MAX_VARIABLES, read_dotenv, read_raw
+from belljar.compose.translate import Composed, read_compose
+from belljar.compose.values import CannotKeepError
 
 
 def composed(root: Path | None, **fields: Any) -> Composed:  # noqa: ANN401 - YAML

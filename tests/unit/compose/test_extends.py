@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from belljar.compose.extends import with_extended
-from belljar.compose.read import CannotKeepError, read_compose
+from belljar.compose.document import with_extended
+from belljar.compose.translate import read_compose
+from belljar.compose.values import CannotKeepError
 
 
 def made(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:

@@ -9,14 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from inspect_ai.util._sandbox.docker.service import service_healthcheck_time
 
-from belljar.compose.health import KEYS, read_health
-from belljar.compose.words import CannotKeepError, seconds
+from belljar.compose.model import Healthcheck
+from belljar.compose.translate import read_health
+from belljar.compose.values import CannotKeepError, seconds
 from belljar.policy.stand_ins import Health
 
 
 def health(**check: Any) -> dict[str, Any]:  # noqa: ANN401 - YAML values
     """What a target cell is asked."""
-    found = read_health(check, name="db")
+    found = read_health(check)
     if found is None:
         raise ValueError("nothing is asked")
     return found
@@ -51,8 +52,8 @@ def test_the_ways_to_write_a_test(test: Any, command: list[str]) -> None:  # noq
 def test_nothing_to_ask(check: Any) -> None:  # noqa: ANN401 - YAML
     """What the file switches off is off in the image too; a file that says nothing leaves the
     image's own check."""
-    assert read_health(check, name="db") == (None if check is None else {"image": False})
-    assert check is None or Health.model_validate(read_health(check, name="db"), strict=False).image is False
+    assert read_health(check) == (None if check is None else {"image": False})
+    assert check is None or Health.model_validate(read_health(check), strict=False).image is False
 
 
 @pytest.mark.parametrize(
@@ -70,12 +71,20 @@ def test_nothing_to_ask(check: Any) -> None:  # noqa: ANN401 - YAML
 def test_what_is_no_check_is_refused(check: dict[str, Any], named: str) -> None:
     """By the service's name, or with what was written."""
     with pytest.raises(CannotKeepError, match=named):
-        read_health(check, name="db")
+        read_health(check)
 
 
 def test_every_key_of_compose_is_read() -> None:
     """Those of `definitions.healthcheck` in compose-spec's schema."""
-    assert sorted(KEYS) == ["disable", "interval", "retries", "start_interval", "start_period", "test", "timeout"]
+    assert sorted(Healthcheck.model_fields) == [
+        "disable",
+        "interval",
+        "retries",
+        "start_interval",
+        "start_period",
+        "test",
+        "timeout",
+    ]
 
 
 _TIMES = st.sampled_from(["100ms", "500ms", "1s", "2s", "10s", "1m30s", "5m", "1.5h"])

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from belljar.compose.document import read_document
-from belljar.compose.include import MAX_DEPTH, MAX_FILES
-from belljar.compose.read import read_compose
-from belljar.compose.task_files import files_named_by
+from belljar.compose.document import MAX_FILES, MAX_INCLUDES, files_named_by, read_document
+from belljar.compose.translate import read_compose
 from belljar.errors import PolicyError
 
 DATABASE = """
@@ -117,7 +115,7 @@ def test_what_is_not_included(task: Path, written: str) -> None:
 
 def test_how_many_files_are_read(task: Path) -> None:
     """In a chain, and for one file."""
-    for number in range(MAX_DEPTH + 1):
+    for number in range(MAX_INCLUDES + 1):
         (task / f"{number}.yaml").write_text(f"include: {number + 1}.yaml\nservices: {{s{number}: {{image: i}}}}")
     for written in ("0.yaml", str(["../shared/compose.yaml"] * (MAX_FILES + 1))):
         with pytest.raises(PolicyError, match="at most"):

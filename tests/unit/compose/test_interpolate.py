@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.compose.interpolate import interpolate, literal, references
-from belljar.compose.words import CannotKeepError
+from belljar.compose.values import CannotKeepError
 from belljar.differences import Kind
 from belljar.harness.config import expand as expand_in_policy
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.compose.test_read import shop, two
+from tests.unit.compose.test_translate import shop, two
 
-from belljar.compose.networks import SERVICE_KEYS, TOP_KEYS
-from belljar.compose.read import CannotKeepError, read_compose
+from belljar.compose.model import Network, Place
+from belljar.compose.translate import read_compose
+from belljar.compose.values import CannotKeepError
 from belljar.differences import Kind
 
 # Every property of `definitions.network`, and of a service's `networks`, in compose-spec's schema/compose-spec.json.
@@ -18,8 +19,8 @@ PLACE = "aliases interface_name ipv4_address ipv6_address link_local_ips mac_add
 
 def test_every_key_of_compose_has_a_fate() -> None:
     """None is forgotten."""
-    assert sorted(TOP_KEYS) == sorted(NETWORK.split())
-    assert sorted(SERVICE_KEYS) == sorted(PLACE.split())
+    assert sorted(Network.model_fields) == sorted(NETWORK.split())
+    assert sorted(Place.model_fields) == sorted(PLACE.split())
 
 
 def joined(**networks: list[str]) -> dict[str, Any]:

@@ -8,13 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.compose.order import Condition, Wait, awaited_by, check_waits, completed_of, in_order, waits_of
-from belljar.compose.words import CannotKeepError
+from belljar.compose.data import Wait
+from belljar.compose.model import Condition, Service
+from belljar.compose.translate import completed_of, in_order, read_compose, waits_of
+from belljar.compose.values import CannotKeepError
 
 
-def waiting(depends_on: Any, **fields: Any) -> dict[str, dict[str, Any]]:  # noqa: ANN401 - YAML values
+def waiting(depends_on: Any, **fields: Any) -> dict[str, Service]:  # noqa: ANN401 - YAML values
     """A service `web` that waits so for `db`, beside the default one."""
-    return {"default": {}, "web": {"depends_on": depends_on, **fields}, "db": {}}
+    web = Service.model_validate({"depends_on": depends_on, **fields})
+    return {"default": Service(), "web": web, "db": Service()}
 
 
 def test_the_three_conditions() -> None:
@@ -29,7 +32,7 @@ def test_the_three_conditions() -> None:
 @pytest.mark.parametrize(
     ("depends_on", "named"),
     [
-        ({"db": {"condition": "service_content"}}, "condition service_content"),
+        ({"db": {"condition": "service_content"}}, "service_content"),
         ({"db": {"condition": "service_started", "made_up": 1}}, "made_up"),
         (["gone"], "gone, which does not exist"),
         ({"gone": {"condition": "service_started"}}, "gone, which does not exist"),
@@ -38,7 +41,7 @@ def test_the_three_conditions() -> None:
 def test_what_can_not_be_waited_for_is_refused(depends_on: Any, named: str) -> None:  # noqa: ANN401 - YAML
     """By name."""
     with pytest.raises(CannotKeepError, match=named):
-        waits_of(waiting(depends_on))
+        read_compose({"services": {"default": {}, "web": {"depends_on": depends_on}, "db": {}}})
 
 
 def test_a_service_that_is_not_required_may_be_missing() -> None:
@@ -48,39 +51,38 @@ def test_a_service_that_is_not_required_may_be_missing() -> None:
         waits_of(waiting(None, links=["gone"]))
 
 
-def check(*waits: Wait, unchecked: str = "", default_idles: bool = True) -> None:
-    """With a default service called so."""
-    of = frozenset(unchecked.split())
-    check_waits(waits, unchecked=of, default="default", default_idles=default_idles)
+def check(waits: dict[str, str], **fields: Any) -> None:  # noqa: ANN401 - YAML
+    """Services that wait for one, each in its way; `fields` are that one's."""
+    name, *_ = {*fields} or {"db"}
+    services: dict[str, Any] = {
+        who: {"image": "i", "depends_on": {name: {"condition": condition}}} for who, condition in waits.items()
+    }
+    read_compose({"services": {"default": {}, **services, name: {"image": "i", **fields.get(name, {})}}})
 
 
 def test_who_must_end_before_others_start() -> None:
-    """Those whose success is waited for; and who must be healthy: those whose health is."""
+    """Those whose success is waited for."""
     waits = tuple(Wait("web", condition.name, condition) for condition in Condition)
-    check(*waits)
     assert completed_of(waits) == {"COMPLETED"}
-    assert (awaited_by("web", waits), awaited_by("db", waits)) == (["HEALTHY"], [])
 
 
 def test_health_that_is_switched_off_is_not_waited_for() -> None:
     """Nor that of a program that has to end; without a check in the file, the image's own is waited
     for."""
-    healthy = Wait("web", "db", Condition.HEALTHY)
-    check(healthy)
+    check({"web": "service_healthy"})
     with pytest.raises(CannotKeepError, match="switches off"):
-        check(healthy, unchecked="db")
+        check({"web": "service_healthy"}, db={"healthcheck": {"disable": True}})
     with pytest.raises(CannotKeepError, match="another for its end"):
-        check(healthy, Wait("x", "db", Condition.COMPLETED))
+        check({"web": "service_healthy", "x": "service_completed_successfully"})
 
 
 def test_the_default_service_starts_last() -> None:
     """Who waits for it is refused, unless nothing runs in it: then there is nothing to wait for."""
-    started = Wait("web", "default", Condition.STARTED)
-    check(started)
+    check({"web": "service_started"}, default={})
     with pytest.raises(CannotKeepError, match="starts last"):
-        check(started, default_idles=False)
+        check({"web": "service_started"}, default={"command": "serve"})
     with pytest.raises(CannotKeepError, match="starts last"):
-        check(Wait("web", "default", Condition.COMPLETED))
+        check({"web": "service_completed_successfully"}, default={})
 
 
 def test_a_circle_is_refused() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.compose.test_read import shop, two
-from tests.unit.compose.test_service import facts
+from tests.unit.compose.test_keys import facts
+from tests.unit.compose.test_translate import shop, two
 
-from belljar.compose.read import CannotKeepError, read_compose
+from belljar.compose.translate import read_compose
+from belljar.compose.values import CannotKeepError
 from belljar.differences import Kind
 
 

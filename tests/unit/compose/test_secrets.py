@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from belljar.compose.read import CannotKeepError, Composed, read_compose
-from belljar.compose.task_files import TaskFiles
+from belljar.compose.document import TaskFiles
+from belljar.compose.translate import Composed, read_compose
+from belljar.compose.values import CannotKeepError
 from belljar.policy.task_data import TaskFile
 
 TOP = {

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.compose.task_files import DIRECTORY_KEY, MAX_TEXT_BYTES, TaskFiles, files_named_by, files_of
+from belljar.compose.document import DIRECTORY_KEY, MAX_TEXT_BYTES, TaskFiles, files_named_by, files_of
 
 
 def test_the_root_is_the_package(tmp_path: Path) -> None:

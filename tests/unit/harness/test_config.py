@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from inspect_ai.util import SandboxEnvironmentSpec
-from tests.unit.compose.test_parse import calls
+from tests.unit.compose.test_yaml import calls
 
 from belljar.differences import Kind
 from belljar.errors import PolicyError

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from belljar.compose.health import SETTLE_S
+from belljar.compose.values import SETTLE_S
 from belljar.host import HostFacts
 from belljar.plan import ImageFacts, make_plan, render_plan
 from belljar.policy import Policy, load_preset

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.compose.test_read import two
+from tests.unit.compose.test_translate import two
 
-from belljar.compose import volumes
-from belljar.compose.order import waits_of
-from belljar.compose.read import CannotKeepError, Composed, read_compose
-from belljar.compose.task_files import TaskFiles
-from belljar.compose.volumes import Mounts, mounts_of
+from belljar.compose import data
+from belljar.compose.data import Mounts, mounts_of
+from belljar.compose.document import TaskFiles
+from belljar.compose.model import Service
+from belljar.compose.translate import Composed, read_compose, waits_of
+from belljar.compose.values import CannotKeepError, Refusals
 from belljar.differences import Kind
 from belljar.policy.task_data import TakenVolume, TaskFile
 
@@ -72,11 +73,20 @@ def test_a_tmpfs_is_a_directory_of_the_cell() -> None:
     assert [(fact.kind, fact.key) for fact in found.differences] == [(Kind.CHANGED, "volumes")]
 
 
+def mounts(services: dict[str, Any], volumes: dict[str, Any], default: str = "") -> dict[str, Mounts]:
+    """What becomes of the services' volumes. Raises `CannotKeepError`."""
+    models = {name: Service.model_validate(service) for name, service in services.items()}
+    refused = Refusals()
+    found = mounts_of(models, volumes, None, refused, waits=waits_of(models), default=default)
+    refused.raise_all()
+    return found
+
+
 def test_two_services_share_no_directory() -> None:
     """Nor has one service a volume twice."""
     for services in ({"a": {"volumes": ["v:/a"]}, "b": {"volumes": ["v:/b"]}}, {"a": {"volumes": ["v:/a", "v:/b"]}}):
         with pytest.raises(CannotKeepError, match="cells share no directory"):
-            mounts_of(services, {"v": None}, None)
+            mounts(services, {"v": None})
 
 
 def filled(*readers: str, fill: str = "v:/out", **waits: str) -> dict[str, Mounts]:
@@ -87,13 +97,13 @@ def filled(*readers: str, fill: str = "v:/out", **waits: str) -> dict[str, Mount
     services |= {name: {"volumes": [line]} for name, line in zip("ab", readers, strict=False)}
     services |= {name: {**services[name], "depends_on": needs[name]} for name in services if name in needs}
     services["last"] = {"volumes": [readers[2]]} if len(readers) > 2 else {}
-    return mounts_of(services, {"v": None}, None, waits=waits_of(services), default="last")
+    return mounts(services, {"v": None}, default="last")
 
 
 def test_what_one_service_fills_first_is_copied_to_the_others() -> None:
     """Where all of them start after its end; the one that the sample works in starts last anyway."""
     found = filled("v:/in:ro", "v:/there:ro", "v:/last:ro")
-    copies = {name: mounts.volumes for name, mounts in found.items() if mounts.volumes}
+    copies = {name: each.volumes for name, each in found.items() if each.volumes}
     assert copies == {
         name: [TakenVolume(name="v", writer="fill", source="/out", target=place)]
         for name, place in (("a", "/in"), ("b", "/there"), ("last", "/last"))
@@ -123,9 +133,9 @@ def test_any_other_volume_of_several_is_refused(readers: tuple[str, ...], more: 
 def test_a_volume_that_may_be_this_hosts(settings: dict[str, Any]) -> None:
     """Whether a service has it or not."""
     with pytest.raises(CannotKeepError, match=r"volume v: .* is refused"):
-        mounts_of({}, {"v": settings}, None)
+        mounts({}, {"v": settings})
     plain = {"external": False, "name": "x", "labels": ["a=b"], "driver_opts": {}}
-    assert mounts_of({"a": {}}, {"v": plain}, None)["a"].directories == []
+    assert mounts({"a": {}}, {"v": plain})["a"].directories == []
 
 
 @pytest.fixture
@@ -187,10 +197,10 @@ def test_nothing_outside_of_the_tasks_directory_is_taken(files: TaskFiles, sourc
 
 def test_a_cell_takes_so_much(files: TaskFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all its mounts together."""
-    monkeypatch.setattr(volumes, "MAX_BYTES", 6)
+    monkeypatch.setattr(data, "MAX_BYTES", 6)
     assert data_of(files, "./app:/a").data
     with pytest.raises(CannotKeepError, match="at most"):
         data_of(files, "./app:/a", "./app:/b")
-    monkeypatch.setattr(volumes, "MAX_ENTRIES", 2)
+    monkeypatch.setattr(data, "MAX_ENTRIES", 2)
     with pytest.raises(CannotKeepError, match="at most"):
         data_of(files, "./app:/a")

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.compose.read import MAX_SERVICES, CannotKeepError, Composed, read_compose
+from belljar.compose.translate import MAX_SERVICES, Composed, read_compose
+from belljar.compose.values import CannotKeepError
 from belljar.differences import Kind, sentences
 from belljar.harness.compat import Refused, judge_compose
 

@@ -7,23 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.compose.test_read import shop, two
+from tests.unit.compose.test_translate import shop, two
 
-from belljar.compose.read import CannotKeepError, read_compose
-from belljar.compose.service import (
-    CONVERTED,
-    DROPPED,
-    ELSEWHERE,
-    KEYS,
-    REFUSED,
-    RUNTIMES,
-    TRUE_ANYWAY,
-    program_of,
-    read_service,
-)
-from belljar.compose.task_files import TaskFiles
+from belljar.compose.document import TaskFiles
+from belljar.compose.keys import KEYS, Outcome, read_service
+from belljar.compose.model import RUNTIMES, Service
+from belljar.compose.translate import program_of, read_compose
+from belljar.compose.values import CannotKeepError, Refusals
 from belljar.differences import Kind
 
+DROPPED, REFUSED, LIMITED = (
+    sorted(key for key, fate in KEYS.items() if fate.outcome is outcome)
+    for outcome in (Outcome.DROPPED, Outcome.REFUSED, Outcome.LIMITED)
+)
 # Every property of `definitions.service` in compose-spec's schema/compose-spec.json.
 COMPOSE = """
 annotations attach blkio_config build cap_add cap_drop cgroup cgroup_parent command configs container_name cpu_count cpu_percent cpu_period cpu_quota
@@ -53,20 +49,22 @@ def refused(**fields: Any) -> set[str]:  # noqa: ANN401 - YAML
 
 
 def test_every_key_of_compose_has_one_fate() -> None:
-    """None is forgotten, none is invented, and none has two fates (but for those that are refused
-    for some values)."""
+    """None is forgotten and none is invented; the model has those whose values count."""
     assert sorted(KEYS) == sorted(COMPOSE.split())
-    tables = [set(CONVERTED), set(ELSEWHERE), set(DROPPED), set(TRUE_ANYWAY) | set(REFUSED)]
-    assert sum(len(table) for table in tables) == len(KEYS)
+    valued = {key for key, fate in KEYS.items() if fate.outcome in (Outcome.APPLIED, Outcome.LIMITED)}
+    assert set(Service.model_fields) == valued - {"extends"}
+    assert all(fate.why.value for fate in KEYS.values() if fate.outcome in (Outcome.DROPPED, Outcome.REFUSED))
 
 
-@pytest.mark.parametrize("key", sorted({*REFUSED, "made_up"}))
+@pytest.mark.parametrize(
+    "key", [*REFUSED, "network_mode", "ipc", "scale", "cgroup", "devices", "use_api_socket", "made_up"]
+)
 def test_what_is_refused_is_named_with_its_reason(key: str) -> None:
     """So is what is no key of Compose's."""
     assert refused(**{key: "anything"}) == {key}
 
 
-@pytest.mark.parametrize("key", sorted(TRUE_ANYWAY))
+@pytest.mark.parametrize("key", LIMITED)
 def test_what_is_true_of_a_cell_anyway_is_not_for_all_values(key: str) -> None:
     """A value of a kind that the key does not have is refused too."""
     assert refused(**{key: 7.5}) == {key}
@@ -157,7 +155,7 @@ def test_what_is_true_of_a_cell_anyway(fields: dict[str, Any]) -> None:
         ("cpus", 0.5, Kind.CHANGED),
         ("cap_drop", ["ALL"], Kind.CHANGED),
         ("cpu_quota", 150_000, Kind.CHANGED),
-        *((key, "x", Kind.DROPPED) for key in sorted(DROPPED)),
+        *((key, "x", Kind.DROPPED) for key in DROPPED),
     ],
 )
 def test_what_is_not_kept_is_one_fact_each(key: str, value: Any, kind: Kind) -> None:  # noqa: ANN401 - YAML
@@ -176,10 +174,10 @@ def test_what_is_refused_hides_nothing_that_differs() -> None:
         read_compose(compose)
     assert [(fact.kind, fact.key) for fact in caught.value.differences] == [
         (Kind.REFUSED, "gpus"),
+        (Kind.CHANGED, "restart"),
         (Kind.DROPPED, "tty"),
         (Kind.GRANTED, "cap_add"),
         (Kind.CHANGED, "read_only"),
-        (Kind.CHANGED, "restart"),
     ]
     assert "tty" not in str(caught.value)
 
@@ -231,15 +229,17 @@ def test_how_a_cell_is_isolated_is_no_file_s_to_choose() -> None:
 def test_what_runs() -> None:
     """A command stands behind the image's entrypoint; an entrypoint leaves the image's command out;
     lists as they are, text as a shell splits it."""
-    assert program_of("x", {}) == {}
-    assert program_of("x", {"command": None, "entrypoint": None}) == {}
-    assert program_of("x", {"command": "run 'a b'"}) == {"arguments": ["run", "a b"]}
-    assert program_of("x", {"command": []}) == {"arguments": []}
-    assert program_of("x", {"entrypoint": ["e"], "command": ["c", "d"]}) == {"command": ["e", "c", "d"]}
-    assert program_of("x", {"entrypoint": "e f"}) == {"command": ["e", "f"]}
-    assert program_of("x", {"entrypoint": "", "command": "c"}) == {"command": ["c"]}
+    assert program_of("x", Service.model_validate({})) == {}
+    assert program_of("x", Service.model_validate({"command": None, "entrypoint": None})) == {}
+    assert program_of("x", Service.model_validate({"command": "run 'a b'"})) == {"arguments": ["run", "a b"]}
+    assert program_of("x", Service.model_validate({"command": []})) == {"arguments": []}
+    assert program_of("x", Service.model_validate({"entrypoint": ["e"], "command": ["c", "d"]})) == {
+        "command": ["e", "c", "d"]
+    }
+    assert program_of("x", Service.model_validate({"entrypoint": "e f"})) == {"command": ["e", "f"]}
+    assert program_of("x", Service.model_validate({"entrypoint": "", "command": "c"})) == {"command": ["c"]}
     with pytest.raises(CannotKeepError, match="entrypoint"):
-        program_of("x", {"entrypoint": []})
+        program_of("x", Service.model_validate({"entrypoint": []}))
 
 
 @pytest.mark.parametrize("command", [{"a": 1}, 3, "an 'open quote", [["nested"]]])
@@ -408,7 +408,7 @@ def test_the_page_says_what_becomes_of_each_key(tmp_path: Path) -> None:
 )
 def test_extra_hosts_are_lines_of_a_file(written: Any) -> None:  # noqa: ANN401 - YAML
     """This host is no address: its name is left out, and its author is told."""
-    converted = read_service("s", {"image": "i", "extra_hosts": written})
+    converted = read_service("s", {"image": "i", "extra_hosts": written}, Refusals())
     assert converted.hosts == [("shop.local", "10.0.0.7"), ("six", "::1")]
     (fact,) = converted.differences
     assert (fact.kind, fact.key) == (Kind.DROPPED, "extra_hosts")

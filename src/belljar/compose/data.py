@@ -1,0 +1,401 @@
+"""What services take from the files of a task: volumes, secrets, variables, builds.
+
+Cells share nothing that either can write, and nothing of this host. A volume of one service is a
+directory of its cell. A file of the task is copied into the cell before its program starts. A volume
+of several services is refused, unless one fills it and ends before the others start: they get a
+copy. Pure but for the files it reads.
+
+Source: compose-spec 05-services.md, 08-configs.md, 09-secrets.md and build.md.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from belljar.compose.document import (
+    TaskFiles,
+    files_named_by,
+    read_services,
+)
+from belljar.compose.interpolate import MAX_VARIABLES, interpolate, read_dotenv, read_raw
+from belljar.compose.keys import STAND_INS, Converted
+from belljar.compose.model import (
+    Build,
+    Condition,
+    Grant,
+    Granted,
+    Mount,
+    Service,
+    Volume,
+    faults,
+    parse,
+    reasons_of,
+)
+from belljar.compose.values import (
+    CannotKeepError,
+    OutsideTaskError,
+    Refusals,
+    mapping,
+    names_in,
+    place_of,
+    reason,
+    refusal,
+    text,
+)
+from belljar.differences import Difference, Kind
+from belljar.policy.directories import Entry, EntryKind, Tree
+from belljar.policy.reference import IMAGE_ID, parse_reference
+from belljar.policy.task_data import MAX_BYTES, MAX_ENTRIES, TakenVolume, TaskFile
+from belljar.units import format_size, printable
+
+_NO_DIRECTORY: Final = "the compose configuration is not a file, so the task's directory is not known"
+_NOT_WRITTEN: Final = "its service can't write to it, so it stays empty"
+_PLACES: Final[Mapping[str, str]] = {"secrets": "/run/secrets/", "configs": "/"}
+
+
+@dataclass(slots=True)
+class Mounts:
+    """One service's data in its cell: empty directories, copies, and what differs."""
+
+    service: str
+    directories: list[str] = field(default_factory=list)
+    files: list[TaskFile] = field(default_factory=list)
+    volumes: list[TakenVolume] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
+    entries: int = 0
+    total_bytes: int = 0
+
+    def add(self, file: TaskFile, tree: Tree) -> None:
+        """Add one copy. Raises `ValueError` if the service has too many files or bytes."""
+        self.entries += len(tree.entries)
+        self.total_bytes += tree.total_bytes
+        if self.entries > MAX_ENTRIES or self.total_bytes > MAX_BYTES:
+            most = f"{MAX_ENTRIES:,} files and {format_size(MAX_BYTES)}"
+            raise ValueError(f"a cell is given at most {most} of its task's directory")
+        self.files.append(file)
+
+    def changed(self, detail: str) -> None:
+        """Note a volume that is there in another form."""
+        where = f"service {self.service}"
+        fact = Difference(kind=Kind.CHANGED, where=where, key="volumes", detail=detail)
+        self.differences.append(fact)
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """`who` does not start before `what` has come to `condition`."""
+
+    who: str
+    what: str
+    condition: Condition
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """One service's place for a named volume."""
+
+    mounts: Mounts
+    place: str
+    read_only: bool
+
+
+# ---- volumes
+
+
+def mounts_of(
+    services: Mapping[str, Service],
+    volumes: object,
+    files: TaskFiles | None,
+    refused: Refusals,
+    *,
+    waits: Sequence[Wait] = (),
+    default: str = "",
+) -> dict[str, Mounts]:
+    """Each service's volumes in its cell. Any other kind goes to `refused`.
+
+    Args:
+        files: the task's; None: it has none.
+        default: the service that starts after all others.
+    """
+    declared = mapping(volumes, "volumes")
+    for name, settings in declared.items():
+        where = f"volume {name}"
+        with refused.collected():
+            parse(Volume, mapping(settings, where), where, refused, reasons_of(Volume))
+    found = {name: Mounts(name) for name in services}
+    used: dict[str, list[_Use]] = {}
+    for name, service in services.items():
+        for mount in service.volumes:
+            shown = mount.source or mount.target
+
+            def add(mounts: Mounts = found[name], mount: Mount = mount) -> None:
+                if mount.type == "bind":
+                    _copy(mounts, mount, files)
+                else:
+                    _volume(mounts, mount, declared, used)
+
+            _collect(refused, name, "volumes", shown, add)
+    for name, uses in used.items():
+        with refused.collected():
+            _share(name, uses, waits, default)
+    return found
+
+
+def _collect(refused: Refusals, service: str, key: str, shown: str, add: Callable[[], None]) -> None:
+    """Run `add`; a fault refuses the item of the service's key."""
+    try:
+        add()
+    except (OSError, TypeError, ValueError) as error:
+        why = reason(error) if isinstance(error, OSError) else str(error)
+        shown = printable(shown, max_chars=100)
+        hint = error.hint if isinstance(error, OutsideTaskError) else ""
+        refused.add(f"service {service}", key, f"{shown}: {printable(why)}", hint=hint)
+
+
+def _volume(mounts: Mounts, mount: Mount, declared: Mapping[str, Any], used: dict[str, list[_Use]]) -> None:
+    """A directory of the cell."""
+    if not mount.source and mount.read_only:
+        raise ValueError(_NOT_WRITTEN)
+    if mount.source and mount.source not in declared:
+        raise ValueError(f"there is no volume {mount.source} in the file")
+    place = mount.target
+    mounts.directories.append(place)
+    if mount.type == "tmpfs":
+        why = "is a directory of the cell; the options of a tmpfs are not kept"
+        mounts.changed(f"{place} {why}")
+    if mount.source:
+        used.setdefault(mount.source, []).append(_Use(mounts, place, mount.read_only))
+
+
+def _copy(mounts: Mounts, mount: Mount, files: TaskFiles | None) -> None:
+    """A copy of a file or directory of the task."""
+    if files is None:
+        raise ValueError(_NO_DIRECTORY)
+    target, path = mount.target, files.path(mount.source)
+    try:
+        tree = files.tree(path)
+    except FileNotFoundError:
+        if mount.read_only or (mount.bind is not None and not mount.bind.create_host_path):
+            raise
+        mounts.directories.append(target)
+        mounts.changed(f"{mount.source} does not exist: {target} is an empty directory")
+        return
+    mounts.add(TaskFile(key="volumes", target=target, source=path), tree)
+    later = (
+        "root of the cell could change the copy"
+        if mount.read_only
+        else "what is written there ends with the cell and does not reach this host"
+    )
+    size = format_size(tree.total_bytes)
+    mounts.changed(f"{mount.source} is copied to {target} ({size}): {later}")
+
+
+def _share(name: str, used: Sequence[_Use], waits: Sequence[Wait], default: str) -> None:
+    """Copy a volume that one service fills before the others start.
+
+    Raises `CannotKeepError` for one that is shared in another way, or that nobody can write.
+    """
+    if len(used) == 1 and not used[0].read_only:
+        return
+    ends = [(wait.who, wait.what) for wait in waits if wait.condition is Condition.COMPLETED]
+    for first in used:
+        others = [use for use in used if use is not first]
+        writer = first.mounts.service
+        ended = not first.read_only and any(what == writer for _, what in ends)
+        later = {*(who for who, what in ends if what == writer), default}
+        is_seen = len(others) == 1 or all(use.read_only for use in others)
+        if ended and is_seen and all(use.mounts.service in later - {writer} for use in others):
+            for use in others:
+                taken = TakenVolume(name=name, writer=writer, source=first.place, target=use.place)
+                use.mounts.volumes.append(taken)
+                use.mounts.changed(f"{use.place} is a copy of {name} as {writer} leaves it")
+            return
+    where, hint, why = f"service {used[-1].mounts.service}", "", _NOT_WRITTEN
+    if len(used) > 1:
+        names = ", ".join(dict.fromkeys(use.mounts.service for use in used))
+        why = f"{names} have it: cells share no directory, so one service would not see what another writes"
+        hint = "let one service fill it and end (`service_completed_successfully`) before the others start"
+    raise refusal(where, "volumes", f"{printable(name, max_chars=100)}: {printable(why)}", hint=hint)
+
+
+# ---- secrets and configs
+
+
+def add_granted(mounts: Mounts, service: Service, document: Mapping[str, Any], files: TaskFiles | None) -> None:
+    """Add a service's secrets and configs. Raises `CannotKeepError` with each refused one."""
+    refused = Refusals()
+    for key, grants in (("secrets", service.secrets), ("configs", service.configs)):
+        declared = mapping(document.get(key), key)
+        for grant in grants:
+
+            def add(key: str = key, grant: Grant = grant, of: Mapping[str, Any] = declared) -> None:
+                mounts.add(*_granted(key, grant, of, files))
+
+            _collect(refused, mounts.service, key, grant.source, add)
+    refused.raise_all()
+
+
+def _granted(key: str, grant: Grant, declared: Mapping[str, Any], files: TaskFiles | None) -> tuple[TaskFile, Tree]:
+    if grant.source not in declared:
+        raise ValueError("it is not declared in the file")
+    try:
+        source = Granted.model_validate(declared[grant.source])
+    except ValidationError as error:
+        raise ValueError("; ".join(why for _, why, _ in faults(error))) from None
+    target = grant.target or grant.source
+    file = TaskFile(
+        key=key,
+        target=place_of(target if target.startswith("/") else f"{_PLACES[key]}{target}"),
+        mode=grant.mode,
+        owner=f"{grant.uid}:{grant.gid}",
+        is_secret=key == "secrets",
+    )
+    if source.content is not None:
+        size = len(source.content.encode())
+        entry = Entry(path="", kind=EntryKind.FILE, size_bytes=size)
+        return file.model_copy(update={"content": source.content}), Tree(source="", entries=(entry,))
+    if files is None:
+        raise ValueError(_NO_DIRECTORY)
+    path = files.path(source.file or "")
+    tree = files.tree(path)
+    if tree.is_directory:
+        raise ValueError("it is a directory")
+    return file.model_copy(update={"source": path}), tree
+
+
+# ---- variables
+
+
+def add_env_files(converted: Converted, files: TaskFiles | None) -> None:
+    """Add a service's files of variables below its `environment`. Raises `CannotKeepError`."""
+    where, found = f"service {converted.service}", dict[str, str]()
+    for file in converted.model.env_file:
+        if files is None:
+            raise refusal(where, "env_file", _NO_DIRECTORY)
+        path = printable(file.path)
+        try:
+            content = files.read_text(files.path(file.path))
+            read = read_raw(content) if file.format else read_dotenv(content, found)
+        except FileNotFoundError as error:
+            if file.required:
+                hint = "make it; an example is often beside it"
+                raise refusal(where, "env_file", f"{path}: it does not exist", hint=hint) from error
+            converted.changed("env_file", f"{path} does not exist, and is not required")
+            continue
+        except (OSError, ValueError) as error:
+            why = str(error) if isinstance(error, CannotKeepError) else reason(error)
+            raise refusal(where, "env_file", f"{path}: {printable(why)}") from error
+        found |= {name: value for name, value in read.items() if value is not None}
+        if unset := sorted(name for name, value in read.items() if value is None):
+            names = ", ".join(unset)
+            why = f"{path}: variables without a value are not set ({names})"
+            converted.changed("env_file", why)
+    if len(found) > MAX_VARIABLES:
+        raise refusal(where, "env_file", f"more than {MAX_VARIABLES:,} variables")
+    if converted.model.env_file:
+        converted.words["env"] = {**found, **converted.words.get("env", {})}
+
+
+# ---- images and builds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceBuild:
+    """An image to build. `context` and `dockerfile` are below `root`, which the build never leaves."""
+
+    image: str
+    root: str
+    context: str
+    dockerfile: str
+    args: Mapping[str, str]
+    target: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceImage:
+    """What a service runs: `image`, normalised, and how it is built; or why that is not known."""
+
+    service: str
+    image: str = ""
+    build: ServiceBuild | None = None
+    why: str = ""
+
+
+def read_build(name: str, service: Mapping[str, Any], document: Mapping[str, Any], image: str) -> ServiceBuild | None:
+    """A service's build; None if it has none or the file was read from no directory.
+
+    Raises `CannotKeepError` for a path out of the task's files and for an unknown key.
+    """
+    files, written = files_named_by(document), service.get("build")
+    if written is None or files is None:
+        return None
+    where = f"service {name}"
+    try:
+        build = Build.model_validate({"context": written} if isinstance(written, str) else written)
+    except ValidationError as error:
+        why = "; ".join(f"{'.'.join(map(str, place))}: {why}" for place, why, _ in faults(error))
+        raise refusal(where, "build", why) from None
+    context = build.context or "."
+    if "://" in context or context.startswith(("git@", "github.com/")):
+        raise refusal(where, "build", f"{context}: a build's context is a directory of the task")
+    try:
+        return ServiceBuild(
+            image=image,
+            root=str(files.root),
+            context=files.path(context),
+            dockerfile=files.path(posixpath.join(context, build.dockerfile or "Dockerfile")),
+            args=build.args,
+            target=build.target,
+        )
+    except ValueError as error:
+        raise refusal(where, "build", f"{context}: {error}") from None
+
+
+def builds_of(document: Mapping[str, Any]) -> tuple[ServiceBuild, ...]:
+    """What the services that run ask to be built. Raises `CannotKeepError`."""
+    found = []
+    for name, service in read_services(document).items():
+        image = text(service.get("image") or "")
+        if image and not names_in(service.get("profiles")):
+            found.append(read_build(name, service, document, parse_reference(image).familiar))
+    return tuple(build for build in found if build is not None)
+
+
+def service_images(document: Mapping[str, Any]) -> tuple[ServiceImage, ...]:
+    """The image of each service that runs, whatever else of the file cells can't keep.
+
+    Raises `CannotKeepError` for a file without services.
+    """
+    try:
+        services = read_services(document)
+        running = [name for name, each in services.items() if not names_in(each.get("profiles"))]
+    except (TypeError, ValueError, AttributeError, RecursionError) as error:
+        why = printable(str(error), max_chars=200)
+        raise CannotKeepError(f"its compose file can't be read: {why}") from error
+    if not running:
+        raise CannotKeepError("its compose file has no services")
+    return tuple(_image(name, services[name], document) for name in running)
+
+
+def _image(name: str, service: Mapping[str, Any], document: Mapping[str, Any]) -> ServiceImage:
+    only = {key: service[key] for key in ("image", "build") if service.get(key) is not None}
+    try:
+        settled = interpolate({"services": {name: only}}, {}, blanks=True).document["services"][name]
+        image = text(settled.get("image") or "")
+        if image and IMAGE_ID.fullmatch(image) is None:
+            image = parse_reference(image).familiar
+        if "build" in settled and image in STAND_INS:
+            raise CannotKeepError("it is built, and nothing names what is built")
+        build = read_build(name, settled, document, image)
+    except (TypeError, ValueError, AttributeError, RecursionError) as error:
+        return ServiceImage(service=name, why=printable(str(error), max_chars=300))
+    return ServiceImage(service=name, image="default" if image in STAND_INS else image, build=build)

@@ -1,0 +1,433 @@
+"""What becomes of each key of a service: the table `KEYS`. Pure.
+
+The table is complete: a key that is not in it is refused, because Compose has no such key. The
+reference page "Compose keys" is generated from it.
+
+Source: compose-spec schema/compose-spec.json, `definitions.service`.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final
+
+from belljar.compose.model import UNKNOWN, Deploy, Service, parse
+from belljar.compose.values import GATEWAY, Refusals, refusal
+from belljar.differences import Difference, Kind
+from belljar.policy.granted import DEBUGGER_CALLS, GRANTABLE, USUAL_CAPABILITIES
+from belljar.policy.reference import IMAGE_ID, parse_reference
+
+STAND_INS: Final = frozenset({"", "aisiuk/inspect-tool-support"})
+"""Images that stand for any Linux with the usual tools; the default image is one."""
+_USUAL_PERIOD_US: Final = 100_000
+_ARCHITECTURES: Final = {"x86_64": ("amd64", "x86_64"), "aarch64": ("arm64", "aarch64")}
+"""The names in `platform` for a kernel's name of a machine."""
+_SOFT_FILES, _HARD_FILES = 1024, 524_288  # as in the guest agent and in plan/oci.py
+_GRANTED: Final = frozenset(name for most in GRANTABLE.values() for name in most.capabilities)
+_CAPABLE: Final = " or ".join(str(tier) for tier, most in GRANTABLE.items() if most.capabilities)
+_CALLING: Final = " or ".join(str(tier) for tier, most in GRANTABLE.items() if most.calls)
+_CALLS: Final = ", ".join(DEBUGGER_CALLS)
+
+
+class Outcome(Enum):
+    """What becomes of a key."""
+
+    APPLIED = "converted"
+    LIMITED = "kept or refused"
+    """Values that are true of every cell are kept; others are refused."""
+    DROPPED = "dropped"
+    REFUSED = "refused"
+
+
+class Why(Enum):
+    """Why a key, or some of its values, are dropped or refused."""
+
+    NONE = ""
+    NO_USE = "nothing in a cell depends on it"
+    NO_INPUT = "nobody types into a cell's program"
+    NOT_STOPPED = "a cell is destroyed, not stopped"
+    PROCESSORS = "`nproc` says as many processors as `cpus` or the policy gives the cell, whichever they are"
+    HOST_SHARES = "it divides a host between containers, and a cell has its own limits"
+    STORAGE = "the policy decides how much a cell may write"
+    OWN_USERS = "the users of a cell are its own, and none of this host's"
+    ISOLATION = "the policy decides how a cell is isolated"
+    OWN_NAMES = "each range answers its own names, and has no others"
+    OWN_ADDRESSES = "hardware addresses are drawn anew for each range"
+    OPENS_HOST = "it would open this host to the cell"
+    OWN_KERNEL = "the settings of a cell's kernel are its own"
+    SHARED = "it would share with another container"
+    NETWORK = "a range has one network and nothing beyond it; only `none` can be asked for"
+    IN_IMAGE = "put the groups into the image"
+    IN_COMMAND = "put it into the service's command"
+    ELSEWHERE = "a cell uses nothing that is provided elsewhere"
+    ONE_CELL = "each service is one cell"
+    DEPLOYED = "limits of processors, memory and processes are kept; replicas, GPUs and other devices are not available"
+    UNKNOWN = UNKNOWN
+
+
+@dataclass
+class Converted:
+    """One service: its model, its policy fields, lines of its hosts file, and what differs."""
+
+    service: str
+    model: Service = field(default_factory=Service)
+    words: dict[str, Any] = field(default_factory=dict)
+    hosts: list[tuple[str, str]] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
+
+    def differs(self, kind: Kind, key: str, detail: str) -> None:
+        """Note what became of one key."""
+        where = f"service {self.service}"
+        self.differences.append(Difference(kind=kind, where=where, key=key, detail=detail))
+
+    def changed(self, key: str, detail: str) -> None:
+        """It is there in another form."""
+        self.differs(Kind.CHANGED, key, detail)
+
+    def dropped(self, key: str, detail: str) -> None:
+        """It is not there, and the model can do the same without it."""
+        self.differs(Kind.DROPPED, key, detail)
+
+    def granted(self, key: str, detail: str, **rights: object) -> None:
+        """A right, in a policy's words."""
+        self.add("rights", **rights)
+        self.differs(Kind.GRANTED, key, detail)
+
+    def add(self, section: str, **fields: object) -> None:
+        """Set fields of a section of the policy."""
+        self.words[section] = {**self.words.get(section, {}), **fields}
+
+
+Convert = Callable[[Any, Converted], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What becomes of a key. `convert` takes its value; without it, others read the model."""
+
+    outcome: Outcome
+    why: Why = Why.NONE
+    convert: Convert | None = None
+
+
+def read_service(name: str, written: Mapping[str, Any], refused: Refusals) -> Converted:
+    """Convert a service's own keys; what cells can't keep goes to `refused`."""
+    where = f"service {name}"
+    known = {}
+    for key, value in written.items():
+        if value is None or key.startswith("x-"):
+            continue
+        fate = KEYS.get(key)
+        if fate is None or fate.outcome is Outcome.REFUSED:
+            refused.add(where, key, (fate.why if fate else Why.UNKNOWN).value)
+        elif fate.outcome is not Outcome.DROPPED:
+            known[key] = value
+    reasons = {key: fate.why.value for key, fate in KEYS.items()}
+    model = parse(Service, known, where, refused, reasons)
+    converted = Converted(name, model)
+    for key, value in written.items():
+        fate = KEYS.get(key)
+        if value is not None and fate is not None and fate.outcome is Outcome.DROPPED:
+            converted.dropped(key, fate.why.value)
+        elif fate is not None and fate.convert is not None and key in model.model_fields_set:
+            with refused.collected():
+                fate.convert(getattr(model, key), converted)
+    if model.build is not None and model.image.removesuffix(":latest") in STAND_INS:
+        refused.add(where, "build", "a cell does not build images", hint=_HINT_BUILD)
+    _quota_as_processors(model, converted)
+    return converted
+
+
+_HINT_BUILD: Final = (
+    "build it elsewhere, `belljar image import docker-daemon:NAME`, and give the service "
+    "`image: NAME` (beside its `build`, if you like)"
+)
+
+
+# ---- keys that are converted
+
+
+def _image(name: str, converted: Converted) -> None:
+    if name and IMAGE_ID.fullmatch(name) is None:
+        try:
+            name = parse_reference(name).familiar
+        except ValueError as error:
+            raise refusal(f"service {converted.service}", "image", str(error)) from None
+    if name not in STAND_INS:
+        converted.words["image"] = name
+
+
+def _build(_value: object, converted: Converted) -> None:
+    converted.changed(
+        "build",
+        "built by `belljar image build`, without network, unless the store has an image with the "
+        "name in `image`, or the one that `docker compose build` gives it",
+    )
+
+
+def _word(name: str) -> Convert:
+    def convert(value: str, converted: Converted) -> None:
+        converted.words[name] = value
+
+    return convert
+
+
+def _resource(name: str) -> Convert:
+    return lambda value, converted: converted.add("resources", **{name: value})
+
+
+def _environment(pairs: dict[str, str | None], converted: Converted) -> None:
+    if left_out := sorted(name for name, item in pairs.items() if item is None):
+        why = "this host's environment is not read: variables without a value are not set"
+        converted.changed("environment", f"{why} ({', '.join(left_out)})")
+    converted.words["env"] = {name: item for name, item in pairs.items() if item is not None}
+
+
+def _cpus(number: float, converted: Converted) -> None:
+    """Whole processors; 0 is no limit."""
+    if number == 0:
+        return
+    whole = max(1, int(-(-number // 1)))
+    if whole != number:
+        converted.changed("cpus", f"a cell has whole processors: {number:g} becomes {whole}")
+    converted.add("resources", cpus=whole)
+
+
+def _quota_as_processors(model: Service, converted: Converted) -> None:
+    """A share of processing time becomes processors, rounded up, unless `cpus` is given."""
+    quota, period = model.cpu_quota, model.cpu_period or _USUAL_PERIOD_US
+    if quota <= 0 or period < 0 or "cpus" in converted.words.get("resources", {}):
+        return
+    number = -(-quota // period)
+    converted.add("resources", cpus=number)
+    converted.changed("cpu_quota", f"a cell has whole processors: it becomes {number}")
+
+
+def _deploy(value: Deploy, converted: Converted) -> None:
+    limits = value.resources.limits
+    for key in (key for key in Deploy.model_fields if key in value.model_fields_set):
+        if key == "restart_policy":
+            converted.changed("deploy.restart_policy", _NOT_RESTARTED)
+        elif key not in ("resources", "replicas"):
+            converted.dropped(f"deploy.{key}", "it only matters to a swarm")
+    if limits.cpus is not None:
+        _cpus(limits.cpus, converted)
+    for name, limit in (("memory", limits.memory), ("processes", limits.pids)):
+        if limit is not None:
+            converted.add("resources", **{name: limit})
+
+
+_NOT_RESTARTED: Final = "a program that ends is not started again"
+
+
+def _changed_if_set(key: str, detail: str) -> Convert:
+    def convert(value: object, converted: Converted) -> None:
+        if value:
+            converted.changed(key, detail)
+
+    return convert
+
+
+def _ports(value: object, converted: Converted) -> None:
+    if value:
+        why = "no port is published on this host; the range's cells reach all of them"
+        converted.dropped("ports", why)
+
+
+def _extra_hosts(pairs: list[tuple[str, str]], converted: Converted) -> None:
+    """Lines of the hosts file, which open no way to any address."""
+    for name, address in pairs:
+        if address == GATEWAY:
+            why = f"{name} has no address: a cell does not reach the host"
+            converted.dropped("extra_hosts", why)
+        else:
+            converted.hosts.append((name, address))
+
+
+def _shm_size(_value: object, converted: Converted) -> None:
+    converted.dropped("shm_size", "shared memory may take at least half of a cell's memory")
+
+
+_ULIMITS: Final[Mapping[str, str]] = {
+    "nofile": f"a program may open {_SOFT_FILES:,} files, and may raise that to at most {_HARD_FILES:,}",
+    "nproc": "the number of processes is that of the cell: `pids_limit`, or the policy's `processes`",
+    "core": "no program writes a core dump",
+}
+
+
+def _ulimits(limits: dict[str, object], converted: Converted) -> None:
+    """Each is reported with what holds instead; cells write no core dumps anyway."""
+    for name, soft in limits.items():
+        if (name, soft) != ("core", "0"):
+            usual = "a program has the limit that the cell's kernel begins with"
+            converted.dropped(f"ulimits.{name}", _ULIMITS.get(name, usual))
+
+
+def _platform(value: str, converted: Converted) -> None:
+    """An image of another architecture is refused when it is imported."""
+    system, _, architecture = value.partition("/")
+    if system != "linux":
+        raise refusal(f"service {converted.service}", "platform", "a cell runs Linux")
+    usual = "the image is one of this machine's architecture"
+    if architecture.partition("/")[0] in ("", *_ARCHITECTURES.get(platform.machine(), ())):
+        converted.dropped("platform", usual)
+    else:
+        converted.changed("platform", f"{usual}, {platform.machine()}")
+
+
+def _restart(value: object, converted: Converted) -> None:
+    if value not in (False, "no"):
+        converted.changed("restart", _NOT_RESTARTED)
+
+
+def _runtime(_value: object, converted: Converted) -> None:
+    converted.dropped("runtime", Why.ISOLATION.value)
+
+
+# ---- rights
+
+
+def _security_opt(options: list[str], converted: Converted) -> None:
+    """Labels and profiles narrow a container of a host; a cell has its own filter."""
+    for option in options:
+        name, _, rest = option.replace("=", ":", 1).partition(":")
+        if name == "no-new-privileges" and rest in ("", "true"):
+            converted.add("rights", setuid_programs="off")
+        elif (name, rest) == ("seccomp", "unconfined"):
+            why = f"the calls by which debuggers work ({_CALLS}) are granted in tier {_CALLING}, not in a container"
+            converted.granted("security_opt", why, seccomp="unconfined")
+        elif name in ("label", "apparmor", "seccomp"):
+            converted.dropped("security_opt", f"{option}: a cell's programs have its own filter")
+        else:
+            why = f"{option}: it would weaken the isolation of the cell"
+            raise refusal(f"service {converted.service}", "security_opt", why)
+
+
+def _cap_add(listed: list[str], converted: Converted) -> None:
+    """Root has the usual capabilities anyway; one that no tier grants is refused by its name."""
+    names = {name.upper().removeprefix("CAP_") for name in listed}
+    if "ALL" in names:
+        _privileged(True, converted, key="cap_add")  # noqa: FBT003 - as the key's own value
+        return
+    more = sorted(names - USUAL_CAPABILITIES)
+    refused = Refusals()
+    for name in more:
+        if name not in _GRANTED:
+            granted = ", ".join(sorted(_GRANTED))
+            why = f"{name}: no tier grants this capability; what can be granted: {granted}"
+            refused.add(f"service {converted.service}", "cap_add", why)
+    refused.raise_all()
+    if "MKNOD" in names:
+        why = "MKNOD: a cell has the usual six devices, and makes no others"
+        converted.dropped("cap_add", why)
+    for name in more:
+        converted.granted("cap_add", f"{name}: granted in tier {_CAPABLE}", capabilities=more)
+
+
+def _privileged(value: object, converted: Converted, *, key: str = "privileged") -> None:
+    """All rights that the cell's tier grants."""
+    if value:
+        why = (
+            f"all rights on Belljar's list (CAP_{', CAP_'.join(sorted(_GRANTED))}; {_CALLS}) are "
+            f"granted in tier {_CALLING} (capabilities: {_CAPABLE}), not in a container; devices, "
+            "mounts, namespaces and modules stay closed"
+        )
+        converted.granted(key, why, privileged=True)
+
+
+# ---- the table
+
+
+def _fates(outcome: Outcome, by_why: Mapping[Why, str]) -> dict[str, Key]:
+    return {key: Key(outcome, why) for why, keys in by_why.items() for key in keys.split()}
+
+
+_CONVERTED: Final[Mapping[str, Convert]] = {
+    "image": _image,
+    "build": _build,
+    "environment": _environment,
+    "working_dir": _word("workdir"),
+    "user": _word("user"),
+    "cpus": _cpus,
+    "cpu_count": _cpus,
+    "security_opt": _security_opt,
+    "cap_add": _cap_add,
+    "cap_drop": _changed_if_set(
+        "cap_drop",
+        "it is not narrowed: root keeps a container's usual capabilities, over its cell alone",
+    ),
+    "privileged": _privileged,
+    "mem_limit": _resource("memory"),
+    "pids_limit": _resource("processes"),
+    "ports": _ports,
+    "restart": _restart,
+    "platform": _platform,
+    "hostname": _changed_if_set(
+        "hostname",
+        "others reach the cell by it; inside, a cell's host name is drawn anew",
+    ),
+    "extra_hosts": _extra_hosts,
+    "read_only": _changed_if_set(
+        "read_only",
+        "the cell's root file system can be written, and ends with the cell",
+    ),
+    "tmpfs": _changed_if_set(
+        "tmpfs",
+        "it is a directory of the cell, which ends with the cell; its options are not kept",
+    ),
+    "shm_size": _shm_size,
+    "ulimits": _ulimits,
+}
+KEYS: Final[Mapping[str, Key]] = {
+    **{key: Key(Outcome.APPLIED, convert=convert) for key, convert in _CONVERTED.items()},
+    **_fates(
+        Outcome.APPLIED,
+        {
+            Why.NONE: "command entrypoint cpu_quota cpu_period extends depends_on healthcheck "
+            "networks volumes links container_name profiles env_file secrets configs",
+        },
+    ),
+    "deploy": Key(Outcome.APPLIED, Why.DEPLOYED, _deploy),
+    "runtime": Key(Outcome.APPLIED, Why.OPENS_HOST, _runtime),
+    **_fates(
+        Outcome.LIMITED,
+        {
+            Why.NONE: "init expose",
+            Why.NETWORK: "network_mode",
+            Why.OPENS_HOST: "use_api_socket cgroup devices",
+            Why.ONE_CELL: "scale",
+            Why.SHARED: "ipc",
+        },
+    ),
+    **_fates(
+        Outcome.DROPPED,
+        {
+            Why.NO_USE: "annotations labels label_file logging attach develop pull_policy pull_refresh_after",
+            Why.NO_INPUT: "stdin_open tty",
+            Why.NOT_STOPPED: "stop_signal stop_grace_period pre_stop",
+            Why.PROCESSORS: "cpuset",
+            Why.HOST_SHARES: "mem_reservation memswap_limit mem_swappiness cpu_shares cpu_percent "
+            "blkio_config cpu_rt_period cpu_rt_runtime oom_score_adj oom_kill_disable cgroup_parent",
+            Why.STORAGE: "storage_opt",
+            Why.OWN_USERS: "userns_mode",
+            Why.ISOLATION: "isolation",
+            Why.OWN_NAMES: "dns dns_opt dns_search domainname",
+            Why.OWN_ADDRESSES: "mac_address",
+        },
+    ),
+    **_fates(
+        Outcome.REFUSED,
+        {
+            Why.OPENS_HOST: "device_cgroup_rules gpus pid uts credential_spec",
+            Why.OWN_KERNEL: "sysctls",
+            Why.SHARED: "volumes_from external_links",
+            Why.IN_IMAGE: "group_add",
+            Why.IN_COMMAND: "post_start",
+            Why.ELSEWHERE: "provider models",
+        },
+    ),
+}
+"""Every key that Compose knows of a service."""

@@ -1,0 +1,465 @@
+"""Converts a compose file's services to the fields of a policy, or refuses what cells can't keep.
+
+One service is a cell. Several are a range: the default service's cell, and for each other a target
+cell, reachable by name from the cells that share a network with it. What would widen the blast
+radius (this host's mounts, network or devices) is refused by name; so is what a cell would silently
+not do. Pure but for the task's files that it looks at.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from belljar.compose.data import Mounts, Wait, add_env_files, add_granted, mounts_of
+from belljar.compose.document import TaskFiles, read_services
+from belljar.compose.keys import Converted, read_service
+from belljar.compose.model import (
+    Condition,
+    Healthcheck,
+    Network,
+    Service,
+    faults,
+    parse,
+    reasons_of,
+)
+from belljar.compose.values import (
+    CannotKeepError,
+    Refusals,
+    is_idle,
+    mapping,
+    names_in,
+    refusal,
+    switch,
+)
+from belljar.differences import Difference, Kind
+from belljar.policy.network import OWN_CELL
+from belljar.policy.task_data import CellData, TaskData
+from belljar.units import printable
+
+SECTIONS: Final = frozenset({"services", "version", "name", "networks", "volumes", "secrets", "configs"})
+"""The keys of a file; others are refused. (`version` and `name` mean nothing to Compose either.)"""
+MAX_SERVICES: Final = 64
+UNCHECKED: Final[Mapping[str, Any]] = {"image": False}
+"""`health` of a service whose file switches its check off, and the image's too."""
+_USUAL_S, _USUAL_RETRIES = 30.0, 3  # Docker's
+_MIN_S, _MAX_INTERVAL_S, _MAX_TIMEOUT_S, _MAX_WAIT_S = 0.1, 1.0, 300.0, 24 * 3600.0
+_MAX_TRIES: Final = 1000
+_CELL_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
+_DEFAULT: Final = "default"
+"""The implicit network; and the name of the sample's own cell in a range."""
+_ADDRESS: Final = re.compile(r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.])", re.ASCII)
+_DRAWN: Final = "addresses are drawn for each range"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Composed:
+    """What the file means.
+
+    Attributes:
+        service: the service that the sample works in.
+        changes: for its policy: image, user, workdir, env (pairs), resources.
+        program: its program, as a target cell's fields: `command` or `arguments`, `directories`
+            and `health`.
+        network: for its range, in a policy's fields; None: one cell alone.
+        is_apart: the one service has `network_mode: none`, so it gets no network of the policy's.
+        data: what the cells hold besides their images; None: nothing.
+        differences: every key that is not plainly kept.
+    """
+
+    service: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    program: Mapping[str, Any] = field(default_factory=dict)
+    network: Mapping[str, Any] | None = None
+    is_apart: bool = False
+    data: TaskData | None = None
+    differences: tuple[Difference, ...] = ()
+
+
+def read_compose(compose: Mapping[str, Any], files: TaskFiles | None = None) -> Composed:
+    """What a compose file without references (`interpolate`) means for cells.
+
+    `files`: those of its task. Raises `CannotKeepError`, with what else differs as far as it was
+    read.
+    """
+    seen: list[Difference] = []
+    try:
+        return _read(compose, files, seen)
+    except CannotKeepError as error:
+        error.add(seen)
+        raise
+    except (TypeError, ValueError, AttributeError, LookupError, OverflowError, RecursionError) as error:
+        why = printable(str(error), max_chars=200)
+        raise CannotKeepError(f"its compose file can't be read: {why}") from error
+
+
+def check_services(compose: Mapping[str, Any]) -> None:
+    """Raises `CannotKeepError` for more than `MAX_SERVICES`."""
+    services = compose.get("services")
+    if isinstance(services, Mapping) and len(services) > MAX_SERVICES:
+        raise CannotKeepError(f"its compose file has {len(services):,} services; at most {MAX_SERVICES}")
+
+
+def default_service(services: Mapping[str, Mapping[str, Any]]) -> str:
+    """The service of a task's tools, as Inspect chooses it.
+
+    The one with `x-default: true`, else `default`, else the first.
+    """
+    marked = (name for name, each in services.items() if switch(each.get("x-default") or False))
+    return next(iter([*marked, *(name for name in services if name == _DEFAULT), *services]))
+
+
+def _read(compose: Mapping[str, Any], files: TaskFiles | None, differences: list[Difference]) -> Composed:
+    check_services(compose)
+    written = _running(compose, differences)  # first: of a file that has none, no key is shown
+    refused = Refusals()
+    for key in sorted(map(str, compose)):
+        if key not in SECTIONS and not key.startswith("x-"):
+            refused.add("", key, "cells have no use for this part of a file")
+    default = default_service(written)
+    converted = {name: read_service(name, each, refused) for name, each in written.items()}
+    services = {name: each.model for name, each in converted.items()}
+    waits = waits_of(services)
+    order = in_order(services, waits, default=default)
+    volumes = compose.get("volumes")
+    mounts = mounts_of(services, volumes, files, refused, waits=waits, default=default)
+    for name, each in converted.items():
+        with refused.collected():
+            add_env_files(each, files)
+        with refused.collected():
+            add_granted(mounts[name], each.model, compose, files)
+    with refused.collected():
+        joined, of_networks = read_networks(services, compose.get("networks"), written)
+        differences += of_networks
+    differences += [fact for each in converted.values() for fact in each.differences]
+    differences += [fact for each in mounts.values() for fact in each.differences]
+    refused.raise_all()
+    differences += _restarts(services)
+    read = {name: _Cell.of(converted[name], mounts[name].directories) for name in order}
+    check_waits(waits, read, default=default)
+    own = read[default]
+    network = None
+    if len(order) > 1:
+        network = _network(read, names_of(services, default), joined, waits, own=default)
+    env = own.words.get("env")
+    return Composed(
+        service=default,
+        changes={**own.words, **({"env": tuple(env.items())} if env is not None else {})},
+        program={**own.program, **({"health": own.health} if own.health else {})},
+        network=network,
+        is_apart=services[default].network_mode == "none",
+        data=_data(converted, mounts, files, own=default),
+        differences=tuple(dict.fromkeys(differences)),
+    )
+
+
+def _running(compose: Mapping[str, Any], differences: list[Difference]) -> dict[str, Mapping[str, Any]]:
+    """The services that run: no profile is ever active."""
+    services = {}
+    why = "no profile is active: the service does not run"
+    for name, service in read_services(compose).items():
+        if names_in(service.get("profiles")):
+            where = f"service {name}"
+            fact = Difference(kind=Kind.DROPPED, where=where, key="profiles", detail=why)
+            differences.append(fact)
+        else:
+            services[name] = service
+    if not services:
+        raise CannotKeepError("its compose file has no services")
+    return services
+
+
+def _data(
+    converted: Mapping[str, Converted],
+    mounts: Mapping[str, Mounts],
+    files: TaskFiles | None,
+    *,
+    own: str,
+) -> TaskData | None:
+    """What the cells hold, by their names in the range."""
+    held = {
+        OWN_CELL if name == own else name: CellData(
+            files=tuple(sorted(mounts[name].files, key=lambda file: file.target)),
+            volumes=tuple(mounts[name].volumes),
+            hosts=tuple(dict.fromkeys(converted[name].hosts)),
+        )
+        for name in converted
+    }
+    cells = {name: data for name, data in held.items() if data != CellData()}
+    return TaskData(cells=cells, root=str(files.root) if files else "") if cells else None
+
+
+# ---- programs and health
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """One service: its policy fields, its program, and how its health is checked."""
+
+    words: Mapping[str, Any]
+    program: Mapping[str, Any]
+    health: Mapping[str, Any] | None
+
+    @classmethod
+    def of(cls, converted: Converted, directories: list[str]) -> _Cell:
+        service, words = converted.model, converted.words
+        made = [*directories, *service.tmpfs]
+        if "workdir" in words:  # Docker makes it too
+            made = [words["workdir"], *made]
+        program = program_of(converted.service, service) | ({"directories": made} if made else {})
+        check = service.healthcheck
+        return cls(words, program, None if check is None else _health(check))
+
+
+def program_of(name: str, service: Service) -> dict[str, Any]:
+    """What runs, in a target cell's fields.
+
+    `command` is all of it; `arguments` follow the image's entrypoint; neither: the image's own.
+    As in Compose, an `entrypoint` drops the image's command, and an empty `command` too. Raises
+    `CannotKeepError`.
+    """
+    if service.entrypoint is None:
+        return {} if service.command is None else {"arguments": service.command}
+    whole = [*service.entrypoint, *(service.command or ())]
+    if not whole:
+        raise refusal(f"service {name}", "entrypoint", "it is empty, and there is no command")
+    return {"command": whole}
+
+
+def read_health(check: object) -> dict[str, Any] | None:
+    """`health` of a target cell; None: the image's own check. Raises `CannotKeepError`."""
+    if check is None:
+        return None
+    try:
+        return _health(Healthcheck.model_validate(check))
+    except ValidationError as error:
+        why = "; ".join(f"{'.'.join(map(str, place))}: {why}" for place, why, _ in faults(error))
+        raise refusal("", "healthcheck", why) from None
+
+
+def _health(check: Healthcheck) -> dict[str, Any]:
+    """It waits as long as Inspect does for Compose, and asks at least once a second.
+
+    Inspect waits for start_period, one more timeout if there is one, and retries times interval and
+    timeout. Docker first asks after a whole interval.
+    """
+    if check.test is None or check.disable:
+        return dict(UNCHECKED)
+    interval_s, timeout_s = check.interval or _USUAL_S, check.timeout or _USUAL_S
+    retries, start_s = check.retries or _USUAL_RETRIES, check.start_period
+    wait_s = min(retries * interval_s + start_s, _MAX_WAIT_S)
+    asked_s = min(interval_s, check.start_interval or _USUAL_S, _MAX_INTERVAL_S)
+    every_s = max(asked_s, _MIN_S, wait_s / _MAX_TRIES)
+    within_s = start_s + (timeout_s if start_s else 0.0) + retries * (interval_s + timeout_s)
+    return {
+        "command": check.test,
+        "retries": min(max(1, math.ceil(wait_s / every_s)), _MAX_TRIES),
+        "interval": f"{every_s:g}s",
+        "timeout": f"{min(max(timeout_s, _MIN_S), _MAX_TIMEOUT_S):g}s",
+        "within": f"{min(max(math.ceil(within_s), 1), _MAX_WAIT_S):g}s",
+    }
+
+
+# ---- the order of services
+
+
+def waits_of(services: Mapping[str, Service]) -> tuple[Wait, ...]:
+    """What services wait for. Raises `CannotKeepError` for an unknown service."""
+    waits = []
+    for name, service in services.items():
+        who = f"its compose service {printable(name)}"
+        for what, needed in service.depends_on.items():
+            if what in services:
+                waits.append(Wait(name, what, needed.condition))
+            elif needed.required:
+                raise CannotKeepError(f"{who} depends on {printable(what)}, which does not exist")
+        for link in service.links:
+            what = link.partition(":")[0]
+            if what not in services:
+                raise CannotKeepError(f"{who} has a link to {printable(what)}, which does not exist")
+            waits.append(Wait(name, what, Condition.STARTED))
+    return tuple(waits)
+
+
+def _restarts(services: Mapping[str, Service]) -> Iterator[Difference]:
+    why = "no service is started again with another"
+    for name in sorted(services):
+        if any(needed.restart for needed in services[name].depends_on.values()):
+            where = f"service {name}"
+            yield Difference(kind=Kind.DROPPED, where=where, key="depends_on.restart", detail=why)
+
+
+def completed_of(waits: tuple[Wait, ...]) -> frozenset[str]:
+    """The services whose program must have ended well before others start."""
+    return frozenset(wait.what for wait in waits if wait.condition is Condition.COMPLETED)
+
+
+def check_waits(waits: tuple[Wait, ...], cells: Mapping[str, _Cell], *, default: str) -> None:
+    """Raises `CannotKeepError` for a wait that can't end: `default` starts last."""
+    completed = completed_of(waits)
+    program = cells[default].program
+    idles = is_idle(program.get("arguments") or program.get("command") or ())
+    for wait in waits:
+        who = f"its compose service {printable(wait.who)} waits for {printable(wait.what)}"
+        if wait.what == default and not (idles and wait.condition is Condition.STARTED):
+            raise CannotKeepError(f"{who}, the service that the sample works in, which starts last")
+        if wait.condition is Condition.HEALTHY and wait.what in completed:
+            raise CannotKeepError(f"{who} to be healthy, and another for its end")
+        if wait.condition is Condition.HEALTHY and cells[wait.what].health == UNCHECKED:
+            raise CannotKeepError(f"{who} to be healthy, whose healthcheck the file switches off")
+
+
+def in_order(services: Mapping[str, Any], waits: tuple[Wait, ...], *, default: str) -> list[str]:
+    """Services, each after those it waits for, `default` last, else as in the file.
+
+    Raises `CannotKeepError` for a circle.
+    """
+    needs: dict[str, set[str]] = {name: set() for name in services}
+    for wait in waits:
+        needs[wait.who] |= {wait.what} - {default}
+    done: dict[str, None] = {}
+    waiting = [name for name in services if name != default]
+    while waiting:
+        ready = next((name for name in waiting if needs[name] <= done.keys()), None)
+        if ready is None:
+            circle = printable(", ".join(waiting))
+            why = f"its compose file's services depend on each other in a circle: {circle}"
+            raise CannotKeepError(why)
+        done[ready] = None
+        waiting.remove(ready)
+    return [*done, default]
+
+
+# ---- networks
+
+
+def read_networks(
+    services: Mapping[str, Service], networks: object, written: object
+) -> tuple[dict[str, list[str]], list[Difference]]:
+    """Each service's networks, empty if all share one; and what is not kept of them.
+
+    Addresses are drawn for each range, so a file (`written`) that names an address in a subnet of
+    its own is refused. Raises `CannotKeepError` for what a range can't be.
+    """
+    refused = Refusals()
+    found = []
+    declared = {}
+    for name, settings in mapping(networks, "networks").items():
+        where = f"network {name}"
+        fields = mapping(settings, where)
+        network = parse(Network, fields, where, refused, reasons_of(Network))
+        declared[name] = network
+        subnets = [each.subnet for each in network.ipam.config if each.subnet is not None]
+        if subnets:
+            found.append(Difference(kind=Kind.CHANGED, where=where, key="ipam", detail=_DRAWN))
+            named = next((at for at in _addresses(str(written)) if any(at in net for net in subnets)), None)
+            if named is not None:
+                refused.add(where, "ipam", f"the file names {named}; {_DRAWN}")
+        if network.driver_opts:
+            why = "it is about a host's side of the network, which a range does not have"
+            found.append(Difference(kind=Kind.DROPPED, where=where, key="driver_opts", detail=why))
+    for name, service in services.items():
+        with refused.collected():
+            _check_networks(name, service, declared)
+        for network_name, place in service.networks.items():
+            if place.mac_address:
+                where = f"service {name} in network {network_name}"
+                found.append(Difference(kind=Kind.DROPPED, where=where, key="mac_address", detail=_DRAWN))
+    refused.raise_all()
+    return _apart(services) if len(services) > 1 else {}, found
+
+
+def _addresses(written: str) -> Iterator[IPv4Address]:
+    for found in _ADDRESS.findall(written):
+        try:
+            yield IPv4Address(found)
+        except ValueError:
+            continue
+
+
+def _check_networks(name: str, service: Service, declared: Mapping[str, Any]) -> None:
+    who = f"its compose service {printable(name)}"
+    if "networks" in service.model_fields_set and service.network_mode is not None:
+        raise CannotKeepError(f"{who} has both networks and network_mode")
+    for network in service.networks:
+        if network not in declared and network != _DEFAULT:
+            raise CannotKeepError(f"{who} joins a network that is not declared: {printable(network)}")
+
+
+def _apart(services: Mapping[str, Service]) -> dict[str, list[str]]:
+    alone = [name for name, service in services.items() if service.network_mode == "none"]
+    if alone:
+        named = printable(", ".join(alone))
+        raise CannotKeepError(f"its compose file has several services, and one without a network: {named}")
+    joined = {name: list(service.networks) or [_DEFAULT] for name, service in services.items()}
+    shared = set.intersection(*(set(of) for of in joined.values()))
+    return {} if shared else joined
+
+
+def names_of(services: Mapping[str, Service], default: str) -> dict[str, list[str]]:
+    """The names of each service.
+
+    Raises `CannotKeepError` for a name of two services, and for one that a cell can't have.
+    """
+    linked: dict[str, list[str]] = {name: [] for name in services}
+    for service in services.values():
+        for link in service.links:
+            target, _, alias = link.partition(":")
+            linked[target].append(alias or target)
+    names: dict[str, list[str]] = {}
+    owner: dict[str, str] = {}
+    for name, service in services.items():
+        if name != default and (name == _DEFAULT or not _CELL_NAME.fullmatch(name)):
+            why = "letters in lower case, digits, `.`, `_` and `-`"
+            if name == _DEFAULT:
+                why = "the cell that the sample works in is called so"
+            raise CannotKeepError(f"its compose service can't be called {printable(name)} here: {why}")
+        aliases = [alias for place in service.networks.values() for alias in place.aliases]
+        given = [name, service.hostname, service.container_name, *aliases, *linked[name]]
+        names[name] = list(dict.fromkeys(item.lower() for item in given if item))
+        for item in names[name]:
+            if owner.setdefault(item, name) != name:
+                both = printable(f"{owner[item]} and {name}")
+                raise CannotKeepError(f"its compose services {both} have the same name: {printable(item)}")
+    return names
+
+
+def _network(
+    read: Mapping[str, _Cell],
+    names: Mapping[str, list[str]],
+    joined: Mapping[str, list[str]],
+    waits: tuple[Wait, ...],
+    *,
+    own: str,
+) -> dict[str, Any]:
+    """The range's network: every port of a service can be reached, as in a compose network."""
+
+    def reached(name: str) -> dict[str, Any]:
+        networks = {"networks": joined[name]} if name in joined else {}
+        return {"names": names[name], "ports": ["all"], **networks}
+
+    completed = completed_of(waits)
+    healthy = [wait for wait in waits if wait.condition is Condition.HEALTHY]
+    stand_ins = {}
+    for name, cell in read.items():
+        if name == own:
+            continue
+        # A service whose health is waited for, without a check in the file, has its image's.
+        is_awaited = any(wait.what == name for wait in healthy)
+        health = cell.health or ({"image": True} if is_awaited else None)
+        start = {"completes": True} if name in completed else {"health": health} if health else {}
+        stand_ins[name] = {
+            "kind": "cell",
+            **reached(name),
+            **cell.words,
+            **cell.program,
+            "awaits": sorted({wait.what for wait in healthy if wait.who == name}),
+            **start,
+        }
+    return {"stand_ins": stand_ins, "own_cell": reached(own)}

@@ -1,0 +1,375 @@
+"""Scalars of a compose file (sizes, times, commands), and the error of all its readers. Pure.
+
+Each reader of a value raises `ValueError`, of which `CannotKeepError` is one.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from ipaddress import IPv4Network, ip_address
+from math import isfinite
+from typing import Any, Final
+
+from belljar.differences import Difference, Kind, sentences
+from belljar.units import printable
+
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.ASCII | re.IGNORECASE)
+_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_TIME: Final = re.compile(r"(?:(?:\d+(?:\.\d*)?|\.\d+)(?:ns|us|µs|μs|ms|s|m|h|d|w))+")
+_TIME_PART: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h|d|w)")
+_SECONDS: Final = {
+    "ns": 1e-9,
+    "us": 1e-6,
+    "µs": 1e-6,
+    "μs": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "m": 60.0,
+    "h": 3600.0,
+    "d": 86400.0,
+    "w": 604800.0,
+}
+_MAX_TIME_CHARS: Final = 40
+SETTLE_S: Final = 1.0
+"""A program without a health check is ready after running this long, or after ending with 0."""
+MAX_COMMAND_CHARS: Final = 64 << 10
+"""Of one command, as text or as a list."""
+_PIECE: Final = re.compile(
+    r"""(?P<space>[ \t\r\n]+)|(?P<plain>[^ \t\r\n'"\\]+)|\\(?P<escaped>.)"""
+    r"""|'(?P<single>[^']*)'|["](?P<double>[^"\\]*(?:\\.[^"\\]*)*)["]""",
+    re.DOTALL,
+)
+_ESCAPED: Final = re.compile(r"""\\(["\\])""")
+
+
+GATEWAY: Final = "host-gateway"
+_HOST_NAME: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?", re.ASCII)
+_SEPARATOR: Final = re.compile(r"[=:]")
+_MAX_HOSTS: Final = 256
+_MAX_ID: Final = 65_535
+_BRIDGE: Final = "com.docker.network.bridge."
+_HOSTS_OPTIONS: Final = frozenset(
+    {
+        *(f"{_BRIDGE}{name}" for name in ("name", "enable_ip_masquerade", "host_binding_ipv4")),
+        "com.docker.network.driver.mtu",
+    }
+)
+
+
+class CannotKeepError(ValueError):
+    """Cells can't keep what the file asks for.
+
+    Attributes:
+        differences: each refused key, then what else differs, as far as the file was read.
+        hint: what to do, "" for the usual.
+    """
+
+    def __init__(self, message: str = "", *, hint: str = "", differences: Iterable[Difference] = ()) -> None:
+        found = tuple(differences) or (Difference(kind=Kind.REFUSED, detail=message, hint=hint),)
+        refused = [fact for fact in found if fact.kind is Kind.REFUSED]
+        super().__init__(message or "; ".join(sentences(refused)))
+        self.differences = tuple(refused)
+        self.hint = hint or (refused[0].hint if len(refused) == 1 else "")
+        self.add(found)
+
+    def add(self, others: Iterable[Difference]) -> None:
+        """Append what else differs, without further facts on refused keys."""
+        refused = {(fact.where, fact.key) for fact in self.differences if fact.kind is Kind.REFUSED}
+        more = (fact for fact in others if (fact.where, fact.key) not in refused)
+        self.differences = tuple(dict.fromkeys((*self.differences, *more)))
+
+
+class OutsideTaskError(ValueError):
+    """A path leads out of the task's own directory."""
+
+    hint = "put the files beside the compose file, or into the image"
+
+    def __init__(self) -> None:
+        super().__init__("nothing of this host is shown in a cell but files below the task's own directory")
+
+
+def refusal(where: str, key: str, detail: str, *, hint: str = "") -> CannotKeepError:
+    """The error for one key of one part: `service web`, `network lan`."""
+    fact = Difference(kind=Kind.REFUSED, where=where, key=key, detail=detail, hint=hint)
+    return CannotKeepError(differences=(fact,))
+
+
+def reason(error: OSError | ValueError) -> str:
+    """Why a file can't be used."""
+    return (error.strerror or "an error").lower() if isinstance(error, OSError) else str(error)
+
+
+class Refusals:
+    """Collects refusals, so that the author of a file sees all of them at once."""
+
+    def __init__(self) -> None:
+        self._found: list[Difference] = []
+
+    def add(self, where: str, key: str, detail: str, *, hint: str = "") -> None:
+        """One refused key."""
+        self._found += refusal(where, key, detail, hint=hint).differences
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """Keep what the block refuses for `raise_all`."""
+        try:
+            yield
+        except CannotKeepError as error:
+            self._found += error.differences
+
+    def raise_all(self) -> None:
+        """Raises one `CannotKeepError` if anything was refused."""
+        if self._found:
+            raise CannotKeepError(differences=dict.fromkeys(self._found))
+
+
+def mapping(value: object, where: str) -> Mapping[str, Any]:
+    """A mapping with names as text; None is an empty one."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise CannotKeepError(f"its compose file's {printable(where)} is no mapping")
+    return {str(key): item for key, item in value.items()}
+
+
+def names_in(value: object) -> list[str]:
+    """A list of names, or the names of a mapping."""
+    if value is None:
+        return []
+    if isinstance(value, str) or not isinstance(value, (Sequence, Mapping)):
+        raise ValueError("no list of names")
+    return [str(name) for name in value]
+
+
+def switch(value: object) -> bool:
+    """`true` or `false`, also as text: an inserted variable is text."""
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if not isinstance(value, bool):
+        raise ValueError("neither true nor false")
+    return value
+
+
+def text(value: object) -> str:
+    """A scalar as Compose writes it: `true`, and 1 for 1.0."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    if not isinstance(value, (str, int, float)):
+        raise ValueError("no text")
+    return str(value)
+
+
+def words(value: object) -> list[str]:
+    """A command of at most `MAX_COMMAND_CHARS`: a list as it is, text split as a shell would."""
+    if not isinstance(value, Sequence):
+        raise ValueError("no command")
+    parts = [value] if isinstance(value, str) else [text(word) for word in value]
+    if sum(map(len, parts)) > MAX_COMMAND_CHARS:
+        raise ValueError(f"a command of more than {MAX_COMMAND_CHARS:,} characters")
+    return split(value) if isinstance(value, str) else parts
+
+
+def split(command: str) -> list[str]:
+    """As `shlex.split`, which copies a word for each of its characters.
+
+    Raises `ValueError` for an open quote, and for a backslash at the end.
+    """
+    found: list[str] = []
+    word: list[str] = []
+    at = 0
+    while at < len(command):
+        piece = _PIECE.match(command, at)
+        if piece is None:
+            raise ValueError("an open quote, or a backslash at the end")
+        at = piece.end()
+        if piece.lastgroup == "space":
+            found += ["".join(word)] if word else []  # `''` is an empty word
+            word = []
+        else:
+            word.append(_ESCAPED.sub(r"\1", piece["double"]) if piece["double"] else piece[piece.lastgroup or 0])
+    return [*found, "".join(word)] if word else found
+
+
+def size(value: object) -> str:
+    """A size in a policy's words; a thousand is 1024, as for Docker."""
+    found = _SIZE.fullmatch(text(value).strip())
+    if found is None:
+        raise ValueError("no size")
+    return f"{int(float(found[1]) * _UNITS[found[2].lower()])}B"
+
+
+def count(value: object) -> int:
+    """A whole number above 0; Docker's -1 and 0 for "no limit" are refused."""
+    number = int(text(value))
+    if number < 1:
+        raise ValueError("not above 0")
+    return number
+
+
+def seconds(value: object) -> float:
+    """A time as Go writes it: `1m30s`, `1.5h`, `200ms`."""
+    written = "".join(str(value).split())
+    if written == "0":
+        return 0.0
+    if len(written) > _MAX_TIME_CHARS or not _TIME.fullmatch(written):
+        raise ValueError(f"{printable(str(value), max_chars=40)}, which is no time")
+    return sum(float(number) * _SECONDS[unit] for number, unit in _TIME_PART.findall(written))
+
+
+def texts(value: object) -> list[str]:
+    """A list of scalars as text."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise ValueError("no list")
+    return [text(item) for item in value]
+
+
+def each(value: object) -> list[Any]:
+    """A list, or one value as a list."""
+    return value if isinstance(value, list) else [value]
+
+
+def number(value: object) -> float:
+    """A finite number."""
+    number = float(text(value))
+    if not isfinite(number):
+        raise ValueError("no number")
+    return number
+
+
+def only_one(value: object) -> int:
+    """The number 1."""
+    if text(value) != "1":
+        raise ValueError("only one")
+    return 1
+
+
+def items(value: object) -> list[Any]:
+    """A list of anything."""
+    if not isinstance(value, Sequence):
+        raise ValueError("no list")
+    return list(value)
+
+
+def pairs(value: object) -> dict[str, str | None]:
+    """None: a name without a value."""
+    if isinstance(value, Mapping):
+        return {str(name): None if item is None else text(item) for name, item in value.items()}
+    split = [text(line).partition("=") for line in names_in(value)]
+    return {name: item if equals else None for name, equals, item in split}
+
+
+def arguments(value: object) -> dict[str, str]:
+    """Names with values; a name alone would be the host's, and is left out."""
+    if not isinstance(value, (Mapping, list)):
+        raise ValueError("neither a mapping nor a list")
+    return {name: item for name, item in pairs(value).items() if item is not None}
+
+
+def hosts(value: object) -> list[tuple[str, str]]:
+    """Names and addresses: `name=ip`, `name:ip`, or a mapping to one address or a list."""
+    if isinstance(value, Mapping):
+        pairs = [(str(name), text(item)) for name, items in value.items() for item in each(items)]
+    else:
+        split = [_SEPARATOR.split(text(line), maxsplit=1) for line in names_in(value)]
+        if any(len(pair) != 2 for pair in split):
+            raise ValueError("no name and address")
+        pairs = [(name.strip(), address.strip()) for name, address in split]
+    found = []
+    for name, address in pairs:
+        if _HOST_NAME.fullmatch(name) is None:
+            raise ValueError(f"{name} is no host name")
+        try:
+            if "%" in address:  # an IPv6 zone may be any text, line breaks too
+                raise ValueError("a zone")
+            plain = address.removeprefix("[").removesuffix("]")
+            found.append((name, GATEWAY if address == GATEWAY else str(ip_address(plain))))
+        except ValueError:
+            why = f"{name}: {address} is neither an IP address nor `{GATEWAY}`"
+            raise ValueError(why) from None
+    if len(found) > _MAX_HOSTS:
+        raise ValueError(f"at most {_MAX_HOSTS} names")
+    return found
+
+
+def soft_limits(value: object) -> dict[str, object]:
+    """The soft limit of each."""
+    if not isinstance(value, Mapping):
+        raise ValueError("no mapping")
+    found = {str(name): limit.get("soft") if isinstance(limit, Mapping) else limit for name, limit in value.items()}
+    return found | ({"core": text(found["core"])} if "core" in found else {})
+
+
+def ipv4_network(value: object) -> IPv4Network:
+    """An IPv4 network."""
+    return IPv4Network(text(value), strict=False)
+
+
+def host_options(value: object) -> object:
+    """Driver options that only concern a host's side of a bridge."""
+    if not isinstance(value, Mapping) or set(value) - _HOSTS_OPTIONS:
+        raise ValueError("it has other options")
+    return dict(value)
+
+
+def file_mode(value: object) -> int:
+    """Octal digits, also without quotes: YAML 1.2 reads `0440` as the number 440."""
+    mode = int(text(value), 8)
+    if not 0 <= mode <= 0o777:
+        raise ValueError("a mode from 0000 to 0777 is needed")
+    return mode
+
+
+def owner_id(value: object) -> int:
+    """A user or group id from 0 to 65,535."""
+    number = int(text(value or 0))
+    if not 0 <= number <= _MAX_ID:
+        raise ValueError(f"an id from 0 to {_MAX_ID} is needed")
+    return number
+
+
+def health_test(value: object) -> list[str] | None:
+    """A health check's command; None for `NONE`."""
+    if isinstance(value, str):
+        return ["sh", "-c", value]
+    if not isinstance(value, (list, tuple)):
+        raise ValueError("a test that is no command")
+    kind, *rest = [text(word) for word in value] or [""]
+    if not kind:
+        raise ValueError("no test")
+    if kind == "NONE":
+        return None
+    if kind == "CMD-SHELL" and len(rest) == 1:
+        return ["sh", "-c", rest[0]]
+    if kind != "CMD" or not rest:
+        raise ValueError("a test that begins with none of CMD, CMD-SHELL, NONE")
+    return rest
+
+
+def place_of(target: str) -> str:
+    """An absolute path in a cell, normalised. Raises `ValueError` for another, and for `/`."""
+    found = posixpath.normpath(target)
+    if not target.startswith("/") or found in ("/", "//") or "\0" in found:
+        raise ValueError("its place is no directory below /")
+    return found
+
+
+_WAITING: Final = frozenset({"tail -f /dev/null", "sleep infinity", "sleep inf"})
+_SHELLS: Final = frozenset(f"{place}{shell}" for place in ("", "/bin/", "/usr/bin/") for shell in ("sh", "bash", "ash"))
+
+
+def is_idle(command: Sequence[str]) -> bool:
+    """Whether it only keeps a container from ending: it waits, or is a shell without input."""
+    if not command:
+        return True
+    words = list(command)
+    if words[0] in _SHELLS:
+        if len(words) == 1:
+            return True
+        if words[1] in ("-c", "-lc") and len(words) == 3:
+            words = words[2].removeprefix("exec ").split()
+    return " ".join(words).strip() in _WAITING
