@@ -1,7 +1,7 @@
 """What a range costs: its start, its end, a port, and the memory that is its own: `python bench/bench_range.py [--rounds N] [--serve MODULE:FUNCTION] [--json]`.
 
-The zygote is started by a range that is not counted, and kept. Memory is what keeper and gateway have private; their proportional share (PSS) of what the
-zygote's forks share (the less, the more ranges there are); and `added`, what zygote and forks have together more than without the range. Medians (P50) and P95.
+The fork server is started by a range that is not counted, and kept. Memory is what supervisor and gateway have private; their proportional share (PSS) of what the
+fork server's forks share (the less, the more ranges there are); and `added`, what fork server and forks have together more than without the range. Medians (P50) and P95.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def layout() -> RangeLayout:
 
 
 def memory_mib(made: Range) -> dict[str, float]:
-    """Of keeper and gateway together, as the kernel counts."""
+    """Of supervisor and gateway together, as the kernel counts."""
     return {
         "private": sum(size_mib(pid, "Private_Clean", "Private_Dirty") for pid in made.pids),
         "pss": sum(size_mib(pid, "Pss") for pid in made.pids),
@@ -59,10 +59,10 @@ def size_mib(pid: int, *names: str) -> float:
 
 
 def family_mib(made: Range) -> float:
-    """What the zygote and all its forks have together."""
-    zygote = Path(f"/proc/{made.pids[0]}/stat").read_text().rpartition(")")[2].split()[1]
-    forks = Path(f"/proc/{zygote}/task/{zygote}/children").read_text().split()
-    return sum(size_mib(int(pid), "Pss") for pid in (zygote, *forks))
+    """What the fork server and all its forks have together."""
+    fork_server = Path(f"/proc/{made.pids[0]}/stat").read_text().rpartition(")")[2].split()[1]
+    forks = Path(f"/proc/{fork_server}/task/{fork_server}/children").read_text().split()
+    return sum(size_mib(int(pid), "Pss") for pid in (fork_server, *forks))
 
 
 async def measure(rounds: int, serve: str) -> dict[str, list[float]]:

@@ -134,7 +134,7 @@ class FakeCell:
             return ExecOutput(returncode=127, code=127, not_started_errno=error.errno, stage="exec")
         out: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
         try:
-            with anyio.move_on_after(timeout_s or self.plan.limits.exec_timeout_s) as patience:
+            with anyio.move_on_after(timeout_s or self.plan.limits.exec_timeout_s) as timeout:
                 async with anyio.create_task_group() as streams:
                     streams.start_soon(_collect, process.stdout, out["stdout"])
                     streams.start_soon(_collect, process.stderr, out["stderr"])
@@ -147,7 +147,7 @@ class FakeCell:
                         os.killpg(process.pid, signal.SIGKILL)
                 code = await process.wait()
                 await process.aclose()
-        timed_out = patience.cancelled_caught
+        timed_out = timeout.cancelled_caught
         cap = self.plan.limits.output_bytes
         limit = min(cap, max_output_bytes or cap)
         kept = {name: bytes(data[:cap][-limit:] if keep == "tail" else data[:limit]) for name, data in out.items()}
@@ -206,7 +206,7 @@ class FakeCell:
         """As the real one."""
         self.loops.append(threading.current_thread().name)
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         """As the real one."""
         self.die()
 

@@ -233,7 +233,7 @@ def layout(*, simulate: bool = False) -> RangeLayout:
 
 
 def listener(kind: int = socket.SOCK_STREAM, port: int = 0) -> socket.socket:
-    """A socket as a keeper makes it."""
+    """A socket as a supervisor makes it."""
     sock = socket.socket(socket.AF_INET, kind)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.bind(("0.0.0.0", port))  # noqa: S104 - as in a range's namespace

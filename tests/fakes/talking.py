@@ -10,10 +10,10 @@ import anyio
 from tests.fakes import guest as g
 from tests.fakes.guest import FakeGuest, GuestOp, Script
 
-from belljar.channel import ExecRequest, GuestClient, Patience
+from belljar.channel import ExecRequest, GuestClient, Timeout
 
-PATIENT = Patience(grace_s=0.2, kill_s=60)
-SHORT = Patience(grace_s=0.2, kill_s=0.3)
+PATIENT = Timeout(grace_s=0.2, kill_s=60)
+SHORT = Timeout(grace_s=0.2, kill_s=0.3)
 """For a guest that will not end what it was told to kill."""
 RENEWAL = {"realtime_ns": 1, "seed": bytes(32), "machine_id": "0" * 32, "boot_id": "0" * 36, "hostname": "h"}
 CAT = ExecRequest(argv=["cat"])
@@ -53,7 +53,7 @@ def raw(*said: bytes) -> Script:
 
 @asynccontextmanager
 async def talking(
-    scripts: dict[bytes, Script] | None = None, *, max_ops: int = 64, guest_ops: int = 64, patience: Patience = PATIENT
+    scripts: dict[bytes, Script] | None = None, *, max_ops: int = 64, guest_ops: int = 64, timeout: Timeout = PATIENT
 ) -> AsyncIterator[tuple[FakeGuest, GuestClient]]:
     """A fake guest that is served, and a client that has shaken hands with it."""
     guest = FakeGuest({b"hang": hang, b"flood": flood, b"undying": undying, **(scripts or {})}, max_ops=guest_ops)
@@ -63,7 +63,7 @@ async def talking(
                 serving = anyio.CancelScope(shield=True)  # a guest does not end because its owner was told to
                 tasks.start_soon(_serve, guest, serving)
                 try:
-                    async with GuestClient.from_socket(guest.host_socket, max_ops=max_ops, patience=patience) as client:
+                    async with GuestClient.from_socket(guest.host_socket, max_ops=max_ops, timeout=timeout) as client:
                         await client.hello()
                         await client.renew(**RENEWAL)  # type: ignore[arg-type]
                         yield guest, client

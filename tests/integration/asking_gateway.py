@@ -80,7 +80,7 @@ def turn(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) -
     _say(events, 3, "network.attempt", {"stand_in": "", "what": "everything", "tried": tried})
     for _ in ("its record", "the range's end"):
         events.recv(1 << 16)
-    _say(events, 4, "ended", {"untold": 0})
+    _say(events, 4, "ended", {"unreported": 0})
     os._exit(0)
 
 

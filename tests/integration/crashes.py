@@ -39,13 +39,13 @@ class Owners:
     home: Path
     scratch: Path
     held: subprocess.Popen[str]
-    zygote: subprocess.Popen[str]
+    fork_server: subprocess.Popen[str]
     held_cell: str = ""
     remains: Remains = field(init=False)
 
     def ask(self, **request: object) -> dict[str, Any]:
-        """One request to the zygote, and its answer."""
-        return dict(json.loads(talk(self.zygote, json.dumps(request))))
+        """One request to the fork server, and its answer."""
+        return dict(json.loads(talk(self.fork_server, json.dumps(request))))
 
     def held_answers(self) -> bool:
         """The living owner's cell still runs commands."""
@@ -53,7 +53,7 @@ class Owners:
 
     def watch(self) -> None:
         """From now on anything new is a leftover."""
-        self.remains = Remains.since_now(self.home, self.zygote.pid, self.scratch)
+        self.remains = Remains.since_now(self.home, self.fork_server.pid, self.scratch)
 
     def runs(self) -> set[Path]:
         """The run directories there are."""
@@ -114,12 +114,12 @@ def owners_of(
     words, environment = (*owner, str(home), str(policy)), {**environment, "TMPDIR": str(scratch)}
     with (
         program(*words, "hold", environment=environment, ids=ids) as held,
-        program(*words, environment=environment, ids=ids) as zygote,
+        program(*words, environment=environment, ids=ids) as fork_server,
     ):
         cell_id = _ends(held)[1].readline().strip()
         if not cell_id:
             raise RuntimeError("the cell to be held could not be opened")
-        yield Owners(home, scratch, held, zygote, cell_id)
+        yield Owners(home, scratch, held, fork_server, cell_id)
     scratch.rmdir()
     if left := [*(home / "journal").iterdir()]:
         raise RuntimeError(f"the journal still has {left}")

@@ -106,7 +106,7 @@ def end_short(_config: GatewayConfig, _listeners: Listeners, events: socket.sock
 def end_unasked(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) -> NoReturn:
     """Says its last word at once."""
     _ready(events)
-    last = {"id": 2, "kind": ENDED, "data": {"untold": 0}, "bodies": []}
+    last = {"id": 2, "kind": ENDED, "data": {"unreported": 0}, "bodies": []}
     events.send(json.dumps(last).encode())
     while events.recv(1 << 16):
         pass
@@ -143,7 +143,7 @@ def probe(_config: GatewayConfig, listeners: Listeners, events: socket.socket) -
     events.recv(1 << 16)
     connection.close()
     events.recv(1 << 16)  # the range's end
-    events.send(json.dumps({"id": 3, "kind": ENDED, "data": {"untold": 0}, "bodies": []}).encode())
+    events.send(json.dumps({"id": 3, "kind": ENDED, "data": {"unreported": 0}, "bodies": []}).encode())
     os._exit(0)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from unittest import mock
 
 import anyio
-from tests.integration.range_driver import PATIENCE_S, POUR, Cell, Scene, cell, processes, within
+from tests.integration.range_driver import POUR, TIMEOUT_S, Cell, Scene, cell, processes, within
 
 from belljar.errors import BelljarError
 from belljar.events import Event, MemoryRecorder
@@ -33,7 +33,7 @@ async def death(home: Path, strike: Callable[[Range], object], **options: Any) -
             await made.attach("agent", agent.pid)
             victims = processes(made)
             strike(made)
-            told = await anyio.to_thread.run_sync(scene.died.wait, PATIENCE_S)
+            told = await anyio.to_thread.run_sync(scene.died.wait, TIMEOUT_S)
             ended = within(lambda: not any(is_alive(process) for process in victims))
             refused = agent.talk(("tcp", scene.address(), 80)) if ended else []
             alive = made.alive()
@@ -82,7 +82,7 @@ async def changed(home: Path) -> dict[str, Any]:
         if name == "nothing" and scene.deaths:
             seen[name] = f"its end in order: {scene.deaths[0]}"
 
-    async with Scene(home).open() as kept:  # so that they have one zygote
+    async with Scene(home).open() as kept:  # so that they have one fork server
         for name, argv in CHANGES.items():
             await one(name, lambda made, _, argv=argv: flush(made, *argv))  # type: ignore[misc]
         with cell(kept) as other:
@@ -93,15 +93,15 @@ async def changed(home: Path) -> dict[str, Any]:
 
 
 async def hang(home: Path) -> dict[str, Any]:
-    """The keeper of one range and the gateway of another are stopped."""
+    """The supervisor of one range and the gateway of another are stopped."""
     seen: dict[str, Any] = {}
 
     async def one(which: int, name: str) -> None:
         stop = lambda made: os.kill(processes(made)[which].pid, signal.SIGSTOP)  # noqa: E731
-        seen[name] = await death(home, stop, check_every_s=0.5, patience_s=4.5)
+        seen[name] = await death(home, stop, check_every_s=0.5, timeout_s=4.5)
 
     async with anyio.create_task_group() as tasks:
-        for which, name in enumerate(("keeper", "gateway")):
+        for which, name in enumerate(("supervisor", "gateway")):
             tasks.start_soon(one, which, name)
     return seen
 
@@ -117,7 +117,7 @@ class Stuck(MemoryRecorder):
         """In its own time."""
         if event.kind == "network.flow":
             self.is_stuck.set()
-            self.freed.wait(2 * PATIENCE_S)
+            self.freed.wait(2 * TIMEOUT_S)
         return super().record(event)
 
 
@@ -139,28 +139,28 @@ async def deaf(home: Path) -> dict[str, Any]:
     scene = Scene(home)
     scene.recorder = recorder = Stuck()
     with small_pairs():
-        async with scene.open(check_every_s=0.05, patience_s=3.0) as made:
+        async with scene.open(check_every_s=0.05, timeout_s=3.0) as made:
             with cell(made) as agent:
                 await made.attach("agent", agent.pid)
                 agent.talk(("tcp", scene.address(), 81))
-                stuck = await anyio.to_thread.run_sync(recorder.is_stuck.wait, PATIENCE_S)
-                keeper, _ = processes(made)
-                ended = within(lambda: not is_alive(keeper))
+                stuck = await anyio.to_thread.run_sync(recorder.is_stuck.wait, TIMEOUT_S)
+                supervisor, _ = processes(made)
+                ended = within(lambda: not is_alive(supervisor))
                 links = json.loads(flush(made, "ip", "-j", "link"))
                 recorder.freed.set()
-                told = await anyio.to_thread.run_sync(scene.died.wait, PATIENCE_S)
+                told = await anyio.to_thread.run_sync(scene.died.wait, TIMEOUT_S)
     up = [link["ifname"] for link in links if "UP" in link["flags"]]
     return {**scene.summary(made), "stuck": stuck, "ended": ended, "up": up, "told": told}
 
 
 async def end(
-    home: Path, strike: Callable[[Scene, ProcessId, Cell], object], patience_s: float = PATIENCE_S
+    home: Path, strike: Callable[[Scene, ProcessId, Cell], object], timeout_s: float = TIMEOUT_S
 ) -> dict[str, Any]:
-    """A blow to the keeper, and then the end in order."""
+    """A blow to the supervisor, and then the end in order."""
     scene = Scene(home)
     small = home / "small"
     scene.directory = small if small.exists() else scene.directory
-    with mock.patch("belljar.network.range._ANSWER_DEADLINE_S", patience_s):
+    with mock.patch("belljar.network.range._ANSWER_DEADLINE_S", timeout_s):
         async with scene.open() as made:
             with cell(made) as agent:
                 await made.attach("agent", agent.pid)
@@ -168,21 +168,21 @@ async def end(
     return scene.summary(made)
 
 
-def stop_and_fill(scene: Scene, keeper: ProcessId, agent: Cell) -> None:
-    """While the keeper is stopped more packets pass than its disk has room for; it goes on when it is told of the end."""
-    os.kill(keeper.pid, signal.SIGSTOP)
+def stop_and_fill(scene: Scene, supervisor: ProcessId, agent: Cell) -> None:
+    """While the supervisor is stopped more packets pass than its disk has room for; it goes on when it is told of the end."""
+    os.kill(supervisor.pid, signal.SIGSTOP)
     for _ in range(3):
         agent.run(sys.executable, "-I", "-c", POUR, scene.layout.resolver)
-    threading.Timer(0.5, os.kill, (keeper.pid, signal.SIGCONT)).start()
+    threading.Timer(0.5, os.kill, (supervisor.pid, signal.SIGCONT)).start()
 
 
 def kill(which: int) -> Callable[[Range], None]:
-    """SIGKILL to the keeper (0) or the gateway (1)."""
+    """SIGKILL to the supervisor (0) or the gateway (1)."""
     return lambda made: os.kill(processes(made)[which].pid, signal.SIGKILL)
 
 
-def kill_zygote(made: Range) -> None:
-    """SIGKILL to the zygote."""
+def kill_fork_server(made: Range) -> None:
+    """SIGKILL to the fork server."""
     entry = made._entry
     assert entry is not None
     assert entry.supervisor is not None
@@ -192,14 +192,14 @@ def kill_zygote(made: Range) -> None:
 SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
     "hang": hang,
     "deaf": deaf,
-    "end_unheard": lambda home: end(home, lambda _, keeper, __: os.kill(keeper.pid, signal.SIGSTOP), 2.0),
+    "end_unheard": lambda home: end(home, lambda _, supervisor, __: os.kill(supervisor.pid, signal.SIGSTOP), 2.0),
     "end_full": lambda home: end(home, stop_and_fill),
     "changed": changed,
     "flush": lambda home: death(home, lambda made: flush(made, "nft", "flush", "ruleset"), check_every_s=3600.0),
     "add": lambda home: death(
         home, lambda made: flush(made, "nft", "add", "table", "ip", "other"), check_every_s=3600.0
     ),
-    "kill_keeper": lambda home: death(home, kill(0)),
+    "kill_supervisor": lambda home: death(home, kill(0)),
     "kill_gateway": lambda home: death(home, kill(1)),
-    "kill_zygote": lambda home: death(home, kill_zygote),
+    "kill_fork_server": lambda home: death(home, kill_fork_server),
 }

@@ -37,7 +37,7 @@ SHOP = StandInPlan(
     names=("shop.example",),
     ports=(PortPlan(number=80, protocol="http"), PortPlan(number=8080, protocol="http")),
 )
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 CLIENT = r"""
 import json, socket, sys
 def talk(kind, address, port):
@@ -174,11 +174,11 @@ class Scene:
 
 
 def processes(made: Range) -> tuple[ProcessId, ProcessId]:
-    """Keeper and gateway."""
+    """Supervisor and gateway."""
     entry = made._entry
     assert entry is not None
-    keeper, gateway = entry.processes
-    return keeper, gateway
+    supervisor, gateway = entry.processes
+    return supervisor, gateway
 
 
 def status_of(process: ProcessId) -> str:
@@ -219,7 +219,7 @@ async def talk(home: Path) -> dict[str, Any]:
             inside = agent.run("ip", "-j", "addr"), agent.run("ip", "-j", "route"), agent.run("ip", "-j", "neigh")
             await made.check()
             counters = dict(made.counters())
-            status = dict(zip(("keeper", "gateway"), map(status_of, processes(made)), strict=True))
+            status = dict(zip(("supervisor", "gateway"), map(status_of, processes(made)), strict=True))
             await made.destroy()
             gone = gone_from(agent)
     return {
@@ -246,7 +246,7 @@ def gone_from(living: Cell) -> bool:
 
 def within(true: Callable[[], bool]) -> bool:
     """Whether it becomes true in time."""
-    give_up = time.monotonic() + PATIENCE_S
+    give_up = time.monotonic() + TIMEOUT_S
     while not (done := true()) and time.monotonic() < give_up:
         time.sleep(0.01)
     return done
@@ -300,14 +300,14 @@ async def many(home: Path) -> dict[str, Any]:
     async with anyio.create_task_group() as tasks:
         for index in range(len(scenes)):
             tasks.start_soon(one, index, everyone)
-    zygotes = {made._entry.supervisor.pid for made in opened if made._entry and made._entry.supervisor}
+    fork_servers = {made._entry.supervisor.pid for made in opened if made._entry and made._entry.supervisor}
     return {
         "said": [said[index] for index in sorted(said)],
         "clean": all(made.destruction is not None and made.destruction.clean for made in opened),
         "survivors": [what for made in opened for what in (made.destruction.survivors if made.destruction else ())],
         "deaths": [str(error) for scene in scenes for error in scene.deaths],
         "unproven": [what for made in opened for what in (made.destruction.unproven if made.destruction else ())],
-        "zygotes": len(zygotes),
+        "fork_servers": len(fork_servers),
         "journal": sorted(path.name for path in (home / "journal").glob("*")),
     }
 
@@ -333,7 +333,7 @@ async def violation(home: Path) -> dict[str, Any]:
     scene = Scene(home)
     try:
         async with scene.open(serve="tests.integration.plain_gateway:lie"):
-            await anyio.to_thread.run_sync(scene.died.wait, PATIENCE_S)
+            await anyio.to_thread.run_sync(scene.died.wait, TIMEOUT_S)
     except BelljarError as error:  # it may lie before the range is up
         print(type(error).__name__, file=sys.stderr)
     return {
@@ -351,7 +351,7 @@ async def flood(home: Path, serve: str) -> dict[str, Any]:
         with cell(made) as agent:
             await made.attach("agent", agent.pid)
             agent.run(sys.executable, "-I", "-c", ASK_ON, scene.address())
-            told = await anyio.to_thread.run_sync(scene.died.wait, PATIENCE_S)
+            told = await anyio.to_thread.run_sync(scene.died.wait, TIMEOUT_S)
     said = [event for event in scene.recorder.events if event.kind.startswith("network.")]
     return {
         **scene.summary(made),
@@ -388,7 +388,7 @@ async def unrecorded(home: Path) -> dict[str, Any]:
         with cell(made) as agent:
             await made.attach("agent", agent.pid)
             said = agent.talk(("tcp", scene.address(), 80))
-            await anyio.to_thread.run_sync(scene.died.wait, PATIENCE_S)
+            await anyio.to_thread.run_sync(scene.died.wait, TIMEOUT_S)
     return {**scene.summary(made), "said": said}
 
 

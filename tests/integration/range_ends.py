@@ -13,7 +13,7 @@ from typing import Any
 from unittest import mock
 
 import anyio
-from tests.integration.range_driver import PATIENCE_S, Cell, Scene, cell, enter_user, processes
+from tests.integration.range_driver import TIMEOUT_S, Cell, Scene, cell, enter_user, processes
 
 from belljar.errors import ProtocolViolation
 from belljar.network.processes import SERVE
@@ -113,18 +113,18 @@ async def in_progress(home: Path) -> dict[str, Any]:
             [str(event.kind), dict(event.data), {body.name: body.content.decode("latin-1") for body in event.bodies}]
             for event in events[at + 1 : -1]
         ],
-        "untold": made.counters()["untold_at_end"],
+        "unreported": made.counters()["unreported_at_end"],
     }
 
 
-async def untold(home: Path, serve: str, *, stop: bool = False) -> dict[str, Any]:
+async def unreported(home: Path, serve: str, *, stop: bool = False) -> dict[str, Any]:
     """A gateway that does not say that it has told everything."""
     scene = Scene(home, stand_ins=(SITE,))
     with mock.patch("belljar.network.watch._LAST_WORD_S", 0.2):
         async with scene.open(serve=serve) as made:
             if stop:
                 os.kill(processes(made)[1].pid, signal.SIGSTOP)
-    return {**scene.summary(made), "untold": scene.data("range.destroyed")[0]["counters"]["untold_at_end"]}
+    return {**scene.summary(made), "unreported": scene.data("range.destroyed")[0]["counters"]["unreported_at_end"]}
 
 
 HEADS = r"""
@@ -162,14 +162,14 @@ async def unasked(home: Path) -> dict[str, Any]:
     scene = Scene(home)
     with contextlib.suppress(ProtocolViolation):  # before the range is up
         async with scene.open(serve="tests.integration.plain_gateway:end_unasked"):
-            await anyio.to_thread.run_sync(scene.died.wait, PATIENCE_S)
+            await anyio.to_thread.run_sync(scene.died.wait, TIMEOUT_S)
     return {"deaths": [[type(error).__name__, error.what] for error in scene.deaths]}
 
 
 SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
     "in_progress": in_progress,
     "end_full_record": full_record,
-    "end_stopped_gateway": lambda home: untold(home, SERVE, stop=True),
-    "end_short": lambda home: untold(home, "tests.integration.plain_gateway:end_short"),
+    "end_stopped_gateway": lambda home: unreported(home, SERVE, stop=True),
+    "end_short": lambda home: unreported(home, "tests.integration.plain_gateway:end_short"),
     "end_unasked": unasked,
 }

@@ -1,4 +1,4 @@
-"""Scenarios of `range_driver` in which a cell sends as much as it can: at a range's end, while its keeper or its owner is late, and all the time."""
+"""Scenarios of `range_driver` in which a cell sends as much as it can: at a range's end, while its supervisor or its owner is late, and all the time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import anyio
 from tests.integration.range_blows import Stuck, flush, small_pairs
-from tests.integration.range_driver import PATIENCE_S, SHOP, Scene, cell, processes, within
+from tests.integration.range_driver import SHOP, TIMEOUT_S, Scene, cell, processes, within
 
 from belljar.network.range import Range
 from belljar.plan.network import NetworkBounds, PortPlan, StandInPlan
@@ -38,7 +38,7 @@ def refused_by_the_host(made: Range) -> int:
 async def last_words(home: Path) -> dict[str, Any]:
     """Ranges that are ended at once after a burst of refused datagrams, and ones that are ended within one: see `BURSTS`."""
     rounds = []
-    async with Scene(home).open():  # so that they have one zygote
+    async with Scene(home).open():  # so that they have one fork server
         for sent, bounds, is_stopped in BURSTS:
             rounds += [await last_word(home, sent, bounds, is_stopped, goes_on) for goes_on in (False, True)]
     return {"rounds": rounds}
@@ -52,7 +52,7 @@ BURSTS = [
         20_000,
         _ALL_LOGGED,
         True,
-    ),  # while the keeper is stopped: more than the kernel has room for
+    ),  # while the supervisor is stopped: more than the kernel has room for
 ]
 
 
@@ -63,16 +63,16 @@ async def last_word(home: Path, sent: int, bounds: NetworkBounds, is_stopped: bo
     async with scene.open() as made:
         with cell(made) as agent, contextlib.ExitStack() as held:
             await made.attach("agent", agent.pid)
-            keeper, _ = processes(made)
+            supervisor, _ = processes(made)
             if is_stopped:
-                os.kill(keeper.pid, signal.SIGSTOP)
+                os.kill(supervisor.pid, signal.SIGSTOP)
             agent.run(*burst, str(sent))
             within(lambda: refused_by_the_host(made) >= sent)  # the last of them wait in its queue
             seen = refused_by_the_host(made)
             if goes_on:
                 held.enter_context(agent.going_on(*burst, str(1 << 30)))
                 within(lambda: refused_by_the_host(made) > seen)
-            os.kill(keeper.pid, signal.SIGCONT)
+            os.kill(supervisor.pid, signal.SIGCONT)
             await made.destroy()
     counters = made.counters()
     return {
@@ -101,7 +101,7 @@ async def late(home: Path) -> dict[str, Any]:
             with cell(made) as agent:
                 await made.attach("agent", agent.pid)
                 agent.run(sys.executable, "-I", "-c", BURST, scene.address(), "100")
-                stuck = await anyio.to_thread.run_sync(recorder.is_stuck.wait, PATIENCE_S)
+                stuck = await anyio.to_thread.run_sync(recorder.is_stuck.wait, TIMEOUT_S)
                 agent.run(sys.executable, "-I", "-c", BURST, scene.address(), "5000")
                 written = within(lambda: recorded_bytes() > 5000 * 60)
                 recorder.freed.set()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-from tests.integration.range_driver import PATIENCE_S, Scene, cell, processes, within
+from tests.integration.range_driver import TIMEOUT_S, Scene, cell, processes, within
 
 from belljar.host.cgroups import cgroup_fact, parse_hierarchies
 from belljar.isolation.cgroup import processes_in
@@ -63,7 +63,7 @@ async def hoarded(home: Path) -> dict[str, Any]:
             # Only now: one that hoards sooner may end its range before it is up, which `open` raises.
             await made.attach("agent", agent.pid)
             agent.run(sys.executable, "-I", "-c", ASK, scene.layout.resolver)
-        told = await anyio.to_thread.run_sync(scene.died.wait, PATIENCE_S)
+        told = await anyio.to_thread.run_sync(scene.died.wait, TIMEOUT_S)
     end = scene.data("range.destroyed")[-1]
     return {
         **scene.summary(made),

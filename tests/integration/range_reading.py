@@ -18,7 +18,7 @@ from belljar.events import MemoryRecorder
 from belljar.network import datagrams, reading
 from belljar.network.making import PACKETS_BESIDE
 from belljar.network.packets import HEADER, records
-from belljar.network.processes import shared_zygote, wait_readable
+from belljar.network.processes import shared_fork_server, wait_readable
 from belljar.network.reading import Task, read_back
 from belljar.plan.addresses import RangeLayout, lay_out
 from belljar.plan.network import NetworkBounds, NetworkPlan, PortPlan, StandInPlan
@@ -53,7 +53,7 @@ def write(home: Path, frames: Sequence[bytes]) -> Path:
 async def read(home: Path) -> dict[str, Any]:
     """A request is told; one who has no memory or no time for it says nothing more, and it is said; who reads is shut in."""
     layout = lay_out(PLAN, ["agent"], random_bytes=os.urandom(16), avoid=[])
-    with shared_zygote(home):
+    with shared_fork_server(home):
         asked = write(home, [frame(layout, SYN_ACK), frame(layout, ACK, REQUEST)])
         plan = replace(PLAN, controllers=controllers())
         task = Task.of([asked], {}, range_id="r-1", layout=layout, network=plan)

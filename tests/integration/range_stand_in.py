@@ -1,4 +1,4 @@
-"""Stands in for a range's keeper: a network namespace without any uplink, one port in it, and somebody who listens. `range_stand_in.py` reads and answers JSON lines.
+"""Stands in for a range's supervisor: a network namespace without any uplink, one port in it, and somebody who listens. `range_stand_in.py` reads and answers JSON lines.
 
 Started by root it needs nothing else. An ordinary user's begins in a user namespace of its own: it says `{"map": PID}` and waits for a line, when its maps are written.
 

@@ -62,9 +62,9 @@ class Remains:
         return _UNFINISHED.search(path.removeprefix(str(self.home))) is not None
 
 
-def within(patience_s: float, look: Callable[[], list[str]]) -> list[str]:
-    """What is still there when it is found empty or patience is at its end."""
-    give_up = time.monotonic() + patience_s
+def within(timeout_s: float, look: Callable[[], list[str]]) -> list[str]:
+    """What is still there when it is found empty or timeout is at its end."""
+    give_up = time.monotonic() + timeout_s
     while (found := look()) and time.monotonic() < give_up:
         time.sleep(0.01)
     return found

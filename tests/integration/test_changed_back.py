@@ -22,7 +22,7 @@ plan = NetworkPlan(stand_ins=())
 layout = lay_out(plan, ("default",), random_bytes=bytes(32), avoid=())
 rules = datagrams.as_file(render_rules(layout, plan))
 tool = shutil.which("nft", path=os.environ["PATH"] + ":/usr/sbin:/sbin")
-task = keeper._Task(layout=layout, network=plan, nft=tool, uid=None, check_every_s=3600.0, patience_s=30.0)
+task = keeper._Task(layout=layout, network=plan, nft=tool, uid=None, check_every_s=3600.0, timeout_s=30.0)
 owner, end = datagrams.pair()
 with contextlib.ExitStack() as stack:
     files = [stack.enter_context(tempfile.TemporaryFile()).fileno() for _ in range(FILES)]

@@ -29,7 +29,7 @@ PYPI, FILES, NPM, DEBIAN = map(
     ".".join,
     (("pypi", "org"), ("files", "pythonhosted", "org"), ("registry", "npmjs", "org"), ("deb", "debian", "org")),
 )
-PATIENCE_S = 300
+TIMEOUT_S = 300
 MOST_REMAINDER_BYTES = 4 << 10
 """Of an ordinary client's connection: a quarter of what ends one."""
 _OF_REFUSED_UPLOADS = {"late_body", "after_end"}
@@ -79,7 +79,7 @@ class Agent:
     async def sh(self, script: str, *words: str, user: str | None = None) -> str:
         """What a script says on its standard output; it must end well."""
         argv = ["bash", "-euo", "pipefail", "-c", script, "sh", *words]
-        done = await self.cell.exec(argv, user=user, timeout_s=PATIENCE_S)
+        done = await self.cell.exec(argv, user=user, timeout_s=TIMEOUT_S)
         said = done.stdout.decode()
         assert done.returncode == 0, f"{said[-2000:]}\n{done.stderr.decode()[-4000:]}"
         return said

@@ -98,15 +98,15 @@ def test_killed_while_shared_parts_are_made(owners: Owners, tier: str, tmp_path:
     scratch.mkdir()
     copy_named(owners.home, cold)
     words = (sys.executable, str(OWNER), str(cold), str(owners.home.parent / "policy.yaml"))
-    with program(*words, environment={**os.environ, "TMPDIR": str(scratch)}) as zygote:
-        here = Owners(cold, scratch, owners.held, zygote)
+    with program(*words, environment={**os.environ, "TMPDIR": str(scratch)}) as fork_server:
+        here = Owners(cold, scratch, owners.held, fork_server)
         for place in COLD_SITES[tier]:
             file, function = place.split(" ")
             before = here.runs()
             died = here.ask(do="die", site=["create", f"isolation/{file}", ANY_LINE, function])
             assert died["signal"] == 9, (place, died)
             found = here.runs() - before
-            here.remains = Remains(cold, zygote.pid, scratch)
+            here.remains = Remains(cold, fork_server.pid, scratch)
             names = {name for run in found for name in cells_of(run)}
             assert list(faults_of(here, died, names, found)) == [], place
         whole = here.ask(do="rehearse")

@@ -22,7 +22,7 @@ from belljar.events import Kind
 
 @pytest.fixture
 def gateway(tmp_path: Path) -> Iterator[Gateway]:
-    """One with small bounds, and patience."""
+    """One with small bounds, and timeout."""
     with running(tmp_path, dns_events_per_s=20, dns_tcp_idle_s=60.0, dns_tcp_queries=3, dns_tcp_connections=4) as found:
         yield found
 

@@ -39,7 +39,7 @@ def test_a_gateway_in_the_midst_of_nothing_has_nothing_to_tell(gateway: Gateway)
         for protocol in ("http", "http", "http"):
             stack.enter_context(gateway.connect(protocol))
         stack.enter_context(answered(gateway, GET))
-        assert gateway.owner.end().untold == 0
+        assert gateway.owner.end().unreported == 0
         assert gateway.process.wait(20) == 0
         new = [event.kind for event in gateway.owner.events[2:] if event.kind is not Kind.NETWORK_CONNECTION]
         assert new == []
@@ -50,7 +50,7 @@ def test_what_a_stand_in_has_not_read_is_told_too(gateway: Gateway) -> None:
     """The body of a request whose stand-in reads nothing, and the beginning of a request behind one that is answered."""
     with gateway.connect("http") as unread, answered(gateway, GET + b"GET /next HTT"):
         unread.sendall(POST % b"/never")
-        assert gateway.owner.end().untold == 0
+        assert gateway.owner.end().unreported == 0
     begun = gateway.owner.first(Kind.NETWORK_HTTP, reason=ENDED)
     assert [body.content for body in begun.bodies] == [b"GET /next HTT"]
     asked = gateway.owner.first(Kind.NETWORK_HTTP, method="POST")
@@ -75,8 +75,8 @@ def test_many_at_once_are_told_or_counted(gateway: Gateway, within_s: float) -> 
     with contextlib.ExitStack() as stack:
         for number in range(MANY):
             stack.enter_context(gateway.connect("http")).sendall(b"GET /%d HTTP/1.1\r\nHo" % number)
-        untold = gateway.owner.end(within_s).untold
+        unreported = gateway.owner.end(within_s).unreported
     told = [
         event for event in gateway.owner.events if event.data.get("reason") == ENDED and event.kind is Kind.NETWORK_HTTP
     ]
-    assert len(told) + untold >= MANY if within_s < 1 else (len(told), untold) == (MANY, 0)
+    assert len(told) + unreported >= MANY if within_s < 1 else (len(told), unreported) == (MANY, 0)

@@ -22,7 +22,7 @@ GET = b"GET / HTTP/1.1\r\nHost: shop.example\r\nConnection: close\r\n\r\n"
 
 @pytest.fixture
 def gateway(tmp_path: Path) -> Iterator[Gateway]:
-    """One with a small bound of bytes, and patience."""
+    """One with a small bound of bytes, and timeout."""
     with running(tmp_path, sink_wait_s=60.0, stream_bytes=1 << 20) as found:
         yield found
 

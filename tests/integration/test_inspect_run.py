@@ -259,9 +259,9 @@ def running(tasks: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def new_cell(home: Path, before: set[str], *, patience_s: float = 120) -> str:
+def new_cell(home: Path, before: set[str], *, timeout_s: float = 120) -> str:
     """The id of the cell whose door appears."""
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         appeared = {path.name for path in (home / "doors").glob("*")} - before
         if appeared:

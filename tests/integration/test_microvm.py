@@ -230,9 +230,9 @@ async def test_the_lifetime_is_the_cause(vm_home: Path, made_of: Parts) -> None:
 async def test_cancelled_while_it_opens(vm_home: Path, made_of: Parts) -> None:
     """A cancellation at any moment of opening leaves nothing: no process, journal entry or control group."""
     await ensure_template(*made_of, home=vm_home, recorder=MemoryRecorder())
-    for patience_ms in (5, 20, 45, 80, 110):
+    for timeout_ms in (5, 20, 45, 80, 110):
         recorder = MemoryRecorder()
-        with anyio.move_on_after(patience_ms / 1000):
+        with anyio.move_on_after(timeout_ms / 1000):
             async with open_vm(*made_of, home=vm_home, recorder=recorder, planned={}):
                 pass
         assert left_of(vm_home) == []

@@ -1,4 +1,6 @@
-"""Ranges for real, as root and as an ordinary user: what passes, what is refused, what each death leads to, and that nothing is left."""
+"""Ranges for real, as root and as an ordinary user: what passes, what is refused, what each death
+leads to, and that nothing is left.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ from belljar.process import ProcessId, identify, is_alive
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 _SEARCH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _DRIVER = ("-X", "faulthandler", "-m", "tests.integration.range_driver")
-# The kernel takes a namespace away a moment after its last owner let go: until then a packet is refused, or nobody answers.
+# The kernel takes a namespace away a moment after its last owner let go: until then a packet is
+# refused, or nobody answers.
 CUT_OFF = ("OSError 101", "ConnectionRefusedError 111", "TimeoutError None")
 
 
@@ -135,7 +138,9 @@ def assert_gone(seen: dict[str, Any]) -> None:
 
 
 def test_what_is_there_answers_and_what_is_not_refuses(who: Who) -> None:
-    """Bytes go to the gateway and back by UDP and TCP, each to the address that was asked; all else is refused by RST or ICMP, counted and on record."""
+    """Bytes go to the gateway and back by UDP and TCP, each to the address that was asked; all else
+    is refused by RST or ICMP, counted and on record.
+    """
     seen = who.run("talk")
     assert_gone(seen)
     shop, resolver = seen["layout"]["names"][0]["address"], seen["layout"]["resolver"]
@@ -164,7 +169,9 @@ def test_what_is_there_answers_and_what_is_not_refuses(who: Who) -> None:
 
 
 def test_a_port_is_neutral_and_fixed(who: Who) -> None:
-    """A cell sees a plain `eth0` with one address, an on-link gateway and a neighbour that nobody can replace; when the range goes, the device goes."""
+    """A cell sees a plain `eth0` with one address, an on-link gateway and a neighbour that nobody
+    can replace; when the range goes, the device goes.
+    """
     seen = who.run("talk")
     addresses, routes, neighbours = seen["inside"]
     port, resolver = seen["layout"]["cells"][0], seen["layout"]["resolver"]
@@ -179,7 +186,9 @@ def test_a_port_is_neutral_and_fixed(who: Who) -> None:
 
 
 def test_the_packet_record_holds_every_frame(who: Who) -> None:
-    """One file, a classic pcap of Ethernet frames with nanoseconds, whose last bit says which way: as many as were counted, each whole, none lost."""
+    """One file, a classic pcap of Ethernet frames with nanoseconds, whose last bit says which way:
+    as many as were counted, each whole, none lost.
+    """
     seen = who.run("talk")
     data = bytes.fromhex(seen["pcap"])
     magic, _, _, _, _, _, link = struct.unpack_from("=IHHiIII", data)
@@ -202,15 +211,18 @@ def test_the_packet_record_holds_every_frame(who: Who) -> None:
 
 
 def test_rights_are_what_is_needed(who: Who) -> None:
-    """A gateway has no capability; a keeper has those over networks, and neither can gain any. Root's keeper and gateway are nobody's uid, and not each other's."""
+    """A gateway has no capability; a supervisor has those over networks, and neither can gain any.
+
+    Root's supervisor and gateway are nobody's uid, and not each other's.
+    """
     status = who.run("talk")["status"]
     fields = {name: dict(re.findall(r"^(\w+):\s+(.*)$", text, re.MULTILINE)) for name, text in status.items()}
     assert {fields["gateway"][name] for name in ("CapEff", "CapPrm", "CapBnd", "CapAmb")} == {"0" * 16}
-    assert [fields[name]["Seccomp"] for name in ("keeper", "gateway")] == ["2", "2"]
+    assert [fields[name]["Seccomp"] for name in ("supervisor", "gateway")] == ["2", "2"]
     net_admin, net_raw, sys_admin = 1 << 12, 1 << 13, 1 << 21
     allowed = net_admin | net_raw | (0 if who.is_root else sys_admin)
-    assert {int(fields["keeper"][name], 16) for name in ("CapEff", "CapPrm", "CapBnd")} == {allowed}
-    assert [fields[name]["NoNewPrivs"] for name in ("keeper", "gateway")] == ["1", "1"]
+    assert {int(fields["supervisor"][name], 16) for name in ("CapEff", "CapPrm", "CapBnd")} == {allowed}
+    assert [fields[name]["NoNewPrivs"] for name in ("supervisor", "gateway")] == ["1", "1"]
     if who.is_root:
         uids = {tuple(fields[name]["Uid"].split()) for name in fields}
         assert len(uids) == 2
@@ -218,7 +230,9 @@ def test_rights_are_what_is_needed(who: Who) -> None:
 
 
 def test_a_gateway_is_shut_in(who: Who) -> None:
-    """From inside: no connection, no socket, no file but its own (read-only), no process, no other process, no way up, no memory without end."""
+    """From inside: no connection, no socket, no file but its own (read-only), no process, no other
+    process, no way up, no memory without end.
+    """
     tried = who.run("shut_in")["tried"]
     could = {"list /", "list up", "read own file", "scratch", "descriptors", "uid", "whoever ends a standstill"}
     assert {name for name, outcome in tried.items() if not re.fullmatch(r"E[A-Z]+|MemoryError", outcome)} == could
@@ -238,7 +252,9 @@ def test_a_gateway_is_shut_in(who: Who) -> None:
 
 
 def test_the_sink_answers_for_every_address(who: Who) -> None:
-    """With a sink, TCP to an address or port that nobody has gets there, and it knows where to it was sent. Frames are whole for a VM."""
+    """With a sink, TCP to an address or port that nobody has gets there, and it knows where to it
+    was sent. Frames are whole for a VM.
+    """
     seen = who.run("sink")
     assert_gone(seen)
     assert seen["said"][0] == "echo 203.0.113.7:443 hello\n"
@@ -247,7 +263,9 @@ def test_the_sink_answers_for_every_address(who: Who) -> None:
 
 @pytest.mark.parametrize("change", ["flush", "add"])
 def test_changed_rules_end_the_range(who: Who, change: str) -> None:
-    """Rules flushed, or a table added, by hand: heard at once, whatever the interval; it is a breach, on record, and both processes are dead."""
+    """Rules flushed, or a table added, by hand: heard at once, whatever the interval; it is a
+    breach, on record, and both processes are dead.
+    """
     seen = who.run(change)
     assert_gone(seen)
     ((error, what),) = seen["deaths"]
@@ -261,7 +279,9 @@ def test_changed_rules_end_the_range(who: Who, change: str) -> None:
 
 
 def test_what_else_stands_in_its_namespace_is_looked_at_too(who: Who) -> None:
-    """A route, a rule of routing, a setting, or the other end of a port that is changed by hand: the next look says which, and it is a breach."""
+    """A route, a rule of routing, a setting, or the other end of a port that is changed by hand:
+    the next look says which, and it is a breach.
+    """
     seen = who.run("changed")
     said = {
         "route": "a route that was not there: 0.0.0.0/0 by device 1 in table 254",
@@ -278,15 +298,15 @@ def test_what_else_stands_in_its_namespace_is_looked_at_too(who: Who) -> None:
         assert what in seen[name], name
 
 
-@pytest.mark.parametrize("victim", ["keeper", "gateway", "zygote"])
+@pytest.mark.parametrize("victim", ["supervisor", "gateway", "fork_server"])
 def test_no_part_outlives_another(who: Who, victim: str) -> None:
     """SIGKILL to one of them ends the range, on record, once; the cell's network is gone."""
     seen = who.run(f"kill_{victim}")
     assert_gone(seen)
     ((error, what),) = seen["deaths"]
     assert error == "CellError"
-    assert re.match(r"the range's (keeper|gateway) ended", what)
-    if victim != "zygote":
+    assert re.match(r"the range's (supervisor|gateway) ended", what)
+    if victim != "fork_server":
         assert what == f"the range's {victim} ended (SIGKILL)"
     assert seen["told"]
     assert seen["ended"]
@@ -296,7 +316,9 @@ def test_no_part_outlives_another(who: Who, victim: str) -> None:
 
 @pytest.mark.parametrize("who", ["root"], indirect=True)
 def test_a_part_that_hangs_ends_the_range(who: Who) -> None:
-    """SIGSTOP to one of them: it is noticed, it is on record as what it is, and the cell's network is gone."""
+    """SIGSTOP to one of them: it is noticed, it is on record as what it is, and the cell's network
+    is gone.
+    """
     seen = who.run("hang")
     for victim, of_victim in seen.items():
         assert of_victim["deaths"] == [["CellError", f"the range's {victim} hangs: it has said nothing for 5 s"]]
@@ -311,7 +333,9 @@ def test_a_part_that_hangs_ends_the_range(who: Who) -> None:
 
 @pytest.mark.parametrize("who", ["root"], indirect=True)
 def test_an_owner_that_takes_in_nothing_finds_every_port_shut(who: Who) -> None:
-    """While its ledger's disk does not answer, nobody watches: the keeper waits for so long, then takes every device down and ends; the range is dead when it goes on."""
+    """While its ledger's disk does not answer, nobody watches: the supervisor waits for so long,
+    then takes every device down and ends; the range is dead when it goes on.
+    """
     seen = who.run("deaf")
     assert_gone(seen)
     assert seen["stuck"]
@@ -320,11 +344,13 @@ def test_an_owner_that_takes_in_nothing_finds_every_port_shut(who: Who) -> None:
     assert seen["told"]
     ((error, what),) = seen["deaths"]
     assert error == "CellError"
-    assert re.match(r"the range's keeper (ended|gave up: the owner: it has taken in nothing for too long)", what)
+    assert re.match(r"the range's supervisor (ended|gave up: the owner: it has taken in nothing for too long)", what)
 
 
 def test_an_owner_that_is_killed_leaves_nothing(who: Who) -> None:
-    """SIGKILL to the owner: zygote, keepers and gateways die by themselves, and the next start finds two entries and nothing else."""
+    """SIGKILL to the owner: fork server, supervisors and gateways die by themselves, and the next
+    start finds two entries and nothing else.
+    """
     with who.start("hold") as owner:
         assert owner.stdout is not None
         said = json.loads(owner.stdout.readline())
@@ -349,13 +375,21 @@ def _none_of(processes: list[ProcessId]) -> Callable[[], bool]:
 
 
 def test_twenty_at_once_and_none_reaches_another(who: Who) -> None:
-    """Twenty ranges share one zygote and nothing else: each cell gets its own gateway, and none its neighbour's."""
+    """Twenty ranges share one fork server and nothing else: each cell gets its own gateway, and
+    none its neighbour's.
+    """
     seen = who.run("many")
     assert [(re.match(r"echo [\d.]+:80 hello\n", own) is not None, other) for own, other in seen["said"]] == [
         (True, "ConnectionRefusedError 111")
     ] * 20
     assert seen["unproven"] == []
-    assert (seen["zygotes"], seen["deaths"], seen["survivors"], seen["clean"], seen["journal"]) == (1, [], [], True, [])
+    assert (seen["fork_servers"], seen["deaths"], seen["survivors"], seen["clean"], seen["journal"]) == (
+        1,
+        [],
+        [],
+        True,
+        [],
+    )
 
 
 def test_a_lying_gateway_ends_the_range(who: Who) -> None:
@@ -398,7 +432,9 @@ def test_a_guest_that_floods_the_record_ends_its_range(tmp_path: Path) -> None:
 
 
 def test_a_scan_of_all_ports_is_counted_whole_and_told_in_few_words(who: Who) -> None:
-    """65,535 knocks: every one that its own port's queue had room for is in the counters, and the record has the first hundred of each reason and sums."""
+    """65,535 knocks: every one that its own port's queue had room for is in the counters, and the
+    record has the first hundred of each reason and sums.
+    """
     seen = who.run("scan")
     assert_gone(seen)
     counters = seen["counters"]
@@ -411,14 +447,16 @@ def test_a_scan_of_all_ports_is_counted_whole_and_told_in_few_words(who: Who) ->
 
 
 def test_a_record_is_read_by_a_process_that_is_shut_in(who: Who) -> None:
-    """It tells what was asked; out of memory or time it tells no more, which is on record with the reason; it has no network, file, right or way to get one."""
+    """It tells what was asked; out of memory or time it tells no more, which is on record with the
+    reason; it has no network, file, right or way to get one.
+    """
     seen = who.run("read")
-    assert [(event["kind"], event["cell"], event["stand_in"], event["hindsight"]) for event in seen["whole"]] == [
-        ("network.http", "agent", "other", True)
-    ]
+    assert [
+        (event["kind"], event["cell"], event["stand_in"], event["traffic_analysis"]) for event in seen["whole"]
+    ] == [("network.http", "agent", "other", True)]
     for name, why in (("no_memory", "MemoryError"), ("no_time", "SIGXCPU")):
         (event,) = seen[name]
-        assert (event["kind"], event["limit"]) == ("limit.hit", "hindsight_reader")
+        assert (event["kind"], event["limit"]) == ("limit.hit", "traffic_analysis_reader")
         assert event["effect"].startswith("not read further: its reader ended")
         assert why in event["effect"]
     look = seen["shut_in"]

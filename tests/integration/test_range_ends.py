@@ -15,11 +15,11 @@ who, installed = ranges.who, ranges.installed
 
 
 def test_an_end_without_the_last_word_is_no_end_in_order(tmp_path: Path) -> None:
-    """The keeper has the last packets, logs and counts. When it does not give them evidence is missing: the range has failed, whatever was seen before."""
+    """The supervisor has the last packets, logs and counts. When it does not give them evidence is missing: the range has failed, whatever was seen before."""
     (tmp_path / "store").mkdir()
     seen = ranges.Who(None, tmp_path / "store").run("end_unheard")
     ranges.assert_gone(seen)
-    assert seen["deaths"] == [["CellError", "the range's keeper does not answer"]]
+    assert seen["deaths"] == [["CellError", "the range's supervisor does not answer"]]
     assert seen["kinds"][-3:] == ["range.destroying", "range.failed", "range.destroyed"]
 
 
@@ -27,7 +27,7 @@ def test_what_is_in_progress_when_a_range_ends_is_in_an_event(who: ranges.Who) -
     """Half a request in either version, a head, a mail, a message of a WebSocket, a sink's first bytes, a handshake, a question: each once, and that the range ended."""
     seen = who.run("in_progress")
     ranges.assert_gone(seen)
-    assert (seen["said"], seen["untold"]) == ("begun\n", 0)
+    assert (seen["said"], seen["unreported"]) == ("begun\n", 0)
     told = [(kind, data, bodies) for kind, data, bodies in seen["after"] if kind != "network.connection"]
     ended = "the range ended"
     connections = [data for kind, data, _ in seen["after"] if kind == "network.connection"]
@@ -67,8 +67,8 @@ def test_the_end_puts_no_more_on_record_than_the_range_may(tmp_path: Path) -> No
     counters = seen["counters"]
     assert counters["recorded_bytes"] <= 1.25 * (64 << 10)
     assert counters["events_cut"] > 0
-    assert seen["told"] + counters["untold_at_end"] == 2 * 60
-    assert 0 < counters["untold_at_end"] < 2 * 60
+    assert seen["told"] + counters["unreported_at_end"] == 2 * 60
+    assert 0 < counters["unreported_at_end"] < 2 * 60
 
 
 @pytest.mark.parametrize("scenario", ["end_stopped_gateway", "end_short"])
@@ -76,7 +76,7 @@ def test_a_gateway_that_does_not_tell_ends_its_range_no_later(tmp_path: Path, sc
     """One that is stopped, and one that ends without a last word: waited for no longer than the bound, and counted as evidence that is missing."""
     seen = ranges.Who(None, tmp_path).run(scenario)
     ranges.assert_gone(seen)
-    assert (seen["untold"], seen["deaths"]) == (1, [])
+    assert (seen["unreported"], seen["deaths"]) == (1, [])
 
 
 def test_a_last_word_unasked_is_a_violation(tmp_path: Path) -> None:

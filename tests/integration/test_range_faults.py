@@ -19,7 +19,7 @@ from tests.integration.remains import below
 from tests.integration.test_tier_faults import Host
 
 from belljar.errors import HostError
-from belljar.network.processes import Zygote
+from belljar.network.processes import ForkServer
 
 pytestmark = [pytest.mark.vm, pytest.mark.root]
 _HEAD = "belljar: 1\nrisk: low\nuser: root\nnetwork:\n  stand_ins:\n"
@@ -121,7 +121,7 @@ def test_ports_that_the_host_has_taken_are_no_matter(host: Host, policy: Callabl
 
 _TAKEN = """\
 import socket
-from belljar.network.keeper import open_listeners
+from belljar.network.supervisor import open_listeners
 from belljar.plan.addresses import lay_out
 from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan
 network = NetworkPlan(stand_ins=(StandInPlan(id="a", kind="http", names=("a.example",), ports=(PortPlan(number=80, protocol="http"),)),))
@@ -138,7 +138,7 @@ except OSError as error:
 
 
 def test_a_port_that_is_taken_in_the_range_is_named() -> None:
-    """By its number, in the keeper's words."""
+    """By its number, in the supervisor's words."""
     ran = subprocess.run(
         ["unshare", "--net", sys.executable, "-c", _TAKEN], capture_output=True, text=True, timeout=60, check=False
     )
@@ -213,7 +213,7 @@ anyio.run(main)
 
 
 def test_too_many_network_namespaces(tmp_path: Path) -> None:
-    """Where the kernel's limit is reached the keeper says which, and what raises it; the range is gone, and so is its entry."""
+    """Where the kernel's limit is reached the supervisor says which, and what raises it; the range is gone, and so is its entry."""
     argv = [sys.executable, "-c", _LIMITED, "0", sys.executable, "-c", _OPEN, str(tmp_path)]
     ran = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
     assert "the kernel gives the range no net namespace of its own: No space left on device" in ran.stdout, ran.stderr
@@ -250,15 +250,17 @@ def test_the_extra_is_not_installed(host: Host, policy: Callable[..., str], tmp_
     assert "the Python modules h2, hypercorn" in doctor
 
 
-def test_a_zygote_that_can_not_import_says_what() -> None:
+def test_a_fork_server_that_can_not_import_says_what() -> None:
     """In one line, not by a traceback."""
-    zygote = Zygote("belljar.network.no_such_gateway:serve")
+    fork_server = ForkServer("belljar.network.no_such_gateway:serve")
     try:
         with pytest.raises(HostError) as refused:
-            zygote.wait_ready()
+            fork_server.wait_ready()
     finally:
-        zygote.end()
-    assert refused.value.what == "the ranges' zygote did not start: No module named 'belljar.network.no_such_gateway'"
+        fork_server.end()
+    assert (
+        refused.value.what == "the ranges' fork server did not start: No module named 'belljar.network.no_such_gateway'"
+    )
     assert "belljar-sandbox[network]" in refused.value.hint
 
 
@@ -309,23 +311,23 @@ def test_a_target_that_does_not_get_healthy(command: str, said: str, host: Host,
 # ---- what dies
 
 
-def zygote_below(owner: int) -> int | None:
-    """The ranges' zygote of an owner, when it has one."""
+def fork_server_below(owner: int) -> int | None:
+    """The ranges' fork server of an owner, when it has one."""
     for pid, _ in below(owner):
         with contextlib.suppress(OSError):
-            if b"belljar.network.zygote" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"belljar.network.fork_server" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 return pid
     return None
 
 
 def part(owner: int, victim: str) -> int | None:
-    """The pid of `zygote`, of `keeper` or of `gateway`: the zygote forks them in this order."""
-    zygote = zygote_below(owner)
-    if zygote is None or victim == "zygote":
-        return zygote
+    """The pid of `fork_server`, of `supervisor` or of `gateway`: the fork server forks them in this order."""
+    fork_server = fork_server_below(owner)
+    if fork_server is None or victim == "fork_server":
+        return fork_server
     with contextlib.suppress(OSError):
-        children = [int(pid) for pid in Path(f"/proc/{zygote}/task/{zygote}/children").read_text().split()]
-        at = {"keeper": 0, "gateway": 1}[victim]
+        children = [int(pid) for pid in Path(f"/proc/{fork_server}/task/{fork_server}/children").read_text().split()]
+        at = {"supervisor": 0, "gateway": 1}[victim]
         return children[at] if len(children) > at else None
     return None
 
@@ -344,15 +346,15 @@ def started(host: Host, *args: str) -> subprocess.Popen[bytes]:
     [
         *(
             (victim, moment, "container")
-            for victim in ("zygote", "keeper", "gateway")
+            for victim in ("fork_server", "supervisor", "gateway")
             for moment in ("start", "request")
         ),
         ("gateway", "request", "gvisor"),
-        ("keeper", "start", "gvisor"),
+        ("supervisor", "start", "gvisor"),
     ],
 )
 def test_a_part_is_killed(victim: str, moment: str, tier: str, host: Host, policy: Callable[..., str]) -> None:
-    """SIGKILL as soon as it is there (the zygote: as soon as it has a child; before that another takes its place), or while a request is half sent: the range
+    """SIGKILL as soon as it is there (the fork server: as soon as it has a child; before that another takes its place), or while a request is half sent: the range
     ends, which one died is said, exit 5.
     """
     before = len(host.belljar.runs())
@@ -361,7 +363,7 @@ def test_a_part_is_killed(victim: str, moment: str, tier: str, host: Host, polic
         found: list[int] = []
 
         def there() -> bool:
-            is_used = part(process.pid, "keeper" if victim == "zygote" else victim) is not None
+            is_used = part(process.pid, "supervisor" if victim == "fork_server" else victim) is not None
             found[:] = [pid for pid in [part(process.pid, victim)] if pid is not None and is_used]
             return bool(found) or process.poll() is not None
 
@@ -372,18 +374,18 @@ def test_a_part_is_killed(victim: str, moment: str, tier: str, host: Host, polic
         _, err = process.communicate(timeout=60)
     said = err.decode()
     assert process.returncode == 5, said
-    assert "the range's " in said or "the ranges' zygote" in said
-    if victim != "zygote":
+    assert "the range's " in said or "the ranges' fork server" in said
+    if victim != "fork_server":
         # At its start the other, whose peer is gone, may be noticed first.
-        assert "the range's keeper ended" in said or "the range's gateway ended" in said or "ended at once" in said
+        assert "the range's supervisor ended" in said or "the range's gateway ended" in said or "ended at once" in said
     assert "belljar-sandbox[network]" not in said
     told_and_gone(host, said, before)
     assert {"range.failed", "cell.failed"} & set(kinds(host, before))
 
 
 _MOMENTS: dict[str, Callable[[int, list[str]], bool]] = {
-    "zygote": lambda owner, _: part(owner, "zygote") is not None,
-    "keeper": lambda owner, _: part(owner, "keeper") is not None,
+    "fork_server": lambda owner, _: part(owner, "fork_server") is not None,
+    "supervisor": lambda owner, _: part(owner, "supervisor") is not None,
     "gateway": lambda owner, _: part(owner, "gateway") is not None,
     "opened": lambda _, seen: "range.opened" in seen,
     "command": lambda _, seen: "exec.started" in seen,

@@ -20,7 +20,7 @@ def test_no_cell_sends_faster_than_it_is_recorded(who: ranges.Who) -> None:
     assert counters["packets_recorded"] > seen["burst"]
     if (
         who.is_root
-    ):  # an ordinary user's buffer is for an eighth of a second, in which a busy host may not let the keeper run
+    ):  # an ordinary user's buffer is for an eighth of a second, in which a busy host may not let the supervisor run
         assert counters["packets_not_recorded"] == 0
 
 
@@ -41,7 +41,7 @@ def test_what_is_refused_at_the_very_end_is_in_an_event_or_counted(who: ranges.W
 
 @pytest.mark.parametrize("who", ["root"], indirect=True)
 def test_frames_are_recorded_while_the_owner_is_late(who: ranges.Who) -> None:
-    """While its ledger's disk does not answer for a moment, the keeper waits with its word, and goes on writing what a cell sends."""
+    """While its ledger's disk does not answer for a moment, the supervisor waits with its word, and goes on writing what a cell sends."""
     seen = who.run("late")
     ranges.assert_gone(seen)
     assert seen["stuck"]

@@ -106,6 +106,6 @@ def test_no_room_for_a_packet_record(inodes: int, with_small_record: Callable[[s
 def test_a_packet_record_that_fills_its_disk(with_small_record: Callable[[str], str], host: Host) -> None:
     """When the packet record can't go on the range ends, and the message says what is full."""
     said = with_small_record("size=128k")
-    assert "the range's keeper gave up: the packet record: No space left on device" in said
+    assert "the range's supervisor gave up: the packet record: No space left on device" in said
     assert said.startswith("5 range r-")
     assert "range.failed" in {event["kind"] for event in host.belljar.events(host.belljar.runs()[-1])}

@@ -31,8 +31,8 @@ from belljar.process import ProcessId, identify, is_alive, kill
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.root, pytest.mark.anyio]
 TIERS = ("container", "gvisor", "microvm")
 REFUSED, NO_SUCH_NAME = 7, 6
-"""curl's words for a RST and for NXDOMAIN; it has `_PATIENCE` for anything else."""
-_PATIENCE = ("--max-time", "60")
+"""curl's words for a RST and for NXDOMAIN; it has `_TIMEOUT` for anything else."""
+_TIMEOUT = ("--max-time", "60")
 
 HEAD = """\
 belljar: 1
@@ -95,7 +95,7 @@ def of(lines: list[Line], kind: Kind, **data: object) -> list[Line]:
 
 async def curl(cell: Cell, *words: str) -> ExecOutput:
     """A request from inside."""
-    return await cell.exec(["curl", "-sS", *_PATIENCE, *words], timeout_s=90)
+    return await cell.exec(["curl", "-sS", *_TIMEOUT, *words], timeout_s=90)
 
 
 async def text(cell: Cell, *words: str) -> str:
@@ -105,11 +105,11 @@ async def text(cell: Cell, *words: str) -> str:
     return output.stdout.decode()
 
 
-def keeper_and_gateway(home: Path, range_id: str) -> tuple[int, int]:
+def supervisor_and_gateway(home: Path, range_id: str) -> tuple[int, int]:
     """Their pids, as the journal has them."""
     entry: Mapping[str, Any] = json.loads((home / "journal" / f"{range_id}.json").read_text())
-    keeper, gateway = (int(process["pid"]) for process in entry["processes"])
-    return keeper, gateway
+    supervisor, gateway = (int(process["pid"]) for process in entry["processes"])
+    return supervisor, gateway
 
 
 def within(pid: int, *argv: str) -> str:
@@ -179,7 +179,7 @@ async def test_a_blow_between_two_cells_of_a_range(home: Path, tmp_path: Path, b
 
     async def strike(_cell: Cell) -> None:
         (entry,) = (home / "journal").glob("r-*.json")
-        await anyio.to_thread.run_sync(within, keeper_and_gateway(home, entry.stem)[0], *blow)
+        await anyio.to_thread.run_sync(within, supervisor_and_gateway(home, entry.stem)[0], *blow)
 
     async with recorded(blow[0]) as run:
         with pytest.raises(ContainmentBreach, match="the range's network was changed"):
@@ -219,9 +219,11 @@ async def test_what_a_cell_reaches(tier: str, home: Path, tmp_path: Path) -> Non
         "http://shop.example/",
         "https://shop.example/",
     }
-    assert len(of(lines, Kind.NETWORK_HTTP, stand_in="depot", cell="default", hindsight=True)) == 2
+    assert len(of(lines, Kind.NETWORK_HTTP, stand_in="depot", cell="default", traffic_analysis=True)) == 2
     doubtful = [
-        line for line in lines if line.data.get("hindsight") and (line.data.get("ambiguous") or "limit" in line.data)
+        line
+        for line in lines
+        if line.data.get("traffic_analysis") and (line.data.get("ambiguous") or "limit" in line.data)
     ]
     assert not [line.data for line in [*doubtful, *of(lines, Kind.NETWORK_FLOW, reason="segment")]]
     assert of(lines, Kind.NETWORK_DNS, name="nobody.example", answer="NXDOMAIN")
@@ -376,7 +378,7 @@ async def its_gateway_is_killed(policy: LoadedPolicy, run: RunDirectory, home: P
     """While a command runs."""
     async with open_range(policy, run=run) as opened:
         assert opened.network is not None
-        _, gateway = keeper_and_gateway(home, opened.network.id)
+        _, gateway = supervisor_and_gateway(home, opened.network.id)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(a_running_command_ends, opened.cell)
             await anyio.to_thread.run_sync(wait_for, lambda: sleeping(run) == 1, "the command")
@@ -420,8 +422,8 @@ async def it_is_meddled_with(policy: LoadedPolicy, run: RunDirectory, home: Path
     """From the host, in the range's namespace."""
     async with open_range(policy, run=run) as opened:
         assert opened.network is not None
-        keeper, _ = keeper_and_gateway(home, opened.network.id)
-        within(keeper, *meddle)
+        supervisor, _ = supervisor_and_gateway(home, opened.network.id)
+        within(supervisor, *meddle)
         report = await probe_cell(opened.cell, recorder=run.recorder, phase="end")
         assert report.verdict is Verdict.BREACHED
         assert any("not as planned" in found.seen for found in report.of(Verdict.BREACHED))

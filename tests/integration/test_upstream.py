@@ -21,7 +21,7 @@ import anyio
 import anyio.to_thread
 import pytest
 from tests.fakes.real_world import Authority, WebServer, web_server
-from tests.integration.range_driver import PATIENCE_S, Cell, Scene, cell, within
+from tests.integration.range_driver import TIMEOUT_S, Cell, Scene, cell, within
 
 from belljar.errors import ProtocolViolation
 from belljar.events import JsonValue
@@ -274,7 +274,7 @@ def test_a_cell_can_not_end_its_range_by_dialling(tmp_path: Path) -> None:
     released = threading.Event()
 
     def resolve(_host: str, _port: int) -> tuple[str, ...]:
-        released.wait(PATIENCE_S)
+        released.wait(TIMEOUT_S)
         raise OSError("there is none")
 
     upstreams = tuple(
@@ -320,7 +320,7 @@ def test_a_gateway_that_asks_for_what_is_not_planned_ends_the_range(tmp_path: Pa
 
     async def run() -> None:
         async with scene.open(serve=f"tests.integration.asking_gateway:{gateway}", reach=world.reach()) as made:
-            await anyio.to_thread.run_sync(scene.died.wait, PATIENCE_S)
+            await anyio.to_thread.run_sync(scene.died.wait, TIMEOUT_S)
             assert "no upstream of this range" in made.alive() or "a question to dial" in made.alive()
 
     with contextlib.suppress(ProtocolViolation):  # it may ask before the range is up

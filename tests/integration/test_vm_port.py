@@ -267,10 +267,10 @@ async def test_opened_and_cancelled(
     """A cancellation at any moment of opening leaves nothing: no process, journal entry or control group of VMM or wire."""
     await ensure_template(*made_of, home=vm_home, recorder=MemoryRecorder())
     taken = request.config.stash.setdefault(PORTS_TAKEN, [0])
-    for patience_ms in (20, 80, 140, 180, 220, 300):
+    for timeout_ms in (20, 80, 140, 180, 220, 300):
         taken[0] += 1
         recorder, port = MemoryRecorder(), its_range.port(taken[0])
-        with anyio.move_on_after(patience_ms / 1000):
+        with anyio.move_on_after(timeout_ms / 1000):
             async with open_vm(*made_of, home=vm_home, recorder=recorder, planned={}, port=port):
                 pass
         assert left_of(vm_home) == []

@@ -1,4 +1,4 @@
-"""Stands in for a range's keeper towards virtual machines: a network namespace without any uplink, ports in it, and somebody who listens.
+"""Stands in for a range's supervisor towards virtual machines: a network namespace without any uplink, ports in it, and somebody who listens.
 
 `vm_range.py` reads and answers JSON lines. Started by root it needs nothing else. An ordinary user's begins in a user namespace of its own: it says `{"map": PID}` and
 waits for a line, when its maps are written.
@@ -68,7 +68,7 @@ def ip(*commands: str, at: int | None = None) -> None:
 
 
 def without_offloads(device: str) -> None:
-    """The other end must get whole, checked packets: as the keeper does."""
+    """The other end must get whole, checked packets: as the supervisor does."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for command in (STXCSUM, STSO, SGSO):
             value = ctypes.create_string_buffer(struct.pack("II", command, 0))

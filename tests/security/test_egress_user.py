@@ -1,4 +1,4 @@
-"""The same ways out of ranges that belong to an ordinary user: his keeper, gateway and cells have no right of root's, and hold all the same. See docs/egress.md.
+"""The same ways out of ranges that belong to an ordinary user: his supervisor, gateway and cells have no right of root's, and hold all the same. See docs/egress.md.
 
 He opens the ranges, forges frames at their ports and strikes them himself. The host's own ears are root's.
 """

@@ -30,7 +30,7 @@ SO_RCVBUFFORCE = 33
 ALL_FRAMES = 0x0003
 MTU, LEAST, MOST = 1500, 14, 1518
 LARGE_MTU = 9000
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 
 
 def in_network_of(pid: int, work: Callable[[], T]) -> T:
@@ -60,7 +60,7 @@ def open_tap() -> socket.socket:
     tap = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ALL_FRAMES))
     tap.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 32 << 20)
     tap.bind(("outer", ALL_FRAMES))
-    tap.settimeout(PATIENCE_S)
+    tap.settimeout(TIMEOUT_S)
     return tap
 
 
@@ -86,7 +86,7 @@ class Relay:
 
     def until(self, seen: Callable[[WireCounters], bool]) -> WireCounters:
         """When it has come so far."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while not seen(counters := self.counters()):
             assert time.monotonic() < deadline, counters
         return counters
@@ -100,7 +100,7 @@ class Relay:
 
     def ended(self) -> int:
         """Its exit status, in time."""
-        return self.process.wait(timeout=PATIENCE_S)
+        return self.process.wait(timeout=TIMEOUT_S)
 
 
 def start() -> Relay:
@@ -115,8 +115,8 @@ def start() -> Relay:
         os.close(fd)
     theirs.close()
     controls.close()
-    control.settimeout(PATIENCE_S)
-    guest.settimeout(PATIENCE_S)
+    control.settimeout(TIMEOUT_S)
+    guest.settimeout(TIMEOUT_S)
     return Relay(process, guest, control, read)
 
 
@@ -330,7 +330,7 @@ def test_it_ends_with_any_of_its_ends(leave: Callable[[Relay], None], status: in
         assert not select.select([relay.held], [], [], 0)[0]
         leave(relay)
         assert relay.ended() == status
-        assert select.select([relay.held], [], [], PATIENCE_S)[0]
+        assert select.select([relay.held], [], [], TIMEOUT_S)[0]
         assert os.read(relay.held, 1) == b""
 
 
@@ -339,7 +339,7 @@ def test_no_link_or_two() -> None:
     relay = start()
     assert relay.heard() == b"n"
     relay.control.sendall(b"g")
-    _, said = relay.process.communicate(timeout=PATIENCE_S)
+    _, said = relay.process.communicate(timeout=TIMEOUT_S)
     assert (relay.process.returncode, said) == (3, b"wire: one link was expected: No such device\n")
     for end in (relay.guest, relay.control):
         end.close()

@@ -173,13 +173,13 @@ HELD_ELSEWHERE = {
         for part in (
             "confine",
             "gateway_process",
-            "keeper",
+            "supervisor",
             "making",
             "nft",
             "processes",
             "reader_process",
             "syscalls",
-            "zygote",
+            "fork_server",
         )
     ],
     "tests/integration/test_microvm.py": [

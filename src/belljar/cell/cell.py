@@ -384,17 +384,17 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
         for cell in self._together():
             cell._live.client.change_loop()
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         """Have every operation of it, and of the others of its range, end, in whatever event loop it waits. From any thread."""
         for cell in self._together():
-            cell._live.client.hang_up()
+            cell._live.client.disconnect()
 
-    def condemn(self, error: BelljarError) -> None:
+    def mark_failed(self, error: BelljarError) -> None:
         """Its range is dead, which is on record: every operation of it ends, and raises `error` from now on. From any thread; `destroy` is still to be called."""
         killed = killed_error(self._live.killed(), where=f"cell {self.id}")
         self._dead = self._dead or killed or error
         self._live.kill()
-        self._live.client.hang_up()
+        self._live.client.disconnect()
 
     async def destroy(self, *, reason: str = "closed") -> Destruction:
         """End the cell now and say what was left of it. Leaving `open_cell` does this; calling it twice gives the first answer."""

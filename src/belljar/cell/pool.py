@@ -46,9 +46,9 @@ from belljar.store.home import belljar_home
 HEAD_START_S: Final = 0.25
 """For whoever has just got a cell: what he does first is not slowed down by the making of the next.
 """
-_CLAIM_PATIENCE_S: Final = 10.0
-_ANSWER_PATIENCE_S: Final = 2.0
-_END_PATIENCE_S: Final = 10.0
+_CLAIM_TIMEOUT_S: Final = 10.0
+_ANSWER_TIMEOUT_S: Final = 2.0
+_END_TIMEOUT_S: Final = 10.0
 
 
 class OpenCell(Protocol):
@@ -165,7 +165,7 @@ class Pool:
         if not self._workshop.post(partial(self._serve, ticket)):
             return None
         try:
-            with anyio.move_on_after(_CLAIM_PATIENCE_S):
+            with anyio.move_on_after(_CLAIM_TIMEOUT_S):
                 return await promised(ticket)
             return None if ticket.cancel() else await promised(ticket)
         except BaseException:
@@ -361,8 +361,8 @@ class Pool:
     async def _recall(self, cell: Cell, waiting: anyio.CancelScope) -> None:
         if self._ending is not None:
             await self._ending.wait()
-        cell.hang_up()
-        await anyio.sleep(_END_PATIENCE_S)
+        cell.disconnect()
+        await anyio.sleep(_END_TIMEOUT_S)
         waiting.cancel()
 
     def _close(self, spare: Spare, error: Exception | None) -> None:
@@ -449,7 +449,7 @@ async def open_pool(
 
 async def _answers(cell: Cell) -> bool:
     try:
-        await cell.ping(timeout_s=_ANSWER_PATIENCE_S)
+        await cell.ping(timeout_s=_ANSWER_TIMEOUT_S)
     except CellError:
         return False
     return True

@@ -40,7 +40,7 @@ from belljar.isolation.hold import refuse_if_held, refuse_if_stopped
 from belljar.isolation.port import PortSettings
 from belljar.ledger import RunDirectory
 from belljar.network.gateway.config import GuardConfig
-from belljar.network.processes import started_zygote
+from belljar.network.processes import started_fork_server
 from belljar.network.range import Range as Network
 from belljar.network.range import open_range as open_network
 from belljar.network.reading import Task, read_back
@@ -180,7 +180,7 @@ async def open_range(
                 opened = Range(cells={OWN_CELL: cell})
             else:
                 run.hold(
-                    f"zygote {home}", partial(started_zygote, home)
+                    f"fork server {home}", partial(started_fork_server, home)
                 )  # it imports while the templates are looked at
                 members = await prepare_range(loaded, run=run, home=home)
                 opened = await _open(stack, members, run=run, home=home, actor=actor, ahead=ahead, welcome=welcome)
@@ -286,7 +286,7 @@ async def _open_network(
             home=home,
             directory=_packet_directory(run),
             answer=answer,
-            on_death=partial(_condemn, cells),
+            on_death=partial(_mark_failed, cells),
             spending=_spending_of(run),
             guard=guard_config(recorder, plan),
             services=services,
@@ -373,9 +373,9 @@ def _packet_directory(run: RunDirectory) -> Path:
     return directory
 
 
-def _condemn(cells: Mapping[str, Cell], error: BelljarError) -> None:
+def _mark_failed(cells: Mapping[str, Cell], error: BelljarError) -> None:
     for cell in list(cells.values()):
-        cell.condemn(error)
+        cell.mark_failed(error)
 
 
 def _raise_if_dead(network: Network | None) -> None:

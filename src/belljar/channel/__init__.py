@@ -8,7 +8,7 @@ Must not: believe the guest; hold more than the bound per operation; know what a
 from belljar.channel.client import GuestClient
 from belljar.channel.frames import RenewedBit, Stage, Stream, network_part
 from belljar.channel.messages import Configured, Ready, Renewed, Welcome
-from belljar.channel.operations import Patience, RunningExec
+from belljar.channel.operations import RunningExec, Timeout
 from belljar.channel.outcomes import ExecOutcome, ExecRequest, ExecStatus, FileTooLarge, PtySize
 
 __all__ = [
@@ -18,7 +18,6 @@ __all__ = [
     "ExecStatus",
     "FileTooLarge",
     "GuestClient",
-    "Patience",
     "PtySize",
     "Ready",
     "Renewed",
@@ -26,6 +25,7 @@ __all__ = [
     "RunningExec",
     "Stage",
     "Stream",
+    "Timeout",
     "Welcome",
     "network_part",
 ]

@@ -21,7 +21,7 @@ import anyio
 from belljar.channel import frames
 from belljar.channel.frames import Outcome, Stream
 from belljar.channel.messages import Configured, GuestEvent, Pong, Ready, Renewed, Touched, Watched, Welcome
-from belljar.channel.operations import DEFAULT_PATIENCE, Operation, Patience, RunningExec, live_operation
+from belljar.channel.operations import DEFAULT_TIMEOUT, Operation, RunningExec, Timeout, live_operation
 from belljar.channel.outcomes import ExecOutcome, ExecRequest, FileTooLarge, file_error
 from belljar.channel.output import Keep, KeptOutput
 from belljar.channel.own_reads import OwnReads
@@ -65,7 +65,7 @@ class GuestClient:
     Args:
         stream: to the guest agent; bytes in, bytes out.
         max_ops: operations at once, lowered to what the guest agent takes.
-        patience: how long the host waits beyond the guest's own timeouts.
+        timeout: how long the host waits beyond the guest's own timeouts.
     """
 
     def __init__(
@@ -73,12 +73,12 @@ class GuestClient:
         stream: BytePipe,
         *,
         max_ops: int = DEFAULT_MAX_OPS,
-        patience: Patience = DEFAULT_PATIENCE,
+        timeout: Timeout = DEFAULT_TIMEOUT,
         send_deadline_s: float = SEND_DEADLINE_S,
     ) -> None:
         self._connection = _Connection()
         self._pump = Pump(stream, self._connection, send_deadline_s=send_deadline_s)
-        self._patience = patience
+        self._timeout = timeout
         self._max_ops = max_ops
         self._granted_ops = 0
         self.own_reads = OwnReads()
@@ -87,10 +87,10 @@ class GuestClient:
 
     @classmethod
     def from_socket(
-        cls, sock: socket.socket, *, max_ops: int = DEFAULT_MAX_OPS, patience: Patience = DEFAULT_PATIENCE
+        cls, sock: socket.socket, *, max_ops: int = DEFAULT_MAX_OPS, timeout: Timeout = DEFAULT_TIMEOUT
     ) -> Self:
         """A client over a connected stream socket, which it owns from now on."""
-        client = cls(SocketPipe(sock), max_ops=max_ops, patience=patience)
+        client = cls(SocketPipe(sock), max_ops=max_ops, timeout=timeout)
         client._socket = sock
         return client
 
@@ -110,7 +110,7 @@ class GuestClient:
         if self._slots is not None:
             self._slots = anyio.Semaphore(self._granted_ops, fast_acquire=True)
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         """Have everyone who waits, in whatever event loop, see the end of the connection. From any thread; the stream stays to be closed."""
         if self._socket is not None:
             with suppress(OSError):
@@ -309,8 +309,8 @@ class GuestClient:
                 stderr_cap=request.max_stderr_bytes,
             )
 
-        deadline_s = math.inf if request.timeout_s is None else request.timeout_s + self._patience.grace_s
-        async with self._slot(), live_operation(self._pump, self._patience, make, deadline_s=deadline_s) as operation:
+        deadline_s = math.inf if request.timeout_s is None else request.timeout_s + self._timeout.grace_s
+        async with self._slot(), live_operation(self._pump, self._timeout, make, deadline_s=deadline_s) as operation:
             yield operation
 
     @asynccontextmanager
@@ -377,7 +377,7 @@ class GuestClient:
     ) -> AsyncIterator[Operation]:
         """An operation on files, over when the block is left; `judge` says what came of it."""
         deadline_s = math.inf if timeout_s is None else timeout_s
-        async with self._slot(), live_operation(self._pump, self._patience, make, deadline_s=deadline_s) as operation:
+        async with self._slot(), live_operation(self._pump, self._timeout, make, deadline_s=deadline_s) as operation:
             yield operation
 
 

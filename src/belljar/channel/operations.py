@@ -31,7 +31,7 @@ _LATE_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class Timeout:
     """How long the host waits beyond what the guest was told: `grace_s` after the guest's timeout,
     then `kill_s` for a killed operation's RESULT.
     """
@@ -40,7 +40,7 @@ class Patience:
     kill_s: float = 10.0
 
 
-DEFAULT_PATIENCE: Final = Patience()
+DEFAULT_TIMEOUT: Final = Timeout()
 
 
 class Operation:
@@ -50,14 +50,14 @@ class Operation:
     however small the guest's frames are.
     """
 
-    def __init__(self, pump: Pump, patience: Patience) -> None:
+    def __init__(self, pump: Pump, timeout: Timeout) -> None:
         self.waiters: set[anyio.Event] = set()
         self.result: Result | None = None
         self.size_bytes = 0
         self.overdue = False
         self.discarded = {Stream.STDOUT: 0, Stream.STDERR: 0}
         self._pump = pump
-        self._patience = patience
+        self._timeout = timeout
         self._op = 0
         self._arrived = {Stream.STDOUT: bytearray(), Stream.STDERR: bytearray()}
         self._streams_ended: set[Stream] = set()
@@ -178,14 +178,14 @@ class Operation:
 
     async def _end_by_force(self) -> None:
         self.overdue = True
-        with anyio.move_on_after(self._patience.kill_s):
+        with anyio.move_on_after(self._timeout.kill_s):
             await self._kill()
         if self.result is None:
             self._give_up()
             self._pump.check()
 
     def _give_up(self) -> None:
-        what = f"the guest agent did not end an operation within {self._patience.kill_s:g} s of being told to kill it"
+        what = f"the guest agent did not end an operation within {self._timeout.kill_s:g} s of being told to kill it"
         self._pump.fail(
             CellError(what, where=f"channel, operation {self._op}", hint="The guest is wedged; open a new cell.")
         )
@@ -198,7 +198,7 @@ class Operation:
         """
         try:
             if self._op and self.result is None:
-                with suppress(CellError), anyio.move_on_after(self._patience.kill_s, shield=True):
+                with suppress(CellError), anyio.move_on_after(self._timeout.kill_s, shield=True):
                     await self._kill()
         finally:
             if self._op and self.result is None:
@@ -295,10 +295,10 @@ class RunningExec:
 
 @asynccontextmanager
 async def live_operation(
-    pump: Pump, patience: Patience, make: Callable[[HostConnection], tuple[int, bytes]], *, deadline_s: float
+    pump: Pump, timeout: Timeout, make: Callable[[HostConnection], tuple[int, bytes]], *, deadline_s: float
 ) -> AsyncIterator[Operation]:
     """Start an operation; it is over when the block is left, however it is left."""
-    operation = Operation(pump, patience)
+    operation = Operation(pump, timeout)
     try:
         await operation.start(make, deadline_s=deadline_s)
         yield operation

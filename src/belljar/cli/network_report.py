@@ -145,6 +145,6 @@ def _flows(found: RangeFindings) -> Iterator[str]:
 def _fate(flow: Flow) -> str:
     what = "connections" if flow.reason == "connection" else "packets"
     why = _WHY.get(flow.reason, flow.reason)
-    afterwards = ", counted in the packet record afterwards" if flow.hindsight else ""
+    afterwards = ", counted in the packet record afterwards" if flow.traffic_analysis else ""
     said = f"{flow.protocol} {what} of {flow.cell or 'nobody known'} to {flow.to.sentence()}"
     return f"{said} ({why}{afterwards})" if why else said

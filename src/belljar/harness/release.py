@@ -12,10 +12,10 @@ from typing import Final
 from belljar.harness.door import doors_directory, short_path
 from belljar.harness.door_wire import FrameKind, frame
 
-_PATIENCE_S: Final = 5.0
+_TIMEOUT_S: Final = 5.0
 
 
-def knock(path: Path, *, timeout_s: float = _PATIENCE_S) -> socket.socket:
+def knock(path: Path, *, timeout_s: float = _TIMEOUT_S) -> socket.socket:
     """A connection to a door. Raises `OSError` when nobody owns it any more."""
     stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     stream.settimeout(timeout_s)

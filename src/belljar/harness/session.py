@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from belljar.probe.model import ProbeReport
     from belljar.report.reasons import ReasonCode
 
-_STOP_PATIENCE_S: Final = 10.0
+_STOP_TIMEOUT_S: Final = 10.0
 
 
 class CellSource(Protocol):
@@ -345,7 +345,7 @@ class Session:
         when a sample fails in between.
         """
         if self.stop is not None:
-            await anyio.sleep(max(0.0, self.stopped_at_s + _STOP_PATIENCE_S - time.monotonic()))
+            await anyio.sleep(max(0.0, self.stopped_at_s + _STOP_TIMEOUT_S - time.monotonic()))
 
     def record(self, event: Event) -> None:
         """Record an event of the harness."""

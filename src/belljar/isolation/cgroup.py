@@ -23,7 +23,7 @@ from belljar.plan.jail import GroupLimits
 from belljar.process import raise_if_blind
 
 _CPU_PERIOD_US: Final = 100_000
-_REMOVE_PATIENCE_S: Final = 0.5
+_REMOVE_TIMEOUT_S: Final = 0.5
 _SOCKETS_SHARE: Final = 8
 _Settings = list[tuple[str, str]]
 
@@ -307,7 +307,7 @@ def remove_group(directory: Path) -> bool:
 
     Waits a moment for the kernel to let the last process go.
     """
-    give_up = time.monotonic() + _REMOVE_PATIENCE_S
+    give_up = time.monotonic() + _REMOVE_TIMEOUT_S
     while directory.exists():
         try:
             for below in sorted(directory.glob("**/"), key=lambda path: -len(path.parts)):

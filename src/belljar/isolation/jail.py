@@ -261,9 +261,9 @@ class Jail:
         self.diagnosis()
         self._close()
 
-    def last_word(self, patience_s: float) -> JailEnd | None:
+    def last_word(self, timeout_s: float) -> JailEnd | None:
         """As `read_status`, but waits a moment for the supervisor's last line. Blocking."""
-        give_up = time.monotonic() + patience_s
+        give_up = time.monotonic() + timeout_s
         while self.read_status() is None and self._status is not None and (left_s := give_up - time.monotonic()) > 0:
             readable, _, _ = select.select([self._status], [], [], left_s)
             if readable and self.read_status() is None and self._process.poll() is not None:
@@ -273,7 +273,7 @@ class Jail:
     async def wait_ended(self) -> JailEnd | None:
         """Until the program has ended. None when its supervisor died without a word."""
         while self.read_status() is None and self._process.poll() is None:
-            if not await self._exited(patience_s=3600.0):
+            if not await self._exited(timeout_s=3600.0):
                 continue
         return self.read_status()
 
@@ -322,9 +322,9 @@ class Jail:
             await _wait_end(self.child.pid, _KILL_STEP_S)
         return has_ended and (self.child is None or not is_alive(self.child))
 
-    async def _exited(self, patience_s: float = _KILL_STEP_S) -> bool:
+    async def _exited(self, timeout_s: float = _KILL_STEP_S) -> bool:
         if self._process.poll() is None:
-            await _wait_end(self._process.pid, patience_s)
+            await _wait_end(self._process.pid, timeout_s)
         return self._process.poll() is not None
 
     def _close_lifeline(self) -> None:
@@ -341,13 +341,13 @@ class Jail:
         return start_error(self.cell_id, self._said.decode("utf-8", "replace"), self.diagnosis(), ended=ended)
 
 
-async def _wait_end(pid: int, patience_s: float) -> None:
+async def _wait_end(pid: int, timeout_s: float) -> None:
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
         return
     try:
-        with anyio.move_on_after(patience_s):
+        with anyio.move_on_after(timeout_s):
             await anyio.wait_readable(pidfd)
     finally:
         os.close(pidfd)

@@ -34,7 +34,7 @@ from belljar.store.journal import EntryKind, Journal, JournalEntry, own_entry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Belongings:
+class OwnedResources:
     """What a jailed thing is called, may use and owns.
 
     `directories` are its own and vanish with it; `part_of` as `JournalEntry`'s.
@@ -75,13 +75,13 @@ class Jailed:
 
     def __init__(
         self,
-        belongings: Belongings,
+        owned_resources: OwnedResources,
         home: Path,
         identity: AbstractContextManager[HeldIdentity],
         *,
         let_go: Callable[[], None],
     ) -> None:
-        self.belongings = belongings
+        self.owned_resources = owned_resources
         self.jail: Jail | None = None
         self.destruction: Destruction | None = None
         self._counts = {"oom_kills": 0, "refused_forks": 0, "memory_peak_bytes": 0}
@@ -91,7 +91,7 @@ class Jailed:
         self._let_go = let_go
         with ExitStack() as undo:
             self.identity: HeldIdentity = undo.enter_context(identity)
-            self.groups = cgroup.plan_groups(belongings.cell_id, belongings.controllers)
+            self.groups = cgroup.plan_groups(owned_resources.cell_id, owned_resources.controllers)
             self._held = undo.pop_all()
 
     def make(self, *, cpu_later: bool = False) -> None:
@@ -104,7 +104,7 @@ class Jailed:
             cpu_later: the processor's quota waits for `limit_cpu`: what starts before the workload
                 would only be slowed down by it.
         """
-        mine = self.belongings
+        mine = self.owned_resources
         self._entry = own_entry(
             mine.cell_id,
             mine.kind,
@@ -128,7 +128,7 @@ class Jailed:
 
     def limit_cpu(self) -> None:
         """Set the quota that `make` left out. Raises `HostError`."""
-        cgroup.limit_cpu(self.groups, self.belongings.limits)
+        cgroup.limit_cpu(self.groups, self.owned_resources.limits)
 
     def start(
         self,
@@ -176,11 +176,11 @@ class Jailed:
         """How the program ended, if it has, as far as its supervisor has said. Does not wait."""
         return None if self.jail is None else self.jail.read_status()
 
-    def last_word(self, patience_s: float) -> JailEnd | None:
+    def last_word(self, timeout_s: float) -> JailEnd | None:
         """As `end`, but waits a moment: a program's sockets close a little before its supervisor
         can say how it ended. Blocking.
         """
-        return None if self.jail is None else self.jail.last_word(patience_s)
+        return None if self.jail is None else self.jail.last_word(timeout_s)
 
     async def wait_ended(self) -> None:
         """Until the program has ended."""
@@ -198,7 +198,7 @@ class Jailed:
     def killed(self) -> Order | None:
         """The kill order over it, if there is one, also after its end."""
         if self._order is None:
-            self._order = read_order(self._home, self.belongings.cell_id)
+            self._order = read_order(self._home, self.owned_resources.cell_id)
         return self._order
 
     def holds(self, pid: int) -> bool:
@@ -246,7 +246,7 @@ class Jailed:
             layer: where the file system that its workload writes to can be seen.
             own_processes: how many of the group's are none of the workload's; None: all.
         """
-        groups, limits = self.groups.paths, self.belongings.limits
+        groups, limits = self.groups.paths, self.owned_resources.limits
         counts = next((groups[name] for name in ("cpu", "pids", "memory") if name in groups), None)
         memory = cgroup.memory_bytes(groups["memory"]) if "memory" in groups else None
         processes = self.count_processes()[0]
@@ -284,7 +284,7 @@ class Jailed:
         return self.jail
 
     def _refuse_if_forbidden(self) -> None:
-        mine = self.belongings
+        mine = self.owned_resources
         refuse_if_forbidden(self._home, mine.cell_id, is_proof=mine.kind == "proof")
 
     def _count(self, what: str, controller: str, read: Callable[[Path], int]) -> int:
@@ -301,7 +301,7 @@ class Jailed:
         # moment.
         is_nameless = self.jail is not None and self.jail.child is None
         cgroup.remove_empty(self.groups, wait_s=_NAMELESS_CHILD_S if is_nameless else 0.0)
-        for directory in self.belongings.directories:
+        for directory in self.owned_resources.directories:
             shutil.rmtree(directory, ignore_errors=True)
         self._let_go()
         # Ids and namespaces stay this cell's until the look is over: another cell could have their
@@ -315,12 +315,12 @@ class Jailed:
             if not destruction.unproven:  # else `reap` looks again
                 self.killed()
                 with suppress(OSError):
-                    self._journal.remove(self.belongings.cell_id)
+                    self._journal.remove(self.owned_resources.cell_id)
         return destruction
 
 
 def raise_if_killed(jailed: Jailed, error: BaseException) -> None:
     """A kill order explains whatever else went wrong with it. Raises `CellError`."""
-    killed = killed_error(jailed.killed(), where=f"cell {jailed.belongings.cell_id}")
+    killed = killed_error(jailed.killed(), where=f"cell {jailed.owned_resources.cell_id}")
     if isinstance(error, BelljarError) and killed is not None:
         raise killed from error

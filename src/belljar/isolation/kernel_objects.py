@@ -34,7 +34,7 @@ _MAX_ERRNO: Final = 4096
 _NOT_THERE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO)
 _NFGEN_BYTES: Final = 4
 _MAX_REPLY_BYTES: Final = 1 << 20
-_PATIENCE_S: Final = 0.2
+_TIMEOUT_S: Final = 0.2
 
 
 def unseen(why: str) -> OSError:
@@ -108,7 +108,7 @@ def _dump_tables() -> bytes:
     request = _HEADER.pack(_HEADER.size + _NFGEN_BYTES, _GET_TABLES, _REQUEST_DUMP, 1, 0) + bytes(_NFGEN_BYTES)
     reply = b""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER) as kernel:
-        kernel.settimeout(_PATIENCE_S)
+        kernel.settimeout(_TIMEOUT_S)
         kernel.send(request)
         while len(reply) < _MAX_REPLY_BYTES:
             part = kernel.recv(1 << 16)

@@ -51,8 +51,8 @@ class Port(Protocol):
     @property
     def user_namespace(self) -> int | None:
         """A descriptor of the user namespace below which the cell's jail must be made: an ordinary
-        user's keeper may put links nowhere else. It is the port's, open as long as that. None:
-        anywhere (the keeper is the host's root).
+        user's supervisor may put links nowhere else. It is the port's, open as long as that. None:
+        anywhere (the supervisor is the host's root).
 
         In it 0 is the user himself and 1 to 65536 are his subordinate ids in order, for groups too;
         `setgroups` is allowed.

@@ -30,7 +30,7 @@ from belljar.store.locks import locked
 from belljar.store.scratch import MAKING, sweep
 from belljar.units import printable
 
-_PATIENCE_S: Final = 3.0
+_TIMEOUT_S: Final = 3.0
 _PAUSE_S: Final = 0.002
 _MOST_CELLS_TOLD: Final = 64
 _MOST_THINGS_TOLD: Final = 32
@@ -118,7 +118,7 @@ def _reap_one(home: Path, journal: Journal, entry: JournalEntry) -> Reaped:
     come up between two looks.
     """
     removed: dict[str, None] = {}
-    give_up = time.monotonic() + _PATIENCE_S
+    give_up = time.monotonic() + _TIMEOUT_S
     while (found := _look_and_remove(home, entry)).survivors and time.monotonic() < give_up:
         removed.update(dict.fromkeys(survivor.what for survivor in found.survivors))
         time.sleep(_PAUSE_S)
@@ -161,11 +161,11 @@ def _still_telling(home: Path, entry: JournalEntry) -> Iterator[JournalEntry]:
 
 
 def _own_processes(entry: JournalEntry) -> tuple[ProcessId, ...]:
-    """A dead owner's zygote is nobody's any more, and so the range's.
+    """A dead owner's fork server is nobody's any more, and so the range's.
 
     In another boot the numbers are others'.
     """
     if entry.boot_id != boot_id():
         return ()
-    zygote = entry.supervisor if entry.kind == "range" else None
-    return (*entry.processes, *(() if zygote is None else (zygote,)))
+    fork_server = entry.supervisor if entry.kind == "range" else None
+    return (*entry.processes, *(() if fork_server is None else (fork_server,)))

@@ -23,7 +23,7 @@ from belljar.errors import BelljarError, HostError
 from belljar.isolation import cgroup
 from belljar.isolation.hold import new_order
 from belljar.isolation.identity import hold_identity
-from belljar.isolation.jailed import Belongings, Jailed
+from belljar.isolation.jailed import Jailed, OwnedResources
 from belljar.isolation.kill import halt, order_all
 from belljar.isolation.program_root import ProgramRoot, Recipe, ensure_root
 from belljar.plan.jail import JailIds, JailLimits, JailMount, JailSpec
@@ -79,7 +79,7 @@ async def test_switch(home: Path) -> SwitchTest:
 
 def _planned(home: Path) -> tuple[Jailed, socket.socket, socket.socket]:
     cell_id = new_cell_id()
-    mine = Belongings(cell_id=cell_id, kind="proof", limits=_LIMITS, controllers=cgroup.usable(_CONTROLLERS))
+    mine = OwnedResources(cell_id=cell_id, kind="proof", limits=_LIMITS, controllers=cgroup.usable(_CONTROLLERS))
     with ExitStack() as undo:
         ours, theirs = socket.socketpair()
         undo.callback(ours.close)
@@ -94,7 +94,7 @@ async def _halted(jailed: Jailed, theirs: socket.socket, root: ProgramRoot, home
     await anyio.to_thread.run_sync(jailed.make)
     who = jailed.identity.jail
     spec = JailSpec(
-        cell_id=jailed.belongings.cell_id,
+        cell_id=jailed.owned_resources.cell_id,
         owner_pid=os.getpid(),
         root=root.root,
         binds=(),
@@ -109,7 +109,7 @@ async def _halted(jailed: Jailed, theirs: socket.socket, root: ProgramRoot, home
     await jailed.wait_running()
     if jailed.end() is not None:
         return f"what it was to halt ended by itself: {jailed.diagnosis()}"
-    return await anyio.to_thread.run_sync(_halt, home, jailed.belongings.cell_id)
+    return await anyio.to_thread.run_sync(_halt, home, jailed.owned_resources.cell_id)
 
 
 def _halt(home: Path, cell_id: str) -> str:

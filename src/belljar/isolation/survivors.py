@@ -33,7 +33,7 @@ from belljar.process import (
 from belljar.store.journal import JournalEntry
 from belljar.units import printable
 
-_KILL_PATIENCE_S: Final = 1.0
+_KILL_TIMEOUT_S: Final = 1.0
 _READ_BYTES: Final = 1 << 16
 # A cell's own process may share those with the host only by a defect; a mere look-alike would.
 _TELLING_NAMESPACES: Final = ("pid", "mnt", "net", "user")
@@ -179,7 +179,7 @@ def remove_survivors(survivors: tuple[Survivor, ...]) -> None:
     for process in processes:
         with contextlib.suppress(OSError):
             kill(process)
-    give_up = time.monotonic() + _KILL_PATIENCE_S
+    give_up = time.monotonic() + _KILL_TIMEOUT_S
     while any(identify(process.pid) == process for process in processes) and time.monotonic() < give_up:
         time.sleep(0.002)
     for survivor in survivors:

@@ -31,7 +31,7 @@ from belljar.ledger.shapes import (
     whole,
 )
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 MAX_LINE_BYTES: Final = 1 << 20
 MAX_DATA_BYTES: Final = 64 << 10
 MAX_SPILLED_BYTES: Final = 16 << 20

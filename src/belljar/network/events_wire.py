@@ -5,7 +5,7 @@ Up: a head, one JSON object `{"id", "kind", "data", "bodies": [{"name", "kept_by
 "sha256"}]}`, and then the kept bytes of each body in turn, in as many datagrams as it takes, none
 with bytes of two bodies. A question has the kind `ask`, `data` `{"what"}` and one body.
 The first word of all is `ready`: it serves. From then on `alive`, without data, every few seconds.
-The last is `ended`, `data` `{"untold"}`. Down: `{"ack": id}` when an event is on record;
+The last is `ended`, `data` `{"unreported"}`. Down: `{"ack": id}` when an event is on record;
 `{"answer": id, "ok", "bytes"}` and so many bytes, to a question; `{"end": seconds}`: the range
 ends, and so soon the gateway has to have told what is in progress.
 The question `dial` (body: `{"host", "port", "stand_in"}`) is answered by a socket: a descriptor
@@ -94,7 +94,7 @@ class Ended:
     """Nothing comes any more; so much that was in progress is in no event."""
 
     id: int
-    untold: int
+    unreported: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +193,7 @@ class UpDecoder:
         if head["kind"] == ALIVE:
             return Alive(id=head["id"])
         if head["kind"] == ENDED:
-            return Ended(id=head["id"], untold=head["data"]["untold"])
+            return Ended(id=head["id"], unreported=head["data"]["unreported"])
         bodies = (
             Body(name=ref["name"], content=content, total_bytes=ref["total_bytes"], sha256=ref["sha256"])
             for ref, content in zip(head["bodies"], contents, strict=True)
@@ -272,8 +272,8 @@ def _check_event(head: Mapping[str, Any], kinds: frozenset[Kind]) -> None:
     if kind == ALIVE and (head["data"] or refs):
         raise WireViolation("a sign of life that says more")
     if kind == ENDED:
-        _exactly(head["data"], {"untold"})
-        _count(head["data"]["untold"], _MAX_INT, "untold")
+        _exactly(head["data"], {"unreported"})
+        _count(head["data"]["unreported"], _MAX_INT, "unreported")
         if refs:
             raise WireViolation("a last word that says more")
     if len({ref["name"] for ref in refs}) != len(refs):

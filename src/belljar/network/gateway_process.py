@@ -1,5 +1,5 @@
 """A gateway's process before it serves: it waits for its owner's word, is handed its sockets and
-shuts itself in. Runs in a fork of the zygote.
+shuts itself in. Runs in a fork of the fork server.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Serve = Callable[[GatewayConfig, Listeners, socket.socket], NoReturn]
 
 
 def run_gateway(fds: list[int], parent: int, serve: Serve) -> NoReturn:
-    """`fds`: the events' socket, the keeper's socket, the document, standard error."""
-    events, keeper = socket.socket(fileno=fds[0]), socket.socket(fileno=fds[1])
-    for standard in (1, 2):  # the zygote's are shared with all its children
+    """`fds`: the events' socket, the supervisor's socket, the document, standard error."""
+    events, supervisor = socket.socket(fileno=fds[0]), socket.socket(fileno=fds[1])
+    for standard in (1, 2):  # the fork server's are shared with all its children
         os.dup2(fds[3], standard)
     os.close(fds[3])
     _wait_for_go(events)
@@ -36,9 +36,9 @@ def run_gateway(fds: list[int], parent: int, serve: Serve) -> NoReturn:
     # Its pair of sockets and its epoll are the last it makes: what a descriptor holds in the kernel
     # is within no limit of a process.
     asyncio.set_event_loop(watched_loop(config.bounds.standstill_s))
-    # The keeper makes its namespace first: where the kernel's limit is reached, it says so.
-    listeners = receive_listeners(keeper)
-    keeper.close()
+    # The supervisor makes its namespace first: where the kernel's limit is reached, it says so.
+    listeners = receive_listeners(supervisor)
+    supervisor.close()
     if config.guard is not None:
         warm_up(config.guard)
     confine(_confinement(document, config), parent=parent)
@@ -64,7 +64,7 @@ def _confinement(document: Mapping[str, Any], config: GatewayConfig) -> Confinem
 
 
 def send_listeners(gateway: socket.socket, listeners: Mapping[str, socket.socket]) -> None:
-    """The keeper's side: `dns_udp`, `dns_tcp`, `sink`, and TCP ports by their number.
+    """The supervisor's side: `dns_udp`, `dns_tcp`, `sink`, and TCP ports by their number.
 
     Raises `OSError`, `datagrams.Closed`.
     """
@@ -75,12 +75,12 @@ def send_listeners(gateway: socket.socket, listeners: Mapping[str, socket.socket
         datagrams.send(gateway, {"listeners": part, "more": at + len(part) < len(names)}, fds)
 
 
-def receive_listeners(keeper: socket.socket) -> Listeners:
+def receive_listeners(supervisor: socket.socket) -> Listeners:
     """The gateway's side. Raises `ValueError`, `datagrams.Closed`."""
     found: dict[str, socket.socket] = {}
     more = True
     while more:
-        message, fds = datagrams.receive(keeper)
+        message, fds = datagrams.receive(supervisor)
         found |= {name: socket.socket(fileno=fd) for name, fd in zip(message["listeners"], fds, strict=True)}
         more = bool(message["more"])
     for listener in found.values():

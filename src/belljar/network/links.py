@@ -1,6 +1,6 @@
 """A range's namespace and its ports: what is set before rules, what a port is, and in which order.
 
-Blocking, small, in the keeper's process.
+Blocking, small, in the supervisor's process.
 """
 
 from __future__ import annotations

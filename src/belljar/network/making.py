@@ -21,7 +21,7 @@ from belljar.network.dial import Reach
 from belljar.network.gateway.bounds import Bounds
 from belljar.network.gateway.config import HTTP_PORT, GatewayConfig, GuardConfig, as_neighbour, as_stand_in
 from belljar.network.packets import held, join
-from belljar.network.processes import SERVE, Zygote
+from belljar.network.processes import SERVE, ForkServer
 from belljar.network.spending import RunSpending
 from belljar.network.watch import Lines
 from belljar.plan.addresses import RangeLayout
@@ -29,7 +29,7 @@ from belljar.plan.network import NetworkPlan, StandInPlan
 from belljar.plan.rules import render_rules
 
 CHECK_EVERY_S: Final = 5.0
-PATIENCE_S: Final = 30.0
+TIMEOUT_S: Final = 30.0
 PACKETS: Final = "packets.pcap"
 PACKETS_BESIDE: Final = ("packets-2.pcap", "packets-3.pcap")
 _SEED_BYTES: Final = 32
@@ -44,8 +44,8 @@ class RangeSpec:
         network: the plan; `layout`: its addresses, made for it and its cells.
         directory: an existing directory for the packet record, which stays.
         check_every_s: how often the rules are read back, and a gateway says that it lives.
-        patience_s: for how long beyond that a part may say nothing to an owner who listens, and the
-            keeper's word may wait for an owner who does not.
+        timeout_s: for how long beyond that a part may say nothing to an owner who listens, and the
+            supervisor's word may wait for an owner who does not.
         serve: `module:function` of the gateway.
         reach: how the plan's upstreams are reached; `spending`: what the run has spent on them.
         guard: what holds back what cells send; None: nothing is.
@@ -57,7 +57,7 @@ class RangeSpec:
     layout: RangeLayout
     directory: Path
     check_every_s: float = CHECK_EVERY_S
-    patience_s: float = PATIENCE_S
+    timeout_s: float = TIMEOUT_S
     serve: str = SERVE
     reach: Reach = field(default_factory=Reach)
     spending: RunSpending = field(default_factory=RunSpending)
@@ -67,16 +67,16 @@ class RangeSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Uids:
-    """Who keeper and gateway are on the host, when root starts them; None: the user."""
+    """Who supervisor and gateway are on the host, when root starts them; None: the user."""
 
-    keeper: int | None
+    supervisor: int | None
     gateway: int | None
 
 
-def fork_pair(zygote: Zygote, spec: RangeSpec, uids: Uids, held: Sequence[int]) -> Lines:
-    """Keeper and gateway, waiting for the word to begin.
+def fork_pair(fork_server: ForkServer, spec: RangeSpec, uids: Uids, held: Sequence[int]) -> Lines:
+    """Supervisor and gateway, waiting for the word to begin.
 
-    `held` are descriptors that the keeper keeps as long as it lives. Raises `HostError`,
+    `held` are descriptors that the supervisor keeps as long as it lives. Raises `HostError`,
     `CellError`.
     """
     nft = _find_nft()
@@ -84,30 +84,38 @@ def fork_pair(zygote: Zygote, spec: RangeSpec, uids: Uids, held: Sequence[int]) 
 
     def write_documents() -> None:
         datagrams.fill(rules, render_rules(spec.layout, spec.network))
-        datagrams.fill(keeper_document, _for_keeper(spec, nft, uids.keeper))
+        datagrams.fill(supervisor_document, _for_supervisor(spec, nft, uids.supervisor))
         datagrams.fill(gateway_document, _for_gateway(spec, uids.gateway, directories))
 
     with ExitStack() as stack:
-        control, keepers_control = _pair(stack)
+        control, supervisors_control = _pair(stack)
         events, gateways_events = _pair(stack)
-        to_gateway, to_keeper = _pair(stack)
+        to_gateway, to_supervisor = _pair(stack)
         words, wrote = (stack.enter_context(_closing(fd)) for fd in os.pipe())
         files = stack.enter_context(_packet_files(spec.directory))
         new_files = [stack.enter_context(_closing(datagrams.new_file())) for _ in range(3)]
-        rules, keeper_document, gateway_document = new_files
+        rules, supervisor_document, gateway_document = new_files
         given = {
-            "keeper": [keepers_control.fileno(), to_gateway.fileno(), keeper_document, wrote, rules, *files, *held],
-            "gateway": [gateways_events.fileno(), to_keeper.fileno(), gateway_document, wrote],
+            "supervisor": [
+                supervisors_control.fileno(),
+                to_gateway.fileno(),
+                supervisor_document,
+                wrote,
+                rules,
+                *files,
+                *held,
+            ],
+            "gateway": [gateways_events.fileno(), to_supervisor.fileno(), gateway_document, wrote],
         }
         # They read what was written when they may go
-        keeper, gateway = zygote.fork(given, meanwhile=write_documents)
+        supervisor, gateway = fork_server.fork(given, meanwhile=write_documents)
         return Lines(
-            keeper=keeper,
+            supervisor=supervisor,
             gateway=gateway,
             control=socket.socket(fileno=os.dup(control.fileno())),
             events=socket.socket(fileno=os.dup(events.fileno())),
             words=os.dup(words),
-            zygote=zygote,
+            fork_server=fork_server,
         )
 
 
@@ -115,7 +123,7 @@ def close_lines(lines: Lines) -> None:
     """The owner's ends."""
     lines.control.close()
     lines.events.close()
-    for fd in (lines.words, lines.keeper.pidfd, lines.gateway.pidfd):
+    for fd in (lines.words, lines.supervisor.pidfd, lines.gateway.pidfd):
         os.close(fd)
 
 
@@ -172,14 +180,14 @@ def join_packets(directory: Path) -> str:
     return ""
 
 
-def _for_keeper(spec: RangeSpec, nft: str, uid: int | None) -> dict[str, Any]:
+def _for_supervisor(spec: RangeSpec, nft: str, uid: int | None) -> dict[str, Any]:
     return {
         "layout": spec.layout.to_json(),
         "network": spec.network.to_json(),
         "nft": nft,
         "uid": uid,
         "check_every_s": spec.check_every_s,
-        "patience_s": spec.patience_s,
+        "timeout_s": spec.timeout_s,
     }
 
 

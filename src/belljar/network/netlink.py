@@ -50,7 +50,7 @@ _TYPE_UNICAST, _TYPE_LOCAL = 1, 2
 _NESTED: Final = 0x8000
 _MAX_REPLY_BYTES: Final = 1 << 16
 _MAX_DUMP_BYTES: Final = 4 << 20
-_PATIENCE_S: Final = 5.0
+_TIMEOUT_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,7 @@ def adopt_socket(fd: int) -> socket.socket:
 
 
 def _patient(kernel: socket.socket) -> socket.socket:
-    kernel.settimeout(_PATIENCE_S)
+    kernel.settimeout(_TIMEOUT_S)
     return kernel
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 from belljar.errors import HostError
 from belljar.units import printable
 
-_PATIENCE_S: Final = 20.0
+_TIMEOUT_S: Final = 20.0
 _MAX_LISTING_BYTES: Final = 16 << 20
 _PIPES: Final[Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": {"LC_ALL": "C"}, "cwd": "/"}
 
@@ -41,7 +41,7 @@ class _Run:
 
     def _output(self) -> bytes:
         try:
-            output, said = self._process.communicate(timeout=_PATIENCE_S)
+            output, said = self._process.communicate(timeout=_TIMEOUT_S)
         except subprocess.TimeoutExpired as exc:
             raise _not_run(self._nft, exc) from exc
         return _checked(self._nft, self._process.returncode, output, said)

@@ -1,5 +1,5 @@
-"""The owner's side of a range's processes: the zygote, which all ranges of this process share, and
-its children. Blocking, thread-safe.
+"""The owner's side of a range's processes: the fork server, which all ranges of this process share,
+and its children. Blocking, thread-safe.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from belljar.process import ProcessId, identify
 from belljar.units import printable
 
 SERVE: Final = "belljar.network.gateway.serve:serve"
-_START_PATIENCE_S: Final = 30.0
-_END_PATIENCE_S: Final = 3.0
-_ANSWER_PATIENCE_S: Final = 20.0
+_START_TIMEOUT_S: Final = 30.0
+_END_TIMEOUT_S: Final = 3.0
+_ANSWER_TIMEOUT_S: Final = 20.0
 _FEWER_HINT: Final = "run fewer cells at once, or raise the limit of processes"
 _GONE_HINT: Final = "nothing of it runs on: start again; `belljar ledger show last` tells what came before"
 _MAX_DIAGNOSIS_BYTES: Final = 16 << 10
 # `-I` keeps the environment and the working directory out; what this process could import, it is
 # told by argument.
-_BOOT: Final = "import json, sys; sys.path[:] = json.loads(sys.argv[3]); from belljar.network.zygote import main; main(sys.argv[1:])"
+_BOOT: Final = "import json, sys; sys.path[:] = json.loads(sys.argv[3]); from belljar.network.fork_server import main; main(sys.argv[1:])"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Child:
-    """A fork of the zygote. `pidfd` is whoever holds this object's to close."""
+    """A fork of the fork server. `pidfd` is whoever holds this object's to close."""
 
     process: ProcessId
     pidfd: int
@@ -51,21 +51,21 @@ class Child:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
-    def wait_ended(self, patience_s: float) -> bool:
+    def wait_ended(self, timeout_s: float) -> bool:
         """Whether it has ended by then."""
-        return bool(wait_readable([self.pidfd], patience_s))
+        return bool(wait_readable([self.pidfd], timeout_s))
 
 
-def wait_readable(fds: Sequence[int], patience_s: float | None = None) -> set[int]:
+def wait_readable(fds: Sequence[int], timeout_s: float | None = None) -> set[int]:
     """Those of the descriptors (of whatever number) that can be read, or have ended, by then."""
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)
-    return {fd for fd, _ in poll.poll(None if patience_s is None else patience_s * 1000)}
+    return {fd for fd, _ in poll.poll(None if timeout_s is None else timeout_s * 1000)}
 
 
-class Zygote:
-    """A zygote that has been started. `users` is `started_zygote`'s to count."""
+class ForkServer:
+    """A fork server that has been started. `users` is `started_fork_server`'s to count."""
 
     def __init__(self, serve: str = SERVE) -> None:
         """Raises `HostError`."""
@@ -96,7 +96,7 @@ class Zygote:
             self._socket.close()
             os.close(self._words)
             raise HostError(
-                f"the ranges' zygote can't be started: {exc.strerror}", where=sys.executable, hint=_FEWER_HINT
+                f"the ranges' fork server can't be started: {exc.strerror}", where=sys.executable, hint=_FEWER_HINT
             ) from exc
 
     def is_alive(self) -> bool:
@@ -111,14 +111,14 @@ class Zygote:
         with self._lock:
             if self._is_ready:
                 return
-            self._socket.settimeout(_START_PATIENCE_S)
+            self._socket.settimeout(_START_TIMEOUT_S)
             try:
                 datagrams.receive(self._socket)
             except (datagrams.Closed, TimeoutError) as exc:
                 error = self._why_not_ready()
                 self._process.kill()  # who comes next gets another
                 raise error from exc
-            self._socket.settimeout(_ANSWER_PATIENCE_S)
+            self._socket.settimeout(_ANSWER_TIMEOUT_S)
             self._is_ready = True
 
     def fork(self, roles: Mapping[str, Sequence[int]], meanwhile: Callable[[], object] = tuple) -> list[Child]:
@@ -150,7 +150,7 @@ class Zygote:
                 if message["status"] is not None:
                     code = os.waitstatus_to_exitcode(int(message["status"]))
                     return f"exit {code}" if code >= 0 else signal.Signals(-code).name
-                time.sleep(0.005)  # its end is seen here before the zygote has buried it
+                time.sleep(0.005)  # its end is seen here before the fork server has buried it
         return ""
 
     def diagnosis(self) -> str:
@@ -163,7 +163,7 @@ class Zygote:
         if not self._is_ready:  # it would import to the last before it saw that nobody waits
             self._process.kill()
         try:
-            self._process.wait(_END_PATIENCE_S)
+            self._process.wait(_END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -172,14 +172,16 @@ class Zygote:
     def _why_not_ready(self) -> BelljarError:
         """What ended it by force is no lack of this host's."""
         try:
-            ended = self._process.wait(_END_PATIENCE_S)
+            ended = self._process.wait(_END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             ended = None
         if ended is not None and ended < 0:
-            what = f"the ranges' zygote ended ({signal.Signals(-ended).name}) while it started"
+            what = f"the ranges' fork server ended ({signal.Signals(-ended).name}) while it started"
             return CellError(what, where=sys.executable, hint=_GONE_HINT)
         said = self.diagnosis() or "it said nothing"
-        return HostError(f"the ranges' zygote did not start: {said}", where=sys.executable, hint=NETWORK_EXTRA_HINT)
+        return HostError(
+            f"the ranges' fork server did not start: {said}", where=sys.executable, hint=NETWORK_EXTRA_HINT
+        )
 
     def _say(self, message: dict[str, Any], fds: Sequence[int] = ()) -> int:
         """The number under which it is answered."""
@@ -206,18 +208,18 @@ class Zygote:
             yield
         except (datagrams.Closed, OSError) as exc:
             raise CellError(
-                f"the ranges' zygote is gone{': ' + self.diagnosis() if self.diagnosis() else ''}",
-                where="the ranges' zygote",
+                f"the ranges' fork server is gone{': ' + self.diagnosis() if self.diagnosis() else ''}",
+                where="the ranges' fork server",
                 hint=_GONE_HINT,
             ) from exc
 
 
 def _child(role: str, message: Mapping[str, Any], fds: Sequence[int]) -> Child:
     if "pid" not in message or len(fds) != 1:
-        raise CellError(str(message.get("error", "no process was made")), where="the ranges' zygote")
+        raise CellError(str(message.get("error", "no process was made")), where="the ranges' fork server")
     process = identify(int(message["pid"]))
     if process is None:
-        raise CellError(f"a {role} ended at once", where="the ranges' zygote", hint=_GONE_HINT)
+        raise CellError(f"a {role} ended at once", where="the ranges' fork server", hint=_GONE_HINT)
     return Child(process=process, pidfd=fds[0])
 
 
@@ -228,50 +230,50 @@ def _discard(pidfds: Sequence[int]) -> None:
         os.close(pidfd)
 
 
-_running: dict[tuple[int, Path, str], Zygote] = {}
+_running: dict[tuple[int, Path, str], ForkServer] = {}
 _running_lock: Final = threading.Lock()
 
 
 @contextmanager
-def shared_zygote(home: Path, serve: str = SERVE) -> Iterator[Zygote]:
-    """As `started_zygote`, when it can fork. Raises `HostError`, `CellError`."""
-    with started_zygote(home, serve) as zygote:
-        zygote.wait_ready()
-        yield zygote
+def shared_fork_server(home: Path, serve: str = SERVE) -> Iterator[ForkServer]:
+    """As `started_fork_server`, when it can fork. Raises `HostError`, `CellError`."""
+    with started_fork_server(home, serve) as fork_server:
+        fork_server.wait_ready()
+        yield fork_server
 
 
 @contextmanager
-def started_zygote(home: Path, serve: str = SERVE) -> Iterator[Zygote]:
-    """This process's zygote for the store, started by the first who needs it, or when it has died,
-    and ended by the last who leaves it. Raises `HostError`.
+def started_fork_server(home: Path, serve: str = SERVE) -> Iterator[ForkServer]:
+    """This process's fork server for the store, started by the first who needs it, or when it has
+    died, and ended by the last who leaves it. Raises `HostError`.
 
     It may still import: `wait_ready`.
     """
-    zygote = _take(home, serve)
+    fork_server = _take(home, serve)
     try:
-        yield zygote
+        yield fork_server
     finally:
-        _leave(zygote)
+        _leave(fork_server)
 
 
-def _take(home: Path, serve: str) -> Zygote:
+def _take(home: Path, serve: str) -> ForkServer:
     key = (os.getpid(), home, serve)  # what a fork of this process inherits is its parent's
     with _running_lock:
-        zygote = _running.get(key)
-        if zygote is None or not zygote.is_alive():
-            zygote = _running[key] = Zygote(serve)
-        zygote.users += 1
-        return zygote
+        fork_server = _running.get(key)
+        if fork_server is None or not fork_server.is_alive():
+            fork_server = _running[key] = ForkServer(serve)
+        fork_server.users += 1
+        return fork_server
 
 
-def _leave(zygote: Zygote) -> None:
+def _leave(fork_server: ForkServer) -> None:
     with _running_lock:
-        zygote.users -= 1
-        if zygote.users > 0:
+        fork_server.users -= 1
+        if fork_server.users > 0:
             return
-        for key in [key for key, running in _running.items() if running is zygote]:
+        for key in [key for key, running in _running.items() if running is fork_server]:
             del _running[key]
-        zygote.end()
+        fork_server.end()
 
 
 def map_ids(child: Child, ids: JailIds) -> None:

@@ -30,7 +30,7 @@ from belljar.network.groups import RangeGroups
 from belljar.network.making import (
     CHECK_EVERY_S,
     PACKETS,
-    PATIENCE_S,
+    TIMEOUT_S,
     RangeSpec,
     Uids,
     close_lines,
@@ -38,7 +38,7 @@ from belljar.network.making import (
     join_packets,
     packet_files,
 )
-from belljar.network.processes import SERVE, map_ids, shared_zygote
+from belljar.network.processes import SERVE, map_ids, shared_fork_server
 from belljar.network.spending import RunSpending
 from belljar.network.watch import Answer, Lines, Watch
 from belljar.plan.addresses import RangeLayout
@@ -65,7 +65,7 @@ async def open_range(
     on_death: Callable[[BelljarError], None] = lambda _error: None,
     answer: Answer | None = None,
     check_every_s: float = CHECK_EVERY_S,
-    patience_s: float = PATIENCE_S,
+    timeout_s: float = TIMEOUT_S,
     serve: str = SERVE,
     reach: Reach = HOSTS_REACH,
     spending: RunSpending | None = None,
@@ -75,7 +75,7 @@ async def open_range(
     """A range with its rules in force and its gateway serving, and no cell yet; destroyed when the block is left, however it is left.
 
     Args:
-        network, layout, directory, check_every_s, patience_s, serve, reach, guard, services: see `making.RangeSpec`.
+        network, layout, directory, check_every_s, timeout_s, serve, reach, guard, services: see `making.RangeSpec`.
         recorder: thread-safe; gets every event of the range, from a thread.
         home: Belljar's store: journal and locks.
         on_death: called once, from a thread, when the range has ended by itself: `ContainmentBreach` when its rules were changed, `CellError` when a process of it
@@ -92,7 +92,7 @@ async def open_range(
         layout=layout,
         directory=directory,
         check_every_s=check_every_s,
-        patience_s=patience_s,
+        timeout_s=timeout_s,
         serve=serve,
         reach=reach,
         spending=spending or RunSpending(),
@@ -110,7 +110,7 @@ async def open_range(
             try:
                 await made.destroy()
             finally:
-                await anyio.to_thread.run_sync(made.leave_zygote)
+                await anyio.to_thread.run_sync(made.leave_fork_server)
 
 
 class Range:
@@ -132,7 +132,7 @@ class Range:
         self._on_death, self._answer = on_death, answer
         self._journal = Journal(home)
         self._entry: JournalEntry | None = None
-        self._held, self._zygote = ExitStack(), ExitStack()
+        self._held, self._fork_server = ExitStack(), ExitStack()
         self._lines: Lines | None = None
         self._watch: Watch | None = None
         self._pins: dict[str, int] = {}
@@ -162,7 +162,7 @@ class Range:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Keeper's and gateway's, on this host."""
+        """Supervisor's and gateway's, on this host."""
         return () if self._entry is None else tuple(process.pid for process in self._entry.processes)
 
     @property
@@ -223,9 +223,9 @@ class Range:
             destruction = await anyio.to_thread.run_sync(self._destroy, reason)
         return destruction  # noqa: RET504 - mypy takes the block for one that may swallow errors
 
-    def leave_zygote(self) -> None:
-        """The last step of all, since who reads the packet record needs the zygote too. Idempotent."""
-        self._zygote.close()
+    def leave_fork_server(self) -> None:
+        """The last step of all, since who reads the packet record needs the fork server too. Idempotent."""
+        self._fork_server.close()
 
     def make(self) -> None:
         """Everything but the ports. Blocking. Raises `HostError`, `CellError`, recorded; `destroy` must be called, whatever happens."""
@@ -266,12 +266,12 @@ class Range:
             ) from exc
         self._groups = groups
         groups.make()
-        zygote = self._zygote.enter_context(shared_zygote(self._home, self._spec.serve))
-        self._mark("zygote")
-        lines = self._lines = fork_pair(zygote, self._spec, uids, locks)
-        keeper, gateway = lines.keeper.process, lines.gateway.process
+        fork_server = self._fork_server.enter_context(shared_fork_server(self._home, self._spec.serve))
+        self._mark("fork_server")
+        lines = self._lines = fork_pair(fork_server, self._spec, uids, locks)
+        supervisor, gateway = lines.supervisor.process, lines.gateway.process
         self._entry = self._journal.update(
-            self._entry, supervisor=zygote.process, child=keeper, processes=(keeper, gateway)
+            self._entry, supervisor=fork_server.process, child=supervisor, processes=(supervisor, gateway)
         )
         refuse_if_forbidden(self._home, self.id)  # before, nobody could know whom to kill
         self._mark("forks")
@@ -283,13 +283,13 @@ class Range:
             answer=self._answer,
             dialler=Dialler(self._spec.network, self._spec.reach, self._spec.spending),
             budget=Budget.of(self._spec.network.bounds.recorded_bytes),
-            patience_s=self._spec.check_every_s + self._spec.patience_s,
+            timeout_s=self._spec.check_every_s + self._spec.timeout_s,
             killed=lambda: read_order(self._home, self.id),
         )
         self._watch.start()
         for end in (lines.control, lines.events):
             self._say(end, {"go": True})
-        groups.join(keeper, gateway)  # they are busy shutting themselves in: no guest is there yet
+        groups.join(supervisor, gateway)  # they are busy shutting themselves in: no guest is there yet
         self._wait_up(lines)
 
     def _died(self, error: BelljarError) -> None:
@@ -305,10 +305,10 @@ class Range:
             self._entry = replace(self._entry, namespaces=without)  # its number may be another's now
 
     def _take_ids(self) -> tuple[Uids, list[int]]:
-        """Root's range has two uids of its own, held by the keeper's copies of their locks. Raises `HostError`."""
-        keeper, gateway = (self._held.enter_context(hold_identity(self._home)) for _ in range(2))
-        locks = [held.lock_fd for held in (keeper, gateway) if held.lock_fd is not None]
-        return Uids(keeper=keeper.own_uid, gateway=gateway.own_uid), locks
+        """Root's range has two uids of its own, held by the supervisor's copies of their locks. Raises `HostError`."""
+        supervisor, gateway = (self._held.enter_context(hold_identity(self._home)) for _ in range(2))
+        locks = [held.lock_fd for held in (supervisor, gateway) if held.lock_fd is not None]
+        return Uids(supervisor=supervisor.own_uid, gateway=gateway.own_uid), locks
 
     def _wait_up(self, lines: Lines) -> None:
         if self._is_users:
@@ -316,7 +316,7 @@ class Range:
             ids = user_range().ids
             if ids is None:
                 raise RuntimeError("an ordinary user's identity without a range")
-            map_ids(lines.keeper, ids)
+            map_ids(lines.supervisor, ids)
             self._say(lines.control, {"mapped": True})
             self._mark("ids")
         waited = {self._wait_for("started", "ready"), self._wait_for("started", "ready")}
@@ -331,7 +331,7 @@ class Range:
             raise error
 
     def _pin(self, lines: Lines) -> None:
-        self._pins = pin_namespaces(lines.keeper.process)
+        self._pins = pin_namespaces(lines.supervisor.process)
         ours = namespaces_of(os.getpid())
         numbers = {name: os.fstat(fd).st_ino for name, fd in self._pins.items()}
         theirs = {name: number for name, number in numbers.items() if ours.get(name) != number}
@@ -362,7 +362,7 @@ class Range:
             self._refuse_ours(cell, namespace)
             fds = [namespace]
             if not self._is_users:
-                # Root's keeper may enter no namespace: what it needs of the cell's is opened here, in a thread that goes nowhere else.
+                # Root's supervisor may enter no namespace: what it needs of the cell's is opened here, in a thread that goes nowhere else.
                 with links.tables_of(namespace) as tables:
                     self._request({"do": "attach", "cell": cell, "offloads": offloads}, [*fds, tables.fileno()])
             else:
@@ -378,7 +378,7 @@ class Range:
             raise CellError(f"the cell {cell} is in the host's own network namespace", where=self._where())
 
     def _request(self, message: Mapping[str, Any], fds: list[int] | None = None) -> None:
-        """Ask the keeper, and wait until it has done it. Raises what the range died of, or `CellError`."""
+        """Ask the supervisor, and wait until it has done it. Raises what the range died of, or `CellError`."""
         watch = self._running()
         with self._requests:
             self._next_request += 1
@@ -387,7 +387,7 @@ class Range:
                 self._say(self._lines.control, {**message, "id": number}, fds)
             reply = self._reply_to(number)
         if "refused" in reply:
-            raise CellError(f"the range's keeper could not: {printable(str(reply['reason']))}", where=self._where())
+            raise CellError(f"the range's supervisor could not: {printable(str(reply['reason']))}", where=self._where())
         if watch.error is not None:
             raise watch.error
 
@@ -404,7 +404,7 @@ class Range:
                 raise watch.error or CellError("the range has ended", where=self._where())
             if number in (reply.get("done"), reply.get("refused")):
                 return reply
-        raise CellError("the range's keeper does not answer", where=self._where())
+        raise CellError("the range's supervisor does not answer", where=self._where())
 
     def _say(self, end: socket.socket, message: Mapping[str, Any], fds: list[int] | None = None) -> None:
         with suppress(datagrams.Closed, OSError):  # one that is gone is seen, and told, by the watch
@@ -433,9 +433,9 @@ class Range:
             watch.closing = True
         if watch is not None and watch.error is None and self._entry is not None and self._entry.namespaces:
             self._end_in_order(watch)
-        for child in (lines.gateway, lines.keeper):
+        for child in (lines.gateway, lines.supervisor):
             child.kill()
-        for child in (lines.gateway, lines.keeper):
+        for child in (lines.gateway, lines.supervisor):
             child.wait_ended(_END_DEADLINE_S)
         if watch is not None:
             watch.join()

@@ -1,5 +1,5 @@
 """The process that reads a packet record back: shut in as a gateway is, with the record's files
-open and a socket to its owner, and nothing else. A fork of the zygote.
+open and a socket to its owner, and nothing else. A fork of the fork server.
 
 It says its events as a gateway does (`events_wire`), without waiting for an answer, and `ready`
 when all is read.
@@ -18,7 +18,7 @@ from belljar.network.budget import Budget
 from belljar.network.confine import Confinement, confine
 from belljar.network.gateway.reporter import READY, Item
 from belljar.network.gateway.reporter import datagrams as datagrams_of
-from belljar.network.hindsight import seen_exchanges
+from belljar.network.traffic_analysis import seen_exchanges
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import NetworkPlan
 
@@ -29,7 +29,7 @@ _GRACE_S: Final = 5
 def run_reader(fds: list[int], parent: int) -> NoReturn:
     """`fds`: the owner's socket, the document, standard error, the record's files."""
     owner = socket.socket(fileno=fds[0])
-    for standard in (1, 2):  # the zygote's are shared with all its children
+    for standard in (1, 2):  # the fork server's are shared with all its children
         os.dup2(fds[2], standard)
     os.close(fds[2])
     if datagrams.receive(owner) != ({"go": True}, []):

@@ -26,8 +26,8 @@ from belljar.network.budget import Budget, cost_bytes
 from belljar.network.events_wire import MAX_DATAGRAM_BYTES, Ready, Said, UpDecoder, WireViolation
 from belljar.network.exchanges import NOT_FURTHER
 from belljar.network.groups import RangeGroups
-from belljar.network.hindsight import IN_PACKETS, MAX_EVENTS
-from belljar.network.processes import Child, Zygote, shared_zygote, wait_readable
+from belljar.network.processes import Child, ForkServer, shared_fork_server, wait_readable
+from belljar.network.traffic_analysis import IN_PACKETS, MAX_EVENTS
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.jail import GroupLimits
 from belljar.plan.network import NetworkPlan
@@ -39,9 +39,9 @@ KINDS: Final = frozenset(
     {Kind.NETWORK_HTTP, Kind.NETWORK_HTTP_ANSWERED, Kind.NETWORK_STREAM, Kind.NETWORK_FLOW, Kind.LIMIT_HIT}
 )
 """What a reader may put on record."""
-READER_LIMIT: Final = "hindsight_reader"
+READER_LIMIT: Final = "traffic_analysis_reader"
 """The name, in `limit.hit`, of a record that was not read to its end."""
-LOST_LIMIT: Final = "hindsight_packets"
+LOST_LIMIT: Final = "traffic_analysis_packets"
 """Likewise, of packets that are neither in the record nor in an event: thrown away, or never
 written.
 """
@@ -53,9 +53,9 @@ LEAST_MEMORY_BYTES: Final = 512 << 20
 MOST_MEMORY_BYTES: Final = 2 << 30
 _MEMORY_A_BYTE: Final = 4
 _BYTES_A_SECOND: Final = 6 << 20
-_PATIENCE: Final = 6
+_TIMEOUT: Final = 6
 """How many seconds may pass for each of the processor's: a host has other work."""
-_END_PATIENCE_S: Final = 5.0
+_END_TIMEOUT_S: Final = 5.0
 _MAX_WORDS_BYTES: Final = 2000
 _GROUP_BESIDE_BYTES: Final = 128 << 20
 """What the reader's control group allows beside its own limit: what the fork shares, and files."""
@@ -138,24 +138,24 @@ class _Reader:
     child: Child
     end: socket.socket
     words: int
-    zygote: Zygote
+    fork_server: ForkServer
 
     def how_ended(self) -> str:
-        self.child.wait_ended(_END_PATIENCE_S)
+        self.child.wait_ended(_END_TIMEOUT_S)
         said = printable(os.pread(self.words, _MAX_WORDS_BYTES, 0).strip(), max_chars=500)
-        how = self.zygote.how_ended(self.child) or "nobody knows how"
+        how = self.fork_server.how_ended(self.child) or "nobody knows how"
         return f"its reader ended ({how}{': ' if said else ''}{said})"
 
 
 def read_back(task: Task, *, home: Path, recorder: Recorder) -> None:
-    """Record what cells said to each other, as `hindsight.seen_exchanges` tells it.
+    """Record what cells said to each other, as `traffic_analysis.seen_exchanges` tells it.
 
     One record at a time is read in this process.
 
     At a bound of the reader's, when it dies, breaks its protocol, or can't be made, what was told
-    is kept, and a `limit.hit` named `hindsight_reader` says why the rest was not read: nothing is
-    raised. Packets that are in no file are told in any case (`hindsight_packets`). Raises
-    `LedgerError` when something can't be recorded.
+    is kept, and a `limit.hit` named `traffic_analysis_reader` says why the rest was not read:
+    nothing is raised. Packets that are in no file are told in any case
+    (`traffic_analysis_packets`). Raises `LedgerError` when something can't be recorded.
     """
     if task.lost_packets:
         most = task.network.bounds.packet_record_bytes
@@ -168,7 +168,7 @@ def read_back(task: Task, *, home: Path, recorder: Recorder) -> None:
 
 def _limit(task: Task, name: str, value: int, count: int, effect: str) -> Event:
     data: dict[str, JsonValue] = {"limit": name, "value": value, "count": count, "effect": effect}
-    return Event(kind=Kind.LIMIT_HIT, data={**data, "range": task.range_id, "hindsight": True})
+    return Event(kind=Kind.LIMIT_HIT, data={**data, "range": task.range_id, "traffic_analysis": True})
 
 
 def _read(task: Task, home: Path, recorder: Recorder) -> str:
@@ -181,20 +181,20 @@ def _read(task: Task, home: Path, recorder: Recorder) -> str:
             return f"it has no reader: {printable(said, max_chars=500)}"
         try:
             datagrams.send(reader.end, {"go": True})
-            return take_in(reader.end, Taker(task, recorder), patience_s=task.processor_s * _PATIENCE)
+            return take_in(reader.end, Taker(task, recorder), timeout_s=task.processor_s * _TIMEOUT)
         except datagrams.Closed:
             return reader.how_ended()
 
 
-def take_in(end: socket.socket, taker: Taker, *, patience_s: float) -> str:
+def take_in(end: socket.socket, taker: Taker, *, timeout_s: float) -> str:
     """Record what the other side says until it has said all; else why no more is heard of it.
 
     Raises `datagrams.Closed` when it is gone before, and `LedgerError`.
     """
-    give_up = time.monotonic() + patience_s
+    give_up = time.monotonic() + timeout_s
     while not taker.is_done:
         if not wait_readable([end.fileno()], max(0.0, give_up - time.monotonic())):
-            return f"its reader took more than {patience_s:.0f} s"
+            return f"its reader took more than {timeout_s:.0f} s"
         datagram = datagrams.receive_bytes(end, MAX_DATAGRAM_BYTES + 1)
         try:
             taker.take(datagram)
@@ -224,7 +224,7 @@ class Taker:
             case None:
                 return
             case Said() as said:
-                data = {"range": "", **said.data} | {"range": self._task.range_id, "hindsight": True}
+                data = {"range": "", **said.data} | {"range": self._task.range_id, "traffic_analysis": True}
                 event = Event(kind=said.kind, data=data, bodies=said.bodies, trust=Trust.HOST_OBSERVED)
                 self._record(self._limit(event) if event.kind == Kind.LIMIT_HIT else self._spend(event))
             case Ready():
@@ -291,17 +291,17 @@ def _started(task: Task, home: Path) -> Iterator[_Reader]:
     """
     with ExitStack() as stack:
         held = stack.enter_context(hold_identity(home))
-        zygote = stack.enter_context(shared_zygote(home))
+        fork_server = stack.enter_context(shared_fork_server(home))
         ours, theirs = (stack.enter_context(end) for end in datagrams.pair())
         document, words = datagrams.as_file(task.to_json(held.own_uid)), os.memfd_create("words", os.MFD_CLOEXEC)
         for fd in (document, words):
             stack.callback(os.close, fd)
         files = [stack.enter_context(path.open("rb")).fileno() for path in task.files]
         join = stack.enter_context(_grouped(task, home))
-        (child,) = zygote.fork({"reader": [theirs.fileno(), document, words, *files]})
+        (child,) = fork_server.fork({"reader": [theirs.fileno(), document, words, *files]})
         stack.callback(os.close, child.pidfd)
-        stack.callback(child.wait_ended, _END_PATIENCE_S)
+        stack.callback(child.wait_ended, _END_TIMEOUT_S)
         stack.callback(child.kill)
         join(child.process)
         theirs.close()  # its end is seen only when nobody else has it
-        yield _Reader(child=child, end=ours, words=words, zygote=zygote)
+        yield _Reader(child=child, end=ours, words=words, fork_server=fork_server)

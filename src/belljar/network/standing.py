@@ -1,5 +1,5 @@
 """What stands in a range's namespace beside its rules: routes, routing policy and settings, as its
-keeper left them. Read, and compared as a whole.
+supervisor left them. Read, and compared as a whole.
 
 Whoever changes one by hand could lead packets past what the rules were written for: a route
 elsewhere, a table that some packets are routed by, source routing.

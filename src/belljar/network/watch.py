@@ -1,5 +1,5 @@
-"""The owner's ear on one range: a thread that reads what its gateway and its keeper say, records,
-acknowledges, and sees when one of them ends.
+"""The owner's ear on one range: a thread that reads what its gateway and its supervisor say,
+records, acknowledges, and sees when one of them ends.
 
 What the gateway says is checked as a guest's word is. Whatever is wrong (a violation, a rule that
 changed, an end, an event that can't be recorded) ends the range once: both processes are killed
@@ -25,8 +25,8 @@ from belljar.events import Event, JsonValue, Kind, Recorder, Trust
 from belljar.isolation.hold import Order, killed_error
 from belljar.network import datagrams
 from belljar.network.accounting import Accounts
+from belljar.network.bounded_executor import BoundedExecutor
 from belljar.network.budget import Budget
-from belljar.network.desk import Desk
 from belljar.network.dial import Dialler, NotAnUpstream
 from belljar.network.events_wire import (
     DIAL,
@@ -42,12 +42,12 @@ from belljar.network.events_wire import (
     encode_answer,
     encode_end,
 )
-from belljar.network.processes import Child, Zygote, wait_readable
-from belljar.network.silence import Silence
+from belljar.network.heartbeat import HeartbeatTimeout
+from belljar.network.processes import Child, ForkServer, wait_readable
 from belljar.units import format_size, printable
 
 _MAX_DIAGNOSIS_BYTES: Final = 16 << 10
-_SEND_PATIENCE_S: Final = 10
+_SEND_TIMEOUT_S: Final = 10
 _LISTEN_S: Final = 1.0
 _TELL_S: Final = 1.0
 _LAST_WORD_S: Final = 2.0
@@ -95,12 +95,12 @@ class Lines:
     `words` is what both wrote on standard error.
     """
 
-    keeper: Child
+    supervisor: Child
     gateway: Child
     control: socket.socket
     events: socket.socket
     words: int
-    zygote: Zygote
+    fork_server: ForkServer
 
 
 @dataclass(slots=True, kw_only=True)
@@ -110,7 +110,7 @@ class Heard:
     counters: dict[str, int] = field(default_factory=dict)
     certificate: bytes = b""
     answers: queue.SimpleQueue[Mapping[str, Any] | None] = field(default_factory=queue.SimpleQueue)
-    """The keeper's, in the order of the requests; None: there will be no more."""
+    """The supervisor's, in the order of the requests; None: there will be no more."""
     milestones: queue.SimpleQueue[str | None] = field(default_factory=queue.SimpleQueue)
     """`unshared`, `started`, `ready`; None: there will be no more."""
 
@@ -131,7 +131,7 @@ class Watch:
         answer: Answer | None,
         dialler: Dialler,
         budget: Budget,
-        patience_s: float,
+        timeout_s: float,
         killed: Callable[[], Order | None] = lambda: None,
     ) -> None:
         """`killed`: the kill order over the range, which explains why its processes end."""
@@ -144,16 +144,16 @@ class Watch:
         self._open = {lines.control, lines.events}
         self._is_ending = self._has_ended = False
         self._killed = killed
-        self._untold = 0
+        self._unreported = 0
         self._next_look_s = 0.0
         self._last_word = threading.Event()
         self._said = b""
         self._budget = budget
         self._accounts = Accounts()
         self._send_lock, self._dying, self._recording = threading.Lock(), threading.Lock(), threading.Lock()
-        self._silences = {who: Silence(patience_s) for who in ("keeper", "gateway")}
+        self._heartbeats = {who: HeartbeatTimeout(timeout_s) for who in ("supervisor", "gateway")}
         self._questions, self._dials = (
-            Desk(f"range-{range_id}-{name}", at_once=_QUESTIONS_AT_ONCE, most=_MAX_QUESTIONS)
+            BoundedExecutor(f"range-{range_id}-{name}", workers=_QUESTIONS_AT_ONCE, queue_size=_MAX_QUESTIONS)
             for name in ("answers", "dials")
         )
         self._thread = threading.Thread(target=self._run, name=f"range-{range_id}", daemon=True)
@@ -162,26 +162,26 @@ class Watch:
     def start(self) -> None:
         """Begin to listen."""
         # A gateway that reads nothing must not hold whoever watches the rules.
-        self._lines.events.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _SEND_PATIENCE_S, 0))
+        self._lines.events.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _SEND_TIMEOUT_S, 0))
         self._thread.start()
 
     def join(self) -> None:
         """Until all that was said is taken in and both processes have ended: kill them first."""
         self._thread.join()
-        for desk in (self._questions, self._dials):
-            desk.close()
+        for executor in (self._questions, self._dials):
+            executor.close()
         self._dialler.close()
 
     def counters(self) -> Mapping[str, int]:
-        """The keeper's, as of its last word, and what was put on record until now."""
+        """The supervisor's, as of its last word, and what was put on record until now."""
         budget = self._budget
         mine = {"events_recorded": budget.events, "events_cut": budget.cut_events, "recorded_bytes": budget.spent_bytes}
         counters = dict(self.heard.counters)
         unaccounted = self._accounts.unaccounted + counters.pop("evidence_dropped", 0)
-        return {**counters, "packets_unaccounted": unaccounted, **mine, "untold_at_end": self._untold}
+        return {**counters, "packets_unaccounted": unaccounted, **mine, "unreported_at_end": self._unreported}
 
     def diagnosis(self) -> str:
-        """What keeper and gateway wrote on standard error, escaped and bounded."""
+        """What supervisor and gateway wrote on standard error, escaped and bounded."""
         self._drain_words()
         return printable(self._said.strip(), max_chars=2000)
 
@@ -189,8 +189,8 @@ class Watch:
         """Have the gateway tell what is in progress, and wait for its last word: for two seconds at
         most, and not at all for one that is gone.
 
-        What is in no event is counted (`untold_at_end`): what it says, what the record has no room
-        for, and at least one where it says nothing in time.
+        What is in no event is counted (`unreported_at_end`): what it says, what the record has no
+        room for, and at least one where it says nothing in time.
         """
         give_up = time.monotonic() + _LAST_WORD_S
         self._is_ending = True
@@ -203,7 +203,7 @@ class Watch:
                 self._send_lock.release()
         self._last_word.wait(max(0.0, give_up - time.monotonic()))
         if not self._has_ended:
-            self._untold += 1
+            self._unreported += 1
 
     def die(self, error: BelljarError) -> None:
         """End the range, once: its processes are killed, and then it is told. From any thread."""
@@ -227,7 +227,7 @@ class Watch:
         self._on_death(error)
 
     def _run(self) -> None:
-        ends = {self._lines.keeper.pidfd: "keeper", self._lines.gateway.pidfd: "gateway"}
+        ends = {self._lines.supervisor.pidfd: "supervisor", self._lines.gateway.pidfd: "gateway"}
         while ends or self._open:
             # Its end is looked at when everything that it has said is taken in.
             silent = [fd for fd, who in ends.items() if not self._still_speaks(who)]
@@ -246,17 +246,17 @@ class Watch:
     def _listen(self, fds: Sequence[int]) -> set[int]:
         began = time.monotonic()
         ready = wait_readable(fds, _LISTEN_S)
-        for silence in self._silences.values():
-            silence.listened(min(time.monotonic() - began, _LISTEN_S))
+        for heartbeat in self._heartbeats.values():
+            heartbeat.waited(min(time.monotonic() - began, _LISTEN_S))
         return ready
 
     def _end_if_hung(self) -> None:
         """One that is stopped, or runs in circles, watches nothing and answers nobody."""
         if self.closing or self.error is not None:
             return
-        for who, silence in self._silences.items():
-            if silence.is_over:
-                what = f"the range's {who} hangs: it has said nothing for {silence.patience_s:.0f} s"
+        for who, heartbeat in self._heartbeats.items():
+            if heartbeat.expired:
+                what = f"the range's {who} hangs: it has said nothing for {heartbeat.timeout_s:.0f} s"
                 self.die(CellError(what, where=self._where(), hint=_ENDED_HINT))
 
     def _look_at_upstreams(self) -> None:
@@ -274,12 +274,12 @@ class Watch:
             self.die(CellError(what, where=self._where(), hint=_ENDED_HINT))
 
     def _still_speaks(self, who: str) -> bool:
-        return (self._lines.control if who == "keeper" else self._lines.events) in self._open
+        return (self._lines.control if who == "supervisor" else self._lines.events) in self._open
 
     def _hear(self, source: socket.socket) -> None:
         try:
             if source is self._lines.control:
-                self._hear_keeper()
+                self._hear_supervisor()
             else:
                 self._hear_gateway()
         except (datagrams.Closed, ConnectionError):
@@ -293,7 +293,7 @@ class Watch:
         except Exception as exc:  # noqa: BLE001 - nothing may go on that isn't watched
             self.die(CellError(f"an event of the range could not be taken in: {exc!r}", where=self._where()))
 
-    def _hear_keeper(self) -> None:
+    def _hear_supervisor(self) -> None:
         message, fds = datagrams.receive(self._lines.control)
         for fd in fds:
             os.close(fd)
@@ -301,7 +301,7 @@ class Watch:
             case {"flow": flow}:
                 self._record(Kind.NETWORK_FLOW, _checked_flow(flow))
             case {"counters": counters}:  # it has looked at the rules
-                self._silences["keeper"].heard()
+                self._heartbeats["supervisor"].message_received()
                 self.heard.counters = {str(name): int(count) for name, count in counters.items()}
             case {"at_risk": at_risk}:
                 self._accounts.settle(at_risk)
@@ -315,17 +315,17 @@ class Watch:
             case {"failed": _}:
                 self.die(self._gave_up(message))
             case _:
-                raise ValueError("the keeper's message")
+                raise ValueError("the supervisor's message")
 
     def _gave_up(self, message: Mapping[str, Any]) -> BelljarError:
-        """As the keeper has it: this host's, or ours."""
+        """As the supervisor has it: this host's, or ours."""
         kind = HostError if message.get("host") else CellError
-        what = f"the range's keeper gave up: {printable(str(message['failed']), max_chars=2000)}"
+        what = f"the range's supervisor gave up: {printable(str(message['failed']), max_chars=2000)}"
         return kind(what, where=self._where(), hint=printable(str(message.get("hint", "")), max_chars=500))
 
     def _hear_gateway(self) -> None:
         datagram = datagrams.receive_bytes(self._lines.events, MAX_DATAGRAM_BYTES + 1)
-        self._silences["gateway"].heard()
+        self._heartbeats["gateway"].message_received()
         if self.error is not None:
             return
         try:
@@ -351,7 +351,7 @@ class Watch:
         if not self._is_ending:
             raise ProtocolViolation("the gateway broke its protocol: it has ended unasked", where=self._where())
         self._has_ended = True
-        self._untold += said.untold
+        self._unreported += said.unreported
         self._last_word.set()
 
     def _record(self, kind: Kind, data: Mapping[str, Any], bodies: tuple[Any, ...] = ()) -> None:
@@ -374,7 +374,7 @@ class Watch:
         before = self._budget
         after, taken = before.take(event)
         if taken is None and self._is_ending:
-            self._untold += 1
+            self._unreported += 1
             return
         if taken is None:
             what = f"the range has put {format_size(before.most_bytes)} on record, which is all that it may"
@@ -389,8 +389,8 @@ class Watch:
     def _ask(self, asked: Asked) -> None:
         """Whoever answers may take long: nobody waits for it here."""
         is_dial = asked.what == DIAL
-        desk, answer = (self._dials, self._dial) if is_dial else (self._questions, self._reply)
-        if not desk.take(partial(answer, asked)):
+        executor, answer = (self._dials, self._dial) if is_dial else (self._questions, self._reply)
+        if not executor.try_submit(partial(answer, asked)):
             raise ProtocolViolation(f"more than {_MAX_QUESTIONS} questions at once", where=self._where())
 
     def _reply(self, asked: Asked) -> None:
@@ -439,15 +439,15 @@ class Watch:
 
     def _ended(self, who: str) -> None:
         """One ends by itself only when something is wrong; the other may not go on alone."""
-        child = self._lines.keeper if who == "keeper" else self._lines.gateway
+        child = self._lines.supervisor if who == "supervisor" else self._lines.gateway
         if not self.closing and self.error is None:
-            how = self._lines.zygote.how_ended(child)
+            how = self._lines.fork_server.how_ended(child)
             said = self.diagnosis()
             what = f"the range's {who} ended{' (' + how + ')' if how else ''}{': ' + said if said else ''}"
             self.die(CellError(what, where=self._where(), hint=_ENDED_HINT))
 
     def _kill(self) -> None:
-        self._lines.keeper.kill()
+        self._lines.supervisor.kill()
         self._lines.gateway.kill()
 
     def _drain_words(self) -> None:
@@ -460,7 +460,7 @@ class Watch:
 
 
 def _checked_flow(flow: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The keeper reads a guest's headers, so it is not believed blindly either."""
+    """The supervisor reads a guest's headers, so it is not believed blindly either."""
     if not isinstance(flow, dict) or not set(flow) <= _FLOW_FIELDS:
         raise ValueError("a flow's fields")
     if any(isinstance(value, str) and len(value) > 256 for value in flow.values()):

@@ -13,7 +13,7 @@ from belljar.events import Kind
 from belljar.ledger import Line
 from belljar.report.places import Places
 from belljar.report.reasons import Reason, ReasonCode
-from belljar.report.requests import Requests, in_hindsight, place
+from belljar.report.requests import Requests, in_traffic_analysis, place
 from belljar.units import printable
 
 TOLD: Final = 20
@@ -22,7 +22,7 @@ _MAX_KINDS: Final = 200
 _MAX_WORD_CHARS: Final = 120
 ORDINARY: Final = frozenset({"h2_settings", "h2_window_update", "h2_priority", "hpack", "tls", "tls_nonce", "ws_mask"})
 """Kinds of the remainder that any client has."""
-_HINDSIGHT: Final = "hindsight_"
+_TRAFFIC_ANALYSIS: Final = "traffic_analysis_"
 _PACKETS: Final = "packets"
 _READER: Final = "reader"
 """Whoever read it ended before the record did: its effect says why."""
@@ -30,7 +30,7 @@ _MAX_EFFECT_CHARS: Final = 600
 _COUNTED_LOST: Final = {
     "packets_not_recorded": ReasonCode.PACKETS_NOT_RECORDED,
     "logs_lost": ReasonCode.FLOWS_NOT_RECORDED,
-    "untold_at_end": ReasonCode.EVENTS_CUT_AT_END,
+    "unreported_at_end": ReasonCode.EVENTS_CUT_AT_END,
 }
 """Counters of `range.destroyed` that are missing evidence: what the kernel had no room for, and
 what its end left no time for.
@@ -81,7 +81,7 @@ class Flow:
 
     Of `packets`, `probed` went where none had gone before while Belljar probed the cell, so most
     likely its own; `again` are known by number alone: where one had gone before, or beyond the
-    places that have an event of their own; the others went `to` a place of their own. `hindsight`:
+    places that have an event of their own; the others went `to` a place of their own. `traffic_analysis`:
     counted in the packet record when the range had ended.
     """
 
@@ -89,7 +89,7 @@ class Flow:
     verdict: str
     reason: str
     protocol: str
-    hindsight: bool = False
+    traffic_analysis: bool = False
     packets: int = 0
     bytes: int = 0
     probed: int = 0
@@ -195,7 +195,7 @@ class RangeFindings:
             "packets": self.packets,
             "requests": [request.to_json() for request in (*self.requests, *self.talk)],
             "requests_in_all": self.requests.count + self.talk.count,
-            "requests_in_hindsight": self.talk.count,
+            "requests_in_traffic_analysis": self.talk.count,
             "requests_ambiguous": self.requests.ambiguous + self.talk.ambiguous,
             "connections_open_at_the_end": self.requests.still_open,
             "flows": [asdict(flow) for flow in self.flows.values()],
@@ -248,7 +248,7 @@ def _add_cell(cell: str, line: Line, ranges: dict[str, RangeFindings], cells: di
 
 def _add(found: RangeFindings, line: Line) -> None:
     data = line.data
-    (found.talk if in_hindsight(data) else found.requests).take(line)
+    (found.talk if in_traffic_analysis(data) else found.requests).take(line)
     match line.kind:
         case Kind.RANGE_OPENING:
             if directory := data.get("directory"):
@@ -295,9 +295,9 @@ def _add_connection(found: RangeFindings, data: Mapping[str, Any]) -> None:
 
 def _add_limit(found: RangeFindings, data: Mapping[str, Any]) -> None:
     limit = str(data["limit"])
-    if not in_hindsight(data):
+    if not in_traffic_analysis(data):
         found.limits.add(limit, _times(data))
-    elif (what := limit.removeprefix(_HINDSIGHT)) == _PACKETS:
+    elif (what := limit.removeprefix(_TRAFFIC_ANALYSIS)) == _PACKETS:
         found.unread_packets += _times(data)
     elif what == _READER:
         found.reader_ended = printable(str(data.get("effect")), max_chars=_MAX_EFFECT_CHARS)
@@ -307,12 +307,12 @@ def _add_limit(found: RangeFindings, data: Mapping[str, Any]) -> None:
 
 def _add_flow(found: RangeFindings, data: Mapping[str, Any]) -> None:
     words = (data["cell"], data["verdict"], data["reason"], data["protocol"])
-    hindsight = in_hindsight(data)
+    traffic_analysis = in_traffic_analysis(data)
     cell, verdict, reason, protocol = (printable(str(word), max_chars=_MAX_WORD_CHARS) for word in words)
-    if (cell, verdict, reason, protocol, hindsight) not in found.flows and len(found.flows) >= _MAX_KINDS:
+    if (cell, verdict, reason, protocol, traffic_analysis) not in found.flows and len(found.flows) >= _MAX_KINDS:
         cell, reason, protocol = "", "others", ""
-    made = Flow(cell=cell, verdict=verdict, reason=reason, protocol=protocol, hindsight=hindsight)
-    flow = found.flows.setdefault((cell, verdict, reason, protocol, hindsight), made)
+    made = Flow(cell=cell, verdict=verdict, reason=reason, protocol=protocol, traffic_analysis=traffic_analysis)
+    flow = found.flows.setdefault((cell, verdict, reason, protocol, traffic_analysis), made)
     times = _times(data)
     flow.packets += times
     flow.bytes += data["bytes"]

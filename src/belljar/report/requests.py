@@ -35,7 +35,7 @@ class Request:
     `time` is when it was asked, RFC 3339; `what` a URL, or a name (else an address) and port;
     `address` address and port of what is no HTTP. Sizes in bytes, of bodies or of what each side
     sent; `status` and `answer_bytes` are None where none is on record, status 0: closed without an
-    answer. `hindsight`: read out of the packet record when the range had ended, else recorded by
+    answer. `traffic_analysis`: read out of the packet record when the range had ended, else recorded by
     the gateway before it answered. `ambiguous`: its sender said two things in one place, or what a
     receiver may take or not; what was said first is told.
     """
@@ -50,7 +50,7 @@ class Request:
     request_bytes: int
     status: int | None = None
     answer_bytes: int | None = None
-    hindsight: bool = False
+    traffic_analysis: bool = False
     ambiguous: bool = False
     address: str = ""
 
@@ -61,7 +61,7 @@ class Request:
 
 @dataclass(slots=True)
 class Requests:
-    """Those of one range that are known in one way: by the gateway, or in hindsight.
+    """Those of one range that are known in one way: by the gateway, or by traffic analysis.
 
     Memory: `FIRST` + `LAST` of them. `ambiguous`: how many of all are.
     """
@@ -112,7 +112,7 @@ class Requests:
             reason=_word(data["reason"]),
             stand_in=_word(data["stand_in"]),
             request_bytes=data["bytes"],
-            hindsight=in_hindsight(data),
+            traffic_analysis=in_traffic_analysis(data),
             ambiguous=_is_ambiguous(data),
         )
         self._unanswered[data["exchange"]] = request
@@ -146,7 +146,7 @@ class Requests:
                 stand_in=_word(data["stand_in"]),
                 request_bytes=data["bytes"],
                 answer_bytes=_count(data.get("sent_bytes")),
-                hindsight=in_hindsight(data),
+                traffic_analysis=in_traffic_analysis(data),
                 ambiguous=_is_ambiguous(data),
             )
         )
@@ -174,9 +174,9 @@ def place(data: Mapping[str, Any]) -> str:
     return address if port is None else f"{address}:{port}"
 
 
-def in_hindsight(data: Mapping[str, Any]) -> bool:
+def in_traffic_analysis(data: Mapping[str, Any]) -> bool:
     """Whether it was read out of the packet record when the range had ended."""
-    return data.get("hindsight") is True
+    return data.get("traffic_analysis") is True
 
 
 def _is_ambiguous(data: Mapping[str, Any]) -> bool:
@@ -185,7 +185,7 @@ def _is_ambiguous(data: Mapping[str, Any]) -> bool:
 
 def _asked(line: Line) -> str:
     """When it was: what was read out of the packet record says so itself."""
-    if not in_hindsight(line.data):
+    if not in_traffic_analysis(line.data):
         return line.time
     try:
         time = datetime.fromtimestamp(float(line.data["at_s"]), UTC)

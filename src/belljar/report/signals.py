@@ -15,7 +15,7 @@ from belljar.dataclass import dataclass
 from belljar.events import Kind, Trust
 from belljar.ledger import Line
 from belljar.policy.guarding import GUARD_CLASSES
-from belljar.report.requests import in_hindsight
+from belljar.report.requests import in_traffic_analysis
 from belljar.units import printable
 
 CONTROLS: Final = ("greedy", "diligent")
@@ -345,7 +345,7 @@ class SignalGatherer:
         elif line.kind is Kind.GUARD_HIT:
             value = str(data.get("value") or "")
             yield self._of_hit(data), value or str(data["class"]), 1
-        elif line.kind in _NETWORK and not in_hindsight(data):
+        elif line.kind in _NETWORK and not in_traffic_analysis(data):
             if (data.get("range"), data.get("cell")) not in self._probing:
                 yield from _refused(line)
         elif line.kind is Kind.LIMIT_HIT and data["limit"] in _RECORD_LIMITS:

@@ -33,7 +33,7 @@ class ServiceContacts:
     def touched(self, event: Event, evidence: int) -> Event | None:
         """What to record of the first event of a connection to a service."""
         data = event.data
-        if event.kind not in _CONTACTS or data.get("hindsight") is True:
+        if event.kind not in _CONTACTS or data.get("traffic_analysis") is True:
             return None
         decoy = data.get("stand_in") or self._addresses.get(str(data.get("address", "")))
         connection = data.get("connection")

@@ -171,7 +171,7 @@ def _bodies(event: Event) -> Iterator[Carried]:
     names, channel = _SENT_BODIES.get(event.kind, ((), Channel.STREAM))
     if event.kind is Kind.NETWORK_WEBSOCKET and event.data.get("direction") != "sent":
         return
-    is_between_cells = event.data.get("hindsight") is True
+    is_between_cells = event.data.get("traffic_analysis") is True
     what = event.data.get("what")
     is_login = what in _LOGINS
     if what in _UPLOADS:

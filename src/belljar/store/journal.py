@@ -52,7 +52,7 @@ class JournalEntry:
 
     `directories` and `cgroups` are absolute and the cell's own: reaping removes them whole.
 
-    Of a range, `supervisor` is the zygote that it may share with others, `child` its keeper, and `processes` are all that are its own alone.
+    Of a range, `supervisor` is the fork server that it may share with others, `child` its supervisor, and `processes` are all that are its own alone.
     `host_uid` is the first of the `uid_count` uids that only this cell has; None when its uids are also another's.
     `part_of`: the range that a cell is in, the cell that a wire serves; "" for neither.
     """

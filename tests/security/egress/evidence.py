@@ -1,6 +1,6 @@
 """What the host has seen of a range, and what a case demands to find there. Pure: each kind of evidence says in a sentence what it misses, or nothing.
 
-None of it is a guest's word: events are of the gateway and the keeper, frames are those that the keeper recorded, `heard` is what the host's own listeners got.
+None of it is a guest's word: events are of the gateway and the supervisor, frames are those that the supervisor recorded, `heard` is what the host's own listeners got.
 `Word` alone looks at what the prober said; it stands beside others, for what leaves no trace when it is refused (a socket that isn't given).
 """
 

@@ -93,7 +93,7 @@ FIRST: Final = """
 (echo first > /dev/tcp/{lan}/{ear}) &
 wait
 """
-PATIENCE_S: Final = {"container": 20.0, "gvisor": 20.0, "microvm": 30.0}
+TIMEOUT_S: Final = {"container": 20.0, "gvisor": 20.0, "microvm": 30.0}
 """How long the prober waits for an answer, in each tier: a machine that is emulated takes its time for TLS."""
 DEATH_S: Final = 60.0
 """By when what has been struck must have ended. It takes a second or two; a test that waits so long has failed."""
@@ -133,11 +133,11 @@ class Opened:
 
     @property
     def pids(self) -> tuple[int, int]:
-        """Of its keeper and its gateway."""
+        """Of its supervisor and its gateway."""
         entry = self.network._entry
         assert entry is not None
-        keeper, gateway = entry.processes
-        return keeper.pid, gateway.pid
+        supervisor, gateway = entry.processes
+        return supervisor.pid, gateway.pid
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -251,9 +251,9 @@ class Play:
         for made in self._ranges.values():
             await made.network.check()
             made.counters = made.network.counters()
-            keeper = made.pids[0]
-            made.links = [device["ifname"] for device in host.ip("link", namespace=keeper)]
-            made.routes = [route["dst"] for route in host.ip("route", "show", "table", "all", namespace=keeper)]
+            supervisor = made.pids[0]
+            made.links = [device["ifname"] for device in host.ip("link", namespace=supervisor)]
+            made.routes = [route["dst"] for route in host.ip("route", "show", "table", "all", namespace=supervisor)]
 
     async def _try(self, name: str, cell: Cell, cases: Sequence[Case]) -> None:
         known, steps = self.facts(name), []
@@ -262,7 +262,7 @@ class Play:
             do, *args = [word.format_map(own) for word in case.step]
             steps.append({"id": case.name, "do": do, "args": args, "alone": case.alone})
         await cell.write_file("/prober.py", PROBER.read_bytes())
-        told = json.dumps({"steps": steps, "patience_s": PATIENCE_S[self._tier]}).encode()
+        told = json.dumps({"steps": steps, "timeout_s": TIMEOUT_S[self._tier]}).encode()
         output = await cell.exec(["python3", "/prober.py"], input=told, max_output_bytes=1 << 20)
         assert output.success, output.stderr.decode("utf-8", "replace")[-2000:]
         self._ranges[name].words.update(json.loads(output.stdout))

@@ -1,6 +1,6 @@
 """Runs in a cell: tries what a table tells it, and prints in a word each what came of it. Python 3 and its own library, nothing else.
 
-Standard input: `{"steps": [{"id", "do", "args", "alone"}], "patience_s"}`. Its word is not believed: what counts is what the host sees.
+Standard input: `{"steps": [{"id", "do", "args", "alone"}], "timeout_s"}`. Its word is not believed: what counts is what the host sees.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-PATIENCE_S = 3.0
+TIMEOUT_S = 3.0
 AT_ONCE = 12
 AUTHORITY = "/usr/local/share/ca-certificates/local-root.crt"
 RCODES = {0: "NOERROR", 1: "FORMERR", 3: "NXDOMAIN", 4: "NOTIMP", 5: "REFUSED"}
@@ -41,7 +41,7 @@ def word(error: OSError) -> str:
 def made(kind: int, family: int = socket.AF_INET, protocol: int = 0) -> socket.socket:
     """A socket that does not wait for ever."""
     sock = socket.socket(family, kind, protocol)
-    sock.settimeout(PATIENCE_S)
+    sock.settimeout(TIMEOUT_S)
     return sock
 
 
@@ -218,7 +218,7 @@ def resolve(name: str) -> str:
 
 def resolve_and_connect(name: str, port: str) -> str:
     """By name, whatever that name gives here."""
-    with socket.create_connection((name, int(port)), PATIENCE_S) as sock:
+    with socket.create_connection((name, int(port)), TIMEOUT_S) as sock:
         return heard(sock)
 
 
@@ -352,7 +352,7 @@ def run(*argv: str) -> str:
         name, _, value = words.pop(0).partition("=")
         extra[name] = value
     done = subprocess.run(
-        words, env={**os.environ, **extra}, capture_output=True, text=True, check=False, timeout=PATIENCE_S * 10
+        words, env={**os.environ, **extra}, capture_output=True, text=True, check=False, timeout=TIMEOUT_S * 10
     )
     return f"{done.returncode} {(done.stdout + done.stderr).strip()[:200]}"
 
@@ -391,7 +391,7 @@ def with_own_resolver(own: str, gives: str, do: str, *args: str) -> str:
     """With a resolver of one's own in the cell, at a loopback address, that gives any name this address."""
     with made(socket.SOCK_DGRAM) as server:
         server.bind((own, 53))
-        server.settimeout(10 * PATIENCE_S)
+        server.settimeout(10 * TIMEOUT_S)
         threading.Thread(target=lie, args=(server, socket.inet_aton(gives)), daemon=True).start()
         return with_resolver(own, do, *args)
 
@@ -452,9 +452,9 @@ def tried(step: dict[str, Any]) -> str:
 
 def main() -> None:
     """All steps: most at the same time, those that change what all share one after the other."""
-    global PATIENCE_S
+    global TIMEOUT_S
     asked = json.load(sys.stdin)
-    PATIENCE_S = float(asked["patience_s"])
+    TIMEOUT_S = float(asked["timeout_s"])
     together = [step for step in asked["steps"] if not step["alone"]]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         words = dict(zip((step["id"] for step in together), pool.map(tried, together), strict=True))

@@ -330,7 +330,7 @@ async def test_an_end_that_was_not_clean_is_told() -> None:
 
 async def test_nobody_is_left_waiting_when_the_pool_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """What stands is destroyed, and a cell that is still out is recalled: its operations end, then it is destroyed too."""
-    monkeypatch.setattr(pools, "_END_PATIENCE_S", 0.05)
+    monkeypatch.setattr(pools, "_END_TIMEOUT_S", 0.05)
     async with stand(2) as it:
         await it.filled()
         taking = it.cell()

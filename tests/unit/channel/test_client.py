@@ -288,12 +288,12 @@ async def test_the_hosts_own_deadline() -> None:
 
 async def test_a_guest_that_does_not_end_what_it_was_told_to_kill() -> None:
     """No RESULT after the kill: the guest is wedged, the caller and everyone else is told so, in bounded time."""
-    async with talking(patience=SHORT) as (_, client):
+    async with talking(timeout=SHORT) as (_, client):
         with pytest.raises(CellError, match="told to kill"):
             await client.exec(ExecRequest(argv=["undying"], timeout_s=0.1))
         with pytest.raises(CellError, match="told to kill"):
             await client.exec(CAT)
-    async with talking(patience=SHORT) as (_, client):
+    async with talking(timeout=SHORT) as (_, client):
         with anyio.move_on_after(0.1) as scope:
             await client.exec(ExecRequest(argv=["undying"]))
         assert scope.cancelled_caught
@@ -303,7 +303,7 @@ async def test_a_guest_that_does_not_end_what_it_was_told_to_kill() -> None:
 
 async def test_a_failure_reaches_the_leader_too() -> None:
     """When one operation gives the guest up, the one that reads for all is told at once, not when something arrives."""
-    async with talking(patience=SHORT) as (_, client):
+    async with talking(timeout=SHORT) as (_, client):
         failures = []
 
         async def wait_forever() -> None:

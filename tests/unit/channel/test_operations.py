@@ -11,7 +11,7 @@ from tests.fakes import guest as g
 from tests.fakes.guest import FakeGuest, GuestOp
 from tests.fakes.talking import CAT, FLOOD, HANG, SHORT, talking
 
-from belljar.channel import ExecRequest, Patience
+from belljar.channel import ExecRequest, Timeout
 from belljar.errors import CellError
 
 pytestmark = pytest.mark.anyio
@@ -64,7 +64,7 @@ async def test_a_killed_operation_gets_the_credit_it_needs_to_end() -> None:
         await guest.output(op, 1, b"x" * 5_000_000)
         await guest.finish(op, g.SIGNALED, 9, flags=2)
 
-    async with talking({b"heavy": heavy}, patience=Patience(grace_s=0.1, kill_s=60)) as (_, client):
+    async with talking({b"heavy": heavy}, timeout=Timeout(grace_s=0.1, kill_s=60)) as (_, client):
         outcome = await client.exec(ExecRequest(argv=["heavy"], timeout_s=0.05, max_stdout_bytes=1 << 30))
         assert (outcome.timed_out, len(outcome.stdout) + outcome.stdout_dropped_bytes) == (True, 5_000_000)
         with anyio.move_on_after(0.05) as scope:
@@ -137,7 +137,7 @@ async def test_a_guest_that_ends_nothing_and_floods() -> None:
             op.killed = False
             await guest.output(op, 1, b"x" * 100_000)
 
-    async with talking({b"stubborn": stubborn}, patience=SHORT) as (_, client):
+    async with talking({b"stubborn": stubborn}, timeout=SHORT) as (_, client):
         with anyio.fail_after(60), pytest.raises(CellError, match="told to kill"):
             await client.exec(
                 ExecRequest(argv=["stubborn"], timeout_s=0.05, max_stdout_bytes=1 << 40), keep="head", keep_bytes=10

@@ -63,16 +63,16 @@ def test_bytes_outside_of_requests_are_told_unless_any_client_sends_them() -> No
 
 def test_how_a_request_is_known_is_told() -> None:
     """Those between cells apart, as read afterwards; what was said in two ways, and what was left out, in words; all of it in the JSON too."""
-    afterwards = {"hindsight": True, "at_s": 1795329788.25}
+    afterwards = {"traffic_analysis": True, "at_s": 1795329788.25}
     segment = {**FLOW, "verdict": "allowed", "reason": "segment", "address": "10.0.0.9", "port": 80}
     findings = judged(
         story(
             line(Kind.NETWORK_HTTP, **REQUEST),
             line(Kind.NETWORK_FLOW, **segment),
             line(Kind.NETWORK_HTTP, **REQUEST, **afterwards, ambiguous=True),
-            line(Kind.NETWORK_HTTP_ANSWERED, **ANSWER, hindsight=True),
-            line(Kind.NETWORK_FLOW, **{**segment, "count": 7}, hindsight=True),
-            line(Kind.LIMIT_HIT, limit="hindsight_bytes", value=1, count=3, hindsight=True),
+            line(Kind.NETWORK_HTTP_ANSWERED, **ANSWER, traffic_analysis=True),
+            line(Kind.NETWORK_FLOW, **{**segment, "count": 7}, traffic_analysis=True),
+            line(Kind.LIMIT_HIT, limit="traffic_analysis_bytes", value=1, count=3, traffic_analysis=True),
         )
     )
     assert findings.rows[0].verdict is Verdict.CONTAINED
@@ -87,8 +87,11 @@ def test_how_a_request_is_known_is_told() -> None:
     ):
         assert said in told
     (shown,) = as_json(findings)["samples"][0]["ranges"]
-    assert [(each["hindsight"], each["ambiguous"]) for each in shown["requests"]] == [(False, False), (True, True)]
-    counts = ("requests_in_all", "requests_in_hindsight", "requests_ambiguous")
+    assert [(each["traffic_analysis"], each["ambiguous"]) for each in shown["requests"]] == [
+        (False, False),
+        (True, True),
+    ]
+    counts = ("requests_in_all", "requests_in_traffic_analysis", "requests_ambiguous")
     assert [shown[name] for name in counts] == [2, 1, 1]
     assert shown["left_out"]["named"] == {"bytes": 3}
 

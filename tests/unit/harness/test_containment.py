@@ -73,7 +73,7 @@ async def opened() -> BelljarSandboxEnvironment:
 async def test_a_breach_at_the_start(session: Session, cells: FakeCells, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sample does not run, its cell is destroyed, the owner is told to stop once, and no further sample begins."""
     stops: list[int] = []
-    monkeypatch.setattr(session_module, "_STOP_PATIENCE_S", 0.5)
+    monkeypatch.setattr(session_module, "_STOP_TIMEOUT_S", 0.5)
     cells.on_probe = at("start", read_canary)
     with anyio.CancelScope() as evaluation:
 

@@ -173,7 +173,7 @@ def change_a_byte(run: RunDirectory) -> None:
 
 def limit(name: str, count: int = 1) -> Callable[[FakeCell], None]:
     """What was read out of the packet record has a hole."""
-    said = {"limit": name, "value": 1, "count": count, "effect": "it was killed", "hindsight": True}
+    said = {"limit": name, "value": 1, "count": count, "effect": "it was killed", "traffic_analysis": True}
     return in_range(Kind.LIMIT_HIT, **said)
 
 
@@ -205,8 +205,10 @@ CAUSES: dict[str, Cause] = {
     "a clean attempt before a void one": Cause(
         "void", 2, {Code.PROBES_VOID}, options=("-T", "fails=true", "--retry-on-error", "1"), arm=at(3, silent)
     ),
-    "overwritten packets": Cause("void", 2, {Code.PACKETS_OVERWRITTEN}, arm=at(1, limit("hindsight_packets", 9))),
-    "a killed reader": Cause("void", 2, {Code.TRAFFIC_ANALYSIS_ENDED}, arm=at(1, limit("hindsight_reader"))),
+    "overwritten packets": Cause(
+        "void", 2, {Code.PACKETS_OVERWRITTEN}, arm=at(1, limit("traffic_analysis_packets", 9))
+    ),
+    "a killed reader": Cause("void", 2, {Code.TRAFFIC_ANALYSIS_ENDED}, arm=at(1, limit("traffic_analysis_reader"))),
     "packets that were not recorded": Cause(
         "void",
         2,
@@ -219,7 +221,7 @@ CAUSES: dict[str, Cause] = {
         )
         for name, code in {
             "logs_lost": Code.FLOWS_NOT_RECORDED,
-            "untold_at_end": Code.EVENTS_CUT_AT_END,
+            "unreported_at_end": Code.EVENTS_CUT_AT_END,
             "packets_unaccounted": Code.PACKETS_OVERWRITTEN,
         }.items()
     },

@@ -23,7 +23,7 @@ class Fallen:
         """As far as the supervisor has said."""
         return None
 
-    def last_word(self, patience_s: float) -> JailEnd | None:
+    def last_word(self, timeout_s: float) -> JailEnd | None:
         """After a moment."""
         return self.ended
 

@@ -13,6 +13,7 @@ from belljar.ledger.chain import canonical
 from belljar.ledger.checkpoint import make_checkpoint, parse_checkpoint
 from belljar.ledger.keys import load_or_make_key
 from belljar.ledger.merkle import MerkleTree
+from belljar.ledger.schema import SCHEMA_VERSION
 
 TIME = "2026-11-20T21:53:46.123456Z"
 
@@ -47,7 +48,7 @@ def test_round_trip(home: Path) -> None:
         ("final", True),
         ("manifest_sha256", "0" * 64),
         ("signature", "0" * 128),
-        ("v", 2),
+        ("v", SCHEMA_VERSION + 1),
     ],
 )
 def test_every_field_is_signed(home: Path, field: str, value: object) -> None:

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from belljar.events import Kind
 from belljar.ledger.chain import canonical
 from belljar.ledger.checker import parse_line
-from belljar.ledger.schema import DATA, check_data
+from belljar.ledger.schema import DATA, SCHEMA_VERSION, check_data
 from belljar.ledger.shapes import Optional
 
 LINE = {
-    "v": 1,
+    "v": SCHEMA_VERSION,
     "seq": 0,
     "prev": "0" * 64,
     "time": "2026-11-20T21:53:46.123456Z",
@@ -51,7 +51,7 @@ def test_a_line_is_read() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("v", 2),
+        ("v", SCHEMA_VERSION + 1),
         ("v", True),
         ("seq", -1),
         ("seq", "0"),

@@ -95,7 +95,7 @@ BAD = {
     "a true id": head(id=True),
     "a negative id": head(id=-1),
     "another's kind": head(kind="cell.destroyed"),
-    "the keeper's kind": head(kind="network.flow"),
+    "the supervisor's kind": head(kind="network.flow"),
     "no kind": head(kind=["network.dns"]),
     "no data": head(data=[]),
     "bodies that are none": head(bodies={}),
@@ -131,15 +131,17 @@ def word(number: int, kind: str, data: object, bodies: object = ()) -> bytes:
 
 
 def test_the_last_word_is_the_last() -> None:
-    """It says how much is untold, and nothing else; nothing follows it."""
+    """It says how much is unreported, and nothing else; nothing follows it."""
     decoder = wire.UpDecoder()
-    assert decoder.feed(word(1, "ended", {"untold": 3})) == wire.Ended(id=1, untold=3)
+    assert decoder.feed(word(1, "ended", {"unreported": 3})) == wire.Ended(id=1, unreported=3)
     with pytest.raises(wire.WireViolation, match="after the last"):
         decoder.feed(word(2, "alive", {}))
     assert json.loads(wire.encode_end(1.5)) == {"end": 1.5}
 
 
-@pytest.mark.parametrize("data", [{}, {"untold": -1}, {"untold": True}, {"untold": 1.0}, {"untold": 0, "more": 0}])
+@pytest.mark.parametrize(
+    "data", [{}, {"unreported": -1}, {"unreported": True}, {"unreported": 1.0}, {"unreported": 0, "more": 0}]
+)
 def test_a_last_word_of_another_kind_is_a_violation(data: object) -> None:
     """Another count than a count, or another field."""
     with pytest.raises(wire.WireViolation):
@@ -150,7 +152,7 @@ def test_a_last_word_has_no_body() -> None:
     """That would be an event."""
     body = {"name": "b", "kept_bytes": 0, "total_bytes": 0, "sha256": "0" * 64}
     with pytest.raises(wire.WireViolation, match="says more"):
-        wire.UpDecoder().feed(word(1, "ended", {"untold": 0}, [body]))
+        wire.UpDecoder().feed(word(1, "ended", {"unreported": 0}, [body]))
 
 
 def test_ids_must_grow_and_bodies_may_not_overflow() -> None:

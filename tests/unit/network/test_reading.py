@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.network.test_conversations import record
-from tests.unit.network.test_hindsight import LAYOUT, PLAN, TALK
+from tests.unit.network.test_traffic_analysis import LAYOUT, PLAN, TALK
 
 from belljar.errors import LedgerError
 from belljar.events import Body, Event, Kind, MemoryRecorder, Trust
@@ -22,15 +22,15 @@ from belljar.network.budget import Budget
 from belljar.network.events_wire import WireViolation
 from belljar.network.gateway.reporter import ALIVE, ASK, READY, Item
 from belljar.network.gateway.reporter import datagrams as datagrams_of
-from belljar.network.hindsight import seen_exchanges
 from belljar.network.reading import KINDS, MAX_LIMITS, MOST_PROCESSOR_S, Taker, Task, read_back, take_in
+from belljar.network.traffic_analysis import seen_exchanges
 
 TASK = Task(files=(), range_id="r-1", layout=LAYOUT, network=PLAN, budget=Budget.of(1 << 20))
 FLOW = Item(
     Kind.NETWORK_FLOW,
     {"cell": "a", "protocol": "tcp", "address": "", "port": 1, "verdict": "allowed", "reason": "segment", "bytes": 1},
 )
-LIMIT = Item(Kind.LIMIT_HIT, {"limit": "hindsight_bytes", "value": 1, "count": 2})
+LIMIT = Item(Kind.LIMIT_HIT, {"limit": "traffic_analysis_bytes", "value": 1, "count": 2})
 LAST = Item(READY, {})
 
 
@@ -77,8 +77,8 @@ def test_an_honest_reader_is_believed(recorded: int, spent: int, cut: int) -> No
 
 def test_whose_events_they_are_is_the_owners_word() -> None:
     """Not the reader's."""
-    (event,) = taken(*words(replace(FLOW, data={**FLOW.data, "range": "r-2", "hindsight": False})))
-    assert (event.data["range"], event.data["hindsight"], event.trust) == ("r-1", True, Trust.HOST_OBSERVED)
+    (event,) = taken(*words(replace(FLOW, data={**FLOW.data, "range": "r-2", "traffic_analysis": False})))
+    assert (event.data["range"], event.data["traffic_analysis"], event.trust) == ("r-1", True, Trust.HOST_OBSERVED)
 
 
 BODY = Body(name="request", content=b"", total_bytes=0, sha256="0" * 64)
@@ -131,13 +131,13 @@ def test_what_was_told_is_kept(ends: tuple[socket.socket, socket.socket]) -> Non
     recorder = MemoryRecorder()
     for datagram in [*words(FLOW, LAST), b"ignored"]:
         theirs.send(datagram)
-    assert take_in(ours, Taker(TASK, recorder), patience_s=60) == ""
-    assert "broke its protocol" in take_in(ours, Taker(TASK, recorder), patience_s=60)
+    assert take_in(ours, Taker(TASK, recorder), timeout_s=60) == ""
+    assert "broke its protocol" in take_in(ours, Taker(TASK, recorder), timeout_s=60)
     theirs.send(words(FLOW)[0])
-    assert "took more than 0 s" in take_in(ours, Taker(TASK, recorder), patience_s=0)
+    assert "took more than 0 s" in take_in(ours, Taker(TASK, recorder), timeout_s=0)
     theirs.close()
     with pytest.raises(datagrams.Closed):
-        take_in(ours, Taker(TASK, recorder), patience_s=60)
+        take_in(ours, Taker(TASK, recorder), timeout_s=60)
     assert [event.kind for event in recorder.events] == [Kind.NETWORK_FLOW] * 2
 
 
@@ -160,7 +160,7 @@ def test_a_record_that_is_gone_is_told(tmp_path: Path) -> None:
     recorder = MemoryRecorder()
     read_back(replace(TASK, files=(tmp_path / "none",)), home=tmp_path, recorder=recorder)
     (event,) = recorder.events
-    assert (event.data["limit"], event.data["range"]) == ("hindsight_reader", "r-1")
+    assert (event.data["limit"], event.data["range"]) == ("traffic_analysis_reader", "r-1")
     assert str(event.data["effect"]).startswith("not read further: it has no reader")
 
 
@@ -170,7 +170,7 @@ def test_packets_that_are_not_in_the_record_are_said(tmp_path: Path) -> None:
         recorder = MemoryRecorder()
         read_back(replace(TASK, files=files, lost_packets=7), home=tmp_path, recorder=recorder)
         event = recorder.events[0]
-        assert (event.data["limit"], event.data["count"]) == ("hindsight_packets", 7)
+        assert (event.data["limit"], event.data["count"]) == ("traffic_analysis_packets", 7)
         assert event.data["effect"] == "what they said is not on record"
         assert len(recorder.events) == 1 + len(files)
 

@@ -20,12 +20,12 @@ def watched(problem: Exception) -> BelljarError | None:
     pipes = [os.pipe() for _ in range(3)]
     children = [Mock(spec=Child, pidfd=read) for read, _ in pipes[:2]]
     lines = Lines(
-        keeper=children[0],
+        supervisor=children[0],
         gateway=children[1],
         control=pairs[0][0],
         events=pairs[1][0],
         words=pipes[2][0],
-        zygote=Mock(how_ended=lambda _: ""),
+        fork_server=Mock(how_ended=lambda _: ""),
     )
 
     def end_all() -> None:
@@ -48,7 +48,7 @@ def watched(problem: Exception) -> BelljarError | None:
         answer=None,
         dialler=Mock(look=look),
         budget=Mock(spec=Budget),
-        patience_s=60,
+        timeout_s=60,
     )
     watch._kill = Mock()  # type: ignore[method-assign]
     with patch("belljar.network.watch._LISTEN_S", 0.01):

@@ -7,6 +7,7 @@ from typing import Any
 
 from belljar.events import Actor, Kind, Trust
 from belljar.ledger import Line
+from belljar.ledger.schema import SCHEMA_VERSION
 from belljar.report.cells import gather_cells
 from belljar.report.ranges import gather_ranges
 from belljar.report.samples import RunFindings, Transcript
@@ -69,7 +70,7 @@ def line(kind: Kind, cell: str | None = None, /, **data: Any) -> Line:  # noqa: 
     """A ledger line; of the range when it is no cell's."""
     return Line.read(
         {
-            "v": 1,
+            "v": SCHEMA_VERSION,
             "seq": 0,
             "prev": "0" * 64,
             "time": "2026-11-20T22:00:00.000000Z",

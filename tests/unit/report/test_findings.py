@@ -12,6 +12,7 @@ from tests.unit.report.stories import PROBED, findings_of
 
 from belljar.events import Actor, Kind, Trust
 from belljar.ledger import Line
+from belljar.ledger.schema import SCHEMA_VERSION
 from belljar.probe.model import Verdict
 from belljar.report.cells import Action, CellFindings, Operation, gather_cells
 from belljar.report.reasons import ReasonCode
@@ -25,7 +26,7 @@ def line(
     """A ledger line."""
     return Line.read(
         {
-            "v": 1,
+            "v": SCHEMA_VERSION,
             "seq": 0,
             "prev": "0" * 64,
             "time": f"2026-11-20T22:00:{second:02}.000000Z",

@@ -20,7 +20,7 @@ from belljar.report.reasons import Reason, ReasonCode
         ({"counters": {"packets_not_recorded": 3}}, Verdict.VOID, "3 packet(s) are in no packet record"),
         ({"counters": {"logs_lost": 1}}, Verdict.VOID, "1 refused or allowed packet(s) are in no event"),
         (
-            {"counters": {"untold_at_end": 2}},
+            {"counters": {"unreported_at_end": 2}},
             Verdict.VOID,
             "2 thing(s) or more that were cut by the range's end are in no event",
         ),
@@ -63,14 +63,14 @@ def test_missing_evidence_voids_the_sample(end: dict[str, Any], verdict: Verdict
 )
 def test_talk_of_cells_that_nobody_read_voids_the_sample(unread: int, not_recorded: int, said: list[str]) -> None:
     """No gateway has what cells say to each other: overwritten packets of theirs are missing evidence, told once. What is left in the packet record is not missing."""
-    limit = {"value": 1, "hindsight": True, "effect": "", "count": unread}
+    limit = {"value": 1, "traffic_analysis": True, "effect": "", "count": unread}
     lines = story(
         counters={"packets_not_recorded": not_recorded, "packets_recorded_and_dropped": 7, "packets_unaccounted": 0}
     )
-    alone = line(Kind.LIMIT_HIT, **{**limit, "limit": "hindsight_events"})
+    alone = line(Kind.LIMIT_HIT, **{**limit, "limit": "traffic_analysis_events"})
     (row,) = judged([*lines, alone]).rows
     assert (row.verdict is Verdict.VOID) == bool(not_recorded)
-    findings = judged([*lines, alone, line(Kind.LIMIT_HIT, **{**limit, "limit": "hindsight_packets"})])
+    findings = judged([*lines, alone, line(Kind.LIMIT_HIT, **{**limit, "limit": "traffic_analysis_packets"})])
     (row,) = findings.rows
     assert row.verdict is Verdict.VOID
     assert findings.exit_code == 2
@@ -80,7 +80,12 @@ def test_talk_of_cells_that_nobody_read_voids_the_sample(unread: int, not_record
 
 def test_a_reader_that_was_felled_voids_the_sample() -> None:
     """What a cell sent may be why: then it has hidden what else was said."""
-    limit = {"limit": "hindsight_reader", "value": 20, "hindsight": True, "effect": "not read further: it died"}
+    limit = {
+        "limit": "traffic_analysis_reader",
+        "value": 20,
+        "traffic_analysis": True,
+        "effect": "not read further: it died",
+    }
     (row,) = judged(story(line(Kind.LIMIT_HIT, **limit))).rows
     assert row.verdict is Verdict.VOID
     codes = [(reason.code, reason.detail) for reason in row.reasons]
@@ -105,9 +110,9 @@ def test_an_address_has_all_names_that_led_to_it() -> None:
 @pytest.mark.parametrize(("error", "verdict"), [("CellError", Verdict.VOID), ("ContainmentBreach", Verdict.BREACHED)])
 def test_a_range_that_died_contained_nothing(error: str, verdict: Verdict) -> None:
     """A part that ended, or rules that somebody changed."""
-    (row,) = judged(story(line(Kind.RANGE_FAILED, error=error, reason="the keeper ended"))).rows
+    (row,) = judged(story(line(Kind.RANGE_FAILED, error=error, reason="the supervisor ended"))).rows
     assert row.verdict is verdict
-    assert [(reason.where, reason.detail) for reason in row.reasons] == [(f"range {RANGE}", "the keeper ended")]
+    assert [(reason.where, reason.detail) for reason in row.reasons] == [(f"range {RANGE}", "the supervisor ended")]
 
 
 @pytest.mark.parametrize(("end", "reasons"), [({}, 1), ({"counters": {}}, 1), ({"counters": {"logs_lost": 0}}, 0)])

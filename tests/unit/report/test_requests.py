@@ -14,15 +14,15 @@ def test_what_was_read_afterwards_is_told_as_of_its_own_time() -> None:
     """Requests between cells have numbers of their own, which are also the gateway's."""
     lines = story(
         line(Kind.NETWORK_HTTP, **REQUEST),
-        line(Kind.NETWORK_HTTP, **REQUEST, hindsight=True, at_s=1795329788.25),
-        line(Kind.NETWORK_HTTP_ANSWERED, **{**ANSWER, "status": 403}, hindsight=True),
-        line(Kind.NETWORK_STREAM, **STREAM, hindsight=True, at_s="soon"),
+        line(Kind.NETWORK_HTTP, **REQUEST, traffic_analysis=True, at_s=1795329788.25),
+        line(Kind.NETWORK_HTTP_ANSWERED, **{**ANSWER, "status": 403}, traffic_analysis=True),
+        line(Kind.NETWORK_STREAM, **STREAM, traffic_analysis=True, at_s="soon"),
     )
     found = gather_ranges(lines)[RANGE]
     (mine,), (theirs, raw) = found.requests, found.talk
-    assert (mine.status, theirs.status, theirs.hindsight) == (None, 403, True)
+    assert (mine.status, theirs.status, theirs.traffic_analysis) == (None, 403, True)
     assert theirs.time == "2026-11-22T06:43:08.250000Z"
-    assert (raw.hindsight, raw.time) == (True, "")
+    assert (raw.traffic_analysis, raw.time) == (True, "")
 
 
 def test_the_first_and_the_last_are_told_and_the_rest_is_counted() -> None:
@@ -47,7 +47,10 @@ def test_what_cells_said_to_each_other_takes_no_room_of_the_gateways() -> None:
     numbers = range(FIRST + LAST + 1)
     many = story(
         *(line(Kind.NETWORK_HTTP, **{**REQUEST, "exchange": n, "url": f"http://a/{n}"}) for n in numbers),
-        *(line(Kind.NETWORK_HTTP, **{**REQUEST, "exchange": n}, hindsight=True, ambiguous=n > 0) for n in numbers),
+        *(
+            line(Kind.NETWORK_HTTP, **{**REQUEST, "exchange": n}, traffic_analysis=True, ambiguous=n > 0)
+            for n in numbers
+        ),
     )
     found = gather_ranges(many)[RANGE]
     assert [request.what for request in found.requests][-1] == f"http://a/{FIRST + LAST}"

@@ -31,8 +31,8 @@ OPENERS = [
 NOT_OFFERED = {
     # for pools, ranges and the harness, which hand a cell from one event loop to another, and probe it
     ("Cell", "change_loop"),
-    ("Cell", "hang_up"),
-    ("Cell", "condemn"),
+    ("Cell", "disconnect"),
+    ("Cell", "mark_failed"),
     ("Cell", "run_probe_program"),
     ("Cell", "last_op"),
     ("RunningCommand", "bodies"),

@@ -376,7 +376,7 @@ class Ended(Protocol):
         """How it ended, as far as is known."""
         ...
 
-    def last_word(self, patience_s: float) -> JailEnd | None:
+    def last_word(self, timeout_s: float) -> JailEnd | None:
         """As `end`, after a moment."""
         ...
 

@@ -21,7 +21,7 @@ from belljar.dataclass import dataclass
 from belljar.errors import CellError, HostError
 from belljar.isolation.identity import hold_identity
 from belljar.isolation.jail import Jail, JailEnd, measure_counter_khz
-from belljar.isolation.jailed import Belongings, Jailed
+from belljar.isolation.jailed import Jailed, OwnedResources
 from belljar.isolation.microvm.console import Console
 from belljar.isolation.microvm.qmp import Qmp
 from belljar.isolation.microvm.vmm_root import VmmRoot
@@ -146,7 +146,7 @@ class JailedVmm:
     def __init__(self, spec: VmmSpec, home: Path) -> None:
         self.spec = spec
         self.timings_ms: dict[str, float] = {}
-        mine = Belongings(
+        mine = OwnedResources(
             cell_id=spec.cell_id,
             kind=spec.kind,
             limits=spec.limits,
@@ -188,9 +188,9 @@ class JailedVmm:
         """How the VMM ended, if it has, as far as its supervisor has said. Does not wait."""
         return self.jailed.end()
 
-    def last_word(self, patience_s: float) -> JailEnd | None:
+    def last_word(self, timeout_s: float) -> JailEnd | None:
         """As `end`, but waits a moment. Blocking."""
-        return self.jailed.last_word(patience_s)
+        return self.jailed.last_word(timeout_s)
 
     def panic(self) -> str:
         """What the guest's kernel panicked of, escaped; empty when it did not."""

@@ -25,7 +25,7 @@ from belljar.dataclass import dataclass
 from belljar.errors import CellError, HostError
 from belljar.isolation.identity import hold_identity
 from belljar.isolation.jail import JailEnd
-from belljar.isolation.jailed import Belongings, Jailed
+from belljar.isolation.jailed import Jailed, OwnedResources
 from belljar.isolation.lifetime import signal_name
 from belljar.isolation.microvm.vmm import JailedVmm
 from belljar.isolation.port import Port
@@ -124,7 +124,7 @@ class Wire:
         spec = vmm.spec
         self.wire_id = new_cell_id()
         self._port, self._vmm, self._home = port, vmm, home
-        mine = Belongings(
+        mine = OwnedResources(
             cell_id=self.wire_id,
             kind="wire",
             limits=replace(
@@ -171,11 +171,11 @@ class Wire:
         """How it ended, if it has. Does not wait."""
         return self._jailed.end()
 
-    def cause_of_death(self, patience_s: float) -> str:
+    def cause_of_death(self, timeout_s: float) -> str:
         """Why it ended of itself, as the host saw it; empty while it lives, and when its owner
         ended it. Blocking.
         """
-        end = self._jailed.last_word(patience_s)
+        end = self._jailed.last_word(timeout_s)
         if end is None or end.cause == "owner":
             return ""
         if end.signal is not None:
@@ -217,7 +217,7 @@ class Wire:
             root=root.root,
             binds=(),
             identity=identity,
-            limits=self._jailed.belongings.limits,
+            limits=self._jailed.owned_resources.limits,
             cgroups=self._vmm.jailed.groups.directories,
             memory_by_rlimit=True,
             ids=JailIds(uid_map=((0, uid, 1),), gid_map=((0, gid, 1),)),

@@ -24,7 +24,7 @@ from belljar.errors import BelljarError, CellError, HostError
 from belljar.events import Event, JsonValue, Kind, Recorder, Trust
 from belljar.image import Image
 from belljar.isolation.identity import hold_range
-from belljar.isolation.jailed import Belongings, Jailed, raise_if_killed
+from belljar.isolation.jailed import Jailed, OwnedResources, raise_if_killed
 from belljar.isolation.launch_failures import RuntimeFailedError
 from belljar.isolation.lifetime import destroy_on_record, record_destroyed, recorded_lifetime
 from belljar.isolation.live import HostUsage
@@ -95,7 +95,7 @@ class JailedContainer:
         self.attempts = 1
         self.trace: Trace | None = None
         self._ours, self._theirs = socket.socketpair()
-        mine = Belongings(
+        mine = OwnedResources(
             cell_id=spec.cell_id,
             kind=spec.kind,
             limits=spec.limits,
@@ -277,14 +277,14 @@ class JailedContainer:
         explain = partial(explain_runtime, name=runtime.name, version=self.spec.root.version, where=where)
         if self.jailed.jail is None:
             return error
-        with anyio.move_on_after(max(_READY_DEADLINE_S - waited_s, _LAST_WORD_S)) as patience:
+        with anyio.move_on_after(max(_READY_DEADLINE_S - waited_s, _LAST_WORD_S)) as timeout:
             try:
                 await self.jailed.wait_running()
             except RuntimeFailedError as failure:
                 return explain(failure.how, silent=failure.silent)
             except BelljarError as failure:
                 return failure
-        if patience.cancelled_caught:
+        if timeout.cancelled_caught:
             hung = f"neither started the container nor ended within {waited_s:.0f} s"
             return explain(hung + said(self.jailed.diagnosis()))
         cause = cause_of_death(

@@ -177,7 +177,7 @@ class Front:
         self._dns.flush()
         self._site.tell_limits()
         connections = [task for task in self._connections if task is not None and task not in self._site.idle]
-        untold = self._tell_idle(until)
+        unreported = self._tell_idle(until)
         for at in range(0, len(connections), CUT_AT_ONCE):
             if loop.time() >= until:
                 break
@@ -186,22 +186,22 @@ class Front:
             await asyncio.sleep(0)
         if connections:
             await asyncio.wait(connections, timeout=max(0.0, until - loop.time()))
-        return untold + sum(not task.done() for task in connections)
+        return unreported + sum(not task.done() for task in connections)
 
     def _tell_idle(self, until: float) -> int:
         """Puts on record what idle connections received.
 
         Returns how many of those with a remainder, which come first, were not told by `until`.
         """
-        loop, untold = asyncio.get_running_loop(), 0
+        loop, unreported = asyncio.get_running_loop(), 0
         idle = [peer for task, peer in self._connections.items() if task in self._site.idle]
         for peer in sorted(idle, key=lambda peer: not peer.account.has_unrecorded):
             if loop.time() < until:
                 peer.account.end_for(RANGE_ENDED)
                 self._site.tell(partial(connection_item, peer, closed=True))
             else:
-                untold += peer.account.has_unrecorded
-        return untold
+                unreported += peer.account.has_unrecorded
+        return unreported
 
     async def _serve_dns(self, sock: socket.socket, peer: Peer) -> None:
         if peer.address == self._site.layout.resolver:

@@ -7,7 +7,7 @@ KiB, `{"id", "kind", "data", "bodies"}`, where `bodies` are `{"name", "kept_byte
 one. Down comes `{"ack": id}`, or for a question (kind `ask`, `data` `{"what"}`, one body)
 `{"answer": id, "ok": bool, "bytes": N}` and N bytes likewise; to the question `dial` the answer is
 a descriptor beside the head. `{"end": seconds}` comes once, and is answered, so soon, by the last
-word of all: kind `ended`, `data` `{"untold": N}`.
+word of all: kind `ended`, `data` `{"unreported": N}`.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Reporter:
         self._unanswered: dict[int, str] = {}
         self._unrecorded = 0
         self._recorded = 0
-        self._untold = 0
+        self._unreported = 0
         self._room: deque[asyncio.Future[None]] = deque()
         self._writing = False
         self._next_sign: asyncio.TimerHandle | None = None
@@ -172,7 +172,7 @@ class Reporter:
         try:
             self.post(item)
         except MemoryError:
-            self._untold += 1
+            self._unreported += 1
 
     def post(self, item: Item) -> asyncio.Future[Any]:
         """Sends one without waiting: for what nothing depends on (the end of a connection that is
@@ -203,10 +203,10 @@ class Reporter:
         """
         await self.post(Item(ALIVE, {}))
 
-    async def end(self, untold: int, until: float) -> None:
+    async def end(self, unreported: int, until: float) -> None:
         """The last word, behind all that was posted; it has left when this returns.
 
-        `untold`: how much that was in progress is in no event.
+        `unreported`: how much that was in progress is in no event.
 
         What has not left by `until` (the loop's time) is left out, and counted among it; so is who
         still waits for room.
@@ -215,9 +215,9 @@ class Reporter:
             async with asyncio.timeout_at(until):
                 await self._all_sent.wait()
         begun = list(itertools.takewhile(lambda queued: not queued[0], self._queue))
-        untold += sum(begins for begins, _ in self._queue) + sum(not future.done() for future in self._room)
+        unreported += sum(begins for begins, _ in self._queue) + sum(not future.done() for future in self._room)
         self._queue = deque(begun)
-        self.post(Item(ENDED, {"untold": untold + self._untold}))
+        self.post(Item(ENDED, {"unreported": unreported + self._unreported}))
         self._is_over = True
         await self._all_sent.wait()
 

@@ -95,7 +95,7 @@ async def end(site: Site, front: Front) -> None:
         async with asyncio.timeout(reporter.end_within_s * SETTLING):
             await settle(reporter)
     unended = await front.end(until)
-    await reporter.end(unended + site.untold, until)
+    await reporter.end(unended + site.unreported, until)
 
 
 async def settle(reporter: Reporter) -> None:

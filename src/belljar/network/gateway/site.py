@@ -48,7 +48,8 @@ class Site:
     """The gateway's own state: one a process. `apps` and `streams` are the stand-ins, by id.
 
     `idle`: the tasks of connections that are in the midst of nothing. `is_ending`: the range ends,
-    and nothing is said to a cell any more. `untold`: how much could not be told for want of memory.
+    and nothing is said to a cell any more. `unreported`: how much could not be told for want of
+    memory.
     """
 
     layout: RangeLayout
@@ -63,7 +64,7 @@ class Site:
     idle: set[asyncio.Task[Any]] = field(default_factory=set)
     guard: Guard = field(default_factory=lambda: Guard(None))
     is_ending: bool = False
-    untold: int = 0
+    unreported: int = 0
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     connections: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     _cells: dict[str, str] = field(default_factory=dict)
@@ -116,7 +117,7 @@ class Site:
             try:
                 self.reporter.post(make())
             except MemoryError:
-                self.untold += 1
+                self.unreported += 1
 
     def tell_limits(self) -> None:
         """Posts the counts of limits that were hit."""

@@ -46,7 +46,8 @@ PRELOAD: Final = (
     "referencing.jsonschema",
     "ruamel.yaml",
 )
-"""What the zygote imports ahead of the first range: a confined gateway has no files to import from.
+"""What the fork server imports ahead of the first range: a confined gateway has no files to import
+from.
 
 What is not installed is missed by who needs it.
 """

@@ -126,7 +126,7 @@ def test_the_last_word_comes_behind_all_that_was_posted() -> None:
                     reporter.post(item(number, 70_000))
                 ending = group.create_task(reporter.end(4, asyncio.get_running_loop().time() + 30))
                 told, last = await until_ended(there)
-                assert (len(told), last.untold) == (3, 4)
+                assert (len(told), last.unreported) == (3, 4)
                 await ending
                 reporter.post(item(4))
                 with pytest.raises(BlockingIOError):
@@ -147,7 +147,7 @@ def test_what_has_not_left_in_time_is_counted() -> None:
                 await asyncio.sleep(0)
                 told, last = await until_ended(there)
                 assert 0 < len(told) < 100
-                assert len(told) + last.untold == 101
+                assert len(told) + last.unreported == 101
                 await ending
 
     asyncio.run(scene())
@@ -168,7 +168,7 @@ def test_who_is_cut_while_he_waits_for_room_is_told_of() -> None:
                 assert cut.cancelled()
                 await reporter.end(0, asyncio.get_running_loop().time() + 30)
                 told, ended = await until_ended(there)
-                assert ([said.data["what"] for said in told], ended.untold) == (["0", "1"], 1)
+                assert ([said.data["what"] for said in told], ended.unreported) == (["0", "1"], 1)
                 waiting.cancel()
 
     asyncio.run(scene())

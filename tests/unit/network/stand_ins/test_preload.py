@@ -1,4 +1,4 @@
-"""A confined gateway can import nothing: what answering needs, the zygote has imported."""
+"""A confined gateway can import nothing: what answering needs, the fork server has imported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.fakes.registries import make_deb, make_tar, make_wheel
 PROGRAM = """
 import sys
 from pathlib import Path
-from belljar.network.zygote import preload
+from belljar.network.fork_server import preload
 preload()
 known = set(sys.modules)
 from dataclasses import replace

@@ -13,10 +13,10 @@ from tests.unit.network.test_conversations import ACK, Packet, greeting, record
 
 from belljar.events import Event, Kind, Trust
 from belljar.ledger.schema import check_data
-from belljar.network import conversations, exchanges, hindsight
+from belljar.network import conversations, exchanges, traffic_analysis
 from belljar.network.budget import Budget
 from belljar.network.gateway.reporter import MAX_DATA_BYTES
-from belljar.network.hindsight import seen_exchanges
+from belljar.network.traffic_analysis import seen_exchanges
 from belljar.plan.addresses import RangeLayout, lay_out
 from belljar.plan.network import NetworkBounds, NetworkPlan, PortPlan, StandInPlan
 from belljar.policy.network import OWN_CELL
@@ -61,7 +61,7 @@ def read(written: bytes, plan: NetworkPlan = PLAN) -> list[Event]:
     events = list(seen_exchanges([io.BytesIO(written)], LAYOUT, plan, range_id="r-1"))
     for event in events:
         check_data(event.kind, dict(event.data))
-        assert (event.data["range"], event.data["hindsight"]) == ("r-1", True)
+        assert (event.data["range"], event.data["traffic_analysis"]) == ("r-1", True)
     return events
 
 
@@ -117,19 +117,19 @@ TALK = [spoken(OWN_CELL, ("shop", 80), ASKED, ANSWERED, port=4000 + at) for at i
 
 def test_there_is_a_most(monkeypatch: pytest.MonkeyPatch) -> None:
     """After so many events the packet record alone has them, and it is said how many; other connections are not even read."""
-    monkeypatch.setattr(hindsight, "MAX_EVENTS", 4)
+    monkeypatch.setattr(traffic_analysis, "MAX_EVENTS", 4)
     events = seen(*TALK)
     assert len(events) == 4 + 2
-    assert limits(events) == {"hindsight_events": 2, "hindsight_connections": 2}
+    assert limits(events) == {"traffic_analysis_events": 2, "traffic_analysis_connections": 2}
 
 
 @pytest.mark.parametrize(
     ("module", "bound", "value", "left_out"),
     [
-        (conversations, "MAX_CONVERSATIONS", 2, {"hindsight_connections": 3}),
-        (conversations, "MAX_STREAM_BYTES", len(ASKED) - 1, {"hindsight_bytes": 5}),
-        (hindsight, "MAX_FRAMES", 10, {"hindsight_frames": 1}),
-        (hindsight, "MAX_STEPS", 70, {"hindsight_steps": 3}),
+        (conversations, "MAX_CONVERSATIONS", 2, {"traffic_analysis_connections": 3}),
+        (conversations, "MAX_STREAM_BYTES", len(ASKED) - 1, {"traffic_analysis_bytes": 5}),
+        (traffic_analysis, "MAX_FRAMES", 10, {"traffic_analysis_frames": 1}),
+        (traffic_analysis, "MAX_STEPS", 70, {"traffic_analysis_steps": 3}),
     ],
 )
 def test_what_is_left_out_is_said(
@@ -144,15 +144,18 @@ def test_the_ledger_is_bounded() -> None:
     """Beyond what the policy lets the range put into it, events are cut down, which is said, and then left out."""
     events = seen(*TALK, plan=replace(PLAN, bounds=NetworkBounds(recorded_bytes=20_000)))
     left_out = limits(events)
-    assert left_out["hindsight_whole_events"] == sum("cut" in event.data for event in events) > 0
+    assert left_out["traffic_analysis_whole_events"] == sum("cut" in event.data for event in events) > 0
     assert (
-        limits(seen(*TALK, plan=replace(PLAN, bounds=NetworkBounds(recorded_bytes=1000))))["hindsight_connections"] == 4
+        limits(seen(*TALK, plan=replace(PLAN, bounds=NetworkBounds(recorded_bytes=1000))))[
+            "traffic_analysis_connections"
+        ]
+        == 4
     )
 
 
 def test_steps_are_those_of_all_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is said when they are used up is told by its first bytes, and why; a request whose answer they end at is told."""
-    monkeypatch.setattr(hindsight, "MAX_STEPS", 70)
+    monkeypatch.setattr(traffic_analysis, "MAX_STEPS", 70)
     events = seen(*TALK)
     assert [str(event.kind) for event in events[:5]] == ["network.http", "network.http.answered"] * 2 + ["network.http"]
     unread = [event for event in events if event.kind == Kind.NETWORK_STREAM]
@@ -164,7 +167,7 @@ def test_the_budget_is_the_rests_of_the_range() -> None:
     """What the range has spent before is not there any more."""
     spent = replace(Budget.of(100_000), spent_bytes=123_200, events=9, cut_events=4)
     events = list(seen_exchanges([io.BytesIO(record(TALK[0]))], LAYOUT, PLAN, range_id="r-1", budget=spent))
-    assert limits(events) == {"hindsight_events": 1, "hindsight_whole_events": 1}
+    assert limits(events) == {"traffic_analysis_events": 1, "traffic_analysis_whole_events": 1}
     assert [event.data["cut"] for event in events if event.kind == Kind.NETWORK_HTTP] == [True]
 
 

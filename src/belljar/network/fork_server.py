@@ -1,9 +1,9 @@
-"""The prepared parent of every keeper, gateway and reader of a run: has imported all that they
-need, and forks. `python -I -c … FD SERVE`, by `processes.Zygote` alone.
+"""The prepared parent of every supervisor, gateway and reader of a run: has imported all that they
+need, and forks. `python -I -c … FD SERVE`, by `processes.ForkServer` alone.
 
 One thread, one socket to its owner, one request at a time. Each child waits for its owner's word
-before it does anything: by then the journal names it. It dies with the zygote, and the zygote with
-its owner, whose socket then ends.
+before it does anything: by then the journal names it. It dies with the fork server, and the fork
+server with its owner, whose socket then ends.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any, Final, NoReturn
 
 from belljar.network import datagrams, syscalls
 from belljar.network.gateway_process import run_gateway
-from belljar.network.keeper import run_keeper
 from belljar.network.reader_process import run_reader
+from belljar.network.supervisor import run_supervisor
 
 PRELOAD: Final = (
     "asyncio.sslproto",
@@ -85,7 +85,7 @@ class _Nursery:
         self._owner = owner
         self._children: dict[int, int | None] = {}
         self._roles: Mapping[str, Child] = {
-            "keeper": run_keeper,
+            "supervisor": run_supervisor,
             "reader": run_reader,
             "gateway": lambda fds, parent: run_gateway(fds, parent, serve),
         }
@@ -154,7 +154,7 @@ class _Nursery:
 
 
 def _become_child(run: Child, fds: list[int], parent: int) -> NoReturn:
-    """Everything of the zygote's but these descriptors is closed: no child has another's."""
+    """Everything of the fork server's but these descriptors is closed: no child has another's."""
     try:
         syscalls.die_with_parent(parent)
         signal.set_wakeup_fd(-1)

@@ -16,7 +16,7 @@ from tests.integration.processes import wait_for
 from belljar.errors import CellError, HostError, LedgerError
 from belljar.events import Event, Kind, MemoryRecorder
 from belljar.network import datagrams, processes
-from belljar.network.processes import Zygote, shared_zygote, started_zygote
+from belljar.network.processes import ForkServer, shared_fork_server, started_fork_server
 from belljar.network.range import open_range
 from belljar.plan.addresses import lay_out
 from belljar.plan.network import NetworkPlan
@@ -25,9 +25,9 @@ _GATEWAY = "tests.integration.plain_gateway:serve"
 
 
 @pytest.fixture
-def zygote(tmp_path: Path) -> Iterator[Zygote]:
+def fork_server(tmp_path: Path) -> Iterator[ForkServer]:
     """One that is ready, and ended afterwards."""
-    with shared_zygote(tmp_path, _GATEWAY) as ready:
+    with shared_fork_server(tmp_path, _GATEWAY) as ready:
         yield ready
 
 
@@ -39,47 +39,47 @@ def given() -> Iterator[list[int]]:
         yield [theirs.fileno(), theirs.fileno(), document.fileno(), document.fileno()]
 
 
-def children(zygote: Zygote) -> set[int]:
+def children(fork_server: ForkServer) -> set[int]:
     """Its, that live."""
-    pid = zygote._process.pid
+    pid = fork_server._process.pid
     return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
-def test_a_failure_meanwhile_leaves_no_child(zygote: Zygote, given: list[int]) -> None:
+def test_a_failure_meanwhile_leaves_no_child(fork_server: ForkServer, given: list[int]) -> None:
     """And the next answers are those of the next questions."""
 
     def fail() -> None:
         raise ValueError("no document")
 
     with pytest.raises(ValueError, match="no document"):
-        zygote.fork({"keeper": given, "gateway": given}, meanwhile=fail)
-    wait_for(lambda: not children(zygote), "the end of both")
-    made = zygote.fork({"gateway": given, "keeper": given}, meanwhile=lambda: None)
-    assert {child.process.pid for child in made} == children(zygote)
+        fork_server.fork({"keeper": given, "gateway": given}, meanwhile=fail)
+    wait_for(lambda: not children(fork_server), "the end of both")
+    made = fork_server.fork({"gateway": given, "keeper": given}, meanwhile=lambda: None)
+    assert {child.process.pid for child in made} == children(fork_server)
     for child in made:
         child.kill()
         assert child.wait_ended(30)
-        assert zygote.how_ended(child) == "SIGKILL"
+        assert fork_server.how_ended(child) == "SIGKILL"
         os.close(child.pidfd)
 
 
-def test_what_was_answered_to_nobody_is_taken_for_no_other_answer(zygote: Zygote, given: list[int]) -> None:
+def test_what_was_answered_to_nobody_is_taken_for_no_other_answer(fork_server: ForkServer, given: list[int]) -> None:
     """A fork that fails when half of it is said leaves an answer behind: the next range gets its own processes, and that one's is killed."""
     with pytest.raises(CellError):
-        zygote.fork({"keeper": given, "gateway": [-1]})
-    made = zygote.fork({"gateway": given, "keeper": given})
+        fork_server.fork({"keeper": given, "gateway": [-1]})
+    made = fork_server.fork({"gateway": given, "keeper": given})
     for child in made:
         child.kill()
         assert child.wait_ended(30)
-        assert zygote.how_ended(child) == "SIGKILL"
+        assert fork_server.how_ended(child) == "SIGKILL"
         os.close(child.pidfd)
-    wait_for(lambda: not children(zygote), "no child of another's", within_s=20)
+    wait_for(lambda: not children(fork_server), "no child of another's", within_s=20)
 
 
 def test_one_for_all_who_need_it(tmp_path: Path) -> None:
     """Whoever started it ahead and whoever waits for it have the same; it ends with the last of them."""
-    with started_zygote(tmp_path, _GATEWAY) as ahead:
-        with shared_zygote(tmp_path, _GATEWAY) as ready:
+    with started_fork_server(tmp_path, _GATEWAY) as ahead:
+        with shared_fork_server(tmp_path, _GATEWAY) as ready:
             assert ready is ahead
         assert ahead.is_alive()
     assert not ahead.is_alive()
@@ -88,24 +88,24 @@ def test_one_for_all_who_need_it(tmp_path: Path) -> None:
 def test_one_that_can_not_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is this host's lack."""
     monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
-    with pytest.raises(HostError, match="can't be started: No such file"), started_zygote(tmp_path, _GATEWAY):
+    with pytest.raises(HostError, match="can't be started: No such file"), started_fork_server(tmp_path, _GATEWAY):
         pass
 
 
 def test_one_that_is_killed_while_it_imports(tmp_path: Path) -> None:
     """That is no lack of this host's; whoever comes next gets another."""
-    with started_zygote(tmp_path, _GATEWAY) as ahead:
+    with started_fork_server(tmp_path, _GATEWAY) as ahead:
         ahead._process.kill()
         with pytest.raises(CellError, match=re.escape("ended (SIGKILL) while it started")):
             ahead.wait_ready()
-        with shared_zygote(tmp_path, _GATEWAY) as another:
+        with shared_fork_server(tmp_path, _GATEWAY) as another:
             assert another is not ahead
             assert another.is_alive()
 
 
 def test_one_that_nobody_waited_for_ends_at_once(tmp_path: Path) -> None:
     """It is not left to import what nobody will use."""
-    with started_zygote(tmp_path, _GATEWAY) as ahead:
+    with started_fork_server(tmp_path, _GATEWAY) as ahead:
         pass
     assert ahead._process.returncode == -signal.SIGKILL
 

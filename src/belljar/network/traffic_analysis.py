@@ -58,14 +58,16 @@ def seen_exchanges(
     Two events for each request (`network.http` and, where it was answered,
     `network.http.answered`), one for what is no HTTP (`network.stream`), one for segments outside
     of any connection (`network.flow`), one for each bound that was reached (`limit.hit`).
-    `hindsight` in their data says that they were recorded afterwards, `at_s` when it happened.
-    `budget`: what the range has spent of its own so far; what is told here is taken from the same.
-    Raises `ValueError` when it is no packet record.
+    `traffic_analysis` in their data says that they were recorded afterwards, `at_s` when it
+    happened. `budget`: what the range has spent of its own so far; what is told here is taken from
+    the same. Raises `ValueError` when it is no packet record.
     """
     reader = _Reader(layout, plan)
     before = budget = budget or Budget.of(plan.bounds.recorded_bytes)
     for event in reader.read(records):
-        named = Event(kind=event.kind, data={"range": range_id, **event.data, "hindsight": True}, bodies=event.bodies)
+        named = Event(
+            kind=event.kind, data={"range": range_id, **event.data, "traffic_analysis": True}, bodies=event.bodies
+        )
         budget, taken = budget.take(named) if budget.events - before.events < MAX_EVENTS else (budget, None)
         reader.left_out["events"] += taken is None
         reader.is_full |= taken is None
@@ -86,8 +88,8 @@ def _limit(range_id: str, name: str, count: int, plan: NetworkPlan) -> Event:
         "steps": MAX_STEPS,
         "whole_events": plan.bounds.recorded_bytes,
     }
-    data: dict[str, JsonValue] = {"limit": f"hindsight_{name}", "value": values[name], "count": count}
-    return Event(kind=Kind.LIMIT_HIT, data={**data, "effect": IN_PACKETS, "range": range_id, "hindsight": True})
+    data: dict[str, JsonValue] = {"limit": f"traffic_analysis_{name}", "value": values[name], "count": count}
+    return Event(kind=Kind.LIMIT_HIT, data={**data, "effect": IN_PACKETS, "range": range_id, "traffic_analysis": True})
 
 
 class _Reader:

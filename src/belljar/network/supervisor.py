@@ -1,5 +1,5 @@
-"""The keeper of one range: its namespace, rules, ports, listeners and packet record, from the first
-to the last. Runs in a fork of the zygote.
+"""The supervisor of one range: its namespace, rules, ports, listeners and packet record, from the
+first to the last. Runs in a fork of the fork server.
 
 It makes the namespace, puts the rules in force before there is any port, hands the listeners to the
 gateway, and then does what its owner asks (`attach`, `check`, `end`), tells what the rules logged,
@@ -70,25 +70,25 @@ class _Task:
     nft: str
     uid: int | None
     check_every_s: float
-    patience_s: float
+    timeout_s: float
 
 
-def run_keeper(fds: list[int], parent: int) -> NoReturn:
+def run_supervisor(fds: list[int], parent: int) -> NoReturn:
     """`fds`: the owner's socket, the gateway's, the document, standard error, the rules, the packet
     files, and what it only holds.
     """
     owner, gateway = socket.socket(fileno=fds[0]), socket.socket(fileno=fds[1])
-    for standard in (1, 2):  # the zygote's are shared with all its children
+    for standard in (1, 2):  # the fork server's are shared with all its children
         os.dup2(fds[3], standard)
     os.close(fds[3])
     if datagrams.receive(owner) != ({"go": True}, []):
         raise ValueError("the owner has not said go")
     task = _read_task(fds[2])
     try:
-        keeper = _Keeper(task, owner, fds[4], fds[5 : 5 + FILES])
-        keeper.make(gateway, parent)
+        supervisor = _Supervisor(task, owner, fds[4], fds[5 : 5 + FILES])
+        supervisor.make(gateway, parent)
         gateway.close()
-        keeper.work()
+        supervisor.work()
     except datagrams.Closed:
         os._exit(0)
     except (BelljarError, OSError) as exc:
@@ -105,7 +105,7 @@ def _read_task(fd: int) -> _Task:
         nft=str(document["nft"]),
         uid=document["uid"],
         check_every_s=float(document["check_every_s"]),
-        patience_s=float(document["patience_s"]),
+        timeout_s=float(document["timeout_s"]),
     )
 
 
@@ -147,13 +147,13 @@ class _Unheard(OSError):  # noqa: N818 - an end
     """
 
 
-class _Keeper:
+class _Supervisor:
     def __init__(self, task: _Task, owner: socket.socket, rules: int, files: Sequence[int]) -> None:
         self._task, self._owner, self._rules, self._fds = task, owner, rules, files
         owner.setsockopt(
             socket.SOL_SOCKET,
             socket.SO_SNDTIMEO,
-            struct.pack("@ll", int(task.patience_s), int(task.patience_s % 1 * 1_000_000)),
+            struct.pack("@ll", int(task.timeout_s), int(task.timeout_s % 1 * 1_000_000)),
         )
         self._flows = Flows(task.layout)
         self._connections = Connections(task.layout)
@@ -427,9 +427,9 @@ class _Keeper:
 
     def _record_until_heard(self) -> bool:
         """Wait until the owner has room for a word, and take frames meanwhile: nobody else makes
-        room for them. False: `patience_s` are over.
+        room for them. False: `timeout_s` are over.
         """
-        give_up = time.monotonic() + self._task.patience_s
+        give_up = time.monotonic() + self._task.timeout_s
         while (left_s := give_up - time.monotonic()) > 0:
             readable, writable, _ = select.select([self._tap.socket], [self._owner], [], left_s)
             if writable:
