@@ -1,7 +1,7 @@
 """Where this host gets Debian packages from, and a private view of it.
 
-Belljar never names a mirror of its own: it derives one from the host's apt sources, or is told one. Packages are looked up and fetched with apt's
-own tools in a private state directory, so that neither root nor the host's package lists are needed; apt checks the signatures and digests.
+Belljar names no mirror of its own: it takes the host's, or a given one. apt's own tools run in a
+private state directory, without root or the host's package lists; apt checks the signatures.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HOST_OPTIONS: Final = re.compile(r'(Acquire::(?:https?::|ftp::|Check-|Retries|F
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AptSource:
-    """One package source: a URI, its suites and components, and the keyring that signs it ("" = apt's trusted keys)."""
+    """One package source. `signed_by`: its keyring; "" for apt's trusted keys."""
 
     uri: str
     suites: tuple[str, ...]
@@ -42,12 +42,12 @@ class AptSource:
 
 
 def parse_sources(text: str, *, deb822: bool) -> list[AptSource]:
-    """The binary package sources of one of apt's source files. Disabled, source-package and unreadable entries are left out."""
+    """The enabled, readable binary package sources of one of apt's source files."""
     return list(_from_deb822(text) if deb822 else _from_lines(text))
 
 
 def host_sources(etc_apt: Path = Path("/etc/apt")) -> list[AptSource]:
-    """Every package source that apt on this host reads, in apt's order. Files that can't be read are left out."""
+    """Every package source that apt on this host reads, in its order; unreadable files left out."""
     files = [etc_apt / "sources.list", *sorted((etc_apt / "sources.list.d").glob("*"))]
     return [
         source
@@ -58,13 +58,15 @@ def host_sources(etc_apt: Path = Path("/etc/apt")) -> list[AptSource]:
 
 
 def debian_sources(known: Sequence[AptSource], codename: str, *, mirror: str = "") -> list[AptSource]:
-    """The sources for Debian `codename`: main, updates and security, derived from the host's or from `mirror`.
+    """The sources for Debian `codename`: main, updates and security, as the host has them.
 
-    With `mirror`, only that URI and only the main suite and its updates. Raises `HostError` when no Debian mirror is known.
+    With `mirror`, main and updates from there. Raises `HostError` when no mirror is known.
     """
     if mirror:
         return [AptSource(uri=mirror, suites=(codename, f"{codename}-updates"), signed_by=_keyring(""))]
-    main = _debian_main(known)
+    # `main` of a suite that Debian has, best from a tree called `debian`.
+    plain = [s for s in known if "main" in s.components and not _CODENAMES.isdisjoint(s.suites)]
+    main = next((s for s in plain if s.uri.rstrip("/").endswith("debian")), next(iter(plain), None))
     if main is None:
         raise HostError(
             "no Debian mirror is known: this host's apt sources name none",
@@ -82,7 +84,7 @@ def debian_sources(known: Sequence[AptSource], codename: str, *, mirror: str = "
 
 
 def kernel_sources(known: Sequence[AptSource], codename: str, *, mirror: str = "") -> list[AptSource]:
-    """Where a guest kernel new enough comes from: on Debian 13 its own suite, else Debian 12's backports.
+    """Where a guest kernel comes from: Debian 13's own suite, else Debian 12's backports.
 
     Raises `HostError` when no Debian mirror is known.
     """
@@ -97,33 +99,30 @@ def has_suite(known: Iterable[AptSource], suite: str) -> bool:
 
 
 class PrivateApt:
-    """apt's tools over the given sources, with lists, cache and state in `directory` only. Needs no privilege."""
+    """apt's tools over the given sources; lists, cache and state are in `directory`."""
 
     def __init__(self, directory: Path, sources: Sequence[AptSource]) -> None:
-        self._parts = directory / "sources.list.d"
+        parts = directory / "sources.list.d"
         self._lists = directory / "lists"
-        for path in (self._parts, self._lists / "partial", directory / "cache/archives/partial", directory / "state"):
+        for path in (parts, self._lists / "partial", directory / "cache/archives/partial", directory / "state"):
             path.mkdir(parents=True)
-        self._parts.joinpath("these.sources").write_text("\n".join(source.deb822() for source in sources))
-        self._options = _options(
-            {
-                "Dir::Etc::sourcelist": "/dev/null",
-                "Dir::Etc::sourceparts": str(self._parts),
-                "Dir::State": str(directory / "state"),
-                "Dir::State::status": "/dev/null",
-                "Dir::State::lists": str(self._lists),
-                "Dir::Cache": str(directory / "cache"),
-                "Acquire::Languages": "none",
-                "APT::Sandbox::User": "root",
-                "APT::Update::Error-Mode": "any",
-            }
-        )
+        parts.joinpath("these.sources").write_text("\n".join(source.deb822() for source in sources))
+        options = {
+            "Dir::Etc::sourcelist": "/dev/null",
+            "Dir::Etc::sourceparts": str(parts),
+            "Dir::State": str(directory / "state"),
+            "Dir::State::status": "/dev/null",
+            "Dir::State::lists": str(self._lists),
+            "Dir::Cache": str(directory / "cache"),
+            "Acquire::Languages": "none",
+            "APT::Sandbox::User": "root",
+            "APT::Update::Error-Mode": "any",
+        }
+        self._options = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
 
     def update(self) -> None:
-        """Fetch the package lists. Raises `HostError` when one can't be fetched or its signature is wrong."""
-        # The host's own hooks (desktop caches and the like) have no business with a private state.
-        argv = [tool("apt-get"), *self._options, "-q", "update"]
-        run_tool(argv, timeout_s=600)
+        """Fetch the package lists. Raises `HostError` when one fails or its signature is wrong."""
+        run_tool([tool("apt-get"), *self._options, "-q", "update"], timeout_s=600)
 
     def show(self, package: str) -> dict[str, str]:
         """The fields of the newest version of a package. Raises `HostError` when there is none."""
@@ -139,8 +138,10 @@ class PrivateApt:
         return found[0]
 
     def newest_release_s(self) -> int:
-        """When the newest of the lists was made (its `Date` field), in seconds since 1970; 0 if none says so."""
-        return max((_release_date_s(_text(path)) for path in self._lists.glob("*Release")), default=0)
+        """When the newest of the lists was made, in seconds since 1970; 0 if none says so."""
+        texts = (_text(path) for path in self._lists.glob("*Release"))
+        dates = [match[1] for text in texts if (match := re.search(r"^Date: (.+)$", text, re.MULTILINE))]
+        return max((int(parsedate_to_datetime(date).timestamp()) for date in dates), default=0)
 
 
 def host_acquire_options() -> dict[str, str]:
@@ -150,7 +151,7 @@ def host_acquire_options() -> dict[str, str]:
 
 
 def parse_stanza(text: str) -> dict[str, str]:
-    """The first stanza of a control file as name → value; continuation lines are joined by a newline."""
+    """The first stanza of a control file; continuation lines are joined by a newline."""
     fields: dict[str, str] = {}
     name = ""
     for line in text.splitlines():
@@ -199,23 +200,8 @@ def _signed_by(value: str) -> str:
     return value if value.startswith("/") and "\n" not in value else ""
 
 
-def _debian_main(known: Sequence[AptSource]) -> AptSource | None:
-    """The source of Debian itself: `main` of a suite that Debian has, not security, from a tree called `debian`."""
-    plain = [s for s in known if "main" in s.components and any(suite in _CODENAMES for suite in s.suites)]
-    return next((s for s in plain if s.uri.rstrip("/").endswith("debian")), None) or next(iter(plain), None)
-
-
 def _keyring(signed_by: str) -> str:
     return signed_by or (str(DEBIAN_KEYRING) if DEBIAN_KEYRING.exists() else "")
-
-
-def _options(values: dict[str, str]) -> list[str]:
-    return [part for name, value in values.items() for part in ("-o", f"{name}={value}")]
-
-
-def _release_date_s(text: str) -> int:
-    match = re.search(r"^Date: (.+)$", text, re.MULTILINE)
-    return int(parsedate_to_datetime(match[1]).timestamp()) if match else 0
 
 
 def _text(path: Path) -> str:

@@ -1,7 +1,4 @@
-"""What an image says of its processes: read with bounds from its configuration, and what a cell
-makes of it.
-
-Pure.
+"""What an image says of its processes, read with bounds, and what a cell makes of it. Pure.
 
 Docker's configuration has a health check and a shell; OCI's has neither.
 Sources: moby, image specification v1.2; OCI image-spec, `config.md`.
@@ -103,8 +100,11 @@ def config_of(document: Mapping[str, Any]) -> ImageConfig:
     volumes = config.get("Volumes") or {}
     if not isinstance(volumes, dict) or len(volumes) > _MAX_VOLUMES:
         raise _broken("Volumes")
+    env = {name: value for name, _, value in (word.partition("=") for word in _words(config, "Env"))}
+    if "" in env:
+        raise _broken("a variable without a name in Env")
     return ImageConfig(
-        env=dict(_variable(word) for word in _words(config, "Env")),
+        env=env,
         user=_word(config.get("User") or "root", "User"),
         workdir=_directory(config.get("WorkingDir") or "/", "WorkingDir"),
         entrypoint=tuple(_words(config, "Entrypoint")),
@@ -142,8 +142,7 @@ def _health_check(value: object) -> HealthCheck | None:
 
 
 def image_health(config: ImageConfig) -> dict[str, Any] | None:
-    """The image's own check, as a target cell's plan has `health`: times in seconds; None where it
-    has none."""
+    """The image's own check as `health` of a target cell's plan: times in seconds."""
     check = config.healthcheck
     if check is None:
         return None
@@ -158,8 +157,7 @@ def image_health(config: ImageConfig) -> dict[str, Any] | None:
 
 
 def image_differences(config: ImageConfig) -> tuple[Difference, ...]:
-    """What of an image's configuration is kept in a cell, and how: one fact for each part that the
-    image states."""
+    """What of an image's configuration is kept in a cell, and how."""
     return tuple(Difference(kind=kind, where="image", key=key, detail=detail) for kind, key, detail in _facts(config))
 
 
@@ -213,13 +211,6 @@ def _directory(value: object, name: str) -> str:
     if len(path.encode()) > MAX_PATH_BYTES or len(parts) > MAX_DEPTH or max(map(len, parts)) > MAX_NAME_BYTES:
         raise _broken(name)
     return path
-
-
-def _variable(word: str) -> tuple[str, str]:
-    name, _, value = word.partition("=")
-    if not name:
-        raise _broken("a variable without a name in Env")
-    return name, value
 
 
 def _broken(what: str) -> LayerError:

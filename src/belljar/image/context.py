@@ -1,9 +1,8 @@
-"""A build's context: the files below one directory that `.dockerignore` leaves in, their digest,
-and a copy of them.
+"""A build's context: the files that `.dockerignore` leaves in, their digest, and a copy of them.
 
-Only what lies below the directory is read: a link is taken as a link, never followed. Source:
-Docker's `.dockerignore` (Go's `filepath.Match` with `**`; the last line that matches decides; `!`
-takes back in).
+Only what lies below the directory is read; a link is never followed. Source: Docker's
+`.dockerignore` (Go's `filepath.Match` with `**`; the last line that matches decides; `!` takes
+back in).
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class _Rule:
         return last + 1 in reached
 
     def _skipping(self, reached: set[int]) -> set[int]:
-        """Also what follows a `**` that matches nothing; one at the end matches at least one name."""
+        """Also what follows a `**` that matches nothing; a last one matches at least one name."""
         for at in sorted(reached):
             while at < len(self.parts) - 1 and self.parts[at] is None:
                 at += 1
@@ -117,8 +116,7 @@ def read_ignore(context: Path, dockerfile: Path) -> Ignored:
 
 
 def take_context(context: Path, ignored: Ignored, into: Path | None = None) -> str:
-    """The digest of a context (names, kinds, modes and contents, not times), copied `into` an empty
-    directory if one is given.
+    """The digest of a context (names, kinds, modes and contents), copied `into` an empty directory.
 
     Raises `PolicyError` for a file that is neither regular nor a link, and beyond `MAX_ENTRIES`,
     `MAX_BYTES` or `MAX_DEPTH`.

@@ -1,7 +1,4 @@
-"""Asking a Docker daemon, or Podman's service, for an image: where it listens, and what it knows of
-a name.
-
-Bounded in time and bytes.
+"""Asking a Docker daemon, or Podman's service, for an image. Bounded in time and bytes.
 
 Source: Docker Engine API, `GET /images/{name}/json`; Podman serves the same.
 """
@@ -20,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Timer
 from time import monotonic
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote, urlsplit
 
 from belljar.errors import HostError, PolicyError
@@ -30,6 +27,10 @@ from belljar.units import format_duration, format_size, printable
 _MAX_ANSWER_BYTES: Final = 4 << 20
 _CHUNK_BYTES: Final = 1 << 20
 _HINT_SAVE: Final = "`docker save NAME -o FILE`, then `belljar image import docker-archive:FILE`"
+
+
+class _LateError(TimeoutError):
+    """A whole answer took too long; its text says how long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +44,7 @@ class DaemonImage:
 
 
 def daemon_hosts(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Where to ask, best first: `$DOCKER_HOST` alone when it is set, else each socket of Docker and
-    Podman that there is.
+    """Where to ask, best first: `$DOCKER_HOST`, else each socket of Docker and Podman.
 
     Raises `HostError` for a `$DOCKER_HOST` that isn't taken.
     """
@@ -86,8 +86,7 @@ def ask_daemons(hosts: tuple[str, ...], name: str, *, timeout_s: float) -> Daemo
 def save_image(
     found: DaemonImage, path: Path, *, max_bytes: int, stall_s: float, timeout_s: float, report: Callable[[str], None]
 ) -> None:
-    """What `docker save` gives, written to a new file. skopeo's own client is too old for the
-    daemons of today.
+    """Write what `docker save` gives to a new file; skopeo's client is too old for daemons now.
 
     Raises `HostError` when the daemon stops sending, `PolicyError` for more than `max_bytes`.
     """
@@ -106,7 +105,7 @@ def save_image(
                     what = f"the image is larger than {format_size(max_bytes)}"
                     raise PolicyError(what, where=found.host, hint="--max-size allows more")
                 if monotonic() > deadline_s:
-                    raise TimeoutError(f"it took longer than {format_duration(timeout_s)}")
+                    raise _LateError(f"it took longer than {format_duration(timeout_s)}")
                 report(f"fetching: {format_size(total)}")
     except (OSError, http.client.HTTPException, ValueError) as error:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
@@ -128,30 +127,7 @@ def _ask(host: str, name: str, *, timeout_s: float) -> DaemonImage | None:
         return None
     if status != http.HTTPStatus.OK:
         raise ValueError(f"it answered with status {status}")
-    return _read(json.loads(body), host)
-
-
-def _get(host: str, path: str, *, timeout_s: float) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("localhost", timeout=timeout_s)
-    with closing(_connected(host, timeout_s)) as connected:
-        connection.sock = connected
-        # The socket's timeout bounds each read; this one bounds the whole answer.
-        late = Event()
-        deadline = Timer(timeout_s, _hang_up, [connected, late])
-        deadline.start()
-        try:
-            connection.request("GET", path)
-            answer = connection.getresponse()
-            return answer.status, answer.read(_MAX_ANSWER_BYTES)
-        except (http.client.HTTPException, OSError) as error:
-            if late.is_set():
-                raise TimeoutError(f"it did not answer within {format_duration(timeout_s)}") from error
-            raise
-        finally:
-            deadline.cancel()
-
-
-def _read(document: Any, host: str) -> DaemonImage:  # noqa: ANN401 - JSON
+    document = json.loads(body)
     if not isinstance(document, dict):
         raise ValueError("its answer can't be read")
     image_id = f"sha256:{str(document.get('Id')).removeprefix('sha256:')}"
@@ -164,6 +140,32 @@ def _read(document: Any, host: str) -> DaemonImage:  # noqa: ANN401 - JSON
         names=tuple(_texts(document.get("RepoTags"))),
         digests=tuple(digest for digest in digests if DIGEST.fullmatch(digest)),
     )
+
+
+def _get(host: str, path: str, *, timeout_s: float) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("localhost", timeout=timeout_s)
+    with closing(_connected(host, timeout_s)) as connected:
+        connection.sock = connected
+        # The socket's timeout bounds each read; this one bounds the whole answer.
+        late = Event()
+
+        def disconnect() -> None:
+            late.set()
+            with suppress(OSError):
+                connected.shutdown(socket.SHUT_RDWR)
+
+        deadline = Timer(timeout_s, disconnect)
+        deadline.start()
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read(_MAX_ANSWER_BYTES)
+        except (http.client.HTTPException, OSError) as error:
+            if late.is_set():
+                raise _LateError(f"it did not answer within {format_duration(timeout_s)}") from error
+            raise
+        finally:
+            deadline.cancel()
 
 
 def _texts(value: object) -> list[str]:
@@ -184,15 +186,9 @@ def _connected(host: str, timeout_s: float) -> socket.socket:
     return socket.create_connection((parts.hostname or "localhost", parts.port or 2375), timeout=timeout_s)
 
 
-def _hang_up(connected: socket.socket, late: Event) -> None:
-    late.set()
-    with suppress(OSError):
-        connected.shutdown(socket.SHUT_RDWR)
-
-
 def _why(error: Exception) -> str:
     if isinstance(error, TimeoutError):
-        return str(error) if "within" in str(error) else "it did not answer in time"
+        return str(error) if isinstance(error, _LateError) else "it did not answer in time"
     return (error.strerror if isinstance(error, OSError) else str(error)) or type(error).__name__
 
 

@@ -1,4 +1,4 @@
-"""The initramfs: the guest agent as `/init`, its probe program and the modules it loads first, as a cpio archive.
+"""The initramfs: guest agent, probe program and kernel modules, as a cpio archive.
 
 Pure: bytes in, bytes out, the same bytes for the same input.
 """
@@ -22,13 +22,13 @@ REQUIRED_MODULES: Final = (
     "overlay",
     "virtio_net",
 )
-"""What a guest needs, each after what it depends on (from `modules.dep` of Debian's 6.12 cloud kernels, amd64 and arm64).
+"""What a guest needs, each after what it depends on.
 
-A name that the kernel's `modules.builtin` lists is compiled in and has no file: on amd64 that is `virtio_ring`, `virtio`, `virtio_console` and `rng-core`. A name in
-neither place makes a kernel unusable. A `-` in a name may be a `_` in the other list; they mean the same.
+From `modules.dep` of Debian's 6.12 cloud kernels. On amd64 `virtio_ring`, `virtio`,
+`virtio_console` and `rng-core` are built in.
 """
 NIC_MODULES: Final = frozenset({"failover", "net_failover", "dimlib", "virtio_net"})
-"""Those that only a guest with a network device loads, by their files' names: the device's driver, and what nothing else of the above depends on."""
+"""Those that only a guest with a network device loads, by their files' names."""
 
 _MODULE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII)
 _DIRECTORIES: Final = ("dev", "m", "proc", "r", "sys")
@@ -37,15 +37,15 @@ _MAX_MODULES: Final = 100
 
 
 def build(agent: bytes, modules: Sequence[tuple[str, bytes]], *, probe: bytes | None = None) -> bytes:
-    """The gzipped archive: `/init` is the agent, `/p` the probe program, `/m/NN-name.ko` the modules in the order given, which is the order of loading.
+    """The gzipped archive: `/init`, the probe program `/p`, and `/m/NN-name.ko` in load order.
 
     Args:
         agent: the static agent program of the guest's architecture.
-        modules: (name, contents) of each module, uncompressed ELF; the name without `.ko`.
-        probe: the static probe program, which the agent opens before anything of the image is there; None: the guest has none.
+        modules: (name without `.ko`, contents) of each module, uncompressed.
+        probe: the static probe program; None: the guest has none.
 
     Raises:
-        ValueError: a name that can't be a module's, a compressed or otherwise not ELF program or module, more than 100 modules.
+        ValueError: no module's name, not an ELF file, or more than 100 modules.
     """
     programs = [("init", agent), *([("p", probe)] if probe is not None else [])]
     _check(programs, modules)
@@ -68,7 +68,7 @@ def _archive(programs: Sequence[tuple[str, bytes]], modules: Sequence[tuple[str,
         yield _entry(next(inode), directory, _S_IFDIR | 0o755)
     yield _entry(next(inode), "dev/console", _S_IFCHR | 0o600, device=(5, 1))
     for name, contents in programs:
-        # Nobody traces a program that he may not read: the probe program is the machine's root's, whom nobody in the container is.
+        # An unreadable program can't be traced: the container has no uid of the guest's root.
         yield _entry(next(inode), name, _S_IFREG | (0o711 if name == "p" else 0o755), contents)
     for number, (name, contents) in enumerate(modules):
         yield _entry(next(inode), f"m/{number:02d}-{name}.ko", _S_IFREG | 0o644, contents)
@@ -76,7 +76,7 @@ def _archive(programs: Sequence[tuple[str, bytes]], modules: Sequence[tuple[str,
 
 
 def _entry(inode: int, path: str, mode: int, contents: bytes = b"", *, device: tuple[int, int] = (0, 0)) -> bytes:
-    """One member in the "newc" format: magic and thirteen fields of eight hex digits, the name, the contents, each padded to four bytes."""
+    """One member in the "newc" format, padded to four bytes."""
     name = path.encode("ascii") + b"\0"
     links = 2 if mode & 0o170000 == _S_IFDIR else 1
     fields = (inode, mode, 0, 0, links, 0, len(contents), 0, 0, *device, len(name), 0)

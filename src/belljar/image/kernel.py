@@ -22,7 +22,7 @@ from belljar.image.store import file_sha256
 from belljar.image.tools import run_tool, tool
 from belljar.store.home import make_store_dir, need_space
 from belljar.store.locks import locked
-from belljar.store.scratch import MAKING, owned_name, remove_tree, scratch_dir
+from belljar.store.scratch import remove_tree, retire, scratch_dir
 
 if TYPE_CHECKING:
     from belljar.image.apt import AptSource
@@ -124,10 +124,7 @@ def remove_kernel(home: Path, digest: str) -> None:
     with locked(home, "kernels"):
         if current_digest(home) in {None, digest}:
             return
-        directory = home / "kernels" / digest
-        retired = directory.with_name(owned_name(MAKING, f"retired-{digest[:12]}"))
-        directory.rename(retired)
-        remove_tree(retired)
+        remove_tree(retire(home / "kernels" / digest))
 
 
 def current_digest(home: Path) -> str | None:

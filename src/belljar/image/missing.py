@@ -11,7 +11,7 @@ from belljar.image.store import Image, Store, command_for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingImage:
-    """An image as it was asked for, why the store does not have it, and the command that gets it."""
+    """An image as asked for, why the store lacks it, and the command that gets it."""
 
     image: str
     why: HostError
@@ -38,7 +38,7 @@ def find_images(store: Store, images: Iterable[str]) -> dict[str, Image]:
 
 
 def refuse_missing(missing: tuple[MissingImage, ...]) -> None:
-    """Raise one `HostError` that names every one of them; do nothing when there is none."""
+    """Raise one `HostError` for all of them; nothing when there is none."""
     if not missing:
         return
     all_at_once = "`belljar image import --from-compose FILE` or `--from-task TASK`"

@@ -1,5 +1,4 @@
-"""Getting all images that a task needs: from a Docker daemon or Podman when one has them, else from
-their registries."""
+"""Getting all images that a task needs: from a daemon that has them, else from registries."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Obtained:
-    """What came of one: the image, and whether the store had it before; or why it could not be got."""
+    """The image, and whether the store had it before; or why it could not be got."""
 
     wanted: Wanted
     image: Image | None = None

@@ -1,8 +1,6 @@
-"""Debian and Python packages on top of a base, without a Dockerfile of one's own:
-`belljar image build --apt … --pip …`.
+"""Debian and Python packages on top of a base: `belljar image build --apt … --pip …`.
 
-apt and pip run inside the build, against the mirrors, proxies and indexes that this host's own apt
-and pip use.
+apt and pip run inside the build, with the mirrors, proxies and indexes of this host's own.
 """
 
 from __future__ import annotations
@@ -10,12 +8,13 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from belljar.errors import HostError, PolicyError
-from belljar.image.apt import AptSource, debian_sources, host_acquire_options, host_sources
+from belljar.image.apt import debian_sources, host_acquire_options, host_sources
 from belljar.image.buildah import BuildRequest, build_dockerfile
 from belljar.image.store import Image, Store
 from belljar.image.tools import run_tool
@@ -27,6 +26,7 @@ _PIP: Final = re.compile(
     r"[A-Za-z0-9][A-Za-z0-9._-]*(?:\[[A-Za-z0-9._,-]+\])?(?:[=<>!~]=?=?[A-Za-z0-9.*+!_-]+)*", re.ASCII
 )
 _PIP_OPTIONS: Final = ("index-url", "extra-index-url", "find-links", "trusted-host", "proxy", "timeout", "cert")
+_PLAIN: Final = re.compile(r"[A-Za-z0-9._~:/?#@%+=,-]+", re.ASCII)
 _HAS_PIP: Final = "python3 -m pip --version >/dev/null 2>&1"
 
 
@@ -53,7 +53,9 @@ def build_packages(
     options = pip_options() if pip else {}
     with scratch_dir(home) as context:
         sources = debian_sources(host_sources(), "bookworm")
-        (context / "belljar.sources").write_text("\n".join(source.deb822() for source in _unsigned(sources)))
+        # Without the paths of this host's keyrings: the base has Debian's own.
+        unsigned = "\n".join(replace(source, signed_by="").deb822() for source in sources)
+        (context / "belljar.sources").write_text(unsigned)
         (context / "belljar.conf").write_text(
             "".join(f'{key} "{value}";\n' for key, value in host_acquire_options().items())
         )
@@ -61,13 +63,11 @@ def build_packages(
             shutil.copyfile(cert[0], context / "cert.pem")
             options["cert"] = ["/run/belljar/cert.pem"]
         (context / "Dockerfile").write_text(dockerfile_for(base, user, apt, pip, options))
-        request = BuildRequest(context=context, name=name, has_network=True, volumes=tuple(_local(options)))
+        # Directories that pip takes packages from are shown to the build, read-only.
+        paths = [Path(value.removeprefix("file://")) for values in options.values() for value in values]
+        volumes = tuple(path for path in paths if path.is_absolute() and path.is_dir())
+        request = BuildRequest(context=context, name=name, has_network=True, volumes=volumes)
         return build_dockerfile(home, request, report=report)[0]
-
-
-def _unsigned(sources: Sequence[AptSource]) -> Iterator[AptSource]:
-    """Without the paths of this host's keyrings: the base has Debian's own."""
-    return (AptSource(uri=s.uri, suites=s.suites, components=s.components) for s in sources)
 
 
 def dockerfile_for(
@@ -102,20 +102,5 @@ def pip_options() -> dict[str, list[str]]:
         option = key.rpartition(".")[2]
         if option in _PIP_OPTIONS:
             words = value.strip().strip("'\"").replace("\\n", " ").split()
-            found[option] = list(dict.fromkeys([*found.get(option, []), *filter(_is_plain, words)]))
+            found[option] = list(dict.fromkeys([*found.get(option, []), *filter(_PLAIN.fullmatch, words)]))
     return found
-
-
-def _is_plain(word: str) -> bool:
-    return re.fullmatch(r"[A-Za-z0-9._~:/?#@%+=,-]+", word, re.ASCII) is not None
-
-
-def _local(options: Mapping[str, Sequence[str]]) -> Iterator[Path]:
-    """Directories of this host that pip takes packages from: shown to the build, read-only."""
-    for value in (value for values in options.values() for value in values):
-        path = Path(value.removeprefix("file://"))
-        if path.is_absolute() and path.is_dir():
-            yield path
-
-
-__all__ = ["build_packages", "dockerfile_for", "pip_options"]

@@ -1,8 +1,7 @@
-"""A user namespace with 65,536 ids of its own, for tools that want to be root: what runs in it is
-nobody on the host.
+"""A user namespace with 65,536 ids of its own, for tools that want to be root.
 
-Files, mounts, processes, IPC and (unless asked otherwise) the network are its own too; all of it
-ends with the block, or with the process that owns the block, however that ends.
+What runs in it has no rights on the host. Files, mounts, processes, IPC and (unless asked
+otherwise) the network are its own; all of it ends with the block, or with its owner.
 """
 
 from __future__ import annotations
@@ -106,11 +105,8 @@ class Inside:
     ) -> bytes:
         """Run a tool as the namespace's root, to its end; its last words.
 
-        `watch` may raise, and is called often.
-
-        `cwd` is `WORK` there. Of this host's files nothing else is there but its programs (`/usr`)
-        and the directories `readable`: neither /etc nor anyone's home, socket or store, whatever
-        the tool is talked into.
+        `cwd` is `WORK` there. Of this host's files only its programs (`/usr`) and the directories
+        `readable` are there: no /etc, home, socket or store. `watch` is called often; it may raise.
 
         Raises `HostError` when it fails or takes too long.
         """

@@ -25,7 +25,7 @@ from belljar.image.config import HealthCheck, ImageConfig, later_fields_of
 from belljar.policy.reference import DEFAULT_TAG, Reference, parse_reference
 from belljar.store.home import make_store_dir
 from belljar.store.locks import locked
-from belljar.store.scratch import remove_tree, scratch_dir
+from belljar.store.scratch import remove_tree, retire, scratch_dir
 from belljar.units import printable
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
@@ -182,12 +182,7 @@ class Store:
             dropped = {name} if name else set(image.names)
             self._write(self._names_file, {name: digest for name, digest in names.items() if name not in dropped})
             if set(image.names) <= dropped:
-                # Renamed first, so that a crash while deleting leaves scratch and no half image.
-                make_store_dir(self.home / "tmp")
-                retired = self.home / "tmp" / f"0-0-retired_{image.digest[:12]}"
-                remove_tree(retired)
-                self._images.joinpath(image.digest).replace(retired)
-                remove_tree(retired)
+                remove_tree(retire(self._images / image.digest))
                 kept = {origin: digest for origin, digest in self._origins().items() if digest != image.digest}
                 self._write(self._digests_file, kept)
             return image

@@ -21,7 +21,7 @@ from typing import Any, Final
 from belljar.dataclass import dataclass
 from belljar.errors import HostError
 from belljar.store.locks import locked
-from belljar.store.scratch import MAKING, owned_name, remove_tree
+from belljar.store.scratch import MAKING, owned_name, remove_tree, retire
 
 STORE_HINT: Final = "make room there, or set BELLJAR_HOME to a directory that this user can write"
 _FORMAT: Final = 1
@@ -152,9 +152,7 @@ def remove_root(home: Path, root: Path) -> None:
     with locked(home, root.parent.name):
         if _is_current(root):
             return
-        retired = root.with_name(owned_name(MAKING, f"retired-{root.name[:12]}"))
-        root.rename(retired)
-        remove_tree(retired)
+        remove_tree(retire(root))
 
 
 def _is_current(root: Path) -> bool:

@@ -25,7 +25,7 @@ from belljar.isolation.microvm.template import lock_name
 from belljar.isolation.oci.trees import remove_trees
 from belljar.isolation.program_root import outdated_roots, remove_root
 from belljar.store.journal import Journal
-from belljar.store.locks import in_use, locked, retire
+from belljar.store.locks import in_use, locked, retire_unclaimed
 from belljar.store.scratch import MAKING, is_owned, orphans, remove_tree
 from belljar.units import format_duration
 
@@ -252,5 +252,5 @@ def _remove(part: Part, home: Path) -> None:
 def _remove_template(directory: Path, home: Path) -> None:
     """Raises `BlockingIOError` while somebody is making it anew."""
     with locked(home, lock_name(directory.name), wait=False):
-        if (retired := retire(directory)) is not None:
+        if (retired := retire_unclaimed(directory)) is not None:
             remove_tree(retired)

@@ -1,7 +1,8 @@
-"""The journal of host resources: one file a cell or range, written before anything is made, so that whatever is left after a crash can be found and removed.
+"""The journal of host resources: one file for each cell or range, to clean up after a crash.
 
-An entry names what *will* be made (groups, directories, the uid) before it is, and who owns it; what is only known afterwards (the supervisor, the namespaces)
-is added at once. Identity is by cell id, never by pid alone: a pid counts with its start time and boot.
+An entry names what *will* be made (groups, directories, uids) before it exists, and its owner;
+what is only known afterwards (supervisor, namespaces) is added at once. A process is named by pid,
+start time and boot.
 """
 
 from __future__ import annotations
@@ -22,17 +23,12 @@ from belljar.store.scratch import owned_name, sweep
 EntryKind: TypeAlias = Literal["cell", "template", "proof", "wire", "range"]
 CELL_ID: Final = re.compile(r"c-[0-9a-f]{12}", re.ASCII)
 RANGE_ID: Final = re.compile(r"r-[0-9a-f]{12}", re.ASCII)
-_IDS: Final[Mapping[str, re.Pattern[str]]] = {
-    "cell": CELL_ID,
-    "template": CELL_ID,
-    "proof": CELL_ID,
-    "wire": CELL_ID,
-    "range": RANGE_ID,
-}
+_IDS: Final = {**dict.fromkeys(("cell", "template", "proof", "wire"), CELL_ID), "range": RANGE_ID}
 ORDER_SUFFIX: Final = ".kill"
 """Of the kill order beside an entry: see `hold`."""
 _MAX_ENTRY_BYTES: Final = 1 << 16
 _FORMAT: Final = 1
+_ABOUT_SUFFIX: Final = ".about"
 _DRAFT: Final = ".draft-"
 
 
@@ -42,7 +38,7 @@ def new_cell_id() -> str:
 
 
 def new_range_id() -> str:
-    """A range's name, likewise."""
+    """A range's name, unique and unguessable."""
     return f"r-{secrets.token_hex(6)}"
 
 
@@ -51,10 +47,9 @@ class JournalEntry:
     """What belongs to one cell, or one range, on this host; `cell_id` is its name.
 
     `directories` and `cgroups` are absolute and the cell's own: reaping removes them whole.
-
-    Of a range, `supervisor` is the fork server that it may share with others, `child` its supervisor, and `processes` are all that are its own alone.
-    `host_uid` is the first of the `uid_count` uids that only this cell has; None when its uids are also another's.
-    `part_of`: the range that a cell is in, the cell that a wire serves; "" for neither.
+    `host_uid`: the first of its `uid_count` own uids; None when others have them too.
+    `part_of`: the range of a cell, the cell of a wire; "" for neither.
+    Of a range, `supervisor` is the fork server, perhaps shared, and `child` its supervisor.
     """
 
     cell_id: str
@@ -98,15 +93,15 @@ class JournalEntry:
                 cell_id=data["cell_id"],
                 kind=data["kind"],
                 boot_id=str(data["boot_id"]),
-                owner=_required(_process(data["owner"])),
+                owner=_process(data["owner"]),
                 cgroups=_own_paths(data["cgroups"], data["cell_id"]),
                 directories=_own_paths(data["directories"], data["cell_id"]),
                 host_uid=None if data["host_uid"] is None else int(data["host_uid"]),
                 uid_count=int(data.get("uid_count", 1)),
-                supervisor=_process(data["supervisor"]),
-                child=_process(data["child"]),
+                supervisor=None if data["supervisor"] is None else _process(data["supervisor"]),
+                child=None if data["child"] is None else _process(data["child"]),
                 namespaces={str(name): int(inode) for name, inode in data["namespaces"].items()},
-                processes=tuple(_required(_process(process)) for process in data.get("processes", ())),
+                processes=tuple(_process(process) for process in data.get("processes", ())),
                 part_of=str(data.get("part_of", "")),
             )
         except (KeyError, TypeError, AttributeError) as exc:
@@ -120,8 +115,7 @@ def own_entry(cell_id: str, kind: EntryKind, **resources: Any) -> JournalEntry: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellAbout:
-    """What a cell is for, beside its entry: for lists, and to find a run's cells. Nothing that is
-    undone depends on it.
+    """What a cell is for, beside its entry: for lists, and to find a run's cells.
 
     `range_id` and `name`: the range it is in, and its name there.
     """
@@ -138,7 +132,7 @@ class CellAbout:
 
 
 class Journal:
-    """The entries under `home/journal`. One writer a cell: its owner, or who reaps it when that is dead."""
+    """The entries under `home/journal`. One writer each: the owner, or after its death the reaper."""
 
     def __init__(self, home: Path) -> None:
         self.directory = home / "journal"
@@ -146,25 +140,22 @@ class Journal:
     def write(self, entry: JournalEntry) -> None:
         """Make the entry durable, atomically, before its resources exist. Raises `OSError`."""
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        draft = self._draft(entry)
-        with draft.open("w") as file:
-            json.dump(entry.to_json(), file, sort_keys=True)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self._path(entry.cell_id))
-        _sync_directory(self.directory)
+        self._save(self._path(entry.cell_id), entry.to_json(), is_durable=True)
+        fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
     def update(self, entry: JournalEntry, **facts: Any) -> JournalEntry:  # noqa: ANN401 - the entry's fields
-        """Write down what has become known; returns the new entry. Not synced: after a crash of the *machine* none of these facts is true any more."""
+        """Add what has become known. Not synced: after a crash of the machine it isn't true."""
         changed = replace(entry, **facts)
-        draft = self._draft(changed)
-        draft.write_text(json.dumps(changed.to_json(), sort_keys=True))
-        draft.replace(self._path(entry.cell_id))
+        self._save(self._path(entry.cell_id), changed.to_json())
         return changed
 
     def remove(self, cell_id: str, *, keeps_order: bool = False) -> None:
-        """Forget a cell of which nothing is left; its kill order, too, unless the owner is still to be told."""
-        self._about_path(cell_id).unlink(missing_ok=True)
+        """Forget a cell of which nothing is left, and its kill order unless `keeps_order`."""
+        self._path(cell_id).with_suffix(_ABOUT_SUFFIX).unlink(missing_ok=True)
         self._path(cell_id).unlink(missing_ok=True)
         if not keeps_order:
             self._path(cell_id).with_suffix(ORDER_SUFFIX).unlink(missing_ok=True)
@@ -175,13 +166,11 @@ class Journal:
 
     def describe(self, cell_id: str, about: CellAbout) -> None:
         """Say what a cell is for. Raises `OSError`."""
-        draft = self.directory / owned_name(_DRAFT, cell_id)
-        draft.write_text(json.dumps(json_of(about)))
-        draft.replace(self._about_path(cell_id))
+        self._save(self._path(cell_id).with_suffix(_ABOUT_SUFFIX), json_of(about))
 
     def about(self, cell_id: str) -> CellAbout:
-        """What a cell is for; empty where nobody said, or what was said is damaged."""
-        path = self._about_path(cell_id)
+        """What a cell is for; empty where that is missing or damaged."""
+        path = self._path(cell_id).with_suffix(_ABOUT_SUFFIX)
         try:
             if path.stat().st_size > _MAX_ENTRY_BYTES:
                 return CellAbout()
@@ -194,23 +183,25 @@ class Journal:
         return found if is_typed else CellAbout()
 
     def entries(self) -> tuple[JournalEntry, ...]:
-        """Every entry that can be read, the oldest first. Raises `PermissionError` when the journal is another user's."""
-        entries = []
-        for path in self._files():
-            if (entry := _read(path)) is not None:
-                entries.append(entry)
-        return tuple(entries)
+        """Every readable entry, the oldest first. Raises `PermissionError` for another user's."""
+        return tuple(entry for path in self._files() if (entry := _read(path)) is not None)
 
     def unreadable(self) -> tuple[Path, ...]:
         """Files that are no entries: a person must look at them."""
         return tuple(path for path in self._files() if path.exists() and _read(path) is None)
 
     def sweep_drafts(self) -> None:
-        """Remove what writers left that died while they wrote."""
+        """Remove what dead writers left."""
         sweep(self.directory, prefix=_DRAFT)
 
-    def _draft(self, entry: JournalEntry) -> Path:
-        return self.directory / owned_name(_DRAFT, entry.cell_id)
+    def _save(self, path: Path, data: Mapping[str, Any], *, is_durable: bool = False) -> None:
+        draft = self.directory / owned_name(_DRAFT, path.stem)
+        with draft.open("w") as file:
+            file.write(json.dumps(data, sort_keys=True))
+            if is_durable:
+                file.flush()
+                os.fsync(file.fileno())
+        draft.replace(path)
 
     def _files(self) -> list[Path]:
         found = []
@@ -224,9 +215,6 @@ class Journal:
             except FileNotFoundError:
                 continue
         return [path for _, path in sorted(found)]
-
-    def _about_path(self, cell_id: str) -> Path:
-        return self._path(cell_id).with_suffix(".about")
 
     def _path(self, cell_id: str) -> Path:
         if CELL_ID.fullmatch(cell_id) is None and RANGE_ID.fullmatch(cell_id) is None:
@@ -244,14 +232,8 @@ def _read(path: Path) -> JournalEntry | None:
     return entry if path.name == f"{entry.cell_id}.json" else None
 
 
-def _required(process: ProcessId | None) -> ProcessId:
-    if process is None:
-        raise ValueError("an entry names its owner, and each of its processes")
-    return process
-
-
-def _process(data: Mapping[str, Any] | None) -> ProcessId | None:
-    return None if data is None else ProcessId(pid=int(data["pid"]), start_ticks=int(data["start_ticks"]))
+def _process(data: Mapping[str, Any]) -> ProcessId:
+    return ProcessId(pid=int(data["pid"]), start_ticks=int(data["start_ticks"]))
 
 
 def _own_paths(words: list[str], cell_id: str) -> tuple[Path, ...]:
@@ -261,11 +243,3 @@ def _own_paths(words: list[str], cell_id: str) -> tuple[Path, ...]:
         if not path.is_absolute() or ".." in path.parts or cell_id not in path.name:
             raise ValueError(f"{path} does not belong to cell {cell_id}")
     return paths
-
-
-def _sync_directory(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -15,7 +15,7 @@ from typing import Final
 
 from belljar.errors import HostError
 from belljar.store.home import make_store_dir
-from belljar.store.scratch import MAKING, owned_name
+from belljar.store.scratch import retire
 
 _CLAIM_TIMEOUT_S: Final = 0.5
 _RETRY_S: Final = 0.001
@@ -36,7 +36,7 @@ def locked(home: Path, name: str, *, wait: bool = True) -> Iterator[None]:
 
 @contextmanager
 def claimed(directory: Path) -> Iterator[None]:
-    """Use a part: `retire` leaves it meanwhile. Blocks for half a second at most.
+    """Use a part: `retire_unclaimed` leaves it meanwhile. Blocks for half a second at most.
 
     Raises:
         FileNotFoundError: it isn't there, or was just retired.
@@ -78,16 +78,10 @@ def in_use(directory: Path) -> bool:
     return False
 
 
-def retire(directory: Path) -> Path | None:
-    """Rename an unclaimed part, to be removed; its new path, or None when it is claimed or gone.
-
-    The new name is this process's: should it die, the next sweep removes the part.
-    """
+def retire_unclaimed(directory: Path) -> Path | None:
+    """As `retire`; None when the part is claimed or gone."""
     with suppress(FileNotFoundError), _alone(directory) as free:
-        if free:
-            retired = directory.with_name(owned_name(MAKING, f"retired-{directory.name[:12]}"))
-            directory.rename(retired)
-            return retired
+        return retire(directory) if free else None
     return None
 
 

@@ -84,6 +84,16 @@ def orphans(parent: Path, *, prefix: str = "") -> list[Path]:
     return found
 
 
+def retire(path: Path) -> Path:
+    """Rename a part of the store in one step, to be removed; its new path.
+
+    The new name is this process's: should it die, the next sweep removes the part.
+    """
+    retired = path.with_name(owned_name(MAKING, f"retired-{path.name[:12]}"))
+    path.rename(retired)
+    return retired
+
+
 def remove_tree(path: Path) -> None:
     """Remove a directory tree, also one whose modes forbid it. Missing is fine; never follows a link."""
     with suppress(RecursionError):

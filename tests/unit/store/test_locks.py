@@ -11,7 +11,7 @@ from tests.unit.isolation.test_prune import DAY_S, STALE, held_by_another, make_
 
 from belljar.errors import HostError
 from belljar.isolation.prune import unneeded
-from belljar.store.locks import claimed, in_use, retire
+from belljar.store.locks import claimed, in_use, retire_unclaimed
 from belljar.store.scratch import MAKING, is_owned
 
 READ_ONLY = """
@@ -43,10 +43,10 @@ def test_a_cell_that_takes_one_between_look_and_removal_keeps_it(home: Path) -> 
     (part,) = unneeded(home, 14 * DAY_S, everything=False)
     assert part.state == "unneeded"
     with held_by_another(directory):
-        assert retire(directory) is None
+        assert retire_unclaimed(directory) is None
     with claimed(directory):
         assert in_use(directory)
-    retired = retire(directory)
+    retired = retire_unclaimed(directory)
     assert retired is not None
     assert not directory.exists()
 
@@ -63,11 +63,11 @@ def test_use_is_remembered(home: Path) -> None:
 
 def test_a_crash_while_removing_leaves_what_the_next_start_sweeps(home: Path) -> None:
     """What was taken out bears the name of who takes it out, beside where it was."""
-    retired = retire(template(home, STALE))
+    retired = retire_unclaimed(template(home, STALE))
     assert retired is not None
     assert is_owned(retired.name, prefix=MAKING)
     assert retired.parent == home / "templates"
-    assert retire(home / "templates" / STALE) is None
+    assert retire_unclaimed(home / "templates" / STALE) is None
     assert not in_use(home / "templates" / STALE)
 
 

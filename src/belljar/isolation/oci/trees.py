@@ -31,7 +31,7 @@ from belljar.isolation.oci.runtime_root import ensure_unpacker_root
 from belljar.plan.jail import JailLimits, JailMount, JailSpec
 from belljar.store.home import make_store_dir, need_space
 from belljar.store.journal import new_cell_id
-from belljar.store.locks import claimed, in_use, locked, retire
+from belljar.store.locks import claimed, in_use, locked, retire_unclaimed
 from belljar.store.scratch import MAKING, is_owned, owned_name
 
 _FORMAT: Final = 1
@@ -298,7 +298,7 @@ async def remove_trees(home: Path, names: Iterable[str]) -> tuple[str, ...]:
 
 
 async def _remove_unused(directory: Path, home: Path) -> bool:
-    retired = await anyio.to_thread.run_sync(retire, directory)
+    retired = await anyio.to_thread.run_sync(retire_unclaimed, directory)
     if retired is not None:
         await _remove(retired, home)
     return retired is not None and not retired.exists()
