@@ -216,6 +216,13 @@ def test_the_same_archive_gives_the_same_image_and_another_configuration_another
     assert Store(store_home).find("c").user == "root"
 
 
+def test_an_image_without_layers_holds_what_a_guest_mounts_on(tmp_path: Path, store_home: Path) -> None:
+    """`FROM scratch` with nothing else: no content, and still the places of every guest."""
+    archive = oci_archive(tmp_path / "a.tar", [])
+    image = import_image(store_home, f"oci-archive:{archive}", name="a")
+    assert {"dev", "proc", "sys", "run", "tmp", "etc/hosts"} <= listing(image.rootfs).keys()
+
+
 def test_a_file_that_is_missing_or_no_image_is_refused(tmp_path: Path, store_home: Path) -> None:
     """The author's mistakes end in a `PolicyError` that names the reference."""
     (tmp_path / "text.tar").write_text("not an archive")

@@ -110,7 +110,10 @@ def build_dockerfile(home: Path, request: BuildRequest, *, report: Report = lamb
     size = sum(base.size_bytes for base in recipe.bases.values())
     need_space(home, _MIN_FREE_BYTES + 8 * size, "building an image")
     with user_namespace() as inside:
-        _remove_orphans(home, inside)
+        # For an ordinary user, `sweep` can't remove what killed builds left with other ids.
+        make_store_dir(home / "tmp")
+        for path in orphans(home / "tmp"):
+            _remove(path, inside)
         with scratch_dir(home) as scratch, _work_dir(scratch, inside) as work:
             _Build(inside, work, request, recipe, report).run()
             return import_directory(
@@ -160,7 +163,13 @@ def read_recipe(store: Store, request: BuildRequest) -> Recipe:
     except (OSError, ValueError) as error:
         what = error.strerror or "an error" if isinstance(error, OSError) else str(error)
         raise PolicyError(f"the Dockerfile can't be built: {what}", where=printable(str(dockerfile))) from error
-    bases = {name: _base(store, name, dockerfile) for name in found.images}
+    bases = dict[str, Image]()
+    for name in found.images:
+        try:
+            bases[name] = store.find(name)
+        except HostError as error:
+            what = f"the base image {printable(name)} is not in the store"
+            raise HostError(what, where=printable(str(dockerfile)), hint=error.hint) from error
     inputs = {
         "dockerfile": hashlib.sha256(raw).hexdigest(),
         "context": take_context(request.context, read_ignore(request.context, dockerfile)),
@@ -176,14 +185,6 @@ def _dockerfile_in(context: Path) -> Path:
         hint = f"name a directory with a Dockerfile, or one of Belljar's own images: {', '.join(MADE_HERE)}"
         raise PolicyError("the context is no directory", where=printable(str(context)), hint=hint)
     return next((context / name for name in DOCKERFILES if os.path.lexists(context / name)), context / "Dockerfile")
-
-
-def _base(store: Store, name: str, dockerfile: Path) -> Image:
-    try:
-        return store.find(name)
-    except HostError as error:
-        what = f"the base image {printable(name)} is not in the store"
-        raise HostError(what, where=printable(str(dockerfile)), hint=error.hint) from error
 
 
 @contextmanager
@@ -214,13 +215,6 @@ def _remove(directory: Path, inside: Inside) -> None:
         remove_tree(directory)
 
 
-def _remove_orphans(home: Path, inside: Inside) -> None:
-    """For an ordinary user, `sweep` can't remove what killed builds left with other ids."""
-    make_store_dir(home / "tmp")
-    for path in orphans(home / "tmp"):
-        _remove(path, inside)
-
-
 class _NoSpaceError(HostError):
     """The disk was nearly full, so the step was stopped; by now its space may be free again."""
 
@@ -243,8 +237,12 @@ class _Build:
 
     def run(self) -> None:
         """Make the image and put its parts into `out`. Raises as `build_dockerfile`."""
-        self._copy_context()
-        work = self._work
+        work, request = self._work, self._request
+        (work / "context").mkdir(mode=0o755)
+        dockerfile = request.dockerfile or _dockerfile_in(request.context)
+        digest = take_context(request.context, read_ignore(request.context, dockerfile), work / "context")
+        if digest != self._recipe.inputs["context"]:
+            raise PolicyError("the context was changed while it was read", where=printable(str(request.context)))
         for name in ("registries.conf", "ignore"):
             (work / name).write_text("")
         policy = {"default": [{"type": "insecureAcceptAnything"}]}
@@ -252,7 +250,13 @@ class _Build:
         (work / "home/.config/containers/policy.json").write_text(json.dumps(policy))
         for name in ("context", "registries.conf", "ignore", "home"):
             give_tree(work / name, self._inside.first_uid)
-        self._choose_driver()
+        try:
+            self._buildah("images", "--quiet")
+        except HostError:
+            self._driver = "vfs"
+            remove_tree(work / "storage")
+            (work / "storage").mkdir(mode=0o700)
+            give_tree(work / "storage", self._inside.first_uid)
         ids = {name: self._load(image) for name, image in self._recipe.bases.items()}
         self._bud(ids, self._write_dockerfile(ids))
         self._tail.clear()
@@ -276,23 +280,6 @@ class _Build:
         if made.files:
             give_tree(work / "heredocs", self._inside.first_uid)
         return made
-
-    def _copy_context(self) -> None:
-        request, copy = self._request, self._work / "context"
-        copy.mkdir(mode=0o755)
-        dockerfile = request.dockerfile or _dockerfile_in(request.context)
-        digest = take_context(request.context, read_ignore(request.context, dockerfile), copy)
-        if digest != self._recipe.inputs["context"]:
-            raise PolicyError("the context was changed while it was read", where=printable(str(request.context)))
-
-    def _choose_driver(self) -> None:
-        try:
-            self._buildah("images", "--quiet")
-        except HostError:
-            self._driver = "vfs"
-            remove_tree(self._work / "storage")
-            (self._work / "storage").mkdir(mode=0o700)
-            give_tree(self._work / "storage", self._inside.first_uid)
 
     def _load(self, image: Image) -> str:
         """Put an image of the store into buildah's storage; its id there."""

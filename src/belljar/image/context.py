@@ -243,14 +243,10 @@ def _part(part: str) -> re.Pattern[str] | None:
 def _expression(glob: str) -> str:
     if glob == "?":
         return "."
-    if glob.startswith("[") and len(glob) > 2:
-        return f"[{glob[1:-1]}]" if _is_class(glob) else re.escape(glob)
-    return re.escape(glob[-1] if glob.startswith("\\") else glob)
-
-
-def _is_class(part: str) -> bool:
+    if not glob.startswith("[") or len(glob) <= 2:
+        return re.escape(glob[-1] if glob.startswith("\\") else glob)
     try:
-        re.compile(part)
+        re.compile(glob)
     except re.error:
-        return False
-    return True
+        return re.escape(glob)
+    return glob

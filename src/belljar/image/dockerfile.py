@@ -62,15 +62,6 @@ class HeredocFile:
     mode: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """What a translation depends on: the stage's shell, the context's name, and a directory in it."""
-
-    shell: Sequence[str]
-    context: str
-    directory: str
-
-
 @dataclass(frozen=True, slots=True)
 class Instruction:
     """One instruction: its word in upper case, what follows it, its lines, counted from 0, and the
@@ -150,8 +141,9 @@ def make_buildable(
         elif item.word == "SHELL":
             shell = _shell(item.rest)
         elif item.heredocs:
-            around = Surroundings(shell=shell, context=context, directory=str(item.first))
-            new, more = _translate(item.word, item.rest, item.heredocs, around)
+            options = match[0] if (match := _OPTIONS.match(item.rest)) else ""
+            rest, translate = item.rest[len(options) :], _run if item.word == "RUN" else _copy
+            new, more = translate(item, options, rest, shell, context)
             files += more
         if stage:
             stages[stage.lower()] = shell
@@ -266,37 +258,28 @@ def _read_heredocs(rest: str, lines: Sequence[str], at: int) -> tuple[tuple[Here
     return tuple(found), at
 
 
-def _translate(
-    word: str, rest: str, heredocs: Sequence[Heredoc], around: Surroundings
-) -> tuple[list[str], list[HeredocFile]]:
-    """The same as instructions of one line each, and the files that they take.
-
-    Raises `DockerfileError` for what can't be kept exactly.
-    """
-    options = match[0] if (match := _OPTIONS.match(rest)) else ""
-    if word == "RUN":
-        return _run(options, rest[len(options) :].strip(), heredocs, around)
-    return _copy(word, options, _WORD.findall(rest[len(options) :]), heredocs, around)
-
-
 def _run(
-    options: str, command: str, heredocs: Sequence[Heredoc], around: Surroundings
+    item: Instruction, options: str, rest: str, shell: Sequence[str], context: str
 ) -> tuple[list[str], list[HeredocFile]]:
+    """The same as instructions of one line each, and the files that they take."""
+    command, heredocs, directory = rest.strip(), item.heredocs, item.first
     only = heredocs[0] if command == heredocs[0].opener else None
     if only is not None and only.text.startswith("#!"):
-        file = HeredocFile(f"{around.directory}/{only.name}", only.text, 0o755)
-        source = f"from={around.context},source=/{around.directory}"
+        file = HeredocFile(f"{directory}/{only.name}", only.text, 0o755)
+        source = f"from={context},source=/{directory}"
         mount = f"--mount=type=bind,{source},target={_PROGRAMS}"
         return [f"RUN {options}{mount} {json.dumps([f'{_PROGRAMS}/{only.name}'])}"], [file]
     documents = "".join(f"{each.body}{each.name}\n" for each in heredocs)
     script = f"{command}\n{documents}" if only is None else only.text
-    return [f"RUN {options}{json.dumps([*around.shell, script])}"], []
+    return [f"RUN {options}{json.dumps([*shell, script])}"], []
 
 
 def _copy(
-    word: str, options: str, words: Sequence[str], heredocs: Sequence[Heredoc], around: Surroundings
+    item: Instruction, options: str, rest: str, _shell: Sequence[str], context: str
 ) -> tuple[list[str], list[HeredocFile]]:
-    *sources, destination = words
+    """As `_run`. Raises `DockerfileError` for what can't be kept exactly."""
+    word, heredocs, directory = item.word, item.heredocs, item.first
+    *sources, destination = _WORD.findall(rest)
     by_opener = {each.opener: each for each in heredocs}
     if not sources or destination in by_opener:
         raise DockerfileError(f"a {word} with a here-document needs a destination")
@@ -312,7 +295,7 @@ def _copy(
     if plain := [source for source in sources if source not in by_opener]:
         lines.append(f"{word} {options}{' '.join(plain)} {destination}")
     for each in heredocs:
-        path = f"{around.directory}/{each.name}"
-        lines.append(f"COPY {options}--from={around.context} {path} {destination}")
-    files = [HeredocFile(f"{around.directory}/{each.name}", each.text, 0o644) for each in heredocs]
+        path = f"{directory}/{each.name}"
+        lines.append(f"COPY {options}--from={context} {path} {destination}")
+    files = [HeredocFile(f"{directory}/{each.name}", each.text, 0o644) for each in heredocs]
     return lines, files

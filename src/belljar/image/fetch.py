@@ -94,7 +94,12 @@ def fetched(
             raise error.refusal(ref) from error
         except HostError as error:
             raise _refused(error, ref, transport, limits) from error
-        _take_back(work, ref, drop=drop)
+        remove_tree(work / "source")
+        for directory, below, files in os.walk(work):
+            if any(Path(directory, name).is_symlink() for name in (*below, *files)):
+                raise PolicyError("it can't be read as an image: it holds links", where=printable(ref))
+        if drop:
+            give_tree(work, 0)  # ours from now on, so that nothing changes it while it is read
         yield Fetched(directory=work / "image", origin=origin)
 
 
@@ -205,16 +210,6 @@ def _copy(path: Path, into: Path, limits: ImportLimits) -> None:
             shutil.copyfile(entry, target)
         else:
             raise PolicyError("it is neither a file nor a directory", where=printable(str(entry)))
-
-
-def _take_back(work: Path, ref: str, *, drop: bool) -> None:
-    """Own what the unprivileged user wrote, so that nothing changes it while it is read."""
-    remove_tree(work / "source")
-    for directory, below, files in os.walk(work):
-        if any((Path(directory) / name).is_symlink() for name in (*below, *files)):
-            raise PolicyError("it can't be read as an image: it holds links", where=printable(ref))
-    if drop:
-        give_tree(work, 0)
 
 
 def _watch(work: Path, limits: ImportLimits, report: Callable[[str], None], *, stall_s: float) -> Callable[[], None]:

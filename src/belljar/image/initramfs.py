@@ -48,11 +48,6 @@ def build(agent: bytes, modules: Sequence[tuple[str, bytes]], *, probe: bytes | 
         ValueError: no module's name, not an ELF file, or more than 100 modules.
     """
     programs = [("init", agent), *([("p", probe)] if probe is not None else [])]
-    _check(programs, modules)
-    return gzip.compress(b"".join(_archive(programs, modules)), compresslevel=6, mtime=0)
-
-
-def _check(programs: Sequence[tuple[str, bytes]], modules: Sequence[tuple[str, bytes]]) -> None:
     if len(modules) > _MAX_MODULES:
         raise ValueError(f"{len(modules)} modules; the guest takes at most {_MAX_MODULES}")
     for name, contents in [*programs, *modules]:
@@ -60,6 +55,7 @@ def _check(programs: Sequence[tuple[str, bytes]], modules: Sequence[tuple[str, b
             raise ValueError(f"{name!r} is not a module's name; letters, digits, _ and - only, without .ko")
         if not contents.startswith(b"\x7fELF"):
             raise ValueError(f"{name} is not an ELF file; decompress it first if its name ends in .xz")
+    return gzip.compress(b"".join(_archive(programs, modules)), compresslevel=6, mtime=0)
 
 
 def _archive(programs: Sequence[tuple[str, bytes]], modules: Sequence[tuple[str, bytes]]) -> Iterator[bytes]:

@@ -63,7 +63,7 @@ class Kernel:
 
 
 def debian_arch() -> str:
-    """Debian's name of this machine's architecture. Raises `HostError` if there is no guest for it."""
+    """Debian's name of this machine's architecture. Raises `HostError` without a guest for it."""
     machine = platform.machine()
     if machine not in _DEBIAN_ARCH:
         raise HostError(
@@ -191,16 +191,17 @@ def _modules(tree: Path, release: str, wanted: Sequence[str]) -> list[tuple[str,
         raise HostError("the kernel package holds no modules", where=f"lib/modules/{release}")
     files = {module_name(path.name): path for path in library.rglob("*.ko*") if path.is_file()}
     builtin = {module_name(Path(line).name) for line in (library / "modules.builtin").read_text().split()}
-    return load_order(wanted, read=lambda name: _module(files[name]) if name in files else None, builtin=builtin)
 
+    def read(name: str) -> bytes | None:
+        if (path := files.get(name)) is None:
+            return None
+        if path.suffix == ".ko":
+            return path.read_bytes()
+        if path.suffix == ".xz":
+            return lzma.LZMADecompressor().decompress(path.read_bytes(), _MAX_MODULE_BYTES)
+        raise HostError(f"a module is compressed in a way that isn't known: {path.name}", where=path.name)
 
-def _module(path: Path) -> bytes:
-    raw = path.read_bytes()
-    if path.suffix == ".xz":
-        return lzma.LZMADecompressor().decompress(raw, _MAX_MODULE_BYTES)
-    if path.suffix != ".ko":
-        raise HostError(f"a module is compressed in a way that isn't known: {path.name}", where=str(path.name))
-    return raw
+    return load_order(wanted, read=read, builtin=builtin)
 
 
 def _check(release: str, config: str) -> None:

@@ -69,7 +69,7 @@ def instance_of(index: Mapping[str, Any], arch: str) -> str:
 
 
 def names_of_index(index: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
-    """The names of each image in an OCI layout's `index.json`; entries of one digest are one image."""
+    """The names of each image in an OCI layout's `index.json`; one digest is one image."""
     images: dict[str, list[str]] = {}
     for entry in _entries(index):
         annotations = entry.get("annotations")

@@ -104,9 +104,8 @@ def import_directory(
         if manifest.get("mediaType", next(iter(MANIFEST_TYPES))) not in MANIFEST_TYPES:
             raise LayerError("its manifest is of a type that isn't taken")
         described = _part(manifest, "config", dict)
-        config = _document(directory, described, limits)
+        config = _configuration(directory, described, limits)
         image_config = config_of(config)
-        _check_platform(config)
         with ExitStack() as opened:
             layers = _merge(tree, opened, directory, scratch, manifest, config, limits, report=report)
             report("packing")
@@ -125,6 +124,19 @@ def import_directory(
         built=built,
         setuid_programs=("kept" if keep_setuid else "removed") if tree.has_setuid else "",
     )
+
+
+def _configuration(directory: Path, descriptor: Mapping[str, Any], limits: ImportLimits) -> Mapping[str, Any]:
+    """The configuration that a descriptor names, its digest and platform checked."""
+    path, digest = _blob(directory, descriptor)
+    config = parse_document(read_bounded(path, limits))
+    if file_sha256(path) != digest:
+        raise LayerError("a document's bytes are not those of its digest")
+    arch = debian_arch()
+    stated = (str(config.get("os") or "linux"), str(config.get("architecture") or arch))
+    if stated != ("linux", arch):
+        raise LayerError(f"it is made for {printable('/'.join(stated))}; guests here are linux/{arch}")
+    return config
 
 
 def _members(tree: Tree, layers: Sequence[Layer]) -> Iterator[Member]:
@@ -188,21 +200,6 @@ def default_name(ref: str) -> str:
     file = ref.partition(":")[2].partition(":")[0]
     stem = re.sub(r"(?:\.(?:tar|tgz|gz|zst|oci))+$", "", file.rstrip("/").rpartition("/")[2].lower())
     return re.sub(r"[^a-z0-9._-]+", "-", stem).strip("._-") or "image"
-
-
-def _check_platform(config: Mapping[str, Any]) -> None:
-    stated = (str(config.get("os") or "linux"), str(config.get("architecture") or debian_arch()))
-    if stated != ("linux", debian_arch()):
-        raise LayerError(f"it is made for {printable('/'.join(stated))}; guests here are linux/{debian_arch()}")
-
-
-def _document(directory: Path, descriptor: Mapping[str, Any], limits: ImportLimits) -> Mapping[str, Any]:
-    """The JSON document that a descriptor names, its digest checked."""
-    path, digest = _blob(directory, descriptor)
-    document = parse_document(read_bounded(path, limits))
-    if file_sha256(path) != digest:
-        raise LayerError("a document's bytes are not those of its digest")
-    return document
 
 
 def _blob(directory: Path, descriptor: object) -> tuple[Path, str]:

@@ -133,7 +133,7 @@ def origin_of_archive(path: Path, tag: str, scratch: Path, limits: ImportLimits)
         raise PolicyError("it is no file", where=printable(str(path)), hint="name what `docker save` wrote")
     try:
         images = names_of_archive(json.loads(_member(path, b"manifest.json", scratch, limits)))
-    except (ValueError, RecursionError):  # LayerError is one: skopeo says what is wrong with it, or reads it
+    except (ValueError, RecursionError):  # or a LayerError: skopeo says what is wrong
         images = ()
     if tag:
         names = list[str]()

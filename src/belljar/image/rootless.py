@@ -12,7 +12,7 @@ import secrets
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -119,12 +119,15 @@ class Inside:
             drained(process, on_line=on_line) as said,
         ):
             give_up = time.monotonic() + timeout_s
-            while (status := _ended(process)) is None:
+            while process.poll() is None:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_POLL_S)
+                    break
                 watch()
                 if time.monotonic() > give_up:
                     raise HostError(f"it took longer than {format_duration(timeout_s)} and was stopped", where=argv[0])
-        if status != 0:
-            raise failed(argv, status, bytes(said))
+        if process.returncode != 0:
+            raise failed(argv, process.returncode, bytes(said))
         return bytes(said)
 
     def _entering(self, *, has_network: bool, max_file_bytes: int) -> list[str]:
@@ -190,10 +193,3 @@ def first_subordinate_id(file: Path) -> int | None:
         return None
     ranges = (words for words in lines if len(words) == 3 and words[0] in {name, str(uid)})
     return next((int(first) for _, first, count in ranges if first.isdigit() and int(count or 0) >= IDS - 1), None)
-
-
-def _ended(process: subprocess.Popen[bytes]) -> int | None:
-    try:
-        return process.wait(_POLL_S)
-    except subprocess.TimeoutExpired:
-        return None

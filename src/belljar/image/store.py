@@ -143,7 +143,10 @@ class Store:
         written.
         """
         called = [check_name(each, origins=origins) for each in (name, *more_names)]
-        _seal(rootfs, config)
+        rootfs.chmod(0o600)
+        with rootfs.open("ab") as file:  # a block of its own for the configuration's hash
+            file.write(bytes(-file.tell() % _SEAL_BYTES) + _seal_of(config).ljust(_SEAL_BYTES, b"\0"))
+        rootfs.chmod(0o444)
         digest = file_sha256(rootfs)
         document = {
             "version": 1,
@@ -377,14 +380,6 @@ def sync_file(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _seal(rootfs: Path, config: ImageConfig) -> None:
-    """Append the configuration's hash, in a block of its own."""
-    rootfs.chmod(0o600)
-    with rootfs.open("ab") as file:
-        file.write(bytes(-file.tell() % _SEAL_BYTES) + _seal_of(config).ljust(_SEAL_BYTES, b"\0"))
-    rootfs.chmod(0o444)
 
 
 def _seal_of(config: ImageConfig) -> bytes:

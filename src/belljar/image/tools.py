@@ -16,6 +16,7 @@ from belljar.errors import HostError
 from belljar.units import format_duration, printable
 
 _KEPT_STDERR_BYTES: Final = 4096
+_WATCH_S: Final = 0.2
 _PACKAGES: Final = {
     "mmdebstrap": "mmdebstrap",
     "sqfstar": "squashfs-tools",
@@ -74,7 +75,18 @@ def run_tool(
     Raises `HostError` with the last lines of standard error when the tool fails.
     """
     with started(argv, env=env, cwd=cwd, stdout=subprocess.PIPE) as process:
-        output, complaint = _collect(process, timeout_s=timeout_s, watch=watch, name=_name(argv))
+        waited_s = 0.0
+        while True:
+            try:
+                output, complaint = process.communicate(timeout=min(_WATCH_S, timeout_s))
+                break
+            except subprocess.TimeoutExpired:
+                waited_s += _WATCH_S
+            if watch is not None:
+                watch()
+            if waited_s >= timeout_s:
+                what = f"{_name(argv)} took longer than {format_duration(timeout_s)} and was stopped"
+                raise HostError(what, where=_name(argv))
     if log is not None:
         log.write(complaint)
     if process.returncode != 0:
@@ -197,21 +209,6 @@ def failed(argv: Sequence[str], status: int, complaint: bytes) -> HostError:
     return HostError(f"{name} {how}: {words}" if words else f"{name} {how}", where=name)
 
 
-def _collect(
-    process: subprocess.Popen[bytes], *, timeout_s: float, watch: Callable[[], None] | None, name: str
-) -> tuple[bytes, bytes]:
-    waited_s, step_s = 0.0, 0.2
-    while True:
-        try:
-            return process.communicate(timeout=min(step_s, timeout_s))
-        except subprocess.TimeoutExpired:
-            waited_s += step_s
-        if watch is not None:
-            watch()
-        if waited_s >= timeout_s:
-            raise HostError(f"{name} took longer than {format_duration(timeout_s)} and was stopped", where=name)
-
-
 def _name(argv: Sequence[str]) -> str:
     """The tool that a command is about: what comes after the last wrapper's `--`."""
     ends = [index for index, word in enumerate(argv[:-1]) if word == "--"]
@@ -219,7 +216,7 @@ def _name(argv: Sequence[str]) -> str:
 
 
 def give_tree(tree: Path, uid: int) -> None:
-    """Make a tree `uid`'s (and its group's), as root; do nothing as another user. Follows no link."""
+    """As root, make `uid` own a tree, no link followed; as another user, do nothing."""
     if os.geteuid() != 0:
         return
     os.chown(tree, uid, uid, follow_symlinks=False)

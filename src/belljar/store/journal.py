@@ -132,7 +132,7 @@ class CellAbout:
 
 
 class Journal:
-    """The entries under `home/journal`. One writer each: the owner, or after its death the reaper."""
+    """The entries under `home/journal`; each has one writer: the owner, then the reaper."""
 
     def __init__(self, home: Path) -> None:
         self.directory = home / "journal"
@@ -206,7 +206,7 @@ class Journal:
     def _files(self) -> list[Path]:
         found = []
         try:
-            names = os.listdir(self.directory)  # noqa: PTH208 - glob takes a directory that may not be read for an empty one
+            names = os.listdir(self.directory)  # noqa: PTH208 - glob reads a closed one as empty
         except FileNotFoundError:
             return []
         for path in (self.directory / name for name in names if name.endswith(".json") and not name.startswith(".")):
@@ -237,7 +237,7 @@ def _process(data: Mapping[str, Any]) -> ProcessId:
 
 
 def _own_paths(words: list[str], cell_id: str) -> tuple[Path, ...]:
-    """Only paths that carry the cell's id: a damaged entry must not make reaping remove anything else."""
+    """Only paths with the cell's id: a damaged entry must not make reaping remove others."""
     paths = tuple(Path(word) for word in words)
     for path in paths:
         if not path.is_absolute() or ".." in path.parts or cell_id not in path.name:

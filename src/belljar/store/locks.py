@@ -23,7 +23,7 @@ _RETRY_S: Final = 0.001
 
 @contextmanager
 def locked(home: Path, name: str, *, wait: bool = True) -> Iterator[None]:
-    """Hold the lock `home/locks/<name>` alone. Without `wait`, raises `BlockingIOError` if taken."""
+    """Hold the lock `home/locks/<name>`. Without `wait`, raises `BlockingIOError` if taken."""
     make_store_dir(home)
     make_store_dir(home / "locks")
     descriptor = os.open(home / "locks" / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

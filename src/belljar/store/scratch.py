@@ -95,10 +95,10 @@ def retire(path: Path) -> Path:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a directory tree, also one whose modes forbid it. Missing is fine; never follows a link."""
+    """Remove a tree, also one whose modes forbid it. Missing is fine; follows no link."""
     with suppress(RecursionError):
         shutil.rmtree(path, onerror=_allow_and_retry)
-    if os.path.lexists(path):  # `shutil` holds a descriptor and a frame for each level, `rm` neither
+    if os.path.lexists(path):  # too deep for `shutil`
         argv = ["/bin/rm", "-rf", "--", str(path)]
         with suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(argv, check=False, timeout=_REMOVE_TIMEOUT_S, capture_output=True)

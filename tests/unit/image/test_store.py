@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,8 +11,6 @@ import pytest
 
 from belljar.errors import HostError, PolicyError
 from belljar.image import HealthCheck, Image, ImageConfig, Store, verify
-from belljar.process import this_process
-from belljar.store.scratch import scratch_dir, sweep
 
 
 def put(home: Path, name: str, content: bytes = b"hsqs", *, origins: Sequence[str] = (), **config: str) -> Image:
@@ -190,37 +187,3 @@ def test_a_damaged_store_is_said_not_guessed(tmp_path: Path) -> None:
     (tmp_path / "s/image-names.json").write_text("[")
     with pytest.raises(HostError, match="damaged"):
         Store(tmp_path / "s").find("one")
-
-
-def test_scratch_of_the_dead_is_swept_and_of_the_living_kept(tmp_path: Path) -> None:
-    """Only a directory whose owner is gone, or whose pid is another process's now, is removed; also one that forbids it."""
-    with scratch_dir(tmp_path) as mine:
-        parent = mine.parent
-        reused = parent / f"{os.getpid()}-{this_process().start_ticks + 1}-abc"
-        (reused / "inner/deep").mkdir(parents=True)
-        (reused / "inner").chmod(0)
-        (parent / "notes").mkdir()
-        assert sweep(parent) == [reused]
-        assert not reused.exists()
-        assert mine.is_dir()
-    assert [path.name for path in parent.iterdir()] == ["notes"]
-
-
-def test_two_sweeps_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the other one removes between look and removal is nobody's error."""
-    gone, left = (tmp_path / f"{os.getpid()}-{this_process().start_ticks + number}-abc" for number in (1, 2))
-    left.mkdir()
-
-    def seen_before(_directory: Path, _pattern: str) -> list[Path]:
-        return [gone, left]
-
-    monkeypatch.setattr(Path, "glob", seen_before)
-    assert sweep(tmp_path) == [left]
-    assert not left.exists()
-
-
-def test_a_store_that_cannot_be_written_says_so(tmp_path: Path) -> None:
-    """A file where the store should be is a `HostError` with the path."""
-    (tmp_path / "file").write_text("")
-    with pytest.raises(HostError, match="can't be written"), scratch_dir(tmp_path / "file"):
-        pass

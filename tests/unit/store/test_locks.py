@@ -11,7 +11,7 @@ from tests.unit.isolation.test_prune import DAY_S, STALE, held_by_another, make_
 
 from belljar.errors import HostError
 from belljar.isolation.prune import unneeded
-from belljar.store.locks import claimed, in_use, retire_unclaimed
+from belljar.store.locks import claimed, in_use, locked, retire_unclaimed
 from belljar.store.scratch import MAKING, is_owned
 
 READ_ONLY = """
@@ -98,3 +98,14 @@ def test_a_part_on_a_read_only_file_system_is_claimed(home: Path) -> None:
     """That it was used can't be noted there; it is used all the same."""
     argv = ["unshare", "--mount", sys.executable, "-c", READ_ONLY, str(template(home, STALE))]
     assert subprocess.run(argv, capture_output=True, check=True).stdout == b"claimed\n"
+
+
+def test_a_lock_by_name_is_held_by_one(tmp_path: Path) -> None:
+    """Without waiting, whoever comes second gets an error; afterwards the lock is free again."""
+    with locked(tmp_path, "one"):
+        with locked(tmp_path, "two", wait=False):
+            pass
+        with pytest.raises(BlockingIOError), locked(tmp_path, "one", wait=False):
+            pass
+    with locked(tmp_path, "one", wait=False):
+        pass

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
-from belljar.store.scratch import remove_tree
+import pytest
+
+from belljar.errors import HostError
+from belljar.process import this_process
+from belljar.store.scratch import owned_name, remove_tree, scratch_dir, sweep
 
 LEVELS = 3_000
 
@@ -24,3 +29,52 @@ def test_a_tree_of_any_depth_is_removed(tmp_path: Path) -> None:
     os.close(at)
     remove_tree(top)
     assert not top.exists()
+
+
+def test_scratch_of_the_dead_is_swept_and_of_the_living_kept(tmp_path: Path) -> None:
+    """Only a directory whose owner is gone, or whose pid is another process's now, is removed; also one that forbids it."""
+    with scratch_dir(tmp_path) as mine:
+        parent = mine.parent
+        reused = parent / f"{os.getpid()}-{this_process().start_ticks + 1}-abc"
+        (reused / "inner/deep").mkdir(parents=True)
+        (reused / "inner").chmod(0)
+        (parent / "notes").mkdir()
+        assert sweep(parent) == [reused]
+        assert not reused.exists()
+        assert mine.is_dir()
+    assert [path.name for path in parent.iterdir()] == ["notes"]
+
+
+def test_two_sweeps_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the other one removes between look and removal is nobody's error."""
+    gone, left = (tmp_path / f"{os.getpid()}-{this_process().start_ticks + number}-abc" for number in (1, 2))
+    left.mkdir()
+
+    def seen_before(_directory: Path, _pattern: str) -> list[Path]:
+        return [gone, left]
+
+    monkeypatch.setattr(Path, "glob", seen_before)
+    assert sweep(tmp_path) == [left]
+    assert not left.exists()
+
+
+def test_a_store_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    """A file where the store should be is a `HostError` with the path."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HostError, match="can't be written"), scratch_dir(tmp_path / "file"):
+        pass
+
+
+def test_a_lack_of_descriptors_makes_no_owner_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What can't be looked up is no orphan: the sweep fails and removes nothing."""
+    mine = tmp_path / owned_name(what="mine")
+    mine.mkdir()
+
+    def none_left(path: Path, *_args: object, **_options: object) -> str:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+
+    monkeypatch.setattr(Path, "read_text", none_left)
+    monkeypatch.setattr(Path, "read_bytes", none_left)
+    with pytest.raises(OSError, match="open files"):
+        sweep(tmp_path)
+    assert mine.is_dir()

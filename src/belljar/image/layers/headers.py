@@ -101,14 +101,19 @@ def read_entries(source: Source, size_bytes: int) -> Iterator[LayerEntry]:
         header = source.pread(_BLOCK, offset)
         if header == _EMPTY:
             break
-        _check_header(header, offset)
+        if len(header) != _BLOCK:
+            raise LayerError(f"the layer ends inside a header, at byte {offset}")
+        if _number(header[148:156], "checksum") != sum(header) - sum(header[148:156]) + 8 * 0x20:
+            raise LayerError(f"the header at byte {offset} is broken: its checksum is wrong")
         size, kind = _number(header[124:136], "size"), header[156:157]
-        size = (
-            extra.size if extra.size is not None and kind not in {_LONG_NAME, _LONG_LINK, _PAX, _GLOBAL_PAX} else size
-        )
+        is_extra = kind in {_LONG_NAME, _LONG_LINK, _PAX, _GLOBAL_PAX}
+        if extra.size is not None and not is_extra:
+            size = extra.size
         content, offset = offset + _BLOCK, _end(offset, size, kind, size_bytes)
-        if kind in {_LONG_NAME, _LONG_LINK, _PAX, _GLOBAL_PAX}:
-            extra.take(kind, _metadata(source, content, size))
+        if is_extra:
+            if size > MAX_METADATA_BYTES:
+                raise LayerError(f"an extended header has {size} bytes; {MAX_METADATA_BYTES} are allowed")
+            extra.take(kind, source.pread(size, content))
             continue
         yield _entry(header, kind, size, content, extra)
         extra = _Extra()
@@ -117,7 +122,7 @@ def read_entries(source: Source, size_bytes: int) -> Iterator[LayerEntry]:
 
 
 def split_path(name: bytes) -> Path:
-    """A name in an archive as components below the root. Raises `LayerError` for `..` and `/…`."""
+    """A name in an archive as its parts. Raises `LayerError` for `..` and `/…`."""
     if name.startswith(b"/"):
         raise LayerError(f"the name {printable(name)!r} is absolute")
     parts = tuple(part for part in name.split(b"/") if part not in {b"", b"."})
@@ -189,16 +194,8 @@ class _Extra:
             raise LayerError(f"an entry has more than {MAX_XATTR_BYTES} bytes of extended attributes")
 
 
-def _check_header(header: bytes, offset: int) -> None:
-    if len(header) != _BLOCK:
-        raise LayerError(f"the layer ends inside a header, at byte {offset}")
-    stated = _number(header[148:156], "checksum")
-    if stated != sum(header) - sum(header[148:156]) + 8 * 0x20:
-        raise LayerError(f"the header at byte {offset} is broken: its checksum is wrong")
-
-
 def _end(offset: int, size: int, kind: bytes, size_bytes: int) -> int:
-    """Where the next header is. Links and directories have no content, whatever their header says."""
+    """Where the next header is. Links and directories must have no content."""
     has_content = kind not in {b"1", b"2", b"5", b"6"}
     if not has_content and size:
         raise LayerError(f"the entry at byte {offset} has a size and can't have content")
@@ -206,12 +203,6 @@ def _end(offset: int, size: int, kind: bytes, size_bytes: int) -> int:
     if end > size_bytes:
         raise LayerError(f"the entry at byte {offset} is longer than the layer")
     return end + (-end) % _BLOCK
-
-
-def _metadata(source: Source, offset: int, size: int) -> bytes:
-    if size > MAX_METADATA_BYTES:
-        raise LayerError(f"an extended header has {size} bytes; {MAX_METADATA_BYTES} are allowed")
-    return source.pread(size, offset)
 
 
 def _entry(header: bytes, kind: bytes, size: int, content: int, extra: _Extra) -> LayerEntry:

@@ -1,4 +1,4 @@
-"""What an imported image may be at most, and the one error for a layer that is more, or is broken."""
+"""Bounds of an imported image, and the error for a layer that is broken or beyond them."""
 
 from __future__ import annotations
 

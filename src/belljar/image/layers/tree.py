@@ -183,7 +183,7 @@ class Tree:
         return node
 
     def _find(self, path: Path, *, make: int | None = None) -> Node | None:
-        """None if something on the way is no directory. `make`: the time of those that are missing."""
+        """None if there is no such directory. `make`: make missing ones, with this time."""
         above: list[Node] = [self.root]
         todo, followed = list(reversed(path)), 0
         while todo:
