@@ -23,7 +23,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from belljar.compose.interpolate import MAX_CHARACTERS, MAX_DEPTH, MAX_NODES
-from belljar.compose.values import CannotKeepError, OutsideTaskError, mapping, names_in, reason, refusal, text
+from belljar.compose.values import (
+    CannotKeepError,
+    OutsideTaskError,
+    each,
+    mapping,
+    names_in,
+    pairs,
+    reason,
+    refusal,
+    text,
+)
 from belljar.errors import PolicyError
 from belljar.policy.directories import Tree, list_tree
 from belljar.policy.regular import read_regular
@@ -192,7 +202,8 @@ def read_document(path: Path) -> dict[str, Any]:
     try:
         content = read_regular(path.parent, path.name, MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
-            raise _refused(f"is larger than {format_size(MAX_BYTES)}, the most that a compose file may have", where)
+            most = format_size(MAX_BYTES)
+            raise _refused(f"is larger than {most}, the most that a compose file may have", where)
         parsed = read_yaml(content.decode("utf-8-sig"))
         if isinstance(parsed, dict):
             files = files_of(path.parent)
@@ -233,7 +244,8 @@ def name_built(document: dict[str, Any], directory: str) -> dict[str, Any]:
     named = {
         service: {**fields, "image": f"{project}-{service}{_tag(fields['build'])}"}
         for service, fields in services.items()
-        if project and isinstance(fields, dict) and fields.get("build") is not None and not fields.get("image")
+        if project and isinstance(fields, dict) and not fields.get("image")
+        if fields.get("build") is not None
     }
     return {**document, "services": {**services, **named}}
 
@@ -260,7 +272,8 @@ def _tag(build: object) -> str:
     decisive = {key: written[key] for key in ("dockerfile", "args", "target") if written.get(key)}
     if decisive in ({}, {"dockerfile": "Dockerfile"}):
         return ""
-    return ":" + hashlib.sha256(json.dumps(written, sort_keys=True, default=str).encode()).hexdigest()[:12]
+    whole = json.dumps(written, sort_keys=True, default=str)
+    return ":" + hashlib.sha256(whole.encode()).hexdigest()[:12]
 
 
 def _refused(what: str, where: str) -> PolicyError:
@@ -291,10 +304,7 @@ def _with_others(document: Mapping[str, Any], files: TaskFiles, reading: _Includ
     whole = {key: value for key, value in document.items() if key != "include"}
     if isinstance(services := whole.get("services"), Mapping):
         whole["services"] = {name: _with_base(str(name), service, files, reading) for name, service in services.items()}
-    written = document.get("include")
-    if written is None:
-        return whole
-    for item in written if isinstance(written, list) else [written]:
+    for item in each(document.get("include") or []):
         _put_beside(whole, _included(item, files, reading))
     return whole
 
@@ -306,10 +316,9 @@ def _included(item: object, files: TaskFiles, reading: _Include) -> dict[str, An
         raise refusal("", "include", why)
     if set(fields) - {"path", "project_directory"}:
         raise refusal("", "include", "only `path` and `project_directory` are read")
-    paths = fields.get("path")
     together: dict[str, Any] = {}
     home = fields.get("project_directory")
-    for path in map(text, paths if isinstance(paths, list) else [paths]):
+    for path in map(text, each(fields.get("path"))):
         home = posixpath.dirname(path) or "." if home is None else home
         together = merged(together, _read(path, text(home), files, reading, key="include"))
     return together
@@ -323,12 +332,12 @@ def _with_base(name: str, service: Any, files: TaskFiles, reading: _Include) -> 
     if set(asked) - {"file", "service"}:
         raise refusal(f"service {name}", "extends", "only `file` and `service` are read")
     home = posixpath.dirname(path) or "."
-    other = _read(path, home, files, reading, key="extends", where=f"service {name}")
-    services = mapping(other.get("services"), "services")
+    whole = _read(path, home, files, reading, key="extends", where=f"service {name}")
+    services = mapping(whole.get("services"), "services")
     if base not in services:
         why = f"{printable(path)} has no service {printable(base)}"
         raise refusal(f"service {name}", "extends", why)
-    named = {each: mapping(of, f"service {each}") for each, of in services.items()}
+    named = {other: mapping(of, f"service {other}") for other, of in services.items()}
     own = {key: value for key, value in service.items() if key != "extends"}
     return merged(with_extended(named)[base], own)
 
@@ -368,47 +377,39 @@ def _put_beside(whole: dict[str, Any], other: Mapping[str, Any]) -> None:
 
 def _moved(document: Mapping[str, Any], home: str) -> dict[str, Any]:
     """Prefix the relative paths of an included file with its directory."""
-    if posixpath.normpath(home) == ".":
-        return dict(document)
     whole = dict(document)
-    for section in ("secrets", "configs"):
-        whole |= {section: _each(whole[section], home, _with_file)} if section in whole else {}
-    if "services" in whole:
-        whole["services"] = _each(whole["services"], home, _service)
+    if posixpath.normpath(home) == ".":
+        return whole
+    for section in ("secrets", "configs", "services"):
+        if isinstance(parts := whole.get(section), Mapping):
+            move = _moved_service if section == "services" else _moved_file
+            whole[section] = {
+                name: move(dict(part), home) if isinstance(part, Mapping) else part for name, part in parts.items()
+            }
     return whole
 
 
-def _each(section: Any, home: str, move: Callable[[dict[str, Any], str], dict[str, Any]]) -> Any:  # noqa: ANN401 - YAML
-    if not isinstance(section, Mapping):
-        return section
-    return {
-        name: move(dict(settings), home) if isinstance(settings, Mapping) else settings
-        for name, settings in section.items()
-    }
-
-
 def _path(written: Any, home: str) -> Any:  # noqa: ANN401 - YAML
-    is_elsewhere = not isinstance(written, str) or written.startswith(("/", "~", "\\")) or "://" in written
-    if is_elsewhere:
+    if not isinstance(written, str) or written.startswith(("/", "~", "\\")) or "://" in written:
         return written
     joined = f"{home}/{written}"
     return f"./{joined if '$' in joined else posixpath.normpath(joined)}"
 
 
-def _with_file(settings: dict[str, Any], home: str) -> dict[str, Any]:
+def _moved_file(settings: dict[str, Any], home: str) -> dict[str, Any]:
     return settings | ({"file": _path(settings["file"], home)} if "file" in settings else {})
 
 
-def _service(service: dict[str, Any], home: str) -> dict[str, Any]:
-    build, listed = service.get("build"), service.get("env_file")
+def _moved_service(service: dict[str, Any], home: str) -> dict[str, Any]:
+    build = service.get("build")
     if isinstance(build, str):
         service["build"] = _path(build, home)
     elif isinstance(build, Mapping):
         service["build"] = {**build, "context": _path(build.get("context", "."), home)}
-    if listed is not None:
+    if service.get("env_file") is not None:
         service["env_file"] = [
             {**item, "path": _path(item.get("path"), home)} if isinstance(item, Mapping) else _path(item, home)
-            for item in (listed if isinstance(listed, list) else [listed])
+            for item in each(service["env_file"])
         ]
     if isinstance(mounts := service.get("volumes"), list):
         service["volumes"] = [_volume(mount, home) for mount in mounts]
@@ -430,7 +431,7 @@ def _volume(mount: Any, home: str) -> Any:  # noqa: ANN401 - YAML
 def read_services(document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """All services of a parsed file, each with what it extends. Raises `CannotKeepError`."""
     written = mapping(document.get("services"), "services")
-    return with_extended({name: mapping(each, f"service {name}") for name, each in written.items()})
+    return with_extended({name: mapping(of, f"service {name}") for name, of in written.items()})
 
 
 def with_extended(services: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
@@ -481,5 +482,4 @@ def _as_mapping(key: str, value: Any) -> Any:  # noqa: ANN401 - YAML
     if key in ("depends_on", "networks"):
         waits = {"condition": "service_started"} if key == "depends_on" else None
         return dict.fromkeys(names_in(value), waits)
-    split = [text(line).partition("=") for line in names_in(value)]
-    return {name: item if equals else None for name, equals, item in split}
+    return pairs(value)

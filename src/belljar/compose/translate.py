@@ -147,10 +147,10 @@ def _read(compose: Mapping[str, Any], files: TaskFiles | None, differences: list
     network = None
     if len(order) > 1:
         network = _network(read, names_of(services, default), joined, waits, own=default)
-    env = own.words.get("env")
+    env = {"env": tuple(own.words["env"].items())} if "env" in own.words else {}
     return Composed(
         service=default,
-        changes={**own.words, **({"env": tuple(env.items())} if env is not None else {})},
+        changes={**own.words, **env},
         program={**own.program, **({"health": own.health} if own.health else {})},
         network=network,
         is_apart=services[default].network_mode == "none",
