@@ -1,9 +1,9 @@
 """What services take from the files of a task: volumes, secrets, variables, builds.
 
 Cells share nothing that either can write, and nothing of this host. A volume of one service is a
-directory of its cell. A file of the task is copied into the cell before its program starts. A volume
-of several services is refused, unless one fills it and ends before the others start: they get a
-copy. Pure but for the files it reads.
+directory of its cell. A file of the task is copied into the cell before its program starts. A
+volume of several services is refused, unless one fills it and ends before the others start: they
+get a copy. Pure but for the files it reads.
 
 Source: compose-spec 05-services.md, 08-configs.md, 09-secrets.md and build.md.
 """
@@ -54,6 +54,7 @@ from belljar.policy.task_data import MAX_BYTES, MAX_ENTRIES, TakenVolume, TaskFi
 from belljar.units import format_size, printable
 
 _NO_DIRECTORY: Final = "the compose configuration is not a file, so the task's directory is not known"
+_SHARED: Final = "cells share no directory, so one service would not see what another writes"
 _NOT_WRITTEN: Final = "its service can't write to it, so it stays empty"
 _PLACES: Final[Mapping[str, str]] = {"secrets": "/run/secrets/", "configs": "/"}
 
@@ -218,9 +219,10 @@ def _share(name: str, used: Sequence[_Use], waits: Sequence[Wait], default: str)
     where, hint, why = f"service {used[-1].mounts.service}", "", _NOT_WRITTEN
     if len(used) > 1:
         names = ", ".join(dict.fromkeys(use.mounts.service for use in used))
-        why = f"{names} have it: cells share no directory, so one service would not see what another writes"
-        hint = "let one service fill it and end (`service_completed_successfully`) before the others start"
-    raise refusal(where, "volumes", f"{printable(name, max_chars=100)}: {printable(why)}", hint=hint)
+        why = f"{names} have it: {_SHARED}"
+        hint = f"let one service fill it and end (`{Condition.COMPLETED.value}`) before the others start"
+    shown = printable(name, max_chars=100)
+    raise refusal(where, "volumes", f"{shown}: {printable(why)}", hint=hint)
 
 
 # ---- secrets and configs
@@ -306,7 +308,7 @@ def add_env_files(converted: Converted, files: TaskFiles | None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceBuild:
-    """An image to build. `context` and `dockerfile` are below `root`, which the build never leaves."""
+    """An image to build. `context` and `dockerfile` are paths below `root`."""
 
     image: str
     root: str

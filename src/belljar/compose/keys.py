@@ -49,7 +49,7 @@ class Why(Enum):
     NO_USE = "nothing in a cell depends on it"
     NO_INPUT = "nobody types into a cell's program"
     NOT_STOPPED = "a cell is destroyed, not stopped"
-    PROCESSORS = "`nproc` says as many processors as `cpus` or the policy gives the cell, whichever they are"
+    PROCESSORS = "`nproc` says as many processors as `cpus` or the policy gives the cell"
     HOST_SHARES = "it divides a host between containers, and a cell has its own limits"
     STORAGE = "the policy decides how much a cell may write"
     OWN_USERS = "the users of a cell are its own, and none of this host's"
@@ -64,7 +64,7 @@ class Why(Enum):
     IN_COMMAND = "put it into the service's command"
     ELSEWHERE = "a cell uses nothing that is provided elsewhere"
     ONE_CELL = "each service is one cell"
-    DEPLOYED = "limits of processors, memory and processes are kept; replicas, GPUs and other devices are not available"
+    DEPLOYED = "limits of processors, memory and pids are kept; replicas, GPUs and devices are not"
     UNKNOWN = UNKNOWN
 
 
@@ -252,8 +252,8 @@ def _shm_size(_value: object, converted: Converted) -> None:
 
 
 _ULIMITS: Final[Mapping[str, str]] = {
-    "nofile": f"a program may open {_SOFT_FILES:,} files, and may raise that to at most {_HARD_FILES:,}",
-    "nproc": "the number of processes is that of the cell: `pids_limit`, or the policy's `processes`",
+    "nofile": f"a program may open {_SOFT_FILES:,} files, and raise that to {_HARD_FILES:,}",
+    "nproc": "the cell's number of processes counts: `pids_limit`, or the policy's `processes`",
     "core": "no program writes a core dump",
 }
 
@@ -297,7 +297,8 @@ def _security_opt(options: list[str], converted: Converted) -> None:
         if name == "no-new-privileges" and rest in ("", "true"):
             converted.add("rights", setuid_programs="off")
         elif (name, rest) == ("seccomp", "unconfined"):
-            why = f"the calls by which debuggers work ({_CALLS}) are granted in tier {_CALLING}, not in a container"
+            where = f"in tier {_CALLING}, not in a container"
+            why = f"the calls by which debuggers work ({_CALLS}) are granted {where}"
             converted.granted("security_opt", why, seccomp="unconfined")
         elif name in ("label", "apparmor", "seccomp"):
             converted.dropped("security_opt", f"{option}: a cell's programs have its own filter")

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address
 from typing import Any, Final
@@ -350,6 +352,7 @@ def read_networks(
     refused = Refusals()
     found = []
     declared = {}
+    addresses = _addresses(str(written))
     for name, settings in mapping(networks, "networks").items():
         where = f"network {name}"
         fields = mapping(settings, where)
@@ -358,9 +361,10 @@ def read_networks(
         subnets = [each.subnet for each in network.ipam.config if each.subnet is not None]
         if subnets:
             found.append(Difference(kind=Kind.CHANGED, where=where, key="ipam", detail=_DRAWN))
-            named = next((at for at in _addresses(str(written)) if any(at in net for net in subnets)), None)
-            if named is not None:
-                refused.add(where, "ipam", f"the file names {named}; {_DRAWN}")
+        for subnet in subnets:
+            at = bisect_left(addresses, subnet.network_address)
+            if at < len(addresses) and addresses[at] in subnet:
+                refused.add(where, "ipam", f"the file names {addresses[at]}; {_DRAWN}")
         if network.driver_opts:
             why = "it is about a host's side of the network, which a range does not have"
             found.append(Difference(kind=Kind.DROPPED, where=where, key="driver_opts", detail=why))
@@ -375,12 +379,13 @@ def read_networks(
     return _apart(services) if len(services) > 1 else {}, found
 
 
-def _addresses(written: str) -> Iterator[IPv4Address]:
-    for found in _ADDRESS.findall(written):
-        try:
-            yield IPv4Address(found)
-        except ValueError:
-            continue
+def _addresses(written: str) -> list[IPv4Address]:
+    """The IPv4 addresses in a text, sorted."""
+    found = []
+    for text in set(_ADDRESS.findall(written)):
+        with suppress(ValueError):
+            found.append(IPv4Address(text))
+    return sorted(found)
 
 
 def _check_networks(name: str, service: Service, declared: Mapping[str, Any]) -> None:

@@ -88,7 +88,8 @@ class OutsideTaskError(ValueError):
     hint = "put the files beside the compose file, or into the image"
 
     def __init__(self) -> None:
-        super().__init__("nothing of this host is shown in a cell but files below the task's own directory")
+        what = "nothing of this host is shown in a cell but files below the task's own directory"
+        super().__init__(what)
 
 
 def refusal(where: str, key: str, detail: str, *, hint: str = "") -> CannotKeepError:
@@ -191,7 +192,8 @@ def split(command: str) -> list[str]:
             found += ["".join(word)] if word else []  # `''` is an empty word
             word = []
         else:
-            word.append(_ESCAPED.sub(r"\1", piece["double"]) if piece["double"] else piece[piece.lastgroup or 0])
+            quoted = piece["double"]
+            word.append(_ESCAPED.sub(r"\1", quoted) if quoted else piece[piece.lastgroup or 0])
     return [*found, "".join(word)] if word else found
 
 
@@ -256,7 +258,7 @@ def items(value: object) -> list[Any]:
 
 
 def pairs(value: object) -> dict[str, str | None]:
-    """None: a name without a value."""
+    """Names and values, from a mapping or `NAME=VALUE` lines; None: no value."""
     if isinstance(value, Mapping):
         return {str(name): None if item is None else text(item) for name, item in value.items()}
     split = [text(line).partition("=") for line in names_in(value)]
@@ -297,7 +299,7 @@ def hosts(value: object) -> list[tuple[str, str]]:
 
 
 def soft_limits(value: object) -> dict[str, object]:
-    """The soft limit of each."""
+    """The soft limits of `ulimits`."""
     if not isinstance(value, Mapping):
         raise ValueError("no mapping")
     found = {str(name): limit.get("soft") if isinstance(limit, Mapping) else limit for name, limit in value.items()}
@@ -359,7 +361,7 @@ def place_of(target: str) -> str:
 
 
 _WAITING: Final = frozenset({"tail -f /dev/null", "sleep infinity", "sleep inf"})
-_SHELLS: Final = frozenset(f"{place}{shell}" for place in ("", "/bin/", "/usr/bin/") for shell in ("sh", "bash", "ash"))
+_SHELLS: Final = frozenset(f"{place}{shell}" for shell in ("sh", "bash", "ash") for place in ("", "/bin/", "/usr/bin/"))
 
 
 def is_idle(command: Sequence[str]) -> bool:

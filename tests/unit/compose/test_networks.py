@@ -149,7 +149,8 @@ def test_a_file_that_names_an_address_of_its_subnet_is_refused(fields: dict[str,
     networks = {"networks": {"lab": {"ipam": {"config": [{"subnet": "172.30.0.0/16"}]}}}}
     with pytest.raises(CannotKeepError, match="network lab: `ipam` is refused"):
         read_compose({**two(**fields), **networks})
-    assert read_compose({**two(environment={"DB": "172.31.0.7"}), **networks}).network
+    elsewhere = {"A": "172.29.255.255", "DB": "172.31.0.7", "NONE": "999.1.1.1"}
+    assert read_compose({**two(environment=elsewhere), **networks}).network
 
 
 def test_names() -> None:
