@@ -1,7 +1,7 @@
 """Where this host gets Debian packages from, and a private view of it.
 
-Belljar names no mirror of its own: it takes the host's, or a given one. apt's own tools run in a
-private state directory, without root or the host's package lists; apt checks the signatures.
+Belljar names no mirror of its own: it takes the host's, or a given one.
+apt's own tools run in a private state directory, without root; apt checks the signatures.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Building the images that Belljar makes itself, from the host's own Debian mirror.
 
-Nothing of the host and no traces of the build get into an image. Equal package versions give
-equal bytes.
+Nothing of the host and no traces of the build get into an image.
+Equal package versions give equal bytes.
 """
 
 from __future__ import annotations
@@ -49,22 +49,9 @@ _DEVELOPMENT: Final = (
 )
 # Left out with everything below them; the directory itself stays.
 _EMPTIED: Final = (
-    "dev",
-    "proc",
-    "sys",
-    "run",
-    "tmp",
-    "boot",
-    "etc/apt/sources.list.d",
-    "var/tmp",
-    "var/log",
-    "var/cache",
-    "var/lib/apt/lists",
-    "usr/share/man",
-    "usr/share/info",
-    "usr/share/locale",
-    "usr/share/lintian",
-    "usr/share/bug",
+    *("dev/", "proc/", "sys/", "run/", "tmp/", "boot/", "etc/apt/sources.list.d/"),
+    *("var/tmp/", "var/log/", "var/cache/", "var/lib/apt/lists/"),
+    *(f"usr/share/{name}/" for name in ("man", "info", "locale", "lintian", "bug")),
 )
 _LEFT_OUT: Final = re.compile(
     r"etc/apt/sources\.list|etc/apt/apt\.conf\.d/99mmdebstrap|etc/dpkg/dpkg\.cfg\.d/99mmdebstrap"
@@ -247,7 +234,7 @@ def belongs(path: str) -> bool:
     """Whether an entry of the made file system goes into the image as it is."""
     if path in _WRITTEN or _LEFT_OUT.fullmatch(path):
         return False
-    return not any(path.startswith(f"{directory}/") for directory in _EMPTIED)
+    return not path.startswith(_EMPTIED)
 
 
 def _plain_path(name: str) -> str:

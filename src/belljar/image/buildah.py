@@ -94,7 +94,7 @@ class Recipe:
 
 
 def build_dockerfile(home: Path, request: BuildRequest, *, report: Report = lambda _line: None) -> tuple[Image, bool]:
-    """The image of a Dockerfile, in the store under `request.name`, and whether it had to be built.
+    """The image of a Dockerfile, under `request.name`, and whether it had to be built.
 
     Raises `PolicyError` for an unusable Dockerfile or context and a step that fails, `HostError`
     when buildah or a base is missing, or this host can't; the store is then as it was.
@@ -216,7 +216,7 @@ def _remove(directory: Path, inside: Inside) -> None:
 
 
 class _NoSpaceError(HostError):
-    """The disk was nearly full, so the step was stopped; by now its space may be free again."""
+    """The disk was nearly full, so the step was stopped."""
 
 
 class _Build:

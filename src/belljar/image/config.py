@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, field
 from typing import Any, Final
 
@@ -156,37 +156,31 @@ def image_health(config: ImageConfig) -> dict[str, Any] | None:
     return found | {name: float(found[name].removesuffix("s")) for name in ("interval", "timeout", "within")}
 
 
-def image_differences(config: ImageConfig) -> tuple[Difference, ...]:
-    """What of an image's configuration is kept in a cell, and how."""
-    return tuple(Difference(kind=kind, where="image", key=key, detail=detail) for kind, key, detail in _facts(config))
-
-
 _HEALTH: Final = "it is asked, at least once a second, until the program is healthy for the first time; not after that"
 _STOP: Final = "a cell is destroyed at once: no signal is sent to its program first"
+_VOLUME: Final = "a directory of the cell, which can be written and is gone with it"
 _ON_DEMAND: Final = "runs before the sample starts, to its ready state"
 _IDLE: Final = "only waits, so it is not started"
 
 
-def _facts(config: ImageConfig) -> Iterator[tuple[Kind, str, str]]:
+def image_differences(config: ImageConfig) -> tuple[Difference, ...]:
+    """What of an image's configuration is kept in a cell, and how."""
     runs = _ON_DEMAND if config.program else _IDLE
-    if config.entrypoint:
-        yield Kind.KEPT, "ENTRYPOINT", runs
-    if config.cmd:
-        yield Kind.KEPT, "CMD", runs
-    if config.user != "root":
-        yield Kind.KEPT, "USER", f"commands run as {printable(config.user, max_chars=100)}"
-    if config.workdir != "/":
-        yield Kind.KEPT, "WORKDIR", f"commands run in {printable(config.workdir, max_chars=200)}"
-    if config.env:
-        yield Kind.KEPT, "ENV", f"{len(config.env)} variables"
-    if config.healthcheck:
-        yield Kind.CHANGED, "HEALTHCHECK", _HEALTH
-    if config.shell:
-        yield Kind.KEPT, "SHELL", "it runs the health check's shell form"
-    if config.volumes:
-        yield Kind.KEPT, "VOLUME", "a directory of the cell, which can be written and is gone with it"
-    if config.stop_signal:
-        yield Kind.DROPPED, "STOPSIGNAL", _STOP
+    user, workdir = printable(config.user, max_chars=100), printable(config.workdir, max_chars=200)
+    facts = (
+        (config.entrypoint, Kind.KEPT, "ENTRYPOINT", runs),
+        (config.cmd, Kind.KEPT, "CMD", runs),
+        (config.user != "root", Kind.KEPT, "USER", f"commands run as {user}"),
+        (config.workdir != "/", Kind.KEPT, "WORKDIR", f"commands run in {workdir}"),
+        (config.env, Kind.KEPT, "ENV", f"{len(config.env)} variables"),
+        (config.healthcheck, Kind.CHANGED, "HEALTHCHECK", _HEALTH),
+        (config.shell, Kind.KEPT, "SHELL", "it runs the health check's shell form"),
+        (config.volumes, Kind.KEPT, "VOLUME", _VOLUME),
+        (config.stop_signal, Kind.DROPPED, "STOPSIGNAL", _STOP),
+    )
+    return tuple(
+        Difference(kind=kind, where="image", key=key, detail=detail) for stated, kind, key, detail in facts if stated
+    )
 
 
 def _words(config: Mapping[str, Any], name: str) -> list[str]:

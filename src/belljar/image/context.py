@@ -224,8 +224,7 @@ def _raise(error: OSError) -> None:
 def _part(part: str) -> re.Pattern[str] | None:
     """One part of a pattern; None: any number of parts.
 
-    What stands between two `*` is taken where it comes first: without that a pattern could be tried
-    in ways without end.
+    What is between two `*` is taken where it comes first, which bounds the time of a match.
     """
     if part == "**":
         return None

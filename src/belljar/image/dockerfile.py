@@ -64,8 +64,7 @@ class HeredocFile:
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction: its word in upper case, what follows it, its lines, counted from 0, and the
-    here-documents that these end with."""
+    """One instruction: its word in upper case, what follows it, and its lines, from 0."""
 
     word: str
     rest: str
@@ -76,8 +75,7 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bases:
-    """The images that a file starts or copies from, each once; and, by the FROM's first and last
-    line, which are where."""
+    """The images that a file starts or copies from, each once, and each FROM's image and stage."""
 
     images: tuple[str, ...]
     froms: tuple[tuple[Instruction, str, str], ...]
@@ -122,9 +120,9 @@ class Buildable:
 def make_buildable(
     text: str, bases: Bases, ids: Mapping[str, str], shells: Mapping[str, Sequence[str]] | None = None
 ) -> Buildable:
-    """The same file where each FROM names its image by the id that it has in buildah's storage, and
-    here-documents are files of a context or scripts of a shell.
+    """The same file where each FROM names its image by its id in buildah's storage.
 
+    Here-documents become files of a context or scripts of a shell.
     `shells` are those of the base images; without one it is `/bin/sh -c`. Raises `DockerfileError`.
     """
     # A name that the file can't contain: it is made of the file's digest.

@@ -11,16 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 REQUIRED_MODULES: Final = (
-    "virtio_ring",
-    "virtio",
-    "virtio_mmio",
-    "virtio_blk",
-    "virtio_console",
-    "rng-core",
-    "virtio-rng",
-    "squashfs",
-    "overlay",
-    "virtio_net",
+    *("virtio_ring", "virtio", "virtio_mmio", "virtio_blk", "virtio_console", "rng-core", "virtio-rng"),
+    *("squashfs", "overlay", "virtio_net"),
 )
 """What a guest needs, each after what it depends on.
 

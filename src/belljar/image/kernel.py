@@ -30,15 +30,18 @@ if TYPE_CHECKING:
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _MAX_MODULE_BYTES: Final = 64 << 20
 # A squashfs root under an overlay in tmpfs, both id-mapped, needs Linux 6.3.
-_NEEDED_CONFIG: Final = (
-    "CONFIG_SQUASHFS",
-    "CONFIG_SQUASHFS_LZ4",
-    "CONFIG_OVERLAY_FS",
-    "CONFIG_TMPFS",
-    "CONFIG_USER_NS",
-    "CONFIG_VIRTIO_BLK",
-    "CONFIG_VIRTIO_CONSOLE",
-    "CONFIG_VIRTIO_MMIO",
+_NEEDED_CONFIG: Final = tuple(
+    f"CONFIG_{name}"
+    for name in [
+        "SQUASHFS",
+        "SQUASHFS_LZ4",
+        "OVERLAY_FS",
+        "TMPFS",
+        "USER_NS",
+        "VIRTIO_BLK",
+        "VIRTIO_CONSOLE",
+        "VIRTIO_MMIO",
+    ]
 )
 _MIN_VERSION: Final = (6, 3)
 _DEPENDS: Final = re.compile(rb"(?:\A|\0)depends=([^\0]{0,4096})\0")

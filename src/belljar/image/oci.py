@@ -1,7 +1,7 @@
 """Importing container images: skopeo fetches; the result is read with bounds, merged in memory.
 
-Nothing of the archive is believed: not its digests, not its sizes, not its names. Design note 0007
-says why no tool unpacks it on the host.
+No digest, size or name of the archive is trusted.
+Design note 0007 says why no tool unpacks it on the host.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def _complete(tree: Tree, config: ImageConfig) -> None:
 
 
 def default_name(ref: str) -> str:
-    """A name for the image of a file that has none for it: the file's own, without its ending."""
+    """A name for the image of a file: the file's own, without its ending."""
     file = ref.partition(":")[2].partition(":")[0]
     stem = re.sub(r"(?:\.(?:tar|tgz|gz|zst|oci))+$", "", file.rstrip("/").rpartition("/")[2].lower())
     return re.sub(r"[^a-z0-9._-]+", "-", stem).strip("._-") or "image"

@@ -1,6 +1,6 @@
 """Where an image comes from: what skopeo copies, and the source's names and digests of it.
 
-A registry is asked for the digest that is then fetched, a daemon for an id: a tag may change.
+A tag may change: a registry is asked for the digest that is then fetched, a daemon for an id.
 """
 
 from __future__ import annotations

@@ -18,25 +18,14 @@ from belljar.units import format_duration, printable
 _KEPT_STDERR_BYTES: Final = 4096
 _WATCH_S: Final = 0.2
 _PACKAGES: Final = {
-    "mmdebstrap": "mmdebstrap",
-    "sqfstar": "squashfs-tools",
-    "skopeo": "skopeo",
-    "zstd": "zstd",
-    "xz": "xz-utils",
-    "apt-get": "apt",
-    "apt-cache": "apt",
+    **dict.fromkeys(("prlimit", "setpriv", "unshare", "nsenter", "choom"), "util-linux"),
+    **dict.fromkeys(("sqfstar", "unsquashfs"), "squashfs-tools"),
+    **dict.fromkeys(("newuidmap", "newgidmap"), "uidmap"),
+    **dict.fromkeys(("apt-get", "apt-cache"), "apt"),
     "dpkg-deb": "dpkg",
-    "prlimit": "util-linux",
-    "setpriv": "util-linux",
-    "unshare": "util-linux",
-    "nsenter": "util-linux",
-    "choom": "util-linux",
-    "buildah": "buildah",
-    "unsquashfs": "squashfs-tools",
-    "newuidmap": "uidmap",
-    "newgidmap": "uidmap",
-    "tar": "tar",
+    "xz": "xz-utils",
 }
+"""Of tools that are not called like their package."""
 
 
 def tool(name: str) -> str:
@@ -202,7 +191,7 @@ def kill_group(process: subprocess.Popen[bytes], *, grace_s: float = 0) -> None:
 
 
 def failed(argv: Sequence[str], status: int, complaint: bytes) -> HostError:
-    """The error for a tool that ended badly: its name, how it ended and its last words, escaped."""
+    """The error for a tool that ended badly, with its last words, escaped."""
     name = _name(argv)
     how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"failed with status {status}"
     words = printable(complaint[-_KEPT_STDERR_BYTES:].decode("utf-8", "replace").strip()[-800:])

@@ -1,6 +1,6 @@
-"""What Belljar keeps on disk, and who may use which part of it at the same time.
+"""What lives on disk: the store's place, locks and claims, scratch directories, the journal.
 
-Lives here: where the store is, its locks and claims, private working directories that no crash
-leaves behind, the journal of host resources.
-Must not: know what a part holds (an image, a kernel, a template), or start and end anything.
+Lives here: where the store is; who uses a part of it now; what a crash leaves behind, by name.
+Must not: know what a part holds (an image, a kernel, a template), or end a cell. What may go is
+decided by `isolation.prune`, which knows all kinds of parts.
 """

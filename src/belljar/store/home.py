@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from belljar.errors import HostError
-from belljar.units import format_size
 
 HOME_VARIABLE: Final = "BELLJAR_HOME"
 
@@ -43,6 +41,10 @@ def make_store_dir(path: Path, *, mode: int = 0o711) -> None:
 
 def need_space(home: Path, wanted_bytes: int, what: str) -> None:
     """Make the store; raise `HostError` unless its file system has `wanted_bytes` free."""
+    import shutil  # late, with what it takes: many commands only ask where the store is
+
+    from belljar.units import format_size
+
     make_store_dir(home)
     free = shutil.disk_usage(home).free
     if free < wanted_bytes:

@@ -1,4 +1,4 @@
-"""Locks of the store by name, and claims: a shared lock on a part while a living cell uses it.
+"""Locks of the store by name, and claims: shared locks on parts that living cells use.
 
 The kernel releases a lock when its owner dies. A part's modification time is its last use.
 """

@@ -97,7 +97,7 @@ def _read(source: IO[bytes], digest: hashlib._Hash) -> Iterator[bytes]:
 
 
 def _gunzip(source: IO[bytes], digest: hashlib._Hash) -> Iterator[bytes]:
-    """All members of a gzip file, at most a mebibyte at a time however much a chunk inflates to."""
+    """All members of a gzip file, at most a mebibyte at a time."""
     inflate = zlib.decompressobj(wbits=31)
     try:
         for chunk in _read(source, digest):
