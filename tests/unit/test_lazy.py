@@ -17,7 +17,6 @@ FRONTS = (
     "cell",
     "host",
     "image",
-    "image.layers",
     "isolation",
     "isolation.microvm",
     "isolation.oci",
