@@ -102,7 +102,8 @@ def _short_mount(value: object) -> object:
 
 Text = Annotated[str, BeforeValidator(text)]
 Switch = Annotated[bool, BeforeValidator(switch)]
-Off = Annotated[Any, _one_of((False, "false", {}))]
+Off = Annotated[Any, _one_of((False, "false"))]
+OffOrEmpty = Annotated[Any, _one_of((False, "false", {}))]
 Empty = Annotated[Any, _one_of(([], {}, "", False, 0))]
 One = Annotated[int, BeforeValidator(only_one)]
 Whole = Annotated[int, BeforeValidator(lambda value: int(text(value)))]
@@ -262,8 +263,8 @@ class Volume(Part):
     name: Any = Field(None, description="")
     labels: Any = Field(None, description="")
     driver: Annotated[Any, _one_of(("local",))] = Field(None, description=_FOR_HOST)
-    external: Off = Field(None, description=_FOR_HOST)
-    driver_opts: Off = Field(None, description=_FOR_HOST)
+    external: OffOrEmpty = Field(None, description=_FOR_HOST)
+    driver_opts: OffOrEmpty = Field(None, description=_FOR_HOST)
 
 
 class BindOptions(Part):
@@ -368,7 +369,7 @@ class Service(Part):
     env_file: Annotated[
         list[Annotated[EnvFile, _short("path")]],
         Field(max_length=_MAX_ENV_FILES),
-        BeforeValidator(each),
+        BeforeValidator(lambda value: each(value or [])),
     ] = []
     working_dir: Text | None = None
     user: Text | None = None
@@ -405,11 +406,11 @@ class Service(Part):
     init: Switch = False
     expose: Items = []
     network_mode: Annotated[Any, _one_of(("none",))] = None
-    use_api_socket: Annotated[Any, _one_of((False, "false"))] = None
+    use_api_socket: Off = None
     scale: One = 1
     ipc: Annotated[Any, _one_of(("private", "shareable", "none"))] = None
     cgroup: Annotated[Any, _one_of(("private",))] = None
-    devices: Empty = None
+    devices: Annotated[Any, _one_of(([], {}, ""))] = None
 
 
 # ---- reading

@@ -32,6 +32,7 @@ def test_what_is_written_out_wins(tmp_path: Path) -> None:
     (tmp_path / "raw").write_text("A='$X'\n")
     raw = composed(tmp_path, env_file={"path": "raw", "format": "raw"})
     assert dict(raw.changes["env"]) == {"A": "'$X'"}
+    assert composed(tmp_path, env_file="").changes == composed(tmp_path, env_file=[]).changes
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:

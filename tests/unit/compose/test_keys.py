@@ -84,6 +84,7 @@ def test_what_is_true_of_a_cell_anyway_is_not_for_all_values(key: str) -> None:
         ("network_mode", "bridge"),
         ("network_mode", "service:default"),
         ("devices", ["/dev/kvm"]),
+        ("devices", False),
         ("cap_add", ["SYS_ADMIN"]),
         ("security_opt", ["systempaths=unconfined"]),
         ("security_opt", [7]),

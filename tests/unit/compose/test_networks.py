@@ -76,6 +76,7 @@ def test_a_network_must_be_declared() -> None:
     [
         ("external", True),
         ("external", {"name": "theirs"}),
+        ("external", {}),
         ("driver", "host"),
         ("driver", "macvlan"),
         ("driver_opts", {"com.docker.network.bridge.enable_icc": "false"}),
