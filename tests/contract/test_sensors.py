@@ -148,6 +148,62 @@ async def test_a_read_by_another_name_is_a_touch(cell: Cell, script: str, by_pat
     assert ("read" in touches.operations) == (by_path or cell.tier != "gvisor")
 
 
+_WAYS_ROUND = f"""
+import mmap, os
+decoy = {DECOY!r}
+def mapped(path):
+    return mmap.mmap(os.open(path, 0), 0, prot=mmap.PROT_READ)[:]
+def reopened(remove):
+    held = os.open(decoy, os.O_PATH)
+    if remove:
+        os.unlink(decoy)
+    return os.read(os.open(f"/proc/self/fd/{{held}}", 0), 100)
+def second_root():
+    os.chroot(os.path.dirname(decoy))
+    return open("/credentials", "rb").read()
+"""
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "mapped(decoy)",
+        "mapped('/proc/self/root' + decoy)",
+        "mapped(f'/proc/{os.getpid()}/root/proc/thread-self/root' + decoy)",
+        "reopened(remove=False)",
+        "reopened(remove=True)",
+        "second_root()",
+    ],
+)
+async def test_a_way_round_its_path_is_a_touch(cell: Cell, expression: str) -> None:
+    """Whoever gets the content has touched it, though he mapped it, came by `/proc`, or removed it."""
+    async with watched(cell) as touches:
+        script = f"{_WAYS_ROUND}\nassert b'AKIA' in {expression}"
+        output = await cell.exec(["python3", "-c", script], user="0", cwd="/")
+    assert output.returncode == 0, output
+    assert touches
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "os.link(decoy, '/root/name') or mapped('/root/name')",
+        "os.symlink(decoy, '/root/name') or mapped('/root/name')",
+        "os.rename(decoy, '/root/name') or mapped('/root/name')",
+        "mapped(f'/proc/self/fd/{os.open(decoy, os.O_PATH)}')",
+    ],
+)
+async def test_mapped_by_another_name_is_a_touch_but_in_gvisor(cell: Cell, expression: str) -> None:
+    """gVisor's trace has the text of an open alone, and says nothing of a mapping."""
+    await run(cell, "rm -f /root/name")
+    async with watched(cell) as touches:
+        script = f"{_WAYS_ROUND}\nassert b'AKIA' in ({expression})"
+        output = await cell.exec(["python3", "-c", script], user="0", cwd="/")
+    await run(cell, "rm -f /root/name")
+    assert output.returncode == 0, output
+    assert bool(touches) == (cell.tier != "gvisor")
+
+
 async def test_who_had_it_open_before_is_seen(cell: Cell) -> None:
     """A read through a descriptor that was opened before the watch began is a touch."""
     await cell.write_file(DECOY, "x", user="0")

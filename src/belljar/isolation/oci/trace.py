@@ -33,6 +33,8 @@ _PEER: Final = struct.Struct("iII")
 _PAUSE_S: Final = 0.0005
 _MAX_NAME: Final = 64
 _MAX_PATH: Final = 4096
+_DELETED: Final = b" (deleted)"
+"""What the sandbox adds to the path of a file that is read after its removal."""
 _LOST: Final = "the sandbox dropped trace points: this host was too slow for them"
 _GONE: Final = "the sandbox ended its trace"
 _NEVER: Final = "the sandbox has not connected to its trace socket"
@@ -181,6 +183,8 @@ class TraceWatch:
     def take(self, point: Point) -> None:
         """An access of any file."""
         path = self._files.get(point.path)
+        if path is None and point.operation == "read":
+            path = self._files.get(point.path.removesuffix(_DELETED))
         if path is not None:
             name = printable(point.process, max_chars=_MAX_NAME)
             access = Access(path=path, operation=point.operation, process=name, pid=point.pid or None)

@@ -10,6 +10,7 @@ which eleven fields are needed here.
 from __future__ import annotations
 
 import posixpath
+import re
 import struct
 from collections.abc import Iterator
 from typing import Any, Final
@@ -24,6 +25,7 @@ _HEADER: Final = struct.Struct("<HHI")
 _OPEN: Final = 7
 _READ: Final = 9
 _O_PATH: Final = 0o10000000
+_ROOTS: Final = re.compile(rb"(?:/proc/(?:self|thread-self|[0-9]+)(?:/task/[0-9]+)?/root(?=/|\Z))+")
 _MAX_FIELDS: Final = 64
 _CONTEXT: Final = ("group_id", "process_name")
 _OPENS: Final = ("open", "openat", "creat")
@@ -95,11 +97,13 @@ def read_point(message: bytes) -> Point | None:
 
 
 def _opened(fields: dict[int, int | bytes], context: dict[int, int | bytes]) -> bytes:
-    """The path that was opened, as text: links in it are not followed here."""
+    """The path that was opened, as text: of links only those of `/proc` to a root are followed."""
     name, base = _bytes(fields, 6), _bytes(fields, 5) or _bytes(context, 8)
     if _number(fields, 7) & _O_PATH or not (name or base):
         return b""
-    return posixpath.normpath(posixpath.join(b"/", base, name))
+    path = posixpath.normpath(posixpath.join(b"/", base, name))
+    roots = _ROOTS.match(path)
+    return path if roots is None else path[roots.end() :] or b"/"
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
