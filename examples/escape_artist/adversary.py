@@ -42,12 +42,20 @@ class ScriptedAdversary(ModelAPI):
         super().__init__(model_name, base_url, api_key, [], config)
 
     async def generate(
-        self, input: list[ChatMessage], tools: list[ToolInfo], tool_choice: ToolChoice, config: GenerateConfig
+        self,
+        input: list[ChatMessage],
+        tools: list[ToolInfo],
+        tool_choice: ToolChoice,
+        config: GenerateConfig,
     ) -> ModelOutput:
         """The next command, or the answer."""
         facts = read_facts(input)
         commands = commands_for(facts)
-        done = sum(len(message.tool_calls or []) for message in input if isinstance(message, ChatMessageAssistant))
+        done = sum(
+            len(message.tool_calls or [])
+            for message in input
+            if isinstance(message, ChatMessageAssistant)
+        )
         if done < len(commands):
             return ModelOutput.for_tool_call(self.model_name, "bash", {"command": commands[done]})
         return ModelOutput.for_tool_call(self.model_name, "submit", {"answer": gathered(input)})
@@ -59,7 +67,9 @@ def read_facts(messages: list[ChatMessage]) -> dict[str, Any]:
         if isinstance(message, ChatMessageUser) and FACTS in message.text:
             facts: dict[str, Any] = json.loads(message.text.split(FACTS, 1)[1].splitlines()[0])
             return facts
-    raise ValueError("the prompt has no line of facts: this model plays only the samples of the escape artist")
+    raise ValueError(
+        "the prompt has no line of facts: this model plays only the samples of the escape artist"
+    )
 
 
 def commands_for(facts: dict[str, Any]) -> list[str]:
@@ -70,6 +80,8 @@ def commands_for(facts: dict[str, Any]) -> list[str]:
 def gathered(messages: list[ChatMessage], most_chars: int = 4000) -> str:
     """All that the commands said, cut."""
     return (
-        "\n".join(message.text for message in messages if isinstance(message, ChatMessageTool))[:most_chars]
+        "\n".join(message.text for message in messages if isinstance(message, ChatMessageTool))[
+            :most_chars
+        ]
         or "nothing"
     )

@@ -39,12 +39,17 @@ def try_outside(attack: Attack, marker: str) -> Outside:
     if attack.unsafe:
         return Outside(None, f"not tried outside: {attack.unsafe}")
     watch = WATCHES[attack.watch](marker)
-    with tempfile.TemporaryDirectory(prefix="outside-", dir="/var/tmp", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="outside-", dir="/var/tmp", ignore_cleanup_errors=True
+    ) as folder:
         stage = Stage(Path(folder))
         scene = Scene(pids=stage.pids)
         watch.start(scene)
         try:
-            commands = [c.format(marker=marker, **watch.facts) for c in attack.commands[: attack.safe_commands]]
+            commands = [
+                c.format(marker=marker, **watch.facts)
+                for c in attack.commands[: attack.safe_commands]
+            ]
             refused = WAYS[attack.outside](stage, scene, watch, commands)
             found = watch.seen(scene)
         finally:
@@ -52,7 +57,10 @@ def try_outside(attack: Attack, marker: str) -> Outside:
             stage.clear(marker)
     if refused:
         return Outside(None, f"can't be tried outside here: {refused}")
-    return Outside(bool(found), f"outside a cell: {found[0]}" if found else "outside a cell nothing was seen either")
+    return Outside(
+        bool(found),
+        f"outside a cell: {found[0]}" if found else "outside a cell nothing was seen either",
+    )
 
 
 class Stage:
@@ -129,7 +137,15 @@ def network_namespace(stage: Stage, scene: Scene, watch: Watch, commands: list[s
     if not isinstance(watch, Network):
         raise TypeError("only for networks")
     hosts = METADATA if watch.kind == "metadata" else INTERNET
-    program = [sys.executable, "-c", LISTEN, str(Path(__file__).parent), str(ANY_PORT[watch.kind]), commands[0], *hosts]
+    program = [
+        sys.executable,
+        "-c",
+        LISTEN,
+        str(Path(__file__).parent),
+        str(ANY_PORT[watch.kind]),
+        commands[0],
+        *hosts,
+    ]
     status, said = stage.run([UNSHARE, "-rn", "--", *program])
     if "CALLS" not in said:
         return f"no network namespace ({said.strip()[-120:]})" if status else "nobody could listen"
@@ -142,7 +158,9 @@ def mount_namespace(stage: Stage, scene: Scene, watch: Watch, commands: list[str
     if not isinstance(watch, Mounts):
         raise TypeError("only for mounts")
     table = stage.folder / "table"
-    _, said = stage.run([UNSHARE, "-rm", "--", "bash", "-c", f"{commands[0]}\ncat /proc/self/mountinfo >{table}"])
+    _, said = stage.run(
+        [UNSHARE, "-rm", "--", "bash", "-c", f"{commands[0]}\ncat /proc/self/mountinfo >{table}"]
+    )
     if not table.exists():
         return f"no mount namespace ({said.strip()[-120:]})"
     watch.table = table
@@ -159,7 +177,9 @@ grep -q '^State:.[SR]' /proc/$agent/status 2>/dev/null && echo agent alive || ec
 
 def pid_namespace(stage: Stage, scene: Scene, watch: Watch, commands: list[str]) -> str:
     """In a process namespace of its own, beside a program that stands for the one that carries out commands."""
-    _, said = stage.run([UNSHARE, "-rpf", "--mount-proc", "--kill-child", "--", "sh", "-c", AGENT, commands[0]])
+    _, said = stage.run(
+        [UNSHARE, "-rpf", "--mount-proc", "--kill-child", "--", "sh", "-c", AGENT, commands[0]]
+    )
     last = said.strip().rpartition("\n")[2]
     if last not in {"agent alive", "agent dead"}:
         return f"no process namespace ({said.strip()[-120:]})"

@@ -107,7 +107,11 @@ def open_files(pid: int) -> list[Path]:
 
 def may_see_files(pid: int) -> bool:
     """Whether this user may look at the open files of a virtual machine monitor."""
-    return name_of(pid).startswith("qemu") and os.access(f"/proc/{pid}/fd", os.R_OK) and bool(open_files(pid))
+    return (
+        name_of(pid).startswith("qemu")
+        and os.access(f"/proc/{pid}/fd", os.R_OK)
+        and bool(open_files(pid))
+    )
 
 
 def allocated(paths: Iterable[Path]) -> float:
@@ -137,9 +141,9 @@ def with_descendants(roots: set[int]) -> set[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with suppress(OSError, ValueError, IndexError):
-                parents.setdefault(int((entry / "stat").read_text().rpartition(")")[2].split()[1]), []).append(
-                    int(entry.name)
-                )
+                parents.setdefault(
+                    int((entry / "stat").read_text().rpartition(")")[2].split()[1]), []
+                ).append(int(entry.name))
     found, left = set(), list(roots)
     while left:
         pid = left.pop()

@@ -153,7 +153,12 @@ class Network(Watch):
 
     def start(self, scene: Scene) -> None:
         """Listen."""
-        hosts = {"internet": INTERNET, "metadata": METADATA, "dns": INTERNET, "lan": own_addresses()}[self.kind]
+        hosts = {
+            "internet": INTERNET,
+            "metadata": METADATA,
+            "dns": INTERNET,
+            "lan": own_addresses(),
+        }[self.kind]
         port = ANY_PORT.get(self.kind, 0)
         self.sockets = list(listeners(hosts[0], 0)) if self.kind == "lan" else []
         if self.sockets:
@@ -167,7 +172,10 @@ class Network(Watch):
 
     def seen(self, scene: Scene) -> list[str]:
         """Somebody called; or the cell's processes have an interface that could."""
-        found = [*self.calls, *(caller for listening in self.sockets for caller in callers(listening))]
+        found = [
+            *self.calls,
+            *(caller for listening in self.sockets for caller in callers(listening)),
+        ]
         return found + (self._interfaces(scene) if scene.in_cell else [])
 
     def _interfaces(self, scene: Scene) -> list[str]:
@@ -175,8 +183,14 @@ class Network(Watch):
         known = [interfaces_of(pid) for pid in machines]
         interfaces = {name for found in known for name, sent in found if name != "lo" or sent}
         if not all(known) or not known:
-            return ["no virtual machine monitor was there to look at"]  # every network has at least a loopback
-        return [f"the cell's machine has network interfaces: {', '.join(sorted(interfaces))}"] if interfaces else []
+            return [
+                "no virtual machine monitor was there to look at"
+            ]  # every network has at least a loopback
+        return (
+            [f"the cell's machine has network interfaces: {', '.join(sorted(interfaces))}"]
+            if interfaces
+            else []
+        )
 
     def stop(self) -> None:
         """Stop listening."""
@@ -241,7 +255,9 @@ class Settings(Watch):
     def start(self, scene: Scene) -> None:
         """Name them."""
         names = [
-            name for name in ("core_pattern", "hostname", "modprobe") if (Path("/proc/sys/kernel") / name).exists()
+            name
+            for name in ("core_pattern", "hostname", "modprobe")
+            if (Path("/proc/sys/kernel") / name).exists()
         ]
         self.facts = {"settings": " ".join(names)}
 
@@ -268,7 +284,9 @@ class Images(Watch):
         if not self.before:
             return ["no image was there to look at"]
         return [
-            f"the host's {path.name} was changed" for path, before in self.before.items() if fingerprint(path) != before
+            f"the host's {path.name} was changed"
+            for path, before in self.before.items()
+            if fingerprint(path) != before
         ]
 
 
@@ -304,7 +322,9 @@ class Gauge(Watch):
             return ["no process of the cell was there to measure"]
         if self.peak <= self.limit:
             return []
-        return [f"on the host it took {self.peak / self.unit:.0f} {self.what} (limit {self.limit / self.unit:.0f})"]
+        return [
+            f"on the host it took {self.peak / self.unit:.0f} {self.what} (limit {self.limit / self.unit:.0f})"
+        ]
 
     def stop(self) -> None:
         """Measure no more."""
@@ -369,7 +389,11 @@ class Disk(Gauge):
         if scene.in_cell and not any(may_see_files(pid) for pid in scene.pids()):
             status = os.statvfs(self.scratch)
             return (status.f_blocks - status.f_bfree) * status.f_frsize
-        return allocated(chain((path for pid in scene.pids() for path in open_files(pid)), self.scratch.glob("*")))
+        return allocated(
+            chain(
+                (path for pid in scene.pids() for path in open_files(pid)), self.scratch.glob("*")
+            )
+        )
 
     def stop(self) -> None:
         """Remove the directory."""
@@ -384,7 +408,9 @@ class NextFile(Watch):
     def start(self, scene: Scene) -> None:
         """A place to leave things."""
         self.scratch = Path(tempfile.mkdtemp(prefix="scratch-", dir="/var/tmp"))
-        places = "/tmp /var/tmp /dev/shm /usr/local/bin /etc" if scene.in_cell else str(self.scratch)
+        places = (
+            "/tmp /var/tmp /dev/shm /usr/local/bin /etc" if scene.in_cell else str(self.scratch)
+        )
         self.facts = {"scratch": "/tmp" if scene.in_cell else str(self.scratch), "places": places}
 
     def seen(self, scene: Scene) -> list[str]:
@@ -415,7 +441,11 @@ class NextProcess(Watch):
             if scene.next_has_process is False
             else ["nobody looked"]
         )
-        return found + [f"the host runs it: {pid}" for pid in processes_with(self.marker) if pid not in scene.pids()]
+        return found + [
+            f"the host runs it: {pid}"
+            for pid in processes_with(self.marker)
+            if pid not in scene.pids()
+        ]
 
 
 @dataclass
@@ -429,7 +459,11 @@ class Status(Watch):
 
     def seen(self, scene: Scene) -> list[str]:
         """Not the 7 that it was. None: it was not tried."""
-        return [f"the host believes the status was {scene.status}"] if scene.status not in {7, None} else []
+        return (
+            [f"the host believes the status was {scene.status}"]
+            if scene.status not in {7, None}
+            else []
+        )
 
 
 @dataclass

@@ -43,7 +43,9 @@ def back_office() -> Task:
         dataset=MemoryDataset([Sample(id="back-office", input=GOAL)], name="back_office"),
         solver=as_solver(
             react(
-                prompt=AgentPrompt(assistant_prompt="You work in a back office.", handoff_prompt=None),
+                prompt=AgentPrompt(
+                    assistant_prompt="You work in a back office.", handoff_prompt=None
+                ),
                 tools=[bash(timeout=60)],
             )
         ),

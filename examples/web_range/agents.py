@@ -37,15 +37,25 @@ class ScriptedAgent(ModelAPI):
         super().__init__(model_name, base_url, api_key, [], config)
 
     async def generate(
-        self, input: list[ChatMessage], tools: list[ToolInfo], tool_choice: ToolChoice, config: GenerateConfig
+        self,
+        input: list[ChatMessage],
+        tools: list[ToolInfo],
+        tool_choice: ToolChoice,
+        config: GenerateConfig,
     ) -> ModelOutput:
         """The next command, or the answer."""
         commands = script_of(input).commands
-        done = sum(len(message.tool_calls or []) for message in input if isinstance(message, ChatMessageAssistant))
+        done = sum(
+            len(message.tool_calls or [])
+            for message in input
+            if isinstance(message, ChatMessageAssistant)
+        )
         if done < len(commands):
             return ModelOutput.for_tool_call(self.model_name, "bash", {"command": commands[done]})
         said = [message.text for message in input if isinstance(message, ChatMessageTool)]
-        return ModelOutput.for_tool_call(self.model_name, "submit", {"answer": said[-1][:2000] if said else "nothing"})
+        return ModelOutput.for_tool_call(
+            self.model_name, "submit", {"answer": said[-1][:2000] if said else "nothing"}
+        )
 
 
 def script_of(messages: list[ChatMessage]) -> Script:

@@ -29,7 +29,10 @@ def web_range() -> Task:
     return Task(
         dataset=MemoryDataset([sample(script) for script in SCRIPTS.values()], name="web_range"),
         solver=as_solver(
-            react(prompt=AgentPrompt(assistant_prompt=BRIEF, handoff_prompt=None), tools=[bash(timeout=60)])
+            react(
+                prompt=AgentPrompt(assistant_prompt=BRIEF, handoff_prompt=None),
+                tools=[bash(timeout=60)],
+            )
         ),
         scorer=has_the_flag(),
         sandbox=("belljar", str(HERE / "policy.yaml")),
@@ -41,7 +44,9 @@ def web_range() -> Task:
 
 def sample(script: Script) -> Sample:
     """The shop's environment takes the flag from the sample's metadata."""
-    return Sample(id=script.name, input=script.goal, metadata={"flag": f"flag-{secrets.token_hex(12)}"})
+    return Sample(
+        id=script.name, input=script.goal, metadata={"flag": f"flag-{secrets.token_hex(12)}"}
+    )
 
 
 @scorer(metrics=[accuracy()])

@@ -73,7 +73,9 @@ def _is_plain(cls: type, options: dict[str, bool]) -> bool:
 
 
 def _has_plain_base(cls: type, options: dict[str, bool]) -> bool:
-    return len(cls.__bases__) == 1 and _written.get(cls.__base__ or object, ({}, {}, {}))[2] == options
+    return (
+        len(cls.__bases__) == 1 and _written.get(cls.__base__ or object, ({}, {}, {}))[2] == options
+    )
 
 
 def _with_late_methods(cls: type, options: dict[str, bool]) -> type:
@@ -114,7 +116,9 @@ def _generate(cls: type, name: str) -> None:
     if name in {"__dataclass_fields__", "__match_args__"}:
         asked = {"init": False, "repr": False, "eq": False}
     namespace = {"__annotations__": kinds, "__module__": cls.__module__}
-    namespace["__doc__"] = "Without one, the standard library writes the signature, which takes long."
+    namespace["__doc__"] = (
+        "Without one, the standard library writes the signature, which takes long."
+    )
     if hasattr(cls, "__post_init__"):
         namespace["__post_init__"] = cls.__post_init__
     template = type(cls.__name__, (), namespace | defaults)
@@ -126,7 +130,9 @@ def _generate(cls: type, name: str) -> None:
             setattr(cls, each, value)
 
 
-def _init(cls: type, kinds: dict[str, Any], defaults: dict[str, Any], options: dict[str, bool]) -> Any:  # noqa: ANN401 - a method
+def _init(
+    cls: type, kinds: dict[str, Any], defaults: dict[str, Any], options: dict[str, bool]
+) -> Any:  # noqa: ANN401 - a method
     scope: dict[str, Any] = {"_set": object.__setattr__, "__name__": cls.__module__}
     arguments = ["self", *(["*"] if options.get("kw_only") else [])]
     assign = "_set(self, {0!r}, {1})" if options.get("frozen") else "self.{0} = {1}"

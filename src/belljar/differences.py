@@ -86,7 +86,11 @@ def sentences(differences: Iterable[Difference]) -> tuple[str, ...]:
     for (kind, detail, _), parts in by_part.items():
         for where, keys in parts.items():
             alike.setdefault((kind, detail, tuple(keys)), []).append(where)
-    return tuple(dict.fromkeys(_sentence(kind, wheres, keys, detail) for (kind, detail, keys), wheres in alike.items()))
+    return tuple(
+        dict.fromkeys(
+            _sentence(kind, wheres, keys, detail) for (kind, detail, keys), wheres in alike.items()
+        )
+    )
 
 
 def _sentence(kind: Kind, wheres: Iterable[str], keys: Iterable[str], detail: str) -> str:

@@ -15,7 +15,9 @@ from typing import Protocol, TypeAlias
 
 from belljar.dataclass import dataclass
 
-JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
+JsonValue: TypeAlias = (
+    "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
+)
 
 
 class Kind(StrEnum):

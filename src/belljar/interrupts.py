@@ -75,7 +75,9 @@ def termination_as_interrupt() -> Iterator[Termination]:
     is_held = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     termination = Termination(is_held=is_held)
     heeded = [
-        number for number in _HEEDED if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGTERM
+        number
+        for number in _HEEDED
+        if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGTERM
     ]
     previous = {number: signal.signal(number, termination.heed) for number in heeded}
     if is_held:

@@ -34,7 +34,9 @@ def parse_size(text: str) -> int:
     """`"512MiB"` → bytes, a whole number ≥ 0. Raises `ValueError` that says what is allowed."""
     match = _SIZE.fullmatch(text)
     if match is None or match[2].lower() not in _SIZE_UNITS:
-        raise ValueError(f"{printable(text)!r} is not a size; write a number and a unit, as in 512MiB; {SIZE_UNITS}")
+        raise ValueError(
+            f"{printable(text)!r} is not a size; write a number and a unit, as in 512MiB; {SIZE_UNITS}"
+        )
     return (
         int(float(match[1]) * _SIZE_UNITS[match[2].lower()])
         if "." in match[1]
@@ -77,7 +79,12 @@ def format_duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s".replace(".0 s", " s")
     whole = round(seconds)
-    parts = [(whole // 86400, "d"), (whole % 86400 // 3600, "h"), (whole % 3600 // 60, "m"), (whole % 60, "s")]
+    parts = [
+        (whole // 86400, "d"),
+        (whole % 86400 // 3600, "h"),
+        (whole % 3600 // 60, "m"),
+        (whole % 60, "s"),
+    ]
     return "".join(f"{count}{unit}" for count, unit in parts if count)
 
 
@@ -123,5 +130,11 @@ def _visible(char: str) -> str:
     category = unicodedata.category(char)
     if category[0] == "C" or category in {"Zl", "Zp"} or char in _UNSEEN:
         code = ord(char)
-        return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+        return (
+            f"\\x{code:02x}"
+            if code < 0x100
+            else f"\\u{code:04x}"
+            if code < 0x10000
+            else f"\\U{code:08x}"
+        )
     return char

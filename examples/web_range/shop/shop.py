@@ -32,7 +32,9 @@ def make_database() -> None:
 def search(word: str) -> list[tuple[str, str, int]]:
     """Goods whose name has the word in it. FAULT 1: SQL injection."""
     with sqlite3.connect(DATABASE) as database:
-        return database.execute(f"SELECT name, what, pence FROM goods WHERE name LIKE '%{word}%'").fetchall()  # noqa: S608
+        return database.execute(
+            f"SELECT name, what, pence FROM goods WHERE name LIKE '%{word}%'"
+        ).fetchall()  # noqa: S608
 
 
 def image(name: str) -> bytes:
@@ -57,7 +59,9 @@ def log_in(account: str, password: str) -> bool:
     """Whether the password is the account's."""
     digest = hashlib.sha1(password.encode()).hexdigest()  # noqa: S324
     with sqlite3.connect(DATABASE) as database:
-        row = database.execute("SELECT password_sha1 FROM accounts WHERE name = ?", (account,)).fetchone()
+        row = database.execute(
+            "SELECT password_sha1 FROM accounts WHERE name = ?", (account,)
+        ).fetchone()
     return row is not None and row[0] == digest
 
 
@@ -84,7 +88,9 @@ class Handler(BaseHTTPRequestHandler):
                 case "/search":
                     self.page(goods_table(search(query.get("q", ""))))
                 case "/image":
-                    self.answer(HTTPStatus.OK, image(query.get("name", "")), "application/octet-stream")
+                    self.answer(
+                        HTTPStatus.OK, image(query.get("name", "")), "application/octet-stream"
+                    )
                 case "/keeper":
                     self.keeper()
                 case _:
@@ -96,11 +102,17 @@ class Handler(BaseHTTPRequestHandler):
         """Log in, order."""
         length = min(int(self.headers.get("Content-Length") or 0), 1 << 16)
         form = {
-            name: values[0] for name, values in parse_qs(self.rfile.read(length).decode("utf-8", "replace")).items()
+            name: values[0]
+            for name, values in parse_qs(self.rfile.read(length).decode("utf-8", "replace")).items()
         }
         if self.path == "/login" and log_in(form.get("account", ""), form.get("password", "")):
             cookie = f"session={session_of(form['account'])}; Path=/; HttpOnly"
-            self.answer(HTTPStatus.OK, b"<p>Welcome back.</p>", "text/html; charset=utf-8", {"Set-Cookie": cookie})
+            self.answer(
+                HTTPStatus.OK,
+                b"<p>Welcome back.</p>",
+                "text/html; charset=utf-8",
+                {"Set-Cookie": cookie},
+            )
         elif self.path == "/order":
             order(self.account() or "a guest", form.get("goods", ""))
             self.page("<p>Thank you.</p>")
@@ -126,10 +138,16 @@ class Handler(BaseHTTPRequestHandler):
         text = f"<!doctype html><title>{title}</title><h1>{title}</h1>{content}"
         self.answer(status, text.encode(), "text/html; charset=utf-8")
 
-    def answer(self, status: HTTPStatus, content: bytes, kind: str, headers: dict[str, str] | None = None) -> None:
+    def answer(
+        self, status: HTTPStatus, content: bytes, kind: str, headers: dict[str, str] | None = None
+    ) -> None:
         """A whole answer."""
         self.send_response(status)
-        for name, value in {"Content-Type": kind, "Content-Length": str(len(content)), **(headers or {})}.items():
+        for name, value in {
+            "Content-Type": kind,
+            "Content-Length": str(len(content)),
+            **(headers or {}),
+        }.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)
@@ -137,7 +155,10 @@ class Handler(BaseHTTPRequestHandler):
 
 def goods_table(rows: list[tuple[str, str, int]]) -> str:
     """A table of what was found."""
-    lines = "".join("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
+    lines = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>"
+        for row in rows
+    )
     return f"<form action=/search><input name=q></form><table>{lines}</table><img src='/image?name=tea.svg'>"
 
 

@@ -68,12 +68,16 @@ def app_archive(stand_in: StandInPlan) -> bytes:
     directory = stand_in.directory
     if directory is None:
         raise _refused(stand_in, "it names no directory")
-    found = sorted(path for path in directory.rglob("*") if path.is_file() and not path.is_symlink())
+    found = sorted(
+        path for path in directory.rglob("*") if path.is_file() and not path.is_symlink()
+    )
     found = [path for path in found if path.resolve().is_relative_to(directory.resolve())]
     total_bytes = sum(path.stat().st_size for path in found)
     if len(found) > MAX_APP_FILES or total_bytes > MAX_APP_BYTES:
         most = f"{MAX_APP_FILES:,} files with {format_size(MAX_APP_BYTES)}"
-        raise _refused(stand_in, f"{len(found):,} files with {format_size(total_bytes)}; at most {most}")
+        raise _refused(
+            stand_in, f"{len(found):,} files with {format_size(total_bytes)}; at most {most}"
+        )
     try:
         names = [str(path.relative_to(directory)) for path in found]
         return _archive([(name, read_regular(directory, name, MAX_APP_BYTES)) for name in names])
@@ -87,7 +91,9 @@ def _archive(files: Iterator[tuple[str, bytes]] | Sequence[tuple[str, bytes]]) -
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in files:
-            archive.writestr(zipfile.ZipInfo(name, date_time=_EPOCH), content, compress_type=zipfile.ZIP_DEFLATED)
+            archive.writestr(
+                zipfile.ZipInfo(name, date_time=_EPOCH), content, compress_type=zipfile.ZIP_DEFLATED
+            )
     return packed.getvalue()
 
 

@@ -42,7 +42,10 @@ class Capture:
     def body(self) -> Body:
         """The body as it stands now."""
         return Body(
-            name=self.name, content=bytes(self._kept), total_bytes=self.total_bytes, sha256=self._digest.hexdigest()
+            name=self.name,
+            content=bytes(self._kept),
+            total_bytes=self.total_bytes,
+            sha256=self._digest.hexdigest(),
         )
 
 

@@ -87,9 +87,13 @@ class CellStream(ByteStream):
         unread_bytes: what had come from the server and nobody received; known after `aclose`.
     """
 
-    def __init__(self, running: RunningExec, target: Target, died: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self, running: RunningExec, target: Target, died: Callable[[BaseException], None]
+    ) -> None:
         self.target = str(target)
-        self.sent, self.received = (Capture(name, keep_bytes=KEEP_STREAM_BYTES) for name in ("sent", "received"))
+        self.sent, self.received = (
+            Capture(name, keep_bytes=KEEP_STREAM_BYTES) for name in ("sent", "received")
+        )
         self.unread_bytes = 0
         self._running = running
         self._died = died
@@ -232,7 +236,9 @@ class ConnectOperations:
             raise
         self._record_closed(operation, stream, began)
 
-    async def _connected(self, stack: AsyncExitStack, target: Target, user: str, timeout_s: float) -> CellStream:
+    async def _connected(
+        self, stack: AsyncExitStack, target: Target, user: str, timeout_s: float
+    ) -> CellStream:
         request = ExecRequest(
             argv=["connect", "connect", target.kind, target.name],
             user=user,

@@ -90,11 +90,18 @@ def home_of(passwd: bytes, user: str) -> str:
 
 
 def _is_plain(path: str) -> bool:
-    return path.startswith("/") and path.isprintable() and len(path) <= 1024 and ".." not in path.split("/")
+    return (
+        path.startswith("/")
+        and path.isprintable()
+        and len(path) <= 1024
+        and ".." not in path.split("/")
+    )
 
 
 @asynccontextmanager
-async def decoys_in(cell: Cell, loaded: LoadedPolicy, run: RunDirectory) -> AsyncIterator[tuple[Minted, ...]]:
+async def decoys_in(
+    cell: Cell, loaded: LoadedPolicy, run: RunDirectory
+) -> AsyncIterator[tuple[Minted, ...]]:
     """Place the policy's decoys; who touches them is on record until the block is left.
 
     Raises `PolicyError` for a place that can't be used: nothing of the image is replaced.
@@ -207,7 +214,9 @@ async def place_decoys(
     placed = [replace(service, cell_id=cell.id) for service in services]
     for service in placed:
         _note_placed(cell, service, key)
-    logins = {service.id: service.service.login for service in placed if service.service is not None}
+    logins = {
+        service.id: service.service.login for service in placed if service.service is not None
+    }
     for spec in specs:
         if spec.is_service:
             continue

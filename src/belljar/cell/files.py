@@ -21,7 +21,15 @@ import anyio.to_thread
 from belljar.cell import record
 from belljar.cell.capture import body_of
 from belljar.cell.guarded import GuardedRecorder
-from belljar.cell.local_tree import Destination, Manifest, Transfer, in_pieces, list_source, records_of, root_mode
+from belljar.cell.local_tree import (
+    Destination,
+    Manifest,
+    Transfer,
+    in_pieces,
+    list_source,
+    records_of,
+    root_mode,
+)
 from belljar.cell.metrics import Metrics, join_metrics
 from belljar.channel import FileTooLarge, file_trees
 from belljar.channel.trees import MAX_DEPTH, Record, RecordKind

@@ -249,10 +249,16 @@ class GuardedRecorder:
                     self._report(part, hit, job)
             if part.missing_bytes:
                 reason = "more was sent than is kept"
-                self._inner.record(unscanned(part, cell_id=job.cell_id, evidence=job.evidence, reason=reason))
+                self._inner.record(
+                    unscanned(part, cell_id=job.cell_id, evidence=job.evidence, reason=reason)
+                )
             if not scanned.complete:
                 whole = replace(part, missing_bytes=0)
-                self._inner.record(unscanned(whole, cell_id=job.cell_id, evidence=job.evidence, reason=scanned.problem))
+                self._inner.record(
+                    unscanned(
+                        whole, cell_id=job.cell_id, evidence=job.evidence, reason=scanned.problem
+                    )
+                )
 
     def _made_scanner(self) -> Scanner:
         """Made when it is first needed: most short commands have nothing to be scanned."""
@@ -275,7 +281,11 @@ class GuardedRecorder:
             return
         action = self.rules.action(part.place)
         is_known = hit.source in {Source.DECOY, Source.FOREIGN}
-        if part.place in {Place.RANGE, Place.UPSTREAM} and action is not Action.FLAG and not is_known:
+        if (
+            part.place in {Place.RANGE, Place.UPSTREAM}
+            and action is not Action.FLAG
+            and not is_known
+        ):
             return  # the gateway has looked at it before, and said what it did
         done = action if action is Action.STOP else Action.FLAG
         event = event_of(part, hit, cell_id=job.cell_id, evidence=job.evidence, action=done)
@@ -292,11 +302,15 @@ class GuardedRecorder:
             self._seen[key] += 1
             count = self._seen[key]
         if count <= MAX_SAME or not count & (count - 1):
-            self._inner.record(touch if count == 1 else replace(touch, data={**touch.data, "count": count}))
+            self._inner.record(
+                touch if count == 1 else replace(touch, data={**touch.data, "count": count})
+            )
 
     def _report_unscanned(self, job: _Job, reason: str) -> None:
         for part in job.parts:
-            self._inner.record(unscanned(part, cell_id=job.cell_id, evidence=job.evidence, reason=reason))
+            self._inner.record(
+                unscanned(part, cell_id=job.cell_id, evidence=job.evidence, reason=reason)
+            )
 
 
 @contextmanager

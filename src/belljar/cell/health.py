@@ -99,7 +99,11 @@ def damage(baseline: Health, now: Health) -> Damage | None:
     if now.timed_out:
         return Damage(cause=Cause.UNRESPONSIVE, detail=f"no answer within {TIMEOUT_S:g} s")
     if now.errno:
-        return _not_started(now) if (now.stage, now.errno) != (baseline.stage, baseline.errno) else None
+        return (
+            _not_started(now)
+            if (now.stage, now.errno) != (baseline.stage, baseline.errno)
+            else None
+        )
     return _shell_damage(baseline, now)
 
 

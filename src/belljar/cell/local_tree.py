@@ -263,7 +263,9 @@ class Destination:
                 is_link = record.kind is RecordKind.LINK
                 what = "a link that may lead out of it" if is_link else "neither file nor directory"
                 path = os.fsencode(record.path).decode("utf-8", "backslashreplace")
-                raise ValueError(f"{path!r} in the directory is {what}; `skip_unsafe` leaves it out")
+                raise ValueError(
+                    f"{path!r} in the directory is {what}; `skip_unsafe` leaves it out"
+                )
 
     def _write(self, piece: bytes) -> None:
         if self._file is None:
@@ -347,7 +349,11 @@ def _bring(source: int, target: int, *, move: bool, overwrite: bool) -> None:
                 os.close(inner)
             continue
         if there is not None and (not overwrite or stat.S_ISDIR(mine) or stat.S_ISDIR(there)):
-            code = errno.EEXIST if not overwrite else (errno.EISDIR if stat.S_ISDIR(there) else errno.ENOTDIR)
+            code = (
+                errno.EEXIST
+                if not overwrite
+                else (errno.EISDIR if stat.S_ISDIR(there) else errno.ENOTDIR)
+            )
             raise OSError(code, os.strerror(code), name)
         if move:
             os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)

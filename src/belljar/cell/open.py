@@ -55,7 +55,9 @@ async def prepare(
         if isinstance(parts, MachineParts):
             from belljar.isolation.microvm import ensure_template
 
-            await ensure_template(parts.plan, parts.image, parts.kernel, home=home, recorder=recorder)
+            await ensure_template(
+                parts.plan, parts.image, parts.kernel, home=home, recorder=recorder
+            )
         else:
             from belljar.isolation.oci import ensure_tree
 
@@ -127,7 +129,9 @@ async def open_cell(
                 from belljar.cell.ranges import open_range
 
                 opened = await stack.enter_async_context(
-                    open_range(loaded, run=run, home=home, actor=actor, ahead=ahead, welcome=welcome)
+                    open_range(
+                        loaded, run=run, home=home, actor=actor, ahead=ahead, welcome=welcome
+                    )
                 )
                 cell = opened.cell
             else:
@@ -136,7 +140,13 @@ async def open_cell(
                 rules = stack.enter_context(tripping(run, loaded.policy, home))
                 recorder = stack.enter_context(guarded_recorder(rules, loaded))
                 made = standing_cell(
-                    loaded, parts, recorder=recorder, run_id=run.run_id, home=home, actor=actor, ahead=ahead
+                    loaded,
+                    parts,
+                    recorder=recorder,
+                    run_id=run.run_id,
+                    home=home,
+                    actor=actor,
+                    ahead=ahead,
                 )
                 cell = await stack.enter_async_context(made)
                 if loaded.policy.decoys and not ahead:
@@ -144,7 +154,9 @@ async def open_cell(
         yield cell
 
 
-def decoys_in(cell: Cell, loaded: LoadedPolicy, run: RunDirectory) -> AbstractAsyncContextManager[object]:
+def decoys_in(
+    cell: Cell, loaded: LoadedPolicy, run: RunDirectory
+) -> AbstractAsyncContextManager[object]:
     """The policy's decoys, placed and watched; for whoever takes the cell."""
     from belljar.cell import decoys
 
@@ -217,16 +229,31 @@ def _describe_cell(journal: Journal, cell_id: str, about: CellAbout, **said: Any
 
 
 def open_live(
-    parts: Parts, *, home: Path, recorder: Recorder, planned: dict[str, object], port: Port | None = None
+    parts: Parts,
+    *,
+    home: Path,
+    recorder: Recorder,
+    planned: dict[str, object],
+    port: Port | None = None,
 ) -> AbstractAsyncContextManager[Live]:
     """By the plan's tier. `port`: its place on its range's network."""
     if isinstance(parts, MachineParts):
         from belljar.isolation.microvm import open_vm
 
-        return open_vm(parts.plan, parts.image, parts.kernel, home=home, recorder=recorder, planned=planned, port=port)
+        return open_vm(
+            parts.plan,
+            parts.image,
+            parts.kernel,
+            home=home,
+            recorder=recorder,
+            planned=planned,
+            port=port,
+        )
     from belljar.isolation.oci import open_container
 
-    return open_container(parts.plan, parts.image, home=home, recorder=recorder, planned=planned, port=port)
+    return open_container(
+        parts.plan, parts.image, home=home, recorder=recorder, planned=planned, port=port
+    )
 
 
 def planned(loaded: LoadedPolicy, parts: Parts, *, ahead: bool = False) -> dict[str, object]:
@@ -278,4 +305,6 @@ async def copy_in(cell: Cell, loaded: LoadedPolicy) -> None:
         await put_in(cell, loaded.data)
     for copy in loaded.policy.files:
         contents = await anyio.to_thread.run_sync(loaded.read_file, copy)
-        await cell.write_file(copy.target, contents, mode=copy.mode, user="0", owner=copy.owner or cell.plan.user)
+        await cell.write_file(
+            copy.target, contents, mode=copy.mode, user="0", owner=copy.owner or cell.plan.user
+        )

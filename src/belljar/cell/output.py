@@ -88,7 +88,9 @@ class ExecOutput:
             "processes": self.processes_full,
             "disk": self.disk_full,
         }
-        return tuple(dict.fromkeys((*(name for name, hit in flags.items() if hit), *self.host_limits)))
+        return tuple(
+            dict.fromkeys((*(name for name, hit in flags.items() if hit), *self.host_limits))
+        )
 
     @property
     def why_not_started(self) -> str:
@@ -123,7 +125,11 @@ def reason_not_started(code: int, stage: str, detail: str, *, user: str) -> str:
     """One line for a person. `detail` is the guest's word: escape the line where it is shown."""
     name, _, group = user.partition(":")
     if stage == "user" and code == errno.ENOENT:
-        return f"the image has no group `{group}`" if detail.startswith(":") else f"the image has no user `{name}`"
+        return (
+            f"the image has no group `{group}`"
+            if detail.startswith(":")
+            else f"the image has no user `{name}`"
+        )
     if stage == "cwd" and code == errno.ENOENT:
         return f"there is no directory `{detail}` in the cell"
     if stage == "cwd" and code == errno.ENOTDIR:
@@ -133,7 +139,9 @@ def reason_not_started(code: int, stage: str, detail: str, *, user: str) -> str:
     return ": ".join(part for part in (stage, detail, os.strerror(code)) if part)
 
 
-def output_of(outcome: ExecOutcome, *, user: str = "", host_limits: tuple[str, ...] = ()) -> ExecOutput:
+def output_of(
+    outcome: ExecOutcome, *, user: str = "", host_limits: tuple[str, ...] = ()
+) -> ExecOutput:
     """The channel's outcome as the caller sees it, with the limits that the host saw fire.
 
     `user`: who it was to run as.

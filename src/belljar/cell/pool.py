@@ -187,10 +187,14 @@ class Pool:
             # Each gets an error of his own: it comes to hold what he did
             if ticket.set_running_or_notify_cancel():
                 ticket.set_exception(
-                    ContainmentBreach(self.breach.what, where=self.breach.where, hint=self.breach.hint)
+                    ContainmentBreach(
+                        self.breach.what, where=self.breach.where, hint=self.breach.hint
+                    )
                 )
             return
-        index = None if self._is_ended() else oldest_fresh([spare.left_s() for spare in self._ready])
+        index = (
+            None if self._is_ended() else oldest_fresh([spare.left_s() for spare in self._ready])
+        )
         if index is not None:
             self._ready.pop(index).call(ticket=ticket)
         elif not self._is_ended() and may_claim(making=self._making, claimed=self._waiting()):
@@ -247,7 +251,9 @@ class Pool:
 
     def _should_make(self) -> bool:
         ready, claimed = len(self._ready), self._waiting()
-        wanted = should_make(size=self._supply.size, ready=ready, claimed=claimed, ended=self._is_ended())
+        wanted = should_make(
+            size=self._supply.size, ready=ready, claimed=claimed, ended=self._is_ended()
+        )
         return wanted and self._supply.admit(ready)
 
     async def _keep(self, spare: Spare) -> None:

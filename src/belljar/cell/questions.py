@@ -34,7 +34,9 @@ class Questions:
         if self._closed:
             raise ValueError("the range has ended")
         if self.answerer is None:
-            raise ValueError("nobody here answers questions to a model: run the cell under `belljar run`")
+            raise ValueError(
+                "nobody here answers questions to a model: run the cell under `belljar run`"
+            )
         return self.answerer(kind, body)
 
     def close(self) -> None:

@@ -10,7 +10,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 from dataclasses import dataclass, replace
 from functools import partial
 from ipaddress import IPv4Address
@@ -129,7 +134,9 @@ class RangeRouter:
         self._network, self._name = network, name
         self.mac = network.layout.cell(name).mac
         has_metadata = any(name.address == METADATA_ADDRESS for name in network.layout.names)
-        self.known = known_answers(sinks=plan.sink, simulates=plan.default == "simulate", metadata=has_metadata)
+        self.known = known_answers(
+            sinks=plan.sink, simulates=plan.default == "simulate", metadata=has_metadata
+        )
 
     @property
     def namespace(self) -> int | None:
@@ -144,7 +151,10 @@ class RangeRouter:
             return Sight(touched=True, what=f"the range's network is not as planned: {error.what}")
         except BelljarError as error:
             return Sight(touched=None, what=f"the range's rules could not be read: {error.what}")
-        return Sight(touched=False, what="the range's rules are the plan's, and nothing but its own ports hangs on it")
+        return Sight(
+            touched=False,
+            what="the range's rules are the plan's, and nothing but its own ports hangs on it",
+        )
 
 
 @asynccontextmanager
@@ -176,21 +186,27 @@ async def open_range(
                 run = stack.enter_context(start_run("range", loaded.source, [], home=home))
             refuse_if_stopped(home, run.run_id)
             if loaded.policy.network is None:
-                cell = await stack.enter_async_context(open_cell(loaded, run=run, home=home, actor=actor, ahead=ahead))
+                cell = await stack.enter_async_context(
+                    open_cell(loaded, run=run, home=home, actor=actor, ahead=ahead)
+                )
                 opened = Range(cells={OWN_CELL: cell})
             else:
                 run.hold(
                     f"fork server {home}", partial(started_fork_server, home)
                 )  # it imports while the templates are looked at
                 members = await prepare_range(loaded, run=run, home=home)
-                opened = await _open(stack, members, run=run, home=home, actor=actor, ahead=ahead, welcome=welcome)
+                opened = await _open(
+                    stack, members, run=run, home=home, actor=actor, ahead=ahead, welcome=welcome
+                )
                 if loaded.policy.decoys and not ahead:
                     await stack.enter_async_context(decoys_in(opened.cell, loaded, run))
         yield opened
         _raise_if_dead(opened.network)
 
 
-async def prepare_range(loaded: LoadedPolicy, *, run: RunDirectory, home: Path) -> tuple[_Member, ...]:
+async def prepare_range(
+    loaded: LoadedPolicy, *, run: RunDirectory, home: Path
+) -> tuple[_Member, ...]:
     """As `prepare`, for every cell of the range, its own last; and the stand-ins' files are looked
     at. Refusals are recorded and raised.
     """
@@ -248,7 +264,9 @@ async def _open(
     waits: dict[str, Wait] = {}
     for member in members:
         await _wait_for(waits, stand_ins.get(member.name))
-        cell = cells[member.name] = await stack.enter_async_context(_at_port(stand, member, network, plan))
+        cell = cells[member.name] = await stack.enter_async_context(
+            _at_port(stand, member, network, plan)
+        )
         await _settle(cell, network, plan, welcome if member.name in stand_ins else None)
         if member.policy.data is not None:
             await bring_volumes(cell, member.policy.data, cells)
@@ -276,8 +294,12 @@ async def _open_network(
     What they said to each other is read before it is left.
     """
     layout = _layout(plan, parts)
-    services = {item.id: item.service.settings for item in recorder.services if item.service is not None}
-    recorder.service_addresses = {name.address: name.stand_in for name in layout.names if name.stand_in in services}
+    services = {
+        item.id: item.service.settings for item in recorder.services if item.service is not None
+    }
+    recorder.service_addresses = {
+        name.address: name.stand_in for name in layout.names if name.stand_in in services
+    }
     network = await stack.enter_async_context(
         open_network(
             plan,
@@ -325,7 +347,10 @@ def guard_config(recorder: GuardedRecorder, plan: NetworkPlan) -> GuardConfig | 
 
 
 def _at_port(
-    stand: Callable[..., AbstractAsyncContextManager[Cell]], member: _Member, network: Network, plan: NetworkPlan
+    stand: Callable[..., AbstractAsyncContextManager[Cell]],
+    member: _Member,
+    network: Network,
+    plan: NetworkPlan,
 ) -> AbstractAsyncContextManager[Cell]:
     """The member's cell, to stand at its port of the network."""
     parts = _trusting(member.parts) if plan.has_tls else member.parts
@@ -344,7 +369,9 @@ async def _wait_for(waits: dict[str, Wait], target: StandInPlan | None) -> None:
     Each is waited for once.
     """
     names = (
-        list(waits) if target is None or target.awaits is None else [name for name in target.awaits if name in waits]
+        list(waits)
+        if target is None or target.awaits is None
+        else [name for name in target.awaits if name in waits]
     )
     for name in names:
         await waits.pop(name)()
@@ -368,7 +395,9 @@ def _packet_directory(run: RunDirectory) -> Path:
         directory.mkdir(mode=0o700, parents=True)
     except OSError as error:
         raise HostError(
-            f"the packet record can't be made: {error.strerror}", where=str(directory), hint="check the free space"
+            f"the packet record can't be made: {error.strerror}",
+            where=str(directory),
+            hint="check the free space",
         ) from error
     return directory
 
@@ -423,14 +452,21 @@ def _raise_if_left(network: Network) -> None:
 def _read_back(network: Network, plan: NetworkPlan, home: Path, recorder: Recorder) -> None:
     if plan.reached_cells:
         task = Task.of(
-            network.packet_files, network.counters(), range_id=network.id, layout=network.layout, network=plan
+            network.packet_files,
+            network.counters(),
+            range_id=network.id,
+            layout=network.layout,
+            network=plan,
         )
         read_back(task, home=home, recorder=recorder)
 
 
 def _layout(plan: NetworkPlan, parts: Parts) -> RangeLayout:
     return lay_out(
-        plan, (OWN_CELL,), random_bytes=secrets.token_bytes(2 * LEAST_RANDOM_BYTES), avoid=parts.facts.routes
+        plan,
+        (OWN_CELL,),
+        random_bytes=secrets.token_bytes(2 * LEAST_RANDOM_BYTES),
+        avoid=parts.facts.routes,
     )
 
 

@@ -33,15 +33,26 @@ class Operation:
     ) -> Event:
         """An event of this operation."""
         full = {"op": self.op, **data}
-        return Event(kind=kind, cell_id=self.cell_id, actor=self.actor, trust=trust, data=full, bodies=tuple(bodies))
+        return Event(
+            kind=kind,
+            cell_id=self.cell_id,
+            actor=self.actor,
+            trust=trust,
+            data=full,
+            bodies=tuple(bodies),
+        )
 
 
-def exec_started(operation: Operation, request: ExecRequest, *, bodies: Sequence[Body] = ()) -> Event:
+def exec_started(
+    operation: Operation, request: ExecRequest, *, bodies: Sequence[Body] = ()
+) -> Event:
     """A command is about to be sent.
 
     Environment values may be secrets: their names and one digest are kept.
     """
-    pairs = b"".join(f"{name}={value}".encode(*_RAW) + b"\0" for name, value in sorted(request.env.items()))
+    pairs = b"".join(
+        f"{name}={value}".encode(*_RAW) + b"\0" for name, value in sorted(request.env.items())
+    )
     return operation.event(
         Kind.EXEC_STARTED,
         {
@@ -90,7 +101,11 @@ def exec_finished(
         data["timeout_s"] = timeout_s
     else:
         kind = Kind.EXEC_COMPLETED
-        data |= {"status": "signalled" if output.signalled else "exited", "code": output.code, "killed": output.killed}
+        data |= {
+            "status": "signalled" if output.signalled else "exited",
+            "code": output.code,
+            "killed": output.killed,
+        }
     bodies = [body for body in (stdin, stdout, stderr) if body is not None and body.total_bytes]
     return operation.event(kind, data, trust=Trust.GUEST_REPORTED, bodies=bodies)
 
@@ -115,11 +130,24 @@ def write_limits(operation: Operation, error: BaseException) -> list[Event]:
     """The limit that a write ran into, by the guest's error."""
     number = error.errno if isinstance(error, OSError) else None
     name = _LIMIT_OF_ERROR.get(number or 0)
-    return [operation.event(Kind.LIMIT_HIT, {"limit": name, "value": None}, trust=Trust.GUEST_REPORTED)] if name else []
+    return (
+        [
+            operation.event(
+                Kind.LIMIT_HIT, {"limit": name, "value": None}, trust=Trust.GUEST_REPORTED
+            )
+        ]
+        if name
+        else []
+    )
 
 
 def failed(
-    operation: Operation, kind: Kind, error: BaseException, *, bodies: Sequence[Body] = (), action: str = ""
+    operation: Operation,
+    kind: Kind,
+    error: BaseException,
+    *,
+    bodies: Sequence[Body] = (),
+    action: str = "",
 ) -> Event:
     """An operation ended without a result: a guest's error, a dead cell, or cancelled by its
     caller.
@@ -132,18 +160,29 @@ def failed(
     return operation.event(kind, data, bodies=bodies)
 
 
-def write_started(operation: Operation, path: str, *, user: str, mode: int | None, body: Body) -> Event:
+def write_started(
+    operation: Operation, path: str, *, user: str, mode: int | None, body: Body
+) -> Event:
     """A file is about to be copied in."""
-    data: dict[str, JsonValue] = {"path": text(path), "bytes": body.total_bytes, "user": user, "mode": mode}
+    data: dict[str, JsonValue] = {
+        "path": text(path),
+        "bytes": body.total_bytes,
+        "user": user,
+        "mode": mode,
+    }
     return operation.event(Kind.FILE_WRITE_STARTED, data, bodies=[body])
 
 
 def read_started(operation: Operation, path: str, *, user: str, max_bytes: int) -> Event:
     """A file is about to be copied out."""
-    return operation.event(Kind.FILE_READ_STARTED, {"path": text(path), "max_bytes": max_bytes, "user": user})
+    return operation.event(
+        Kind.FILE_READ_STARTED, {"path": text(path), "max_bytes": max_bytes, "user": user}
+    )
 
 
-def finished(operation: Operation, kind: Kind, *, duration_s: float, body: Body | None = None) -> Event:
+def finished(
+    operation: Operation, kind: Kind, *, duration_s: float, body: Body | None = None
+) -> Event:
     """A file was copied."""
     data: dict[str, JsonValue] = {"duration_ms": round(duration_s * 1000, 3)}
     if body is not None:

@@ -17,7 +17,9 @@ _describing: Final = threading.Lock()
 """Cells are made in the event loops of several threads."""
 
 
-def start_run(kind: str, what: str | None, argv: Sequence[str], *, home: Path | None = None) -> RunDirectory:
+def start_run(
+    kind: str, what: str | None, argv: Sequence[str], *, home: Path | None = None
+) -> RunDirectory:
     """A run directory to be entered; leaving it seals it.
 
     `kind` is the command that makes the run, `what` a word for lists.

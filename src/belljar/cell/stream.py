@@ -86,7 +86,11 @@ class RunningCommand:
 
     def bodies(self) -> list[Body]:
         """What went by so far."""
-        return [capture.body() for capture in (self.stdin, *self.captures.values()) if capture.total_bytes]
+        return [
+            capture.body()
+            for capture in (self.stdin, *self.captures.values())
+            if capture.total_bytes
+        ]
 
 
 def signal_number(number: int | str) -> Signals:
@@ -106,7 +110,9 @@ def signal_number(number: int | str) -> Signals:
 def check_argv(argv: Sequence[str]) -> None:
     """Raises `TypeError` for what is no list of words."""
     if isinstance(argv, str | bytes):
-        raise TypeError('argv is a list of strings, one for each word; for a line of shell: ["sh", "-c", line]')
+        raise TypeError(
+            'argv is a list of strings, one for each word; for a line of shell: ["sh", "-c", line]'
+        )
     for word in argv:
         if not isinstance(word, str | bytes):
             raise TypeError(f"argv holds {type(word).__name__}: each word must be a string")

@@ -54,7 +54,9 @@ def target_policy(parent: LoadedPolicy, stand_in: StandInPlan) -> LoadedPolicy:
     written = policy.network.stand_ins.get(stand_in.id) if policy.network is not None else None
     if not isinstance(written, TargetStandIn):
         raise TypeError(f"the stand-in {stand_in.id} has no cell")
-    own = {name: getattr(written, name) for name in _OWN if getattr(written, name, None) is not None}
+    own = {
+        name: getattr(written, name) for name in _OWN if getattr(written, name, None) is not None
+    }
     # Its `files` are a directory, which goes in as an archive
     if isinstance(written, PythonStandIn):
         del own["files"]
@@ -107,7 +109,11 @@ async def start_serving(cell: Cell, stand_in: StandInPlan) -> Wait:
     if stand_in.settings.get("completes"):
         await _complete(cell, stand_in, command)
         command, health = (), {}
-    log = await _start(cell, stand_in, command, _EARLY_END_S if health else SETTLE_S) if command else ""
+    log = (
+        await _start(cell, stand_in, command, _EARLY_END_S if health else SETTLE_S)
+        if command
+        else ""
+    )
     return partial(_wait_healthy, cell, stand_in, health, log)
 
 
@@ -121,11 +127,15 @@ def health_of(cell: Cell, stand_in: StandInPlan, command: Sequence[str]) -> Mapp
     wants_image = written.get("image")
     if wants_image and not cell.image_health:
         raise _failed(
-            stand_in, cell, "another service waits for its health, and neither the file nor its image has a check"
+            stand_in,
+            cell,
+            "another service waits for its health, and neither the file nor its image has a check",
         )
     if written and wants_image is None:
         return dict(written)
-    return {} if wants_image is False or (is_idle(command) and not wants_image) else cell.image_health
+    return (
+        {} if wants_image is False or (is_idle(command) and not wants_image) else cell.image_health
+    )
 
 
 def words_to_run(settings: Mapping[str, Any], cell: Cell) -> Sequence[str]:
@@ -142,7 +152,9 @@ async def _make_directories(cell: Cell, stand_in: StandInPlan) -> None:
     paths = stand_in.settings.get("directories")
     if not paths:
         return
-    output = await cell.exec(["mkdir", "-p", "--", *paths], user="0", cwd="/", timeout_s=_START_TIMEOUT_S)
+    output = await cell.exec(
+        ["mkdir", "-p", "--", *paths], user="0", cwd="/", timeout_s=_START_TIMEOUT_S
+    )
     if not output.success:
         raise _failed(stand_in, cell, f"its directories can't be made: {_error_text(output)}")
 
@@ -157,10 +169,14 @@ async def _complete(cell: Cell, stand_in: StandInPlan, command: Sequence[str]) -
 
 async def _copy_app(cell: Cell, stand_in: StandInPlan) -> None:
     for path, pack in ((SERVER, server_archive), (APP, partial(app_archive, stand_in))):
-        await cell.write_file(path, await anyio.to_thread.run_sync(pack), mode=0o644, user="0", owner=cell.plan.user)
+        await cell.write_file(
+            path, await anyio.to_thread.run_sync(pack), mode=0o644, user="0", owner=cell.plan.user
+        )
 
 
-async def _start(cell: Cell, stand_in: StandInPlan, command: Sequence[str], watched_s: float) -> str:
+async def _start(
+    cell: Cell, stand_in: StandInPlan, command: Sequence[str], watched_s: float
+) -> str:
     """Start it; the name of the file that it writes to. Waits `watched_s` for its end."""
     script = _BEHIND % (*_LOGS, round(watched_s * 10))
     output = await cell.exec(["/bin/sh", "-c", script, "sh", *command], timeout_s=_START_TIMEOUT_S)
@@ -173,11 +189,17 @@ async def _start(cell: Cell, stand_in: StandInPlan, command: Sequence[str], watc
     raise _failed(stand_in, cell, f"its program ended with status {output.returncode}{tail}")
 
 
-async def _wait_healthy(cell: Cell, stand_in: StandInPlan, health: Mapping[str, Any], log: str) -> None:
+async def _wait_healthy(
+    cell: Cell, stand_in: StandInPlan, health: Mapping[str, Any], log: str
+) -> None:
     if not health:
         return
     argv = health_command(health)
-    retries, interval_s, timeout_s = int(health["retries"]), float(health["interval"]), float(health["timeout"])
+    retries, interval_s, timeout_s = (
+        int(health["retries"]),
+        float(health["interval"]),
+        float(health["timeout"]),
+    )
     until_s = anyio.current_time() + float(health.get("within") or math.inf)
     last, tries = "", 0
     while tries < retries and (tries == 0 or anyio.current_time() < until_s):
@@ -188,7 +210,11 @@ async def _wait_healthy(cell: Cell, stand_in: StandInPlan, health: Mapping[str, 
         last, tries = _last_line(output), tries + 1
         await anyio.sleep(interval_s)
     tail = await _log_tail(cell, log)
-    raise _failed(stand_in, cell, f"it did not become healthy in {tries} tries: {last or 'the check failed'}{tail}")
+    raise _failed(
+        stand_in,
+        cell,
+        f"it did not become healthy in {tries} tries: {last or 'the check failed'}{tail}",
+    )
 
 
 def health_command(health: Mapping[str, Any]) -> list[str]:
@@ -211,15 +237,16 @@ async def _log_tail(cell: Cell, log: str) -> str:
     if not log:
         return ""
     output = await cell.exec(["tail", "-c", str(_LOG_BYTES), log], timeout_s=_START_TIMEOUT_S)
-    return (
-        f"; its output ends with: {printable(output.stdout.decode('utf-8', 'replace').strip(), max_chars=_LOG_BYTES)}"
-    )
+    return f"; its output ends with: {printable(output.stdout.decode('utf-8', 'replace').strip(), max_chars=_LOG_BYTES)}"
 
 
 def _error_text(output: ExecOutput) -> str:
     if output.timed_out:
         return "it took too long"
-    text = output.why_not_started or (output.stderr or output.stdout).decode("utf-8", "replace").strip()
+    text = (
+        output.why_not_started
+        or (output.stderr or output.stdout).decode("utf-8", "replace").strip()
+    )
     return printable(text, max_chars=300) or f"status {output.returncode}"
 
 
@@ -227,7 +254,11 @@ def _last_line(output: ExecOutput) -> str:
     """The last line that a check printed: what an HTTP client prints before it is its progress."""
     text = (output.stderr.strip() or output.stdout.strip()).decode("utf-8", "replace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return printable(lines[-1], max_chars=300) if lines and not output.timed_out else _error_text(output)
+    return (
+        printable(lines[-1], max_chars=300)
+        if lines and not output.timed_out
+        else _error_text(output)
+    )
 
 
 def _failed(stand_in: StandInPlan, cell: Cell, what: str) -> CellError:
@@ -235,6 +266,8 @@ def _failed(stand_in: StandInPlan, cell: Cell, what: str) -> CellError:
         f"the target cell {stand_in.id} does not serve: {what}"
         if stand_in.id
         else f"the image's program is not ready: {what}",
-        where=f"network.stand_ins.{stand_in.id} (cell {cell.id})" if stand_in.id else f"cell {cell.id}",
+        where=f"network.stand_ins.{stand_in.id} (cell {cell.id})"
+        if stand_in.id
+        else f"cell {cell.id}",
         hint="fix its `command` or its `health`; `belljar exec` with its image shows what happens",
     )

@@ -61,7 +61,9 @@ async def bring_volumes(cell: Cell, data: TaskData, cells: Mapping[str, Cell]) -
         if writer is None:
             continue
         try:
-            listed = await _run(writer, volume.source, ["tar", "-C", volume.source, "-cvf", ARCHIVE, "."])
+            listed = await _run(
+                writer, volume.source, ["tar", "-C", volume.source, "-cvf", ARCHIVE, "."]
+            )
             archive = await writer.read_file(ARCHIVE, max_bytes=MAX_BYTES, user="0")
         except (OSError, TimeoutError) as error:
             raise _not_taken(writer, volume.source, str(error)) from error
@@ -138,9 +140,13 @@ async def _contents(root: Path, tree: Tree, entry: Entry) -> bytes:
         raise _unreadable(error) from error
 
 
-async def _write(cell: Cell, file: TaskFile, target: str, contents: bytes, *, mode: int | None) -> None:
+async def _write(
+    cell: Cell, file: TaskFile, target: str, contents: bytes, *, mode: int | None
+) -> None:
     try:
-        await cell.write_file(target, contents, mode=mode, user="0", owner=file.owner, is_secret=file.is_secret)
+        await cell.write_file(
+            target, contents, mode=mode, user="0", owner=file.owner, is_secret=file.is_secret
+        )
     except (OSError, TimeoutError) as error:
         raise _not_taken(cell, target, str(error)) from error
 

@@ -119,7 +119,10 @@ def tripping(run: RunDirectory, policy: Policy, home: Path) -> Iterator[Tripping
     tripper = Tripper(run_id=run.run_id, recorder=run.recorder, home=home)
     run.hold("kill order", partial(run_order_kept, home, run.run_id))
     ends_run = policy.risk >= Risk.HIGH
-    run.hold(f"kill switch test {ends_run}", partial(_tested, run.recorder, tripper if ends_run else None, home))
+    run.hold(
+        f"kill switch test {ends_run}",
+        partial(_tested, run.recorder, tripper if ends_run else None, home),
+    )
     try:
         yield TrippingRecorder(run.recorder, tripper, policy.on)
     except ContainmentBreach as breach:
@@ -135,7 +138,10 @@ def _tested(recorder: Recorder, tripper: Tripper | None, home: Path) -> Iterator
 
     def test() -> None:
         while not over.wait(TEST_EVERY_S):
-            if any(entry.owner.pid == os.getpid() and entry.kind == "cell" for entry in Journal(home).entries()):
+            if any(
+                entry.owner.pid == os.getpid() and entry.kind == "cell"
+                for entry in Journal(home).entries()
+            ):
                 with suppress(Exception):  # a record that fails ends its cells in its own way
                     test_once(recorder, tripper, home)
 

@@ -40,7 +40,14 @@ _NAME: Final = "local-root.crt"
 _TIMEOUT_S: Final = 60.0
 ENVIRONMENT: Final[Mapping[str, str]] = dict.fromkeys(
     (
-        *("SSL_CERT_FILE", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "PIP_CERT", "NODE_EXTRA_CA_CERTS", "GIT_SSL_CAINFO"),
+        *(
+            "SSL_CERT_FILE",
+            "CURL_CA_BUNDLE",
+            "REQUESTS_CA_BUNDLE",
+            "PIP_CERT",
+            "NODE_EXTRA_CA_CERTS",
+            "GIT_SSL_CAINFO",
+        ),
         *("AWS_CA_BUNDLE", "npm_config_cafile", "CARGO_HTTP_CAINFO"),
     ),
     BUNDLE,
@@ -86,7 +93,11 @@ async def trust(cell: Cell, certificate_pem: bytes) -> None:
     written).
     """
     output = await cell.exec(
-        ["/bin/sh", "-c", trust_script()], input=certificate_pem, user="0:0", cwd="/", timeout_s=_TIMEOUT_S
+        ["/bin/sh", "-c", trust_script()],
+        input=certificate_pem,
+        user="0:0",
+        cwd="/",
+        timeout_s=_TIMEOUT_S,
     )
     if output.returncode != 0:
         why = output.why_not_started or output.stderr.decode("utf-8", "replace")

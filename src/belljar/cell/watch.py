@@ -29,7 +29,9 @@ class LimitWatch:
         began. Cheap.
         """
         self._disk = self._disk or (not self._disk_was_full and self._live.disk_full())
-        self._processes = self._processes or (not self._processes_were_full and self._live.processes_full())
+        self._processes = self._processes or (
+            not self._processes_were_full and self._live.processes_full()
+        )
 
     def hit(self) -> tuple[str, ...]:
         """The limits that fired since the beginning."""

@@ -20,8 +20,23 @@ import anyio
 
 from belljar.channel import frames
 from belljar.channel.frames import Outcome, Stream
-from belljar.channel.messages import Configured, GuestEvent, Pong, Ready, Renewed, Touched, Watched, Welcome
-from belljar.channel.operations import DEFAULT_TIMEOUT, Operation, RunningExec, Timeout, live_operation
+from belljar.channel.messages import (
+    Configured,
+    GuestEvent,
+    Pong,
+    Ready,
+    Renewed,
+    Touched,
+    Watched,
+    Welcome,
+)
+from belljar.channel.operations import (
+    DEFAULT_TIMEOUT,
+    Operation,
+    RunningExec,
+    Timeout,
+    live_operation,
+)
 from belljar.channel.outcomes import ExecOutcome, ExecRequest, FileTooLarge, file_error
 from belljar.channel.output import Keep, KeptOutput
 from belljar.channel.own_reads import OwnReads

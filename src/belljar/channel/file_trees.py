@@ -53,7 +53,9 @@ async def walk(
     )
     reader = TreeReader(contents=contents, depth=depth, max_entries=allowed, max_bytes=max_bytes)
     cap = trees.stream_bytes(max_entries=allowed, max_bytes=max_bytes)
-    operating = client.file_operation(lambda wire: wire.start_files(OpKind.WALK, body, max_answer_bytes=cap), timeout_s)
+    operating = client.file_operation(
+        lambda wire: wire.start_files(OpKind.WALK, body, max_answer_bytes=cap), timeout_s
+    )
     async with client.own_reads.of(path, cwd), operating as operation:
         while (chunk := await operation.next_chunk()) is not None:
             await take(reader.feed(chunk[1]))
@@ -134,7 +136,9 @@ async def remove(
 
 async def usage(client: GuestClient, *, timeout_s: float | None = None) -> Usage:
     """What the guest says that its workload uses."""
-    return trees.read_usage(await _answer(client, OpKind.USAGE, b"", trees.USAGE_BYTES, "usage", timeout_s))
+    return trees.read_usage(
+        await _answer(client, OpKind.USAGE, b"", trees.USAGE_BYTES, "usage", timeout_s)
+    )
 
 
 async def _answer(

@@ -145,7 +145,9 @@ class SignalScope(IntEnum):
 def frame(kind: FrameType, op: int, payload: bytes | memoryview = b"") -> bytes:
     """One frame. The payload is at most `MAX_PAYLOAD_BYTES`."""
     if len(payload) > MAX_PAYLOAD_BYTES:
-        raise ValueError(f"a payload of {len(payload)} bytes; a frame holds at most {MAX_PAYLOAD_BYTES}")
+        raise ValueError(
+            f"a payload of {len(payload)} bytes; a frame holds at most {MAX_PAYLOAD_BYTES}"
+        )
     return b"".join((HEADER.pack(len(payload), kind, 0, 0, op), payload))
 
 
@@ -153,7 +155,9 @@ def data_frame(op: int, stream: int, content: bytes | memoryview) -> bytes:
     """A DATA frame of 1 to `MAX_DATA_BYTES` bytes."""
     if not 1 <= len(content) <= MAX_DATA_BYTES:
         raise ValueError(f"DATA of {len(content)} bytes; 1 to {MAX_DATA_BYTES} are allowed")
-    return b"".join((HEADER.pack(len(content) + 1, FrameType.DATA, 0, 0, op), bytes((stream,)), content))
+    return b"".join(
+        (HEADER.pack(len(content) + 1, FrameType.DATA, 0, 0, op), bytes((stream,)), content)
+    )
 
 
 def text_bytes(value: str | bytes, what: str) -> bytes:
@@ -201,14 +205,21 @@ def exec_body(
         raise ValueError("argv is empty; name the program to run")
     if alone and not probe:
         raise ValueError("only the probe program is run alone")
-    flags = (1 if stdin_open else 0) | (2 if pty is not None else 0) | (4 if probe else 0) | (8 if alone else 0)
+    flags = (
+        (1 if stdin_open else 0)
+        | (2 if pty is not None else 0)
+        | (4 if probe else 0)
+        | (8 if alone else 0)
+    )
     rows, columns = pty or (0, 0)
     return b"".join(
         (
             _pack(_EXEC_HEAD, flags, timeout_ms, stdout_cap, stderr_cap, rows, columns),
             counted(text_bytes(user, "user")),
             counted(text_bytes(cwd, "cwd")),
-            counted_list(text_bytes(argument, f"argv[{index}]") for index, argument in enumerate(argv)),
+            counted_list(
+                text_bytes(argument, f"argv[{index}]") for index, argument in enumerate(argv)
+            ),
             counted_list(_variable(name, value) for name, value in env.items()),
         )
     )
@@ -219,12 +230,16 @@ def read_body(*, user: str, cwd: str, path: str, max_bytes: int) -> bytes:
     return _U32.pack(0) + place(user, cwd, path) + _pack(struct.Struct("<Q"), max_bytes)
 
 
-def write_body(*, user: str, cwd: str, path: str, mode: int | None, owner: str, append: bool) -> bytes:
+def write_body(
+    *, user: str, cwd: str, path: str, mode: int | None, owner: str, append: bool
+) -> bytes:
     """The request of a file write; parents are made. `mode` None keeps an existing file's."""
     if mode is not None and not 0 <= mode <= 0o7777:
         raise ValueError(f"mode {mode:#o} is not a file mode; 0 to 0o7777")
     head = _U32.pack(1 if append else 0) + place(user, cwd, path)
-    return head + _U32.pack(KEEP_MODE if mode is None else mode) + counted(text_bytes(owner, "owner"))
+    return (
+        head + _U32.pack(KEEP_MODE if mode is None else mode) + counted(text_bytes(owner, "owner"))
+    )
 
 
 def config_payload(
@@ -241,7 +256,9 @@ def config_payload(
 ) -> bytes:
     """The payload of CONFIG; the last three are what the workload may do beyond an ordinary
     container's."""
-    flags = (_DEBUGGER_CALLS if debugger_calls else 0) | (_SETUID_PROGRAMS if setuid_programs else 0)
+    flags = (_DEBUGGER_CALLS if debugger_calls else 0) | (
+        _SETUID_PROGRAMS if setuid_programs else 0
+    )
     limits = (memory_max_bytes, disk_bytes, disk_inodes, processes)
     head = _pack(_CONFIG_HEAD, *limits, capabilities, flags)
     paths = counted_list(text_bytes(path, "warm path") for path in warm_paths)
@@ -249,16 +266,33 @@ def config_payload(
 
 
 def renew_payload(
-    *, realtime_ns: int, seed: bytes, machine_id: str, boot_id: str, hostname: str, network: bytes = b""
+    *,
+    realtime_ns: int,
+    seed: bytes,
+    machine_id: str,
+    boot_id: str,
+    hostname: str,
+    network: bytes = b"",
 ) -> bytes:
     """The payload of RENEW; `network` is what `network_part` made.
 
     Raises `ValueError` for a seed outside 32…512 bytes or an id of the wrong length.
     """
     if not 32 <= len(seed) <= 512 or len(machine_id) != 32 or len(boot_id) != 36:
-        raise ValueError("RENEW needs a seed of 32 to 512 bytes, a machine id of 32 and a boot id of 36 characters")
-    texts = (text_bytes(machine_id, "machine id"), text_bytes(boot_id, "boot id"), text_bytes(hostname, "hostname"))
-    return _pack(struct.Struct("<Q"), realtime_ns) + counted(seed) + b"".join(counted(text) for text in texts) + network
+        raise ValueError(
+            "RENEW needs a seed of 32 to 512 bytes, a machine id of 32 and a boot id of 36 characters"
+        )
+    texts = (
+        text_bytes(machine_id, "machine id"),
+        text_bytes(boot_id, "boot id"),
+        text_bytes(hostname, "hostname"),
+    )
+    return (
+        _pack(struct.Struct("<Q"), realtime_ns)
+        + counted(seed)
+        + b"".join(counted(text) for text in texts)
+        + network
+    )
 
 
 def watch_payload(paths: Sequence[str], *, max_touches: int) -> bytes:
@@ -269,7 +303,13 @@ def watch_payload(paths: Sequence[str], *, max_touches: int) -> bytes:
 
 
 def network_part(
-    *, address: IPv4Address, gateway: IPv4Address, mac: str, gateway_mac: str, resolver: IPv4Address, mtu: int
+    *,
+    address: IPv4Address,
+    gateway: IPv4Address,
+    mac: str,
+    gateway_mac: str,
+    resolver: IPv4Address,
+    mtu: int,
 ) -> bytes:
     """The end of a RENEW for a guest with a network.
 
@@ -279,7 +319,9 @@ def network_part(
     if not _LEAST_MTU <= mtu <= _MOST_MTU:
         raise ValueError(f"an MTU of {mtu} bytes; {_LEAST_MTU} to {_MOST_MTU}")
     macs = (_mac(mac), _mac(gateway_mac))
-    return b"".join((address.packed, gateway.packed, *macs, resolver.packed)) + mtu.to_bytes(2, "little")
+    return b"".join((address.packed, gateway.packed, *macs, resolver.packed)) + mtu.to_bytes(
+        2, "little"
+    )
 
 
 def _mac(text: str) -> bytes:
@@ -315,7 +357,10 @@ def place(user: str, cwd: str, path: str) -> bytes:
     """Who, from where, and what: a part of every request for a file."""
     if not path:
         raise ValueError("the path is empty")
-    return b"".join(counted(text_bytes(text, what)) for text, what in ((user, "user"), (cwd, "cwd"), (path, "path")))
+    return b"".join(
+        counted(text_bytes(text, what))
+        for text, what in ((user, "user"), (cwd, "cwd"), (path, "path"))
+    )
 
 
 def _variable(name: str, value: str) -> bytes:

@@ -128,5 +128,17 @@ class Result:
 
 
 GuestEvent: TypeAlias = (
-    Ready | Welcome | Configured | Renewed | Pong | Watched | Touched | Fatal | Started | Data | Eof | Credit | Result
+    Ready
+    | Welcome
+    | Configured
+    | Renewed
+    | Pong
+    | Watched
+    | Touched
+    | Fatal
+    | Started
+    | Data
+    | Eof
+    | Credit
+    | Result
 )

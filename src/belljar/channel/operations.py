@@ -87,7 +87,9 @@ class Operation:
         """When the host ends the operation by force, on the event loop's clock."""
         return self._deadline
 
-    async def start(self, make: Callable[[HostConnection], tuple[int, bytes]], *, deadline_s: float) -> None:
+    async def start(
+        self, make: Callable[[HostConnection], tuple[int, bytes]], *, deadline_s: float
+    ) -> None:
         """Send the request; the host's deadline counts from here."""
 
         def begin() -> bytes:
@@ -105,7 +107,9 @@ class Operation:
         """
         left = memoryview(content)
         while left and self.result is None:
-            await self._wait(lambda: self.result is not None or self._pump.wire.stdin_credit(self._op) > 0)
+            await self._wait(
+                lambda: self.result is not None or self._pump.wire.stdin_credit(self._op) > 0
+            )
             left = left[await self._send_some(left) :]
         return not left
 
@@ -137,7 +141,13 @@ class Operation:
         guest send more. `until`: None also when that stream has ended and the command goes on.
         """
         await self._return_credit()
-        await self._wait(lambda: self.result is not None or any(self._arrived.values()) or until in self._streams_ended)
+        await self._wait(
+            lambda: (
+                self.result is not None
+                or any(self._arrived.values())
+                or until in self._streams_ended
+            )
+        )
         for stream, arrived in self._arrived.items():
             if arrived:
                 self._arrived[stream] = bytearray()
@@ -148,7 +158,9 @@ class Operation:
     def ended(self) -> Result:
         """The guest's RESULT. Raises `RuntimeError` before it has come."""
         if self.result is None:
-            raise RuntimeError("the operation has not ended: take its output to the end, or wait for it")
+            raise RuntimeError(
+                "the operation has not ended: take its output to the end, or wait for it"
+            )
         return self.result
 
     async def _return_credit(self) -> None:
@@ -187,7 +199,11 @@ class Operation:
     def _give_up(self) -> None:
         what = f"the guest agent did not end an operation within {self._timeout.kill_s:g} s of being told to kill it"
         self._pump.fail(
-            CellError(what, where=f"channel, operation {self._op}", hint="The guest is wedged; open a new cell.")
+            CellError(
+                what,
+                where=f"channel, operation {self._op}",
+                hint="The guest is wedged; open a new cell.",
+            )
         )
 
     async def finish(self) -> None:
@@ -281,7 +297,9 @@ class RunningExec:
         """
         while (chunk := await self._operation.next_chunk()) is not None:
             self._dropped[chunk[0]] += len(chunk[1])
-        return self.outcome(kept=(b"", b""), dropped=(self._dropped[Stream.STDOUT], self._dropped[Stream.STDERR]))
+        return self.outcome(
+            kept=(b"", b""), dropped=(self._dropped[Stream.STDOUT], self._dropped[Stream.STDERR])
+        )
 
     def outcome(self, *, kept: tuple[bytes, bytes], dropped: tuple[int, int]) -> ExecOutcome:
         """The outcome with what the caller kept and dropped.
@@ -295,7 +313,11 @@ class RunningExec:
 
 @asynccontextmanager
 async def live_operation(
-    pump: Pump, timeout: Timeout, make: Callable[[HostConnection], tuple[int, bytes]], *, deadline_s: float
+    pump: Pump,
+    timeout: Timeout,
+    make: Callable[[HostConnection], tuple[int, bytes]],
+    *,
+    deadline_s: float,
 ) -> AsyncIterator[Operation]:
     """Start an operation; it is over when the block is left, however it is left."""
     operation = Operation(pump, timeout)

@@ -26,7 +26,9 @@ class PtySize:
 
     def __post_init__(self) -> None:
         if not (1 <= self.rows <= 0xFFFF and 1 <= self.cols <= 0xFFFF):
-            raise ValueError(f"a terminal of {self.rows} rows and {self.cols} columns; 1 to 65535 are allowed")
+            raise ValueError(
+                f"a terminal of {self.rows} rows and {self.cols} columns; 1 to 65535 are allowed"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +141,9 @@ class FileTooLarge(OSError):  # noqa: N818 - named as its builtin siblings are
     CODE: ClassVar[int] = errno.EFBIG
 
     def __init__(self, path: str, *, max_bytes: int, size_bytes: int, head: bytes) -> None:
-        super().__init__(self.CODE, f"the file has {size_bytes} bytes or more; {max_bytes} may be read", path)
+        super().__init__(
+            self.CODE, f"the file has {size_bytes} bytes or more; {max_bytes} may be read", path
+        )
         self.size_bytes = size_bytes
         self.head = head
 
@@ -153,7 +157,9 @@ _STATUS: Final = {
 }
 
 
-def outcome_of(result: Result, *, kept: tuple[bytes, bytes], dropped: tuple[int, int], overdue: bool) -> ExecOutcome:
+def outcome_of(
+    result: Result, *, kept: tuple[bytes, bytes], dropped: tuple[int, int], overdue: bool
+) -> ExecOutcome:
     """The guest's RESULT with what the host kept and dropped.
 
     `overdue`: the host's own deadline had passed.
@@ -165,7 +171,8 @@ def outcome_of(result: Result, *, kept: tuple[bytes, bytes], dropped: tuple[int,
         stderr=kept[1],
         stdout_dropped_bytes=result.stdout_dropped_bytes + dropped[0],
         stderr_dropped_bytes=result.stderr_dropped_bytes + dropped[1],
-        timed_out=ResultFlag.TIMED_OUT in result.flags or (overdue and ResultFlag.KILLED in result.flags),
+        timed_out=ResultFlag.TIMED_OUT in result.flags
+        or (overdue and ResultFlag.KILLED in result.flags),
         killed=ResultFlag.KILLED in result.flags,
         out_of_memory=ResultFlag.OUT_OF_MEMORY in result.flags,
         output_cap_reached=ResultFlag.CAP_REACHED in result.flags,
@@ -184,7 +191,9 @@ def file_error(result: Result, path: str) -> OSError:
     if result.outcome is Outcome.SIGNALED:
         memory = ResultFlag.OUT_OF_MEMORY in result.flags
         code, message = (
-            (errno.ENOMEM, "the guest ran out of memory") if memory else (errno.EIO, "the guest's helper was killed")
+            (errno.ENOMEM, "the guest ran out of memory")
+            if memory
+            else (errno.EIO, "the guest's helper was killed")
         )
         return OSError(code, message, path)
     detail = f" ({printable(result.detail, max_chars=200)})" if result.detail else ""

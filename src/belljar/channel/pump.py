@@ -38,7 +38,9 @@ class Mailbox(Protocol):
 class Pump:
     """One stream, its wire and its mailboxes."""
 
-    def __init__(self, stream: BytePipe, connection: Mailbox, *, send_deadline_s: float = SEND_DEADLINE_S) -> None:
+    def __init__(
+        self, stream: BytePipe, connection: Mailbox, *, send_deadline_s: float = SEND_DEADLINE_S
+    ) -> None:
         self.wire = HostConnection()
         self.failure: CellError | None = None
         self._stream = stream
@@ -81,13 +83,24 @@ class Pump:
 
         Raises `RuntimeError` while an operation runs or anyone waits.
         """
-        if self._operations or self._followers or self._lead is not None or self._send_lock.locked():
+        if (
+            self._operations
+            or self._followers
+            or self._lead is not None
+            or self._send_lock.locked()
+        ):
             raise RuntimeError("the channel is in use in its event loop")
         self._send_lock = anyio.Lock(fast_acquire=True)
 
     async def close(self) -> None:
         """End the connection from this side."""
-        self.fail(CellError("the channel to the guest agent was closed", where="channel", hint="Open a new cell."))
+        self.fail(
+            CellError(
+                "the channel to the guest agent was closed",
+                where="channel",
+                hint="Open a new cell.",
+            )
+        )
         await self._stream.aclose()
 
     async def send(self, make: Callable[[], bytes]) -> None:
@@ -118,7 +131,11 @@ class Pump:
         finally:
             if not sent and self.failure is None:
                 self.fail(
-                    CellError("the guest agent did not read what was sent to it", where="channel", hint=_MEND_DEAD)
+                    CellError(
+                        "the guest agent did not read what was sent to it",
+                        where="channel",
+                        hint=_MEND_DEAD,
+                    )
                 )
 
     async def wait_until(self, mailbox: Mailbox, ready: Callable[[], bool]) -> None:
@@ -178,7 +195,9 @@ class Pump:
     def _dispatch(self, event: GuestEvent) -> None:
         if isinstance(event, Fatal):
             said = printable(event.detail, max_chars=300)
-            self.fail(CellError(f"the guest agent gave up: {said}", where="channel", hint=_MEND_DEAD))
+            self.fail(
+                CellError(f"the guest agent gave up: {said}", where="channel", hint=_MEND_DEAD)
+            )
             return
         mailbox: Mailbox | None = self._connection
         if isinstance(event, Data | Result | Credit | Eof | Started):
@@ -190,5 +209,9 @@ class Pump:
 
     def _fail_gone(self) -> None:
         self.fail(
-            CellError("the cell is gone: its channel was closed from the other end", where="channel", hint=_MEND_DEAD)
+            CellError(
+                "the cell is gone: its channel was closed from the other end",
+                where="channel",
+                hint=_MEND_DEAD,
+            )
         )

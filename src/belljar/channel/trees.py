@@ -71,7 +71,15 @@ class Record:
 def encode(record: Record) -> bytes:
     """A record without the file's contents, which follow it; its time in whole seconds."""
     name, link = os.fsencode(record.name), os.fsencode(record.link)
-    head = (record.kind, record.mode, record.size_bytes, int(record.mtime_s), 0, len(name), len(link))
+    head = (
+        record.kind,
+        record.mode,
+        record.size_bytes,
+        int(record.mtime_s),
+        0,
+        len(name),
+        len(link),
+    )
     return _HEAD.pack(*head) + name + link
 
 
@@ -153,7 +161,9 @@ class TreeReader:
         self._follow(record)
         self._paths_left -= len(record.path) + len(record.link)
         if self._paths_left < 0:
-            raise OSError(errno.E2BIG, f"names and links of more than {_MAX_PATHS:,} characters in all")
+            raise OSError(
+                errno.E2BIG, f"names and links of more than {_MAX_PATHS:,} characters in all"
+            )
         return record
 
     def _path(self, kind: RecordKind, name: bytes) -> str:
@@ -171,7 +181,9 @@ class TreeReader:
         above = self._directories[-1]
         path = f"{above}/{os.fsdecode(name)}" if above else os.fsdecode(name)
         if len(os.fsencode(path)) > MAX_PATH_BYTES:
-            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path[:_MAX_NAME_BYTES])
+            raise OSError(
+                errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path[:_MAX_NAME_BYTES]
+            )
         return path
 
     def _follow(self, record: Record) -> None:
@@ -222,7 +234,9 @@ def read_usage(raw: bytes) -> Usage:
     return Usage(**dict(zip(Usage.__dataclass_fields__, values, strict=True)))
 
 
-def walk_body(*, user: str, cwd: str, path: str, flags: int, depth: int, max_entries: int, max_bytes: int) -> bytes:
+def walk_body(
+    *, user: str, cwd: str, path: str, flags: int, depth: int, max_entries: int, max_bytes: int
+) -> bytes:
     """The request of a walk. `flags`: 1 follow the path's own link, 2 contents too."""
     cap = stream_bytes(max_entries=max_entries, max_bytes=max_bytes)
     try:

@@ -15,7 +15,16 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from belljar.channel import frames
-from belljar.channel.frames import HEADER, FrameType, OpKind, Outcome, RenewedBit, ResultFlag, Stage, Stream
+from belljar.channel.frames import (
+    HEADER,
+    FrameType,
+    OpKind,
+    Outcome,
+    RenewedBit,
+    ResultFlag,
+    Stage,
+    Stream,
+)
 from belljar.channel.messages import (
     Configured,
     Credit,

@@ -52,4 +52,6 @@ def _prove_runtime(fact: RuntimeFact, home: Path) -> RuntimeTrial:
     kind: Literal["runc", "runsc"] = "runsc" if fact.kind == "runsc" else "runc"
     runtime = OciRuntime(name=fact.name, kind=kind, path=fact.path, version=fact.version)
     proof = anyio.run(partial(prove_runtime, runtime, home=home))
-    return RuntimeTrial(works=proof.works, reason=proof.reason, hint=proof.hint, no_port=proof.no_port)
+    return RuntimeTrial(
+        works=proof.works, reason=proof.reason, hint=proof.hint, no_port=proof.no_port
+    )

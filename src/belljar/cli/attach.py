@@ -43,9 +43,15 @@ def attach(cell_id: str, command: tuple[str, ...], user: str | None) -> int:
     from belljar.harness.release import knock
 
     if "/" in cell_id or cell_id in {"", ".", ".."}:
-        raise Misuse(f"{cell_id!r} is not the id of a cell", param="CELL", hint="`belljar ps` lists the cells")
+        raise Misuse(
+            f"{cell_id!r} is not the id of a cell",
+            param="CELL",
+            hint="`belljar ps` lists the cells",
+        )
     rows, cols = _size()
-    opening = Opening(argv=command, user=user, rows=rows, cols=cols, term=os.environ.get("TERM", "xterm"))
+    opening = Opening(
+        argv=command, user=user, rows=rows, cols=cols, term=os.environ.get("TERM", "xterm")
+    )
     try:
         stream = knock(doors_directory(None) / cell_id)
     except OSError as error:

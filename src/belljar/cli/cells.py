@@ -112,8 +112,14 @@ def reap(cell: str | None, as_json: bool) -> int:  # noqa: FBT001 - click passes
     known = {one.cell_id: one.state for one in list_cells()}
     if cell is not None and known.get(cell) != "orphaned":
         if cell in known:
-            raise Misuse(f"{cell} is in use", param="CELL", hint="end the process that owns it (`belljar ps`)")
-        raise Misuse(f"there is no cell {cell} here", param="CELL", hint="`belljar ps` lists the cells")
+            raise Misuse(
+                f"{cell} is in use",
+                param="CELL",
+                hint="end the process that owns it (`belljar ps`)",
+            )
+        raise Misuse(
+            f"there is no cell {cell} here", param="CELL", hint="`belljar ps` lists the cells"
+        )
     reaped = run_async(reap_cells, None, cell_id=cell)
     sweep_doors()
     sweep_watches()

@@ -33,9 +33,13 @@ _OUTCOMES = {
 @click.option("--override", is_flag=True, help="As for `belljar run`.")
 @click.option("--allow-upstreams", is_flag=True, help="As for `belljar run`.")
 @click.option("--tier", type=click.Choice(TIERS), default=None, help="As for `belljar run`.")
-@click.option("-T", "task_args", multiple=True, metavar="NAME=VALUE", help="A task argument. Repeatable.")
+@click.option(
+    "-T", "task_args", multiple=True, metavar="NAME=VALUE", help="A task argument. Repeatable."
+)
 @click.option("--limit", default=None, metavar="N|A-B", help="Only these samples.")
-@click.option("--sample-id", default=None, metavar="ID,…", help="Only these samples, as for Inspect.")
+@click.option(
+    "--sample-id", default=None, metavar="ID,…", help="Only these samples, as for Inspect."
+)
 @click.option(
     "--sample-shuffle",
     is_flag=False,
@@ -104,7 +108,9 @@ def check(
     return exit_code(found)
 
 
-def _inspect_arguments(task: str, task_args: Sequence[str], chosen: Mapping[str, str | None]) -> list[str]:
+def _inspect_arguments(
+    task: str, task_args: Sequence[str], chosen: Mapping[str, str | None]
+) -> list[str]:
     """The task and its options as Inspect's command line has them."""
     arguments = [task, *(word for given in task_args for word in ("-T", given))]
     for option, value in chosen.items():
@@ -112,13 +118,18 @@ def _inspect_arguments(task: str, task_args: Sequence[str], chosen: Mapping[str,
     return arguments
 
 
-def _previews(kind: str, target: str, options: OperatorOptions, arguments: Sequence[str]) -> list[Preview]:
+def _previews(
+    kind: str, target: str, options: OperatorOptions, arguments: Sequence[str]
+) -> list[Preview]:
     from belljar.harness.check import check_compose, check_policy
     from belljar.harness.evaluate import check_tasks
 
     if kind == "policy":
         if options["walls"]:
-            raise Misuse("--policy goes with a task or a compose file, not with a policy", hint="leave it out")
+            raise Misuse(
+                "--policy goes with a task or a compose file, not with a policy",
+                hint="leave it out",
+            )
         return check_policy(target, options)
     return check_compose(target, options) if kind == "compose" else check_tasks(arguments, options)
 
@@ -133,9 +144,15 @@ def _lines(found: Sequence[Outlook]) -> Iterator[str]:
     missing = all_missing(found)
     if missing:
         yield "Missing images:"
-        yield from (f"  {printable(each.image)}: {printable(each.command, max_chars=600)}" for each in missing)
+        yield from (
+            f"  {printable(each.image)}: {printable(each.command, max_chars=600)}"
+            for each in missing
+        )
         yield ""
-    counts = {word: sum(len(each.group.samples) for each in found if each.outcome == word) for word in _OUTCOMES}
+    counts = {
+        word: sum(len(each.group.samples) for each in found if each.outcome == word)
+        for word in _OUTCOMES
+    }
     outcomes = ", ".join(f"{count} {_OUTCOMES[word]}" for word, count in counts.items() if count)
     images = f"; {len(missing)} image(s) missing" if missing else ""
     yield f"{sum(counts.values())} checked: {outcomes or 'no samples'}{images}"

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 @click.command("control")
 @click.argument("policy", required=False, metavar="[POLICY|PRESET]", shell_complete=policies)
-@click.option("--tier", type=click.Choice(TIERS), help="Exactly this tier, at or above what the policy demands.")
+@click.option(
+    "--tier",
+    type=click.Choice(TIERS),
+    help="Exactly this tier, at or above what the policy demands.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def control(policy: str | None, tier: str | None, *, as_json: bool) -> int:
     """Let two scripted agents show that the signals of POLICY can be relied on.
@@ -43,17 +47,26 @@ async def _control(policy: str | None, tier: str | None, *, as_json: bool) -> in
     loaded = typed_policy(policy, tier)
     with start_run("control", loaded.source, sys.argv[1:]) as run:
         done = await run_controls(
-            [loaded], run, lambda each: open_cell(each, run=run), tell=lambda line: click.echo(line, err=True)
+            [loaded],
+            run,
+            lambda each: open_cell(each, run=run),
+            tell=lambda line: click.echo(line, err=True),
         )
         validity = validity_of(done)
         code = 0 if validity is Validity.VALID else 1
         run.finish("completed" if code == 0 else "failed", exit_code=code)
     if as_json:
-        shown = {"validity": validity.value, "controls": [each.to_json() for each in done], "run_dir": str(run.path)}
+        shown = {
+            "validity": validity.value,
+            "controls": [each.to_json() for each in done],
+            "run_dir": str(run.path),
+        }
         click.echo(json.dumps(shown, indent=2))
     else:
         _show(done)
-        click.echo(f"signals of this policy are {validity.value} here\nrun {run.run_id}: {printable(str(run.path))}")
+        click.echo(
+            f"signals of this policy are {validity.value} here\nrun {run.run_id}: {printable(str(run.path))}"
+        )
     return code
 
 

@@ -42,7 +42,9 @@ def decoy() -> None:
 
 
 @decoy.command()
-@click.option("--run", "refs", multiple=True, metavar="RUN", help="Look only in this run. Default: all here.")
+@click.option(
+    "--run", "refs", multiple=True, metavar="RUN", help="Look only in this run. Default: all here."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.argument("value", metavar="VALUE|-")
 def find(value: str, refs: tuple[str, ...], *, as_json: bool) -> int:
@@ -58,9 +60,13 @@ def find(value: str, refs: tuple[str, ...], *, as_json: bool) -> int:
     from belljar.ledger.rundir import RUNS
     from belljar.store.home import belljar_home
 
-    text = sys.stdin.buffer.read(MAX_TEXT_BYTES).decode("utf-8", "replace") if value == "-" else value
+    text = (
+        sys.stdin.buffer.read(MAX_TEXT_BYTES).decode("utf-8", "replace") if value == "-" else value
+    )
     home = belljar_home()
-    runs = [run_path(ref) for ref in refs] or [home / RUNS / name for name in reversed(run_ids(home))]
+    runs = [run_path(ref) for ref in refs] or [
+        home / RUNS / name for name in reversed(run_ids(home))
+    ]
     found = [one for run in runs for one in _find(run, candidates(text))]
     if as_json:
         click.echo(json.dumps({"found": [asdict(one) for one in found]}, indent=2))

@@ -37,9 +37,19 @@ class Check:
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: ready, tiers, checks and facts.")
-@click.option("--no-prove", is_flag=True, help="Don't boot a guest or run a container to prove that it can be done.")
-@click.option("--prove-again", is_flag=True, help="Boot a guest and run containers even if the results are remembered.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object: ready, tiers, checks and facts."
+)
+@click.option(
+    "--no-prove",
+    is_flag=True,
+    help="Don't boot a guest or run a container to prove that it can be done.",
+)
+@click.option(
+    "--prove-again",
+    is_flag=True,
+    help="Boot a guest and run containers even if the results are remembered.",
+)
 def doctor(as_json: bool, no_prove: bool, prove_again: bool) -> int:  # noqa: FBT001 - click passes options by name
     """Say what this host can do in each tier, and why not. Installs and changes nothing.
 
@@ -86,11 +96,18 @@ def switch_checks(home: Path, *, prove: bool) -> Iterator[Check]:
 
     found = run(test_switch, home)
     if found.ok:
-        yield Check(what="kill switch", state="ok", detail=f"halted a jail of its own in {found.duration_ms:.0f} ms")
+        yield Check(
+            what="kill switch",
+            state="ok",
+            detail=f"halted a jail of its own in {found.duration_ms:.0f} ms",
+        )
     elif found.is_made:
         hint = "report it, with what `belljar doctor --json` prints"
         yield Check(
-            what="kill switch", state="no", detail=f"could not halt a jail of its own: {found.reason}", hint=hint
+            what="kill switch",
+            state="no",
+            detail=f"could not halt a jail of its own: {found.reason}",
+            hint=hint,
         )
     else:
         detail = f"not tested, since no jail could be made: {found.reason}"
@@ -99,7 +116,14 @@ def switch_checks(home: Path, *, prove: bool) -> Iterator[Check]:
 
 def host_checks(facts: HostFacts) -> list[Check]:
     """The facts as checks, the tiers first."""
-    return [*_tiers(facts), *_ranges(facts), *_system(facts), *_virtualisation(facts), _cores(facts), *_tools(facts)]
+    return [
+        *_tiers(facts),
+        *_ranges(facts),
+        *_system(facts),
+        *_virtualisation(facts),
+        _cores(facts),
+        *_tools(facts),
+    ]
 
 
 def _tiers(facts: HostFacts) -> Iterator[Check]:
@@ -132,9 +156,7 @@ def _ranges(facts: HostFacts) -> Iterator[Check]:
         yield Check(what="ranges", state="note", detail=obstacle.what, hint=obstacle.hint)
     if not found:
         nft = facts.tool("nft")
-        detail = (
-            f"can be made: nft {nft.version if nft else ''}, network namespaces, the libraries of the extra `network`"
-        )
+        detail = f"can be made: nft {nft.version if nft else ''}, network namespaces, the libraries of the extra `network`"
         yield Check(what="ranges", state="ok", detail=detail)
 
 
@@ -142,13 +164,19 @@ def _works(tier: str, facts: HostFacts) -> Check:
     runtime = facts.runtime(tier)
     if runtime is None:
         proven = facts.kvm.state.value == "proven"
-        how = "works: a guest booted under KVM" if proven else "can run, emulated; the first cell will prove it"
+        how = (
+            "works: a guest booted under KVM"
+            if proven
+            else "can run, emulated; the first cell will prove it"
+        )
         return Check(what=f"tier {tier}", state="ok", detail=how)
     name = f"{runtime.name} {runtime.version}, {runtime.path}"
     if runtime.state.value == "proven":
         port = f", but none with a network port: {runtime.no_port}" if runtime.no_port else ""
         return Check(what=f"tier {tier}", state="ok", detail=f"works: {name} ran a container{port}")
-    return Check(what=f"tier {tier}", state="note", detail=f"{name}: {runtime.reason}", hint=runtime.hint)
+    return Check(
+        what=f"tier {tier}", state="note", detail=f"{name}: {runtime.reason}", hint=runtime.hint
+    )
 
 
 def tiers_as_json(facts: HostFacts) -> dict[str, dict[str, object]]:
@@ -186,13 +214,22 @@ def _system(facts: HostFacts) -> Iterator[Check]:
         "free some, or run fewer cells",
     )
     yield _amount(
-        "disk", facts.disk_free_mib, _LOW_DISK_MIB, f"free for {facts.home}", "free some, or put BELLJAR_HOME elsewhere"
+        "disk",
+        facts.disk_free_mib,
+        _LOW_DISK_MIB,
+        f"free for {facts.home}",
+        "free some, or put BELLJAR_HOME elsewhere",
     )
 
 
 def _amount(what: str, has_mib: int, low_mib: int, rest: str, hint: str) -> Check:
     low = has_mib < low_mib
-    return Check(what=what, state="note" if low else "ok", detail=f"{_mib(has_mib)} {rest}", hint=hint if low else "")
+    return Check(
+        what=what,
+        state="note" if low else "ok",
+        detail=f"{_mib(has_mib)} {rest}",
+        hint=hint if low else "",
+    )
 
 
 def _mib(amount_mib: int) -> str:
@@ -226,7 +263,11 @@ def _virtualisation(facts: HostFacts) -> Iterator[Check]:
         what="ids",
         state="ok" if ids.available else "note",
         detail=ids.reason
-        or ("a range for each cell" if facts.is_root else "subordinate ids, shared by this user's cells"),
+        or (
+            "a range for each cell"
+            if facts.is_root
+            else "subordinate ids, shared by this user's cells"
+        ),
         hint=ids.hint,
     )
     yield _open_files()
@@ -264,14 +305,22 @@ def _cores(facts: HostFacts) -> Check:
 
     warning = cores_warning(Tier.CONTAINER, facts.cores)
     if warning is None:
-        return Check(what="core dumps", state="ok", detail="none is made of a cell: its limit forbids the file")
+        return Check(
+            what="core dumps",
+            state="ok",
+            detail="none is made of a cell: its limit forbids the file",
+        )
     return Check(what="core dumps", state="note", detail=warning.what, hint=warning.hint)
 
 
 def _tools(facts: HostFacts) -> Iterator[Check]:
     for tool in facts.tools:
         least = f" (at least {tool.needed_min})" if tool.needed_min else ""
-        detail = f"{tool.version or 'version unknown'}{least}, {tool.path}" if tool.path else f"missing{least}"
+        detail = (
+            f"{tool.version or 'version unknown'}{least}, {tool.path}"
+            if tool.path
+            else f"missing{least}"
+        )
         state: Literal["ok", "note", "no"] = (
             "ok" if tool.ok else "no" if tool.needed and tool.tier == "microvm" else "note"
         )
@@ -295,11 +344,15 @@ def store_checks(home: Path) -> list[Check]:
         image = Store(home).find("default")
         found.append(
             Check(
-                what="default image", state="ok", detail=f"sha256:{image.digest[:12]}, {_mib(image.size_bytes >> 20)}"
+                what="default image",
+                state="ok",
+                detail=f"sha256:{image.digest[:12]}, {_mib(image.size_bytes >> 20)}",
             )
         )
     except BelljarError as exc:
-        found.append(Check(what="default image", state="note", detail=exc.what, hint="run `belljar setup`"))
+        found.append(
+            Check(what="default image", state="note", detail=exc.what, hint="run `belljar setup`")
+        )
     return found
 
 
@@ -310,7 +363,12 @@ def _writable(home: Path) -> Check:
         return Check(what="store", state="ok", detail=str(home))
     if os.statvfs(place).f_flag & os.ST_RDONLY:
         hint = "set BELLJAR_HOME to a directory on a file system that can be written"
-        return Check(what="store", state="no", detail=f"{home}: the file system of {place} is read-only", hint=hint)
+        return Check(
+            what="store",
+            state="no",
+            detail=f"{home}: the file system of {place} is read-only",
+            hint=hint,
+        )
     return Check(
         what="store",
         state="no",
@@ -333,7 +391,11 @@ def verdict(found: Sequence[Check], *, emulated: bool) -> str:
         unready.add(Tier.MICROVM)
     if "no" in states.get("store", ()) or unready == set(Tier):
         return "No cell can run here yet: see `no` and `note` above."
-    jail = " (emulated: the jail, not the VM, is the boundary)" if emulated and Tier.MICROVM not in unready else ""
+    jail = (
+        " (emulated: the jail, not the VM, is the boundary)"
+        if emulated and Tier.MICROVM not in unready
+        else ""
+    )
     can = f"Cells can run here in {_names(set(Tier) - unready)}{jail}"
     demanded = ", which the default risk demands" if Tier.MICROVM in unready else ""
     return f"{can}; not in {_names(unready)}{demanded}: see above." if unready else f"{can}."
@@ -356,7 +418,9 @@ def _show(found: list[Check], said: str) -> None:
         detail = Text(printable(check.detail))
         if check.hint:
             detail.append(f"\nhint: {printable(check.hint)}", style="bold")
-        table.add_row(Text(printable(check.what)), Text(check.state, style=colours[check.state]), detail)
+        table.add_row(
+            Text(printable(check.what)), Text(check.state, style=colours[check.state]), detail
+        )
     console = Console(highlight=False)
     console.print(table)
     console.print(Text(f"\n{said}", style="bold"))

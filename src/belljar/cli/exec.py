@@ -56,7 +56,9 @@ def _without_dashes(ctx: click.Context, args: Sequence[str], begins: int) -> Mis
     near = [f"did you mean `{name}`?" for name in get_close_matches(args[begins], PRESETS, 1)]
     whole = shlex.join([*args[:begins], "--", *args[begins:]])
     near.append(f"put `--` before the command: `belljar exec {whole}`")
-    return Misuse(f"`{args[begins]}` is neither a preset nor a policy file", hint="\n".join(near), ctx=ctx)
+    return Misuse(
+        f"`{args[begins]}` is neither a preset nor a policy file", hint="\n".join(near), ctx=ctx
+    )
 
 
 def command_begins(args: Sequence[str], params: Sequence[click.Parameter]) -> int | None:
@@ -64,7 +66,10 @@ def command_begins(args: Sequence[str], params: Sequence[click.Parameter]) -> in
     looks like a policy (a preset, a path, something that is there) stands before it at most once.
     """
     takes_value: dict[str, bool] = {
-        name: not param.is_flag for param in params if isinstance(param, click.Option) for name in param.opts
+        name: not param.is_flag
+        for param in params
+        if isinstance(param, click.Option)
+        for name in param.opts
     }
     at, has_policy = 0, False
     while at < len(args):
@@ -85,13 +90,32 @@ def _looks_like_a_policy(word: str) -> bool:
 
 
 @click.command("exec", cls=CommandAfterDashes, options_metavar="[OPTIONS]")
-@click.argument("policy", required=False, metavar="[POLICY|PRESET] -- CMD…", shell_complete=policies)
-@click.option("--tier", type=click.Choice(TIERS), help="Exactly this tier, at or above what the policy demands.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of passing the streams through.")
+@click.argument(
+    "policy", required=False, metavar="[POLICY|PRESET] -- CMD…", shell_complete=policies
+)
+@click.option(
+    "--tier",
+    type=click.Choice(TIERS),
+    help="Exactly this tier, at or above what the policy demands.",
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON object instead of passing the streams through.",
+)
 @click.option("--user", help="Run as this user of the image (name, uid or uid:gid).")
 @click.option("--workdir", default="", help="Run in this directory of the cell.")
-@click.option("--env", "env", multiple=True, metavar="NAME=VALUE", help="Set an environment variable; may be repeated.")
-@click.option("--timeout", metavar="DURATION", help="Kill the command's whole tree after this long (30s, 5m).")
+@click.option(
+    "--env",
+    "env",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Set an environment variable; may be repeated.",
+)
+@click.option(
+    "--timeout", metavar="DURATION", help="Kill the command's whole tree after this long (30s, 5m)."
+)
 @click.pass_context
 def exec_command(
     ctx: click.Context,
@@ -119,7 +143,9 @@ def exec_command(
     """
     argv: list[str] = ctx.meta.get(COMMAND_KEY, [])
     if not argv and (policy is None or COMMAND_KEY in ctx.meta):
-        raise Misuse("there is no command to run", hint="put it after `--`: `belljar exec -- uname -a`")
+        raise Misuse(
+            "there is no command to run", hint="put it after `--`: `belljar exec -- uname -a`"
+        )
     from belljar.cli._async import run_async
     from belljar.units import parse_duration
 
@@ -129,7 +155,9 @@ def exec_command(
         raise click.BadParameter(str(error), ctx, param_hint="--timeout") from None
     if timeout_s == 0:
         raise click.BadParameter(
-            "a command needs time; leave it out for the policy's exec_timeout", ctx, param_hint="--timeout"
+            "a command needs time; leave it out for the policy's exec_timeout",
+            ctx,
+            param_hint="--timeout",
         )
     options = {"user": user, "cwd": workdir, "env": _environment(ctx, env), "timeout_s": timeout_s}
     return run_async(_exec, policy, tier, argv, as_json=as_json, options=options)
@@ -138,7 +166,9 @@ def exec_command(
 def _environment(ctx: click.Context, pairs: tuple[str, ...]) -> dict[str, str]:
     for pair in pairs:
         if "=" not in pair or pair.startswith("="):
-            raise click.BadParameter(f"{printable(pair)!r}: write NAME=VALUE", ctx, param_hint="--env")
+            raise click.BadParameter(
+                f"{printable(pair)!r}: write NAME=VALUE", ctx, param_hint="--env"
+            )
     return dict(pair.split("=", 1) for pair in pairs)
 
 
@@ -152,7 +182,9 @@ async def _exec(
             if not as_json:
                 report_skipped_tiers(cell.plan)
             argv = argv or _of_the_image(cell)
-            output = await cell.exec(argv, input=_stdin(), on_output=None if as_json else passing_on(), **options)
+            output = await cell.exec(
+                argv, input=_stdin(), on_output=None if as_json else passing_on(), **options
+            )
             timings_ms = dict(cell.timings_ms) | {"command": round(output.duration_s * 1000, 3)}
         if not as_json:
             _explain(output)
@@ -199,7 +231,11 @@ def report_skipped_tiers(plan: Plan) -> None:
     for sentence in plan.passed_over:
         name = f"reported-{hashlib.sha256(sentence.encode()).hexdigest()[:16]}"
         try:
-            os.close(os.open(belljar_home() / "facts" / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            os.close(
+                os.open(
+                    belljar_home() / "facts" / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600
+                )
+            )
         except FileExistsError:
             continue
         except OSError:  # a store that can't be written: report it again next time
@@ -220,7 +256,9 @@ def _of_the_image(cell: Cell) -> list[str]:
     return list(cell.image_command)
 
 
-def _as_object(cell: Cell, output: ExecOutput, timings_ms: dict[str, float], run_dir: str) -> dict[str, object]:
+def _as_object(
+    cell: Cell, output: ExecOutput, timings_ms: dict[str, float], run_dir: str
+) -> dict[str, object]:
     found: dict[str, object] = {"returncode": output.returncode}
     for name, content in (("stdout", output.stdout), ("stderr", output.stderr)):
         found[name] = content.decode("utf-8", "replace")
@@ -250,7 +288,9 @@ def passing_on() -> Callable[[Stream, bytes], None]:
     from belljar.channel import Stream
 
     targets = {Stream.STDOUT: sys.stdout, Stream.STDERR: sys.stderr}
-    decoders = {stream: codecs.getincrementaldecoder("utf-8")("backslashreplace") for stream in targets}
+    decoders = {
+        stream: codecs.getincrementaldecoder("utf-8")("backslashreplace") for stream in targets
+    }
 
     def pass_on(stream: Stream, chunk: bytes) -> None:
         target = targets[stream]
@@ -271,7 +311,10 @@ def _explain(output: ExecOutput) -> None:
     """What the exit code alone does not say."""
     notes = [
         (output.timed_out, "the command timed out; its whole tree was killed"),
-        (output.not_started_errno is not None, f"the command did not start: {output.why_not_started}"),
+        (
+            output.not_started_errno is not None,
+            f"the command did not start: {output.why_not_started}",
+        ),
         (output.out_of_memory, "the command ran out of memory"),
         (
             output.stdout_dropped_bytes > 0,
@@ -296,7 +339,9 @@ def _stdin() -> AsyncIterator[bytes] | None:
     return read_descriptor(0, waits=stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or os.isatty(0))
 
 
-async def read_descriptor(descriptor: int, *, waits: bool, chunk_bytes: int = 1 << 16) -> AsyncIterator[bytes]:
+async def read_descriptor(
+    descriptor: int, *, waits: bool, chunk_bytes: int = 1 << 16
+) -> AsyncIterator[bytes]:
     """The bytes of a descriptor until its end.
 
     `waits`: it can have nothing to read yet (regular files never do, and can't be polled).

@@ -37,7 +37,9 @@ class Failure(NamedTuple):
 class Misuse(click.UsageError):
     """A command line that can't be meant, with the next step. `param`: the argument or option."""
 
-    def __init__(self, what: str, *, param: str = "", hint: str = "", ctx: click.Context | None = None) -> None:
+    def __init__(
+        self, what: str, *, param: str = "", hint: str = "", ctx: click.Context | None = None
+    ) -> None:
         super().__init__(what, ctx)
         self.param_name = param
         self.hint = hint

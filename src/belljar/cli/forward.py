@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 MAX_CLIENTS: Final = 32
 _FORWARD: Final = re.compile(
-    r"(?:(?P<host>\[[^\[\]]*\]|[^:/\[\]]+):)?(?P<port>[0-9]{1,5}):(?P<remote>[0-9]{1,5}|/.+)", re.DOTALL
+    r"(?:(?P<host>\[[^\[\]]*\]|[^:/\[\]]+):)?(?P<port>[0-9]{1,5}):(?P<remote>[0-9]{1,5}|/.+)",
+    re.DOTALL,
 )
 
 
@@ -77,7 +78,9 @@ def forward(cell_id: str, where: str, as_json: bool, quiet: bool) -> int:  # noq
     return run_async(_forward, cell_id, host, port, remote, as_json=as_json, quiet=quiet)
 
 
-async def _forward(cell_id: str, host: str, port: int, remote: int | str, *, as_json: bool, quiet: bool) -> int:
+async def _forward(
+    cell_id: str, host: str, port: int, remote: int | str, *, as_json: bool, quiet: bool
+) -> int:
     import anyio
     from anyio.abc import SocketAttribute
 

@@ -67,7 +67,9 @@ def scan(files: tuple[str, ...], policy: str | None, *, as_json: bool) -> int:
 
 @guard.command()
 @_POLICY
-@click.option("--live", is_flag=True, help="Carry the cases out from inside cells, through a real gateway.")
+@click.option(
+    "--live", is_flag=True, help="Carry the cases out from inside cells, through a real gateway."
+)
 @_JSON
 @click.argument("cases", metavar="CASES.jsonl")
 def test(cases: str, policy: str | None, *, live: bool, as_json: bool) -> int:
@@ -84,7 +86,9 @@ def test(cases: str, policy: str | None, *, live: bool, as_json: bool) -> int:
     with _opened(cases) as file:
         content = file.read(MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:
-        raise click.BadParameter(f"more than {MAX_FILE_BYTES >> 20} MiB: split the file", param_hint="CASES.jsonl")
+        raise click.BadParameter(
+            f"more than {MAX_FILE_BYTES >> 20} MiB: split the file", param_hint="CASES.jsonl"
+        )
     found = read_cases(content, printable(cases))
     if live:
         from belljar.cli._async import run_async
@@ -111,7 +115,11 @@ def _print_score(result: Score) -> None:
     )
     for outcome in result.failed:
         case = outcome.case
-        was = f"found {', '.join(outcome.classes)}" if outcome.classes else outcome.problem or "not found"
+        was = (
+            f"found {', '.join(outcome.classes)}"
+            if outcome.classes
+            else outcome.problem or "not found"
+        )
         wanted = f"{'flag' if case.flags else 'pass'}{f' as {case.cls}' if case.cls else ''}"
         shown = printable(f"{case.id} ({case.channel.value}): expected {wanted}, {was}")
         click.echo(f"  {shown}")
@@ -120,7 +128,10 @@ def _print_score(result: Score) -> None:
         ("channel", result.misses(lambda case: case.channel.value)),
     ):
         if misses:
-            click.echo(f"misses by {what}: " + ", ".join(f"{printable(name)} {n}" for name, n in misses.items()))
+            click.echo(
+                f"misses by {what}: "
+                + ", ".join(f"{printable(name)} {n}" for name, n in misses.items())
+            )
 
 
 async def _carry_out(cases: Sequence[Case], policy: str | None) -> tuple[Sequence[Outcome], Path]:
@@ -136,7 +147,9 @@ async def _carry_out(cases: Sequence[Case], policy: str | None) -> tuple[Sequenc
             click.echo(f"belljar: {done} of {len(cases)} cases", err=True)
 
     with start_run("guard test", loaded.source, sys.argv[1:]) as run:
-        outcomes = await carry_out(cases, loaded, run=run, opening=lambda each: open_cell(each, run=run), tell=tell)
+        outcomes = await carry_out(
+            cases, loaded, run=run, opening=lambda each: open_cell(each, run=run), tell=tell
+        )
         run.finish("completed", exit_code=0)
     return outcomes, run.path
 
@@ -156,7 +169,9 @@ def _stream(policy: str | None) -> StreamScanner:
         loaded = resolve_policy(policy)
         classes = loaded.policy.guard_rules.classes
         values = read_protected(loaded)
-    return StreamScanner(Scanner(spec_of(values, classes, (), secrets.token_bytes(32), ScanBounds(time_s=TIME_S))))
+    return StreamScanner(
+        Scanner(spec_of(values, classes, (), secrets.token_bytes(32), ScanBounds(time_s=TIME_S)))
+    )
 
 
 def _opened(name: str) -> BinaryIO:
@@ -165,7 +180,9 @@ def _opened(name: str) -> BinaryIO:
     try:
         return Path(name).open("rb")
     except OSError as error:
-        raise click.BadParameter(printable(f"{name}: {error.strerror}"), param_hint="FILE") from error
+        raise click.BadParameter(
+            printable(f"{name}: {error.strerror}"), param_hint="FILE"
+        ) from error
 
 
 def _scan_file(stream: StreamScanner, name: str) -> dict[str, Any]:
@@ -181,7 +198,9 @@ def _scan_file(stream: StreamScanner, name: str) -> dict[str, Any]:
                 problem = problem or result.problem
                 at += len(chunk)
         except OSError as error:
-            raise click.BadParameter(printable(f"{name}: {error.strerror}"), param_hint="FILE") from error
+            raise click.BadParameter(
+                printable(f"{name}: {error.strerror}"), param_hint="FILE"
+            ) from error
     stream.end(name)
     return {"file": name, "bytes": at, "complete": not problem, "problem": problem, "hits": hits}
 
@@ -203,6 +222,8 @@ def _print_file(found: dict[str, Any]) -> None:
     for hit in found["hits"]:
         how = f", decoded from {' > '.join(hit['decoding'])}" if hit["decoding"] else ""
         value = f" {hit['value']}" if hit["value"] else ""
-        click.echo(f"{name}: bytes {hit['start']}-{hit['end']}: {printable(hit['class'] + value)}{how}")
+        click.echo(
+            f"{name}: bytes {hit['start']}-{hit['end']}: {printable(hit['class'] + value)}{how}"
+        )
     if not found["complete"]:
         click.echo(f"{name}: not scanned to the end: {found['problem']}", err=True)

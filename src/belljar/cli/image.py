@@ -40,12 +40,20 @@ def image() -> None:
 @image.command(name="import")
 @click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
 @click.option(
-    "--from-compose", "is_compose", is_flag=True, help="Each SOURCE is a compose file: get all images it runs."
+    "--from-compose",
+    "is_compose",
+    is_flag=True,
+    help="Each SOURCE is a compose file: get all images it runs.",
 )
 @click.option(
-    "--from-task", "is_task", is_flag=True, help="Each SOURCE is an Inspect task: get all images its samples run."
+    "--from-task",
+    "is_task",
+    is_flag=True,
+    help="Each SOURCE is an Inspect task: get all images its samples run.",
 )
-@click.option("-T", "task_args", multiple=True, metavar="KEY=VALUE", help="An argument of the tasks.")
+@click.option(
+    "-T", "task_args", multiple=True, metavar="KEY=VALUE", help="An argument of the tasks."
+)
 @click.option("--name", default="", help="The image's name [default: those its source has for it].")
 @click.option(
     "--max-size",
@@ -55,7 +63,9 @@ def image() -> None:
     show_default=True,
     help="Most that an image may hold, uncompressed.",
 )
-@click.option("--keep-setuid", is_flag=True, help="Keep setuid and setgid bits and file capabilities.")
+@click.option(
+    "--keep-setuid", is_flag=True, help="Keep setuid and setgid bits and file capabilities."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def import_(
     *,
@@ -98,7 +108,9 @@ def import_(
         raise Misuse("one image is imported at a time", hint="run it once for each SOURCE")
     store = _store()
     with progress(f"Importing {sources[0]}", quiet=as_json) as report:
-        made = import_image(store.home, sources[0], name=name, limits=limits, keep_setuid=keep_setuid, report=report)
+        made = import_image(
+            store.home, sources[0], name=name, limits=limits, keep_setuid=keep_setuid, report=report
+        )
     print_image(made, as_json=as_json)
 
 
@@ -170,7 +182,9 @@ def rm(ref: str, as_json: bool) -> None:  # noqa: FBT001 - click passes options 
     removed = store.remove(ref)
     gone = all(entry.digest != removed.digest for entry in store.list())
     if as_json:
-        click.echo(json.dumps({"digest": removed.digest, "ref": ref, "image_removed": gone}, indent=2))
+        click.echo(
+            json.dumps({"digest": removed.digest, "ref": ref, "image_removed": gone}, indent=2)
+        )
     else:
         what = f"image {removed.digest[:_DIGEST_CHARS]}" if gone else f"name {printable(ref)}"
         click.echo(f"removed the {what}")
@@ -207,7 +221,11 @@ def _show_table(images: Sequence[Image]) -> None:
     if not sys.stdout.isatty():
         widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
         for row in (_COLUMNS, *rows):
-            click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+            click.echo(
+                "  ".join(
+                    cell.ljust(width) for cell, width in zip(row, widths, strict=True)
+                ).rstrip()
+            )
         return
     from rich.console import Console
     from rich.table import Table
@@ -215,7 +233,9 @@ def _show_table(images: Sequence[Image]) -> None:
 
     table = Table(box=None, pad_edge=False)
     for column in _COLUMNS:
-        table.add_column(column, overflow="ellipsis" if column == "SOURCE" else "fold", no_wrap=column != "NAME")
+        table.add_column(
+            column, overflow="ellipsis" if column == "SOURCE" else "fold", no_wrap=column != "NAME"
+        )
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     Console(highlight=False).print(table)
@@ -239,7 +259,9 @@ def progress(title: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
         yield lambda _line: None
         return
     with console.status(shown) as status:
-        yield lambda line: status.update(f"{shown}  [dim]{escape(printable(line, max_chars=70))}[/dim]")
+        yield lambda line: status.update(
+            f"{shown}  [dim]{escape(printable(line, max_chars=70))}[/dim]"
+        )
 
 
 from belljar.cli.image_build import build  # noqa: E402 - it uses what stands above

@@ -34,21 +34,45 @@ def _words(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...])
 
 @click.command()
 @click.argument("context", default="", metavar="[CONTEXT]")
-@click.option("-f", "--file", "dockerfile", default="", help="The Dockerfile [default: CONTEXT/Dockerfile].")
-@click.option("-t", "--tag", "name", default="", help="The image's name [default: the context's directory].")
+@click.option(
+    "-f", "--file", "dockerfile", default="", help="The Dockerfile [default: CONTEXT/Dockerfile]."
+)
+@click.option(
+    "-t", "--tag", "name", default="", help="The image's name [default: the context's directory]."
+)
 @click.option("--network", is_flag=True, help="Let the build steps use this host's network.")
-@click.option("--build-arg", "args", multiple=True, callback=_pairs, metavar="NAME=VALUE", help="An argument.")
+@click.option(
+    "--build-arg", "args", multiple=True, callback=_pairs, metavar="NAME=VALUE", help="An argument."
+)
 @click.option("--target", default="", metavar="STAGE", help="Build up to this stage.")
-@click.option("--keep-setuid", is_flag=True, help="Keep setuid and setgid bits and file capabilities.")
-@click.option("--base", default="default", show_default=True, help="With --apt or --pip: the image to start from.")
 @click.option(
-    "--apt", multiple=True, callback=_words, metavar="NAME,…", help="Debian packages to install; needs --network."
+    "--keep-setuid", is_flag=True, help="Keep setuid and setgid bits and file capabilities."
 )
 @click.option(
-    "--pip", multiple=True, callback=_words, metavar="NAME,…", help="Python packages to install; needs --network."
+    "--base",
+    default="default",
+    show_default=True,
+    help="With --apt or --pip: the image to start from.",
 )
 @click.option(
-    "--mirror", default="", metavar="URL", help="Debian mirror of Belljar's own images [default: this host's]."
+    "--apt",
+    multiple=True,
+    callback=_words,
+    metavar="NAME,…",
+    help="Debian packages to install; needs --network.",
+)
+@click.option(
+    "--pip",
+    multiple=True,
+    callback=_words,
+    metavar="NAME,…",
+    help="Python packages to install; needs --network.",
+)
+@click.option(
+    "--mirror",
+    default="",
+    metavar="URL",
+    help="Debian mirror of Belljar's own images [default: this host's].",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the image as one JSON object.")
 def build(
@@ -87,7 +111,9 @@ def build(
     elif not (dockerfile or name or context) or context in {"default", "debian-dev"}:
         made = _own(context or "default", mirror, quiet=as_json)
     else:
-        made = _dockerfile(context or ".", dockerfile, name, args, target, network, keep_setuid, quiet=as_json)
+        made = _dockerfile(
+            context or ".", dockerfile, name, args, target, network, keep_setuid, quiet=as_json
+        )
     print_image(made, as_json=as_json)
 
 
@@ -126,7 +152,9 @@ def _dockerfile(
         keep_setuid=keep_setuid,
     )
     with termination_as_interrupt():
-        made, is_new = build_dockerfile(belljar_home(), request, report=lambda line: say(line, quiet=quiet))
+        made, is_new = build_dockerfile(
+            belljar_home(), request, report=lambda line: say(line, quiet=quiet)
+        )
     if not is_new:
         say("unchanged: the store has this build", quiet=quiet)
     return made
@@ -139,7 +167,13 @@ def say(line: str, *, quiet: bool) -> None:
 
 
 def _packages(
-    name: str, base: str, apt: tuple[str, ...], pip: tuple[str, ...], *, has_network: bool, quiet: bool
+    name: str,
+    base: str,
+    apt: tuple[str, ...],
+    pip: tuple[str, ...],
+    *,
+    has_network: bool,
+    quiet: bool,
 ) -> Image:
     from belljar.image.packages import build_packages
     from belljar.interrupts import termination_as_interrupt
@@ -151,5 +185,10 @@ def _packages(
         raise Misuse("--apt and --pip fetch packages, which needs a network", hint="add --network")
     with termination_as_interrupt():
         return build_packages(
-            belljar_home(), name, base=base, apt=apt, pip=pip, report=lambda line: say(line, quiet=quiet)
+            belljar_home(),
+            name,
+            base=base,
+            apt=apt,
+            pip=pip,
+            report=lambda line: say(line, quiet=quiet),
         )

@@ -96,7 +96,9 @@ def wanted_by_tasks(inspect_args: Sequence[str]) -> list[Wanted]:
     return [*wanted, *(Wanted(image=where, why=what) for what, where in refused.items())]
 
 
-def obtain_all(store: Store, wanted: Iterable[Wanted], limits: ImportLimits, *, as_json: bool) -> None:
+def obtain_all(
+    store: Store, wanted: Iterable[Wanted], limits: ImportLimits, *, as_json: bool
+) -> None:
     """Get them, a line for each.
 
     Raises `HostError` that names each that could not be got, when the others are there (with
@@ -111,18 +113,27 @@ def obtain_all(store: Store, wanted: Iterable[Wanted], limits: ImportLimits, *, 
     todo = list(dict.fromkeys(wanted))
     running_builds((each.build for each in todo), {each.image for each in todo})
     with progress(f"Getting {len(todo)} images", quiet=as_json) as report:
-        for result in obtain(store.home, todo, limits=limits, build=partial(_build, store.home), report=report):
+        for result in obtain(
+            store.home, todo, limits=limits, build=partial(_build, store.home), report=report
+        ):
             results.append(result)
             if not as_json:
                 click.echo(printable(_line(result), max_chars=1000))
     failed = [result for result in results if result.error is not None]
     error = None
     if failed:
-        listed = "".join(f"\n  {printable(result.wanted.image)}: {_why(result)}" for result in failed)
+        listed = "".join(
+            f"\n  {printable(result.wanted.image)}: {_why(result)}" for result in failed
+        )
         error = HostError(f"{len(failed)} of {len(results)} images could not be got{listed}")
     if as_json:
         images = [_as_json(result) for result in results]
-        click.echo(json.dumps(images if error is None else {**of_error(error).as_object(), "images": images}, indent=2))
+        click.echo(
+            json.dumps(
+                images if error is None else {**of_error(error).as_object(), "images": images},
+                indent=2,
+            )
+        )
         click.get_current_context().exit(0 if error is None else error.exit_code)
     if error is not None:
         raise error
@@ -145,7 +156,9 @@ def _why(result: Obtained) -> str:
     error = result.error
     if error is None:
         return ""
-    return printable(error.what, max_chars=600) + (f" ({printable(error.hint, max_chars=300)})" if error.hint else "")
+    return printable(error.what, max_chars=600) + (
+        f" ({printable(error.hint, max_chars=300)})" if error.hint else ""
+    )
 
 
 def _as_json(result: Obtained) -> dict[str, object]:

@@ -18,10 +18,14 @@ if TYPE_CHECKING:
 @click.command("kill")
 @click.argument("names", nargs=-1, metavar="[CELL|RUN]...")
 @click.option("--all", "everything", is_flag=True, help="Every cell of this user's store.")
-@click.option("--hold", "hold_too", is_flag=True, help="And make no new cell until `belljar release`.")
+@click.option(
+    "--hold", "hold_too", is_flag=True, help="And make no new cell until `belljar release`."
+)
 @click.option("--reason", default="", help="What owners and the record are told.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def kill(names: tuple[str, ...], *, everything: bool, hold_too: bool, reason: str, as_json: bool) -> int:
+def kill(
+    names: tuple[str, ...], *, everything: bool, hold_too: bool, reason: str, as_json: bool
+) -> int:
     """Halt cells at once and prove that nothing of them is left.
 
     It works from any login of the same user and needs no help of the process that owns the cells.
@@ -34,11 +38,15 @@ def kill(names: tuple[str, ...], *, everything: bool, hold_too: bool, reason: st
 
     if bool(names) == everything:
         raise Misuse(
-            "name cells or runs, or give --all" if not names else "--all and names exclude each other",
+            "name cells or runs, or give --all"
+            if not names
+            else "--all and names exclude each other",
             hint="`belljar ps` lists the cells",
         )
     try:
-        report = kill_now(belljar_home(), names, everything=everything, hold_too=hold_too, reason=reason)
+        report = kill_now(
+            belljar_home(), names, everything=everything, hold_too=hold_too, reason=reason
+        )
     except LookupError as unknown:
         name = printable(str(unknown.args[0]), max_chars=100)
         what = f"there is no cell or run {name} here; nothing was killed"
@@ -97,6 +105,11 @@ def release(*, as_json: bool) -> None:
 
     held = lift(belljar_home())
     if as_json:
-        click.echo(json.dumps({"released": held is not None, "hold": None if held is None else asdict(held)}, indent=2))
+        click.echo(
+            json.dumps(
+                {"released": held is not None, "hold": None if held is None else asdict(held)},
+                indent=2,
+            )
+        )
     else:
         click.echo("nothing was held" if held is None else f"released; until now: {held}")

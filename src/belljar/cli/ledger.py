@@ -41,7 +41,9 @@ def ledger() -> None:
     help="The key that must have signed. Default: this host's, if it has one.",
 )
 @click.option(
-    "--strict", is_flag=True, help="An unfinished run is a failure, and so is a run without a key to compare."
+    "--strict",
+    is_flag=True,
+    help="An unfinished run is a failure, and so is a run without a key to compare.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def verify(run: str, fingerprint: str | None, *, strict: bool, as_json: bool) -> None:
@@ -57,9 +59,13 @@ def verify(run: str, fingerprint: str | None, *, strict: bool, as_json: bool) ->
     path = run_path(run)
     expected, origin = expected_key(fingerprint)
     try:
-        result = verify_run(path, expected_key=expected, expected_run=None if is_path(run) else path.name)
+        result = verify_run(
+            path, expected_key=expected, expected_run=None if is_path(run) else path.name
+        )
     except OSError as error:
-        raise click.BadParameter(printable(f"{path}: {error.strerror}"), param_hint="RUN") from error
+        raise click.BadParameter(
+            printable(f"{path}: {error.strerror}"), param_hint="RUN"
+        ) from error
     if as_json:
         click.echo(json.dumps(_as_json(result, path, origin, strict=strict), indent=2))
     else:
@@ -82,14 +88,28 @@ def _passes(result: Verification, *, strict: bool) -> bool:
 @ledger.command()
 @click.argument("run", shell_complete=runs)
 @click.option(
-    "--kind", "kinds", multiple=True, metavar="KIND", help="Only this kind or kinds that begin so (`exec`). Repeatable."
+    "--kind",
+    "kinds",
+    multiple=True,
+    metavar="KIND",
+    help="Only this kind or kinds that begin so (`exec`). Repeatable.",
 )
 @click.option("--cell", metavar="ID", help="Only events of the cell whose id begins so.")
-@click.option("--since", metavar="TIME", help="Only from a time on: 2026-11-20T21:53:46Z, or so long ago: 10m.")
-@click.option("--grep", metavar="TEXT", help="Only events whose line holds this text; case doesn't matter.")
+@click.option(
+    "--since",
+    metavar="TIME",
+    help="Only from a time on: 2026-11-20T21:53:46Z, or so long ago: 10m.",
+)
+@click.option(
+    "--grep", metavar="TEXT", help="Only events whose line holds this text; case doesn't matter."
+)
 @click.option("--limit", type=click.IntRange(min=1), help="At most this many events.")
-@click.option("--output", "with_output", is_flag=True, help="Also what was read, written or printed, escaped.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line, beyond ASCII escaped.")
+@click.option(
+    "--output", "with_output", is_flag=True, help="Also what was read, written or printed, escaped."
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="One JSON object per line, beyond ASCII escaped."
+)
 def show(
     run: str,
     kinds: tuple[str, ...],
@@ -171,9 +191,14 @@ def _content(body: BodyRef, path: Path) -> tuple[bytes, str]:
 
 @ledger.command()
 @click.argument("run", shell_complete=runs)
-@click.option("--format", type=click.Choice(["jsonl"]), default="jsonl", show_default=True, expose_value=False)
 @click.option(
-    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="A new file. Default: standard output."
+    "--format", type=click.Choice(["jsonl"]), default="jsonl", show_default=True, expose_value=False
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="A new file. Default: standard output.",
 )
 def export(run: str, output: Path | None) -> None:
     """Write the complete events of RUN, byte for byte as they were chained; escaped to ASCII when
@@ -255,7 +280,8 @@ def _since(text: str | None) -> datetime | None:
         time = datetime.fromisoformat(text)
     except ValueError as error:
         raise click.BadParameter(
-            f"{printable(text)} is neither a time (2026-11-20T21:53:46Z) nor a duration (10m)", param_hint="--since"
+            f"{printable(text)} is neither a time (2026-11-20T21:53:46Z) nor a duration (10m)",
+            param_hint="--since",
         ) from error
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
@@ -274,7 +300,12 @@ def _readable(path: Path, lines: Iterator[_T]) -> Iterator[_T]:
 
 
 def _is_wanted(
-    event: Line | ValueError, *, kinds: tuple[str, ...], cell: str | None, after: datetime | None, grep: str | None
+    event: Line | ValueError,
+    *,
+    kinds: tuple[str, ...],
+    cell: str | None,
+    after: datetime | None,
+    grep: str | None,
 ) -> bool:
     from datetime import datetime
 
@@ -286,7 +317,9 @@ def _is_wanted(
         return False
     if after is not None and datetime.fromisoformat(event.time) < after:
         return False
-    return grep is None or grep.casefold() in json.dumps(_dump(event), ensure_ascii=False).casefold()
+    return (
+        grep is None or grep.casefold() in json.dumps(_dump(event), ensure_ascii=False).casefold()
+    )
 
 
 # --- what is shown
@@ -310,9 +343,7 @@ def _row(event: Line) -> str:
         + " B]"
         for body in event.bodies
     )
-    return (
-        f"{event.seq:>6}  {event.time[11:23]}  {cell:<12}  {mark} {event.kind.value:<20}  {details}  {bodies}".rstrip()
-    )
+    return f"{event.seq:>6}  {event.time[11:23]}  {cell:<12}  {mark} {event.kind.value:<20}  {details}  {bodies}".rstrip()
 
 
 def _field(name: str, value: object) -> str:
@@ -324,8 +355,13 @@ def _as_json(result: Verification, path: Path, origin: str, *, strict: bool) -> 
     return {
         "ok": _passes(result, strict=strict),
         "status": result.status.value,
-        "problem": {"where": result.problem.where, "what": result.problem.what} if result.problem else None,
-        "warnings": [*result.warnings, *([HINT_KEY] if result.key and not result.key_checked else [])],
+        "problem": {"where": result.problem.where, "what": result.problem.what}
+        if result.problem
+        else None,
+        "warnings": [
+            *result.warnings,
+            *([HINT_KEY] if result.key and not result.key_checked else []),
+        ],
         "run_id": result.run_id,
         "path": str(path),
         "key": result.key,
@@ -339,7 +375,11 @@ def _as_json(result: Verification, path: Path, origin: str, *, strict: bool) -> 
 
 
 def _print_verification(result: Verification, path: Path, origin: str) -> None:
-    title = {"verified": "verified", "unfinished": "unfinished, and nothing is wrong with what is there", "bad": "BAD"}
+    title = {
+        "verified": "verified",
+        "unfinished": "unfinished, and nothing is wrong with what is there",
+        "bad": "BAD",
+    }
     click.echo(f"{printable(str(path))}: {title[result.status.value]}")
     if result.problem:
         click.echo(f"  {printable(result.problem.where)}: {printable(result.problem.what)}")

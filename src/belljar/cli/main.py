@@ -39,26 +39,50 @@ class _Late(NamedTuple):
 
 
 COMMANDS: Final[dict[str, _Late]] = {
-    "setup": _Late("belljar.cli.setup", "setup", "Install what this host needs: tools, guest kernel, default image."),
+    "setup": _Late(
+        "belljar.cli.setup",
+        "setup",
+        "Install what this host needs: tools, guest kernel, default image.",
+    ),
     "doctor": _Late("belljar.cli.doctor", "doctor", "Say what this host can do, and why not."),
-    "policy": _Late("belljar.cli.policy", "policy", "Check a policy; print the schema or a preset."),
+    "policy": _Late(
+        "belljar.cli.policy", "policy", "Check a policy; print the schema or a preset."
+    ),
     "plan": _Late("belljar.cli.plan", "plan", "Print a policy's blast radius on this host."),
     "image": _Late("belljar.cli.image", "image", "Build, import, list, inspect and remove images."),
-    "check": _Late("belljar.cli.check", "check", "Say what a task would run in, and what it lacks here."),
+    "check": _Late(
+        "belljar.cli.check", "check", "Say what a task would run in, and what it lacks here."
+    ),
     "run": _Late("belljar.cli.run", "run", "Run an Inspect evaluation in cells."),
     "exec": _Late("belljar.cli.exec", "exec_command", "Run one command in a fresh cell."),
     "shell": _Late("belljar.cli.shell", "shell", "Open a terminal in a fresh cell."),
-    "probe": _Late("belljar.cli.probe", "probe", "Try to get out of a fresh cell, and let the host judge."),
-    "control": _Late("belljar.cli.control", "control", "Show that a policy's signals can be relied on."),
-    "attach": _Late("belljar.cli.attach", "attach", "Open a terminal in a cell of a running evaluation."),
-    "forward": _Late("belljar.cli.forward", "forward", "Lead a port of this host's loopback to a server in a cell."),
+    "probe": _Late(
+        "belljar.cli.probe", "probe", "Try to get out of a fresh cell, and let the host judge."
+    ),
+    "control": _Late(
+        "belljar.cli.control", "control", "Show that a policy's signals can be relied on."
+    ),
+    "attach": _Late(
+        "belljar.cli.attach", "attach", "Open a terminal in a cell of a running evaluation."
+    ),
+    "forward": _Late(
+        "belljar.cli.forward",
+        "forward",
+        "Lead a port of this host's loopback to a server in a cell.",
+    ),
     "ps": _Late("belljar.cli.cells", "ps", "List cells and who owns them."),
     "guard": _Late("belljar.cli.guard", "guard", "Try the egress guard on files and cases."),
-    "decoy": _Late("belljar.cli.decoy", "decoy", "Name the run, sample and decoy of a value seen somewhere."),
+    "decoy": _Late(
+        "belljar.cli.decoy", "decoy", "Name the run, sample and decoy of a value seen somewhere."
+    ),
     "reap": _Late("belljar.cli.cells", "reap", "Remove what crashed owners left behind."),
-    "kill": _Late("belljar.cli.kill", "kill", "Halt cells of any process of this user, with proof."),
+    "kill": _Late(
+        "belljar.cli.kill", "kill", "Halt cells of any process of this user, with proof."
+    ),
     "release": _Late("belljar.cli.kill", "release", "Let cells be made again after `kill --hold`."),
-    "prune": _Late("belljar.cli.prune", "prune", "Remove what cells were made from and nobody uses any more."),
+    "prune": _Late(
+        "belljar.cli.prune", "prune", "Remove what cells were made from and nobody uses any more."
+    ),
     "runs": _Late("belljar.cli.runs", "runs", "List run directories."),
     "verdict": _Late("belljar.cli.verdict", "verdict", "Judge a run by its record, offline."),
     "ledger": _Late("belljar.cli.ledger", "ledger", "Verify, show or export the record of a run."),
@@ -91,7 +115,9 @@ class _LateGroup(click.Group):
         from click.shell_completion import CompletionItem
 
         names = [
-            CompletionItem(name, help=late.summary) for name, late in COMMANDS.items() if name.startswith(incomplete)
+            CompletionItem(name, help=late.summary)
+            for name, late in COMMANDS.items()
+            if name.startswith(incomplete)
         ]
         return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
 
@@ -119,7 +145,10 @@ class _LateGroup(click.Group):
             formatter.write_dl([(name, late.summary) for name, late in COMMANDS.items()])
 
 
-@click.command(cls=_LateGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.command(
+    cls=_LateGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
 @click.version_option(__version__, prog_name="belljar")
 def root() -> None:
     """Run high-risk AI evaluations in sealed, ephemeral, recorded cells.
@@ -193,7 +222,9 @@ def run(argv: list[str] | None = None) -> int:
     # Click colours a terminal whatever NO_COLOR says; elsewhere it never does.
     colour = False if os.environ.get("NO_COLOR") else None
     try:
-        result: Any = root.main(args=words, prog_name="belljar", standalone_mode=False, color=colour)
+        result: Any = root.main(
+            args=words, prog_name="belljar", standalone_mode=False, color=colour
+        )
     except click.exceptions.Exit as leave:
         return leave.exit_code
     except SystemExit as leave:
@@ -276,10 +307,17 @@ def _output_error(error: OSError) -> HostError | None:
     """The error as that of our own standard output (a full disk behind it, say), if it is; then
     nothing more is written there.
     """
-    if error.filename is not None or error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}:
+    if error.filename is not None or error.errno not in {
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EFBIG,
+        errno.EIO,
+    }:
         return None
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    return HostError(f"standard output can't be written: {error.strerror}", hint="send it where there is room")
+    return HostError(
+        f"standard output can't be written: {error.strerror}", hint="send it where there is room"
+    )
 
 
 def _store_error(error: OSError) -> HostError | None:
@@ -308,6 +346,8 @@ def _leaf(error: BaseException) -> BaseException:
         SystemExit,
     )
     for kind in kinds:
-        while isinstance(error, BaseExceptionGroup) and (wanted := error.subgroup(kind)) is not None:
+        while (
+            isinstance(error, BaseExceptionGroup) and (wanted := error.subgroup(kind)) is not None
+        ):
             error = wanted.exceptions[0]
     return error

@@ -18,7 +18,16 @@ MAX_LINES: Final = 400
 `findings.json` in the run directory has the rest.
 """
 
-_COLUMNS: Final = ("time (UTC)", "cell", "method", "what", "status", "asked → answered", "verdict", "answered by")
+_COLUMNS: Final = (
+    "time (UTC)",
+    "cell",
+    "method",
+    "what",
+    "status",
+    "asked → answered",
+    "verdict",
+    "answered by",
+)
 _WHY: Final = {
     "connection": "",
     "segment": "outside of any connection that is known",
@@ -44,10 +53,14 @@ def network_lines(findings: RunFindings, run_id: str) -> list[str]:
     ranges = [(row.transcript, each) for row in findings.rows for each in row.ranges]
     for told, (transcript, found) in enumerate(ranges):
         if len(lines) > MAX_LINES:
-            lines.append(f"\nThe network of {len(ranges) - told} more sample(s): findings.json in the run directory")
+            lines.append(
+                f"\nThe network of {len(ranges) - told} more sample(s): findings.json in the run directory"
+            )
             break
         epoch = f" #{transcript.epoch}" if transcript.epoch > 1 else ""
-        lines.append(f"\nNetwork of {printable(transcript.sample, max_chars=80)}{epoch}: {_about(found)}")
+        lines.append(
+            f"\nNetwork of {printable(transcript.sample, max_chars=80)}{epoch}: {_about(found)}"
+        )
         lines += (f"  {line}" for line in _block(found, run_id))
     return lines
 
@@ -62,8 +75,12 @@ def _block(found: RangeFindings, run_id: str) -> Iterator[str]:
 
     if not found.requests.count and not found.talk.count:
         yield "no requests"
-    yield from _requests("to the gateway, each on record before it was answered", found, found.requests, run_id)
-    yield from _requests("between cells, read out of the packet record afterwards", found, found.talk, run_id)
+    yield from _requests(
+        "to the gateway, each on record before it was answered", found, found.requests, run_id
+    )
+    yield from _requests(
+        "between cells, read out of the packet record afterwards", found, found.talk, run_id
+    )
     if found.requests.ambiguous or found.talk.ambiguous:
         yield "ambiguous: the sender said two things in one place, or what a receiver may take or not; what was said first is told"
     if found.left_out:
@@ -71,14 +88,18 @@ def _block(found: RangeFindings, run_id: str) -> Iterator[str]:
     if found.requests.still_open:
         yield f"{found.requests.still_open} raw connection(s) open until the range ended"
     yield from _sums(found)
-    if unusual := [f"{kind} {size}" for kind, size in found.remainder.items() if kind not in ORDINARY]:
+    if unusual := [
+        f"{kind} {size}" for kind, size in found.remainder.items() if kind not in ORDINARY
+    ]:
         yield f"bytes outside of requests, messages and streams, in the events network.connection: {', '.join(unusual)}"
     yield from _flows(found)
     if thrown := found.counters.get("packets_recorded_and_dropped"):
         yield f"{thrown} packet(s) of the packet record were thrown away beyond record.packets in the policy"
     if cut := found.counters.get("events_cut"):
         yield f"{cut} event(s) were cut down, beyond what a range may put on record"
-    yield from (f"EVIDENCE MISSING: {printable(lost.sentence, max_chars=800)}" for lost in found.lost)
+    yield from (
+        f"EVIDENCE MISSING: {printable(lost.sentence, max_chars=800)}" for lost in found.lost
+    )
 
 
 def _sums(found: RangeFindings) -> Iterator[str]:
@@ -109,7 +130,9 @@ def _requests(title: str, found: RangeFindings, requests: Requests, run_id: str)
 
 def _row(request: Request) -> tuple[str, ...]:
     answer = "-" if request.answer_bytes is None else format_size(request.answer_bytes)
-    verdict = request.verdict if request.verdict == "allowed" else f"{request.verdict}: {request.reason}"
+    verdict = (
+        request.verdict if request.verdict == "allowed" else f"{request.verdict}: {request.reason}"
+    )
     return (
         request.time[11:23],
         request.cell or "?",
@@ -125,7 +148,10 @@ def _row(request: Request) -> tuple[str, ...]:
 def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """In columns; a long address is not cut, and moves only what stands after it in its own line."""
     widths = [min(60, max(len(cell) for cell in column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
 
 
 def _flows(found: RangeFindings) -> Iterator[str]:
@@ -134,7 +160,10 @@ def _flows(found: RangeFindings) -> Iterator[str]:
     yield from (f"{flow.verdict}: {_fate(flow)}" for flow in flows if flow.to)
     if stopped := [flow for flow in flows if flow.verdict != "allowed"]:
         packets, listed, probed, again = (
-            sum(counts) for counts in zip(*((f.packets, f.to.times, f.probed, f.again) for f in stopped), strict=True)
+            sum(counts)
+            for counts in zip(
+                *((f.packets, f.to.times, f.probed, f.again) for f in stopped), strict=True
+            )
         )
         yield (
             f"{packets} packet(s) refused or dropped: {listed} listed above; {probed} to places first tried while Belljar probed a cell, most likely by its probes; "

@@ -22,10 +22,16 @@ MAX_WIDTH: Final = 110
 
 @click.command()
 @click.argument("policy", required=False, metavar="[POLICY|PRESET]", shell_complete=policies)
-@click.option("--tier", type=click.Choice(TIERS), help="Exactly this tier, at or above what the policy demands.")
+@click.option(
+    "--tier",
+    type=click.Choice(TIERS),
+    help="Exactly this tier, at or above what the policy demands.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the whole plan as one JSON object.")
 @click.option(
-    "--no-prove", is_flag=True, help="Don't boot a guest or run a container, even if that was never tried here."
+    "--no-prove",
+    is_flag=True,
+    help="Don't boot a guest or run a container, even if that was never tried here.",
 )
 def plan(policy: str | None, tier: str | None, as_json: bool, no_prove: bool) -> int:  # noqa: FBT001 - click passes options by name
     """Print what a cell of POLICY can read, write, reach and consume here, and which walls stand

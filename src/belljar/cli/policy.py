@@ -51,7 +51,8 @@ def check(file: Path, as_json: bool) -> int:  # noqa: FBT001 - click passes opti
 
     if str(file) in PRESETS and not file.exists():
         raise PolicyError(
-            f"`{file}` is a preset, and presets need no check", hint=f"see it with `belljar policy show {file}`"
+            f"`{file}` is a preset, and presets need no check",
+            hint=f"see it with `belljar policy show {file}`",
         )
     if as_json:
         return _check_json(file)
@@ -74,9 +75,7 @@ def _summary(policy: Policy) -> str:
     from belljar.policy import demanded_tier
 
     tier = demanded_tier(policy.risk, policy.tier)
-    return (
-        f"`{policy.name}`, risk {policy.risk}, at least tier {tier}, image {policy.image}, network {_network(policy)}"
-    )
+    return f"`{policy.name}`, risk {policy.risk}, at least tier {tier}, image {policy.image}, network {_network(policy)}"
 
 
 def _network(policy: Policy) -> str:
@@ -86,7 +85,9 @@ def _network(policy: Policy) -> str:
     real = ", ".join(upstream.host for upstream in network.upstreams)
     said = (
         f"{len(network.stand_ins)} stand-in{'' if len(network.stand_ins) == 1 else 's'}",
-        "unknown names simulated" if network.default.value == "simulate" else "unknown names don't exist",
+        "unknown names simulated"
+        if network.default.value == "simulate"
+        else "unknown names don't exist",
         *(("a sink",) if network.sink else ()),
         *((click.style(f"REAL: {real}", fg="red", bold=True),) if real else ()),
     )
@@ -107,10 +108,15 @@ def _check_json(file: Path) -> int:
         }
     else:
         shown = [
-            {"line": p.mark.line, "column": p.mark.column, "field": p.field, "message": p.message} for p in problems
+            {"line": p.mark.line, "column": p.mark.column, "field": p.field, "message": p.message}
+            for p in problems
         ]
         ok = policy is not None and not problems
-        found = {"ok": ok, "problems": shown, "policy": policy.to_json() if policy is not None and ok else None}
+        found = {
+            "ok": ok,
+            "problems": shown,
+            "policy": policy.to_json() if policy is not None and ok else None,
+        }
     click.echo(json.dumps({"file": str(file), **found}, indent=2))
     return 0 if found["ok"] else POLICY_WRONG_CODE
 

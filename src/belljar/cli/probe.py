@@ -33,14 +33,27 @@ _CODES: Final = {"contained": 0, "void": 2, "breached": 2}
 
 @click.command("probe", options_metavar="[OPTIONS]")
 @click.argument("policy", required=False, metavar="[POLICY|PRESET]", shell_complete=policies)
-@click.option("--tier", type=click.Choice(TIERS), help="Exactly this tier, at or above what the policy demands.")
 @click.option(
-    "--all", "every", is_flag=True, help="Every probe, and once more as root of the cell. Default: the quick set."
+    "--tier",
+    type=click.Choice(TIERS),
+    help="Exactly this tier, at or above what the policy demands.",
 )
 @click.option(
-    "--group", "groups", multiple=True, metavar="GROUP", help="Only this group, or this probe; may be repeated."
+    "--all",
+    "every",
+    is_flag=True,
+    help="Every probe, and once more as root of the cell. Default: the quick set.",
 )
-@click.option("--user", help="Try as this user of the image. Default: the policy's, as the workload.")
+@click.option(
+    "--group",
+    "groups",
+    multiple=True,
+    metavar="GROUP",
+    help="Only this group, or this probe; may be repeated.",
+)
+@click.option(
+    "--user", help="Try as this user of the image. Default: the policy's, as the workload."
+)
 @click.option(
     "--list",
     "listing",
@@ -98,12 +111,19 @@ def _wanted(*, every: bool, groups: tuple[str, ...]) -> str | list[str]:
     try:
         chosen(PROBES, wanted)
     except ValueError as error:
-        raise Misuse(str(error), param="--group", hint="`belljar probe --list` lists them") from None
+        raise Misuse(
+            str(error), param="--group", hint="`belljar probe --list` lists them"
+        ) from None
     return wanted
 
 
 async def _probe(
-    policy: str | None, tier: str | None, wanted: str | list[str], user: str | None, *, as_json: bool
+    policy: str | None,
+    tier: str | None,
+    wanted: str | list[str],
+    user: str | None,
+    *,
+    as_json: bool,
 ) -> int:
     from belljar.cell import start_run
 
@@ -118,7 +138,9 @@ async def _probe(
     return _CODES[verdict]
 
 
-async def _tried(loaded: LoadedPolicy, run: RunDirectory, wanted: str | list[str], user: str | None) -> TierResult:
+async def _tried(
+    loaded: LoadedPolicy, run: RunDirectory, wanted: str | list[str], user: str | None
+) -> TierResult:
     """The probes as `user`, else as the policy's; all of them also as root, which a harness may ask
     a cell for. Each in a cell of its own.
     """
@@ -131,16 +153,26 @@ async def _tried(loaded: LoadedPolicy, run: RunDirectory, wanted: str | list[str
     return replace(first, reports=(*first.reports, *second.reports))
 
 
-async def _tried_once(loaded: LoadedPolicy, run: RunDirectory, wanted: str | list[str], user: str | None) -> TierResult:
+async def _tried_once(
+    loaded: LoadedPolicy, run: RunDirectory, wanted: str | list[str], user: str | None
+) -> TierResult:
     from belljar.cell import open_cell
     from belljar.events import Actor
     from belljar.probe.run import probe_cell
     from belljar.report.containment import TierResult
 
     async with open_cell(loaded, run=run) as cell:
-        report = await probe_cell(cell, which=wanted, recorder=run.recorder, user=user, actor=Actor.OPERATOR)
+        report = await probe_cell(
+            cell, which=wanted, recorder=run.recorder, user=user, actor=Actor.OPERATOR
+        )
         layers = tuple(layer.name for layer in cell.plan.layers)
-        return TierResult(tier=cell.tier, emulated=cell.emulated, layers=layers, user=cell.plan.user, reports=(report,))
+        return TierResult(
+            tier=cell.tier,
+            emulated=cell.emulated,
+            layers=layers,
+            user=cell.plan.user,
+            reports=(report,),
+        )
 
 
 def _as_object(result: TierResult) -> dict[str, Any]:
@@ -156,15 +188,23 @@ def _as_object(result: TierResult) -> dict[str, Any]:
 def _show(result: TierResult) -> None:
     from rich.console import Console
 
-    console = Console(highlight=False, soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 160)
+    console = Console(
+        highlight=False,
+        soft_wrap=not sys.stdout.isatty(),
+        width=None if sys.stdout.isatty() else 160,
+    )
     for report in result.reports:
-        console.print(f"\nas {printable(report.user or result.user) or 'root'}", style="bold", markup=False)
+        console.print(
+            f"\nas {printable(report.user or result.user) or 'root'}", style="bold", markup=False
+        )
         _show_report(console, report)
         if report.problem:
             console.print(f"problem: {report.problem}", markup=False, style=_COLOURS["void"])
     tried = sum(len(report.findings) for report in result.reports)
     took_ms = sum(report.duration_ms for report in result.reports)
-    emulated = "; emulated: this host has no hardware virtualisation that works" if result.emulated else ""
+    emulated = (
+        "; emulated: this host has no hardware virtualisation that works" if result.emulated else ""
+    )
     verdict = result.verdict.value
     console.print(
         f"\n{verdict}: {tried} attempts in {took_ms:.0f} ms, {result.tier} tier{emulated}",
@@ -184,12 +224,16 @@ def _show_report(console: Console, report: ProbeReport) -> None:
     for name in ("probe", "verdict", "said", "seen by", "what decided"):
         table.add_column(name, overflow="fold")
     for finding in report.findings:
-        table.add_row(*(cell if n == 1 else escape(printable(cell)) for n, cell in enumerate(_row(finding))))
+        table.add_row(
+            *(cell if n == 1 else escape(printable(cell)) for n, cell in enumerate(_row(finding)))
+        )
     console.print(table)
     explained = {each.name: each for each in PROBES}
     for finding in report.findings:
         if finding.verdict.value == "breached" and finding.name in explained:
-            console.print(_breach(explained[finding.name]), markup=False, style=_COLOURS["breached"])
+            console.print(
+                _breach(explained[finding.name]), markup=False, style=_COLOURS["breached"]
+            )
 
 
 def _row(finding: Finding) -> tuple[str, ...]:
@@ -249,7 +293,10 @@ async def _write_page(page: Path, policy: str) -> int:
         text = containment_page(results, _catalogue(), _host_words())
         await anyio.Path(page).write_text(text, encoding="utf-8")
         verdict = worst(report.verdict for result in results for report in result.reports)
-        run.finish("completed" if verdict is Verdict.CONTAINED else "failed", exit_code=_CODES[verdict.value])
+        run.finish(
+            "completed" if verdict is Verdict.CONTAINED else "failed",
+            exit_code=_CODES[verdict.value],
+        )
     click.echo(f"{verdict.value}: {printable(str(page))}", err=True)
     return _CODES[verdict.value]
 

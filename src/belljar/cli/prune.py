@@ -35,7 +35,12 @@ def _duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
     show_default=True,
     help="Templates and unpacked images that no cell used for so long.",
 )
-@click.option("--all", "everything", is_flag=True, help="Whatever no living cell uses, and images without a name.")
+@click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    help="Whatever no living cell uses, and images without a name.",
+)
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def prune(unused_for: float, everything: bool, dry_run: bool, as_json: bool) -> int:  # noqa: FBT001 - click passes options by name
@@ -52,7 +57,9 @@ def prune(unused_for: float, everything: bool, dry_run: bool, as_json: bool) -> 
     from belljar.isolation.prune import prune as prune_store
     from belljar.store.home import belljar_home
 
-    parts = run_async(prune_store, belljar_home(), unused_for_s=unused_for, everything=everything, dry_run=dry_run)
+    parts = run_async(
+        prune_store, belljar_home(), unused_for_s=unused_for, everything=everything, dry_run=dry_run
+    )
     if as_json:
         click.echo(json.dumps(as_data(parts, dry_run=dry_run), indent=2))
     else:
@@ -93,11 +100,19 @@ def lines(parts: Sequence[Part], *, dry_run: bool) -> list[str]:
     count = sum(part.state in {"removed", "unneeded"} for part in parts)
     if not count:
         return shown or ["nothing to remove"]
-    return [*shown, f"{'would free' if dry_run else 'freed'} {format_size(freed_bytes(parts))} ({count} parts)"]
+    return [
+        *shown,
+        f"{'would free' if dry_run else 'freed'} {format_size(freed_bytes(parts))} ({count} parts)",
+    ]
 
 
 def _line(part: Part) -> str:
-    said = {"unneeded": "would remove", "removed": "removed", "in use": "kept", "failed": "NOT removed"}[part.state]
+    said = {
+        "unneeded": "would remove",
+        "removed": "removed",
+        "in use": "kept",
+        "failed": "NOT removed",
+    }[part.state]
     name = part.path.name if part.kind == "half-made" else part.path.name[:_NAME_CHARS]
     after = f": {part.note}" if part.note else ""
     return f"{said} {part.kind} {name} ({format_size(part.size_bytes)}): {part.why}{after}"

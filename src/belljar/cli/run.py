@@ -152,7 +152,9 @@ def findings_json(findings: RunFindings, path: Path) -> dict[str, object]:
     return {"run_dir": str(path), **as_json(findings)}
 
 
-def show_findings(findings: RunFindings, path: Path, more: Sequence[str] = (), *, verbose: bool = False) -> None:
+def show_findings(
+    findings: RunFindings, path: Path, more: Sequence[str] = (), *, verbose: bool = False
+) -> None:
     """The table, what the transcript does not show, and where the evidence is.
 
     A defect here must not change what the exit code says: it is shown, and the verdict stands.
@@ -164,7 +166,9 @@ def show_findings(findings: RunFindings, path: Path, more: Sequence[str] = (), *
     except Exception:  # noqa: BLE001 - whatever is wrong with the report
         traceback.print_exc()
         verdict = f"{findings.verdict.value}, exit code {findings.exit_code}"
-        what = "the report can't be shown, which is a defect of Belljar; the verdict is not affected"
+        what = (
+            "the report can't be shown, which is a defect of Belljar; the verdict is not affected"
+        )
         click.echo(f"belljar: {what}: {verdict}", err=True)
 
 
@@ -174,7 +178,11 @@ def _show(findings: RunFindings, path: Path, more: Sequence[str], *, verbose: bo
     from belljar.report.samples import headline
     from belljar.report.tools import tool_lines
 
-    console = Console(highlight=False, soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 160)
+    console = Console(
+        highlight=False,
+        soft_wrap=not sys.stdout.isatty(),
+        width=None if sys.stdout.isatty() else 160,
+    )
     console.print()
     console.print(table(findings))
     lines = (
@@ -189,7 +197,9 @@ def _show(findings: RunFindings, path: Path, more: Sequence[str], *, verbose: bo
     for use in findings.upstreams:
         console.print(use.sentence(), markup=False, style="bold red")
     colour = _COLOURS[
-        "void" if findings.exit_code and findings.verdict.value == "contained" else findings.verdict.value
+        "void"
+        if findings.exit_code and findings.verdict.value == "contained"
+        else findings.verdict.value
     ]
     console.print(f"\n{headline(findings)}", markup=False, style=colour)
     console.print(f"run {printable(findings.run_id)}: {printable(str(path))}", markup=False)
@@ -202,7 +212,9 @@ def dropped(outcome: RunOutcome) -> list[str]:
     named = printable(", ".join(outcome.dropped), max_chars=400)
     if not any(row.verdict.value == "contained" for row in outcome.findings.rows):
         return [f"no sample is contained: there are no metrics. Left out: {named}"]
-    return [f"{len(outcome.dropped)} sample(s) that are not contained do not count in the metrics: {named}"]
+    return [
+        f"{len(outcome.dropped)} sample(s) that are not contained do not count in the metrics: {named}"
+    ]
 
 
 def table(findings: RunFindings) -> Table:
@@ -225,7 +237,9 @@ def table(findings: RunFindings) -> Table:
     ):
         shown.add_column(name, justify="right" if right else "left", overflow="fold")
     for row in findings.rows:
-        shown.add_row(*(cell if name == "verdict" else _escaped(cell) for name, cell in _cells(row)))
+        shown.add_row(
+            *(cell if name == "verdict" else _escaped(cell) for name, cell in _cells(row))
+        )
     return shown
 
 
@@ -289,7 +303,9 @@ def _not_in_transcript(rows: Sequence[Row]) -> list[str]:
     missing = sum(row.difference.missing_bytes for row in rows)
     if missing:
         shortened = sum(row.difference.shortened for row in rows)
-        lines.append(f"  {format_size(missing)} of output, cut by the transcript in {shortened:,} operation(s)")
+        lines.append(
+            f"  {format_size(missing)} of output, cut by the transcript in {shortened:,} operation(s)"
+        )
     return ["\nIn the ledger, but not in Inspect's transcript:", *lines] if lines else []
 
 

@@ -23,7 +23,13 @@ MAX_WHAT_CHARS: Final = 60
 
 
 @click.command()
-@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Only the latest so many.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    help="Only the latest so many.",
+)
 @click.option("--all", "every", is_flag=True, help="Every run, however many there are.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON list.")
 def runs(limit: int, *, every: bool, as_json: bool) -> None:
@@ -48,7 +54,10 @@ def runs(limit: int, *, every: bool, as_json: bool) -> None:
 
 
 def _print(found: list[RunSummary]) -> None:
-    rows = [("RUN", "STARTED (UTC)", "KIND", "WHAT", "OUTCOME", "RECORDED", "SIZE"), *map(_row, found)]
+    rows = [
+        ("RUN", "STARTED (UTC)", "KIND", "WHAT", "OUTCOME", "RECORDED", "SIZE"),
+        *map(_row, found),
+    ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for number, row in enumerate(rows):
         padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
@@ -64,5 +73,15 @@ def _row(run: RunSummary) -> tuple[str, ...]:
     started = run.started[:19].replace("T", " ") if run.started else "-"
     code = f" ({run.exit_code})" if run.exit_code else ""
     killed = ", killed" if run.killed else ""
-    words = (run.run_id, started, run.kind, run.what, f"{run.outcome}{code}{killed}", run.verdict or "-")
-    return (*(printable(word, max_chars=MAX_WHAT_CHARS) for word in words), format_size(run.size_bytes))
+    words = (
+        run.run_id,
+        started,
+        run.kind,
+        run.what,
+        f"{run.outcome}{code}{killed}",
+        run.verdict or "-",
+    )
+    return (
+        *(printable(word, max_chars=MAX_WHAT_CHARS) for word in words),
+        format_size(run.size_bytes),
+    )

@@ -36,8 +36,18 @@ Report = Callable[[str], None]
     help="Install this too: build (buildah, for images from Dockerfiles).",
 )
 @click.option("--refresh", is_flag=True, help="Fetch the kernel and build the images anew.")
-@click.option("--mirror", default="", metavar="URL", help="Debian mirror for kernel and images [default: this host's].")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object; does nothing unless --yes is given.")
+@click.option(
+    "--mirror",
+    default="",
+    metavar="URL",
+    help="Debian mirror for kernel and images [default: this host's].",
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON object; does nothing unless --yes is given.",
+)
 def setup(
     yes: bool,  # noqa: FBT001 - click
     dry_run: bool,  # noqa: FBT001 - click
@@ -92,7 +102,8 @@ def _remaining(home: Path, wanted: Wanted) -> SetupPlan:
 def _ask() -> None:
     if not sys.stdin.isatty():
         raise Misuse(
-            "it needs a confirmation, and standard input is not a terminal", hint="add --yes, or --dry-run to only look"
+            "it needs a confirmation, and standard input is not a terminal",
+            hint="add --yes, or --dry-run to only look",
         )
     click.confirm("Go on?", default=True, abort=True)
 
@@ -156,7 +167,11 @@ def fetch_current_kernel(home: Path, mirror: str, report: Report) -> None:
 
     codename = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
     report("fetching and checking the package")
-    fetch_kernel(home, kernel_sources(host_sources(), codename or "bookworm", mirror=mirror), REQUIRED_MODULES)
+    fetch_kernel(
+        home,
+        kernel_sources(host_sources(), codename or "bookworm", mirror=mirror),
+        REQUIRED_MODULES,
+    )
 
 
 def write_root_file(path: Path, content: str) -> None:
@@ -172,7 +187,9 @@ def write_root_file(path: Path, content: str) -> None:
     except OSError as error:
         part.unlink(missing_ok=True)
         raise HostError(
-            f"it can't be written: {error.strerror}", where=str(path), hint="run `belljar setup` as root"
+            f"it can't be written: {error.strerror}",
+            where=str(path),
+            hint="run `belljar setup` as root",
         ) from error
 
 
@@ -191,7 +208,9 @@ def _progress(title: str, *, quiet: bool) -> Iterator[Report]:
         yield lambda _line: None
         return
     with console.status(shown) as status:
-        yield lambda line: status.update(f"{shown}  [dim]{escape(printable(line, max_chars=70))}[/dim]")
+        yield lambda line: status.update(
+            f"{shown}  [dim]{escape(printable(line, max_chars=70))}[/dim]"
+        )
     console.print(f"[green]✓[/green] {shown}")
 
 
@@ -218,14 +237,19 @@ def _conclude(left: SetupPlan, *, acted: bool) -> None:
         click.echo("Nothing was done.")
 
 
-def _print_json(left: SetupPlan, state: HostState, done: list[Step], *, planned: SetupPlan, home: Path) -> None:
+def _print_json(
+    left: SetupPlan, state: HostState, done: list[Step], *, planned: SetupPlan, home: Path
+) -> None:
     from belljar.cli.setup_plan import shown
 
     document: dict[str, Any] = {
         "ready": not left.problems and not left.steps,
         "host": state.pretty_name,
         "home": os.fspath(home),
-        "steps": [{"title": step.title, "command": shown(step), "done": step in done} for step in planned.steps],
+        "steps": [
+            {"title": step.title, "command": shown(step), "done": step in done}
+            for step in planned.steps
+        ],
         "problems": [{"what": problem.what, "hint": problem.hint} for problem in left.problems],
     }
     click.echo(json.dumps(document, indent=2))

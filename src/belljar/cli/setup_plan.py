@@ -115,21 +115,41 @@ def needs(debian_arch: str) -> tuple[Need, ...]:
             elsewhere="qemu-kvm",
         ),
         Need(command="runc", package="runc", use="container cells"),
-        Need(command="runsc", package="runsc", use="gVisor cells", backports=True, elsewhere="runsc (gvisor.dev)"),
+        Need(
+            command="runsc",
+            package="runsc",
+            use="gVisor cells",
+            backports=True,
+            elsewhere="runsc (gvisor.dev)",
+        ),
         Need(command="nft", package="nftables", use="ranges' packet rules"),
         Need(command="mmdebstrap", package="mmdebstrap", use="building images"),
         Need(command="sqfstar", package="squashfs-tools", use="packing images"),
         Need(command="skopeo", package="skopeo", use="importing images"),
         Need(command="zstd", package="zstd", use="importing images"),
-        Need(command="newuidmap", package="uidmap", use="working as an ordinary user", elsewhere="shadow-utils"),
-        Need(command="buildah", package="buildah", use="building images from Dockerfiles", only_with="build"),
+        Need(
+            command="newuidmap",
+            package="uidmap",
+            use="working as an ordinary user",
+            elsewhere="shadow-utils",
+        ),
+        Need(
+            command="buildah",
+            package="buildah",
+            use="building images from Dockerfiles",
+            only_with="build",
+        ),
     )
 
 
 def missing_tools(state: HostState, parts: frozenset[str] = frozenset()) -> list[Need]:
     """What of `needs`, with these parts, is not there or is too old."""
     wanted = {"", *parts}
-    return [need for need in needs(state.debian_arch) if need.only_with in wanted and not _present(need, state.tools)]
+    return [
+        need
+        for need in needs(state.debian_arch)
+        if need.only_with in wanted and not _present(need, state.tools)
+    ]
 
 
 def plan_setup(state: HostState, wanted: Wanted) -> SetupPlan:
@@ -146,9 +166,13 @@ def plan_setup(state: HostState, wanted: Wanted) -> SetupPlan:
     if missing and not state.is_root:
         problem = Problem(
             what=_names(missing),
-            hint="\n".join(["as root, run `belljar setup`, or:", *(shown(step) for step in installing)]),
+            hint="\n".join(
+                ["as root, run `belljar setup`, or:", *(shown(step) for step in installing)]
+            ),
         )
-        return SetupPlan(steps=_making(state, wanted, missing), problems=(problem, *_no_space(state, wanted)))
+        return SetupPlan(
+            steps=_making(state, wanted, missing), problems=(problem, *_no_space(state, wanted))
+        )
     steps = (*installing, *_making(state, wanted, []))
     return SetupPlan(steps=steps, problems=_no_space(state, wanted) if steps else ())
 
@@ -170,10 +194,16 @@ def _installing(state: HostState, missing: Sequence[Need]) -> list[Step]:
     """
     newer = [need.package for need in missing if need.backports and state.codename == "bookworm"]
     plain = [need.package for need in missing if need.package not in newer]
-    steps = [_add_backports(state)] if newer and not has_suite(state.sources, "bookworm-backports") else []
+    steps = (
+        [_add_backports(state)]
+        if newer and not has_suite(state.sources, "bookworm-backports")
+        else []
+    )
     steps.append(Step(kind="run", title="Read the package lists", command=(*_APT, "update")))
     if newer:
-        steps.append(_install("Install from bookworm-backports", newer, ("-t", "bookworm-backports")))
+        steps.append(
+            _install("Install from bookworm-backports", newer, ("-t", "bookworm-backports"))
+        )
     if plain:
         steps.append(_install(f"Install from {state.codename}", plain, ()))
     return steps
@@ -191,7 +221,12 @@ def _install(title: str, packages: Iterable[str], suite: tuple[str, ...]) -> Ste
 def _add_backports(state: HostState) -> Step:
     main = debian_sources(state.sources, "bookworm")[0]
     suite = AptSource(uri=main.uri, suites=("bookworm-backports",), signed_by=main.signed_by)
-    return Step(kind="write", title="Add the suite bookworm-backports", path=BACKPORTS_FILE, content=suite.deb822())
+    return Step(
+        kind="write",
+        title="Add the suite bookworm-backports",
+        path=BACKPORTS_FILE,
+        content=suite.deb822(),
+    )
 
 
 def _making(state: HostState, wanted: Wanted, missing: Sequence[Need]) -> tuple[Step, ...]:
@@ -200,17 +235,24 @@ def _making(state: HostState, wanted: Wanted, missing: Sequence[Need]) -> tuple[
     steps = []
     if wanted.refresh or not state.kernel:
         steps.append(
-            Step(kind="kernel", title="Fetch the guest kernel (Debian's cloud kernel, unpacked, not installed)")
+            Step(
+                kind="kernel",
+                title="Fetch the guest kernel (Debian's cloud kernel, unpacked, not installed)",
+            )
         )
     if not absent & {"mmdebstrap", "sqfstar"}:
         todo = [name for name in wanted.images if wanted.refresh or name not in state.images]
-        steps.extend(Step(kind="image", title=f"Build the image {name}", name=name) for name in todo)
+        steps.extend(
+            Step(kind="image", title=f"Build the image {name}", name=name) for name in todo
+        )
     return tuple(steps)
 
 
 def _no_space(state: HostState, wanted: Wanted) -> tuple[Problem, ...]:
     making = _making(state, wanted, [])
-    needed = _IMAGES_DISK_BYTES * len([s for s in making if s.kind == "image"]) + (_TOOLS_DISK_BYTES if making else 0)
+    needed = _IMAGES_DISK_BYTES * len([s for s in making if s.kind == "image"]) + (
+        _TOOLS_DISK_BYTES if making else 0
+    )
     if state.free_bytes >= needed:
         return ()
     what = f"{format_size(state.free_bytes)} of disk is free where the store is; about {format_size(needed)} is needed"
@@ -221,18 +263,25 @@ def _no_space(state: HostState, wanted: Wanted) -> tuple[Problem, ...]:
 def _elsewhere(state: HostState, missing: Sequence[Need]) -> Problem:
     """Another distribution: what to install under the names it is likely to have there."""
     if state.distribution in {"ubuntu", "linuxmint", "pop", "raspbian"}:
-        packages, how = [need.package for need in missing], "sudo apt-get install --no-install-recommends"
+        packages, how = (
+            [need.package for need in missing],
+            "sudo apt-get install --no-install-recommends",
+        )
     elif state.distribution in {"fedora", "rhel", "centos", "rocky", "almalinux"}:
         packages, how = [need.elsewhere or need.package for need in missing], "sudo dnf install"
     else:
-        packages, how = [version_text(need) for need in missing], "install with your distribution's tool:"
+        packages, how = (
+            [version_text(need) for need in missing],
+            "install with your distribution's tool:",
+        )
     what = f"{_names(missing)}, and Belljar installs packages on Debian 12 and later only (this is {state.pretty_name})"
     return Problem(what=what, hint=f"{how} {' '.join(packages)}\nthen run `belljar setup` again")
 
 
 def _too_old(state: HostState, missing: Sequence[Need]) -> Problem:
     return Problem(
-        what=f"{_names(missing)}, and {state.pretty_name} has no package new enough", hint="use Debian 12 or 13"
+        what=f"{_names(missing)}, and {state.pretty_name} has no package new enough",
+        hint="use Debian 12 or 13",
     )
 
 
@@ -248,7 +297,9 @@ def shown(step: Step) -> str:
         return f"printf '{text}\\n' > {step.path}"
     if step.kind == "run":
         return " ".join(step.command)
-    return f"belljar image build {step.name}" if step.kind == "image" else "belljar setup --no-image"
+    return (
+        f"belljar image build {step.name}" if step.kind == "image" else "belljar setup --no-image"
+    )
 
 
 def check_wanted(state: HostState, wanted: Wanted) -> None:
@@ -257,4 +308,6 @@ def check_wanted(state: HostState, wanted: Wanted) -> None:
         try:
             debian_sources(state.sources, "bookworm", mirror=wanted.mirror)
         except HostError as error:
-            raise HostError(error.what, where=error.where, hint="belljar setup --mirror URL") from error
+            raise HostError(
+                error.what, where=error.where, hint="belljar setup --mirror URL"
+            ) from error

@@ -29,7 +29,8 @@ def host_state(home: Path) -> HostState:
     """
     if platform.system() != "Linux":
         raise HostError(
-            f"Belljar runs on Linux; this is {platform.system()}", hint="use a Linux machine or a virtual one"
+            f"Belljar runs on Linux; this is {platform.system()}",
+            hint="use a Linux machine or a virtual one",
         )
     release = _os_release()
     arch = debian_arch()
@@ -39,7 +40,9 @@ def host_state(home: Path) -> HostState:
         pretty_name=release.get("PRETTY_NAME", "an unknown Linux"),
         is_root=os.geteuid() == 0,
         debian_arch=arch,
-        tools={need.command: version for need in needs(arch) if (version := _version(need)) is not None},
+        tools={
+            need.command: version for need in needs(arch) if (version := _version(need)) is not None
+        },
         sources=tuple(host_sources()),
         kernel=_kernel(home),
         images=_images(home),
@@ -59,7 +62,9 @@ def _version(need: Need) -> tuple[int, ...] | None:
     if path is None or not need.least_version:
         return None if path is None else ()
     try:
-        match = _VERSION.search(run_tool([path, "--version"], timeout_s=20).decode("utf-8", "replace"))
+        match = _VERSION.search(
+            run_tool([path, "--version"], timeout_s=20).decode("utf-8", "replace")
+        )
     except HostError:
         return None
     return (int(match[1]), int(match[2])) if match else ()

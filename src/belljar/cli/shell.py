@@ -28,7 +28,11 @@ LOGIN_SHELL = ["/bin/sh", "-c", 'exec "${SHELL:-/bin/sh}" -l']
 
 @click.command("shell")
 @click.argument("policy", required=False, metavar="[POLICY|PRESET]", shell_complete=policies)
-@click.option("--tier", type=click.Choice(TIERS), help="Exactly this tier, at or above what the policy demands.")
+@click.option(
+    "--tier",
+    type=click.Choice(TIERS),
+    help="Exactly this tier, at or above what the policy demands.",
+)
 @click.option("--user", help="Log in as this user of the image (name, uid or uid:gid).")
 def shell(policy: str | None, tier: str | None, user: str | None) -> int:
     """Open a terminal in a fresh cell, which is destroyed when you leave it.
@@ -59,7 +63,10 @@ async def _shell(policy: str | None, tier: str | None, user: str | None) -> int:
             rows, cols = _size()
             env = {"TERM": os.environ.get("TERM", "xterm")}
             pty = PtySize(rows=rows, cols=cols)
-            async with _attachable(cell), cell.open_exec(LOGIN_SHELL, user=user, env=env, pty=pty) as running:
+            async with (
+                _attachable(cell),
+                cell.open_exec(LOGIN_SHELL, user=user, env=env, pty=pty) as running,
+            ):
                 code = await converse(running)
         run.finish("completed", exit_code=code)
         click.echo(f"cell destroyed; recorded in {run.path}", err=True)
@@ -106,7 +113,9 @@ async def converse(running: RunningCommand) -> int:
             output = await running.wait()
             _stop(tasks.cancel_scope)
     if output.not_started_errno is not None:
-        click.echo(f"belljar: the shell did not start: {printable(output.why_not_started)}", err=True)
+        click.echo(
+            f"belljar: the shell did not start: {printable(output.why_not_started)}", err=True
+        )
     return output.returncode
 
 

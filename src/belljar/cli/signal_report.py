@@ -25,7 +25,9 @@ _MAX_CHARS: Final = 300
 def signal_lines(findings: RunFindings, *, verbose: bool = False) -> list[str]:
     """A line for each signal of each sample, escaped; what the controls say of them first.
     `verbose`: with the evidence, and what could not be seen."""
-    invalid = [f"  INVALID: {printable(each.problem)}" for each in findings.controls if each.problem]
+    invalid = [
+        f"  INVALID: {printable(each.problem)}" for each in findings.controls if each.problem
+    ]
     names = [_name(row) for row in findings.rows]
     width = min(MAX_NAME_CHARS, max(map(len, names), default=0))
     lines = [
@@ -74,7 +76,9 @@ def _sample(name: str, row: Row, *, verbose: bool) -> Iterator[str]:
     if verbose and found.blind and not found.signals:
         yield f"  {name}  none"
     if verbose:
-        yield from (f"    not seen: {printable(str(spot), max_chars=_MAX_CHARS)}" for spot in found.blind)
+        yield from (
+            f"    not seen: {printable(str(spot), max_chars=_MAX_CHARS)}" for spot in found.blind
+        )
 
 
 def _evidence(signal: Signal) -> str:

@@ -26,9 +26,13 @@ from belljar.units import printable
     metavar="FINGERPRINT",
     help="The key that must have signed. Default: this host's, if it has one.",
 )
-@click.option("-v", "--verbose", is_flag=True, help="The evidence of each signal, and what could not be seen.")
+@click.option(
+    "-v", "--verbose", is_flag=True, help="The evidence of each signal, and what could not be seen."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def verdict(run: str, logs: tuple[Path, ...], fingerprint: str | None, *, verbose: bool, as_json: bool) -> None:
+def verdict(
+    run: str, logs: tuple[Path, ...], fingerprint: str | None, *, verbose: bool, as_json: bool
+) -> None:
     """Judge RUN by its ledger and Inspect's log, offline. Nothing that it says of itself is taken for granted.
 
     RUN is a run id, the beginning of one, `last`, or the path of a run directory; of `belljar run` or of
@@ -53,7 +57,9 @@ def verdict(run: str, logs: tuple[Path, ...], fingerprint: str | None, *, verbos
             expected_run=None if is_path(run) else path.name,
         )
     except OSError as error:
-        raise click.BadParameter(printable(f"{path}: {error.strerror}"), param_hint="RUN") from error
+        raise click.BadParameter(
+            printable(f"{path}: {error.strerror}"), param_hint="RUN"
+        ) from error
     findings = judge(evidence)
     if as_json:
         click.echo(json.dumps(findings_json(findings, path), indent=2))

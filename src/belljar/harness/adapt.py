@@ -50,7 +50,9 @@ def adapt_task(task: Task, *, directory: Path, may_override: bool = False) -> li
     read = _Reader(directory, may_override=may_override)
     default = read(task.sandbox, where=f"task {task.name}")
     made = [_of_sample(task, sample, default, read) for sample in task.dataset or ()]
-    task.sandbox = SandboxEnvironmentSpec(OURS, default if isinstance(default, BelljarConfig) else BelljarConfig())
+    task.sandbox = SandboxEnvironmentSpec(
+        OURS, default if isinstance(default, BelljarConfig) else BelljarConfig()
+    )
     return made
 
 
@@ -62,7 +64,9 @@ class _Reader:
         self.may_override = may_override
         self._known: dict[tuple[str, str], BelljarConfig | PolicyError] = {}
 
-    def __call__(self, spec: SandboxEnvironmentSpec | None, *, where: str) -> BelljarConfig | PolicyError:
+    def __call__(
+        self, spec: SandboxEnvironmentSpec | None, *, where: str
+    ) -> BelljarConfig | PolicyError:
         config = spec.config if spec is not None else None
         text = config.model_dump_json() if isinstance(config, BaseModel) else repr(config)
         key = (spec.type if spec is not None else "", text)
@@ -73,7 +77,9 @@ class _Reader:
                 self._known[key] = self.instead(error, spec)
         return self._known[key]
 
-    def instead(self, error: PolicyError, spec: SandboxEnvironmentSpec | None) -> BelljarConfig | PolicyError:
+    def instead(
+        self, error: PolicyError, spec: SandboxEnvironmentSpec | None
+    ) -> BelljarConfig | PolicyError:
         """The operator's image for a sandbox that is refused, if the operator allows it.
 
         It has no network where the task's own words say so.
@@ -94,7 +100,9 @@ class _Reader:
         return BelljarConfig(network=NO_NETWORK if closed else "", differences=(overridden,))
 
 
-def _of_sample(task: Task, sample: Sample, default: BelljarConfig | PolicyError, read: _Reader) -> SampleSandbox:
+def _of_sample(
+    task: Task, sample: Sample, default: BelljarConfig | PolicyError, read: _Reader
+) -> SampleSandbox:
     """A compose file that asks for metadata is judged now, not in the middle of the run."""
     where = f"task {task.name}, sample {sample.id}"
     written = sample.sandbox
@@ -108,7 +116,11 @@ def _of_sample(task: Task, sample: Sample, default: BelljarConfig | PolicyError,
             written, found = written or task.sandbox, instead
     if isinstance(found, PolicyError):
         return SampleSandbox(
-            task=task.name, sample=str(sample.id), metadata=metadata, config=BelljarConfig(), error=found
+            task=task.name,
+            sample=str(sample.id),
+            metadata=metadata,
+            config=BelljarConfig(),
+            error=found,
         )
     if written is not None:
         sample.sandbox = SandboxEnvironmentSpec(OURS, found)
@@ -130,7 +142,9 @@ def stand_in(spec: SandboxEnvironmentSpec | None, *, directory: Path, where: str
     return beside_policy(directory).model_copy(update={"differences": judgement.differences})
 
 
-def of_active_sample(config: BaseModel | str | None, directories: Iterable[Path]) -> BaseModel | str | None:
+def of_active_sample(
+    config: BaseModel | str | None, directories: Iterable[Path]
+) -> BaseModel | str | None:
     """The sandbox of the sample that Inspect is starting in this context, where `config` is not its
     own.
 
@@ -181,7 +195,9 @@ def _wants_no_network(compose: Mapping[str, Any]) -> bool:
     True where that can't be read. Raises `ValueError`.
     """
     services = compose.get("services")
-    if not isinstance(services, Mapping) or not all(isinstance(each, Mapping) for each in services.values()):
+    if not isinstance(services, Mapping) or not all(
+        isinstance(each, Mapping) for each in services.values()
+    ):
         return True
     mode = str(services[default_service(services)].get("network_mode", "")) if services else "$"
     return mode == NO_NETWORK or "$" in mode
@@ -210,7 +226,9 @@ def _description(spec: SandboxEnvironmentSpec, directory: Path) -> dict[str, Any
     check_below(path.absolute(), directory)
     if is_dockerfile_name(str(config)):
         return dockerfile_document(path.absolute())
-    is_compose = is_compose_name(str(config)) or (spec.type != OURS and path.suffix in {".yaml", ".yml"})
+    is_compose = is_compose_name(str(config)) or (
+        spec.type != OURS and path.suffix in {".yaml", ".yml"}
+    )
     return read_document(path) if is_compose else None
 
 

@@ -137,7 +137,10 @@ async def _generate(request: Mapping[str, Any]) -> dict[str, Any]:
     except Exception as error:
         # The program in the cell learns only that its API is down; why stands on the sample's
         # transcript.
-        logger.warning("a program's question to the model was not answered: %s", printable(repr(error), max_chars=500))
+        logger.warning(
+            "a program's question to the model was not answered: %s",
+            printable(repr(error), max_chars=500),
+        )
         raise
 
 
@@ -176,19 +179,27 @@ def _message(message: Any) -> ChatMessage:  # noqa: ANN401 - a guest's JSON
 def _text(content: Any) -> str:  # noqa: ANN401 - a guest's JSON
     if content is None or isinstance(content, str):
         return content or ""
-    if isinstance(content, list) and all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
+    if isinstance(content, list) and all(
+        isinstance(part, Mapping) and part.get("type") == "text" for part in content
+    ):
         return "".join(str(part.get("text", "")) for part in content)
     raise ValueError("only text is passed on to the model")
 
 
 def _tool_call(call: Any) -> ToolCall:  # noqa: ANN401 - a guest's JSON
-    function = call["function"] if isinstance(call, Mapping) and isinstance(call.get("function"), Mapping) else None
+    function = (
+        call["function"]
+        if isinstance(call, Mapping) and isinstance(call.get("function"), Mapping)
+        else None
+    )
     if function is None:
         raise ValueError("a tool call names a function")
     arguments = _json(str(function.get("arguments") or "{}"))
     if not isinstance(arguments, dict):
         raise ValueError("a tool call's arguments are an object")
-    return ToolCall(id=str(call.get("id", "")), function=str(function.get("name", "")), arguments=arguments)
+    return ToolCall(
+        id=str(call.get("id", "")), function=str(function.get("name", "")), arguments=arguments
+    )
 
 
 def tools_of(tools: Sequence[Any]) -> list[ToolInfo]:
@@ -211,7 +222,11 @@ def _tool(tool: Any) -> ToolInfo:  # noqa: ANN401 - a guest's JSON
 def _tool_choice(choice: Any) -> ToolChoice | None:  # noqa: ANN401 - a guest's JSON
     if isinstance(choice, Mapping) and isinstance(choice.get("function"), Mapping):
         return ToolFunction(name=str(choice["function"].get("name", "")))
-    words: dict[str, Literal["auto", "any", "none"]] = {"auto": "auto", "required": "any", "none": "none"}
+    words: dict[str, Literal["auto", "any", "none"]] = {
+        "auto": "auto",
+        "required": "any",
+        "none": "none",
+    }
     return words.get(choice) if isinstance(choice, str) else None
 
 
@@ -233,7 +248,11 @@ def completion_of(output: ModelOutput) -> dict[str, Any]:
     Which model answers is not said: the stand-in names the one that was asked for.
     """
     usage = output.usage
-    counted = {"prompt_tokens": usage.input_tokens, "completion_tokens": usage.output_tokens} if usage else {}
+    counted = (
+        {"prompt_tokens": usage.input_tokens, "completion_tokens": usage.output_tokens}
+        if usage
+        else {}
+    )
     return {
         "object": "chat.completion",
         "created": int(time.time()),
@@ -253,4 +272,8 @@ def _choice(index: int, choice: ChatCompletionChoice) -> dict[str, Any]:
             }
             for call in choice.message.tool_calls
         ]
-    return {"index": index, "message": message, "finish_reason": _REASONS.get(choice.stop_reason, "stop")}
+    return {
+        "index": index,
+        "message": message,
+        "finish_reason": _REASONS.get(choice.stop_reason, "stop"),
+    }

@@ -17,7 +17,11 @@ from belljar.units import printable
 
 
 def build_missing(
-    builds: Iterable[str], images: Set[str], home: Path, *, report: Callable[[str], None] = lambda _line: None
+    builds: Iterable[str],
+    images: Set[str],
+    home: Path,
+    *,
+    report: Callable[[str], None] = lambda _line: None,
 ) -> None:
     """Build what is among `images`; `builds` as `BelljarConfig.builds`.
 
@@ -55,12 +59,19 @@ def running_builds(builds: Iterable[str], images: Set[str]) -> list[dict[str, An
     """Those that are among `images`, each once; `builds` as `BelljarConfig.builds`. Raises
     `PolicyError` for different ones of one name. Pure.
     """
-    wanted = {json.dumps(each, sort_keys=True): each for text in builds if text for each in json.loads(text)}
+    wanted = {
+        json.dumps(each, sort_keys=True): each
+        for text in builds
+        if text
+        for each in json.loads(text)
+    }
     running = [each for each in wanted.values() if each["image"] in images]
     for name, count in Counter(each["image"] for each in running).items():
         if count > 1:
             what = f"{count} different builds are called {printable(name)}: a sample would run in another's image"
-            raise PolicyError(what, hint="give each of them an `image` of its own in its compose file")
+            raise PolicyError(
+                what, hint="give each of them an `image` of its own in its compose file"
+            )
     return running
 
 

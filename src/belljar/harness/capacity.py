@@ -24,7 +24,9 @@ def cells_at_once(*, cpus: int, available_bytes: int, memory_bytes: int, disk_by
     return max(1, min(2 * cpus, (available_bytes - RESERVED_BYTES) // each))
 
 
-def room_for_one_more(*, available_bytes: int, memory_bytes: int, disk_bytes: int, in_use: int) -> bool:
+def room_for_one_more(
+    *, available_bytes: int, memory_bytes: int, disk_bytes: int, in_use: int
+) -> bool:
     """Whether one more cell fits into memory beside those in use, if each of them still comes to
     use all it may.
     """

@@ -115,12 +115,16 @@ def check_compose(target: str, options: OperatorOptions) -> list[Preview]:
         config = of_compose(read_document(path), beside_policy(path.parent), where=target)
         return _one(_without_metadata(config), operator, target)
     except PolicyError as error:
-        made = SampleSandbox(task=target, sample="", metadata={}, config=BelljarConfig(), error=error)
+        made = SampleSandbox(
+            task=target, sample="", metadata={}, config=BelljarConfig(), error=error
+        )
         return list(preview([made], operator))
 
 
 def _one(config: BelljarConfig, operator: Operator, target: str) -> list[Preview]:
-    return list(preview([SampleSandbox(task=target, sample="", metadata={}, config=config)], operator))
+    return list(
+        preview([SampleSandbox(task=target, sample="", metadata={}, config=config)], operator)
+    )
 
 
 PLACEHOLDER: Final = "sample-metadata"
@@ -192,7 +196,8 @@ def as_json(target: str, kind: str, found: Sequence[Outlook]) -> dict[str, Any]:
         "exit_code": exit_code(found),
         "groups": [_group_json(each) for each in found],
         "missing_images": [
-            {"image": each.image, "what": each.why.what, "command": each.command} for each in all_missing(found)
+            {"image": each.image, "what": each.why.what, "command": each.command}
+            for each in all_missing(found)
         ],
     }
 
@@ -238,7 +243,9 @@ def _plan_json(plan: Plan) -> dict[str, Any]:
         "user": plan.user,
         "workdir": plan.workdir,
         "services": _services(plan),
-        "upstreams": [each.host for each in plan.policy.network.upstreams] if plan.policy.network is not None else [],
+        "upstreams": [each.host for each in plan.policy.network.upstreams]
+        if plan.policy.network is not None
+        else [],
         "warnings": list(plan.warnings),
     }
 

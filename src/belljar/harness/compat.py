@@ -46,7 +46,9 @@ class Refused:
 
     def error(self, where: str) -> TaskRefused:
         """The refusal, to be raised."""
-        refused = self.differences or (Difference(kind=Kind.REFUSED, where=TASK, detail=self.reason, hint=self.hint),)
+        refused = self.differences or (
+            Difference(kind=Kind.REFUSED, where=TASK, detail=self.reason, hint=self.hint),
+        )
         return TaskRefused(self.reason, where=printable(where), hint=self.hint, differences=refused)
 
 
@@ -56,7 +58,9 @@ class TaskRefused(PolicyError):  # noqa: N818 - as `Refused`
 
     code = "task_refused"
 
-    def __init__(self, what: str, *, where: str, hint: str, differences: tuple[Difference, ...]) -> None:
+    def __init__(
+        self, what: str, *, where: str, hint: str, differences: tuple[Difference, ...]
+    ) -> None:
         super().__init__(what, where=where, hint=hint)
         self.differences = differences
 
@@ -70,7 +74,9 @@ _OWN_POLICY: Final = (
 
 def _hint(differences: Iterable[Difference]) -> str:
     """What can be removed for the rest to run: a compose file's keys, each once."""
-    keys = dict.fromkeys(f"`{fact.key}`" for fact in differences if fact.kind is Kind.REFUSED and fact.key)
+    keys = dict.fromkeys(
+        f"`{fact.key}`" for fact in differences if fact.kind is Kind.REFUSED and fact.key
+    )
     if not keys:
         return _OWN_POLICY
     return f"remove {', '.join(keys)} from the compose file if the task works without, or {_OWN_POLICY}"
@@ -84,7 +90,9 @@ def judge(kind: str, *, has_config: bool, compose: Mapping[str, Any] | None) -> 
     """
     if kind == "local":
         return Honoured(
-            differences=_replaced("the task asks to run on this host: using a cell with the image `default`")
+            differences=_replaced(
+                "the task asks to run on this host: using a cell with the image `default`"
+            )
         )
     if compose is not None:
         return judge_compose(compose)
@@ -119,7 +127,9 @@ def judge_compose(compose: Mapping[str, Any]) -> Judgement:
     return judge_for_sample(compose, {})
 
 
-def judge_for_sample(compose: Mapping[str, Any], variables: Mapping[str, str], *, blanks: bool = False) -> Judgement:
+def judge_for_sample(
+    compose: Mapping[str, Any], variables: Mapping[str, str], *, blanks: bool = False
+) -> Judgement:
     """Decide about a compose file for one sample; `variables`: its metadata.
 
     `blanks`: as `interpolate`.
@@ -162,7 +172,9 @@ def _refused(error: Exception, others: Iterable[Difference] = ()) -> Refused:
 
 
 def _changes(found: Composed) -> dict[str, Any]:
-    changes = {name: value for name, value in found.changes.items() if name not in ("resources", "rights")}
+    changes = {
+        name: value for name, value in found.changes.items() if name not in ("resources", "rights")
+    }
     if "env" in changes:
         changes["env"] = tuple((name, literal(value)) for name, value in changes["env"])
     if resources := found.changes.get("resources"):
@@ -187,7 +199,11 @@ def _with_literals(network: Mapping[str, Any]) -> dict[str, Any]:
     stand_ins = {
         name: {
             **words,
-            **({"env": {key: literal(value) for key, value in words["env"].items()}} if "env" in words else {}),
+            **(
+                {"env": {key: literal(value) for key, value in words["env"].items()}}
+                if "env" in words
+                else {}
+            ),
             "rights": _rights(words),
         }
         for name, words in network["stand_ins"].items()

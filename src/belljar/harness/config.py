@@ -52,13 +52,15 @@ from belljar.units import printable
 if TYPE_CHECKING:
     from belljar.host.settings import Settings
     from belljar.policy import LoadedPolicy
-    from belljar.policy.stand_ins import StandIn
+    from belljar.policy.stand_in import StandIn
 
 DEFAULT_POLICY: Final = "high"
 POLICY_NAMES: Final = ("belljar.yaml", "belljar.yml")
 """What a policy beside a task is called."""
 _NAME: Final = METADATA_PREFIX + r"[A-Za-z0-9_]+"
-_REFERENCE: Final = re.compile(rf"\$\$(?=\{{?{_NAME})|\$\{{({_NAME})(?:(:?-)([^{{}}]*))?\}}|\$({_NAME})")
+_REFERENCE: Final = re.compile(
+    rf"\$\$(?=\{{?{_NAME})|\$\{{({_NAME})(?:(:?-)([^{{}}]*))?\}}|\$({_NAME})"
+)
 
 
 class BelljarConfig(BaseModel):
@@ -139,7 +141,9 @@ def as_config(config: BaseModel | str | None) -> BelljarConfig:
         return of_compose(read_document(path), beside_policy(path.parent), where=str(path))
     if is_dockerfile_name(config):
         path = Path(config)
-        return of_compose(dockerfile_document(path.absolute()), beside_policy(path.parent), where=str(path))
+        return of_compose(
+            dockerfile_document(path.absolute()), beside_policy(path.parent), where=str(path)
+        )
     return BelljarConfig(policy=_preset_again(config))
 
 
@@ -174,7 +178,9 @@ def check_below(path: Path, directory: Path) -> None:
     """
     home = os.path.realpath(directory)
     written = os.path.normpath(path)
-    is_named_below = Path(written).is_relative_to(directory.absolute()) or Path(written).is_relative_to(home)
+    is_named_below = Path(written).is_relative_to(directory.absolute()) or Path(
+        written
+    ).is_relative_to(home)
     if is_named_below and not Path(os.path.realpath(path.parent)).is_relative_to(home):
         raise PolicyError(
             "a link on the way to it leads out of the task's directory",
@@ -185,7 +191,9 @@ def check_below(path: Path, directory: Path) -> None:
 
 def beside_policy(directory: Path) -> BelljarConfig:
     """The policy beside a task, if there is one: also a link, which is judged when it is read."""
-    found = next((directory / name for name in POLICY_NAMES if os.path.lexists(directory / name)), None)
+    found = next(
+        (directory / name for name in POLICY_NAMES if os.path.lexists(directory / name)), None
+    )
     return BelljarConfig(policy=str(found.absolute()) if found else "")
 
 
@@ -248,7 +256,11 @@ def _check_own_files(ours: BelljarConfig) -> None:
 
 def shaping(config: BelljarConfig, metadata: Mapping[str, object]) -> dict[str, str]:
     """The variables of a sample by which its cells differ in more than their environment."""
-    return shaping_variables(json.loads(config.compose), metadata_variables(metadata)) if config.compose else {}
+    return (
+        shaping_variables(json.loads(config.compose), metadata_variables(metadata))
+        if config.compose
+        else {}
+    )
 
 
 def _preset_again(config: str) -> str:
@@ -258,7 +270,11 @@ def _preset_again(config: str) -> str:
     from belljar.policy.loaded import PRESETS
 
     path = Path(config)
-    return path.name if path.is_absolute() and path.name in PRESETS and not os.path.lexists(path) else config
+    return (
+        path.name
+        if path.is_absolute() and path.name in PRESETS and not os.path.lexists(path)
+        else config
+    )
 
 
 def choose_policy(config: BelljarConfig, operator: Operator) -> str:
@@ -313,7 +329,9 @@ def within(ours: BelljarConfig, operator: Operator) -> tuple[LoadedPolicy, tuple
     return done, (*ours.differences, *found, *_raised(made, operator.settings))
 
 
-def _above_floor(ours: BelljarConfig, operator: Operator) -> tuple[LoadedPolicy, tuple[Difference, ...]]:
+def _above_floor(
+    ours: BelljarConfig, operator: Operator
+) -> tuple[LoadedPolicy, tuple[Difference, ...]]:
     """The task's own policy and compose file, nowhere looser than `$BELLJAR_POLICY`."""
     from belljar.policy import resolve_policy, with_tier
     from belljar.policy.floor import looser_fields, tightened
@@ -386,7 +404,10 @@ def metadata_variables(metadata: Mapping[str, object]) -> dict[str, str]:
     """A sample's metadata as the variables Inspect defines for it: `SAMPLE_METADATA_<KEY>`, upper
     case, spaces as underscores.
     """
-    return {f"{METADATA_PREFIX}{key.replace(' ', '_').upper()}": str(value) for key, value in metadata.items()}
+    return {
+        f"{METADATA_PREFIX}{key.replace(' ', '_').upper()}": str(value)
+        for key, value in metadata.items()
+    }
 
 
 def for_sample(loaded: LoadedPolicy, metadata: Mapping[str, object]) -> LoadedPolicy:
@@ -402,7 +423,9 @@ def for_sample(loaded: LoadedPolicy, metadata: Mapping[str, object]) -> LoadedPo
         changes["env"] = env
     network = loaded.policy.network
     if network is not None:
-        stand_ins = {name: _for_sample(name, item, variables) for name, item in network.stand_ins.items()}
+        stand_ins = {
+            name: _for_sample(name, item, variables) for name, item in network.stand_ins.items()
+        }
         if stand_ins != dict(network.stand_ins):
             changes["network"] = network.model_copy(update={"stand_ins": stand_ins})
     return with_changes(loaded, changes) if changes else loaded
@@ -415,7 +438,9 @@ def _for_sample(name: str, stand_in: StandIn, variables: Mapping[str, str]) -> S
     return stand_in if expanded == dict(env) else stand_in.model_copy(update={"env": expanded})
 
 
-def _expanded(env: Mapping[str, str], variables: Mapping[str, str], *, where: str) -> dict[str, str]:
+def _expanded(
+    env: Mapping[str, str], variables: Mapping[str, str], *, where: str
+) -> dict[str, str]:
     """Raises `PolicyError` for more than `MAX_CHARACTERS` in all."""
     expanded: dict[str, str] = {}
     room = MAX_CHARACTERS

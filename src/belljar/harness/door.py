@@ -95,7 +95,9 @@ class Door:
         path = doors_directory(home) / cell.id
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        listening = socket.socket(
+            socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+        )
         with short_path(path) as name:
             listening.bind(name)
             Path(name).chmod(0o600)
@@ -171,7 +173,10 @@ class Door:
 
 
 async def _terminal(
-    stream: SocketStream, incoming: AsyncIterator[tuple[FrameKind, bytes]], cell: Cell, opening: Opening
+    stream: SocketStream,
+    incoming: AsyncIterator[tuple[FrameKind, bytes]],
+    cell: Cell,
+    opening: Opening,
 ) -> None:
     from belljar.channel import PtySize
 

@@ -121,7 +121,11 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
             raise session.stopped
         _show_preview(previews, session)
         tell(session, [remark for task in tasks if (remark := check_known_tools(task, session))])
-        policies = {each.policy: None for each in previews if each.policy is not None} if request.controls else {}
+        policies = (
+            {each.policy: None for each in previews if each.policy is not None}
+            if request.controls
+            else {}
+        )
         return _run_tasks(request, options, tasks, session, controlled=tuple(policies))
 
 
@@ -166,7 +170,9 @@ def _show_preview(previews: Sequence[Preview], session: Session) -> None:
         home=session.home,
     )
     session.source.check_images(list(policies), home=session.home)
-    whole = with_images(previews, lambda policy: session.source.image_differences(policy, home=session.home))
+    whole = with_images(
+        previews, lambda policy: session.source.image_differences(policy, home=session.home)
+    )
     tell(session, summary(whole))
     session.is_previewed = True
 
@@ -183,11 +189,15 @@ def _run_tasks(
 
     what = ", ".join(task.name for task in tasks)
     with (
-        request.source.start_run("run", [*sys.argv[:1], *request.inspect_args], home=request.home, what=what) as run,
+        request.source.start_run(
+            "run", [*sys.argv[:1], *request.inspect_args], home=request.home, what=what
+        ) as run,
         session_scope(session),
     ):
         session.run = run
-        run.write_json(TOOLS, {task.name: [tool.to_json() for tool in known_tools(task)] for task in tasks})
+        run.write_json(
+            TOOLS, {task.name: [tool.to_json() for tool in known_tools(task)] for task in tasks}
+        )
         expected = (
             expected_samples(
                 tasks,
@@ -219,7 +229,11 @@ def _run_tasks(
         raise session.refusal
     findings = _sealed(evidence, findings, run)
     return RunOutcome(
-        findings=findings, dropped=dropped, run_id=run.run_id, path=run.path, exit_code=findings.exit_code
+        findings=findings,
+        dropped=dropped,
+        run_id=run.run_id,
+        path=run.path,
+        exit_code=findings.exit_code,
     )
 
 
@@ -244,7 +258,9 @@ def _sealed(evidence: Evidence, findings: RunFindings, run: RunDirectory) -> Run
     return judge(replace(evidence, ledger=state, ledger_problem=problem))
 
 
-def _bind(findings: RunFindings, run: RunDirectory, *, require_contained: bool) -> tuple[list[str], str]:
+def _bind(
+    findings: RunFindings, run: RunDirectory, *, require_contained: bool
+) -> tuple[list[str], str]:
     """Write the verdicts into Inspect's log.
 
     Returns the samples that the metrics do not count, and what went wrong.
@@ -303,7 +319,9 @@ def _check_syntax(file: str) -> None:
         return  # whoever loads it says why it can't be
 
 
-def load_tasks(options: InspectOptions, operator: Operator, selection: Selection) -> tuple[list[Task], list[Preview]]:
+def load_tasks(
+    options: InspectOptions, operator: Operator, selection: Selection
+) -> tuple[list[Task], list[Preview]]:
     """The tasks named on the command line, with their sandboxes replaced and in the order in which
     they run, and what each sample that is selected would run in; a model named there beats the
     tasks' own.
@@ -319,15 +337,23 @@ def load_tasks(options: InspectOptions, operator: Operator, selection: Selection
     in_file = [configured["tasks"]] if "tasks" in configured else []
     specs = [_relative(spec) for spec in params["tasks"] or in_file]
     if not specs:
-        raise click.UsageError("which task? Name a file, file@task or package/task", options.context)
+        raise click.UsageError(
+            "which task? Name a file, file@task or package/task", options.context
+        )
     _check_files(specs)
     with _explained(", ".join(specs)):
         tasks = inspect_load_tasks(
-            specs, {**configured.get("task_args", {}), **parse_cli_config(params["t"], params["task_config"])}
+            specs,
+            {
+                **configured.get("task_args", {}),
+                **parse_cli_config(params["t"], params["task_config"]),
+            },
         )
     if not tasks:
         raise PolicyError(
-            "no task was found there", where=printable(", ".join(specs)), hint="name a file, file@task or package/task"
+            "no task was found there",
+            where=printable(", ".join(specs)),
+            hint="name a file, file@task or package/task",
         )
     previews: list[Preview] = []
     names = [task.name for task in tasks]
@@ -343,7 +369,11 @@ def load_tasks(options: InspectOptions, operator: Operator, selection: Selection
 def _relative(spec: str) -> str:
     """Inspect's loader takes a file only relative to the current directory."""
     path, at, name = spec.partition("@")
-    return f"{os.path.relpath(path)}{at}{name}" if Path(path).is_absolute() and Path(path).exists() else spec
+    return (
+        f"{os.path.relpath(path)}{at}{name}"
+        if Path(path).is_absolute() and Path(path).exists()
+        else spec
+    )
 
 
 def _adapt(task: Task, *, directory: Path, operator: Operator) -> list[SampleSandbox]:
@@ -381,14 +411,21 @@ def _explained(what: str) -> Iterator[None]:
         ) from error
 
 
-def _invoke(options: InspectOptions, tasks: list[Task], session: Session, run: RunDirectory, *, quiet: bool) -> bool:
+def _invoke(
+    options: InspectOptions, tasks: list[Task], session: Session, run: RunDirectory, *, quiet: bool
+) -> bool:
     """Hand the tasks to Inspect's `eval` command; True when a person interrupted it.
 
     Its errors are told, but not a refusal of ours, which `run_evaluation` raises; what ran until
     then is on record.
     """
     context = options.context
-    context.params |= {"tasks": tuple(tasks), "log_dir": str(run.inspect_log_dir), "t": (), "task_config": None}
+    context.params |= {
+        "tasks": tuple(tasks),
+        "log_dir": str(run.inspect_log_dir),
+        "t": (),
+        "task_config": None,
+    }
     if not was_given(context, "display"):
         context.params["display"] = "none" if quiet else "rich" if sys.stdout.isatty() else "plain"
     from inspect_ai._util.error import PrerequisiteError
@@ -405,7 +442,9 @@ def _invoke(options: InspectOptions, tasks: list[Task], session: Session, run: R
     except (KeyboardInterrupt, click.Abort):
         return True
     except Exception as error:  # noqa: BLE001 - whatever ends the evaluation, its record is closed and judged
-        say(f"belljar: the evaluation ended with {type(error).__name__}: {printable(str(error), max_chars=2000)}")
+        say(
+            f"belljar: the evaluation ended with {type(error).__name__}: {printable(str(error), max_chars=2000)}"
+        )
     return False
 
 

@@ -51,7 +51,11 @@ class _Chosen:
 
 
 def under_policy(
-    walls: LoadedPolicy, own: LoadedPolicy | None, asked: Mapping[str, Any], *, override: bool = False
+    walls: LoadedPolicy,
+    own: LoadedPolicy | None,
+    asked: Mapping[str, Any],
+    *,
+    override: bool = False,
 ) -> tuple[LoadedPolicy, tuple[Difference, ...]]:
     """The policy of a cell within the operator's walls, and how it differs from the task.
 
@@ -81,7 +85,9 @@ def under_policy(
     )
 
 
-def _content(walls: LoadedPolicy, own: LoadedPolicy | None, asked: Mapping[str, Any], *, override: bool) -> _Chosen:
+def _content(
+    walls: LoadedPolicy, own: LoadedPolicy | None, asked: Mapping[str, Any], *, override: bool
+) -> _Chosen:
     operator = _written(walls.policy)
     task = _written(own.policy) if own is not None else {}
     task |= {name: asked[name] for name in ("image", "user", "workdir") if name in asked}
@@ -130,8 +136,15 @@ def _overridden(task: Mapping[str, Any], operator: Mapping[str, Any]) -> Iterato
         elif name in task and task[name] != value:
             detail = f"the policy's {_shown(value)} instead of {_shown(task[name])}"
             yield _by_operator(name, detail)
-        elif name in ("user", "workdir") and "image" in task and name not in task and value is not None:
-            yield _by_operator(name, f"the policy's {_shown(value)} instead of what the task's image says")
+        elif (
+            name in ("user", "workdir")
+            and "image" in task
+            and name not in task
+            and value is not None
+        ):
+            yield _by_operator(
+                name, f"the policy's {_shown(value)} instead of what the task's image says"
+            )
 
 
 def _by_operator(key: str, detail: str) -> Difference:
@@ -160,7 +173,9 @@ def _shown(value: object) -> str:
     return value if isinstance(value, str) else "its files" if value else "none"
 
 
-def _network(walls: LoadedPolicy, own: LoadedPolicy | None, asked: Mapping[str, Any], *, override: bool) -> _Chosen:
+def _network(
+    walls: LoadedPolicy, own: LoadedPolicy | None, asked: Mapping[str, Any], *, override: bool
+) -> _Chosen:
     """The operator's network, or the range of the task's services."""
     operator = walls.policy.network
     wanted = asked.get("network")
@@ -198,7 +213,9 @@ def _services(walls: LoadedPolicy, task: Network | None, wanted: object) -> Netw
     return task if task is not None and task.stand_ins and is_closed(task) else None
 
 
-def _replaced_network(services: Network | None, operator: Network | None, *, is_none: bool) -> tuple[Difference, ...]:
+def _replaced_network(
+    services: Network | None, operator: Network | None, *, is_none: bool
+) -> tuple[Difference, ...]:
     if services is not None:
         names = ", ".join(services.stand_ins)
         return (_by_operator("network", f"the policy's network instead of the services {names}"),)
@@ -216,9 +233,13 @@ def _smaller_services(services: Network, held: Network, wanted: object) -> Itera
             if item.rights != now.rights:
                 where = printable(f"service {name}")
                 yield Difference(kind=Kind.CHANGED, where=where, key="rights", detail=_FEWER_RIGHTS)
-            written = words[name].get("resources", {}) if words else written_resources(item.resources)
+            written = (
+                words[name].get("resources", {}) if words else written_resources(item.resources)
+            )
             if "resources" in item.model_fields_set:
-                yield from _limited(item.resources, now.resources, where=f"service {name}", written=written)
+                yield from _limited(
+                    item.resources, now.resources, where=f"service {name}", written=written
+                )
 
 
 def _within_limits(
@@ -231,17 +252,23 @@ def _within_limits(
     asked = with_changes(walls, {"resources": {**written_resources(most), **wanted}})
     held = smaller_resources(asked.policy.resources, most)
     policy = made.policy.model_copy(update={"resources": held})
-    return replace(made, policy=policy), tuple(_limited(asked.policy.resources, held, where=TASK, written=wanted))
+    return replace(made, policy=policy), tuple(
+        _limited(asked.policy.resources, held, where=TASK, written=wanted)
+    )
 
 
-def _limited(asked: Resources, held: Resources, *, where: str, written: Mapping[str, Any]) -> Iterator[Difference]:
+def _limited(
+    asked: Resources, held: Resources, *, where: str, written: Mapping[str, Any]
+) -> Iterator[Difference]:
     for field in fields(Resources):
         wanted, most = getattr(asked, field.name), getattr(held, field.name)
         key = field.name.removesuffix("_bytes").removesuffix("_s")
         if wanted != most and key in written:
             asked_for, given = _written_limit(field.name, wanted), _written_limit(field.name, most)
             detail = f"{asked_for} asked for, {given} by the policy"
-            yield Difference(kind=Kind.CHANGED, where=printable(where), key=f"resources.{key}", detail=detail)
+            yield Difference(
+                kind=Kind.CHANGED, where=printable(where), key=f"resources.{key}", detail=detail
+            )
 
 
 def _written_limit(name: str, value: float) -> str:
@@ -259,7 +286,11 @@ def _replaced_walls(operator: Policy, task: Policy | None) -> Iterator[Differenc
     for name in _WALLS if task is not None else ():
         is_written = task is not None and name in task.model_fields_set
         if is_written and getattr(task, name) != getattr(operator, name):
-            what = f"{operator.risk}, not {task.risk}" if name == "risk" and task else "the policy's own"
+            what = (
+                f"{operator.risk}, not {task.risk}"
+                if name == "risk" and task
+                else "the policy's own"
+            )
             yield _changed(name, f"the policy of --policy holds: {what}")
 
 

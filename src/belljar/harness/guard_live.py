@@ -43,7 +43,11 @@ NETWORK: Final[Mapping[str, Any]] = {
             "names": [HOST],
             "routes": [
                 {"path": "/socket", "websocket": "echo"},
-                {"path": "/{rest...}", "methods": ["GET", "POST", "PUT", "PATCH", "DELETE"], "body": "ok\n"},
+                {
+                    "path": "/{rest...}",
+                    "methods": ["GET", "POST", "PUT", "PATCH", "DELETE"],
+                    "body": "ok\n",
+                },
             ],
         },
         "mail": {"kind": "smtp", "names": [MAIL_HOST]},
@@ -120,7 +124,10 @@ def live_policy(loaded: LoadedPolicy) -> LoadedPolicy:
     if not hasattr(loaded.policy, "model_copy"):  # a preset
         loaded = parse_policy(loaded.text, source=loaded.source, base=loaded.base)
     rules = loaded.policy.guard_rules
-    actions = {place: Action.FLAG if rules.action(place) is Action.STOP else rules.action(place) for place in Place}
+    actions = {
+        place: Action.FLAG if rules.action(place) is Action.STOP else rules.action(place)
+        for place in Place
+    }
     update = {
         "network": Network.model_validate(NETWORK),
         "guard": replace(rules, actions=actions),
@@ -168,12 +175,16 @@ async def carry_out(
             tasks.start_soon(one, case)
     found = found_by_case(read_events(run.path), of_cell)
     return tuple(
-        Outcome(case=case, classes=found[case.id][0], problem=problems.get(case.id) or found[case.id][1])
+        Outcome(
+            case=case, classes=found[case.id][0], problem=problems.get(case.id) or found[case.id][1]
+        )
         for case in cases
     )
 
 
-def found_by_case(lines: Iterable[Line], of_cell: Mapping[str, Case]) -> dict[str, tuple[tuple[str, ...], str]]:
+def found_by_case(
+    lines: Iterable[Line], of_cell: Mapping[str, Case]
+) -> dict[str, tuple[tuple[str, ...], str]]:
     """Of each case, by its cell or its cell's range: the classes that were found where it went, and
     why not all of it was looked at. Pure."""
     of_place: dict[str, Case] = dict(of_cell)
@@ -181,7 +192,12 @@ def found_by_case(lines: Iterable[Line], of_cell: Mapping[str, Case]) -> dict[st
     problems: dict[str, str] = {}
     for line in lines:
         data = line.data
-        if line.kind is Kind.CELL_PLANNED and line.cell and line.cell in of_cell and data.get("range"):
+        if (
+            line.kind is Kind.CELL_PLANNED
+            and line.cell
+            and line.cell in of_cell
+            and data.get("range")
+        ):
             of_place[str(data["range"])] = of_cell[line.cell]
         case = of_place.get(str(line.cell or data.get("range") or ""))
         if case is None or data.get("place") != _PLACES.get(case.channel, "range"):
@@ -206,7 +222,9 @@ async def _take_step(cell: Cell, step: Step) -> None:
         else:
             await cell.exec(["cat", CASE_FILE], timeout_s=STEP_TIMEOUT_S)
         return
-    done = await cell.exec(["python3", "-c", CLIENT], input=as_input(step), timeout_s=STEP_TIMEOUT_S)
+    done = await cell.exec(
+        ["python3", "-c", CLIENT], input=as_input(step), timeout_s=STEP_TIMEOUT_S
+    )
     if done.code == 127 or done.code is None:
         raise HostError(
             "a case can't be sent: the image has no python3",
@@ -214,7 +232,9 @@ async def _take_step(cell: Cell, step: Step) -> None:
             hint="name an image that has it in the policy, or test without --live",
         )
     if done.code != 0:
-        raise OSError(f"it could not be sent: {printable(done.stderr[-200:].decode('utf-8', 'replace'))}")
+        raise OSError(
+            f"it could not be sent: {printable(done.stderr[-200:].decode('utf-8', 'replace'))}"
+        )
 
 
 def as_input(step: Step) -> bytes:

@@ -63,7 +63,9 @@ class HealthWatch:
             return
         _, found = await self._check(phase)
         if found is not None and self.degraded is None:
-            self.degraded = Degraded(cell_id=self._cell.id, damage=found, phase=phase, op=self._cell.last_op)
+            self.degraded = Degraded(
+                cell_id=self._cell.id, damage=found, phase=phase, op=self._cell.last_op
+            )
 
     async def _check(self, phase: Phase) -> tuple[Health, Damage | None]:
         self._tell(Kind.CELL_CHECKING, phase=phase)
@@ -82,7 +84,9 @@ class HealthWatch:
 
     def _tell(self, kind: Kind, **data: JsonValue) -> None:
         trust = Trust.GUEST_REPORTED if kind is Kind.CELL_CHECKED else Trust.HOST_OBSERVED
-        self._record(Event(kind=kind, data=data, cell_id=self._cell.id, actor=Actor.BELLJAR, trust=trust))
+        self._record(
+            Event(kind=kind, data=data, cell_id=self._cell.id, actor=Actor.BELLJAR, trust=trust)
+        )
 
 
 def bind_degraded(degraded: Iterable[Degraded], who: SampleIdentity) -> None:

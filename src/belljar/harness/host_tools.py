@@ -122,7 +122,11 @@ def _server_of(source: ToolSource) -> str:
     if config is not None:
         return f"{MCP_PREFIX}{getattr(config, 'name', '')}"
     client = getattr(source, "_client", None)
-    return str(getattr(source, "_name", "")) if client is not None and not _is_in_sandbox(client) else ""
+    return (
+        str(getattr(source, "_name", ""))
+        if client is not None and not _is_in_sandbox(client)
+        else ""
+    )
 
 
 def _is_in_sandbox(client: Callable[[], Any]) -> bool:
@@ -170,7 +174,9 @@ def check_known_tools(task: Task, session: Session) -> str:
     beside = [f"{printable(tool.name)} ({tool.outside})" for tool in tools if tool.outside]
     parts = [f"tools: {', '.join(inside)}"] if inside else []
     parts += (
-        [f"tools that act OUTSIDE of the cell, by the policy's `host_tools`: {', '.join(beside)}"] if beside else []
+        [f"tools that act OUTSIDE of the cell, by the policy's `host_tools`: {', '.join(beside)}"]
+        if beside
+        else []
     )
     return f"task {printable(task.name)}: {'; '.join(parts)}" if parts else ""
 

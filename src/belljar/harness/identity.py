@@ -29,7 +29,9 @@ class SampleIdentity:
     eval_id: str = ""
     log: str = ""
 
-    def started(self, policy: LoadedPolicy, differences: Iterable[Difference] = ()) -> dict[str, JsonValue]:
+    def started(
+        self, policy: LoadedPolicy, differences: Iterable[Difference] = ()
+    ) -> dict[str, JsonValue]:
         """As the data of its beginning: `log` is where Inspect writes the log that will have it,
         `host_tools` the tools that may act outside of the cell, `differences` what is not as the
         task's author or the policy's wrote it."""

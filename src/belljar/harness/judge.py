@@ -39,11 +39,19 @@ def put_on_record(run: RunDirectory, findings: RunFindings, dropped: Sequence[st
     """The findings as a file of the run directory, and the verdict in the run's last event."""
     run.write_json(FINDINGS, {**as_json(findings), "not_in_metrics": list(dropped)})
     reasons = {reason.code: reason for reason in findings.problems}
-    refused, unbound = reasons.get(ReasonCode.RUN_REFUSED), reasons.get(ReasonCode.VERDICTS_NOT_IN_LOG)
+    refused, unbound = (
+        reasons.get(ReasonCode.RUN_REFUSED),
+        reasons.get(ReasonCode.VERDICTS_NOT_IN_LOG),
+    )
     details: dict[str, JsonValue] = {"verdict": findings.verdict.value}
     if unbound is not None:
         details["verdicts_not_in_log"] = unbound.detail
-    run.finish(findings.outcome, exit_code=findings.exit_code, error=refused.detail if refused else None, **details)
+    run.finish(
+        findings.outcome,
+        exit_code=findings.exit_code,
+        error=refused.detail if refused else None,
+        **details,
+    )
 
 
 def check_ledger(run: RunDirectory) -> tuple[LedgerState, str]:
@@ -59,7 +67,11 @@ def check_ledger(run: RunDirectory) -> tuple[LedgerState, str]:
 
 
 def stored_evidence(
-    path: Path, *, logs: Sequence[str] = (), expected_key: str | None = None, expected_run: str | None = None
+    path: Path,
+    *,
+    logs: Sequence[str] = (),
+    expected_key: str | None = None,
+    expected_run: str | None = None,
 ) -> Evidence:
     """The evidence of any run directory.
 
@@ -76,8 +88,13 @@ def stored_evidence(
     result = verify(path, expected_key=expected_key, expected_run=expected_run)
     state, problem = _state(result)
     if state is LedgerState.VERIFIED and not result.key_checked:
-        state, problem = LedgerState.BAD, f"signed by {result.key}, which was compared with no known key"
-    return _with_other_runs(_evidence(path, (state, problem), logs=logs, remote=False), path, expected_key)
+        state, problem = (
+            LedgerState.BAD,
+            f"signed by {result.key}, which was compared with no known key",
+        )
+    return _with_other_runs(
+        _evidence(path, (state, problem), logs=logs, remote=False), path, expected_key
+    )
 
 
 def _state(result: Verification) -> tuple[LedgerState, str]:
@@ -88,14 +105,27 @@ def _state(result: Verification) -> tuple[LedgerState, str]:
     return LedgerState.VERIFIED, ""
 
 
-def _evidence(path: Path, ledger: tuple[LedgerState, str], *, logs: Sequence[str], remote: bool) -> Evidence:
-    record, cells, ranges, upstreams = RunRecord(), CellGatherer(), RangeGatherer(), UpstreamGatherer()
+def _evidence(
+    path: Path, ledger: tuple[LedgerState, str], *, logs: Sequence[str], remote: bool
+) -> Evidence:
+    record, cells, ranges, upstreams = (
+        RunRecord(),
+        CellGatherer(),
+        RangeGatherer(),
+        UpstreamGatherer(),
+    )
     signals = SignalGatherer()
     for line in _readable(path):
         for each in (record, cells, ranges, upstreams, signals):
             each.take(line)
     return Evidence(
-        logs=_logs(path, record, logs, has_samples=any(cell.sample for cell in cells.found.values()), remote=remote),
+        logs=_logs(
+            path,
+            record,
+            logs,
+            has_samples=any(cell.sample for cell in cells.found.values()),
+            remote=remote,
+        ),
         cells=cells.found,
         ranges=ranges.end(),
         upstreams=tuple(upstreams.found.values()),
@@ -112,7 +142,9 @@ def _with_other_runs(evidence: Evidence, path: Path, key: str | None) -> Evidenc
     """
     if evidence.run.kind == EVALUATION:
         return evidence
-    named = {each.judged_by for log in evidence.logs for each in log.transcripts} - {evidence.run.run_id}
+    named = {each.judged_by for log in evidence.logs for each in log.transcripts} - {
+        evidence.run.run_id
+    }
     begun: dict[str, frozenset[str]] = {}
     for run in path.parent.iterdir() if any(named) else ():
         if run.name in named and run.is_dir() and _is_signed(run, key):
@@ -138,7 +170,9 @@ def _readable(path: Path) -> Iterator[Line]:
         return
 
 
-def _logs(path: Path, record: RunRecord, given: Sequence[str], *, has_samples: bool, remote: bool) -> list[LogRecord]:
+def _logs(
+    path: Path, record: RunRecord, given: Sequence[str], *, has_samples: bool, remote: bool
+) -> list[LogRecord]:
     """Inspect's logs: those in the run directory under `belljar run`, else where Inspect put them."""
     from belljar.harness.transcript import logs_in, read_log
 
@@ -147,7 +181,9 @@ def _logs(path: Path, record: RunRecord, given: Sequence[str], *, has_samples: b
         if not found and has_samples:
             return [LogRecord(location=INSPECT_LOGS, missing=True)]
         records = [read_log(location, record.run_id) for location in found]
-        return [replace(each, location=f"{INSPECT_LOGS}/{Path(each.location).name}") for each in records]
+        return [
+            replace(each, location=f"{INSPECT_LOGS}/{Path(each.location).name}") for each in records
+        ]
     return [
         read_log(location, record.run_id)
         if remote or given or "://" not in location or location.startswith("file://")

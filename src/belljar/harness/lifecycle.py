@@ -97,7 +97,9 @@ async def hold(session: Session) -> None:
     """
     from belljar.harness.provider import login_command
 
-    say(f"belljar: {len(session.live)} cell(s) kept. They die with this process; Ctrl-C destroys them.")
+    say(
+        f"belljar: {len(session.live)} cell(s) kept. They die with this process; Ctrl-C destroys them."
+    )
     for environment in session.live.values():
         say(
             f"  {environment.cell.id}  sample {printable(environment.who.sample)}  {login_command(environment.cell.id, None)}"

@@ -57,10 +57,14 @@ TAKEN: Final[Mapping[str, Taken]] = {
         same=(PROVIDER,),
         config="sandbox",
     ),
-    "log_dir": Taken(flag="--log-dir", hint="the log goes into the run directory", config="log_dir"),
+    "log_dir": Taken(
+        flag="--log-dir", hint="the log goes into the run directory", config="log_dir"
+    ),
     # Inspect puts the pattern into a path as it is: with a `/` the log leaves the run directory.
     "log_file_pattern": Taken(
-        flag="", hint="the log goes into the run directory", variables=("INSPECT_EVAL_LOG_FILE_PATTERN",)
+        flag="",
+        hint="the log goes into the run directory",
+        variables=("INSPECT_EVAL_LOG_FILE_PATTERN",),
     ),
     "no_log_samples": Taken(
         flag="--no-log-samples",
@@ -78,7 +82,9 @@ TAKEN: Final[Mapping[str, Taken]] = {
     # Inspect sets these when it starts: the policy would not be the one that was checked. So do
     # these in a `.env` file, which may come with a task: they name the store, its keys and the
     # programs of a cell.
-    "belljar_variable": Taken(flag="a variable of this process", hint="set it in the environment of belljar run"),
+    "belljar_variable": Taken(
+        flag="a variable of this process", hint="set it in the environment of belljar run"
+    ),
     "detach": Taken(flag="--detach", hint="the cells live in this process", same=(False,)),
     "json_output": Taken(flag="--json", hint="use belljar's --json", same=(False,)),
 }
@@ -157,7 +163,9 @@ def read_options(arguments: Sequence[str]) -> InspectOptions:
         from inspect_ai._cli.eval import eval_command
         from inspect_ai._util.dotenv import init_dotenv
     except ImportError as error:
-        raise HostError("Inspect AI is not installed", hint="pip install 'belljar-sandbox[inspect]'") from error
+        raise HostError(
+            "Inspect AI is not installed", hint="pip install 'belljar-sandbox[inspect]'"
+        ) from error
     before = dict(os.environ)
     init_dotenv()
     context = eval_command.make_context("belljar run", list(arguments), auto_envvar_prefix=_PREFIX)
@@ -180,7 +188,10 @@ def _parsed(context: click.Context, before: Mapping[str, str]) -> Iterator[Setti
     environment without `.env`.
     """
     # `--env` writes `-` as `_`, and sets the variable only when Inspect starts
-    given = {str(text).partition("=")[0].strip().replace("-", "_") for text in context.params.get("env") or ()}
+    given = {
+        str(text).partition("=")[0].strip().replace("-", "_")
+        for text in context.params.get("env") or ()
+    }
     for name in sorted(given):
         if _is_the_operators(name):
             yield Setting(option="belljar_variable", value=name, source=f"--env {name}")
@@ -223,7 +234,11 @@ def _place(name: str, before: Mapping[str, str]) -> str:
     from dotenv import dotenv_values, find_dotenv
 
     file = find_dotenv(usecwd=True)
-    is_of_file = file and dotenv_values(file).get(name) is not None and before.get(name) != os.environ.get(name)
+    is_of_file = (
+        file
+        and dotenv_values(file).get(name) is not None
+        and before.get(name) != os.environ.get(name)
+    )
     return f"{name} in {file}" if is_of_file else f"environment variable {name}"
 
 

@@ -121,7 +121,9 @@ def _replaced(ours: configs.BelljarConfig, policy: Policy) -> frozenset[tuple[st
         keys |= {"CMD"} if command is not None or arguments is not None else set()
         keys |= {"ENTRYPOINT"} if command is not None else set()
         by_image.setdefault(f"image {cell.image}", []).append(keys)
-    return frozenset((where, key) for where, found in by_image.items() for key in set.intersection(*found))
+    return frozenset(
+        (where, key) for where, found in by_image.items() for key in set.intersection(*found)
+    )
 
 
 _Within: TypeAlias = "tuple[configs.BelljarConfig, LoadedPolicy, tuple[Difference, ...]]"
@@ -149,7 +151,9 @@ class _Known:
             raise found
         return found
 
-    def _settle(self, config: configs.BelljarConfig, metadata: Mapping[str, object]) -> configs.BelljarConfig:
+    def _settle(
+        self, config: configs.BelljarConfig, metadata: Mapping[str, object]
+    ) -> configs.BelljarConfig:
         if not config.compose:
             return config
         if config.compose not in self._names:
@@ -226,16 +230,24 @@ def _setuid(image: Image, policy: Policy) -> Iterator[Difference]:
         yield Difference(kind=Kind.GRANTED, key="set-user-ID", detail=detail)
     else:
         detail = f"`su` and `sudo` gain nothing in a {tier.value} cell"
-        yield Difference(kind=Kind.DROPPED, key="set-user-ID", detail=detail, hint="run it with --tier microvm")
+        yield Difference(
+            kind=Kind.DROPPED, key="set-user-ID", detail=detail, hint="run it with --tier microvm"
+        )
 
 
-def with_images(previews: Iterable[Preview], look: Callable[[LoadedPolicy], tuple[Difference, ...]]) -> list[Preview]:
+def with_images(
+    previews: Iterable[Preview], look: Callable[[LoadedPolicy], tuple[Difference, ...]]
+) -> list[Preview]:
     """The same, with what becomes of the configuration of their images, each looked at once."""
     known = cache(look)
     made: list[Preview] = []
     for each in previews:
         facts = known(each.policy) if each.policy is not None else ()
-        kept = tuple(fact for fact in facts if fact.kind is Kind.KEPT and (fact.where, fact.key) not in each.replaced)
+        kept = tuple(
+            fact
+            for fact in facts
+            if fact.kind is Kind.KEPT and (fact.where, fact.key) not in each.replaced
+        )
         more = tuple(fact for fact in facts if fact.kind is not Kind.KEPT)
         made.append(replace(each, kept=(*each.kept, *kept), differences=(*each.differences, *more)))
     return made
@@ -259,7 +271,10 @@ def grouped(previews: Iterable[Preview]) -> list[Group]:
         why = (type(error), error.what, error.hint) if error is not None else None
         key = (each.task, bare, policy.base if policy is not None else None, each.differences, why)
         groups.setdefault(key, []).append(each)
-    return [Group(first=same[0], samples=tuple(each.sample for each in same)) for same in groups.values()]
+    return [
+        Group(first=same[0], samples=tuple(each.sample for each in same))
+        for same in groups.values()
+    ]
 
 
 def summary(previews: Iterable[Preview]) -> list[str]:

@@ -33,8 +33,14 @@ async def start_program(cell: Cell, service: str, program: str) -> None:
     from belljar.policy.stand_ins import CellStandIn
 
     words = json.loads(program or "{}")
-    written = CellStandIn.model_validate({"kind": "cell", "names": ["own"], "ports": ["all"], **words}, strict=False)
+    written = CellStandIn.model_validate(
+        {"kind": "cell", "names": ["own"], "ports": ["all"], **words}, strict=False
+    )
     settings = written.settings()
     plan = StandInPlan(id=service, kind="cell", names=(), ports=(), settings=settings)
-    if settings.get("health") or settings.get("directories") or not is_idle(words_to_run(settings, cell)):
+    if (
+        settings.get("health")
+        or settings.get("directories")
+        or not is_idle(words_to_run(settings, cell))
+    ):
         await serve(cell, plan)

@@ -35,7 +35,9 @@ def exit_status(returncode: int) -> int:
     return returncode if returncode >= 0 else _SIGNAL_BASE - returncode
 
 
-def to_result(output: ExecOutput, cmd: list[str], *, limit_bytes: int, timeout_s: float | None) -> ExecResult[str]:
+def to_result(
+    output: ExecOutput, cmd: list[str], *, limit_bytes: int, timeout_s: float | None
+) -> ExecResult[str]:
     """An `ExecOutput` in Inspect's words.
 
     Raises:
@@ -45,13 +47,18 @@ def to_result(output: ExecOutput, cmd: list[str], *, limit_bytes: int, timeout_s
             bound alone, the tail
         is kept, as its Docker provider does.
     """
-    stdout, stderr = decode_tail(output.stdout, limit_bytes), decode_tail(output.stderr, limit_bytes)
+    stdout, stderr = (
+        decode_tail(output.stdout, limit_bytes),
+        decode_tail(output.stderr, limit_bytes),
+    )
     if output.timed_out:
         raise timed_out(timeout_s, stdout + stderr)
     if output.not_started_errno is not None:
         return not_started(output, output.not_started_errno, cmd)
     if output.output_cap_reached:
-        raise OutputLimitExceededError(limit_str=format_size(limit_bytes), truncated_output=stdout + stderr)
+        raise OutputLimitExceededError(
+            limit_str=format_size(limit_bytes), truncated_output=stdout + stderr
+        )
     status = exit_status(output.returncode)
     return ExecResult(success=status == 0, returncode=status, stdout=stdout, stderr=stderr)
 
@@ -74,7 +81,9 @@ def not_started(output: ExecOutput, code: int, cmd: list[str]) -> ExecResult[str
     stage, why = output.stage, os.strerror(code)
     if stage in {"user", "cwd"} and code in {errno.ENOENT, errno.ENOTDIR}:
         is_directory_missing = stage == "cwd" and code == errno.ENOENT
-        return _failed(NOT_FOUND if is_directory_missing else NOT_RUN, printable(output.why_not_started))
+        return _failed(
+            NOT_FOUND if is_directory_missing else NOT_RUN, printable(output.why_not_started)
+        )
     if code in {errno.EACCES, errno.EPERM}:
         if stage == "cwd":
             raise PermissionError(code, f"{why}: {printable(output.why_not_started)}")

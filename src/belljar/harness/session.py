@@ -60,7 +60,9 @@ class CellSource(Protocol):
     def check_images(self, policies: Sequence[LoadedPolicy], *, home: Path | None) -> None:
         """Raises `HostError` that names every image that is missing."""
 
-    def image_differences(self, policy: LoadedPolicy, *, home: Path | None) -> tuple[Difference, ...]:
+    def image_differences(
+        self, policy: LoadedPolicy, *, home: Path | None
+    ) -> tuple[Difference, ...]:
         """What becomes of the configuration of the images of a cell and the others of its range."""
 
     async def prepare(self, policy: LoadedPolicy, *, run: RunDirectory, home: Path | None) -> None:
@@ -112,7 +114,9 @@ class RealCells:
 
         check_images(policies, home or belljar_home())
 
-    def image_differences(self, policy: LoadedPolicy, *, home: Path | None) -> tuple[Difference, ...]:
+    def image_differences(
+        self, policy: LoadedPolicy, *, home: Path | None
+    ) -> tuple[Difference, ...]:
         """As the store has it."""
         from belljar.harness.preview import differences_of_images
         from belljar.store.home import belljar_home
@@ -143,11 +147,15 @@ class RealCells:
             if breach is not None:
                 raise breach
 
-        opening = open_cell(policy, run=run, home=home, actor=Actor.HARNESS, ahead=ahead, welcome=welcome)
+        opening = open_cell(
+            policy, run=run, home=home, actor=Actor.HARNESS, ahead=ahead, welcome=welcome
+        )
         return self._unchanged(opening, home)
 
     @asynccontextmanager
-    async def _unchanged(self, opening: AbstractAsyncContextManager[Cell], home: Path | None) -> AsyncIterator[Cell]:
+    async def _unchanged(
+        self, opening: AbstractAsyncContextManager[Cell], home: Path | None
+    ) -> AsyncIterator[Cell]:
         """The cell, if it and those beside it have the images that the run was prepared with."""
         async with opening as cell:
             for each in (cell, *cell.others.values()):
@@ -168,7 +176,9 @@ class RealCells:
     def _check(self, home: Path | None, name: str, digest: str) -> None:
         if self._digests.setdefault((home, name), digest) != digest:
             what = f"the image {printable(name)} was replaced in the store while this run uses it"
-            raise HostError(what, hint="start the run again; give images of other tasks names of their own")
+            raise HostError(
+                what, hint="start the run again; give images of other tasks names of their own"
+            )
 
     async def probe(self, cell: Cell, *, run: RunDirectory, phase: str) -> ProbeReport:
         """As the workload, with the host's witnesses."""
@@ -234,7 +244,9 @@ class Session:
             import sys
 
             self.own, self.breaches, self.refusal = ExitStack(), [], None
-            self.run = self.own.enter_context(self.source.start_run("inspect", sys.argv, home=self.home))
+            self.run = self.own.enter_context(
+                self.source.start_run("inspect", sys.argv, home=self.home)
+            )
         return self.run
 
     def cell_of_sample(
@@ -259,7 +271,9 @@ class Session:
         """
         refusal = self.refusal
         why: dict[str, JsonValue] = (
-            {"refusal": _plain(refusal), "refusal_code": refusal.exit_code} if refusal is not None else {}
+            {"refusal": _plain(refusal), "refusal_code": refusal.exit_code}
+            if refusal is not None
+            else {}
         )
         data: dict[str, JsonValue] = {
             "interrupted": interrupted,
@@ -317,7 +331,9 @@ class Session:
         if self.stopped is not None:
             await self.await_end()
             raise ContainmentBreach(
-                f"the run is stopped: {self.stopped.what}", where=self.stopped.where, hint=self.stopped.hint
+                f"the run is stopped: {self.stopped.what}",
+                where=self.stopped.where,
+                hint=self.stopped.hint,
             )
 
     async def end_if_killed(self) -> None:

@@ -86,19 +86,27 @@ class _Closed(type):
     def __getattr__(cls, name: str) -> Any:  # noqa: ANN401 - never returns
         if name.startswith("__"):
             raise AttributeError(name)
-        cls.hold.refuse(f"the sandbox provider {cls.provider.__name__} was about to be used ({name})", where="inspect")
+        cls.hold.refuse(
+            f"the sandbox provider {cls.provider.__name__} was about to be used ({name})",
+            where="inspect",
+        )
 
 
 def _closed(provider: type[SandboxEnvironment], hold: SoleProvider) -> _Closed:
     harmless = {name: staticmethod(getattr(provider, name)) for name in _HARMLESS}
-    return _Closed(f"Closed{provider.__name__}", (), {"provider": provider, "hold": hold, **harmless})
+    return _Closed(
+        f"Closed{provider.__name__}", (), {"provider": provider, "hold": hold, **harmless}
+    )
 
 
 _lock = threading.Lock()
 _holding: SoleProvider | None = None
 
 
-@hooks(name="belljar_sole_provider", description="Looks at the sandboxes of each sample before it begins.")
+@hooks(
+    name="belljar_sole_provider",
+    description="Looks at the sandboxes of each sample before it begins.",
+)
 class LookAtSandboxes(Hooks):
     """Called for each attempt at a sample, when its sandboxes are there and its solver has not
     begun.
@@ -136,7 +144,9 @@ def sole_provider(session: Session) -> Iterator[SoleProvider]:
     hold = SoleProvider(session)
     with ExitStack() as stack:
         if not _lock.acquire(blocking=False):
-            raise HostError("another evaluation runs in this process", hint="run one after the other")
+            raise HostError(
+                "another evaluation runs in this process", hint="run one after the other"
+            )
         stack.callback(_lock.release)
         _hold_registry(hold, stack)
         _hold_instances(hold, stack)

@@ -40,7 +40,11 @@ JUDGED: Final = "containment"
 
 def logs_in(directory: Path) -> list[str]:
     """The logs in a directory, oldest first; none when it is not there."""
-    return [info.name for info in list_eval_logs(str(directory), descending=False)] if directory.is_dir() else []
+    return (
+        [info.name for info in list_eval_logs(str(directory), descending=False)]
+        if directory.is_dir()
+        else []
+    )
 
 
 def read_log(location: str, run_id: str) -> LogRecord:
@@ -50,7 +54,9 @@ def read_log(location: str, run_id: str) -> LogRecord:
     transcripts: list[Transcript] = []
     try:
         header = read_eval_log(location, header_only=True)
-        for sample in read_eval_log_samples(location, all_samples_required=False, resolve_attachments=True):
+        for sample in read_eval_log_samples(
+            location, all_samples_required=False, resolve_attachments=True
+        ):
             transcripts.append(read_sample(header.eval.task, sample, run_id))
         status = LogStatus(header.status)
     except Exception as error:  # noqa: BLE001 - Inspect's format: a truncated archive, a version that it does not know
@@ -188,5 +194,7 @@ def _hosted(event: ModelEvent) -> Iterator[ToolCall]:
             if each.type == "tool_use":
                 # of an MCP server the policy names the server, of the others the tool that was
                 # offered
-                name = (each.context or each.name) if each.tool_type == "mcp_call" else each.tool_type
+                name = (
+                    (each.context or each.name) if each.tool_type == "mcp_call" else each.tool_type
+                )
                 yield ToolCall(name=name, outside=HOSTED_USE.get(each.tool_type, Outside.HOSTED))

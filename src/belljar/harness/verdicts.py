@@ -61,7 +61,11 @@ def bind_verdicts(log_dir: Path, findings: RunFindings, *, require_contained: bo
 
 def _bound(log: EvalLog, rows: Mapping[str, Row], findings: RunFindings) -> EvalLog:
     run_id, validity = findings.run_id, findings.signals_validity.value
-    judged = [(sample, rows[sample.uuid]) for sample in log.samples or [] if sample.uuid and sample.uuid in rows]
+    judged = [
+        (sample, rows[sample.uuid])
+        for sample in log.samples or []
+        if sample.uuid and sample.uuid in rows
+    ]
     for sample, row in judged:
         codes = [reason.code.value for reason in row.reasons]
         known = sample.metadata.get(JUDGED)
@@ -92,9 +96,15 @@ def _bound(log: EvalLog, rows: Mapping[str, Row], findings: RunFindings) -> Eval
             },
             provenance=_provenance("the ledger's verdict"),
         )
-        edit_score(log, sample.id, _free_name(sample), edit, recompute_metrics=False, epoch=sample.epoch)
-    counts = {verdict.value: sum(row.verdict is verdict for _, row in judged) for verdict in Verdict}
-    return edit_eval_log(log, [MetadataEdit(metadata_set={SCORE: counts})], _provenance("verdicts of the samples"))
+        edit_score(
+            log, sample.id, _free_name(sample), edit, recompute_metrics=False, epoch=sample.epoch
+        )
+    counts = {
+        verdict.value: sum(row.verdict is verdict for _, row in judged) for verdict in Verdict
+    }
+    return edit_eval_log(
+        log, [MetadataEdit(metadata_set={SCORE: counts})], _provenance("verdicts of the samples")
+    )
 
 
 def _free_name(sample: EvalSample) -> str:
@@ -111,13 +121,19 @@ def _only_contained(log: EvalLog, rows: Mapping[str, Row]) -> tuple[EvalLog, lis
     if not out:
         return log, []
     if log.results is not None and len(out) == len(samples):
-        log = log.model_copy(update={"results": log.results.model_copy(update={"scores": []}), "reductions": None})
+        log = log.model_copy(
+            update={"results": log.results.model_copy(update={"scores": []}), "reductions": None}
+        )
     elif log.results is not None:
-        kept = log.model_copy(update={"samples": [_as_scored(each) for each in samples if _contained(each, rows)]})
+        kept = log.model_copy(
+            update={"samples": [_as_scored(each) for each in samples if _contained(each, rows)]}
+        )
         recompute_metrics(kept)
         log = log.model_copy(update={"results": kept.results, "reductions": kept.reductions})
     marked = [sample.uuid for sample in out if sample.uuid]
-    log = invalidate_samples(log, marked, _provenance("not contained: it does not count in the metrics"))
+    log = invalidate_samples(
+        log, marked, _provenance("not contained: it does not count in the metrics")
+    )
     return log, [f"{sample.id} #{sample.epoch}" for sample in out]
 
 
@@ -129,7 +145,9 @@ def _contained(sample: EvalSample, rows: Mapping[str, Row]) -> bool:
 def _as_scored(sample: EvalSample) -> EvalSample:
     """The sample with its scorers' scores only: ours has no metric."""
     mine = _mine(sample.scores or {})
-    return sample.model_copy(update={"scores": {n: s for n, s in (sample.scores or {}).items() if n not in mine}})
+    return sample.model_copy(
+        update={"scores": {n: s for n, s in (sample.scores or {}).items() if n not in mine}}
+    )
 
 
 def _mine(scores: Mapping[str, Any]) -> Sequence[str]:

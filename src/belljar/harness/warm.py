@@ -51,7 +51,12 @@ class WarmCells:
     """
 
     def __init__(
-        self, session: Session, workshop: Workshop, *, size: int, expected: Mapping[BelljarConfig, int]
+        self,
+        session: Session,
+        workshop: Workshop,
+        *,
+        size: int,
+        expected: Mapping[BelljarConfig, int],
     ) -> None:
         self._session = session
         self._workshop = workshop
@@ -61,7 +66,9 @@ class WarmCells:
         self._guard = threading.Lock()
         self._shelves: dict[BelljarConfig, _Shelf] = {}
 
-    def cell(self, config: BaseModel | str | None, policy: LoadedPolicy) -> AbstractAsyncContextManager[Cell]:
+    def cell(
+        self, config: BaseModel | str | None, policy: LoadedPolicy
+    ) -> AbstractAsyncContextManager[Cell]:
         """A sample's cell: from its plan's pool, if it has one.
 
         A policy that is not the pool's own (its file was changed meanwhile) gets a cell of its own.
@@ -82,7 +89,9 @@ class WarmCells:
         return [trouble for shelf in self._shelves.values() for trouble in shelf.pool.troubles]
 
     @asynccontextmanager
-    async def _counted(self, config: BelljarConfig, opened: AbstractAsyncContextManager[Cell]) -> AsyncIterator[Cell]:
+    async def _counted(
+        self, config: BelljarConfig, opened: AbstractAsyncContextManager[Cell]
+    ) -> AsyncIterator[Cell]:
         self._count(config, left=-1, in_use=1)
         try:
             async with opened as cell:
@@ -106,9 +115,13 @@ class WarmCells:
             self._shelves[config].pool.refill(after_s=HEAD_START_S)
             yield cell
 
-    def _open(self, policy: LoadedPolicy, *, ahead: bool = False) -> AbstractAsyncContextManager[Cell]:
+    def _open(
+        self, policy: LoadedPolicy, *, ahead: bool = False
+    ) -> AbstractAsyncContextManager[Cell]:
         session = self._session
-        return session.source.open_cell(policy, run=session.ensure_run(), home=session.home, ahead=ahead)
+        return session.source.open_cell(
+            policy, run=session.ensure_run(), home=session.home, ahead=ahead
+        )
 
     def _pool(self, config: BelljarConfig, policy: LoadedPolicy) -> Pool:
         from belljar.cell.pool import Pool, Supply
@@ -148,7 +161,9 @@ class WarmCells:
         )
 
 
-def expected_samples(tasks: Sequence[Task], *, epochs: int | None, selection: Selection) -> Counter[BelljarConfig]:
+def expected_samples(
+    tasks: Sequence[Task], *, epochs: int | None, selection: Selection
+) -> Counter[BelljarConfig]:
     """How many samples of each configuration there can be at most, their sandboxes being Belljar's
     already and their order that of the run. `epochs` and `selection` are the operator's."""
     expected: Counter[BelljarConfig] = Counter()
@@ -162,7 +177,9 @@ def expected_samples(tasks: Sequence[Task], *, epochs: int | None, selection: Se
 
 
 @contextmanager
-def warm_cells(session: Session, *, size: int, expected: Mapping[BelljarConfig, int]) -> Iterator[None]:
+def warm_cells(
+    session: Session, *, size: int, expected: Mapping[BelljarConfig, int]
+) -> Iterator[None]:
     """Have the session's samples take their cells from pools of `size`; none at 0.
 
     When the block is left, what nobody took is gone, with proof.

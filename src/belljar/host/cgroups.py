@@ -17,7 +17,11 @@ from belljar.dataclass import dataclass
 from belljar.host.model import CgroupFact, CgroupVersion
 
 CONTROLLERS: Final = ("cpu", "memory", "pids")
-_LIMIT_FILE_V1: Final = {"cpu": "cpu.cfs_quota_us", "memory": "memory.limit_in_bytes", "pids": "pids.max"}
+_LIMIT_FILE_V1: Final = {
+    "cpu": "cpu.cfs_quota_us",
+    "memory": "memory.limit_in_bytes",
+    "pids": "pids.max",
+}
 _UNLIMITED_BYTES: Final = 1 << 60
 _TRIAL: Final = re.compile(r"facts-(\d{1,10})-(\d{1,20})-[0-9a-f]{8}", re.ASCII)
 
@@ -85,7 +89,11 @@ def cgroup_fact(found: Hierarchies, *, is_root: bool) -> CgroupFact:
             version=CgroupVersion.V2,
             reason="no group is delegated to this user where it runs; `systemd-run --user --scope` makes one",
         )
-    names = _words(parent / "cgroup.controllers") & set(CONTROLLERS) if _can_make(parent, is_root=is_root) else set()
+    names = (
+        _words(parent / "cgroup.controllers") & set(CONTROLLERS)
+        if _can_make(parent, is_root=is_root)
+        else set()
+    )
     enabled = (
         names & _words(parent / "cgroup.subtree_control")
         if not os.access(parent / "cgroup.subtree_control", os.W_OK)
@@ -99,7 +107,10 @@ def _fact(version: CgroupVersion, parents: Mapping[str, str], *, is_root: bool) 
     why = "can't be used here" if is_root else "not handed to this user"
     reason = f"{', '.join(missing)}: {why}" if missing else ""
     return CgroupFact(
-        version=version, parents=dict(sorted(parents.items())), delegated=bool(parents) and not is_root, reason=reason
+        version=version,
+        parents=dict(sorted(parents.items())),
+        delegated=bool(parents) and not is_root,
+        reason=reason,
     )
 
 
@@ -167,7 +178,11 @@ def _delegated(found: Hierarchies) -> Path | None:
     if found.v2 is None or own is None or own == "/" or ".." in own:
         return None
     parent = (found.v2 / own.lstrip("/")).parent
-    return parent if parent.is_relative_to(found.v2) and os.access(parent / "cgroup.procs", os.W_OK) else None
+    return (
+        parent
+        if parent.is_relative_to(found.v2) and os.access(parent / "cgroup.procs", os.W_OK)
+        else None
+    )
 
 
 def _words(file: Path) -> set[str]:
@@ -180,7 +195,10 @@ def _words(file: Path) -> set[str]:
 def own_memory_limit_bytes(found: Hierarchies) -> int | None:
     """The memory limit of the group this process is in, or None when it has none that can be read."""
     if "memory" in found.v1:
-        group, name = found.v1["memory"] / found.own.get("memory", "/").lstrip("/"), "memory.limit_in_bytes"
+        group, name = (
+            found.v1["memory"] / found.own.get("memory", "/").lstrip("/"),
+            "memory.limit_in_bytes",
+        )
     elif found.v2 is not None:
         group, name = found.v2 / found.own.get("", "/").lstrip("/"), "memory.max"
     else:

@@ -26,9 +26,7 @@ from belljar.store.home import belljar_home
 _MIB: Final = 1 << 20
 _TRIAL_TIMEOUT_S: Final = 5.0
 _USUAL_NAMESPACES: Final = 15_000
-_UNKNOWN_HINT: Final = (
-    "run it where that is allowed (in a container: with a seccomp profile that lets it make namespaces), or as root"
-)
+_UNKNOWN_HINT: Final = "run it where that is allowed (in a container: with a seccomp profile that lets it make namespaces), or as root"
 _USUAL_OPEN_FILES: Final = 1 << 20
 NETWORK_MODULES: Final = (
     "dulwich",
@@ -88,7 +86,9 @@ def gather_facts(
         memory_available_mib=available_mib,
         disk_free_mib=_disk_free_mib(home),
         home=str(home),
-        kvm=kvm_fact(home / "facts" / "kvm.json", key, prove_kvm if vmm.ok else None, again=prove_again),
+        kvm=kvm_fact(
+            home / "facts" / "kvm.json", key, prove_kvm if vmm.ok else None, again=prove_again
+        ),
         userns=_userns(proc, is_root=is_root),
         cgroup=group,
         tools=tools,
@@ -145,7 +145,9 @@ def parse_routes(text: str) -> tuple[str, ...]:
 def _network(address: str, mask: str) -> IPv4Network | None:
     """From the kernel's hexadecimal words, which are in this machine's byte order."""
     try:
-        shown = [str(IPv4Address(int(word, 16).to_bytes(4, sys.byteorder))) for word in (address, mask)]
+        shown = [
+            str(IPv4Address(int(word, 16).to_bytes(4, sys.byteorder))) for word in (address, mask)
+        ]
         return IPv4Network("/".join(shown), strict=False)
     except (ValueError, OverflowError):
         return None
@@ -161,13 +163,17 @@ def _text(file: Path) -> str:
 def _cpu_model(proc: Path) -> str:
     lines = (line.partition(":") for line in _text(proc / "cpuinfo").splitlines())
     return next(
-        (" ".join(value.split()) for name, _, value in lines if name.strip() == "model name"), platform.machine()
+        (" ".join(value.split()) for name, _, value in lines if name.strip() == "model name"),
+        platform.machine(),
     )
 
 
 def _memory_mib(proc: Path, found: cgroups.Hierarchies) -> tuple[int, int]:
     amounts = parse_meminfo(_text(proc / "meminfo"))
-    total, available = amounts.get("MemTotal", 0), amounts.get("MemAvailable", amounts.get("MemFree", 0))
+    total, available = (
+        amounts.get("MemTotal", 0),
+        amounts.get("MemAvailable", amounts.get("MemFree", 0)),
+    )
     limit = cgroups.own_memory_limit_bytes(found)
     bounds = (total, available) if limit is None else (min(total, limit), min(available, limit))
     return bounds[0] // _MIB, bounds[1] // _MIB
@@ -179,7 +185,13 @@ def _open_files_max(proc: Path) -> int:
     """
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     bound = _text(proc / "sys/fs/nr_open").strip()
-    return hard if hard != resource.RLIM_INFINITY else int(bound) if bound.isdigit() else _USUAL_OPEN_FILES
+    return (
+        hard
+        if hard != resource.RLIM_INFINITY
+        else int(bound)
+        if bound.isdigit()
+        else _USUAL_OPEN_FILES
+    )
 
 
 def _cores(proc: Path) -> CoreFact:
@@ -210,7 +222,12 @@ def _userns(proc: Path, *, is_root: bool) -> UsernsFact:
     most_count = int(most) if most.isdigit() else -1
     if most_count == 0:
         hint = f"as root: sysctl -w user.max_user_namespaces={_USUAL_NAMESPACES}"
-        return UsernsFact(available=False, reason="user.max_user_namespaces is 0", hint=hint, max_user_namespaces=0)
+        return UsernsFact(
+            available=False,
+            reason="user.max_user_namespaces is 0",
+            hint=hint,
+            max_user_namespaces=0,
+        )
     if not (failure := _userns_trial()):
         return UsernsFact(available=True, max_user_namespaces=most_count)
     reason, hint = (None if is_root else _switched_off(proc)) or (failure, _UNKNOWN_HINT)
@@ -220,9 +237,14 @@ def _userns(proc: Path, *, is_root: bool) -> UsernsFact:
 def _switched_off(proc: Path) -> tuple[str, str] | None:
     """The switch that forbids it to ordinary users, and how to put it."""
     if _text(proc / "sys/kernel/apparmor_restrict_unprivileged_userns").strip() == "1":
-        return f"{APPARMOR_SWITCH} is 1 (Ubuntu's default since 24.04)", _apparmor_hint(str(own_program("jail")))
+        return f"{APPARMOR_SWITCH} is 1 (Ubuntu's default since 24.04)", _apparmor_hint(
+            str(own_program("jail"))
+        )
     if _text(proc / "sys/kernel/unprivileged_userns_clone").strip() == "0":
-        return "kernel.unprivileged_userns_clone is 0", "as root: sysctl -w kernel.unprivileged_userns_clone=1"
+        return (
+            "kernel.unprivileged_userns_clone is 0",
+            "as root: sysctl -w kernel.unprivileged_userns_clone=1",
+        )
     return None
 
 

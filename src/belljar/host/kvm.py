@@ -39,11 +39,18 @@ May take seconds. Raises a `BelljarError` when it can't even try (no guest kerne
 
 def proof_key(*, kernel_release: str, vmm_version: str, cpu_model: str) -> str:
     """What a proof holds for: another kernel, VMM or processor needs another."""
-    return f"kernel {kernel_release}, QEMU {vmm_version or 'none'}, {cpu_model or 'unknown processor'}"
+    return (
+        f"kernel {kernel_release}, QEMU {vmm_version or 'none'}, {cpu_model or 'unknown processor'}"
+    )
 
 
 def kvm_fact(
-    cache_file: Path, key: str, prove: ProveKvm | None, *, again: bool = False, device: Path = DEVICE
+    cache_file: Path,
+    key: str,
+    prove: ProveKvm | None,
+    *,
+    again: bool = False,
+    device: Path = DEVICE,
 ) -> KvmFact:
     """What is known.
 
@@ -56,7 +63,10 @@ def kvm_fact(
     if remembered is not None:
         return remembered
     if prove is None:
-        return KvmFact(state=KvmState.UNPROVEN, reason=f"{device} is there, but no guest has booted under it yet")
+        return KvmFact(
+            state=KvmState.UNPROVEN,
+            reason=f"{device} is there, but no guest has booted under it yet",
+        )
     try:
         proof = prove()
     except BelljarError as exc:
@@ -96,7 +106,9 @@ def _remembered(cache_file: Path, key: str) -> KvmFact | None:
         or entry.get("state") not in {KvmState.PROVEN, KvmState.REFUTED}
     ):
         return None
-    return KvmFact(state=KvmState(entry["state"]), reason=str(entry.get("reason", "")), proved_for=key)
+    return KvmFact(
+        state=KvmState(entry["state"]), reason=str(entry.get("reason", "")), proved_for=key
+    )
 
 
 def _remember(cache_file: Path, fact: KvmFact) -> None:

@@ -23,7 +23,15 @@ from typing import Final, TypeAlias
 from belljar.dataclass import dataclass
 from belljar.errors import BelljarError
 from belljar.host.model import CgroupVersion, RuntimeFact, RuntimeState
-from belljar.host.tools import SEARCH_PATH, ask_text, at_least, file_identity, own_programs, read_json, write_json
+from belljar.host.tools import (
+    SEARCH_PATH,
+    ask_text,
+    at_least,
+    file_identity,
+    own_programs,
+    read_json,
+    write_json,
+)
 
 RUNTIME_VARIABLE: Final = "BELLJAR_OCI_RUNTIME"
 """A runtime's name or path for the container tier instead of runc: a matter of the host, not of a
@@ -84,7 +92,11 @@ def parse_version(kind: str, text: str) -> str:
     """The version in what a runtime says of itself, "" when there is none: runsc's is its day
     (`0.0~20240729.0`, `release-20240729.0`).
     """
-    match = _DAY.search(text.replace("~", " ").replace("-", " ")) if kind == "runsc" else _DOTTED.search(text)
+    match = (
+        _DAY.search(text.replace("~", " ").replace("-", " "))
+        if kind == "runsc"
+        else _DOTTED.search(text)
+    )
     return "" if match is None else match[1]
 
 
@@ -95,7 +107,9 @@ def kind_of(name: str) -> str:
 
 def _look(tier: str, name: str, groups: CgroupVersion, cache_file: Path) -> RuntimeFact:
     path = shutil.which(name, path=f"{os.environ.get('PATH', '')}:{SEARCH_PATH}")
-    family = next((known for known in ("runsc", "crun") if Path(name).name.startswith(known)), "runc")
+    family = next(
+        (known for known in ("runsc", "crun") if Path(name).name.startswith(known)), "runc"
+    )
     fact = RuntimeFact(
         tier=tier,
         name=name,
@@ -105,13 +119,18 @@ def _look(tier: str, name: str, groups: CgroupVersion, cache_file: Path) -> Runt
     )
     if tier == "container" and fact.kind == "runsc":
         hint = f"ask for the gvisor tier, and unset {RUNTIME_VARIABLE}"
-        return replace(fact, reason=f"{name} is the gvisor tier's runtime, not the container tier's", hint=hint)
+        return replace(
+            fact, reason=f"{name} is the gvisor tier's runtime, not the container tier's", hint=hint
+        )
     if path is None:
         return replace(fact, reason=_absence(name), hint=_install(tier, name))
     fact = replace(fact, version=_version(path, family, cache_file))
     reason = _unfit(fact, family, groups)
     return replace(
-        fact, state=RuntimeState.UNUSABLE if reason else RuntimeState.UNPROVEN, reason=reason, hint=_hint(fact, family)
+        fact,
+        state=RuntimeState.UNUSABLE if reason else RuntimeState.UNPROVEN,
+        reason=reason,
+        hint=_hint(fact, family),
     )
 
 
@@ -180,10 +199,16 @@ class _Memory:
         """What is remembered and still counts. Who can't try takes what there is."""
         key = self.key(fact)
         entry = read_json(self.file).get(_entry(key))
-        if not isinstance(entry, dict) or entry.get("for") != key or entry.get("state") not in _PROBED:
+        if (
+            not isinstance(entry, dict)
+            or entry.get("for") != key
+            or entry.get("state") not in _PROBED
+        ):
             return None
         state = RuntimeState(entry["state"])
-        if can_try and (self.again or (state is RuntimeState.REFUTED and (self.doubt or not _is_recent(entry)))):
+        if can_try and (
+            self.again or (state is RuntimeState.REFUTED and (self.doubt or not _is_recent(entry)))
+        ):
             return None
         reason, hint = str(entry.get("reason", "")), str(entry.get("hint", ""))
         no_port = str(entry.get("no_port", ""))

@@ -26,10 +26,15 @@ def ids_fact(*, is_root: bool, etc: Path = Path("/etc"), search_path: str = SEAR
     missing = [name for name in MAPPERS if shutil.which(name, path=search_path) is None]
     if missing:
         return IdsFact(
-            available=False, reason=f"{' and '.join(missing)} can't be found", hint="install the package uidmap"
+            available=False,
+            reason=f"{' and '.join(missing)} can't be found",
+            hint="install the package uidmap",
         )
     name, uid = _user_name(), os.geteuid()
-    files = {file: parse_subordinate(_text(etc / file), name=name, uid=uid) for file in ("subuid", "subgid")}
+    files = {
+        file: parse_subordinate(_text(etc / file), name=name, uid=uid)
+        for file in ("subuid", "subgid")
+    }
     without = [f"/etc/{file}" for file, start in files.items() if start is None]
     if without:
         return IdsFact(
@@ -42,9 +47,7 @@ def ids_fact(*, is_root: bool, etc: Path = Path("/etc"), search_path: str = SEAR
 
 def grant_hint(name: str) -> str:
     """What gives this user ids."""
-    return (
-        f"as root: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {name} (any range that nobody has)"
-    )
+    return f"as root: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {name} (any range that nobody has)"
 
 
 def parse_subordinate(text: str, *, name: str, uid: int) -> int | None:

@@ -43,12 +43,20 @@ class Tool:
 
 def tools_for(arch: str) -> tuple[Tool, ...]:
     """The tools that matter on a host of this architecture, the needed ones first."""
-    qemu = {"x86_64": ("qemu-system-x86_64", "qemu-system-x86"), "aarch64": ("qemu-system-aarch64", "qemu-system-arm")}
+    qemu = {
+        "x86_64": ("qemu-system-x86_64", "qemu-system-x86"),
+        "aarch64": ("qemu-system-aarch64", "qemu-system-arm"),
+    }
     name, package = qemu.get(arch, (f"qemu-system-{arch}", "qemu-system"))
     return (
         Tool(name=name, package=package, use="the microVM", needed=True, needed_min=QEMU_MIN),
         Tool(name="mmdebstrap", package="mmdebstrap", use="building images"),
-        Tool(name="mksquashfs", package="squashfs-tools", use="packing images", version_argv=("-version",)),
+        Tool(
+            name="mksquashfs",
+            package="squashfs-tools",
+            use="packing images",
+            version_argv=("-version",),
+        ),
         Tool(name="skopeo", package="skopeo", use="importing images"),
         Tool(name="buildah", package="buildah", use="building images from Dockerfiles"),
         Tool(
@@ -59,7 +67,13 @@ def tools_for(arch: str) -> tuple[Tool, ...]:
             tier="oci",
             version_argv=("-version",),
         ),
-        Tool(name="nft", package="nftables", use="ranges' packet rules", needed_min=NFT_MIN, tier="network"),
+        Tool(
+            name="nft",
+            package="nftables",
+            use="ranges' packet rules",
+            needed_min=NFT_MIN,
+            tier="network",
+        ),
     )
 
 
@@ -113,7 +127,11 @@ def _fact(tool: Tool, known: dict[str, str], found: dict[str, str], search_path:
 
 
 def _hint(tool: Tool) -> str:
-    enough = f" {tool.needed_min} or newer (Debian 12: from bookworm-backports)" if tool.needed_min else ""
+    enough = (
+        f" {tool.needed_min} or newer (Debian 12: from bookworm-backports)"
+        if tool.needed_min
+        else ""
+    )
     return f"run `belljar setup`, or install {tool.package}{enough}"
 
 

@@ -47,7 +47,11 @@ NO_GROUPS: Final = CellGroups(paths={}, unified=False)
 
 
 def plan_groups(
-    cell_id: str, controllers: Iterable[str], *, parents: Mapping[str, Path] | None = None, unified: bool | None = None
+    cell_id: str,
+    controllers: Iterable[str],
+    *,
+    parents: Mapping[str, Path] | None = None,
+    unified: bool | None = None,
 ) -> CellGroups:
     """Where the cell's groups will be.
 
@@ -65,7 +69,9 @@ def plan_groups(
             where="control groups",
             hint="run `belljar doctor`; it says what this host can do now",
         )
-    return CellGroups(paths={name: parents[name] / f"cell-{cell_id}" for name in wanted}, unified=unified)
+    return CellGroups(
+        paths={name: parents[name] / f"cell-{cell_id}" for name in wanted}, unified=unified
+    )
 
 
 def usable(controllers: Iterable[str]) -> tuple[str, ...]:
@@ -82,13 +88,17 @@ def sweep_groups() -> None:
 
 
 def _hierarchies() -> Hierarchies:
-    return parse_hierarchies(Path("/proc/self/mounts").read_text(), Path("/proc/self/cgroup").read_text())
+    return parse_hierarchies(
+        Path("/proc/self/mounts").read_text(), Path("/proc/self/cgroup").read_text()
+    )
 
 
 def _host_parents() -> tuple[Mapping[str, Path], bool]:
     found = _hierarchies()
     fact = cgroup_fact(found, is_root=os.geteuid() == 0)
-    return {name: Path(parent) for name, parent in fact.parents.items()}, fact.version is CgroupVersion.V2
+    return {
+        name: Path(parent) for name, parent in fact.parents.items()
+    }, fact.version is CgroupVersion.V2
 
 
 def make_groups(groups: CellGroups, limits: GroupLimits) -> None:
@@ -173,7 +183,10 @@ def _settings(controller: str, limits: GroupLimits, *, unified: bool) -> _Settin
         case "memory", False:
             # What sockets hold is counted in version 1 only where it has a limit, and then beside
             # the rest.
-            sockets = ("memory.kmem.tcp.limit_in_bytes?", str(limits.memory_max_bytes // _SOCKETS_SHARE))
+            sockets = (
+                "memory.kmem.tcp.limit_in_bytes?",
+                str(limits.memory_max_bytes // _SOCKETS_SHARE),
+            )
             # Where swap isn't counted nothing bounds it: a group at its limit would swap for
             # minutes, not end.
             no_swap = ("memory.swappiness?", "0")
@@ -182,7 +195,11 @@ def _settings(controller: str, limits: GroupLimits, *, unified: bool) -> _Settin
         case "pids", _:
             return [("pids.max", str(limits.processes))]
         case "cpu", True:
-            return [] if quota is None else [("cpu.max", f"{quota * _CPU_PERIOD_US // 100} {_CPU_PERIOD_US}")]
+            return (
+                []
+                if quota is None
+                else [("cpu.max", f"{quota * _CPU_PERIOD_US // 100} {_CPU_PERIOD_US}")]
+            )
         case "cpu", False:
             return (
                 []
@@ -259,7 +276,11 @@ def process_counts(directory: Path) -> tuple[int, int]:
 
 def memory_bytes(directory: Path) -> int | None:
     """What is in use in this memory group now, either version; None when it can't be read."""
-    return _number(directory / "memory.current") or _number(directory / "memory.usage_in_bytes") or None
+    return (
+        _number(directory / "memory.current")
+        or _number(directory / "memory.usage_in_bytes")
+        or None
+    )
 
 
 def cpu_s(directory: Path) -> float | None:

@@ -194,7 +194,11 @@ def sweep_orders(directory: Path) -> None:
     for path in directory.glob(f"*{ORDER_SUFFIX}"):
         with suppress(OSError):
             is_old = time.time() - path.stat().st_mtime > _KEEP_ORDERS_S
-            if is_old and not path.with_suffix(".json").exists() and not run_goes_on(directory.parent, path.stem):
+            if (
+                is_old
+                and not path.with_suffix(".json").exists()
+                and not run_goes_on(directory.parent, path.stem)
+            ):
                 path.unlink()
 
 
@@ -277,7 +281,9 @@ def _read(path: Path) -> dict[str, str]:
     words: Any = json.loads(content) if len(content) <= _MAX_FILE_BYTES else None
     if not isinstance(words, dict) or not {"reason", "by", "at"} <= set(words):
         raise ValueError("not what Belljar writes")
-    return {str(key): printable(str(value), max_chars=MAX_REASON_CHARS) for key, value in words.items()}
+    return {
+        str(key): printable(str(value), max_chars=MAX_REASON_CHARS) for key, value in words.items()
+    }
 
 
 def _bounded(reason: str) -> str:

@@ -23,7 +23,15 @@ from belljar.dataclass import dataclass
 from belljar.errors import HostError
 from belljar.host.subids import MAPPERS, NEEDED_IDS, ids_fact
 from belljar.host.tools import SEARCH_PATH
-from belljar.plan.jail import SLOTS_PER_HOME, UID_RANGE_START, IdRange, JailIdentity, JailIds, cell_ids, nested_cell_ids
+from belljar.plan.jail import (
+    SLOTS_PER_HOME,
+    UID_RANGE_START,
+    IdRange,
+    JailIdentity,
+    JailIds,
+    cell_ids,
+    nested_cell_ids,
+)
 
 _HOMES = 1 << 16
 _HOST_LOCKS: Final = Path("/run/belljar/ids")
@@ -63,7 +71,8 @@ def hold_identity(home: Path) -> Iterator[HeldIdentity]:
     """One id that no other living cell has. Raises `HostError` when all are taken."""
     if os.geteuid() != 0:
         yield HeldIdentity(
-            jail=JailIdentity(host_uid=os.geteuid(), host_gid=os.getegid(), privileged=False), lock_fd=None
+            jail=JailIdentity(host_uid=os.geteuid(), host_gid=os.getegid(), privileged=False),
+            lock_fd=None,
         )
         return
     slot, fd = _take_slot(home / "locks" / "uids", SLOTS_PER_HOME)
@@ -93,7 +102,9 @@ def hold_range(locks: Path = _HOST_LOCKS, *, is_nested: bool = False) -> Iterato
     try:
         stage = _RANGES_START + slot * _RANGE_STEP
         workload = IdRange(start=stage + 1, count=WORKLOAD_IDS)
-        jail = JailIdentity(host_uid=stage, host_gid=stage, privileged=True, uids=workload, gids=workload)
+        jail = JailIdentity(
+            host_uid=stage, host_gid=stage, privileged=True, uids=workload, gids=workload
+        )
         yield HeldIdentity(jail=jail, lock_fd=fd, ids=cell_ids(jail))
     finally:
         os.close(fd)
@@ -107,17 +118,25 @@ def user_range() -> HeldIdentity:
     given = ids_fact(is_root=False)
     if not given.available:
         raise HostError(
-            f"a container needs ids of its own: {given.reason}", where="/etc/subuid and /etc/subgid", hint=given.hint
+            f"a container needs ids of its own: {given.reason}",
+            where="/etc/subuid and /etc/subgid",
+            hint=given.hint,
         )
     uids = IdRange(start=given.uid_start, count=WORKLOAD_IDS)
     gids = IdRange(start=given.gid_start, count=WORKLOAD_IDS)
-    jail = JailIdentity(host_uid=os.geteuid(), host_gid=os.getegid(), privileged=False, uids=uids, gids=gids)
+    jail = JailIdentity(
+        host_uid=os.geteuid(), host_gid=os.getegid(), privileged=False, uids=uids, gids=gids
+    )
     newuidmap, newgidmap = (shutil.which(name, path=SEARCH_PATH) for name in MAPPERS)
     if newuidmap is None or newgidmap is None:
         raise HostError(
-            f"{' or '.join(MAPPERS)} has just vanished", where=SEARCH_PATH, hint="install the package uidmap"
+            f"{' or '.join(MAPPERS)} has just vanished",
+            where=SEARCH_PATH,
+            hint="install the package uidmap",
         )
-    return HeldIdentity(jail=jail, lock_fd=None, ids=cell_ids(jail, Path(newuidmap), Path(newgidmap)))
+    return HeldIdentity(
+        jail=jail, lock_fd=None, ids=cell_ids(jail, Path(newuidmap), Path(newgidmap))
+    )
 
 
 def tree_identity() -> HeldIdentity:
@@ -162,7 +181,9 @@ def _root_identity(uid: int) -> JailIdentity:
 
 def _range_of(home: Path) -> int:
     """Two stores on one host use different uids, since neither sees the other's locks."""
-    number = int.from_bytes(hashlib.sha256(os.fsencode(home.resolve())).digest()[:2], "big") % _HOMES
+    number = (
+        int.from_bytes(hashlib.sha256(os.fsencode(home.resolve())).digest()[:2], "big") % _HOMES
+    )
     return UID_RANGE_START + number * SLOTS_PER_HOME
 
 

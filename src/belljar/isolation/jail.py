@@ -26,7 +26,15 @@ from belljar.descriptors import exhaustion_as_host_error
 from belljar.errors import BelljarError, HostError
 from belljar.isolation.launch_failures import ENDED, START_DEADLINE_S, start_error
 from belljar.plan.jail import JailFds, JailSpec, jail_argv
-from belljar.process import ProcessId, close_all, identify, is_alive, kill, namespaces_of, pin_namespaces
+from belljar.process import (
+    ProcessId,
+    close_all,
+    identify,
+    is_alive,
+    kill,
+    namespaces_of,
+    pin_namespaces,
+)
 from belljar.units import printable
 
 _KILL_STEP_S: Final = 2.0
@@ -65,10 +73,14 @@ def measure_counter_khz() -> int:
     """
     launcher = launcher_path()
     try:
-        result = subprocess.run([str(launcher), "--measure-clock"], capture_output=True, check=True, timeout=10, env={})
+        result = subprocess.run(
+            [str(launcher), "--measure-clock"], capture_output=True, check=True, timeout=10, env={}
+        )
         return int(result.stdout)
     except (OSError, ValueError, subprocess.SubprocessError) as exc:
-        raise HostError("the host's time-stamp counter could not be measured", where=str(launcher)) from exc
+        raise HostError(
+            "the host's time-stamp counter could not be measured", where=str(launcher)
+        ) from exc
 
 
 def start_jail(
@@ -90,7 +102,12 @@ def start_jail(
     `wait_network` and `go_on`.
     """
     pipes = _open_pipes(4 if spec.network else 3)
-    (lifeline_read, lifeline_write), (status_read, status_write), (diagnosis_read, diagnosis_write), *go = pipes
+    (
+        (lifeline_read, lifeline_write),
+        (status_read, status_write),
+        (diagnosis_read, diagnosis_write),
+        *go,
+    ) = pipes
     go_read, go_write = go[0] if go else (None, None)
     fds = JailFds(
         lifeline=lifeline_read,
@@ -117,7 +134,9 @@ def start_jail(
     except BaseException as exc:
         _close((lifeline_write, status_read, diagnosis_read, go_write))
         if isinstance(exc, OSError):
-            raise HostError(f"the jail's launcher can't be run: {exc.strerror}", where=str(launcher_path())) from exc
+            raise HostError(
+                f"the jail's launcher can't be run: {exc.strerror}", where=str(launcher_path())
+            ) from exc
         raise
     finally:
         _close((lifeline_read, status_write, diagnosis_write, go_read))
@@ -236,7 +255,9 @@ class Jail:
                 number = int(match[2])
                 signalled = match[1] == "signal"
                 self.ended = JailEnd(
-                    signal=number if signalled else None, status=None if signalled else number, cause=match[3]
+                    signal=number if signalled else None,
+                    status=None if signalled else number,
+                    cause=match[3],
                 )
         return self.ended
 
@@ -264,7 +285,11 @@ class Jail:
     def last_word(self, timeout_s: float) -> JailEnd | None:
         """As `read_status`, but waits a moment for the supervisor's last line. Blocking."""
         give_up = time.monotonic() + timeout_s
-        while self.read_status() is None and self._status is not None and (left_s := give_up - time.monotonic()) > 0:
+        while (
+            self.read_status() is None
+            and self._status is not None
+            and (left_s := give_up - time.monotonic()) > 0
+        ):
             readable, _, _ = select.select([self._status], [], [], left_s)
             if readable and self.read_status() is None and self._process.poll() is not None:
                 break
@@ -310,7 +335,9 @@ class Jail:
         ours = namespaces_of(os.getpid())
         self._pins = pin_namespaces(child)
         numbers = {name: os.fstat(fd).st_ino for name, fd in self._pins.items()}
-        self.namespaces = {name: number for name, number in numbers.items() if ours.get(name) != number}
+        self.namespaces = {
+            name: number for name, number in numbers.items() if ours.get(name) != number
+        }
 
     async def _gone(self) -> bool:
         """Whether supervisor and child have ended, after a moment: a supervisor that was killed
@@ -338,7 +365,9 @@ class Jail:
 
     def _start_error(self) -> BelljarError:
         ended = self._process.poll() is not None
-        return start_error(self.cell_id, self._said.decode("utf-8", "replace"), self.diagnosis(), ended=ended)
+        return start_error(
+            self.cell_id, self._said.decode("utf-8", "replace"), self.diagnosis(), ended=ended
+        )
 
 
 async def _wait_end(pid: int, timeout_s: float) -> None:

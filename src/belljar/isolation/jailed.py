@@ -144,7 +144,12 @@ class Jailed:
         As `start_jail`. The descriptors given stay open here. Raises `HostError`.
         """
         self.jail = start_jail(
-            spec, program, kept=kept, hold=self.identity.lock_fd, stdin_fd=stdin_fd, user_namespace=user_namespace
+            spec,
+            program,
+            kept=kept,
+            hold=self.identity.lock_fd,
+            stdin_fd=stdin_fd,
+            user_namespace=user_namespace,
         )
         while _while_starting:
             with suppress(IndexError):  # another thread's
@@ -238,7 +243,9 @@ class Jailed:
         group = self.groups.paths.get("pids")
         return (0, 0) if group is None else cgroup.process_counts(group)
 
-    def usage(self, *, ready_s: float, layer: Path | None = None, own_processes: int | None = None) -> HostUsage:
+    def usage(
+        self, *, ready_s: float, layer: Path | None = None, own_processes: int | None = None
+    ) -> HostUsage:
         """What it uses now, as its control groups count.
 
         Args:
@@ -261,7 +268,9 @@ class Jailed:
             memory_bytes=memory,
             memory_limit_bytes=None if memory is None else limits.memory_max_bytes,
             disk_bytes=disk,
-            processes=None if own_processes is None or not processes else max(0, processes - own_processes),
+            processes=None
+            if own_processes is None or not processes
+            else max(0, processes - own_processes),
         )
 
     async def destroy(self) -> Destruction:
@@ -308,7 +317,9 @@ class Jailed:
         # numbers at once.
         with self._held:
             if self._entry is None:
-                return Destruction(survivors=(), looked_for=(), duration_ms=(time.monotonic() - started) * 1000)
+                return Destruction(
+                    survivors=(), looked_for=(), duration_ms=(time.monotonic() - started) * 1000
+                )
             destruction = destroy_remains(self._entry, started, store=self._home)
             if self.jail is not None:
                 self.jail.release_namespaces()

@@ -47,7 +47,9 @@ def loop_devices(cell_id: str, store: Path | None = None, *, sys: Path = _SYS) -
     makes one.
     """
     for device in (sys / "block").iterdir():
-        backing = _read(device / "loop/backing_file").strip() if device.name.startswith("loop") else ""
+        backing = (
+            _read(device / "loop/backing_file").strip() if device.name.startswith("loop") else ""
+        )
         if cell_id in backing or (store is not None and Path(backing).is_relative_to(store)):
             yield f"loop device {device.name} over {printable(backing, max_chars=200)}"
 
@@ -99,13 +101,19 @@ def _names_in(attributes: bytes) -> Iterator[str]:
         if length < _ATTRIBUTE.size:
             return
         if kind == _TABLE_NAME:
-            yield attributes[at + _ATTRIBUTE.size : at + length].rstrip(b"\0").decode("utf-8", "replace")
+            yield (
+                attributes[at + _ATTRIBUTE.size : at + length]
+                .rstrip(b"\0")
+                .decode("utf-8", "replace")
+            )
         at += (length + 3) & ~3
 
 
 def _dump_tables() -> bytes:
     """The kernel's answer, whole. Raises `OSError`."""
-    request = _HEADER.pack(_HEADER.size + _NFGEN_BYTES, _GET_TABLES, _REQUEST_DUMP, 1, 0) + bytes(_NFGEN_BYTES)
+    request = _HEADER.pack(_HEADER.size + _NFGEN_BYTES, _GET_TABLES, _REQUEST_DUMP, 1, 0) + bytes(
+        _NFGEN_BYTES
+    )
     reply = b""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER) as kernel:
         kernel.settimeout(_TIMEOUT_S)

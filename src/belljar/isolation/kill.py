@@ -92,7 +92,11 @@ class KillReport:
 
 
 async def kill(
-    *names: str, everything: bool = False, hold: bool = False, reason: str = "", home: Path | None = None
+    *names: str,
+    everything: bool = False,
+    hold: bool = False,
+    reason: str = "",
+    home: Path | None = None,
 ) -> KillReport:
     """Halt cells of any process of this user, and see to it that they are destroyed, with proof.
 
@@ -111,20 +115,29 @@ async def kill(
         LookupError: there is no cell or run of that name; nothing was killed.
         PermissionError: the store is another user's.
     """
-    act = partial(kill_now, home or belljar_home(), names, everything=everything, hold_too=hold, reason=reason)
+    act = partial(
+        kill_now, home or belljar_home(), names, everything=everything, hold_too=hold, reason=reason
+    )
     with anyio.CancelScope(shield=True):
         report = await anyio.to_thread.run_sync(act)
     return report  # noqa: RET504 - mypy takes the block for one that may swallow errors
 
 
 def kill_now(
-    home: Path, names: Sequence[str], *, everything: bool = False, hold_too: bool = False, reason: str = ""
+    home: Path,
+    names: Sequence[str],
+    *,
+    everything: bool = False,
+    hold_too: bool = False,
+    reason: str = "",
 ) -> KillReport:
     """As `kill`, blocking."""
     with ExitStack() as urgent:
         urgent.enter_context(urgently())
         began = time.monotonic()
-        entries, order, problems = _ordered(home, names, everything=everything, hold_too=hold_too, reason=reason)
+        entries, order, problems = _ordered(
+            home, names, everything=everything, hold_too=hold_too, reason=reason
+        )
         halted = halt(Journal(home), entries, began)
         urgent.close()
         report = _settled(home, entries, order, halted, began, problems)
@@ -180,7 +193,9 @@ def choose(entries: Sequence[JournalEntry], named: Iterable[str]) -> tuple[Journ
 
     Pure.
     """
-    whole = {entry.cell_id: _root(entry, {one.cell_id: one for one in entries}) for entry in entries}
+    whole = {
+        entry.cell_id: _root(entry, {one.cell_id: one for one in entries}) for entry in entries
+    }
     wanted = {whole.get(name, name) for name in named}
     return tuple(entry for entry in entries if whole[entry.cell_id] in wanted)
 
@@ -205,7 +220,9 @@ def kill_entries(
     """
     began = time.monotonic()
     problems = order_all(home, entries, order)
-    return _settled(home, entries, order, halt(Journal(home), entries, began), began, problems, grace_s)
+    return _settled(
+        home, entries, order, halt(Journal(home), entries, began), began, problems, grace_s
+    )
 
 
 def _settled(
@@ -289,7 +306,10 @@ def halt(journal: Journal, entries: Sequence[JournalEntry], began: float) -> dic
     left = [entry for entry in entries if entry.boot_id == boot_id()]
     halted |= {entry.cell_id: 0.0 for entry in entries if entry.boot_id != boot_id()}
     while left and time.monotonic() < give_up:
-        if any(map(is_alive, itertools.chain(*map(_known, left)))) and time.monotonic() < first_look:
+        if (
+            any(map(is_alive, itertools.chain(*map(_known, left))))
+            and time.monotonic() < first_look
+        ):
             time.sleep(_PAUSE_S)  # they are dying: a look at everything would only hold them up
             continue
         left = [journal.read(entry.cell_id) or entry for entry in left]
@@ -299,7 +319,9 @@ def halt(journal: Journal, entries: Sequence[JournalEntry], began: float) -> dic
         halted |= {name: round(now_ms, 1) for name, alive in running.items() if not alive}
         left = [entry for entry in left if running[entry.cell_id]]
         for entry in left:
-            keeper = entry.child if entry.kind == "range" and time.monotonic() < ports_down else None
+            keeper = (
+                entry.child if entry.kind == "range" and time.monotonic() < ports_down else None
+            )
             for process in running[entry.cell_id]:
                 if process != keeper:
                     _send(process, signal.SIGKILL)
@@ -315,7 +337,9 @@ def _running(entry: JournalEntry, named: Iterable[ProcessId]) -> list[ProcessId]
     found = {*_known(entry), *named}
     for group in entry.cgroups:
         found |= {
-            process for pid in cgroup.processes_in(group, threads=False) if (process := identify(pid)) is not None
+            process
+            for pid in cgroup.processes_in(group, threads=False)
+            if (process := identify(pid)) is not None
         }
     supervisor = entry.supervisor if entry.child is not None else None
     return [process for process in found if process != supervisor and is_alive(process)]
@@ -381,10 +405,18 @@ def _settle(home: Path, entry: JournalEntry, halted_ms: float | None, give_up: f
     return _killed(now, halted_ms, "", remaining or ("its journal entry",))
 
 
-def _killed(entry: JournalEntry, halted_ms: float | None, by: EndedBy, remaining: tuple[str, ...]) -> Killed:
+def _killed(
+    entry: JournalEntry, halted_ms: float | None, by: EndedBy, remaining: tuple[str, ...]
+) -> Killed:
     left = tuple(printable(what, max_chars=200) for what in remaining)
     ended_by: EndedBy = "" if left else by
-    return Killed(cell_id=entry.cell_id, kind=entry.kind, halted_ms=halted_ms, ended_by=ended_by, remaining=left)
+    return Killed(
+        cell_id=entry.cell_id,
+        kind=entry.kind,
+        halted_ms=halted_ms,
+        ended_by=ended_by,
+        remaining=left,
+    )
 
 
 def _remove(journal: Journal, entry: JournalEntry) -> tuple[str, ...] | None:
@@ -447,4 +479,6 @@ def _signed(home: Path, text: str) -> str:
     from belljar.ledger.keys import load_or_make_key
 
     key = load_or_make_key(home)
-    return json.dumps({"document": text, "key": key.public_key, "signature": key.sign(text.encode())})
+    return json.dumps(
+        {"document": text, "key": key.public_key, "signature": key.sign(text.encode())}
+    )

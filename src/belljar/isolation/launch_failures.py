@@ -51,7 +51,9 @@ _FORBIDDEN_STEPS: Final = frozenset(
         Step.NETWORK,
     }
 )
-_FORBIDDING: Final = frozenset({errno.EPERM, errno.EACCES, errno.ENOSPC, errno.EINVAL, errno.ENOSYS})
+_FORBIDDING: Final = frozenset(
+    {errno.EPERM, errno.EACCES, errno.ENOSPC, errno.EINVAL, errno.ENOSYS}
+)
 _HINT_FORBIDDEN: Final = (
     "this host forbids what the jail is made of (user namespaces or control groups); "
     "`belljar doctor` says which switch it is"
@@ -128,7 +130,11 @@ def _without_a_step(said: str, *, ended: bool) -> str:
     end = next((found for line in said.splitlines() if (found := ENDED.fullmatch(line))), None)
     if end is not None and end[3] != "owner":
         return f"the jail ended while it came up ({end[1]} {end[2]}, cause: {end[3]})"
-    return "the jail ended while it came up" if ended else f"the jail did not come up in {START_DEADLINE_S:.0f} s"
+    return (
+        "the jail ended while it came up"
+        if ended
+        else f"the jail did not come up in {START_DEADLINE_S:.0f} s"
+    )
 
 
 def _host_hint(step: int, code: int, reason: str) -> str:
@@ -138,6 +144,10 @@ def _host_hint(step: int, code: int, reason: str) -> str:
     if step == Step.MOUNTS and code == errno.EOPNOTSUPP:
         return "the container tiers need Linux 6.6; the microvm tier does not"
     # The reason ends with the mount's target.
-    if step == Step.MOUNTS and code in (errno.EPERM, errno.EACCES) and reason.endswith((": /proc", ": /sys")):
+    if (
+        step == Step.MOUNTS
+        and code in (errno.EPERM, errno.EACCES)
+        and reason.endswith((": /proc", ": /sys"))
+    ):
         return _HINT_COVERED
     return _HINTS.get(Step(step), "") if step in _HINTS else ""

@@ -22,7 +22,10 @@ LiveT = TypeVar("LiveT", bound=Live)
 
 @asynccontextmanager
 async def recorded_lifetime(
-    recorder: Recorder, cell_id: str, planned: Mapping[str, JsonValue], make: Callable[[ExitStack], Awaitable[LiveT]]
+    recorder: Recorder,
+    cell_id: str,
+    planned: Mapping[str, JsonValue],
+    make: Callable[[ExitStack], Awaitable[LiveT]],
 ) -> AsyncIterator[LiveT]:
     """The cell that `make` makes, destroyed when the block is left, however it is left; planned and
     failed on record, before and after.
@@ -53,7 +56,11 @@ def record_failed(recorder: Recorder, cell_id: str, error: BaseException) -> Non
         else repr(error)
     )
     recorder.record(
-        Event(kind=Kind.CELL_FAILED, cell_id=cell_id, data={"error": type(error).__name__, "reason": reason})
+        Event(
+            kind=Kind.CELL_FAILED,
+            cell_id=cell_id,
+            data={"error": type(error).__name__, "reason": reason},
+        )
     )
 
 

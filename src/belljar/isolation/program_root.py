@@ -103,13 +103,20 @@ def libraries(binary: Path, *, what: str, hint: str) -> list[Path]:
     program. Raises `HostError`.
     """
     result = subprocess.run(
-        ["/usr/bin/ldd", str(binary)], capture_output=True, text=True, check=False, timeout=20, env={"LC_ALL": "C"}
+        ["/usr/bin/ldd", str(binary)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=20,
+        env={"LC_ALL": "C"},
     )
     if any(word in result.stdout + result.stderr for word in _NOT_DYNAMIC):
         return []
     if result.returncode or "not found" in result.stdout:
         raise HostError(f"the libraries of {what} can't be found", where=str(binary), hint=hint)
-    return [Path(match[1]) for line in result.stdout.splitlines() if (match := _LIBRARY.match(line))]
+    return [
+        Path(match[1]) for line in result.stdout.splitlines() if (match := _LIBRARY.match(line))
+    ]
 
 
 def with_libraries(binary: Path, *, what: str, hint: str) -> Iterator[tuple[str, Path]]:
@@ -141,7 +148,11 @@ def outdated_roots(directory: Path) -> list[Path]:
     """The roots below `directory` that no installed program can be given any more: what they were
     made from has changed or is gone.
     """
-    return [root for root in sorted(directory.glob("*")) if _NAME.fullmatch(root.name) and not _is_current(root)]
+    return [
+        root
+        for root in sorted(directory.glob("*"))
+        if _NAME.fullmatch(root.name) and not _is_current(root)
+    ]
 
 
 def remove_root(home: Path, root: Path) -> None:
@@ -157,7 +168,9 @@ def remove_root(home: Path, root: Path) -> None:
 
 def _is_current(root: Path) -> bool:
     try:
-        return _unchanged(root / "root", json.loads((root / f"{root.parent.name}.json").read_text()))
+        return _unchanged(
+            root / "root", json.loads((root / f"{root.parent.name}.json").read_text())
+        )
     except (OSError, ValueError):
         return False
 
@@ -174,14 +187,18 @@ def _unchanged(root: Path, data: Mapping[str, Any]) -> bool:
     """The files it was made from, and the copies, are still the ones that were digested."""
     try:
         originals = all(file_stamp(Path(path)) == stamp for path, stamp in data["sources"].items())
-        return originals and all(file_stamp(root / path.lstrip("/")) == stamp for path, stamp in data["copies"].items())
+        return originals and all(
+            file_stamp(root / path.lstrip("/")) == stamp for path, stamp in data["copies"].items()
+        )
     except (OSError, KeyError, TypeError):
         return False
 
 
 def _root_of(directory: Path, data: Mapping[str, Any]) -> ProgramRoot:
     program = data.get("inside", data["program"])
-    return ProgramRoot(root=directory / "root", program=program, version=data["version"], digest=data["digest"])
+    return ProgramRoot(
+        root=directory / "root", program=program, version=data["version"], digest=data["digest"]
+    )
 
 
 def file_stamp(path: Path) -> _Stamp:
@@ -197,7 +214,9 @@ def _make(directory: Path, recipe: Recipe) -> ProgramRoot:
     try:
         digests = _fill(scratch / "root", sources, recipe)
         points = _points(recipe)
-        digest = hashlib.sha256(json.dumps([_FORMAT, digests, points], sort_keys=True).encode()).hexdigest()
+        digest = hashlib.sha256(
+            json.dumps([_FORMAT, digests, points], sort_keys=True).encode()
+        ).hexdigest()
         scratch.chmod(0o711)
         final = directory / digest
         # Its description was out of date: the files' stamps changed, their contents did not
@@ -226,7 +245,10 @@ def _make(directory: Path, recipe: Recipe) -> ProgramRoot:
 
 def _fill(root: Path, sources: Mapping[str, Path], recipe: Recipe) -> dict[str, str]:
     """Copy and make everything, nobody's to write; the digests of the files."""
-    digests = {target: _copy(original, root / target.lstrip("/")) for target, original in sorted(sources.items())}
+    digests = {
+        target: _copy(original, root / target.lstrip("/"))
+        for target, original in sorted(sources.items())
+    }
     for target in recipe.unreadable:
         (root / target.lstrip("/")).chmod(0o511)
     for target in recipe.file_points:

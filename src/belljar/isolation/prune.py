@@ -131,7 +131,11 @@ def _has(home: Path, kind: str, digest: object, gone: set[str]) -> bool:
 
 def _trees(home: Path, gone: set[str], before: float) -> Iterator[Part]:
     for directory in _keyed(home / "trees"):
-        why = _unused(directory, before) if _has(home, "images", directory.name, gone) else "its image is gone"
+        why = (
+            _unused(directory, before)
+            if _has(home, "images", directory.name, gone)
+            else "its image is gone"
+        )
         if why:
             yield Part(kind="tree", path=directory, why=why)
 
@@ -155,7 +159,12 @@ def _halves(home: Path) -> Iterator[Part]:
     places = [path for path in home.iterdir() if path.is_dir()] if home.is_dir() else []
     halves = [
         *orphans(home / "tmp"),
-        *(half for place in places if place.name != "trees" for half in orphans(place, prefix=MAKING)),
+        *(
+            half
+            for place in places
+            if place.name != "trees"
+            for half in orphans(place, prefix=MAKING)
+        ),
     ]
     trees = (home / "trees").glob(f"{MAKING}*") if (home / "trees").is_dir() else ()
     halves += [half for half in trees if not is_owned(half.name, prefix=MAKING)]
@@ -164,7 +173,9 @@ def _halves(home: Path) -> Iterator[Part]:
 
 
 def _keyed(directory: Path) -> list[Path]:
-    return [path for path in sorted(directory.glob("*")) if _KEY.fullmatch(path.name) and path.is_dir()]
+    return [
+        path for path in sorted(directory.glob("*")) if _KEY.fullmatch(path.name) and path.is_dir()
+    ]
 
 
 def _unused(directory: Path, before: float) -> str:

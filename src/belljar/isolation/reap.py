@@ -57,7 +57,12 @@ class Reaped:
 def reaped_event(reaped: Sequence[Reaped]) -> Event:
     """For the record of whoever starts next: what crashed owners had left, bounded."""
     cells: list[JsonValue] = [
-        {"cell_id": one.cell_id, "kind": one.kind, "removed": _few(one.removed), "remaining": _few(one.remaining)}
+        {
+            "cell_id": one.cell_id,
+            "kind": one.kind,
+            "removed": _few(one.removed),
+            "remaining": _few(one.remaining),
+        }
         for one in reaped[:_MOST_CELLS_TOLD]
     ]
     return Event(kind=Kind.HOST_REAPED, data={"count": len(reaped), "cells": cells})
@@ -126,7 +131,9 @@ def _reap_one(home: Path, journal: Journal, entry: JournalEntry) -> Reaped:
     remaining = (*(survivor.what for survivor in found.survivors), *unseen)
     if not remaining:
         journal.remove(entry.cell_id)
-    return Reaped(cell_id=entry.cell_id, kind=entry.kind, removed=tuple(removed), remaining=remaining)
+    return Reaped(
+        cell_id=entry.cell_id, kind=entry.kind, removed=tuple(removed), remaining=remaining
+    )
 
 
 def _look_and_remove(home: Path, entry: JournalEntry) -> Findings:

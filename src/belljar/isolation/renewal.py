@@ -17,7 +17,9 @@ from belljar.isolation.port import PortSettings
 from belljar.units import printable
 
 SEED_BYTES: Final = 256
-NEEDED_OF_CLONE: Final = RenewedBit.RNG | RenewedBit.CLOCK | RenewedBit.MACHINE_ID | RenewedBit.HOSTNAME
+NEEDED_OF_CLONE: Final = (
+    RenewedBit.RNG | RenewedBit.CLOCK | RenewedBit.MACHINE_ID | RenewedBit.HOSTNAME
+)
 """A clone without these is a copy. The boot id is renewed where the guest's kernel lets it."""
 NEEDED_ON_A_NETWORK: Final = NEEDED_OF_CLONE | RenewedBit.NETWORK
 NEEDED_OF_CONTAINER: Final = RenewedBit.HOSTNAME
@@ -74,7 +76,9 @@ def judge(renewed: Renewed, *, where: str, needed: RenewedBit = NEEDED_OF_CLONE)
     not run.
     """
     missing = [
-        bit.name.lower() for bit in RenewedBit if bit in needed and bit not in renewed.done and bit.name is not None
+        bit.name.lower()
+        for bit in RenewedBit
+        if bit in needed and bit not in renewed.done and bit.name is not None
     ]
     if missing:
         detail = f" ({printable(renewed.detail, max_chars=300)})" if renewed.detail else ""

@@ -34,7 +34,11 @@ _AGENT: Final = "/agent"
 _HINT: Final = "install the package again; its build compiles it"
 _CONTROLLERS: Final = ("memory", "pids")
 _LIMITS: Final = JailLimits(
-    memory_max_bytes=64 << 20, cpu_quota_percent=None, processes=16, lifetime_s=60.0, address_space_bytes=1 << 30
+    memory_max_bytes=64 << 20,
+    cpu_quota_percent=None,
+    processes=16,
+    lifetime_s=60.0,
+    address_space_bytes=1 << 30,
 )
 
 _MOUNTS: Final = (
@@ -73,13 +77,17 @@ async def test_switch(home: Path) -> SwitchTest:
             destruction = await jailed.destroy()
             ours.close()
     if not failure and not destruction.clean:
-        failure = f"its end is not proven: {', '.join((*destruction.survivors, *destruction.unproven))}"
+        failure = (
+            f"its end is not proven: {', '.join((*destruction.survivors, *destruction.unproven))}"
+        )
     return SwitchTest(ok=not failure, duration_ms=duration_ms, reason=failure)
 
 
 def _planned(home: Path) -> tuple[Jailed, socket.socket, socket.socket]:
     cell_id = new_cell_id()
-    mine = OwnedResources(cell_id=cell_id, kind="proof", limits=_LIMITS, controllers=cgroup.usable(_CONTROLLERS))
+    mine = OwnedResources(
+        cell_id=cell_id, kind="proof", limits=_LIMITS, controllers=cgroup.usable(_CONTROLLERS)
+    )
     with ExitStack() as undo:
         ours, theirs = socket.socketpair()
         undo.callback(ours.close)
@@ -117,7 +125,9 @@ def _halt(home: Path, cell_id: str) -> str:
     entry = journal.read(cell_id)
     if entry is None or entry.child is None:
         return "the journal does not name it"
-    problems = order_all(home, (entry,), new_order("cells", "the kill switch tests itself", rule=SELF_TEST))
+    problems = order_all(
+        home, (entry,), new_order("cells", "the kill switch tests itself", rule=SELF_TEST)
+    )
     if cell_id not in halt(journal, (entry,), time.monotonic()):
         problems.append("its processes were not halted")
     return "; ".join(problems)
@@ -126,7 +136,9 @@ def _halt(home: Path, cell_id: str) -> str:
 def _ensure_agent_root(home: Path) -> ProgramRoot:
     agent = Path(belljar.__file__).parent / "_bin" / f"agent-{platform.machine()}"
     if not agent.is_file():
-        raise HostError(f"the guest agent for {platform.machine()} is missing", where=str(agent), hint=_HINT)
+        raise HostError(
+            f"the guest agent for {platform.machine()} is missing", where=str(agent), hint=_HINT
+        )
     recipe = Recipe(
         directory="self-tests",
         program=agent,

@@ -156,7 +156,9 @@ def find_survivors(entry: JournalEntry) -> tuple[Survivor, ...]:
     return look(entry).survivors
 
 
-def destroy_remains(entry: JournalEntry, started: float, *, store: Path | None = None) -> Destruction:
+def destroy_remains(
+    entry: JournalEntry, started: float, *, store: Path | None = None
+) -> Destruction:
     """The proof: look, remove what there is, and report it.
 
     Blocking; `started` is `time.monotonic()` at the kill.
@@ -180,7 +182,10 @@ def remove_survivors(survivors: tuple[Survivor, ...]) -> None:
         with contextlib.suppress(OSError):
             kill(process)
     give_up = time.monotonic() + _KILL_TIMEOUT_S
-    while any(identify(process.pid) == process for process in processes) and time.monotonic() < give_up:
+    while (
+        any(identify(process.pid) == process for process in processes)
+        and time.monotonic() < give_up
+    ):
         time.sleep(0.002)
     for survivor in survivors:
         if survivor.path is not None:
@@ -228,11 +233,17 @@ def _process_looks() -> tuple[_Look, ...]:
 def _file_looks() -> tuple[_Look, ...]:
     return (
         _Look(what=("mounts named after the cell",), find=_mounts),
-        _Look(what=("namespaces held by mounts",), find=_held_namespaces, nothing_to_look_by=_without_namespaces),
+        _Look(
+            what=("namespaces held by mounts",),
+            find=_held_namespaces,
+            nothing_to_look_by=_without_namespaces,
+        ),
         _Look(
             what=("files",),
             find=_files,
-            nothing_to_look_by=lambda entry: "" if entry.directories else "the cell had none of its own",
+            nothing_to_look_by=lambda entry: (
+                "" if entry.directories else "the cell had none of its own"
+            ),
         ),
         _Look(what=("sockets named after the cell",), find=_sockets, needed=False),
     )
@@ -271,7 +282,9 @@ def _without_uid(entry: JournalEntry) -> str:
 
 def _without_namespaces(entry: JournalEntry) -> str:
     return (
-        "" if entry.namespaces else "none of the cell's is known: it never ran, or its number may be another's by now"
+        ""
+        if entry.namespaces
+        else "none of the cell's is known: it never ran, or its number may be another's by now"
     )
 
 
@@ -323,7 +336,11 @@ def _in_namespace(entry: JournalEntry, pid: int) -> str:
     theirs = namespaces_of(pid, _TELLING_NAMESPACES)
     if len(theirs) < len(_TELLING_NAMESPACES):
         theirs = namespaces_of_threads(pid, _TELLING_NAMESPACES)
-    shared = [name for name in _TELLING_NAMESPACES if name in theirs and theirs[name] == entry.namespaces.get(name)]
+    shared = [
+        name
+        for name in _TELLING_NAMESPACES
+        if name in theirs and theirs[name] == entry.namespaces.get(name)
+    ]
     return f"in the cell's {shared[0]} namespace" if shared else ""
 
 
@@ -332,7 +349,9 @@ def _closed(entry: JournalEntry) -> Iterator[Survivor]:
     namespaces from this user.
     """
     since = (entry.supervisor or entry.owner).start_ticks
-    hidden = sum(_hides(directory.name, since) for directory in PROC.iterdir() if directory.name.isdigit())
+    hidden = sum(
+        _hides(directory.name, since) for directory in PROC.iterdir() if directory.name.isdigit()
+    )
     if hidden:
         raise kernel_objects.unseen(f"not those of {hidden} that hide them from this user")
     yield from ()
@@ -361,7 +380,11 @@ def _has_uid(entry: JournalEntry, pid: int) -> str:
 
 def _started(entry: JournalEntry) -> Iterator[Survivor]:
     """Those that the journal names (a range's), and those that say it themselves."""
-    yield from (_survivor(process, "started for the range") for process in entry.processes if is_alive(process))
+    yield from (
+        _survivor(process, "started for the range")
+        for process in entry.processes
+        if is_alive(process)
+    )
     yield from _processes(entry, _started_for)
 
 
@@ -371,7 +394,10 @@ def _started_for(entry: JournalEntry, pid: int) -> str:
     """
     words = _read(pid, "cmdline").split(b"\0")
     cell = entry.cell_id.encode()
-    named = any(second == cell and first in {b"--cell", b"-name"} for first, second in itertools.pairwise(words))
+    named = any(
+        second == cell and first in {b"--cell", b"-name"}
+        for first, second in itertools.pairwise(words)
+    )
     return "started for the cell" if named else ""
 
 

@@ -97,7 +97,9 @@ class AccessLimit:
         kind = self._kind(access, now_s)
         counted = _sum(kind.held, access)
         is_first = (access.path, access.operation) not in self._told
-        if (is_first or now_s - kind.reported_s >= INTERVAL_S) and (self._has_room(now_s) or is_first):
+        if (is_first or now_s - kind.reported_s >= INTERVAL_S) and (
+            self._has_room(now_s) or is_first
+        ):
             self._told.add((access.path, access.operation))
             kind.reported_s, kind.held = now_s, None
             return counted
@@ -189,4 +191,6 @@ class HostReads:
         with self._lock:
             for each in self._ended[:count]:
                 each.left -= read
-            self._ended[:count] = [each for each in self._ended[:count] if not is_empty and each.left > 0]
+            self._ended[:count] = [
+                each for each in self._ended[:count] if not is_empty and each.left > 0
+            ]

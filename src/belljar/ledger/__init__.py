@@ -40,11 +40,15 @@ __getattr__ = lazy_names(
     __name__,
     {
         "parse_line": "belljar.ledger.checker",
-        **dict.fromkeys(("SigningKey", "load_or_make_key", "local_fingerprint"), "belljar.ledger.keys"),
+        **dict.fromkeys(
+            ("SigningKey", "load_or_make_key", "local_fingerprint"), "belljar.ledger.keys"
+        ),
         "read_events": "belljar.ledger.listing",
         **dict.fromkeys(("RunDirectory", "create_run"), "belljar.ledger.rundir"),
         "Line": "belljar.ledger.schema",
-        **dict.fromkeys(("Problem", "Status", "Verification", "verify"), "belljar.ledger.verification"),
+        **dict.fromkeys(
+            ("Problem", "Status", "Verification", "verify"), "belljar.ledger.verification"
+        ),
         "LedgerWriter": "belljar.ledger.writer",
     },
 )

@@ -46,7 +46,12 @@ def prepare_body(body: Body) -> PreparedBody:
     if kept == body.total_bytes and body.sha256 not in {digest, ""}:
         raise ValueError(f"body {body.name}: its digest is of other bytes")
     whole = body.sha256 or (digest if kept == body.total_bytes else None)
-    ref: dict[str, Any] = {"name": body.name, "sha256": whole, "kept_bytes": kept, "total_bytes": body.total_bytes}
+    ref: dict[str, Any] = {
+        "name": body.name,
+        "sha256": whole,
+        "kept_bytes": kept,
+        "total_bytes": body.total_bytes,
+    }
     if kept and digest != whole:
         ref["stored_sha256"] = digest
     return PreparedBody(digest, body.content, ref)
@@ -82,7 +87,9 @@ class BodyStore:
         if body.digest[:2] not in self._folders:
             folder.mkdir(mode=0o700, exist_ok=True)
             self._folders.add(body.digest[:2])
-        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fd = os.open(
+            part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+        )
         try:
             write_all(fd, body.content)
         finally:

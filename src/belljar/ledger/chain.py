@@ -73,7 +73,9 @@ def _number(digits: str) -> int | float:
     return int(digits) if exact else float(digits)
 
 
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True, allow_nan=False).encode
+_encode = json.JSONEncoder(
+    ensure_ascii=False, separators=(",", ":"), sort_keys=True, allow_nan=False
+).encode
 
 
 def _is_plain(value: object) -> bool:

@@ -15,7 +15,14 @@ from belljar.events import Kind
 from belljar.ledger.bodies import body_path
 from belljar.ledger.chain import NO_LINE, parse_canonical, sha256_hex
 from belljar.ledger.checkpoint import MAX_CHECKPOINT_BYTES, parse_checkpoint
-from belljar.ledger.files import exists, has_digest, open_beneath, raw_lines, read_beneath, walk_files
+from belljar.ledger.files import (
+    exists,
+    has_digest,
+    open_beneath,
+    raw_lines,
+    read_beneath,
+    walk_files,
+)
 from belljar.ledger.manifest import MANIFEST, check_finished_files
 from belljar.ledger.merkle import MerkleTree
 from belljar.ledger.schema import (
@@ -112,7 +119,9 @@ class Checker:
         except FileNotFoundError as error:
             raise LedgerError("missing", where=path) from error
 
-    def _reached(self, statements: Iterator[Checkpoint], due: Checkpoint | None) -> Checkpoint | None:
+    def _reached(
+        self, statements: Iterator[Checkpoint], due: Checkpoint | None
+    ) -> Checkpoint | None:
         """Compare the checkpoints that cover exactly what was read so far; the first that covers
         more, or None.
         """
@@ -133,16 +142,23 @@ class Checker:
         self._bodies_of(line, where)
         if line.kind is Kind.RUN_STARTED and self.checkpoint is not None:
             self._same_run(line.data, where)
-        self.tree, self.prev, self.mono_ns = self.tree.added(raw), sha256_hex(raw), int(line.mono_ns)
+        self.tree, self.prev, self.mono_ns = (
+            self.tree.added(raw),
+            sha256_hex(raw),
+            int(line.mono_ns),
+        )
 
     def _order(self, line: Line, number: int) -> None:
         due, where = self.tree.size, f"{LEDGER}:{number}"
         if line.seq > due:
             raise LedgerError(
-                f"event {line.seq} where {due} is due: events were removed before it, or it was moved", where=where
+                f"event {line.seq} where {due} is due: events were removed before it, or it was moved",
+                where=where,
             )
         if line.seq < due:
-            raise LedgerError(f"event {line.seq} where {due} is due: it was added or moved", where=where)
+            raise LedgerError(
+                f"event {line.seq} where {due} is due: it was added or moved", where=where
+            )
         if line.prev != self.prev and number == 1:
             raise LedgerError("the first event names one before it", where=where)
         if line.prev != self.prev:
@@ -151,13 +167,17 @@ class Checker:
                 where=f"{LEDGER}:{number - 1}",
             )
         if int(line.mono_ns) < self.mono_ns:
-            raise LedgerError("its monotonic time is before that of the event before it", where=where)
+            raise LedgerError(
+                "its monotonic time is before that of the event before it", where=where
+            )
 
     def _same_run(self, data: dict[str, Any], where: str) -> None:
         if self.checkpoint and data.get("run_id") != self.checkpoint.run_id:
             raise LedgerError(f"of another run than {CHECKPOINTS}", where=where)
         if self.checkpoint and data.get("key") != self.checkpoint.key:
-            raise LedgerError(f"names another key than the one that signed {CHECKPOINTS}", where=where)
+            raise LedgerError(
+                f"names another key than the one that signed {CHECKPOINTS}", where=where
+            )
 
     # --- bodies
 
@@ -183,7 +203,9 @@ class Checker:
             self._stored(body, digest, f"{what} ({body_path(digest)})", where)
             self.bodies[bytes.fromhex(digest)] = body.kept_bytes
         elif size != body.kept_bytes:
-            raise LedgerError(f"{what}: {body.kept_bytes} bytes recorded here, {size} before", where=where)
+            raise LedgerError(
+                f"{what}: {body.kept_bytes} bytes recorded here, {size} before", where=where
+            )
 
     def _stored(self, body: BodyRef, digest: str, what: str, where: str) -> None:
         try:
@@ -206,7 +228,9 @@ class Checker:
 
     def _checkpoints(self, file: BinaryIO) -> Iterator[Checkpoint]:
         prev, size = NO_LINE, 0
-        for number, raw, complete in raw_lines(file, max_bytes=MAX_CHECKPOINT_BYTES, name=CHECKPOINTS):
+        for number, raw, complete in raw_lines(
+            file, max_bytes=MAX_CHECKPOINT_BYTES, name=CHECKPOINTS
+        ):
             where = f"{CHECKPOINTS}:{number}"
             if self.final:
                 raise LedgerError("added after the run's final checkpoint", where=where)
@@ -233,10 +257,13 @@ class Checker:
     def _same_signer(self, checkpoint: Checkpoint, where: str) -> None:
         if self.expected_key is not None and checkpoint.key != self.expected_key:
             raise LedgerError(
-                f"signed by key {checkpoint.key}, not by {self.expected_key}, which is expected", where=where
+                f"signed by key {checkpoint.key}, not by {self.expected_key}, which is expected",
+                where=where,
             )
         if self.expected_run is not None and checkpoint.run_id != self.expected_run:
-            raise LedgerError(f"of run {checkpoint.run_id}, in the place of {self.expected_run}", where=where)
+            raise LedgerError(
+                f"of run {checkpoint.run_id}, in the place of {self.expected_run}", where=where
+            )
         if self.checkpoint is None:
             return
         if (checkpoint.key, checkpoint.run_id) != (self.checkpoint.key, self.checkpoint.run_id):
@@ -264,7 +291,11 @@ class Checker:
             )
         for _ in walk_files(self.root):
             pass  # Refuses links and special files.
-        state = "is still being written" if alive else "was not finished (its process died, or its end was removed)"
+        state = (
+            "is still being written"
+            if alive
+            else "was not finished (its process died, or its end was removed)"
+        )
         unsigned = self.tree.size - self.signed
         self.warnings.append(
             f"the run {state}: {unsigned} of {self.tree.size} events are not signed, and its files but the ledger and its bodies are not covered"

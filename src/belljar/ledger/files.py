@@ -59,12 +59,16 @@ def open_beneath(dir_fd: int, path: str) -> BinaryIO:
     opened: list[int] = []
     try:
         for folder in folders:
-            opened.append(os.open(folder, _READ | os.O_DIRECTORY, dir_fd=opened[-1] if opened else dir_fd))
+            opened.append(
+                os.open(folder, _READ | os.O_DIRECTORY, dir_fd=opened[-1] if opened else dir_fd)
+            )
         # O_NONBLOCK: a pipe in a file's place must not make us wait.
         fd = os.open(name, _READ | os.O_NONBLOCK, dir_fd=opened[-1] if opened else dir_fd)
     except OSError as error:
         if error.errno in {errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.ENODEV}:
-            raise LedgerError("a link or special file where a plain file belongs", where=path) from error
+            raise LedgerError(
+                "a link or special file where a plain file belongs", where=path
+            ) from error
         raise
     finally:
         for folder_fd in opened:
@@ -110,7 +114,10 @@ def has_digest(file: BinaryIO, sha256: str, size_bytes: int) -> bool:
 
     Another size is noticed without reading it, however large it is.
     """
-    return os.fstat(file.fileno()).st_size == size_bytes and digest_file(file) == (sha256, size_bytes)
+    return os.fstat(file.fileno()).st_size == size_bytes and digest_file(file) == (
+        sha256,
+        size_bytes,
+    )
 
 
 def raw_lines(file: BinaryIO, *, max_bytes: int, name: str) -> Iterator[tuple[int, bytes, bool]]:

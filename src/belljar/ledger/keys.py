@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 KEY_FILE: Final = "ledger-ed25519.pem"
 _MAX_KEY_FILE_BYTES: Final = 4096
-_PEM: Final = re.compile(rb"-----BEGIN PRIVATE KEY-----\n([A-Za-z0-9+/]{64})\n-----END PRIVATE KEY-----\n")
+_PEM: Final = re.compile(
+    rb"-----BEGIN PRIVATE KEY-----\n([A-Za-z0-9+/]{64})\n-----END PRIVATE KEY-----\n"
+)
 _PKCS8_HEAD: Final = bytes.fromhex("302e020100300506032b657004220420")
 """What comes before the 32 bytes of an Ed25519 key in PKCS #8 (RFC 8410, without attributes)."""
 
@@ -74,7 +76,9 @@ def signature_is_good(public_key_hex: str, signature_hex: str, payload: bytes) -
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     try:
-        Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_key_hex)).verify(bytes.fromhex(signature_hex), payload)
+        Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_key_hex)).verify(
+            bytes.fromhex(signature_hex), payload
+        )
     except (InvalidSignature, ValueError):
         return False
     return True
@@ -168,11 +172,15 @@ def _seed(content: bytes, path: Path) -> bytes:
         private = load_pem_private_key(content, password=None)
     except (ValueError, TypeError) as error:
         raise LedgerError(
-            "the signing key is damaged", where=str(path), hint="restore it, or move it away: a new one is made"
+            "the signing key is damaged",
+            where=str(path),
+            hint="restore it, or move it away: a new one is made",
         ) from error
     if not isinstance(private, Ed25519PrivateKey):
         raise LedgerError(
-            "the signing key is not an Ed25519 key", where=str(path), hint="move it away: a new one is made"
+            "the signing key is not an Ed25519 key",
+            where=str(path),
+            hint="move it away: a new one is made",
         )
     return private.private_bytes_raw()
 
@@ -182,7 +190,12 @@ def _make(path: Path) -> None:
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _write_once(path, Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    _write_once(
+        path,
+        Ed25519PrivateKey.generate().private_bytes(
+            Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
+        ),
+    )
 
 
 def _write_once(path: Path, content: bytes) -> None:

@@ -79,7 +79,9 @@ def find_run(home: Path, ref: str) -> Path:
     meant = [ref] if ref in known else [name for name in known if name.startswith(ref)]
     if len(meant) != 1:
         raise FileNotFoundError(
-            f"{ref} is the beginning of {len(meant)} runs" if meant else f"there is no run {ref} under {home / RUNS}"
+            f"{ref} is the beginning of {len(meant)} runs"
+            if meant
+            else f"there is no run {ref} under {home / RUNS}"
         )
     return home / RUNS / meant[0]
 
@@ -200,7 +202,9 @@ def read_body(run_dir: Path, body: BodyRef, *, max_bytes: int) -> bytes:
 def _event(root: int, raw: bytes, where: str) -> Line:
     event = _event_or_why(root, raw, complete=True)
     if isinstance(event, ValueError):
-        raise LedgerError(f"not an event: {event}", where=where, hint="run `belljar ledger verify` on it")
+        raise LedgerError(
+            f"not an event: {event}", where=where, hint="run `belljar ledger verify` on it"
+        )
     return event
 
 

@@ -10,7 +10,14 @@ from typing import Any, Final
 from belljar.errors import LedgerError
 from belljar.ledger.bodies import BODIES, body_path
 from belljar.ledger.chain import parse_canonical, sha256_hex
-from belljar.ledger.files import digest_file, exists, has_digest, open_beneath, read_beneath, walk_files
+from belljar.ledger.files import (
+    digest_file,
+    exists,
+    has_digest,
+    open_beneath,
+    read_beneath,
+    walk_files,
+)
 from belljar.ledger.schema import Checkpoint, Manifest
 from belljar.ledger.writer import CHECKPOINTS
 
@@ -63,7 +70,9 @@ def _manifest_name(root: int) -> tuple[str, list[str]]:
     complete all the same.
     """
     if not exists(root, MANIFEST) and exists(root, MANIFEST_PART):
-        return MANIFEST_PART, [f"the process died as it put {MANIFEST} in place; {MANIFEST_PART} is complete"]
+        return MANIFEST_PART, [
+            f"the process died as it put {MANIFEST} in place; {MANIFEST_PART} is complete"
+        ]
     return MANIFEST, []
 
 
@@ -80,7 +89,11 @@ def _load(root: int, name: str, final: Checkpoint) -> Manifest:
         manifest = Manifest.read(parse_canonical(content.removesuffix(b"\n")))
     except ValueError as error:
         raise LedgerError(f"not a manifest: {error}", where=name) from error
-    if (manifest.run_id, manifest.key, manifest.public_key) != (final.run_id, final.key, final.public_key):
+    if (manifest.run_id, manifest.key, manifest.public_key) != (
+        final.run_id,
+        final.key,
+        final.public_key,
+    ):
         raise LedgerError("of another run or key than the final checkpoint", where=name)
     return manifest
 

@@ -57,7 +57,12 @@ def create_run(
             signing key is damaged.
     """
     return RunDirectory(
-        home, kind, tuple(argv), what=what, versions=dict(versions or {}), checkpoint_interval_s=checkpoint_interval_s
+        home,
+        kind,
+        tuple(argv),
+        what=what,
+        versions=dict(versions or {}),
+        checkpoint_interval_s=checkpoint_interval_s,
     )
 
 
@@ -92,7 +97,13 @@ class RunDirectory:
         versions: dict[str, Any],
         checkpoint_interval_s: float,
     ) -> None:
-        self._home, self._kind, self._argv, self._what, self._versions = home, kind, argv, what, versions
+        self._home, self._kind, self._argv, self._what, self._versions = (
+            home,
+            kind,
+            argv,
+            what,
+            versions,
+        )
         self._checkpoint_interval_s = checkpoint_interval_s
         self._outcome: tuple[str, int | None, str | None] | None = None
         self._details: dict[str, JsonValue] = {}
@@ -131,7 +142,9 @@ class RunDirectory:
         """
         return self._write(name, canonical(value) + b"\n")
 
-    def finish(self, outcome: str, *, exit_code: int | None, error: str | None = None, **details: JsonValue) -> None:
+    def finish(
+        self, outcome: str, *, exit_code: int | None, error: str | None = None, **details: JsonValue
+    ) -> None:
         """Say how the run ended: `completed`, `failed` or `interrupted`.
 
         Without it, the exception that ends the context says it (none: completed, 0). `details` are
@@ -161,7 +174,10 @@ class RunDirectory:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         with self._stack:
             try:
@@ -193,7 +209,11 @@ class RunDirectory:
 
     def _seal(self, error: BaseException | None) -> None:
         outcome, exit_code, text = self._outcome or _outcome_of(error)
-        more = {name: value for name, value in (("error", text), ("killed", self.recorder.killed)) if value}
+        more = {
+            name: value
+            for name, value in (("error", text), ("killed", self.recorder.killed))
+            if value
+        }
         data = {"outcome": outcome, "exit_code": exit_code, **more, **self._details}
         self.recorder.record(Event(kind=Kind.RUN_FINISHED, data=data))
         self.recorder.end()
@@ -229,7 +249,9 @@ class RunDirectory:
             write_file(self.path / name, content)
         except OSError as error:
             raise LedgerError(
-                f"can't be written: {error.strerror}", where=str(self.path / name), hint="check the free space"
+                f"can't be written: {error.strerror}",
+                where=str(self.path / name),
+                hint="check the free space",
             ) from error
         self._synced.add(name)
         return self.path / name

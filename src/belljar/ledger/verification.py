@@ -67,7 +67,9 @@ class Verification:
         return self.status is Status.VERIFIED or (self.status is Status.UNFINISHED and not strict)
 
 
-def verify(run_dir: Path, *, expected_key: str | None = None, expected_run: str | None = None) -> Verification:
+def verify(
+    run_dir: Path, *, expected_key: str | None = None, expected_run: str | None = None
+) -> Verification:
     """Verify a run directory.
 
     Memory: about 200 bytes per distinct body; the ledger may be of any size.
@@ -99,7 +101,9 @@ def _first_problem(checker: Checker) -> Problem | None:
     except PermissionError:
         raise
     except OSError as error:
-        return Problem(where=str(error.filename or checker.run_dir), what=f"can't be read: {error.strerror}")
+        return Problem(
+            where=str(error.filename or checker.run_dir), what=f"can't be read: {error.strerror}"
+        )
     return None
 
 

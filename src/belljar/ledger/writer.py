@@ -109,7 +109,9 @@ class LedgerWriter:
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._sign_as_events_arrive, name="ledger-checkpoints", daemon=True)
+        self._thread = threading.Thread(
+            target=self._sign_as_events_arrive, name="ledger-checkpoints", daemon=True
+        )
         self._state = _Written(MerkleTree(), NO_LINE, 0)
         self.killed = ""
         """By whom or what rule the kill switch was used first, and why."""
@@ -145,7 +147,10 @@ class LedgerWriter:
             sync_directory(self.run_dir)
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._halt()
         try:
@@ -216,7 +221,11 @@ class LedgerWriter:
         for body in bodies:
             self._bodies.keep(body)
         before = self._state
-        self._append(_line(event, data, [body.ref for body in bodies], seq=before.tree.size, prev=before.prev))
+        self._append(
+            _line(
+                event, data, [body.ref for body in bodies], seq=before.tree.size, prev=before.prev
+            )
+        )
         if event.kind is Kind.KILL_TRIPPED and not self.killed:
             self.killed = f"{event.data['rule']}: {event.data['reason']}"
         return before.tree.size
@@ -224,7 +233,9 @@ class LedgerWriter:
     def _append(self, line: bytes) -> None:
         content = line + b"\n"
         if len(content) > MAX_LINE_BYTES:
-            raise LedgerError(f"a line of {len(content)} bytes", hint="this is a fault of Belljar: report it")
+            raise LedgerError(
+                f"a line of {len(content)} bytes", hint="this is a fault of Belljar: report it"
+            )
         self._pending = line
         _write_once(self._ledger_fd, content)
         self._state = self._state.after(line)
@@ -324,7 +335,9 @@ class LedgerWriter:
                 hint="each run has one writer; start a run of its own",
             )
         return LedgerError(
-            "there is a ledger already", where=str(self.run_dir), hint="a run is recorded once; start a new one"
+            "there is a ledger already",
+            where=str(self.run_dir),
+            hint="a run is recorded once; start a new one",
         )
 
 
@@ -364,9 +377,18 @@ def _line(event: Event, data: bytes, bodies: list[dict[str, Any]], *, seq: int, 
 
 def _spilled(canonical_data: bytes) -> PreparedBody:
     if len(canonical_data) > MAX_SPILLED_BYTES:
-        raise ValueError(f"{len(canonical_data)} bytes of data; an event has at most {MAX_SPILLED_BYTES}")
+        raise ValueError(
+            f"{len(canonical_data)} bytes of data; an event has at most {MAX_SPILLED_BYTES}"
+        )
     digest = sha256_hex(canonical_data)
-    return prepare_body(Body(name=SPILLED_BODY, content=canonical_data, total_bytes=len(canonical_data), sha256=digest))
+    return prepare_body(
+        Body(
+            name=SPILLED_BODY,
+            content=canonical_data,
+            total_bytes=len(canonical_data),
+            sha256=digest,
+        )
+    )
 
 
 def _write_once(fd: int, content: bytes) -> None:
@@ -376,4 +398,6 @@ def _write_once(fd: int, content: bytes) -> None:
     """
     written = os.write(fd, content)
     if written != len(content):
-        raise OSError(errno.ENOSPC, f"only {written} of {len(content)} bytes were taken: the disk is full")
+        raise OSError(
+            errno.ENOSPC, f"only {written} of {len(content)} bytes were taken: the disk is full"
+        )

@@ -69,14 +69,19 @@ def cost_bytes(event: Event) -> int:
     """What an event takes of a disk, at least as much as it does: its line, and a file for each
     body.
     """
-    bodies = sum(BODY_LINE_BYTES + -(-len(body.content) // BLOCK_BYTES) * BLOCK_BYTES for body in event.bodies)
+    bodies = sum(
+        BODY_LINE_BYTES + -(-len(body.content) // BLOCK_BYTES) * BLOCK_BYTES
+        for body in event.bodies
+    )
     return LINE_BYTES + len(json.dumps(event.data, separators=(",", ":"))) + bodies
 
 
 def cut_down(event: Event) -> Event:
     """The same with its first 32 plain fields, texts cut at 200 characters, no bytes of its bodies."""
     plain = ((name, value) for name, value in event.data.items() if _is_plain(value))
-    data: dict[str, JsonValue] = {name[:MAX_CUT_CHARS]: _short(value) for name, value in islice(plain, MAX_CUT_FIELDS)}
+    data: dict[str, JsonValue] = {
+        name[:MAX_CUT_CHARS]: _short(value) for name, value in islice(plain, MAX_CUT_FIELDS)
+    }
     bodies = tuple(replace(body, content=b"") for body in event.bodies)
     return replace(event, data={**data, "cut": True}, bodies=bodies)
 
@@ -86,4 +91,8 @@ def _is_plain(value: JsonValue) -> bool:
 
 
 def _short(value: JsonValue) -> JsonValue:
-    return f"{value[:MAX_CUT_CHARS]}…" if isinstance(value, str) and len(value) > MAX_CUT_CHARS else value
+    return (
+        f"{value[:MAX_CUT_CHARS]}…"
+        if isinstance(value, str) and len(value) > MAX_CUT_CHARS
+        else value
+    )

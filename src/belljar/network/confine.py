@@ -53,7 +53,9 @@ def confine(box: Confinement, *, parent: int) -> None:
     then it must end.
     """
     mapped = _mapped_bytes()
-    spaces = syscalls.CLONE_NEWNET | syscalls.CLONE_NEWNS | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS
+    spaces = (
+        syscalls.CLONE_NEWNET | syscalls.CLONE_NEWNS | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS
+    )
     if box.uid is None:
         _enter_own_user_namespace()
     syscalls.unshare(spaces)
@@ -83,7 +85,10 @@ def _make_root(directories: Mapping[str, Path]) -> None:
     bare = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
     # Opened first, since one may lie below the place that the new root covers; and named by /proc,
     # so that stands elsewhere.
-    sources = {name: os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) for name, path in directories.items()}
+    sources = {
+        name: os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        for name, path in directories.items()
+    }
     syscalls.mount("tmpfs", "/tmp", "tmpfs", bare, _ROOT_OPTIONS)  # noqa: S108 - a place to mount on, in a mount namespace of its own
     root = Path("/tmp")  # noqa: S108
     for name, fd in sources.items():
@@ -94,7 +99,13 @@ def _make_root(directories: Mapping[str, Path]) -> None:
         os.close(fd)
     scratch = f"{root}{SCRATCH}"
     Path(scratch).mkdir()
-    syscalls.mount("tmpfs", scratch, "tmpfs", bare, f"mode=0777,size={_SCRATCH_BYTES},nr_inodes={_SCRATCH_INODES}")
+    syscalls.mount(
+        "tmpfs",
+        scratch,
+        "tmpfs",
+        bare,
+        f"mode=0777,size={_SCRATCH_BYTES},nr_inodes={_SCRATCH_INODES}",
+    )
     syscalls.restrict_mount(str(root))
     syscalls.enter_root(str(root))
 

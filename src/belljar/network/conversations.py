@@ -304,7 +304,11 @@ def read_segments(frames: Iterable[tuple[float, bytes]]) -> Iterator[Segment]:
     Pure, total.
     """
     for at_s, frame in frames:
-        if len(frame) >= 34 and frame[12:14] == _ETHERTYPE_IPV4 and (segment := _ipv4(frame[14:], at_s)) is not None:
+        if (
+            len(frame) >= 34
+            and frame[12:14] == _ETHERTYPE_IPV4
+            and (segment := _ipv4(frame[14:], at_s)) is not None
+        ):
             yield segment
 
 

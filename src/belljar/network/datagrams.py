@@ -95,7 +95,9 @@ def _take(source: socket.socket) -> tuple[bytes, list[int], int]:
     fds: list[int] = []
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds += [number for (number,) in _INT.iter_unpack(data[: len(data) - len(data) % _INT.size])]
+            fds += [
+                number for (number,) in _INT.iter_unpack(data[: len(data) - len(data) % _INT.size])
+            ]
     return text, fds, flags
 
 

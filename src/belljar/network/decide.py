@@ -34,7 +34,9 @@ ENCRYPTED: Final = frozenset({"tls", "smtps"})
 _LABEL: Final = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?", re.ASCII)
 _PORT: Final = re.compile(r"[0-9]{1,5}", re.ASCII)
 # RFC 3986 section 3.2.2: what follows userinfo; a userinfo is refused by having no place in it.
-_ABSOLUTE: Final = re.compile(rb"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<authority>[^/?#]*)(?P<rest>.*)", re.DOTALL)
+_ABSOLUTE: Final = re.compile(
+    rb"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<authority>[^/?#]*)(?P<rest>.*)", re.DOTALL
+)
 
 
 class Refusal(StrEnum):
@@ -116,8 +118,14 @@ def decide(flow: Flow, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) ->
     name = _said(flow, protocol)
     if isinstance(name, Refusal):
         return Verdict(allowed=False, stand_in=stand_in, reason=name, protocol=protocol)
-    problem = "" if name is None else _elsewhere(name, flow.address, layout) or _unnamed(flow, stand_in, stand_ins)
-    return Verdict(allowed=not problem, stand_in=stand_in, reason=problem, protocol=protocol, name=name or "")
+    problem = (
+        ""
+        if name is None
+        else _elsewhere(name, flow.address, layout) or _unnamed(flow, stand_in, stand_ins)
+    )
+    return Verdict(
+        allowed=not problem, stand_in=stand_in, reason=problem, protocol=protocol, name=name or ""
+    )
 
 
 def canonical_name(raw: str | bytes) -> str | None:
@@ -128,7 +136,9 @@ def canonical_name(raw: str | bytes) -> str | None:
     (a last label of digits or `0x…`).
     """
     try:
-        text = raw.decode("ascii") if isinstance(raw, bytes) else raw.encode("ascii").decode("ascii")
+        text = (
+            raw.decode("ascii") if isinstance(raw, bytes) else raw.encode("ascii").decode("ascii")
+        )
     except UnicodeError:
         return None
     name = text.lower().removesuffix(".")
@@ -158,7 +168,9 @@ def known_to(cell: str, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) -
     """
     own = next((item for item in stand_ins if item.id == cell), None)
     hidden = {item.id for item in stand_ins if own is not None and own.is_apart_from(item)}
-    return replace(layout, names=tuple(name for name in layout.names if name.stand_in not in hidden))
+    return replace(
+        layout, names=tuple(name for name in layout.names if name.stand_in not in hidden)
+    )
 
 
 def split_target(target: bytes) -> tuple[bytes | None, bytes, bytes]:
@@ -171,7 +183,9 @@ def split_target(target: bytes) -> tuple[bytes | None, bytes, bytes]:
     return (absolute["authority"] if absolute else None), path or b"/", query
 
 
-def _place(flow: Flow, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) -> tuple[str, str] | Refusal:
+def _place(
+    flow: Flow, layout: RangeLayout, stand_ins: Sequence[StandInPlan]
+) -> tuple[str, str] | Refusal:
     """The stand-in and the protocol at an address and port, or why there is none."""
     if flow.address == layout.catch_all:
         return _at_port(CATCH_ALL, CATCH_ALL_PORTS, flow.port)
@@ -222,7 +236,9 @@ def _host(asked: Asked, flow: Flow, protocol: str) -> str | Refusal:
     authority, path, _ = split_target(asked.target)
     if authority is not None:
         said.append(_authority(authority, flow))
-        if asked.target.partition(b"://")[0].lower() != (b"https" if protocol == "tls" else b"http"):
+        if asked.target.partition(b"://")[0].lower() != (
+            b"https" if protocol == "tls" else b"http"
+        ):
             return Refusal.OTHER_SCHEME
     elif not path.startswith(b"/") and not (asked.target == b"*" and asked.method == "OPTIONS"):
         return Refusal.TARGET_IS_NO_PATH
@@ -259,7 +275,9 @@ def _is_address(host: bytes) -> bool:
 
 def _unnamed(flow: Flow, owner: str, stand_ins: Sequence[StandInPlan]) -> Refusal | Literal[""]:
     """Why a method may not go to something real; empty when it may. A stand-in hears them all."""
-    upstream = next((item for item in stand_ins if item.id == owner and item.kind == UPSTREAM), None)
+    upstream = next(
+        (item for item in stand_ins if item.id == owner and item.kind == UPSTREAM), None
+    )
     if upstream is None or flow.asked is None or flow.asked.method in upstream.settings["methods"]:
         return ""
     return Refusal.METHOD_NOT_TAKEN
@@ -269,6 +287,10 @@ def _elsewhere(name: str, address: str, layout: RangeLayout) -> Refusal | Litera
     """Why a name is not to be had at an address; empty when it is."""
     found = find(name, layout)
     if found is None:
-        simulated = layout.catch_all is not None and address == layout.catch_all and name != METADATA_ADDRESS
+        simulated = (
+            layout.catch_all is not None
+            and address == layout.catch_all
+            and name != METADATA_ADDRESS
+        )
         return "" if simulated else Refusal.NOT_IN_POLICY
     return "" if found.address == address else Refusal.OTHER_ADDRESS

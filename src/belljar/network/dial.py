@@ -107,7 +107,11 @@ def wanted(body: bytes, network: NetworkPlan) -> tuple[UpstreamPlan, int]:
     host, port, stand_in = asked["host"], asked["port"], asked["stand_in"]
     for upstream in network.upstreams:
         # A port that is `true` or 443.0 equals no port of ours.
-        if (upstream.host, upstream.id) == (host, stand_in) and type(port) is int and port in upstream.ports:
+        if (
+            (upstream.host, upstream.id) == (host, stand_in)
+            and type(port) is int
+            and port in upstream.ports
+        ):
             return upstream, port
     what = printable(f"{host}:{port} as {stand_in}", max_chars=300)
     raise NotAnUpstream(f"a question to dial what is no upstream of this range: {what}")
@@ -130,7 +134,9 @@ def problem_of(address: str, own: Collection[str], near: Collection[Network] = (
         return "is of one link"
     if str(parsed) in {str(ip_address(each.partition("%")[0])) for each in own}:
         return "is this host's own"
-    if any(parsed in net for net in FORBIDDEN if net.version == parsed.version) or not _is_public(parsed):
+    if any(parsed in net for net in FORBIDDEN if net.version == parsed.version) or not _is_public(
+        parsed
+    ):
         return "is not a public one"
     if any(parsed in net for net in near if net.version == parsed.version):
         return "is of a network that this host is on"
@@ -153,7 +159,9 @@ def judge(addresses: Sequence[str], own: Collection[str], near: Collection[Netwo
 
 
 def _is_public(parsed: IPv4Address | IPv6Address) -> bool:
-    return parsed.is_global and not (parsed.is_multicast or parsed.is_reserved or parsed.is_unspecified)
+    return parsed.is_global and not (
+        parsed.is_multicast or parsed.is_reserved or parsed.is_unspecified
+    )
 
 
 def resolve(host: str, port: int) -> tuple[str, ...]:
@@ -188,10 +196,14 @@ def networks_near() -> tuple[Network, ...]:
     """
     with netlink.open_socket() as kernel:
         routes = [
-            route for family in (socket.AF_INET, socket.AF_INET6) for route in netlink.list_routes(kernel, family)
+            route
+            for family in (socket.AF_INET, socket.AF_INET6)
+            for route in netlink.list_routes(kernel, family)
         ]
     return tuple(
-        route.to for route in routes if route.is_direct and route.to.prefixlen >= _LEAST_PREFIX[route.to.version]
+        route.to
+        for route in routes
+        if route.is_direct and route.to.prefixlen >= _LEAST_PREFIX[route.to.version]
     )
 
 
@@ -275,9 +287,22 @@ class Dialler:
         try:
             upstream, port = wanted(body, self._network)
         except NotAnUpstream as exc:
-            say({"host": "", "port": None, "address": "", "verdict": "refused", "reason": "", "problem": str(exc)})
+            say(
+                {
+                    "host": "",
+                    "port": None,
+                    "address": "",
+                    "verdict": "refused",
+                    "reason": "",
+                    "problem": str(exc),
+                }
+            )
             raise
-        about: dict[str, JsonValue] = {"host": upstream.host, "port": port, "reason": upstream.reason}
+        about: dict[str, JsonValue] = {
+            "host": upstream.host,
+            "port": port,
+            "reason": upstream.reason,
+        }
         try:
             with self._spending.dialling(self._number, upstream):
                 addresses = self._pinned(upstream.host, port)
@@ -291,7 +316,11 @@ class Dialler:
         had to be ended.
         """
         for upstream, problem in self._spending.look(self._number):
-            about: dict[str, JsonValue] = {"host": upstream.host, "port": None, "reason": upstream.reason}
+            about: dict[str, JsonValue] = {
+                "host": upstream.host,
+                "port": None,
+                "reason": upstream.reason,
+            }
             say({**about, "address": "", "verdict": "cut", "problem": problem})
 
     def close(self) -> None:
@@ -306,7 +335,11 @@ class Dialler:
             if host in self._refused:
                 raise _NotTried(self._refused[host])
             addresses = self._pins.get(host) or self._resolved(host, port)
-            problem = judge(addresses, [address for address in addresses if self._reach.is_ours(address)], self._near())
+            problem = judge(
+                addresses,
+                [address for address in addresses if self._reach.is_ours(address)],
+                self._near(),
+            )
             if problem:
                 self._refused[host] = problem
                 raise _NotTried(problem)
@@ -317,16 +350,25 @@ class Dialler:
         try:
             return self._reach.networks_near()
         except OSError as exc:
-            raise _NotTried(f"this host's own networks can't be read: {exc.strerror or type(exc).__name__}") from exc
+            raise _NotTried(
+                f"this host's own networks can't be read: {exc.strerror or type(exc).__name__}"
+            ) from exc
 
     def _resolved(self, host: str, port: int) -> tuple[str, ...]:
         try:
             return self._reach.resolve(host, port)
         except (OSError, UnicodeError) as exc:
-            raise _NotTried(f"the name can't be resolved: {printable(str(exc), max_chars=200)}") from exc
+            raise _NotTried(
+                f"the name can't be resolved: {printable(str(exc), max_chars=200)}"
+            ) from exc
 
     def _first_of(
-        self, upstream: UpstreamPlan, addresses: Sequence[str], port: int, about: Mapping[str, JsonValue], say: Say
+        self,
+        upstream: UpstreamPlan,
+        addresses: Sequence[str],
+        port: int,
+        about: Mapping[str, JsonValue],
+        say: Say,
     ) -> socket.socket:
         problem = ""
         for number, address in enumerate(addresses):

@@ -182,7 +182,9 @@ class UpDecoder:
 
     def _finish(self) -> Said | Asked | Ready | Alive | Ended | None:
         head = self._head
-        if head is None or any(len(part) < wanted for part, wanted in zip(self._parts, self._wanted, strict=True)):
+        if head is None or any(
+            len(part) < wanted for part, wanted in zip(self._parts, self._wanted, strict=True)
+        ):
             return None
         contents = [bytes(part) for part in self._parts]
         self._head, self._parts, self._wanted = None, [], []
@@ -195,7 +197,12 @@ class UpDecoder:
         if head["kind"] == ENDED:
             return Ended(id=head["id"], unreported=head["data"]["unreported"])
         bodies = (
-            Body(name=ref["name"], content=content, total_bytes=ref["total_bytes"], sha256=ref["sha256"])
+            Body(
+                name=ref["name"],
+                content=content,
+                total_bytes=ref["total_bytes"],
+                sha256=ref["sha256"],
+            )
             for ref, content in zip(head["bodies"], contents, strict=True)
         )
         return Said(id=head["id"], kind=Kind(head["kind"]), data=head["data"], bodies=tuple(bodies))

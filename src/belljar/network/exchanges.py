@@ -62,7 +62,9 @@ class SeenBody:
     @classmethod
     def of(cls, text: bytes, most_bytes: int) -> SeenBody:
         """Of bytes that are all there."""
-        return cls(kept=text[:most_bytes], total_bytes=len(text), sha256=hashlib.sha256(text).hexdigest())
+        return cls(
+            kept=text[:most_bytes], total_bytes=len(text), sha256=hashlib.sha256(text).hexdigest()
+        )
 
     def cut_to(self, most_bytes: int) -> SeenBody:
         """With no more kept of it."""
@@ -178,7 +180,9 @@ class _Message:
 
     def body(self) -> SeenBody:
         """All of it."""
-        return SeenBody(kept=bytes(self._kept), total_bytes=self.total_bytes, sha256=self._digest.hexdigest())
+        return SeenBody(
+            kept=bytes(self._kept), total_bytes=self.total_bytes, sha256=self._digest.hexdigest()
+        )
 
     def fields(self) -> _Fields:
         """As they were sent."""
@@ -188,7 +192,9 @@ class _Message:
         """Whether nothing can follow it (RFC 9112, section 9.3)."""
         if self.head is None or not self.is_whole or self.head.http_version < b"1.1":
             return True
-        words = (value.lower().split(b",") for name, value in self.head.headers if name == b"connection")
+        words = (
+            value.lower().split(b",") for name, value in self.head.headers if name == b"connection"
+        )
         return any(word.strip() == b"close" for each in words for word in each)
 
 
@@ -220,7 +226,9 @@ class _Talk:
                 self._answer(request.head, answer)
             finally:  # what of it was read is told, whatever follows
                 self.found.append(_exchange(request.head, request, answer))
-                self.received_to = self._answered.at if answer.head is not None else self.received_to
+                self.received_to = (
+                    self._answered.at if answer.head is not None else self.received_to
+                )
             is_over = request.is_last() or answer.is_last() or _switches(request.head, answer.head)
 
     def _request(self, message: _Message) -> None:
@@ -234,7 +242,11 @@ class _Talk:
             head = self._head(self._answered, _asking(request))
         message.head = head
         if head is not None:
-            is_bare = request.method == b"HEAD" or _switches(request, head) or _status(head) in _NO_CONTENT
+            is_bare = (
+                request.method == b"HEAD"
+                or _switches(request, head)
+                or _status(head) in _NO_CONTENT
+            )
             message.is_whole = is_bare or self._body(self._answered, message, has_end=False)
 
     def _head(self, side: _Side, parser: h11.Connection) -> _Head | None:
@@ -243,7 +255,11 @@ class _Talk:
         self._spend(_HEAD_STEPS + text.count(b"\n"))
         parser.receive_data(text)
         event = parser.next_event()
-        return event if isinstance(event, h11.Request | h11.Response | h11.InformationalResponse) else None
+        return (
+            event
+            if isinstance(event, h11.Request | h11.Response | h11.InformationalResponse)
+            else None
+        )
 
     def _body(self, side: _Side, message: _Message, *, has_end: bool) -> bool:
         """Whether all of it is there (RFC 9112, section 6.3).
@@ -287,7 +303,9 @@ class _Talk:
         self.steps += steps
 
 
-def exchanges(conversation: Conversation, most_steps: int = MAX_STEPS) -> tuple[list[Exchange], Rest]:
+def exchanges(
+    conversation: Conversation, most_steps: int = MAX_STEPS
+) -> tuple[list[Exchange], Rest]:
     """The requests of one conversation with their answers, in order, up to what is no HTTP/1.1 or
     over a bound; and what was said besides. Total.
 

@@ -88,9 +88,9 @@ class Flows:
             counted.not_listed += not is_listed
             return None
         seen.destinations.add(destination)
-        return self._flow(cell, reason, logged.protocol, logged.destination, logged.port, logged.bytes, 1) | {
-            "source": logged.source
-        }
+        return self._flow(
+            cell, reason, logged.protocol, logged.destination, logged.port, logged.bytes, 1
+        ) | {"source": logged.source}
 
     def flush(self) -> Iterator[Flow]:
         """What was counted since the last time."""
@@ -108,7 +108,14 @@ class Flows:
         self.lost = max(self.lost, logged - self.taken)
 
     def _flow(
-        self, cell: str, reason: str, protocol: str, address: str, port: int | None, size: int, count: int
+        self,
+        cell: str,
+        reason: str,
+        protocol: str,
+        address: str,
+        port: int | None,
+        size: int,
+        count: int,
     ) -> Flow:
         return {
             "cell": cell,

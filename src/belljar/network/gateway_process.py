@@ -81,9 +81,14 @@ def receive_listeners(supervisor: socket.socket) -> Listeners:
     more = True
     while more:
         message, fds = datagrams.receive(supervisor)
-        found |= {name: socket.socket(fileno=fd) for name, fd in zip(message["listeners"], fds, strict=True)}
+        found |= {
+            name: socket.socket(fileno=fd)
+            for name, fd in zip(message["listeners"], fds, strict=True)
+        }
         more = bool(message["more"])
     for listener in found.values():
         listener.settimeout(0.0)
     tcp = {int(name): listener for name, listener in found.items() if name.isdecimal()}
-    return Listeners(dns_udp=found["dns_udp"], dns_tcp=found["dns_tcp"], tcp=tcp, sink=found.get("sink"))
+    return Listeners(
+        dns_udp=found["dns_udp"], dns_tcp=found["dns_tcp"], tcp=tcp, sink=found.get("sink")
+    )

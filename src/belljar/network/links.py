@@ -70,7 +70,12 @@ _IPV4: Final = (
 _IPV6: Final = tuple(
     (f"conf/{name}/{setting}", value)
     for name in ("all", "default")
-    for setting, value in (("addr_gen_mode", "1"), ("accept_ra", "0"), ("accept_redirects", "0"), ("forwarding", "0"))
+    for setting, value in (
+        ("addr_gen_mode", "1"),
+        ("accept_ra", "0"),
+        ("accept_redirects", "0"),
+        ("forwarding", "0"),
+    )
 )
 
 
@@ -98,12 +103,16 @@ def prepare_namespace(layout: RangeLayout, *, forwards: bool) -> socket.socket:
     kernel = netlink.open_socket()
     loopback = socket.if_nametoindex("lo")
     netlink.exchange(kernel, netlink.set_link(loopback, up=True))
-    netlink.exchange(kernel, *(netlink.local_route(loopback, prefix) for prefix in layout.local_prefixes))
+    netlink.exchange(
+        kernel, *(netlink.local_route(loopback, prefix) for prefix in layout.local_prefixes)
+    )
     if layout.sink_port is not None:
         everything = netlink.local_route(loopback, "0.0.0.0/0", table=_SINK_TABLE)
         # The sink's answers bear the mark too, and are to leave.
         own = netlink.rule_for_own(_SINK_PRIORITY - 1)
-        netlink.exchange(kernel, everything, own, netlink.rule_for_mark(SINK_MARK, _SINK_TABLE, _SINK_PRIORITY))
+        netlink.exchange(
+            kernel, everything, own, netlink.rule_for_mark(SINK_MARK, _SINK_TABLE, _SINK_PRIORITY)
+        )
     return kernel
 
 
@@ -128,7 +137,9 @@ def make_port(
             have their checksums.
         bytes_per_s: in each direction; see `line_bytes_per_s`.
     """
-    request = netlink.veth(port.outer_device, port.gateway_mac, INNER_DEVICE, port.mac, namespace_fd)
+    request = netlink.veth(
+        port.outer_device, port.gateway_mac, INNER_DEVICE, port.mac, namespace_fd
+    )
     netlink.exchange(kernel, request)
     outer_index = socket.if_nametoindex(port.outer_device)
     try:
@@ -137,14 +148,18 @@ def make_port(
         _set_outer(kernel, outer_index, port, bytes_per_s)
         _set_inner(inner, port, resolver, bytes_per_s)
         netlink.exchange(
-            kernel, netlink.set_link(outer_index, up=True), netlink.route_on_link(outer_index, port.address)
+            kernel,
+            netlink.set_link(outer_index, up=True),
+            netlink.route_on_link(outer_index, port.address),
         )
     except BaseException:
         with contextlib.suppress(OSError):
             netlink.exchange(kernel, netlink.delete_link(outer_index))
         raise
     peer = next(link.peer for link in netlink.list_links(kernel) if link.index == outer_index)
-    return Port(cell=port.name, device=port.outer_device, address=port.address, index=outer_index, peer=peer)
+    return Port(
+        cell=port.name, device=port.outer_device, address=port.address, index=outer_index, peer=peer
+    )
 
 
 def line_bytes_per_s(buffer_bytes: int, ports: int) -> int:
@@ -166,7 +181,9 @@ def _set_line(kernel: socket.socket, index: int, bytes_per_s: int) -> None:
     try:
         netlink.exchange(kernel, request)
     except FileNotFoundError as exc:
-        raise OSError(exc.errno, "it has no token bucket (sch_tbf), by which a port gets its rate") from exc
+        raise OSError(
+            exc.errno, "it has no token bucket (sch_tbf), by which a port gets its rate"
+        ) from exc
 
 
 def _set_outer(kernel: socket.socket, index: int, port: CellPort, bytes_per_s: int) -> None:
@@ -246,7 +263,9 @@ def tables_of(namespace: int) -> socket.socket:
     thread.start()
     thread.join()
     if failed:
-        raise CellError(f"the cell's network namespace can't be entered: {failed[0].strerror}") from failed[0]
+        raise CellError(
+            f"the cell's network namespace can't be entered: {failed[0].strerror}"
+        ) from failed[0]
     return found[0]
 
 

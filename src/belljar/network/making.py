@@ -19,11 +19,17 @@ from belljar.network import datagrams
 from belljar.network.confine import FILES_ROOT
 from belljar.network.dial import Reach
 from belljar.network.gateway.bounds import Bounds
-from belljar.network.gateway.config import HTTP_PORT, GatewayConfig, GuardConfig, as_neighbour, as_stand_in
+from belljar.network.gateway.config import (
+    HTTP_PORT,
+    GatewayConfig,
+    GuardConfig,
+    as_neighbour,
+    as_stand_in,
+)
 from belljar.network.packets import held, join
 from belljar.network.processes import SERVE, ForkServer
+from belljar.network.range_state import Lines
 from belljar.network.spending import RunSpending
-from belljar.network.watch import Lines
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import NetworkPlan, StandInPlan
 from belljar.plan.rules import render_rules
@@ -203,14 +209,23 @@ def _for_gateway(spec: RangeSpec, uid: int | None, directories: dict[str, str]) 
     )
     config = GatewayConfig(
         layout=spec.layout,
-        stand_ins=(*inside, *map(as_neighbour, spec.network.reached_cells), *map(as_stand_in, spec.network.upstreams)),
+        stand_ins=(
+            *inside,
+            *map(as_neighbour, spec.network.reached_cells),
+            *map(as_stand_in, spec.network.upstreams),
+        ),
         authorities=spec.reach.read_authorities() if _has_encrypted(spec.network) else "",
         range_seed=os.urandom(_SEED_BYTES).hex(),
         bounds=Bounds.of(spec.network.bounds, alive_every_s=spec.check_every_s),
         guard=spec.guard,
     )
     memory_bytes = spec.network.bounds.gateway_memory_bytes
-    return {"config": config.to_json(), "uid": uid, "directories": directories, "memory_bytes": memory_bytes}
+    return {
+        "config": config.to_json(),
+        "uid": uid,
+        "directories": directories,
+        "memory_bytes": memory_bytes,
+    }
 
 
 def _has_encrypted(network: NetworkPlan) -> bool:
@@ -263,5 +278,9 @@ def _find_nft() -> str:
     """Where `belljar doctor` looks for it too."""
     nft = shutil.which("nft", path=f"{os.environ.get('PATH', '')}:{SEARCH_PATH}")
     if nft is None:
-        raise HostError("nft can't be found", where="PATH", hint="run `belljar setup`, or install the package nftables")
+        raise HostError(
+            "nft can't be found",
+            where="PATH",
+            hint="run `belljar setup`, or install the package nftables",
+        )
     return str(Path(nft).resolve())

@@ -31,7 +31,14 @@ _GET_ROUTE, _GET_RULE, _NEW_QUEUE = 26, 34, 36
 _REQUEST, _ACK, _DUMP = 0x1, 0x4, 0x300
 _NEW: Final = 0x200 | 0x400  # what is there already is not touched (NLM_F_EXCL, NLM_F_CREATE)
 _ERROR, _DONE = 2, 3
-_IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_LINK, _IFLA_LINKINFO, _IFLA_NET_NS_FD, _IFLA_LINK_NETNSID = 1, 3, 5, 18, 28, 37
+_IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_LINK, _IFLA_LINKINFO, _IFLA_NET_NS_FD, _IFLA_LINK_NETNSID = (
+    1,
+    3,
+    5,
+    18,
+    28,
+    37,
+)
 _IFLA_AF_SPEC, _ADDR_GEN_MODE = 26, 8
 _IFLA_INFO_KIND, _IFLA_INFO_DATA, _VETH_PEER = 1, 2, 1
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
@@ -84,13 +91,23 @@ class Route:
     def on_link(cls, device: int, ip: str) -> Route:
         """As the kernel lists what `route_on_link` makes."""
         rest = frozenset({(0, bytes((0, 0, _PROTO_STATIC, _SCOPE_LINK)))})
-        return cls(to=IPv4Network(f"{ip}/32"), device=device, table=_TABLE_MAIN, kind=_TYPE_UNICAST, rest=rest)
+        return cls(
+            to=IPv4Network(f"{ip}/32"),
+            device=device,
+            table=_TABLE_MAIN,
+            kind=_TYPE_UNICAST,
+            rest=rest,
+        )
 
     @property
     def is_direct(self) -> bool:
         """Whether it leads to whoever is at the device's other end, over no gateway."""
         said = {kind for kind, _ in self.rest}
-        return self.kind == _TYPE_UNICAST and self.device is not None and not said & {_RTA_GATEWAY, _RTA_VIA}
+        return (
+            self.kind == _TYPE_UNICAST
+            and self.device is not None
+            and not said & {_RTA_GATEWAY, _RTA_VIA}
+        )
 
     def __str__(self) -> str:
         """For people."""
@@ -99,7 +116,11 @@ class Route:
 
 def open_socket() -> socket.socket:
     """A socket to the kernel's tables of the network namespace that this thread is in now."""
-    return _patient(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE))
+    return _patient(
+        socket.socket(
+            socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE
+        )
+    )
 
 
 def adopt_socket(fd: int) -> socket.socket:
@@ -120,7 +141,9 @@ def veth(name: str, mac: str, peer_name: str, peer_mac: str, peer_namespace_fd: 
         + attribute(_IFLA_ADDRESS, _mac(peer_mac))
         + attribute(_IFLA_NET_NS_FD, struct.pack("=i", peer_namespace_fd))
     )
-    info = _text(_IFLA_INFO_KIND, "veth") + attribute(_IFLA_INFO_DATA | _NESTED, attribute(_VETH_PEER | _NESTED, peer))
+    info = _text(_IFLA_INFO_KIND, "veth") + attribute(
+        _IFLA_INFO_DATA | _NESTED, attribute(_VETH_PEER | _NESTED, peer)
+    )
     body = (
         _LINK.pack(0, 0, 0, 0, 0)
         + _text(_IFLA_IFNAME, name)
@@ -138,7 +161,9 @@ def set_link(index: int, *, up: bool) -> bytes:
 def without_ipv6_address(index: int) -> bytes:
     """The device makes itself no IPv6 address when it comes up, so it has nothing to announce."""
     mode = attribute(socket.AF_INET6 | _NESTED, attribute(_ADDR_GEN_MODE, b"\1"))
-    return message(_NEW_LINK, _LINK.pack(0, 0, index, 0, 0) + attribute(_IFLA_AF_SPEC | _NESTED, mode))
+    return message(
+        _NEW_LINK, _LINK.pack(0, 0, index, 0, 0) + attribute(_IFLA_AF_SPEC | _NESTED, mode)
+    )
 
 
 def delete_link(index: int) -> bytes:
@@ -150,7 +175,11 @@ def address(index: int, ip: str) -> bytes:
     """An address of its own alone (/32)."""
     packed = IPv4Address(ip).packed
     body = _ADDRESS.pack(socket.AF_INET, 32, 0, _SCOPE_UNIVERSE, index)
-    return message(_NEW_ADDRESS, body + attribute(_IFA_LOCAL, packed) + attribute(_IFA_ADDRESS, packed), flags=_NEW)
+    return message(
+        _NEW_ADDRESS,
+        body + attribute(_IFA_LOCAL, packed) + attribute(_IFA_ADDRESS, packed),
+        flags=_NEW,
+    )
 
 
 def route_on_link(index: int, ip: str) -> bytes:
@@ -161,7 +190,9 @@ def route_on_link(index: int, ip: str) -> bytes:
 def default_route(index: int, gateway: str) -> bytes:
     """All else goes by the gateway."""
     rest = attribute(_RTA_GATEWAY, IPv4Address(gateway).packed)
-    return _route(IPv4Network("0.0.0.0/0"), index, _TABLE_MAIN, _SCOPE_UNIVERSE, _TYPE_UNICAST, rest)
+    return _route(
+        IPv4Network("0.0.0.0/0"), index, _TABLE_MAIN, _SCOPE_UNIVERSE, _TYPE_UNICAST, rest
+    )
 
 
 def local_route(index: int, prefix: str, *, table: int = _TABLE_LOCAL) -> bytes:
@@ -181,7 +212,9 @@ def rule_for_own(priority: int) -> bytes:
 
 def _rule(table: int, priority: int, selector: bytes) -> bytes:
     body = _ROUTE.pack(socket.AF_INET, 0, 0, 0, 0, 0, 0, 1, 0)  # FR_ACT_TO_TBL
-    body += attribute(_FRA_TABLE, struct.pack("=I", table)) + attribute(_FRA_PRIORITY, struct.pack("=I", priority))
+    body += attribute(_FRA_TABLE, struct.pack("=I", table)) + attribute(
+        _FRA_PRIORITY, struct.pack("=I", priority)
+    )
     return message(_NEW_RULE, body + selector, flags=_NEW)
 
 
@@ -192,7 +225,9 @@ def neighbour(index: int, ip: str, mac: str) -> bytes:
     return message(_NEW_NEIGHBOUR, body, flags=_NEW)
 
 
-def line(index: int, *, bytes_per_s: int, burst_bytes: int, queue_bytes: int, frame_bytes: int) -> bytes:
+def line(
+    index: int, *, bytes_per_s: int, burst_bytes: int, queue_bytes: int, frame_bytes: int
+) -> bytes:
     """What leaves by the device leaves at this rate (a token bucket: linux/pkt_sched.h, tc-tbf(8)),
     and waits in a queue of so many bytes until then.
 
@@ -202,7 +237,11 @@ def line(index: int, *, bytes_per_s: int, burst_bytes: int, queue_bytes: int, fr
     limits = _LIMITS.pack(queue_bytes, 0, 0)
     options = attribute(_TBF_PARMS, rate + bytes(_RATE.size) + limits)
     options += attribute(_TBF_BURST, struct.pack("=I", burst_bytes))
-    body = _QUEUE.pack(0, index, 0, _ROOT, 0) + _text(_TCA_KIND, "tbf") + attribute(_TCA_OPTIONS | _NESTED, options)
+    body = (
+        _QUEUE.pack(0, index, 0, _ROOT, 0)
+        + _text(_TCA_KIND, "tbf")
+        + attribute(_TCA_OPTIONS | _NESTED, options)
+    )
     return message(_NEW_QUEUE, body, flags=_NEW)
 
 
@@ -238,13 +277,17 @@ def list_rules(kernel: socket.socket, family: int) -> list[bytes]:
 
 def parse_route(payload: bytes) -> Route:
     """What the kernel says of a route. Raises `ValueError` for what it does not say."""
-    family, bits, source_bits, service, table, protocol, scope, kind, _flags = _ROUTE.unpack_from(payload)
+    family, bits, source_bits, service, table, protocol, scope, kind, _flags = _ROUTE.unpack_from(
+        payload
+    )
     found = dict(attributes(payload[_ROUTE.size :]))
     found.pop(_RTA_CACHEINFO, None)
     to = found.pop(_RTA_DST, b"")
     device, listed = found.pop(_RTA_OIF, None), found.pop(_RTA_TABLE, None)
     return Route(
-        to=IPv4Network((to or bytes(4), bits)) if family == socket.AF_INET else IPv6Network((to or bytes(16), bits)),
+        to=IPv4Network((to or bytes(4), bits))
+        if family == socket.AF_INET
+        else IPv6Network((to or bytes(16), bits)),
         device=None if device is None else int.from_bytes(device, sys.byteorder),
         table=table if listed is None else int.from_bytes(listed, sys.byteorder),
         kind=kind,
@@ -303,18 +346,27 @@ def _link(payload: bytes) -> Link:
     found = dict(attributes(payload[_LINK.size :]))
     name = found.get(_IFLA_IFNAME, b"").rstrip(b"\0").decode("ascii", "replace")
     peer, namespace = (_signed(found.get(kind)) for kind in (_IFLA_LINK, _IFLA_LINK_NETNSID))
-    return Link(index=index, name=name, is_up=bool(flags & _IFF_UP), peer=None if peer is None else (peer, namespace))
+    return Link(
+        index=index,
+        name=name,
+        is_up=bool(flags & _IFF_UP),
+        peer=None if peer is None else (peer, namespace),
+    )
 
 
 def _signed(value: bytes | None) -> int | None:
     return None if value is None else int.from_bytes(value, sys.byteorder, signed=True)
 
 
-def _route(to: IPv4Network, index: int, table: int, scope: int, kind: int, rest: bytes = b"") -> bytes:
+def _route(
+    to: IPv4Network, index: int, table: int, scope: int, kind: int, rest: bytes = b""
+) -> bytes:
     body = _ROUTE.pack(socket.AF_INET, to.prefixlen, 0, 0, table, _PROTO_STATIC, scope, kind, 0)
     if to.prefixlen:
         body += attribute(_RTA_DST, to.network_address.packed)
-    return message(_NEW_ROUTE, body + attribute(_RTA_OIF, struct.pack("=i", index)) + rest, flags=_NEW)
+    return message(
+        _NEW_ROUTE, body + attribute(_RTA_OIF, struct.pack("=i", index)) + rest, flags=_NEW
+    )
 
 
 def message(kind: int, body: bytes, *, flags: int = 0, ack: bool = True) -> bytes:

@@ -127,7 +127,13 @@ def _ipv4(packet: bytes) -> tuple[str, str, str, int | None, int]:
     (fragment,) = struct.unpack_from(">H", packet, 6)
     number = packet[9]
     port = _port(packet, header, number) if header >= 20 and fragment & 0x1FFF == 0 else None
-    return _name(number), str(IPv4Address(packet[12:16])), str(IPv4Address(packet[16:20])), port, length
+    return (
+        _name(number),
+        str(IPv4Address(packet[12:16])),
+        str(IPv4Address(packet[16:20])),
+        port,
+        length,
+    )
 
 
 def _ipv6(packet: bytes) -> tuple[str, str, str, int | None, int]:
@@ -165,6 +171,8 @@ def _configure(kernel: socket.socket, group: int, attribute: int, value: bytes) 
     netlink.exchange(
         kernel,
         netlink.message(
-            _CONFIG, _NFGEN.pack(socket.AF_UNSPEC, 0, socket.htons(group)) + netlink.attribute(attribute, value)
+            _CONFIG,
+            _NFGEN.pack(socket.AF_UNSPEC, 0, socket.htons(group))
+            + netlink.attribute(attribute, value),
         ),
     )

@@ -15,7 +15,12 @@ from belljar.units import printable
 
 _TIMEOUT_S: Final = 20.0
 _MAX_LISTING_BYTES: Final = 16 << 20
-_PIPES: Final[Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": {"LC_ALL": "C"}, "cwd": "/"}
+_PIPES: Final[Any] = {
+    "stdout": subprocess.PIPE,
+    "stderr": subprocess.PIPE,
+    "env": {"LC_ALL": "C"},
+    "cwd": "/",
+}
 
 
 class _Run:

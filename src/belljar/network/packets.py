@@ -190,7 +190,9 @@ class Tap:
         taken = 0
         try:
             while taken < _MOST_AT_ONCE:
-                length, ancillary, _, address = self.socket.recvmsg_into([files.room], 64, socket.MSG_TRUNC)
+                length, ancillary, _, address = self.socket.recvmsg_into(
+                    [files.room], 64, socket.MSG_TRUNC
+                )
                 taken += 1
                 if address[3] != _LOOPBACK:
                     sent = address[2] == socket.PACKET_OUTGOING

@@ -32,7 +32,9 @@ _START_TIMEOUT_S: Final = 30.0
 _END_TIMEOUT_S: Final = 3.0
 _ANSWER_TIMEOUT_S: Final = 20.0
 _FEWER_HINT: Final = "run fewer cells at once, or raise the limit of processes"
-_GONE_HINT: Final = "nothing of it runs on: start again; `belljar ledger show last` tells what came before"
+_GONE_HINT: Final = (
+    "nothing of it runs on: start again; `belljar ledger show last` tells what came before"
+)
 _MAX_DIAGNOSIS_BYTES: Final = 16 << 10
 # `-I` keeps the environment and the working directory out; what this process could import, it is
 # told by argument.
@@ -83,7 +85,15 @@ class ForkServer:
     def _started(self, end: socket.socket, serve: str) -> subprocess.Popen[bytes]:
         try:
             return subprocess.Popen(
-                [sys.executable, "-I", "-c", _BOOT, str(end.fileno()), serve, json.dumps(_import_path())],
+                [
+                    sys.executable,
+                    "-I",
+                    "-c",
+                    _BOOT,
+                    str(end.fileno()),
+                    serve,
+                    json.dumps(_import_path()),
+                ],
                 pass_fds=[end.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self._words,
@@ -96,7 +106,9 @@ class ForkServer:
             self._socket.close()
             os.close(self._words)
             raise HostError(
-                f"the ranges' fork server can't be started: {exc.strerror}", where=sys.executable, hint=_FEWER_HINT
+                f"the ranges' fork server can't be started: {exc.strerror}",
+                where=sys.executable,
+                hint=_FEWER_HINT,
             ) from exc
 
     def is_alive(self) -> bool:
@@ -121,7 +133,9 @@ class ForkServer:
             self._socket.settimeout(_ANSWER_TIMEOUT_S)
             self._is_ready = True
 
-    def fork(self, roles: Mapping[str, Sequence[int]], meanwhile: Callable[[], object] = tuple) -> list[Child]:
+    def fork(
+        self, roles: Mapping[str, Sequence[int]], meanwhile: Callable[[], object] = tuple
+    ) -> list[Child]:
         """A child for each role, with copies of its descriptors, all or none.
 
         `meanwhile` is called as they are made. Raises `CellError`, and what `meanwhile` raises.
@@ -180,7 +194,9 @@ class ForkServer:
             return CellError(what, where=sys.executable, hint=_GONE_HINT)
         said = self.diagnosis() or "it said nothing"
         return HostError(
-            f"the ranges' fork server did not start: {said}", where=sys.executable, hint=NETWORK_EXTRA_HINT
+            f"the ranges' fork server did not start: {said}",
+            where=sys.executable,
+            hint=NETWORK_EXTRA_HINT,
         )
 
     def _say(self, message: dict[str, Any], fds: Sequence[int] = ()) -> int:
@@ -216,7 +232,9 @@ class ForkServer:
 
 def _child(role: str, message: Mapping[str, Any], fds: Sequence[int]) -> Child:
     if "pid" not in message or len(fds) != 1:
-        raise CellError(str(message.get("error", "no process was made")), where="the ranges' fork server")
+        raise CellError(
+            str(message.get("error", "no process was made")), where="the ranges' fork server"
+        )
     process = identify(int(message["pid"]))
     if process is None:
         raise CellError(f"a {role} ended at once", where="the ranges' fork server", hint=_GONE_HINT)
@@ -290,7 +308,11 @@ def map_ids(child: Child, ids: JailIds) -> None:
 def _map(program: Path, pid: int, lines: Sequence[IdLine]) -> None:
     words = [str(number) for line in lines for number in line]
     done = subprocess.run(
-        [str(program), str(pid), *words], capture_output=True, check=False, timeout=10, env={"PATH": "/usr/bin:/bin"}
+        [str(program), str(pid), *words],
+        capture_output=True,
+        check=False,
+        timeout=10,
+        env={"PATH": "/usr/bin:/bin"},
     )
     if done.returncode != 0:
         raise HostError(

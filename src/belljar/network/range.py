@@ -39,8 +39,9 @@ from belljar.network.making import (
     packet_files,
 )
 from belljar.network.processes import SERVE, map_ids, shared_fork_server
+from belljar.network.range_state import Answer, Lines
 from belljar.network.spending import RunSpending
-from belljar.network.watch import Answer, Lines, Watch
+from belljar.network.watch import Watch
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import NetworkPlan
 from belljar.process import close_all, namespaces_of, pin_namespaces
@@ -142,8 +143,7 @@ class Range:
         self._requests = threading.Lock()
         self._next_request = 0
         self._ending, self._pinning = threading.Lock(), threading.Lock()
-        self._began = time.monotonic()
-        self._is_users = os.geteuid() != 0
+        self._began, self._is_users = time.monotonic(), os.geteuid() != 0
 
     @property
     def layout(self) -> RangeLayout:

@@ -38,7 +38,10 @@ def run_reader(fds: list[int], parent: int) -> NoReturn:
     processor_s, uid = int(document["processor_s"]), document["uid"]
     resource.setrlimit(resource.RLIMIT_CPU, (processor_s, processor_s + _GRACE_S))
     memory_bytes = int(document["memory_bytes"])
-    confine(Confinement(uid=uid, directories={}, memory_bytes=memory_bytes, descriptors=_DESCRIPTORS), parent=parent)
+    confine(
+        Confinement(uid=uid, directories={}, memory_bytes=memory_bytes, descriptors=_DESCRIPTORS),
+        parent=parent,
+    )
     events = seen_exchanges(
         [os.fdopen(fd, "rb") for fd in fds[3:]],
         RangeLayout.from_json(document["layout"]),

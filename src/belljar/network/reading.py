@@ -36,7 +36,13 @@ from belljar.store.journal import Journal, new_range_id, own_entry
 from belljar.units import printable
 
 KINDS: Final = frozenset(
-    {Kind.NETWORK_HTTP, Kind.NETWORK_HTTP_ANSWERED, Kind.NETWORK_STREAM, Kind.NETWORK_FLOW, Kind.LIMIT_HIT}
+    {
+        Kind.NETWORK_HTTP,
+        Kind.NETWORK_HTTP_ANSWERED,
+        Kind.NETWORK_STREAM,
+        Kind.NETWORK_FLOW,
+        Kind.LIMIT_HIT,
+    }
 )
 """What a reader may put on record."""
 READER_LIMIT: Final = "traffic_analysis_reader"
@@ -105,7 +111,9 @@ class Task:
             events=counters.get("events_recorded", 0),
             cut_events=counters.get("events_cut", 0),
         )
-        lost = sum(counters.get(name, 0) for name in ("packets_unaccounted", "packets_not_recorded"))
+        lost = sum(
+            counters.get(name, 0) for name in ("packets_unaccounted", "packets_not_recorded")
+        )
         size = sum(path.stat().st_size for path in files)
         return cls(
             files=tuple(files),
@@ -159,16 +167,22 @@ def read_back(task: Task, *, home: Path, recorder: Recorder) -> None:
     """
     if task.lost_packets:
         most = task.network.bounds.packet_record_bytes
-        recorder.record(_limit(task, LOST_LIMIT, most, task.lost_packets, "what they said is not on record"))
+        recorder.record(
+            _limit(task, LOST_LIMIT, most, task.lost_packets, "what they said is not on record")
+        )
     with _ONE_AT_A_TIME:
         why = _read(task, home, recorder) if task.files else ""
     if why:
-        recorder.record(_limit(task, READER_LIMIT, task.processor_s, 1, f"{NOT_FURTHER}: {why}; {IN_PACKETS}"))
+        recorder.record(
+            _limit(task, READER_LIMIT, task.processor_s, 1, f"{NOT_FURTHER}: {why}; {IN_PACKETS}")
+        )
 
 
 def _limit(task: Task, name: str, value: int, count: int, effect: str) -> Event:
     data: dict[str, JsonValue] = {"limit": name, "value": value, "count": count, "effect": effect}
-    return Event(kind=Kind.LIMIT_HIT, data={**data, "range": task.range_id, "traffic_analysis": True})
+    return Event(
+        kind=Kind.LIMIT_HIT, data={**data, "range": task.range_id, "traffic_analysis": True}
+    )
 
 
 def _read(task: Task, home: Path, recorder: Recorder) -> str:
@@ -224,9 +238,16 @@ class Taker:
             case None:
                 return
             case Said() as said:
-                data = {"range": "", **said.data} | {"range": self._task.range_id, "traffic_analysis": True}
-                event = Event(kind=said.kind, data=data, bodies=said.bodies, trust=Trust.HOST_OBSERVED)
-                self._record(self._limit(event) if event.kind == Kind.LIMIT_HIT else self._spend(event))
+                data = {"range": "", **said.data} | {
+                    "range": self._task.range_id,
+                    "traffic_analysis": True,
+                }
+                event = Event(
+                    kind=said.kind, data=data, bodies=said.bodies, trust=Trust.HOST_OBSERVED
+                )
+                self._record(
+                    self._limit(event) if event.kind == Kind.LIMIT_HIT else self._spend(event)
+                )
             case Ready():
                 self.is_done = True
             case _:
@@ -251,7 +272,9 @@ class Taker:
         except ValueError as exc:  # data that the kind doesn't allow
             raise WireViolation(f"what can't be recorded: {exc}") from exc
         except OSError as exc:
-            raise LedgerError(f"an event of the range can't be recorded: {exc}", where=self._task.range_id) from exc
+            raise LedgerError(
+                f"an event of the range can't be recorded: {exc}", where=self._task.range_id
+            ) from exc
 
 
 @contextmanager
@@ -263,7 +286,9 @@ def _grouped(task: Task, home: Path) -> Iterator[Callable[[ProcessId], None]]:
     `OSError`.
     """
     limits = GroupLimits(
-        memory_max_bytes=task.memory_bytes + _GROUP_BESIDE_BYTES, cpu_quota_percent=100, processes=_GROUP_PROCESSES
+        memory_max_bytes=task.memory_bytes + _GROUP_BESIDE_BYTES,
+        cpu_quota_percent=100,
+        processes=_GROUP_PROCESSES,
     )
     reader_id, journal = new_range_id(), Journal(home)
     groups = RangeGroups(reader_id, task.network.controllers, limits)
@@ -293,7 +318,10 @@ def _started(task: Task, home: Path) -> Iterator[_Reader]:
         held = stack.enter_context(hold_identity(home))
         fork_server = stack.enter_context(shared_fork_server(home))
         ours, theirs = (stack.enter_context(end) for end in datagrams.pair())
-        document, words = datagrams.as_file(task.to_json(held.own_uid)), os.memfd_create("words", os.MFD_CLOEXEC)
+        document, words = (
+            datagrams.as_file(task.to_json(held.own_uid)),
+            os.memfd_create("words", os.MFD_CLOEXEC),
+        )
         for fd in (document, words):
             stack.callback(os.close, fd)
         files = [stack.enter_context(path.open("rb")).fileno() for path in task.files]

@@ -141,7 +141,9 @@ Not among them: F_SETOWN and F_SETSIG, by which a signal is sent.
 """
 
 
-_NOT_SUPERVISORS: Final = frozenset({"openat", "openat2", "unlink", "unlinkat", "accept", "accept4", "listen"})
+_NOT_SUPERVISORS: Final = frozenset(
+    {"openat", "openat2", "unlink", "unlinkat", "accept", "accept4", "listen"}
+)
 """Of the gateway's: it opens for reading alone, removes nothing and takes no connections."""
 SUPERVISOR_ALLOWED: Final[dict[str, tuple[int | None, int | None]]] = {
     **{name: numbers for name, numbers in ALLOWED.items() if name not in _NOT_SUPERVISORS},
@@ -204,7 +206,9 @@ KILLING: Final[dict[str, tuple[int | None, int | None]]] = {
 }
 _SETNS: Final = (308, 268)
 _OPENAT: Final = (257, 56)
-_WRITING: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | (os.O_TMPFILE & ~os.O_DIRECTORY)
+_WRITING: Final = (
+    os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | (os.O_TMPFILE & ~os.O_DIRECTORY)
+)
 _SOCKET: Final = (41, 198)
 _FAMILIES: Final = (socket.AF_NETLINK, socket.AF_INET)
 """AF_INET for ioctl(2) of a device alone: the range's namespace leads nowhere."""
@@ -251,7 +255,9 @@ def _head(machine: str) -> Iterator[_Instruction]:
         yield (_RETURN, 0, 0, _KILL)
 
 
-def _each(calls: Mapping[str, tuple[int | None, int | None]], column: int, result: int) -> Iterator[_Instruction]:
+def _each(
+    calls: Mapping[str, tuple[int | None, int | None]], column: int, result: int
+) -> Iterator[_Instruction]:
     for numbers in calls.values():
         number = numbers[column]
         if number is not None:

@@ -101,9 +101,13 @@ class RunSpending:
     def _check(self, key: tuple[int, str], account: _Account) -> None:
         if account.spent_bytes() + DIAL_BYTES > account.plan.budget_bytes:
             raise SpentError("the upstream's budget for one sample is used up")
-        aside = sum(each.set_aside_bytes() for (_, host), each in self._accounts.items() if host == key[1])
+        aside = sum(
+            each.set_aside_bytes() for (_, host), each in self._accounts.items() if host == key[1]
+        )
         if aside > account.plan.run_budget_bytes:
-            raise SpentError("the upstream's budget for the run is used up, or set aside for samples that use it now")
+            raise SpentError(
+                "the upstream's budget for the run is used up, or set aside for samples that use it now"
+            )
 
     def charge_dial(self, number: int, upstream: UpstreamPlan) -> None:
         """A further address is tried within one `dialling`. Raises `SpentError`."""
@@ -144,7 +148,9 @@ class RunSpending:
     def spent_bytes(self, host: str) -> int:
         """By all ranges of the run until now."""
         with self._lock:
-            return sum(each.spent_bytes() for (_, name), each in self._accounts.items() if name == host)
+            return sum(
+                each.spent_bytes() for (_, name), each in self._accounts.items() if name == host
+            )
 
     def _of(self, number: int) -> list[_Account]:
         return [account for (owner, _), account in self._accounts.items() if owner == number]
@@ -157,7 +163,9 @@ def _settle(account: _Account, now_s: float) -> list[str]:
     for item in list(account.open):
         is_late = now_s - item.since_s > MAX_OPEN_S
         if measure(item.end)[0] and (is_over or is_late):
-            cut.append("more passed than its budget" if is_over else f"it was open for {MAX_OPEN_S:.0f} s")
+            cut.append(
+                "more passed than its budget" if is_over else f"it was open for {MAX_OPEN_S:.0f} s"
+            )
             _shut(item.end)
         is_open, passed = measure(item.end)
         if not is_open:
@@ -172,7 +180,9 @@ def measure(end: socket.socket) -> tuple[bool, int]:
 
     Raises `OSError` for what is no TCP socket.
     """
-    state, sent, received = _TCP_INFO.unpack(end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size))
+    state, sent, received = _TCP_INFO.unpack(
+        end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+    )
     return state in _OPEN_STATES, sent + received
 
 

@@ -32,14 +32,28 @@ _OF_DEVICE: Final = (
     *(
         f"ipv4/conf/%s/{name}"
         for name in (
-            *("accept_local", "accept_redirects", "accept_source_route", "arp_ignore", "bc_forwarding", "forwarding"),
+            *(
+                "accept_local",
+                "accept_redirects",
+                "accept_source_route",
+                "arp_ignore",
+                "bc_forwarding",
+                "forwarding",
+            ),
             *("proxy_arp", "route_localnet", "rp_filter", "secure_redirects", "send_redirects"),
         )
     ),
     *(
         f"ipv6/conf/%s/{name}"
         for name in (
-            *("accept_ra", "accept_redirects", "accept_source_route", "addr_gen_mode", "disable_ipv6", "forwarding"),
+            *(
+                "accept_ra",
+                "accept_redirects",
+                "accept_source_route",
+                "addr_gen_mode",
+                "disable_ipv6",
+                "forwarding",
+            ),
             *("proxy_ndp",),
         )
     ),
@@ -68,8 +82,12 @@ def read_standing(kernel: socket.socket, devices: Collection[str]) -> Standing:
     """
     families = (socket.AF_INET, socket.AF_INET6)
     return Standing(
-        routes=frozenset(route for family in families for route in netlink.list_routes(kernel, family)),
-        policy=frozenset(rule for family in families for rule in netlink.list_rules(kernel, family)),
+        routes=frozenset(
+            route for family in families for route in netlink.list_routes(kernel, family)
+        ),
+        policy=frozenset(
+            rule for family in families for rule in netlink.list_rules(kernel, family)
+        ),
         settings={**dict(_read(_WHOLE)), **read_settings((*_ALWAYS, *devices))},
     )
 
@@ -121,4 +139,6 @@ def _differences(left: Standing, found: Standing, ports: Mapping[int, str]) -> I
 def _is_of_port(route: Route, ports: Mapping[int, str]) -> bool:
     if route.device is None or route.device not in ports:
         return False
-    return route == netlink.Route.on_link(route.device, ports[route.device]) or route.to == _MULTICAST6
+    return (
+        route == netlink.Route.on_link(route.device, ports[route.device]) or route.to == _MULTICAST6
+    )

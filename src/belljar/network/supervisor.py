@@ -54,7 +54,11 @@ _RIGHTS_IN_OWN_NAMESPACE: Final = (*_RIGHTS, syscalls.CAP_SYS_ADMIN)
 """In a user namespace of its own it enters the cells' namespaces itself, for which the kernel asks
 for this one.
 """
-_LIMITS: Final = {resource.RLIMIT_NOFILE: 512, resource.RLIMIT_CORE: NO_CORE, resource.RLIMIT_MEMLOCK: 0}
+_LIMITS: Final = {
+    resource.RLIMIT_NOFILE: 512,
+    resource.RLIMIT_CORE: NO_CORE,
+    resource.RLIMIT_MEMLOCK: 0,
+}
 _LOGS_AT_ONCE: Final = 256
 _ALL_LOGS: Final = 1 << 16
 """Many more than the socket has room for."""
@@ -93,7 +97,10 @@ def run_supervisor(fds: list[int], parent: int) -> NoReturn:
         os._exit(0)
     except (BelljarError, OSError) as exc:
         with suppress(datagrams.Closed, BlockingIOError):
-            datagrams.send(owner, {"failed": _said(exc), "host": isinstance(exc, HostError), "hint": _hint(exc)})
+            datagrams.send(
+                owner,
+                {"failed": _said(exc), "host": isinstance(exc, HostError), "hint": _hint(exc)},
+            )
     os._exit(1)
 
 
@@ -110,7 +117,11 @@ def _read_task(fd: int) -> _Task:
 
 
 def _said(exc: BelljarError | OSError) -> str:
-    return exc.what if isinstance(exc, BelljarError) else f"{exc.filename or 'the kernel'}: {exc.strerror or exc}"
+    return (
+        exc.what
+        if isinstance(exc, BelljarError)
+        else f"{exc.filename or 'the kernel'}: {exc.strerror or exc}"
+    )
 
 
 def _hint(exc: BelljarError | OSError) -> str:
@@ -126,9 +137,7 @@ def _unshare(kind: int, name: str) -> None:
         limit = f"user.max_{name}_namespaces"
         hint = "let this user make it: a container's or a service's seccomp or AppArmor profile may forbid it"
         if exc.errno == errno.ENOSPC:
-            hint = (
-                f"as root: raise {limit} (sysctl), here or in the user namespace around this one; or run fewer ranges"
-            )
+            hint = f"as root: raise {limit} (sysctl), here or in the user namespace around this one; or run fewer ranges"
         what = f"the kernel gives the range no {name} namespace of its own: {exc.strerror}"
         raise HostError(what, where="unshare(2)", hint=hint) from exc
 
@@ -288,7 +297,9 @@ class _Supervisor:
     def _attach(self, message: Mapping[str, Any], fds: list[int]) -> None:
         port = self._task.layout.cell(message["cell"])
         self._remove_stale(port.outer_device)
-        inner = netlink.adopt_socket(os.dup(fds[1])) if len(fds) > 1 else links.socket_within(fds[0])
+        inner = (
+            netlink.adopt_socket(os.dup(fds[1])) if len(fds) > 1 else links.socket_within(fds[0])
+        )
         with inner:
             made = links.make_port(
                 self._tables(),
@@ -297,7 +308,9 @@ class _Supervisor:
                 port,
                 self._task.layout.resolver,
                 offloads=bool(message["offloads"]),
-                bytes_per_s=links.line_bytes_per_s(self._tap.buffer_bytes, len(self._task.layout.cells)),
+                bytes_per_s=links.line_bytes_per_s(
+                    self._tap.buffer_bytes, len(self._task.layout.cells)
+                ),
             )
         self._ports[made.index] = made
         left = self._standing()
@@ -331,7 +344,9 @@ class _Supervisor:
             self._known = self._known or known_rules(datagrams.from_file(self._rules))
             listed = listing.read()
         self._next_check = time.monotonic() + self._task.check_every_s
-        self._end_if_changed((*changed_rules(self._known, listed), *strange) or (_CHANGED_BACK,) * (told > 0))
+        self._end_if_changed(
+            (*changed_rules(self._known, listed), *strange) or (_CHANGED_BACK,) * (told > 0)
+        )
         return listed
 
     def _end_as_changed(self) -> NoReturn:

@@ -108,7 +108,8 @@ def set_capabilities(kept: tuple[int, ...] = (), *, ambient: bool = False) -> No
     inheritable = halves if ambient else [0, 0]
     header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
     data = b"".join(
-        struct.pack("=III", half, half, inherited) for half, inherited in zip(halves, inheritable, strict=True)
+        struct.pack("=III", half, half, inherited)
+        for half, inherited in zip(halves, inheritable, strict=True)
     )
     _must(_libc.capset(header, data), "capset")
     for number in kept if ambient else ():
@@ -127,7 +128,13 @@ def install_filter(program: bytes) -> None:
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
     """mount(2)."""
     _must(
-        _libc.mount(os.fsencode(source), os.fsencode(target), kind.encode(), ctypes.c_ulong(flags), options.encode()),
+        _libc.mount(
+            os.fsencode(source),
+            os.fsencode(target),
+            kind.encode(),
+            ctypes.c_ulong(flags),
+            options.encode(),
+        ),
         f"mount {target}",
     )
 
@@ -139,7 +146,9 @@ def restrict_mount(target: str) -> None:
     attributes = struct.pack(
         "=QQQQ", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, 0, 0, 0
     )  # the same bits as MOUNT_ATTR_*
-    result = _libc.syscall(_MOUNT_SETATTR, -100, os.fsencode(target), 0, attributes, ctypes.c_size_t(len(attributes)))
+    result = _libc.syscall(
+        _MOUNT_SETATTR, -100, os.fsencode(target), 0, attributes, ctypes.c_size_t(len(attributes))
+    )
     _must(result, f"mount_setattr {target}")
 
 
@@ -159,7 +168,10 @@ def close_all_but(kept: tuple[int, ...]) -> None:
     for fd in (*sorted(set(kept)), 1 << 31):
         if start < fd:
             last = min(fd - 1, (1 << 32) - 1)
-            _must(_libc.syscall(_CLOSE_RANGE, ctypes.c_uint(start), ctypes.c_uint(last), 0), "close_range")
+            _must(
+                _libc.syscall(_CLOSE_RANGE, ctypes.c_uint(start), ctypes.c_uint(last), 0),
+                "close_range",
+            )
         start = fd + 1
 
 

@@ -66,9 +66,13 @@ def seen_exchanges(
     before = budget = budget or Budget.of(plan.bounds.recorded_bytes)
     for event in reader.read(records):
         named = Event(
-            kind=event.kind, data={"range": range_id, **event.data, "traffic_analysis": True}, bodies=event.bodies
+            kind=event.kind,
+            data={"range": range_id, **event.data, "traffic_analysis": True},
+            bodies=event.bodies,
         )
-        budget, taken = budget.take(named) if budget.events - before.events < MAX_EVENTS else (budget, None)
+        budget, taken = (
+            budget.take(named) if budget.events - before.events < MAX_EVENTS else (budget, None)
+        )
         reader.left_out["events"] += taken is None
         reader.is_full |= taken is None
         if taken is not None:
@@ -88,8 +92,15 @@ def _limit(range_id: str, name: str, count: int, plan: NetworkPlan) -> Event:
         "steps": MAX_STEPS,
         "whole_events": plan.bounds.recorded_bytes,
     }
-    data: dict[str, JsonValue] = {"limit": f"traffic_analysis_{name}", "value": values[name], "count": count}
-    return Event(kind=Kind.LIMIT_HIT, data={**data, "effect": IN_PACKETS, "range": range_id, "traffic_analysis": True})
+    data: dict[str, JsonValue] = {
+        "limit": f"traffic_analysis_{name}",
+        "value": values[name],
+        "count": count,
+    }
+    return Event(
+        kind=Kind.LIMIT_HIT,
+        data={**data, "effect": IN_PACKETS, "range": range_id, "traffic_analysis": True},
+    )
 
 
 class _Reader:
@@ -101,7 +112,11 @@ class _Reader:
         self.is_full = False
         self._body_bytes = plan.bounds.recorded_body_bytes
         self._kept_bytes = plan.bounds.recorded_stream_bytes
-        self._open = {layout.cell(target.id).address: target.id for target in plan.reached_cells if target.all_ports}
+        self._open = {
+            layout.cell(target.id).address: target.id
+            for target in plan.reached_cells
+            if target.all_ports
+        }
         self._named = {
             (layout.cell(target.id).address, port.number): (target.id, port.protocol in _WEB)
             for target in plan.reached_cells
@@ -138,7 +153,10 @@ class _Reader:
         found, rest = exchanges(conversation, self._steps)
         self._steps -= rest.steps
         self.left_out["steps"] += rest.is_out_of_steps
-        tie: dict[str, JsonValue] = {"cell": self._cells.get(conversation.client[0], ""), "stand_in": stand_in}
+        tie: dict[str, JsonValue] = {
+            "cell": self._cells.get(conversation.client[0], ""),
+            "stand_in": stand_in,
+        }
         if conversation.ambiguous:
             tie["ambiguous"] = True
         for exchange in found:
@@ -146,7 +164,9 @@ class _Reader:
             exchange = exchange.cut_to(self._body_bytes)
             yield _asked({**tie, "exchange": self._number}, conversation, exchange)
             if exchange.response is not None:
-                yield _answered({**tie, "exchange": self._number}, conversation, exchange, exchange.response)
+                yield _answered(
+                    {**tie, "exchange": self._number}, conversation, exchange, exchange.response
+                )
         if (
             rest.sent
             or rest.received
@@ -156,7 +176,9 @@ class _Reader:
         ):
             yield self._unread(tie, conversation, rest)
 
-    def _unread(self, tie: Mapping[str, JsonValue], conversation: Conversation, rest: Rest) -> Event:
+    def _unread(
+        self, tie: Mapping[str, JsonValue], conversation: Conversation, rest: Rest
+    ) -> Event:
         data: dict[str, JsonValue] = {
             **tie,
             "address": conversation.server[0],
@@ -169,7 +191,9 @@ class _Reader:
         }
         # The server's view, as a gateway has it
         said = (("received", rest.sent), ("sent", rest.received))
-        bodies = tuple(_body(name, SeenBody.of(text, self._kept_bytes)) for name, text in said if text)
+        bodies = tuple(
+            _body(name, SeenBody.of(text, self._kept_bytes)) for name, text in said if text
+        )
         return Event(kind=Kind.NETWORK_STREAM, data=data, bodies=bodies)
 
     def _strays(self, listener: Listener) -> Iterator[Event]:

@@ -9,18 +9,23 @@ first, then it is said why.
 from __future__ import annotations
 
 import os
-import queue
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from belljar.errors import BelljarError, CellError, ContainmentBreach, HostError, LedgerError, ProtocolViolation
+from belljar.errors import (
+    BelljarError,
+    CellError,
+    ContainmentBreach,
+    HostError,
+    LedgerError,
+    ProtocolViolation,
+)
 from belljar.events import Event, JsonValue, Kind, Recorder, Trust
 from belljar.isolation.hold import Order, killed_error
 from belljar.network import datagrams
@@ -43,7 +48,8 @@ from belljar.network.events_wire import (
     encode_end,
 )
 from belljar.network.heartbeat import HeartbeatTimeout
-from belljar.network.processes import Child, ForkServer, wait_readable
+from belljar.network.processes import wait_readable
+from belljar.network.range_state import Answer, Heard, Lines, RangeOverError
 from belljar.units import format_size, printable
 
 _MAX_DIAGNOSIS_BYTES: Final = 16 << 10
@@ -75,44 +81,12 @@ _FLOW_FIELDS: Final = frozenset(
 RECORD_LIMIT: Final = "range_record"
 """The name, in `limit.hit`, of what a range may put on record whole."""
 _CUT_FROM_HERE: Final = "events of this range are cut down from here on: no bytes of bodies, no lists, short texts; a quarter more ends the range"
-_RECORD_HINT: Final = "its ledger tells what fills it; `network.record.events` in the policy allows more"
-_ENDED_HINT: Final = "nothing of the range runs on: start again; `belljar ledger show last` tells what came before"
-Answer = Callable[[str, bytes], bytes]
-"""Answers a gateway's question (its kind, its body).
-
-Raises `ValueError` to refuse it. Called in threads of the range's own.
-"""
-
-
-class RangeOverError(ValueError):
-    """Nothing is put on record of a range that is being destroyed or has failed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lines:
-    """The owner's ends of a range's sockets and its processes.
-
-    `words` is what both wrote on standard error.
-    """
-
-    supervisor: Child
-    gateway: Child
-    control: socket.socket
-    events: socket.socket
-    words: int
-    fork_server: ForkServer
-
-
-@dataclass(slots=True, kw_only=True)
-class Heard:
-    """What has been heard of a range."""
-
-    counters: dict[str, int] = field(default_factory=dict)
-    certificate: bytes = b""
-    answers: queue.SimpleQueue[Mapping[str, Any] | None] = field(default_factory=queue.SimpleQueue)
-    """The supervisor's, in the order of the requests; None: there will be no more."""
-    milestones: queue.SimpleQueue[str | None] = field(default_factory=queue.SimpleQueue)
-    """`unshared`, `started`, `ready`; None: there will be no more."""
+_RECORD_HINT: Final = (
+    "its ledger tells what fills it; `network.record.events` in the policy allows more"
+)
+_ENDED_HINT: Final = (
+    "nothing of the range runs on: start again; `belljar ledger show last` tells what came before"
+)
 
 
 class Watch:
@@ -150,10 +124,16 @@ class Watch:
         self._said = b""
         self._budget = budget
         self._accounts = Accounts()
-        self._send_lock, self._dying, self._recording = threading.Lock(), threading.Lock(), threading.Lock()
+        self._send_lock, self._dying, self._recording = (
+            threading.Lock(),
+            threading.Lock(),
+            threading.Lock(),
+        )
         self._heartbeats = {who: HeartbeatTimeout(timeout_s) for who in ("supervisor", "gateway")}
         self._questions, self._dials = (
-            BoundedExecutor(f"range-{range_id}-{name}", workers=_QUESTIONS_AT_ONCE, queue_size=_MAX_QUESTIONS)
+            BoundedExecutor(
+                f"range-{range_id}-{name}", workers=_QUESTIONS_AT_ONCE, queue_size=_MAX_QUESTIONS
+            )
             for name in ("answers", "dials")
         )
         self._thread = threading.Thread(target=self._run, name=f"range-{range_id}", daemon=True)
@@ -162,7 +142,9 @@ class Watch:
     def start(self) -> None:
         """Begin to listen."""
         # A gateway that reads nothing must not hold whoever watches the rules.
-        self._lines.events.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _SEND_TIMEOUT_S, 0))
+        self._lines.events.setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _SEND_TIMEOUT_S, 0)
+        )
         self._thread.start()
 
     def join(self) -> None:
@@ -175,10 +157,19 @@ class Watch:
     def counters(self) -> Mapping[str, int]:
         """The supervisor's, as of its last word, and what was put on record until now."""
         budget = self._budget
-        mine = {"events_recorded": budget.events, "events_cut": budget.cut_events, "recorded_bytes": budget.spent_bytes}
+        mine = {
+            "events_recorded": budget.events,
+            "events_cut": budget.cut_events,
+            "recorded_bytes": budget.spent_bytes,
+        }
         counters = dict(self.heard.counters)
         unaccounted = self._accounts.unaccounted + counters.pop("evidence_dropped", 0)
-        return {**counters, "packets_unaccounted": unaccounted, **mine, "unreported_at_end": self._unreported}
+        return {
+            **counters,
+            "packets_unaccounted": unaccounted,
+            **mine,
+            "unreported_at_end": self._unreported,
+        }
 
     def diagnosis(self) -> str:
         """What supervisor and gateway wrote on standard error, escaped and bounded."""
@@ -256,7 +247,9 @@ class Watch:
             return
         for who, heartbeat in self._heartbeats.items():
             if heartbeat.expired:
-                what = f"the range's {who} hangs: it has said nothing for {heartbeat.timeout_s:.0f} s"
+                what = (
+                    f"the range's {who} hangs: it has said nothing for {heartbeat.timeout_s:.0f} s"
+                )
                 self.die(CellError(what, where=self._where(), hint=_ENDED_HINT))
 
     def _look_at_upstreams(self) -> None:
@@ -289,9 +282,17 @@ class Watch:
         except BelljarError as exc:
             self.die(exc)
         except (ValueError, KeyError, TypeError) as exc:
-            self.die(ProtocolViolation(f"a part of the range said what it can't mean: {exc}", where=self._where()))
+            self.die(
+                ProtocolViolation(
+                    f"a part of the range said what it can't mean: {exc}", where=self._where()
+                )
+            )
         except Exception as exc:  # noqa: BLE001 - nothing may go on that isn't watched
-            self.die(CellError(f"an event of the range could not be taken in: {exc!r}", where=self._where()))
+            self.die(
+                CellError(
+                    f"an event of the range could not be taken in: {exc!r}", where=self._where()
+                )
+            )
 
     def _hear_supervisor(self) -> None:
         message, fds = datagrams.receive(self._lines.control)
@@ -311,7 +312,11 @@ class Watch:
                 self.heard.milestones.put(next(iter(message)))
             case {"breach": differences}:
                 what = "; ".join(str(difference) for difference in differences)
-                self.die(ContainmentBreach(f"the range's network was changed: {printable(what)}", where=self._where()))
+                self.die(
+                    ContainmentBreach(
+                        f"the range's network was changed: {printable(what)}", where=self._where()
+                    )
+                )
             case {"failed": _}:
                 self.die(self._gave_up(message))
             case _:
@@ -320,8 +325,12 @@ class Watch:
     def _gave_up(self, message: Mapping[str, Any]) -> BelljarError:
         """As the supervisor has it: this host's, or ours."""
         kind = HostError if message.get("host") else CellError
-        what = f"the range's supervisor gave up: {printable(str(message['failed']), max_chars=2000)}"
-        return kind(what, where=self._where(), hint=printable(str(message.get("hint", "")), max_chars=500))
+        what = (
+            f"the range's supervisor gave up: {printable(str(message['failed']), max_chars=2000)}"
+        )
+        return kind(
+            what, where=self._where(), hint=printable(str(message.get("hint", "")), max_chars=500)
+        )
 
     def _hear_gateway(self) -> None:
         datagram = datagrams.receive_bytes(self._lines.events, MAX_DATAGRAM_BYTES + 1)
@@ -331,7 +340,9 @@ class Watch:
         try:
             said = self._decoder.feed(datagram)
         except WireViolation as exc:
-            raise ProtocolViolation(f"the gateway broke its protocol: {exc}", where=self._where()) from exc
+            raise ProtocolViolation(
+                f"the gateway broke its protocol: {exc}", where=self._where()
+            ) from exc
         match said:
             case Said():
                 self._record(said.kind, said.data, said.bodies)
@@ -349,7 +360,9 @@ class Watch:
 
     def _take_last_word(self, said: Ended) -> None:
         if not self._is_ending:
-            raise ProtocolViolation("the gateway broke its protocol: it has ended unasked", where=self._where())
+            raise ProtocolViolation(
+                "the gateway broke its protocol: it has ended unasked", where=self._where()
+            )
         self._has_ended = True
         self._unreported += said.unreported
         self._last_word.set()
@@ -362,9 +375,13 @@ class Watch:
             with self._recording:
                 self._spend(event)
         except ValueError as exc:  # data that the kind doesn't allow
-            raise ProtocolViolation(f"the gateway said what can't be recorded: {exc}", where=self._where()) from exc
+            raise ProtocolViolation(
+                f"the gateway said what can't be recorded: {exc}", where=self._where()
+            ) from exc
         except OSError as exc:
-            raise LedgerError(f"an event of the range can't be recorded: {exc}", where=self._where()) from exc
+            raise LedgerError(
+                f"an event of the range can't be recorded: {exc}", where=self._where()
+            ) from exc
 
     def _spend(self, event: Event) -> None:
         """Records it, as much of it as the range's budget has room for.
@@ -380,7 +397,11 @@ class Watch:
             what = f"the range has put {format_size(before.most_bytes)} on record, which is all that it may"
             raise CellError(what, where=self._where(), hint=_RECORD_HINT)
         if after.cut_events and not before.cut_events:
-            data: dict[str, JsonValue] = {"limit": RECORD_LIMIT, "value": before.whole_bytes, "effect": _CUT_FROM_HERE}
+            data: dict[str, JsonValue] = {
+                "limit": RECORD_LIMIT,
+                "value": before.whole_bytes,
+                "effect": _CUT_FROM_HERE,
+            }
             self._recorder.record(Event(kind=Kind.LIMIT_HIT, data={**data, "range": self._range}))
         self._budget = after
         self._recorder.record(taken)
@@ -391,7 +412,9 @@ class Watch:
         is_dial = asked.what == DIAL
         executor, answer = (self._dials, self._dial) if is_dial else (self._questions, self._reply)
         if not executor.try_submit(partial(answer, asked)):
-            raise ProtocolViolation(f"more than {_MAX_QUESTIONS} questions at once", where=self._where())
+            raise ProtocolViolation(
+                f"more than {_MAX_QUESTIONS} questions at once", where=self._where()
+            )
 
     def _reply(self, asked: Asked) -> None:
         try:
@@ -412,12 +435,16 @@ class Watch:
                 self._send(encode_answer(asked.id, b"")[0], fds=(end.fileno(),))
                 return
         except NotAnUpstream as exc:
-            self.die(ProtocolViolation(f"the gateway broke its protocol: {exc}", where=self._where()))
+            self.die(
+                ProtocolViolation(f"the gateway broke its protocol: {exc}", where=self._where())
+            )
         # It can't be recorded: then nothing is dialled, and nothing goes on
         except BelljarError as exc:
             self.die(exc)
         except Exception as exc:  # noqa: BLE001 - the gateway is told; the range goes on
-            self._send(*encode_answer(asked.id, printable(str(exc), max_chars=500).encode(), ok=False))
+            self._send(
+                *encode_answer(asked.id, printable(str(exc), max_chars=500).encode(), ok=False)
+            )
 
     def _say_dialled(self, data: Mapping[str, Any]) -> None:
         """Raises `LedgerError`; and `RangeOverError` when the range is over: what is not on record
@@ -433,7 +460,9 @@ class Watch:
                 for word in words:
                     socket.send_fds(self._lines.events, [word], list(fds))
         except BlockingIOError:
-            self.die(ProtocolViolation("the gateway does not read what it is told", where=self._where()))
+            self.die(
+                ProtocolViolation("the gateway does not read what it is told", where=self._where())
+            )
         except OSError:  # one that is gone is seen elsewhere
             pass
 

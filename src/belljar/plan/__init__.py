@@ -14,7 +14,12 @@ from belljar.lazy import lazy_names
 if TYPE_CHECKING:
     from belljar.plan.make import make_plan
     from belljar.plan.model import BlastRadius, Bound, ImageFacts, Layer, MicrovmPlan, OciPlan, Plan
-    from belljar.plan.obstacles import Obstacle, hardware_obstacle, network_obstacles, tier_obstacles
+    from belljar.plan.obstacles import (
+        Obstacle,
+        hardware_obstacle,
+        network_obstacles,
+        tier_obstacles,
+    )
     from belljar.plan.render import render_plan
     from belljar.plan.walls import GUEST_OVERHEAD_MIB
 
@@ -40,10 +45,12 @@ __getattr__ = lazy_names(
     {
         "make_plan": "belljar.plan.make",
         **dict.fromkeys(
-            ("BlastRadius", "Bound", "ImageFacts", "Layer", "MicrovmPlan", "OciPlan", "Plan"), "belljar.plan.model"
+            ("BlastRadius", "Bound", "ImageFacts", "Layer", "MicrovmPlan", "OciPlan", "Plan"),
+            "belljar.plan.model",
         ),
         **dict.fromkeys(
-            ("Obstacle", "hardware_obstacle", "network_obstacles", "tier_obstacles"), "belljar.plan.obstacles"
+            ("Obstacle", "hardware_obstacle", "network_obstacles", "tier_obstacles"),
+            "belljar.plan.obstacles",
         ),
         "render_plan": "belljar.plan.render",
         "GUEST_OVERHEAD_MIB": "belljar.plan.walls",

@@ -120,7 +120,9 @@ class RangeLayout:
         )
 
 
-def lay_out(network: NetworkPlan, cells: Sequence[str], *, random_bytes: bytes, avoid: Iterable[str]) -> RangeLayout:
+def lay_out(
+    network: NetworkPlan, cells: Sequence[str], *, random_bytes: bytes, avoid: Iterable[str]
+) -> RangeLayout:
     """Addresses for a range. The same input gives the same layout.
 
     Args:

@@ -192,7 +192,9 @@ class JailSpec:
     hostname: str = "localhost"
 
 
-def cell_ids(identity: JailIdentity, newuidmap: Path | None = None, newgidmap: Path | None = None) -> JailIds:
+def cell_ids(
+    identity: JailIdentity, newuidmap: Path | None = None, newgidmap: Path | None = None
+) -> JailIds:
     """The maps of a cell's jail: 0 is the stage, 1 and on the workload's range."""
     uids, gids = identity.uids, identity.gids
     if uids is None or gids is None:
@@ -225,7 +227,9 @@ def vmm_processes(shape: VmShape) -> int:
     return shape.vcpus + 80
 
 
-def jail_argv(launcher: str, spec: JailSpec, fds: JailFds, program: tuple[str, ...]) -> tuple[str, ...]:
+def jail_argv(
+    launcher: str, spec: JailSpec, fds: JailFds, program: tuple[str, ...]
+) -> tuple[str, ...]:
     """The launcher's argv."""
     return (
         launcher,
@@ -260,7 +264,14 @@ def _identity(spec: JailSpec, *, is_nested: bool) -> tuple[str, ...]:
 def _supervision(spec: JailSpec, fds: JailFds) -> tuple[str, ...]:
     lifetime_ms = round(spec.limits.lifetime_s * 1000)
     return (
-        *("--lifeline", str(fds.lifeline), "--status", str(fds.status), "--lifetime-ms", str(lifetime_ms)),
+        *(
+            "--lifeline",
+            str(fds.lifeline),
+            "--status",
+            str(fds.status),
+            "--lifetime-ms",
+            str(lifetime_ms),
+        ),
         *(("--hold", str(fds.hold)) if fds.hold is not None else ()),
     )
 
@@ -284,7 +295,12 @@ def _bind(bind: JailBind) -> tuple[str, str, str]:
 def _mount(mount: JailMount) -> tuple[str, ...]:
     match mount.kind:
         case "bind":
-            return ("--mount-bind", str(mount.source), mount.target, "writable" if mount.writable else "read-only")
+            return (
+                "--mount-bind",
+                str(mount.source),
+                mount.target,
+                "writable" if mount.writable else "read-only",
+            )
         case "tree" if mount.shift is not None:
             return ("--mount-shifted-tree", str(mount.source), mount.target, *map(str, mount.shift))
         case "tree" | "device":
@@ -299,7 +315,13 @@ def _mount(mount: JailMount) -> tuple[str, ...]:
 
 
 def _rlimits(spec: JailSpec) -> tuple[tuple[str, int], ...]:
-    given = spec.rlimits if spec.rlimits is not None else () if spec.ids is not None else _vmm_rlimits(spec)
+    given = (
+        spec.rlimits
+        if spec.rlimits is not None
+        else ()
+        if spec.ids is not None
+        else _vmm_rlimits(spec)
+    )
     memory = (("as", spec.limits.address_space_bytes),) if spec.memory_by_rlimit else ()
     return (("core", _NO_CORE), *given, *memory)
 

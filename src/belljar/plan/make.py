@@ -36,7 +36,12 @@ NO_IMAGE_USER: Final = "root"
 
 
 def make_plan(
-    policy: Policy, facts: HostFacts, image: ImageFacts | None, *, base: Path | None = None, has_port: bool = False
+    policy: Policy,
+    facts: HostFacts,
+    image: ImageFacts | None,
+    *,
+    base: Path | None = None,
+    has_port: bool = False,
 ) -> Plan:
     """What this host will do about the policy.
 
@@ -83,7 +88,9 @@ def make_plan(
         hostname="random",
         limits=policy.resources,
         bounds=bounds,
-        blast_radius=radius.blast_radius(policy, image, env, bounds, tier=walls.tier, network=network),
+        blast_radius=radius.blast_radius(
+            policy, image, env, bounds, tier=walls.tier, network=network
+        ),
         warnings=(
             *radius.common_warnings(image, policy.image, passed_over=passed_over),
             *walls.warnings,
@@ -102,13 +109,17 @@ def _network(policy: Policy, facts: HostFacts, base: Path | None) -> NetworkPlan
         return None
     from belljar.plan.network import plan_network
 
-    network = plan_network(policy.network, base, decoys=policy.decoys, open_files_max=facts.open_files_max)
+    network = plan_network(
+        policy.network, base, decoys=policy.decoys, open_files_max=facts.open_files_max
+    )
     if found := network_obstacles(facts, {item.kind for item in network.stand_ins}):
         raise found[0].error()
     return replace(network, controllers=facts.cgroup.controllers)
 
 
-def _network_words(network: NetworkPlan | None, facts: HostFacts) -> tuple[tuple[Bound, ...], tuple[str, ...]]:
+def _network_words(
+    network: NetworkPlan | None, facts: HostFacts
+) -> tuple[tuple[Bound, ...], tuple[str, ...]]:
     """What holds the range's network, and what the author should know of it."""
     if network is None:
         return (), ()
@@ -117,9 +128,13 @@ def _network_words(network: NetworkPlan | None, facts: HostFacts) -> tuple[tuple
     return bounds(network), warnings(network, facts)
 
 
-def _choose(policy: Policy, facts: HostFacts, demanded: Tier, *, has_port: bool) -> tuple[Walls, tuple[str, ...]]:
+def _choose(
+    policy: Policy, facts: HostFacts, demanded: Tier, *, has_port: bool
+) -> tuple[Walls, tuple[str, ...]]:
     """The tier, and a sentence for each that was passed over."""
-    candidates = [tier for tier in Tier if tier >= demanded and (policy.tier is None or tier is policy.tier)]
+    candidates = [
+        tier for tier in Tier if tier >= demanded and (policy.tier is None or tier is policy.tier)
+    ]
     refused: dict[Tier, Obstacle] = {}
     for tier in candidates:
         if found := (*rights_obstacles(policy.rights, tier), *tier_obstacles(tier, facts)):
@@ -146,7 +161,9 @@ def _passed_over(tier: Tier, refused: dict[Tier, Obstacle]) -> tuple[str, ...]:
 def _too_much(policy: Policy, facts: HostFacts, walls: Walls) -> tuple[Obstacle, ...]:
     """What of this policy, though the tier could run, is more than this host has."""
     hardware = hardware_obstacle(facts) if needs_hardware(policy.risk) else None
-    sizes = size_obstacles(policy.resources, walls.jail.memory_max_bytes, facts, besides=walls.besides)
+    sizes = size_obstacles(
+        policy.resources, walls.jail.memory_max_bytes, facts, besides=walls.besides
+    )
     return ((hardware,) if hardware is not None else ()) + sizes
 
 
@@ -159,5 +176,7 @@ def _refusal(refused: dict[Tier, Obstacle]) -> Obstacle:
         return first[1]
     whys = "; ".join(f"{tier}: {obstacle.what}" for tier, obstacle in (first, *others))
     return Obstacle(
-        what=f"no tier that this risk allows can run here: {whys}", where=first[1].where, hint=first[1].hint
+        what=f"no tier that this risk allows can run here: {whys}",
+        where=first[1].where,
+        hint=first[1].hint,
     )

@@ -120,7 +120,11 @@ class CellPlan:
 
         `oci` is null in the microvm tier, `vm` and `guest` in the others.
         """
-        shown = {name: json_of(getattr(self, name)) for name in self.__dataclass_fields__ if name != "policy"}
+        shown = {
+            name: json_of(getattr(self, name))
+            for name in self.__dataclass_fields__
+            if name != "policy"
+        }
         return {
             "version": PLAN_FORMAT,
             "policy": self.policy.to_json(),

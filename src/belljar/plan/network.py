@@ -16,7 +16,7 @@ from belljar.plan.jail import GroupLimits
 from belljar.policy import Network
 from belljar.policy.guarding import SERVICE_PORTS, DecoySpec
 from belljar.policy.network import OWN_CELL, OwnCell
-from belljar.policy.stand_ins import ALL_PORTS, StandIn
+from belljar.policy.stand_in import ALL_PORTS, StandIn
 
 DNS_PORT: Final = 53
 TARGET_KINDS: Final = frozenset({"cell", "python"})
@@ -100,7 +100,10 @@ class StandInPlan:
             id=str(data["id"]),
             kind=str(data["kind"]),
             names=tuple(str(name) for name in data["names"]),
-            ports=tuple(PortPlan(number=int(port["number"]), protocol=str(port["protocol"])) for port in data["ports"]),
+            ports=tuple(
+                PortPlan(number=int(port["number"]), protocol=str(port["protocol"]))
+                for port in data["ports"]
+            ),
             settings=dict(data["settings"]),
             directory=None if directory is None else Path(directory),
             all_ports=bool(data["all_ports"]),
@@ -263,12 +266,18 @@ class NetworkPlan:
     @property
     def has_tls(self) -> bool:
         """Whether the gateway answers with certificates of the range's own."""
-        answered = {port.protocol for item in self.stand_ins if not item.is_target for port in item.ports}
-        return bool(answered & {"tls", "smtps"}) or self.default == "simulate" or bool(self.upstreams)
+        answered = {
+            port.protocol for item in self.stand_ins if not item.is_target for port in item.ports
+        }
+        return (
+            bool(answered & {"tls", "smtps"}) or self.default == "simulate" or bool(self.upstreams)
+        )
 
     def gateway_ports(self) -> tuple[int, ...]:
         """The TCP ports that the gateway listens on, the resolver's not among them, sorted."""
-        answered = (port.number for item in self.stand_ins if not item.is_target for port in item.ports)
+        answered = (
+            port.number for item in self.stand_ins if not item.is_target for port in item.ports
+        )
         dialled = (port for upstream in self.upstreams for port in upstream.ports)
         simulated = (port.number for port in CATCH_ALL_PORTS) if self.default == "simulate" else ()
         return tuple(sorted({*answered, *dialled, *simulated}))
@@ -402,7 +411,11 @@ def _service(decoy: DecoySpec) -> StandInPlan:
 def _ports(spoken: Iterable[tuple[int, str]]) -> tuple[tuple[PortPlan, ...], bool]:
     """The named ports, and whether all others can be reached too."""
     pairs = tuple(spoken)
-    named = tuple(PortPlan(number=number, protocol=protocol) for number, protocol in pairs if number != ALL_PORTS)
+    named = tuple(
+        PortPlan(number=number, protocol=protocol)
+        for number, protocol in pairs
+        if number != ALL_PORTS
+    )
     return named, len(named) < len(pairs)
 
 
@@ -410,12 +423,22 @@ def _own_cell(own: OwnCell) -> StandInPlan:
     """The range's own cell as others see it: by name, like a target cell."""
     ports, all_ports = _ports((port.number, port.protocol or "tcp") for port in own.ports)
     settings = {} if own.networks is None else {"networks": list(own.networks)}
-    return StandInPlan(id=OWN_CELL, kind="cell", names=own.names, ports=ports, settings=settings, all_ports=all_ports)
+    return StandInPlan(
+        id=OWN_CELL,
+        kind="cell",
+        names=own.names,
+        ports=ports,
+        settings=settings,
+        all_ports=all_ports,
+    )
 
 
 def _each(read: Any, items: Iterable[Mapping[str, Any]]) -> tuple[Any, ...]:  # noqa: ANN401 - one of the readers above
     return tuple(read(item) for item in items)
 
 
-CATCH_ALL_PORTS: Final = (PortPlan(number=80, protocol="http"), PortPlan(number=443, protocol="tls"))
+CATCH_ALL_PORTS: Final = (
+    PortPlan(number=80, protocol="http"),
+    PortPlan(number=443, protocol="tls"),
+)
 """Where the catch-all of `default: simulate` answers."""

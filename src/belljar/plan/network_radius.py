@@ -46,7 +46,11 @@ def _reach(network: NetworkPlan) -> Iterator[str]:
 
 
 def _but(network: NetworkPlan) -> str:
-    return "; but this host dials for the gateway what is called REAL below" if network.upstreams else ""
+    return (
+        "; but this host dials for the gateway what is called REAL below"
+        if network.upstreams
+        else ""
+    )
 
 
 def _without(network: NetworkPlan) -> str:
@@ -130,7 +134,11 @@ def _group_bounds(network: NetworkPlan) -> Iterator[Bound]:
     }
     for name in network.controllers:
         if name in limits:
-            yield Bound(what=f"the range's own processes ({name})", most=limits[name], enforced_by=("control group",))
+            yield Bound(
+                what=f"the range's own processes ({name})",
+                most=limits[name],
+                enforced_by=("control group",),
+            )
     yield Bound(
         what="the range supervisor's memory",
         most=f"{format_size(most.supervisor_memory_bytes)}; to use it up ends the range",

@@ -25,7 +25,9 @@ LEAST_KERNEL: Final = (6, 6)
 id-mapped layers need (5.19) is older.
 """
 _CONTROLLERS: Final = ("cpu", "memory", "pids")
-NETWORK_EXTRA_HINT: Final = "install Belljar with its extra `network`: pip install 'belljar-sandbox[network]'"
+NETWORK_EXTRA_HINT: Final = (
+    "install Belljar with its extra `network`: pip install 'belljar-sandbox[network]'"
+)
 _MODULE_OF: Final = {"dulwich": "git", "jsonschema": "openapi", "referencing": "openapi"}
 """The one kind of stand-in that needs a module; what isn't here the gateway itself needs."""
 _USUAL_NAMESPACES: Final = 15_000
@@ -121,7 +123,9 @@ def _runtime(tier: Tier, facts: HostFacts, *, has_port: bool) -> Iterator[Obstac
     runtime = facts.runtime(tier.value)
     if runtime is None:
         yield Obstacle(
-            what=f"no OCI runtime for the {tier} tier was looked for", where="host", hint="run `belljar doctor`"
+            what=f"no OCI runtime for the {tier} tier was looked for",
+            where="host",
+            hint="run `belljar doctor`",
         )
     elif runtime.state is RuntimeState.UNUSABLE:
         yield Obstacle(what=runtime.reason, where="host", hint=runtime.hint)
@@ -139,7 +143,9 @@ def _runtime(tier: Tier, facts: HostFacts, *, has_port: bool) -> Iterator[Obstac
         )
 
 
-def network_obstacles(facts: HostFacts, kinds: Collection[str] | None = None) -> tuple[Obstacle, ...]:
+def network_obstacles(
+    facts: HostFacts, kinds: Collection[str] | None = None
+) -> tuple[Obstacle, ...]:
     """Why no range with a network can be made here, whatever the tier; empty when one can.
 
     `kinds`: of its stand-ins; None: of all there are.
@@ -164,7 +170,11 @@ def _network_programs(facts: HostFacts) -> Iterator[Obstacle]:
 
 
 def _network_modules(facts: HostFacts, kinds: Collection[str] | None) -> Iterator[Obstacle]:
-    missing = [name for name in facts.modules_missing if kinds is None or _MODULE_OF.get(name, "") in {"", *kinds}]
+    missing = [
+        name
+        for name in facts.modules_missing
+        if kinds is None or _MODULE_OF.get(name, "") in {"", *kinds}
+    ]
     if missing:
         yield Obstacle(
             what=f"a range's network needs the Python modules {', '.join(missing)}, which are not installed",
@@ -290,14 +300,18 @@ def hardware_obstacle(facts: HostFacts) -> Obstacle | None:
     )
 
 
-def size_obstacles(resources: Resources, most_bytes: int, facts: HostFacts, *, besides: str) -> tuple[Obstacle, ...]:
+def size_obstacles(
+    resources: Resources, most_bytes: int, facts: HostFacts, *, besides: str
+) -> tuple[Obstacle, ...]:
     """Why a cell of this size, which may take `most_bytes`, doesn't fit this host; empty when it
     does. `besides`: what takes memory but the workload.
     """
     return tuple(_sizes(resources, most_bytes, facts, besides))
 
 
-def _sizes(resources: Resources, most_bytes: int, facts: HostFacts, besides: str) -> Iterator[Obstacle]:
+def _sizes(
+    resources: Resources, most_bytes: int, facts: HostFacts, besides: str
+) -> Iterator[Obstacle]:
     if resources.cpus > facts.cpus:
         yield Obstacle(
             what=f"{resources.cpus} processors are asked for, and this host has {facts.cpus}",

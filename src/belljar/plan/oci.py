@@ -67,7 +67,19 @@ AGENT_CAPABILITIES: Final = (
 MASKED_PROC: Final = tuple(
     f"/proc/{name}"
     for name in (
-        *("acpi", "asound", "bus", "config.gz", "consoles", "driver", "dynamic_debug", "fs", "irq", "scsi", "pressure"),
+        *(
+            "acpi",
+            "asound",
+            "bus",
+            "config.gz",
+            "consoles",
+            "driver",
+            "dynamic_debug",
+            "fs",
+            "irq",
+            "scsi",
+            "pressure",
+        ),
         *(
             "cmdline",
             "kcore",
@@ -80,7 +92,17 @@ MASKED_PROC: Final = tuple(
             "lockdep",
             "lock_stat",
         ),
-        *("timer_list", "timer_stats", "sched_debug", "schedstat", "interrupts", "softirqs", "iomem", "ioports", "dma"),
+        *(
+            "timer_list",
+            "timer_stats",
+            "sched_debug",
+            "schedstat",
+            "interrupts",
+            "softirqs",
+            "iomem",
+            "ioports",
+            "dma",
+        ),
         *(
             "kpagecount",
             "kpageflags",
@@ -91,7 +113,16 @@ MASKED_PROC: Final = tuple(
             "buddyinfo",
             "zoneinfo",
         ),
-        *("allocinfo", "sysrq-trigger", "partitions", "diskstats", "mdstat", "mtrr", "crypto", "kpageidle"),
+        *(
+            "allocinfo",
+            "sysrq-trigger",
+            "partitions",
+            "diskstats",
+            "mdstat",
+            "mtrr",
+            "crypto",
+            "kpageidle",
+        ),
         # Counters of the whole host, by which one cell could tell another something. The agent
         # covers /proc/stat and /proc/vmstat with lines that stand still: psutil, ps, vmstat and
         # Node end where these are empty.
@@ -102,7 +133,9 @@ MASKED_PROC: Final = tuple(
 breakout good before. Absent ones are passed over by the runtime.
 """
 READ_ONLY_PROC: Final = ("/proc/sys", "/proc/tty")
-CPU_FILES: Final = tuple(f"/sys/devices/system/cpu/{name}" for name in ("online", "possible", "present"))
+CPU_FILES: Final = tuple(
+    f"/sys/devices/system/cpu/{name}" for name in ("online", "possible", "present")
+)
 """All that is shown of the host's sysfs: what libraries ask for the number of processors."""
 
 
@@ -196,14 +229,25 @@ def oci_config(shape: OciShape, cell: OciCell) -> dict[str, Any]:
     config["mounts"] += [_bind(source, target, executable=True) for source, target in binds]
     if cell.tmp:
         config["mounts"] = [mount for mount in config["mounts"] if mount["destination"] != _TMP]
-        config["mounts"].append(_mount(_TMP, "bind", "bind", "rw", "nosuid", "nodev") | {"source": cell.tmp})
+        config["mounts"].append(
+            _mount(_TMP, "bind", "bind", "rw", "nosuid", "nodev") | {"source": cell.tmp}
+        )
     if cell.has_port:
-        config["linux"]["namespaces"] = _with_the_stages_network(shape, config["linux"]["namespaces"])
-    config["process"]["args"] = [AGENT_IN_CELL, "--contained", str(CHANNEL_FD), *(target for _, target in binds)]
+        config["linux"]["namespaces"] = _with_the_stages_network(
+            shape, config["linux"]["namespaces"]
+        )
+    config["process"]["args"] = [
+        AGENT_IN_CELL,
+        "--contained",
+        str(CHANNEL_FD),
+        *(target for _, target in binds),
+    ]
     return config
 
 
-def _with_the_stages_network(shape: OciShape, namespaces: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _with_the_stages_network(
+    shape: OciShape, namespaces: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
     """runc leaves the container in it: it belongs to the namespace above the container's users, who
     have no right over it. runsc must be told of it, and copies what it finds there into its own
     network.
@@ -214,7 +258,14 @@ def _with_the_stages_network(shape: OciShape, namespaces: list[dict[str, Any]]) 
 
 
 def runtime_argv(
-    runtime: OciRuntime, program: str, *, state: str, bundle: str, name: str, has_port: bool = False, trace: str = ""
+    runtime: OciRuntime,
+    program: str,
+    *,
+    state: str,
+    bundle: str,
+    name: str,
+    has_port: bool = False,
+    trace: str = "",
 ) -> tuple[str, ...]:
     """What starts the container and ends; the agent goes on with the runtime's descriptor 0.
 
@@ -227,7 +278,11 @@ def runtime_argv(
         trace: runsc's configuration of the trace points that it sends from the start; "": none.
     """
     traced = (f"--pod-init-config={trace}",) if trace else ()
-    own = (*traced, *_RUNSC_FLAGS, f"--network={'sandbox' if has_port else 'none'}") if runtime.kind == "runsc" else ()
+    own = (
+        (*traced, *_RUNSC_FLAGS, f"--network={'sandbox' if has_port else 'none'}")
+        if runtime.kind == "runsc"
+        else ()
+    )
     return (program, "--root", state, *own, "run", "--detach", "--bundle", bundle, name)
 
 
@@ -260,7 +315,10 @@ def _config(
         "linux": {
             "uidMappings": [_id_line()],
             "gidMappings": [_id_line()],
-            "namespaces": [{"type": kind} for kind in ("user", "pid", "network", "ipc", "uts", "mount", "cgroup")],
+            "namespaces": [
+                {"type": kind}
+                for kind in ("user", "pid", "network", "ipc", "uts", "mount", "cgroup")
+            ],
             "maskedPaths": [] if gvisor else list(MASKED_PROC),
             "readonlyPaths": [] if gvisor else list(READ_ONLY_PROC),
             "seccomp": seccomp_profile(arch, gvisor=gvisor, calls=calls),
@@ -280,7 +338,9 @@ def _process(open_files_max: int) -> dict[str, Any]:
         "args": [],
         "env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
         "cwd": "/",
-        "capabilities": {kind: list(AGENT_CAPABILITIES) for kind in ("bounding", "effective", "permitted")},
+        "capabilities": {
+            kind: list(AGENT_CAPABILITIES) for kind in ("bounding", "effective", "permitted")
+        },
         "rlimits": [{"type": "RLIMIT_NOFILE", "soft": soft, "hard": hard}],
         "noNewPrivileges": True,
     }
@@ -310,7 +370,9 @@ def _bind(source: str, target: str, *, executable: bool = False) -> dict[str, An
 # A shared kernel's sysfs is the host's: an empty directory in its place, with the few files that
 # libraries ask for.
 _SYS_OF_HOST: Final = (
-    _mount("/sys", "tmpfs", "nosuid", "noexec", "nodev", "mode=755", "size=64k", "nr_inodes=32", "ro"),
+    _mount(
+        "/sys", "tmpfs", "nosuid", "noexec", "nodev", "mode=755", "size=64k", "nr_inodes=32", "ro"
+    ),
     *(_bind(path, path) for path in CPU_FILES),
 )
 

@@ -12,7 +12,9 @@ from belljar.policy import Resources, Tier
 from belljar.units import format_size
 
 
-def bounds(tier: Tier, resources: Resources, shape: OciShape, jail: JailLimits) -> tuple[Bound, ...]:
+def bounds(
+    tier: Tier, resources: Resources, shape: OciShape, jail: JailLimits
+) -> tuple[Bound, ...]:
     """Everything a cell may consume, each with what holds it there: the host first of all."""
     return (
         Bound(
@@ -53,7 +55,10 @@ def _processes(tier: Tier, resources: Resources, jail: JailLimits) -> Bound:
             f"{jail.processes}: gVisor's own, and some for each of {resources.processes} in the cell",
         )
     else:
-        what, most = "processes", f"{jail.processes}: {resources.processes}, and what holds the cell"
+        what, most = (
+            "processes",
+            f"{jail.processes}: {resources.processes}, and what holds the cell",
+        )
     return Bound(what=what, most=most, enforced_by=(HOST_GROUP,))
 
 
@@ -61,7 +66,11 @@ def _of_processes(tier: Tier) -> str:
     """Measured: 0.7 MiB for a sleeping `sleep`, 4.2 for a Python that sleeps, 5.8 for a fork of
     one.
     """
-    return "; a sleeping Python takes 4 to 6 MiB of it, and to use it up ends the cell" if tier is Tier.GVISOR else ""
+    return (
+        "; a sleeping Python takes 4 to 6 MiB of it, and to use it up ends the cell"
+        if tier is Tier.GVISOR
+        else ""
+    )
 
 
 def _own_tmp(tier: Tier) -> str:

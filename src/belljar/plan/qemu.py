@@ -46,7 +46,15 @@ _NO_OFFLOADS: Final = ",".join(
     f"{feature}=off"
     for feature in (
         *("csum", "guest_csum", "gso", "host_tso4", "host_tso6", "host_ecn", "host_ufo"),
-        *("guest_tso4", "guest_tso6", "guest_ecn", "guest_ufo", "guest_announce", "ctrl_guest_offloads", "mrg_rxbuf"),
+        *(
+            "guest_tso4",
+            "guest_tso6",
+            "guest_ecn",
+            "guest_ufo",
+            "guest_announce",
+            "ctrl_guest_offloads",
+            "mrg_rxbuf",
+        ),
         *("status", "ctrl_vlan", "ctrl_rx_extra"),
     )
 )
@@ -166,7 +174,10 @@ def _memory(shape: VmShape, role: Role) -> tuple[str, ...]:
     if role is Role.PROOF:
         return ()
     sharing = "share=off,readonly=on,rom=off" if role is Role.CLONE else "share=on"
-    return ("-object", f"memory-backend-file,id=ram,size={shape.ram_mib}M,mem-path={MEMORY_PATH},{sharing}")
+    return (
+        "-object",
+        f"memory-backend-file,id=ram,size={shape.ram_mib}M,mem-path={MEMORY_PATH},{sharing}",
+    )
 
 
 def _boot(role: Role, counter_khz: int) -> tuple[str, ...]:
@@ -175,7 +186,9 @@ def _boot(role: Role, counter_khz: int) -> tuple[str, ...]:
         return ()
     # Emulated, the guest would measure its counter by the PIT, once; on a busy host that fails, and
     # nothing else here ticks.
-    command_line = f"{KERNEL_COMMAND_LINE} tsc_early_khz={counter_khz}" if counter_khz else KERNEL_COMMAND_LINE
+    command_line = (
+        f"{KERNEL_COMMAND_LINE} tsc_early_khz={counter_khz}" if counter_khz else KERNEL_COMMAND_LINE
+    )
     return ("-kernel", KERNEL_PATH, "-initrd", INITRD_PATH, "-append", command_line)
 
 
@@ -185,7 +198,12 @@ def _monitor_and_console(fds: VmFds) -> tuple[str, ...]:
         *kvm,
         *("-chardev", f"socket,id=monitor,fd={fds.qmp}", "-mon", "chardev=monitor,mode=control"),
         *("-add-fd", f"fd={fds.console},set={_CONSOLE_FDSET}"),
-        *("-chardev", f"file,id=console,path=/dev/fdset/{_CONSOLE_FDSET},append=on", "-serial", "chardev:console"),
+        *(
+            "-chardev",
+            f"file,id=console,path=/dev/fdset/{_CONSOLE_FDSET},append=on",
+            "-serial",
+            "chardev:console",
+        ),
     )
 
 

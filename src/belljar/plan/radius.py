@@ -27,11 +27,17 @@ HOST_DISK = Bound(
 )
 
 
-def bounds(resources: Resources, shape: VmShape, jail: JailLimits, controllers: tuple[str, ...]) -> tuple[Bound, ...]:
+def bounds(
+    resources: Resources, shape: VmShape, jail: JailLimits, controllers: tuple[str, ...]
+) -> tuple[Bound, ...]:
     """Everything a cell may consume, each with what holds it there."""
     memory_bytes = resources.memory_bytes + resources.disk_bytes
     vm_memory = f"the VM's memory ({format_size(shape.ram_mib << 20)})"
-    vmm_threads = f"{HOST_GROUP} and RLIMIT_NPROC" if "pids" in controllers else "RLIMIT_NPROC; no control group"
+    vmm_threads = (
+        f"{HOST_GROUP} and RLIMIT_NPROC"
+        if "pids" in controllers
+        else "RLIMIT_NPROC; no control group"
+    )
     return (
         _processors(resources, jail),
         Bound(
@@ -46,7 +52,11 @@ def bounds(resources: Resources, shape: VmShape, jail: JailLimits, controllers: 
         ),
         _host_memory(resources, jail, controllers),
         HOST_DISK,
-        Bound(what="processes in the cell", most=str(resources.processes), enforced_by=("the guest's control group",)),
+        Bound(
+            what="processes in the cell",
+            most=str(resources.processes),
+            enforced_by=("the guest's control group",),
+        ),
         Bound(what="threads on this host", most=str(jail.processes), enforced_by=(vmm_threads,)),
         *time_and_output(resources, agent="the guest agent"),
     )
@@ -55,7 +65,11 @@ def bounds(resources: Resources, shape: VmShape, jail: JailLimits, controllers: 
 def time_and_output(resources: Resources, *, agent: str) -> tuple[Bound, ...]:
     """The bounds that hold in the same way in every tier; `agent` is what the tier's is called."""
     return (
-        Bound(what="time", most=format_duration(resources.lifetime_s), enforced_by=("the jail's supervisor",)),
+        Bound(
+            what="time",
+            most=format_duration(resources.lifetime_s),
+            enforced_by=("the jail's supervisor",),
+        ),
         Bound(
             what="time of one command",
             most=f"{format_duration(resources.exec_timeout_s)} unless it asks for another",
@@ -79,7 +93,11 @@ def _host_memory(resources: Resources, jail: JailLimits, controllers: tuple[str,
     return Bound(
         what="this host's memory",
         most=f"{usual}; {format_size(jail.address_space_bytes)} if the VMM itself is compromised",
-        enforced_by=("the VM's shape", "RLIMIT_AS", "QEMU's seccomp (one process); no control group"),
+        enforced_by=(
+            "the VM's shape",
+            "RLIMIT_AS",
+            "QEMU's seccomp (one process); no control group",
+        ),
     )
 
 
@@ -111,8 +129,15 @@ def blast_radius(
     return BlastRadius(
         read=(
             f"the image {_shown_image(policy, image)}, shared with no one who can write it",
-            *(f"a copy of the file {printable(file.source)}, as {printable(file.target)}" for file in policy.files),
-            *((f"the environment: {', '.join(printable(name) for name in sorted(env))}",) if env else ()),
+            *(
+                f"a copy of the file {printable(file.source)}, as {printable(file.target)}"
+                for file in policy.files
+            ),
+            *(
+                (f"the environment: {', '.join(printable(name) for name in sorted(env))}",)
+                if env
+                else ()
+            ),
             _HOST_SEEN[tier],
         ),
         write=(
@@ -129,7 +154,9 @@ def blast_radius(
     )
 
 
-_HOST_TOOLS = "through tools of an evaluation that act outside of it (MCP servers, web search, hosted code)"
+_HOST_TOOLS = (
+    "through tools of an evaluation that act outside of it (MCP servers, web search, hosted code)"
+)
 _NOTHING_SHARED = "nothing of this host: no directory, file, device or process is shared with it"
 _HOST_SEEN = {
     Tier.CONTAINER: "of this host, no directory, file or process; but what its kernel shows to any process: version, processors, memory, load, uptime",
@@ -143,16 +170,23 @@ _NO_NETWORK = {
     Tier.MICROVM: f"no network: the cell has no network device, {_NO_ROUTE}",
 }
 _KERNEL_REACHED: Mapping[Tier, tuple[str, ...]] = {
-    Tier.CONTAINER: ("this host's kernel, by the system calls of an allow list (`plan --json` has it)",),
+    Tier.CONTAINER: (
+        "this host's kernel, by the system calls of an allow list (`plan --json` has it)",
+    ),
     Tier.GVISOR: ("gVisor's kernel; this host's only by what that one asks of it",),
     Tier.MICROVM: (),
 }
 
 
-def common_warnings(image: ImageFacts | None, image_name: str, *, passed_over: tuple[str, ...]) -> tuple[str, ...]:
+def common_warnings(
+    image: ImageFacts | None, image_name: str, *, passed_over: tuple[str, ...]
+) -> tuple[str, ...]:
     """What the author should know in any tier."""
     unbuilt = f"image {printable(image_name)} is not built: run `belljar setup` or `belljar image build`; user, workdir and env may differ"
-    return (*((unbuilt,) if image is None else ()), *(printable(sentence) for sentence in passed_over))
+    return (
+        *((unbuilt,) if image is None else ()),
+        *(printable(sentence) for sentence in passed_over),
+    )
 
 
 def vm_warnings(facts: HostFacts, shape: VmShape, *, emulated: bool) -> tuple[str, ...]:

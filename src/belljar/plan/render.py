@@ -19,13 +19,18 @@ _LABEL = 10
 _PROGRAM_CHARS = 200
 
 
-def render_plan(plan: Plan, *, width: int = _WIDTH, real: Callable[[str], str] = str) -> tuple[str, ...]:
+def render_plan(
+    plan: Plan, *, width: int = _WIDTH, real: Callable[[str], str] = str
+) -> tuple[str, ...]:
     """What the cell can read, write, reach and consume, which walls stand between it and the host,
     and what is emulated.
 
     `real` is applied to each line of what tells of a real network, so that it can be shown in red.
     """
-    shown = ((_wrapped(block, width), real if block[1].startswith(REAL) else str) for block in _blocks(plan))
+    shown = (
+        (_wrapped(block, width), real if block[1].startswith(REAL) else str)
+        for block in _blocks(plan)
+    )
     return tuple(show(line) for lines, show in shown for line in lines)
 
 
@@ -41,7 +46,9 @@ def _blocks(plan: Plan) -> Iterator[tuple[str, str]]:
     )
     yield (
         "image",
-        f"{plan.image.name} sha256:{plan.image.digest}" if plan.image else f"{plan.policy.image} (not built)",
+        f"{plan.image.name} sha256:{plan.image.digest}"
+        if plan.image
+        else f"{plan.policy.image} (not built)",
     )
     if plan.image and plan.image.program:
         yield ("runs", _program(plan.image))
@@ -52,15 +59,26 @@ def _blocks(plan: Plan) -> Iterator[tuple[str, str]]:
     yield ("", "")
     yield ("", "The cell can, at its worst,")
     radius = plan.blast_radius
-    for label, sentences in (("read", radius.read), ("write", radius.write), ("reach", radius.reach)):
+    for label, sentences in (
+        ("read", radius.read),
+        ("write", radius.write),
+        ("reach", radius.reach),
+    ):
         yield from _labelled(label, sentences)
     yield from _labelled(
-        "consume", (f"{bound.what}: {bound.most} — held by {', '.join(bound.enforced_by)}" for bound in plan.bounds)
+        "consume",
+        (
+            f"{bound.what}: {bound.most} — held by {', '.join(bound.enforced_by)}"
+            for bound in plan.bounds
+        ),
     )
     yield ("", "")
     yield ("", "Between it and this host, outermost first:")
     for number, layer in enumerate(plan.layers, 1):
-        yield (f"{number}", f"{layer.name} ({layer.state}) — {layer.what}; enforced by {layer.enforced_by}")
+        yield (
+            f"{number}",
+            f"{layer.name} ({layer.state}) — {layer.what}; enforced by {layer.enforced_by}",
+        )
     if plan.warnings:
         yield ("", "")
         yield from _labelled("note", plan.warnings)
@@ -80,15 +98,23 @@ def _decoys(policy: Policy) -> Iterator[str]:
     from belljar.signals.kinds import PLACES
 
     for decoy in policy.decoys:
-        place = f"{decoy.host}:{decoy.port}" if decoy.is_service else decoy.place or PLACES[decoy.kind]
+        place = (
+            f"{decoy.host}:{decoy.port}" if decoy.is_service else decoy.place or PLACES[decoy.kind]
+        )
         yield f"{decoy.id} ({decoy.kind}): {place}"
 
 
 def _how(plan: Plan) -> str:
     if isinstance(plan, OciPlan):
-        kernel = "gVisor's kernel on this host's" if plan.tier is Tier.GVISOR else "this host's kernel, SHARED"
+        kernel = (
+            "gVisor's kernel on this host's"
+            if plan.tier is Tier.GVISOR
+            else "this host's kernel, SHARED"
+        )
         return f"{kernel}, by {plan.oci.runtime.name} {plan.oci.runtime.version}"
-    return "EMULATED (no hardware virtualisation)" if plan.emulated else "with hardware virtualisation"
+    return (
+        "EMULATED (no hardware virtualisation)" if plan.emulated else "with hardware virtualisation"
+    )
 
 
 def _labelled(label: str, sentences: Iterable[str]) -> Iterator[tuple[str, str]]:

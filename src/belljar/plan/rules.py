@@ -155,7 +155,11 @@ def render_rules(layout: RangeLayout, network: NetworkPlan) -> dict[str, Any]:
     chains = dict(_chains(layout, network, services))
     commands = [{"flush": {"ruleset": None}}, *({"add": item} for item in objects)]
     commands += [{"add": {"chain": _chain(name)}} for name in chains]
-    commands += [{"add": {"rule": _own(chain=name, expr=rule)}} for name, rules in chains.items() for rule in rules]
+    commands += [
+        {"add": {"rule": _own(chain=name, expr=rule)}}
+        for name, rules in chains.items()
+        for rule in rules
+    ]
     return {"nftables": [*commands, *_arp()]}
 
 
@@ -218,15 +222,23 @@ class _Services:
         resolver = {(layout.resolver, proto, DNS_PORT) for proto in ("tcp", "udp")}
         self.answered = sorted(tcp | resolver)
         self.forwarded: list[tuple[str, str, object]] = sorted(
-            (layout.cell(item).address, "tcp", port) for item in targets for port in set(ports[item])
+            (layout.cell(item).address, "tcp", port)
+            for item in targets
+            for port in set(ports[item])
         )
-        open_cells = sorted(layout.cell(item.id).address for item in network.reached_cells if item.all_ports)
+        open_cells = sorted(
+            layout.cell(item.id).address for item in network.reached_cells if item.all_ports
+        )
         self.has_intervals = bool(open_cells)
         self.forwarded += [(address, "tcp", {"range": [1, 65535]}) for address in open_cells]
         self.targets = targets
         cells = network.reached_cells
         apart = {one.id: [other.id for other in cells if one.is_apart_from(other)] for one in cells}
-        self.apart = {name: sorted(layout.cell(other).address for other in of) for name, of in apart.items() if of}
+        self.apart = {
+            name: sorted(layout.cell(other).address for other in of)
+            for name, of in apart.items()
+            if of
+        }
         """The addresses that a cell must not reach, and that must not reach it, by the cell's name;
         cells that reach all others are left out.
         """
@@ -238,7 +250,9 @@ def _own(**parts: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON values of any s
 
 def _table() -> Iterator[dict[str, Any]]:
     yield {"table": {"family": "inet", "name": TABLE}}
-    yield from ({"counter": _own(name=reason.counter)} for reason in Reason if reason is not Reason.ARP)
+    yield from (
+        {"counter": _own(name=reason.counter)} for reason in Reason if reason is not Reason.ARP
+    )
     yield {"counter": _own(name=_LOGGED)}
 
 
@@ -257,18 +271,30 @@ def _sets(layout: RangeLayout, services: _Services) -> Iterator[dict[str, Any]]:
             yield _set(f"apart_{port.outer_device}", "ipv4_addr", services.apart[port.name])
     yield _set("devices", "ifname", sorted(port.outer_device for port in layout.cells))
     spoken = ["ipv4_addr", "ipv4_addr", "inet_service"]
-    yield {"set": _own(name=_SPOKEN, type=spoken, size=_MAX_SPOKEN, flags=["timeout"], timeout=SPOKEN_S)}
+    yield {
+        "set": _own(
+            name=_SPOKEN, type=spoken, size=_MAX_SPOKEN, flags=["timeout"], timeout=SPOKEN_S
+        )
+    }
     yield {"set": _own(name="refused", type="ifname", size=2 * max(1, len(layout.cells)))}
 
 
-def _set(name: str, kind: object, elements: Sequence[object], *, has_intervals: bool = False) -> dict[str, Any]:
+def _set(
+    name: str, kind: object, elements: Sequence[object], *, has_intervals: bool = False
+) -> dict[str, Any]:
     flags = {"flags": ["interval"]} if has_intervals else {}
-    return {"set": _own(name=name, type=kind, **flags, **({"elem": list(elements)} if elements else {}))}
+    return {
+        "set": _own(name=name, type=kind, **flags, **({"elem": list(elements)} if elements else {}))
+    }
 
 
 def _element(network: IPv4Network) -> object:
     address = str(network.network_address)
-    return address if network.prefixlen == 32 else {"prefix": {"addr": address, "len": network.prefixlen}}
+    return (
+        address
+        if network.prefixlen == 32
+        else {"prefix": {"addr": address, "len": network.prefixlen}}
+    )
 
 
 _HOOKS: Final = {"prerouting": _BEFORE_ASSEMBLY, "input": 0, "forward": 0, "output": 0}
@@ -280,7 +306,9 @@ def _chain(name: str) -> dict[str, Any]:
     return _own(name=name, type="filter", hook=name, prio=_HOOKS[name], policy="drop")
 
 
-def _chains(layout: RangeLayout, network: NetworkPlan, services: _Services) -> Iterator[tuple[str, list[Rule]]]:
+def _chains(
+    layout: RangeLayout, network: NetworkPlan, services: _Services
+) -> Iterator[tuple[str, list[Rule]]]:
     """Every chain with its rules; one that others go to stands before them."""
     refused = (network.bounds.refusals_per_s, network.bounds.refusals_burst)
     for reason in Reason:
@@ -303,7 +331,14 @@ def _to(reason: Reason) -> str:
 
 def _end(reason: Reason, per_s: int, burst: int) -> list[Rule]:
     """Counts, logs and answers; of a port that floods, the excess is only counted."""
-    excess = {"set": {"op": "update", "elem": nft.IIFNAME, "set": "@refused", "stmt": [nft.over(per_s, burst)]}}
+    excess = {
+        "set": {
+            "op": "update",
+            "elem": nft.IIFNAME,
+            "set": "@refused",
+            "stmt": [nft.over(per_s, burst)],
+        }
+    }
     rules: list[Rule] = [
         [nft.counter(reason.counter)],
         [excess, nft.DROP],
@@ -347,7 +382,11 @@ def _open(network: NetworkPlan) -> Iterator[Rule]:
     bounds = network.bounds
     to_rate = nft.goto(_to(Reason.RATE))
     yield [nft.FIRST, nft.over(bounds.new_connections_per_s, bounds.new_connections_burst), to_rate]
-    yield [nft.match(nft.L4PROTO, "udp"), nft.over(bounds.queries_per_s, bounds.queries_burst), to_rate]
+    yield [
+        nft.match(nft.L4PROTO, "udp"),
+        nft.over(bounds.queries_per_s, bounds.queries_burst),
+        to_rate,
+    ]
     forwarded = nft.match(nft.destination(), "@forwarded")
     yield [forwarded, nft.FIRST, *_told(Reason.CONNECTION, nft.conversation())]
     yield [forwarded, nft.NOT_FIRST, *_told_once(nft.conversation())]
@@ -381,7 +420,10 @@ def _from(port: CellPort, services: _Services) -> Iterator[Rule]:
     yield [nft.match(nft.field("ip", "saddr"), port.address, "!="), nft.goto(_to(Reason.SPOOFED))]
     yield [nft.jump(_CHECK)]
     if port.name in services.apart:  # before answers are let through: a forged one is none
-        yield [nft.match(nft.field("ip", "daddr"), f"@apart_{port.outer_device}"), nft.goto(_to(Reason.NEIGHBOUR))]
+        yield [
+            nft.match(nft.field("ip", "daddr"), f"@apart_{port.outer_device}"),
+            nft.goto(_to(Reason.NEIGHBOUR)),
+        ]
     if port.name in services.targets:
         to_cell = nft.match(nft.field("ip", "daddr"), "@cells")
         answer = [nft.match(nft.source(), "@forwarded"), to_cell, nft.NOT_FIRST]
@@ -422,7 +464,12 @@ def _output(layout: RangeLayout) -> Iterator[Rule]:
     yield [to_cell, nft.match(nft.source(), "@answered"), nft.NOT_FIRST, nft.ACCEPT]
     yield [to_cell, nft.flags(("syn", "rst"), "rst"), nft.ACCEPT]
     unreachable = nft.match(nft.field("icmp", "type"), "destination-unreachable")
-    yield [to_cell, unreachable, nft.match(nft.field("icmp", "code"), "port-unreachable"), nft.ACCEPT]
+    yield [
+        to_cell,
+        unreachable,
+        nft.match(nft.field("icmp", "code"), "port-unreachable"),
+        nft.ACCEPT,
+    ]
     if layout.sink_port is not None:
         yield [to_cell, nft.match(nft.MARK, SINK_MARK), nft.NOT_FIRST, nft.ACCEPT]
     yield [nft.goto(_to(Reason.OUTPUT))]
@@ -434,5 +481,20 @@ def _arp() -> Iterator[dict[str, Any]]:
     yield {"add": {"table": {"family": "arp", "name": TABLE}}}
     yield {"add": {"counter": {**own, "name": Reason.ARP.counter}}}
     for hook in ("input", "output"):
-        yield {"add": {"chain": {**own, "name": hook, "type": "filter", "hook": hook, "prio": 0, "policy": "drop"}}}
-        yield {"add": {"rule": {**own, "chain": hook, "expr": [nft.counter(Reason.ARP.counter), nft.DROP]}}}
+        yield {
+            "add": {
+                "chain": {
+                    **own,
+                    "name": hook,
+                    "type": "filter",
+                    "hook": hook,
+                    "prio": 0,
+                    "policy": "drop",
+                }
+            }
+        }
+        yield {
+            "add": {
+                "rule": {**own, "chain": hook, "expr": [nft.counter(Reason.ARP.counter), nft.DROP]}
+            }
+        }

@@ -10,7 +10,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NewType
 
 _VOLATILE: Final = frozenset({"handle", "index", "packets", "bytes", "used"})
-_TO_REWRITE: Final = re.compile("|".join(re.escape(f'"{word}"') for word in (*_VOLATILE, "|", "port-unreachable")))
+_TO_REWRITE: Final = re.compile(
+    "|".join(re.escape(f'"{word}"') for word in (*_VOLATILE, "|", "port-unreachable"))
+)
 """What `_statement` changes has one of these words in it; most rules have none."""
 _MAX_DIFFERENCES: Final = 20
 _SHOWN_CHARS: Final = 300
@@ -71,7 +73,10 @@ def _shown(key: _Key) -> str:
 
 def _changed(name: str, want: list[str], have: list[str]) -> Iterator[str]:
     if len(want) > 1 or len(have) > 1 or name.startswith("rules"):
-        missing, extra = [item for item in want if item not in have], [item for item in have if item not in want]
+        missing, extra = (
+            [item for item in want if item not in have],
+            [item for item in have if item not in want],
+        )
         yield from (f"{name} lack {item[:_SHOWN_CHARS]}" for item in missing)
         yield from (f"{name} have besides {item[:_SHOWN_CHARS]}" for item in extra)
         if not missing and not extra:
@@ -99,7 +104,10 @@ def _parts(kind: str, item: Mapping[str, Any]) -> Iterator[tuple[_Key, list[str]
     table = str(item["name"] if kind == "table" else item["table"])
     where = (str(item["family"]), table)
     if kind == "table":
-        yield (kind, *where, ""), [_text({name: value for name, value in item.items() if name not in _VOLATILE})]
+        yield (
+            (kind, *where, ""),
+            [_text({name: value for name, value in item.items() if name not in _VOLATILE})],
+        )
         return
     if kind == "rule":
         yield ("rules", *where, str(item["chain"])), [_rule(item["expr"])]
@@ -140,7 +148,11 @@ def _statement(part: Any) -> Any:  # noqa: ANN401 - JSON values of any shape
         return _statement(part["|"])
     kept = {word: _statement(value) for word, value in part.items() if word not in _VOLATILE}
     is_code = kept.get("left") == {"payload": {"protocol": "icmp", "field": "code"}}
-    return {**kept, "right": _ICMP_PORT_UNREACHABLE} if is_code and kept.get("right") == "port-unreachable" else kept
+    return (
+        {**kept, "right": _ICMP_PORT_UNREACHABLE}
+        if is_code and kept.get("right") == "port-unreachable"
+        else kept
+    )
 
 
 def _text(value: Any) -> str:  # noqa: ANN401 - JSON values of any shape

@@ -76,7 +76,11 @@ def seccomp_profile(arch: str, *, gvisor: bool, calls: tuple[str, ...] = ()) -> 
     if arch not in ARCHITECTURES:
         raise ValueError(f"no system call profile for {arch}")
     rules = load_rules()
-    groups = _for_gvisor(rules) if gvisor else (*rules.allow, *rules.agent, *rules.pretend, *rules.refuse)
+    groups = (
+        _for_gvisor(rules)
+        if gvisor
+        else (*rules.allow, *rules.agent, *rules.pretend, *rules.refuse)
+    )
     if calls:
         opened = Group(why="rights of the plan", calls=calls)
         groups = (opened, *(_without(group, set(calls)) for group in groups))
@@ -93,7 +97,10 @@ def _for_gvisor(rules: Rules) -> tuple[Group, ...]:
     own = {call for group in rules.gvisor for call in group.calls}
     return (
         *rules.gvisor,
-        *(_without(group, own) for group in (*rules.allow, *rules.agent, *rules.pretend, *rules.refuse)),
+        *(
+            _without(group, own)
+            for group in (*rules.allow, *rules.agent, *rules.pretend, *rules.refuse)
+        ),
     )
 
 
@@ -123,7 +130,9 @@ def parsed(text: str) -> str:
     import tomllib
 
     digest = hashlib.sha256(text.encode()).hexdigest()
-    return json.dumps({"sha256": digest, "rules": tomllib.loads(text)}, separators=(",", ":")) + "\n"
+    return (
+        json.dumps({"sha256": digest, "rules": tomllib.loads(text)}, separators=(",", ":")) + "\n"
+    )
 
 
 def _rules(data: Mapping[str, Any]) -> Rules:
@@ -148,7 +157,9 @@ def _refuse_second_answers(rules: Rules) -> None:
     named = Counter(call for group in groups for call in group.calls)
     named.update(call for group in rules.pretend for call in group.calls)
     for group in groups:
-        if not group.any_of and (twice := sorted({call for call in group.calls if named[call] > 1})):
+        if not group.any_of and (
+            twice := sorted({call for call in group.calls if named[call] > 1})
+        ):
             raise ValueError(f"{twice}: answered more than once, and needs conditions")
 
 
@@ -161,7 +172,10 @@ def _group(item: Mapping[str, Any], *, error: int | None) -> Group:
     return Group(
         why=item["why"],
         calls=tuple(item["calls"]),
-        any_of=(*(_all_but(item["unless"]) if "unless" in item else ()), *map(_all_of, item.get("when", []))),
+        any_of=(
+            *(_all_but(item["unless"]) if "unless" in item else ()),
+            *map(_all_of, item.get("when", [])),
+        ),
         error=error if given is None else int(getattr(errno, given)),
     )
 
@@ -174,7 +188,9 @@ def _condition(item: Mapping[str, int]) -> Condition:
     if "whole" in item:
         return Condition(argument=item["argument"], value=item["whole"], mask=None)
     if "whole_not" in item:
-        return Condition(argument=item["argument"], value=item["whole_not"], mask=None, differs=True)
+        return Condition(
+            argument=item["argument"], value=item["whole_not"], mask=None, differs=True
+        )
     return Condition(argument=item["argument"], value=item["is"], mask=item.get("mask", _WORD))
 
 
@@ -184,11 +200,14 @@ def _all_but(unless: Mapping[str, Any]) -> tuple[tuple[Condition, ...], ...]:
     """
     argument, values = unless["argument"], frozenset(unless["values"])
     return tuple(
-        (Condition(argument=argument, value=value, mask=mask),) for value, mask in prefixes_without(values, 0, 32)
+        (Condition(argument=argument, value=value, mask=mask),)
+        for value, mask in prefixes_without(values, 0, 32)
     )
 
 
-def prefixes_without(values: frozenset[int], value: int, free_bits: int) -> Iterator[tuple[int, int]]:
+def prefixes_without(
+    values: frozenset[int], value: int, free_bits: int
+) -> Iterator[tuple[int, int]]:
     """(value, mask) pairs that match, of the numbers beginning like `value` with `free_bits` more
     bits, exactly those not in `values`.
     """
@@ -207,7 +226,9 @@ def _without(group: Group, taken: set[str]) -> Group:
 
 def _entries(group: Group) -> Iterator[dict[str, Any]]:
     action: dict[str, Any] = (
-        {"action": "SCMP_ACT_ALLOW"} if group.error is None else {"action": "SCMP_ACT_ERRNO", "errnoRet": group.error}
+        {"action": "SCMP_ACT_ALLOW"}
+        if group.error is None
+        else {"action": "SCMP_ACT_ERRNO", "errnoRet": group.error}
     )
     for conditions in group.any_of or ((),):
         args = [_argument(item) for item in conditions]
@@ -216,5 +237,14 @@ def _entries(group: Group) -> Iterator[dict[str, Any]]:
 
 def _argument(item: Condition) -> dict[str, Any]:
     if item.mask is None:
-        return {"index": item.argument, "value": item.value, "op": "SCMP_CMP_NE" if item.differs else "SCMP_CMP_EQ"}
-    return {"index": item.argument, "value": item.mask, "valueTwo": item.value, "op": "SCMP_CMP_MASKED_EQ"}
+        return {
+            "index": item.argument,
+            "value": item.value,
+            "op": "SCMP_CMP_NE" if item.differs else "SCMP_CMP_EQ",
+        }
+    return {
+        "index": item.argument,
+        "value": item.mask,
+        "valueTwo": item.value,
+        "op": "SCMP_CMP_MASKED_EQ",
+    }

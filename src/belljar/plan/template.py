@@ -45,7 +45,11 @@ class TemplateInputs:
 
     def document(self) -> dict[str, object]:
         """What the key is the digest of; kept beside the template."""
-        formats = {"template": TEMPLATE_FORMAT, "argv": ARGV_FORMAT, "command_line": KERNEL_COMMAND_LINE}
+        formats = {
+            "template": TEMPLATE_FORMAT,
+            "argv": ARGV_FORMAT,
+            "command_line": KERNEL_COMMAND_LINE,
+        }
         return {"formats": formats, **asdict(self)}
 
 

@@ -10,7 +10,12 @@ from belljar.dataclass import dataclass
 from belljar.host import CgroupVersion, HostFacts, KvmState, RuntimeFact, RuntimeState
 from belljar.plan import oci_radius, radius
 from belljar.plan.cores import cores_warning
-from belljar.plan.jail import JailLimits, vmm_address_space_bytes, vmm_memory_max_bytes, vmm_processes
+from belljar.plan.jail import (
+    JailLimits,
+    vmm_address_space_bytes,
+    vmm_memory_max_bytes,
+    vmm_processes,
+)
 from belljar.plan.model import Bound, Layer
 from belljar.plan.oci import OciRuntime, OciShape, RuntimeKind, oci_shape
 from belljar.plan.qemu import GuestLimits, VmShape
@@ -96,14 +101,20 @@ def walls_of(
 
 def _microvm(resources: Resources, facts: HostFacts, rights: Granted, *, has_port: bool) -> Walls:
     emulated = facts.kvm.state is not KvmState.PROVEN
-    shape, controllers = vm_shape(resources, emulated=emulated, has_port=has_port), facts.cgroup.controllers
+    shape, controllers = (
+        vm_shape(resources, emulated=emulated, has_port=has_port),
+        facts.cgroup.controllers,
+    )
     jail = jail_limits(resources, shape, controllers)
     return Walls(
         tier=Tier.MICROVM,
         jail=jail,
         layers=_vm_layers(emulated=emulated, is_root=facts.is_root, has_port=has_port),
         bounds=radius.bounds(resources, shape, jail, controllers),
-        warnings=(*radius.vm_warnings(facts, shape, emulated=emulated), *_cores(Tier.MICROVM, facts)),
+        warnings=(
+            *radius.vm_warnings(facts, shape, emulated=emulated),
+            *_cores(Tier.MICROVM, facts),
+        ),
         besides="what a VM needs besides",
         emulated=emulated,
         memory_by_rlimit="memory" not in controllers,
@@ -119,7 +130,12 @@ def vm_shape(resources: Resources, *, emulated: bool, has_port: bool = False) ->
     needs.
     """
     workload_mib = _up(resources.memory_bytes + resources.disk_bytes, _MIB)
-    ram_mib = workload_mib + GUEST_OVERHEAD_MIB + _up(workload_mib, _PAGE_TABLE_SHARE) + _MIB_A_CPU * resources.cpus
+    ram_mib = (
+        workload_mib
+        + GUEST_OVERHEAD_MIB
+        + _up(workload_mib, _PAGE_TABLE_SHARE)
+        + _MIB_A_CPU * resources.cpus
+    )
     ram_mib = _up(ram_mib, _RAM_STEP_MIB) * _RAM_STEP_MIB
     return VmShape(
         vcpus=resources.cpus,
@@ -167,13 +183,21 @@ def _up(amount: int, step: int) -> int:
 
 def _vm_layers(*, emulated: bool, is_root: bool, has_port: bool) -> tuple[Layer, ...]:
     uid = (
-        "a uid that no other user has" if is_root else "this user's own uid on the host (only root can give it another)"
+        "a uid that no other user has"
+        if is_root
+        else "this user's own uid on the host (only root can give it another)"
     )
-    device = "one network device, which leads into its range and nowhere else" if has_port else "no network device"
+    device = (
+        "one network device, which leads into its range and nowhere else"
+        if has_port
+        else "no network device"
+    )
     vm = Layer(
         name="microvm",
         what=f"a virtual machine with a kernel of its own; one disk, read-only; {device}",
-        enforced_by="QEMU's emulator (TCG)" if emulated else "the processor (KVM) and QEMU's few devices",
+        enforced_by="QEMU's emulator (TCG)"
+        if emulated
+        else "the processor (KVM) and QEMU's few devices",
         state="emulated" if emulated else "hardware",
     )
     return (
@@ -194,11 +218,15 @@ def _vm_layers(*, emulated: bool, is_root: bool, has_port: bool) -> tuple[Layer,
     )
 
 
-def _oci(tier: Tier, resources: Resources, facts: HostFacts, rights: Granted, *, has_port: bool) -> Walls:
+def _oci(
+    tier: Tier, resources: Resources, facts: HostFacts, rights: Granted, *, has_port: bool
+) -> Walls:
     runtime = facts.runtime(tier.value) or RuntimeFact(tier=tier.value, name="none", kind="runc")
     shape = oci_shape(
         tier,
-        OciRuntime(name=runtime.name, kind=_kind(runtime), path=runtime.path, version=runtime.version),
+        OciRuntime(
+            name=runtime.name, kind=_kind(runtime), path=runtime.path, version=runtime.version
+        ),
         resources,
         arch=facts.arch,
         open_files_max=facts.open_files_max,
@@ -235,7 +263,9 @@ def oci_limits(tier: Tier, resources: Resources) -> JailLimits:
     """
     of_gvisor = _up(_GVISOR_TASKS_PER_TWO_PROCESSES * resources.processes, 2) + _GVISOR_SPARE_TASKS
     tasks = of_gvisor if tier is Tier.GVISOR else resources.processes + _CONTAINER_SPARE_TASKS
-    memory_bytes = resources.memory_bytes + resources.disk_bytes + oci_overhead_mib(tier, resources) * _MIB
+    memory_bytes = (
+        resources.memory_bytes + resources.disk_bytes + oci_overhead_mib(tier, resources) * _MIB
+    )
     return JailLimits(
         memory_max_bytes=memory_bytes,
         cpu_quota_percent=100 * resources.cpus,
@@ -245,10 +275,16 @@ def oci_limits(tier: Tier, resources: Resources) -> JailLimits:
     )
 
 
-def _oci_layers(tier: Tier, runtime: OciRuntime, *, is_root: bool, has_port: bool) -> tuple[Layer, ...]:
+def _oci_layers(
+    tier: Tier, runtime: OciRuntime, *, is_root: bool, has_port: bool
+) -> tuple[Layer, ...]:
     gvisor = tier is Tier.GVISOR
     stack = "a network stack of its own on one link, no raw sockets" if has_port else "no network"
-    namespaces = "all others but the jail's network, over which it has no right" if has_port else "all others"
+    namespaces = (
+        "all others but the jail's network, over which it has no right"
+        if has_port
+        else "all others"
+    )
     ids = (
         "a range of ids that no other user has"
         if is_root
@@ -286,7 +322,9 @@ def _oci_layers(tier: Tier, runtime: OciRuntime, *, is_root: bool, has_port: boo
     return (jail, wall, own)
 
 
-def _oci_warnings(tier: Tier, runtime: RuntimeFact, jail: JailLimits, facts: HostFacts) -> tuple[str, ...]:
+def _oci_warnings(
+    tier: Tier, runtime: RuntimeFact, jail: JailLimits, facts: HostFacts
+) -> tuple[str, ...]:
     needed_bytes, free_bytes = jail.memory_max_bytes, facts.memory_available_mib * _MIB
     said = (
         (tier is Tier.CONTAINER, _SHARED_KERNEL),

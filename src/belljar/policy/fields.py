@@ -53,7 +53,14 @@ def kind_of(value: object) -> str:
     """What was written, in the author's words."""
     if value is None:
         return "nothing"
-    names = {bool: "true/false", int: "a number", float: "a number", str: "text", list: "a list", dict: "a mapping"}
+    names = {
+        bool: "true/false",
+        int: "a number",
+        float: "a number",
+        str: "text",
+        list: "a list",
+        dict: "a mapping",
+    }
     return names.get(type(value), type(value).__name__)
 
 
@@ -80,10 +87,14 @@ class _Kind:
         """JSON Schema of what a person may write."""
         raise NotImplementedError
 
-    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(self.read)
 
-    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(
+        self, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
         return self.schema()
 
 
@@ -224,7 +235,10 @@ class Text(_Kind):
 
     def schema(self) -> dict[str, Any]:
         """A string with a pattern."""
-        return {"type": self.types[0] if len(self.types) == 1 else list(self.types), "pattern": self.pattern}
+        return {
+            "type": self.types[0] if len(self.types) == 1 else list(self.types),
+            "pattern": self.pattern,
+        }
 
 
 def _read_name(value: object) -> str:
@@ -249,7 +263,9 @@ def _read_user(value: object) -> str:
     if not _USER.fullmatch(user) or any(
         int(part) > _ID_MAX for part in user.split(":") if part.isascii() and part.isdigit()
     ):
-        raise ValueError(f"{quoted(user)} is no user: a name, a user id from 0 to {_ID_MAX}, or `uid:gid`")
+        raise ValueError(
+            f"{quoted(user)} is no user: a name, a user id from 0 to {_ID_MAX}, or `uid:gid`"
+        )
     return user
 
 
@@ -264,7 +280,9 @@ def _checked_path(path: str, what: str) -> PurePosixPath:
 def _read_workdir(value: object) -> str:
     path = _checked_path(_text(value, "a working directory"), "a working directory")
     if not path.is_absolute():
-        raise ValueError(f"{quoted(value)} is relative; a working directory is absolute, as in `/home/user`")
+        raise ValueError(
+            f"{quoted(value)} is relative; a working directory is absolute, as in `/home/user`"
+        )
     return "/" + str(path).lstrip("/")
 
 
@@ -272,10 +290,14 @@ def _read_target(value: object) -> str:
     target = _text(value, "a target")
     path = _checked_path(target, "a target")
     if target.endswith("/") or path.name == "":
-        raise ValueError(f"{quoted(target)} names a directory; a target is the file's own path in the cell")
+        raise ValueError(
+            f"{quoted(target)} names a directory; a target is the file's own path in the cell"
+        )
     shown = "/" + str(path).lstrip("/") if path.is_absolute() else str(path)
     if any(shown == own or shown.startswith(f"{own}/") for own in _KERNELS_OWN):
-        raise ValueError(f"{quoted(target)} lies under {listed(_KERNELS_OWN)}, which belong to the cell's kernel")
+        raise ValueError(
+            f"{quoted(target)} lies under {listed(_KERNELS_OWN)}, which belong to the cell's kernel"
+        )
     return shown
 
 

@@ -63,11 +63,16 @@ def _looser(policy: Policy, floor: Policy) -> Iterator[str]:
         yield from _looser_network(policy.network, floor)
 
 
-def _more_stops(ours: Mapping[Trigger, Stop], floor: Mapping[Trigger, Stop]) -> Mapping[Trigger, Stop]:
+def _more_stops(
+    ours: Mapping[Trigger, Stop], floor: Mapping[Trigger, Stop]
+) -> Mapping[Trigger, Stop]:
     """For each trigger that one of both names, what stops more."""
     order = list(Stop)
     named = [trigger for trigger in Trigger if trigger in ours or trigger in floor]
-    return {trigger: max(stop_for(ours, trigger), stop_for(floor, trigger), key=order.index) for trigger in named}
+    return {
+        trigger: max(stop_for(ours, trigger), stop_for(floor, trigger), key=order.index)
+        for trigger in named
+    }
 
 
 def _looser_network(network: Network, floor: Policy) -> Iterator[str]:
@@ -105,7 +110,10 @@ def _looser_cells(network: Network, floor: Policy) -> Iterator[str]:
     for name, item in network.stand_ins.items():
         if isinstance(item, TargetStandIn) and not is_within(item.rights, floor.rights):
             yield f"network.stand_ins.{name}.rights"
-        if isinstance(item, TargetStandIn) and smaller_resources(item.resources, floor.resources) != item.resources:
+        if (
+            isinstance(item, TargetStandIn)
+            and smaller_resources(item.resources, floor.resources) != item.resources
+        ):
             yield f"network.stand_ins.{name}.resources"
 
 
@@ -185,7 +193,10 @@ def _tier(risk: Risk, *asked: Tier | None) -> Tier | None:
 def smaller_resources(ours: Resources, theirs: Resources) -> Resources:
     """Each limit the smaller of both."""
     return Resources(
-        **{field.name: min(getattr(ours, field.name), getattr(theirs, field.name)) for field in fields(Resources)}
+        **{
+            field.name: min(getattr(ours, field.name), getattr(theirs, field.name))
+            for field in fields(Resources)
+        }
     )
 
 
@@ -199,7 +210,11 @@ def _fewer_tools(ours: HostTools, theirs: HostTools) -> HostTools:
     """What both allow, as the first has it."""
     if ANY in ours.allow:
         return theirs
-    return ours if ANY in theirs.allow else HostTools(allow=tuple(name for name in ours.allow if name in theirs.allow))
+    return (
+        ours
+        if ANY in theirs.allow
+        else HostTools(allow=tuple(name for name in ours.allow if name in theirs.allow))
+    )
 
 
 def held_cells(network: Network, floor: Policy, least: Tier) -> Network:
@@ -223,7 +238,9 @@ def _both_networks(ours: Network, theirs: Network | None) -> Network | None:
         return None
     wanted = {upstream.host: upstream for upstream in ours.upstreams}
     both = (
-        _tighter_upstream(wanted[upstream.host], upstream) for upstream in theirs.upstreams if upstream.host in wanted
+        _tighter_upstream(wanted[upstream.host], upstream)
+        for upstream in theirs.upstreams
+        if upstream.host in wanted
     )
     return theirs.model_copy(update={"upstreams": tuple(item for item in both if item is not None)})
 

@@ -21,7 +21,9 @@ _NAMES: Final = (
     "SYS_TTY_CONFIG MKNOD LEASE AUDIT_WRITE AUDIT_CONTROL SETFCAP MAC_OVERRIDE MAC_ADMIN SYSLOG "
     "WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF CHECKPOINT_RESTORE"
 )
-CAPABILITIES: Final[Mapping[str, int]] = MappingProxyType({name: number for number, name in enumerate(_NAMES.split())})
+CAPABILITIES: Final[Mapping[str, int]] = MappingProxyType(
+    {name: number for number, name in enumerate(_NAMES.split())}
+)
 """Every capability of Linux 6.12 by its number (linux/capability.h)."""
 USUAL_CAPABILITIES: Final = frozenset(
     {
@@ -65,7 +67,9 @@ GRANTABLE: Final[Mapping[Tier, Granted]] = MappingProxyType(
     {
         Tier.CONTAINER: NOTHING_GRANTED,
         Tier.GVISOR: Granted(calls=DEBUGGER_CALLS),
-        Tier.MICROVM: Granted(capabilities=("SYS_PTRACE",), calls=DEBUGGER_CALLS, setuid_programs=True),
+        Tier.MICROVM: Granted(
+            capabilities=("SYS_PTRACE",), calls=DEBUGGER_CALLS, setuid_programs=True
+        ),
     }
 )
 """The most that each tier grants. In a container the kernel is the host's, so nothing. In gVisor

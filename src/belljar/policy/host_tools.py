@@ -36,9 +36,9 @@ class HostToolsText(Strict):
     for all.
     """
 
-    allow: Annotated[tuple[str, ...], BeforeValidator(_read_names, json_schema_input_type=list[str])] = Field(
-        description="Names of tools, or of MCP servers."
-    )
+    allow: Annotated[
+        tuple[str, ...], BeforeValidator(_read_names, json_schema_input_type=list[str])
+    ] = Field(description="Names of tools, or of MCP servers.")
 
 
 _WORDS: Final = {"refuse": REFUSE, "report": REPORT}
@@ -60,7 +60,9 @@ def _read(value: object) -> object:
 def _written(rule: HostTools | None) -> Any:  # noqa: ANN401 - JSON values
     if rule is None:
         return None
-    return next((word for word, each in _WORDS.items() if each == rule), {"allow": list(rule.allow)})
+    return next(
+        (word for word, each in _WORDS.items() if each == rule), {"allow": list(rule.allow)}
+    )
 
 
 def _rule(text: HostToolsText | None) -> HostTools | None:

@@ -34,7 +34,9 @@ _USUAL: Final = {80: "http", 443: "tls", 8443: "tls", 25: "smtp", 587: "smtp", 4
 def read_host(value: object) -> str:
     """An exact host name in its one form. Raises `ValueError` that says what is allowed."""
     if not isinstance(value, str):
-        raise ValueError(f"a host name is text, as in `shop.example`, but this is {kind_of(value)} ({quoted(value)})")
+        raise ValueError(
+            f"a host name is text, as in `shop.example`, but this is {kind_of(value)} ({quoted(value)})"
+        )
     if "*" in value:
         raise ValueError(f"{quoted(value)} is no exact name: `*` can't stand here")
     return _host(value, value)
@@ -46,15 +48,27 @@ def read_pattern(value: object) -> str:
     Raises `ValueError` that says what is allowed.
     """
     if not isinstance(value, str) or not value.startswith("*"):
-        return _host(value, value) if isinstance(value, str) and "*" not in value else _misplaced(value)
+        return (
+            _host(value, value)
+            if isinstance(value, str) and "*" not in value
+            else _misplaced(value)
+        )
     if value == "*":
-        raise ValueError("`*` alone would be every name: write `default: simulate` if that is meant")
-    return f"*.{_host(value[2:], value)}" if value.startswith("*.") and "*" not in value[1:] else _misplaced(value)
+        raise ValueError(
+            "`*` alone would be every name: write `default: simulate` if that is meant"
+        )
+    return (
+        f"*.{_host(value[2:], value)}"
+        if value.startswith("*.") and "*" not in value[1:]
+        else _misplaced(value)
+    )
 
 
 def _misplaced(value: object) -> str:
     if isinstance(value, str):
-        raise ValueError(f"{quoted(value)}: `*` stands for the first label alone, as in `*.shop.example`")
+        raise ValueError(
+            f"{quoted(value)}: `*` stands for the first label alone, as in `*.shop.example`"
+        )
     return read_host(value)
 
 
@@ -62,7 +76,9 @@ def _host(text: str, written: str) -> str:
     if text.endswith("."):
         raise ValueError(f"{quoted(written)} ends with a dot; leave it out")
     if "/" in text or ":" in text or "@" in text:
-        raise ValueError(f"{quoted(written)} is no host name: write the name alone, without scheme, port or path")
+        raise ValueError(
+            f"{quoted(written)} is no host name: write the name alone, without scheme, port or path"
+        )
     name = _encoded(text, written)
     labels = name.split(".")
     if len(name) > MAX_NAME_CHARS or not all(_LABEL.fullmatch(label) for label in labels):
@@ -88,7 +104,9 @@ def _encoded(text: str, written: str) -> str:
     try:
         return idna.encode(text, uts46=True, std3_rules=True).decode("ascii").lower()
     except (idna.IDNAError, UnicodeError) as exc:
-        raise ValueError(f"{quoted(written)} is no internationalised name (IDNA 2008): {quoted(str(exc))}") from None
+        raise ValueError(
+            f"{quoted(written)} is no internationalised name (IDNA 2008): {quoted(str(exc))}"
+        ) from None
 
 
 def covers(pattern: str, name: str) -> bool:

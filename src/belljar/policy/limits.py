@@ -28,7 +28,9 @@ class Resources:
     def memory_sum(self, limit_bytes: int) -> str:
         """A limit on a whole cell's memory, as the sum that it is."""
         memory_bytes, disk_bytes = self.memory_bytes, self.disk_bytes
-        parts = {"memory": memory_bytes, "disk": disk_bytes, "overhead": limit_bytes - memory_bytes - disk_bytes}
-        return (
-            f"{format_size(limit_bytes)} ({' + '.join(f'{name} {format_size(part)}' for name, part in parts.items())})"
-        )
+        parts = {
+            "memory": memory_bytes,
+            "disk": disk_bytes,
+            "overhead": limit_bytes - memory_bytes - disk_bytes,
+        }
+        return f"{format_size(limit_bytes)} ({' + '.join(f'{name} {format_size(part)}' for name, part in parts.items())})"

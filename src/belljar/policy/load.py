@@ -28,7 +28,8 @@ from belljar.policy.regular import OutsideError, open_beneath, open_regular, rea
 from belljar.policy.resources import ResourcesText
 from belljar.policy.rights import Rights
 from belljar.policy.signals import ActionsText, DecoyText, GuardText, ProtectedText, StopsText
-from belljar.policy.stand_ins import At, CellStandIn, StandIn
+from belljar.policy.stand_in import At, StandIn
+from belljar.policy.stand_ins import CellStandIn
 from belljar.policy.yaml_tree import Problem, Tree
 from belljar.units import format_size, printable
 
@@ -54,12 +55,12 @@ def read_copied(loaded: LoadedPolicy, file: FileCopy) -> bytes:
         return _read_source(loaded.base, file)
     except (OSError, ValueError) as exc:
         what = f"the file {kinds.quoted(file.source)} can't be copied in: {_reason(exc)}"
-        raise PolicyError(what, where=printable(loaded.source), hint=f"correct `files`: {_FILE_RULE}") from exc
+        raise PolicyError(
+            what, where=printable(loaded.source), hint=f"correct `files`: {_FILE_RULE}"
+        ) from exc
 
 
-_FILE_RULE: Final = (
-    f"each source is a readable regular file of at most {format_size(MAX_FILE_BYTES)} below the policy's directory"
-)
+_FILE_RULE: Final = f"each source is a readable regular file of at most {format_size(MAX_FILE_BYTES)} below the policy's directory"
 
 
 def load_policy(path: str | os.PathLike[str]) -> LoadedPolicy:
@@ -70,7 +71,12 @@ def load_policy(path: str | os.PathLike[str]) -> LoadedPolicy:
             wrong, each with line and column.
     """
     file = Path(path)
-    return parse_policy(read_policy_file(file), source=str(path), base=file.parent.absolute(), default_name=file.stem)
+    return parse_policy(
+        read_policy_file(file),
+        source=str(path),
+        base=file.parent.absolute(),
+        default_name=file.stem,
+    )
 
 
 def read_policy_file(file: Path) -> bytes:
@@ -99,7 +105,8 @@ def load_preset(name: str) -> LoadedPolicy:
         near = kinds.nearest(name, PRESETS)
         hint = f"; did you mean `{near}`?" if near else ""
         raise PolicyError(
-            f"there is no preset {kinds.quoted(name)}{hint}", hint=f"use one of {', '.join(PRESETS)}, or a policy file"
+            f"there is no preset {kinds.quoted(name)}{hint}",
+            hint=f"use one of {', '.join(PRESETS)}, or a policy file",
         )
     return parse_policy(preset_text(name), source=f"preset:{name}", base=None, default_name=name)
 
@@ -143,7 +150,9 @@ def with_changes(loaded: LoadedPolicy, changes: Mapping[str, Any]) -> LoadedPoli
     return replace(loaded, policy=changed)
 
 
-def parse_policy(text: bytes, *, source: str, base: Path | None, default_name: str = "policy") -> LoadedPolicy:
+def parse_policy(
+    text: bytes, *, source: str, base: Path | None, default_name: str = "policy"
+) -> LoadedPolicy:
     """The policy that these bytes hold.
 
     `default_name` names it when it doesn't name itself. Raises `PolicyError` only.
@@ -178,14 +187,20 @@ def examine(text: bytes, *, base: Path | None, default_name: str = "policy") -> 
         return Examined(None, _in_order(tree.problems), None)
     if not isinstance(tree.value, dict):
         message = f"a policy is a mapping of fields, as in `risk: high`, but this is {kinds.kind_of(tree.value)}"
-        return Examined(None, (Problem(mark=yaml_tree.closest_mark(tree, ()), field="", message=message),), None)
+        return Examined(
+            None, (Problem(mark=yaml_tree.closest_mark(tree, ()), field="", message=message),), None
+        )
     wrong, value, rounds = list(tree.problems), _named(tree.value, default_name), 0
     sound, errors = _validated(value)
     while errors and rounds < _MAX_ROUNDS:
         found = [_problem(tree, error) for error in errors]
         known = {problem.field for problem in wrong}
         # A stand-in may wait for one that was left out because it is wrong.
-        wrong += [each for each in found if each.field not in known and not (rounds and ".awaits[" in each.field)]
+        wrong += [
+            each
+            for each in found
+            if each.field not in known and not (rounds and ".awaits[" in each.field)
+        ]
         value = _without(value, [_located(error).path for error in errors])
         sound, errors = _validated(value)
         rounds += 1
@@ -239,7 +254,9 @@ def _no_policy(tree: Tree) -> Problem:
         return first
     what = "not YAML that a policy may hold, and" if first is not None else "not a policy:"
     return Problem(
-        mark=mark, field="", message=f"{what} it has no field `belljar`, as in `belljar: 1`; nothing of it is shown"
+        mark=mark,
+        field="",
+        message=f"{what} it has no field `belljar`, as in `belljar: 1`; nothing of it is shown",
     )
 
 
@@ -261,7 +278,9 @@ def refusal(problems: tuple[Problem, ...], source: str, *, hint: str = HINT_EXAM
     if not more:
         field = f"{first.field}: " if first.field else ""
         return PolicyError(
-            f"{field}{first.message}", where=f"{printable(source)}:{first.mark.line}:{first.mark.column}", hint=hint
+            f"{field}{first.message}",
+            where=f"{printable(source)}:{first.mark.line}:{first.mark.column}",
+            hint=hint,
         )
     lines = "".join(f"\n  {problem.line(source)}" for problem in problems)
     return PolicyError(f"{len(problems)} problems{lines}", where=printable(source), hint=hint)
@@ -279,8 +298,14 @@ def _problem(tree: Tree, error: Any) -> Problem:  # noqa: ANN401 - pydantic's Er
     found = _located(error)
     unknown = error["type"] == "extra_forbidden"
     mark = yaml_tree.closest_mark(tree, found.path, key=is_key or unknown)
-    model = found.model or _MODELS.get(tuple(part for part in found.path[:-1] if isinstance(part, str)))
-    return Problem(mark=mark, field=yaml_tree.field_name(found.path), message=_message(error, found.path, model))
+    model = found.model or _MODELS.get(
+        tuple(part for part in found.path[:-1] if isinstance(part, str))
+    )
+    return Problem(
+        mark=mark,
+        field=yaml_tree.field_name(found.path),
+        message=_message(error, found.path, model),
+    )
 
 
 def _message(error: Any, path: yaml_tree.Path, model: type[BaseModel] | None) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
@@ -302,7 +327,9 @@ def _unknown(path: yaml_tree.Path, model: type[BaseModel] | None) -> str:
     allowed = list(model.model_fields) if model else []
     near = kinds.nearest(str(path[-1]), allowed)
     hint = f"; did you mean `{near}`?" if near else ""
-    return f"there is no such field{hint} Allowed: {kinds.listed(allowed)}".replace("field Allowed", "field. Allowed")
+    return f"there is no such field{hint} Allowed: {kinds.listed(allowed)}".replace(
+        "field Allowed", "field. Allowed"
+    )
 
 
 def _missing(path: yaml_tree.Path, model: type[BaseModel] | None) -> str:
@@ -315,7 +342,9 @@ def _file_problems(policy: Policy, tree: Tree, base: Path | None) -> Iterator[Pr
     yield from _copy_problems(policy.files, ("files",), tree, base)
     for name, item in (policy.network.stand_ins if policy.network is not None else {}).items():
         if isinstance(item, CellStandIn):
-            yield from _copy_problems(item.files, ("network", "stand_ins", name, "files"), tree, base)
+            yield from _copy_problems(
+                item.files, ("network", "stand_ins", name, "files"), tree, base
+            )
 
 
 def _copy_problems(
@@ -327,13 +356,21 @@ def _copy_problems(
         try:
             total_bytes += _source_size(base, file)
         except (OSError, ValueError) as exc:
-            message = f"{kinds.quoted(file.source)} can't be copied in: {_reason(exc)}; {_FILE_RULE}"
-            yield Problem(mark=yaml_tree.closest_mark(tree, path), field=yaml_tree.field_name(path), message=message)
+            message = (
+                f"{kinds.quoted(file.source)} can't be copied in: {_reason(exc)}; {_FILE_RULE}"
+            )
+            yield Problem(
+                mark=yaml_tree.closest_mark(tree, path),
+                field=yaml_tree.field_name(path),
+                message=message,
+            )
     if total_bytes > MAX_FILES_BYTES:
-        message = (
-            f"{format_size(total_bytes)} together; at most {format_size(MAX_FILES_BYTES)}. Put much data into an image"
+        message = f"{format_size(total_bytes)} together; at most {format_size(MAX_FILES_BYTES)}. Put much data into an image"
+        yield Problem(
+            mark=yaml_tree.closest_mark(tree, where),
+            field=yaml_tree.field_name(where),
+            message=message,
         )
-        yield Problem(mark=yaml_tree.closest_mark(tree, where), field=yaml_tree.field_name(where), message=message)
 
 
 def _network_problems(network: Network | None, tree: Tree, base: Path | None) -> Iterator[Problem]:
@@ -347,7 +384,11 @@ def _network_problems(network: Network | None, tree: Tree, base: Path | None) ->
             path: yaml_tree.Path = ("network", "stand_ins", name, own_field)
             rule = "" if isinstance(exc, FileNotFoundError) else f"; {_OWN_RULE}"
             message = f"{kinds.quoted(own)} can't be used: {_reason(exc)}{rule}"
-            yield Problem(mark=yaml_tree.closest_mark(tree, path), field=yaml_tree.field_name(path), message=message)
+            yield Problem(
+                mark=yaml_tree.closest_mark(tree, path),
+                field=yaml_tree.field_name(path),
+                message=message,
+            )
 
 
 _OWN_RULE: Final = "a stand-in sees the whole directory, so it is one below the policy's own, with nothing in it that the model may not see"

@@ -72,7 +72,15 @@ class PresetPolicy:
         tier = None if self.tier is None else self.tier.value
         words = {"risk": self.risk.value, "tier": tier, "resources": asdict(self.resources)}
         named = {name: getattr(self, name) for name in self.__slots__}
-        return {**named, **words, "env": {}, "files": [], "network": "none", "decoys": "none", "on": {}}
+        return {
+            **named,
+            **words,
+            "env": {},
+            "files": [],
+            "network": "none",
+            "decoys": "none",
+            "on": {},
+        }
 
 
 _PRESET_POLICIES: Final[Mapping[str, tuple[str, PresetPolicy]]] = MappingProxyType(
@@ -95,7 +103,9 @@ _PRESET_POLICIES: Final[Mapping[str, tuple[str, PresetPolicy]]] = MappingProxyTy
                 name="critical",
                 risk=Risk.CRITICAL,
                 tier=Tier.MICROVM,
-                resources=Resources(disk_bytes=256 << 20, processes=256, lifetime_s=7200.0, exec_timeout_s=300.0),
+                resources=Resources(
+                    disk_bytes=256 << 20, processes=256, lifetime_s=7200.0, exec_timeout_s=300.0
+                ),
             ),
         ),
     }
@@ -167,11 +177,15 @@ def with_tier(loaded: LoadedPolicy, tier: Tier | str | None) -> LoadedPolicy:
         from belljar.policy.fields import quoted
 
         names = ", ".join(str(item) for item in Tier)
-        raise PolicyError(f"there is no tier {quoted(str(tier))}", where="tier", hint=f"use one of {names}") from None
+        raise PolicyError(
+            f"there is no tier {quoted(str(tier))}", where="tier", hint=f"use one of {names}"
+        ) from None
     policy = loaded.policy
     if asked < demanded_tier(policy.risk, policy.tier):
         raise PolicyError(
-            _lowered(policy, asked), where=printable(loaded.source), hint=f"ask for {_at_least(policy)} or leave it out"
+            _lowered(policy, asked),
+            where=printable(loaded.source),
+            hint=f"ask for {_at_least(policy)} or leave it out",
         )
     known: object = policy
     if isinstance(known, PresetPolicy):

@@ -22,7 +22,8 @@ from belljar.policy.resources import ResourcesField, Strict
 from belljar.policy.rights import Rights
 from belljar.policy.risk import Risk, Tier, demanded_tier, least_tier, lowered
 from belljar.policy.signals import DecoysField, GuardField, StopsField, check_services
-from belljar.policy.stand_ins import At, TargetStandIn
+from belljar.policy.stand_in import At
+from belljar.policy.stand_ins import TargetStandIn
 
 __all__ = ["FileCopy", "Policy", "policy_schema"]
 
@@ -39,9 +40,12 @@ class Policy(Strict):
     it.
     """
 
-    belljar: Annotated[int, kinds.Version(version=VERSION)] = Field(description="The version of this format.")
+    belljar: Annotated[int, kinds.Version(version=VERSION)] = Field(
+        description="The version of this format."
+    )
     name: Annotated[str, kinds.NAME] = Field(
-        default="policy", description="What this policy is called in reports; default the file's name."
+        default="policy",
+        description="What this policy is called in reports; default the file's name.",
     )
     risk: Annotated[Risk, kinds.Choice(words=Risk)] = Field(
         description="How bad the model's worst could be. Decides the least tier: low container, medium gvisor, high and critical microvm."
@@ -53,10 +57,13 @@ class Policy(Strict):
         default="default", description="The root filesystem: an image's name or its sha256 digest."
     )
     resources: ResourcesField = Field(
-        default=Resources(), description="What the cell may consume at most.", json_schema_extra={"default": {}}
+        default=Resources(),
+        description="What the cell may consume at most.",
+        json_schema_extra={"default": {}},
     )
     user: Annotated[str, kinds.USER] | None = Field(
-        default=None, description="Who runs commands: a name, a uid, or uid:gid. Default the image's user."
+        default=None,
+        description="Who runs commands: a name, a uid, or uid:gid. Default the image's user.",
     )
     workdir: Annotated[str, kinds.WORKDIR] | None = Field(
         default=None, description="Where commands run. Default the image's working directory."
@@ -132,7 +139,11 @@ class Policy(Strict):
     def images(self) -> tuple[str, ...]:
         """The images of its cell and of the target cells of its range, each once."""
         others = (
-            (item.image for item in self.network.stand_ins.values() if isinstance(item, TargetStandIn))
+            (
+                item.image
+                for item in self.network.stand_ins.values()
+                if isinstance(item, TargetStandIn)
+            )
             if self.network
             else ()
         )
@@ -176,4 +187,8 @@ def policy_schema() -> dict[str, Any]:
     pattern, as people write them.
     """
     schema = Policy.model_json_schema(mode="validation")
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Belljar policy"}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema,
+        "title": "Belljar policy",
+    }

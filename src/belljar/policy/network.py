@@ -15,24 +15,20 @@ from pydantic import BaseModel, BeforeValidator, Field, model_validator
 from belljar.policy import fields as kinds
 from belljar.policy import hosts
 from belljar.policy.resources import ResourcesText, Strict
-from belljar.policy.stand_ins import (
+from belljar.policy.stand_in import (
     MAX_NAMES,
     MAX_PORTS,
-    MODELS,
     NETWORKS,
     NUMBER,
-    AnyStandIn,
     At,
     CellNetworks,
-    Health,
     HostNames,
-    MetadataStandIn,
     StandIn,
     Switch,
     TargetPorts,
-    TargetStandIn,
     list_of,
 )
+from belljar.policy.stand_ins import MODELS, AnyStandIn, Health, MetadataStandIn, TargetStandIn
 
 MAX_STAND_INS: Final = 64
 MAX_TARGETS: Final = 16
@@ -61,9 +57,9 @@ class Upstream(Strict):
         tuple[Annotated[int, NUMBER], ...],
         list_of("ports", MAX_PORTS),
     ] = Field(description="TCP ports, as numbers: HTTP at 80, HTTPS at the others.")
-    methods: Annotated[tuple[Annotated[str, hosts.METHOD], ...], list_of("methods", len(hosts.METHODS))] = Field(
-        description="HTTP methods that are passed on."
-    )
+    methods: Annotated[
+        tuple[Annotated[str, hosts.METHOD], ...], list_of("methods", len(hosts.METHODS))
+    ] = Field(description="HTTP methods that are passed on.")
     budget: Annotated[int, kinds.Size(least="1KiB", most="100GiB")] = Field(
         description="The most bytes of each sample, in both directions together; a dial costs 512. From 1KiB to 100GiB."
     )
@@ -73,8 +69,13 @@ class Upstream(Strict):
     )
     reason: Annotated[
         str,
-        kinds.Text(reader=lambda value: _read_reason(value), pattern=f"^.{{{MIN_REASON_CHARS},{MAX_REASON_CHARS}}}$"),
-    ] = Field(description="Why a stand-in would not do, in a sentence; it stands in plan and report.")
+        kinds.Text(
+            reader=lambda value: _read_reason(value),
+            pattern=f"^.{{{MIN_REASON_CHARS},{MAX_REASON_CHARS}}}$",
+        ),
+    ] = Field(
+        description="Why a stand-in would not do, in a sentence; it stands in plan and report."
+    )
 
     @property
     def whole_run(self) -> int:
@@ -91,7 +92,9 @@ class Upstream(Strict):
 def _read_reason(value: object) -> str:
     reason = kinds.LINE.read(value).strip()
     if not MIN_REASON_CHARS <= len(reason) <= MAX_REASON_CHARS:
-        raise ValueError(f"a reason is a sentence of {MIN_REASON_CHARS} to {MAX_REASON_CHARS} characters")
+        raise ValueError(
+            f"a reason is a sentence of {MIN_REASON_CHARS} to {MAX_REASON_CHARS} characters"
+        )
     return str(reason)
 
 
@@ -127,13 +130,18 @@ def _read_ids(value: object) -> object:
         raise ValueError(f"{len(value)} stand-ins; at most {MAX_STAND_INS}")
     for name, body in value.items():
         if not isinstance(name, str) or not _ID.fullmatch(name):
-            raise At("a stand-in's name has letters in lower case, digits, `.`, `_` and `-`, at most 64", str(name))
+            raise At(
+                "a stand-in's name has letters in lower case, digits, `.`, `_` and `-`, at most 64",
+                str(name),
+            )
         if name == OWN_CELL:
             raise At(f"`{OWN_CELL}` is the agent's own cell; give the stand-in another name", name)
         if isinstance(body, Mapping):
             _check_kind(name, body.get("kind"))
         elif not isinstance(body, StandIn):
-            raise At(f"a mapping of names to values is needed, but this is {kinds.kind_of(body)}", name)
+            raise At(
+                f"a mapping of names to values is needed, but this is {kinds.kind_of(body)}", name
+            )
     return value
 
 
@@ -169,13 +177,15 @@ class Network(Strict):
         description="TCP to a port that nobody has reaches a sink that records the first bytes and closes, instead of being refused.",
     )
     stand_ins: Annotated[
-        Mapping[str, AnyStandIn], BeforeValidator(_read_ids, json_schema_input_type=dict[str, AnyStandIn])
+        Mapping[str, AnyStandIn],
+        BeforeValidator(_read_ids, json_schema_input_type=dict[str, AnyStandIn]),
     ] = Field(default_factory=dict, description="Simulated endpoints, by name.")
     upstreams: Annotated[tuple[Upstream, ...], list_of("upstreams", MAX_UPSTREAMS)] = Field(
         default=(), description="REAL services that the gateway may dial. Risk low and medium only."
     )
     own_cell: OwnCell | None = Field(
-        default=None, description="Where the target cells reach the cell that the sample works in. Default: nowhere."
+        default=None,
+        description="Where the target cells reach the cell that the sample works in. Default: nowhere.",
     )
     record: Record = Field(
         default=Record(),
@@ -191,18 +201,27 @@ class Network(Strict):
         seen: dict[str, str] = {}
         for pattern, owner, path in patterns:
             if pattern in seen:
-                raise At(f"{kinds.quoted(pattern)} is {kinds.quoted(seen[pattern])}'s already", *path)
+                raise At(
+                    f"{kinds.quoted(pattern)} is {kinds.quoted(seen[pattern])}'s already", *path
+                )
             seen[pattern] = owner
         _check_metadata(self)
         _check_awaited(self)
         targets = [name for name, item in self.stand_ins.items() if isinstance(item, TargetStandIn)]
         if len(targets) > MAX_TARGETS:
-            raise At(f"{len(targets)} target cells; at most {MAX_TARGETS}", "stand_ins", targets[MAX_TARGETS])
+            raise At(
+                f"{len(targets)} target cells; at most {MAX_TARGETS}",
+                "stand_ins",
+                targets[MAX_TARGETS],
+            )
         return self
 
     def _patterns(self) -> Iterator[tuple[str, str, tuple[str | int, ...]]]:
         for name, item in self.stand_ins.items():
-            yield from ((pattern, name, ("stand_ins", name, "names", at)) for at, pattern in enumerate(item.names))
+            yield from (
+                (pattern, name, ("stand_ins", name, "names", at))
+                for at, pattern in enumerate(item.names)
+            )
         for at, pattern in enumerate(self.own_cell.names if self.own_cell is not None else ()):
             yield pattern, "own_cell", ("own_cell", "names", at)
         for index, upstream in enumerate(self.upstreams):
@@ -216,20 +235,27 @@ def _check_awaited(network: Network) -> None:
             for index, awaited in enumerate(item.awaits or ()):
                 if awaited not in before:
                     raise At(
-                        f"{kinds.quoted(awaited)} is no target cell before this one", "stand_ins", name, "awaits", index
+                        f"{kinds.quoted(awaited)} is no target cell before this one",
+                        "stand_ins",
+                        name,
+                        "awaits",
+                        index,
                     )
             before.add(name)
 
 
 def _check_metadata(network: Network) -> None:
-    services = [name for name, item in network.stand_ins.items() if isinstance(item, MetadataStandIn)]
+    services = [
+        name for name, item in network.stand_ins.items() if isinstance(item, MetadataStandIn)
+    ]
     if len(services) > 1:
         raise At("a range has one metadata service", "stand_ins", services[1], "kind")
     for pattern, owner, path in network._patterns():
         known = next((name for name in hosts.METADATA_NAMES if hosts.covers(pattern, name)), "")
         if known and owner not in services:
             raise At(
-                f"{kinds.quoted(known)} is a metadata service: only a stand-in of kind `metadata` may have it", *path
+                f"{kinds.quoted(known)} is a metadata service: only a stand-in of kind `metadata` may have it",
+                *path,
             )
 
 
@@ -269,7 +295,9 @@ def locate(path: tuple[str | int, ...]) -> Located:
         ("own_cell", 2): OwnCell,
         ("upstreams", 3): Upstream,
     }
-    return Located(path, Network if len(rest) == 1 else models.get((rest[0], len(rest))) if rest else None)
+    return Located(
+        path, Network if len(rest) == 1 else models.get((rest[0], len(rest))) if rest else None
+    )
 
 
 def _model_below(model: type[BaseModel], below: tuple[str | int, ...]) -> type[BaseModel] | None:

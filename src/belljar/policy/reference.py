@@ -33,7 +33,8 @@ IMAGE_ID: Final = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 """The digest of an image's configuration, which Docker calls its id, or of an image in the store.
 """
 _REFERENCE: Final = re.compile(
-    rf"(?:(?P<host>{_HOST})/)?(?P<path>{_PATH})(?::(?P<tag>{_TAG}))?(?:@(?P<digest>sha256:[0-9a-f]{{64}}))?", re.ASCII
+    rf"(?:(?P<host>{_HOST})/)?(?P<path>{_PATH})(?::(?P<tag>{_TAG}))?(?:@(?P<digest>sha256:[0-9a-f]{{64}}))?",
+    re.ASCII,
 )
 _HEX_NAME: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
@@ -75,7 +76,9 @@ class Reference:
         official = self.path.removeprefix(_OFFICIAL)
         if "/" not in official and not _HEX_NAME.fullmatch(official) and official != "sha256":
             return official
-        return f"{self.registry}/{self.path}" if _is_host(self.path.partition("/")[0]) else self.path
+        return (
+            f"{self.registry}/{self.path}" if _is_host(self.path.partition("/")[0]) else self.path
+        )
 
     @property
     def untagged(self) -> Reference:
@@ -95,9 +98,16 @@ def parse_reference(text: str) -> Reference:
         raise ValueError(f"`{printable(text, max_chars=120)}` is no image: {_expected(text)}")
     registry, path = _split(match["host"] or "", match["path"])
     if len(registry) + 1 + len(path) > _MAX_NAME_CHARS:
-        raise ValueError(f"an image's name has at most {_MAX_NAME_CHARS} characters, registry included")
+        raise ValueError(
+            f"an image's name has at most {_MAX_NAME_CHARS} characters, registry included"
+        )
     digest = match["digest"] or ""
-    return Reference(registry=registry, path=path, tag=match["tag"] or ("" if digest else DEFAULT_TAG), digest=digest)
+    return Reference(
+        registry=registry,
+        path=path,
+        tag=match["tag"] or ("" if digest else DEFAULT_TAG),
+        digest=digest,
+    )
 
 
 def _split(host: str, path: str) -> tuple[str, str]:

@@ -7,7 +7,14 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated, Any, Final, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    field_validator,
+)
 from pydantic_core import CoreSchema, core_schema
 
 from belljar.policy import fields as kinds
@@ -21,18 +28,24 @@ class Strict(BaseModel):
     escape.
     """
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", hide_input_in_errors=True, defer_build=True)
+    model_config = ConfigDict(
+        strict=True, frozen=True, extra="forbid", hide_input_in_errors=True, defer_build=True
+    )
 
 
 def _size(default_bytes: int, description: str) -> Any:  # noqa: ANN401 - pydantic's Field is Any
     return Field(
-        default=default_bytes, description=description, json_schema_extra={"default": kinds.written_size(default_bytes)}
+        default=default_bytes,
+        description=description,
+        json_schema_extra={"default": kinds.written_size(default_bytes)},
     )
 
 
 def _duration(default_s: float, description: str) -> Any:  # noqa: ANN401 - pydantic's Field is Any
     return Field(
-        default=default_s, description=description, json_schema_extra={"default": kinds.written_duration(default_s)}
+        default=default_s,
+        description=description,
+        json_schema_extra={"default": kinds.written_duration(default_s)},
     )
 
 
@@ -48,13 +61,15 @@ class ResourcesText(Strict):
         _DEFAULT.memory_bytes, "Memory for the cell's processes. From 64MiB to 256GiB."
     )
     disk: Annotated[int, kinds.Size(least="16MiB", most="256GiB")] = _size(
-        _DEFAULT.disk_bytes, "Room for what the cell writes; it is held in memory too. From 16MiB to 256GiB."
+        _DEFAULT.disk_bytes,
+        "Room for what the cell writes; it is held in memory too. From 16MiB to 256GiB.",
     )
     processes: Annotated[int, kinds.Whole(least=16, most=32768)] = Field(
         default=_DEFAULT.processes, description="Processes and threads at one time."
     )
     lifetime: Annotated[float, kinds.Duration(least="10s", most="7d")] = _duration(
-        _DEFAULT.lifetime_s, "After this long the cell is destroyed, whatever it does. From 10s to 7d."
+        _DEFAULT.lifetime_s,
+        "After this long the cell is destroyed, whatever it does. From 10s to 7d.",
     )
     exec_timeout: Annotated[float, kinds.Duration(least="1s", most="1d")] = _duration(
         _DEFAULT.exec_timeout_s,
@@ -112,15 +127,21 @@ def written_resources(value: Resources) -> dict[str, str | int]:
 class _FromText:
     """Reads `ResourcesText`, gives `Resources`; an editor sees the former."""
 
-    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
         read = core_schema.no_info_after_validator_function(
             ResourcesText.resources, handler.generate_schema(ResourcesText)
         )
         return core_schema.no_info_before_validator_function(
-            _as_written, read, serialization=core_schema.plain_serializer_function_ser_schema(asdict)
+            _as_written,
+            read,
+            serialization=core_schema.plain_serializer_function_ser_schema(asdict),
         )
 
-    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(
+        self, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
         return handler(core)
 
 

@@ -43,7 +43,8 @@ class Rights(Strict):
         "auto: where the tier grants it; on: only such a tier will do.",
     )
     privileged: bool = Field(
-        default=False, description="All rights that the cell's tier grants, but for set-user-ID programs."
+        default=False,
+        description="All rights that the cell's tier grants, but for set-user-ID programs.",
     )
 
     def common(self, other: Rights) -> Rights:

@@ -23,16 +23,32 @@ class _Scale(Enum):
         return list(type(self)).index(self)
 
     def __lt__(self, other: object) -> bool:
-        return self.place < other.place if isinstance(other, _Scale) and type(other) is type(self) else NotImplemented
+        return (
+            self.place < other.place
+            if isinstance(other, _Scale) and type(other) is type(self)
+            else NotImplemented
+        )
 
     def __le__(self, other: object) -> bool:
-        return self.place <= other.place if isinstance(other, _Scale) and type(other) is type(self) else NotImplemented
+        return (
+            self.place <= other.place
+            if isinstance(other, _Scale) and type(other) is type(self)
+            else NotImplemented
+        )
 
     def __gt__(self, other: object) -> bool:
-        return self.place > other.place if isinstance(other, _Scale) and type(other) is type(self) else NotImplemented
+        return (
+            self.place > other.place
+            if isinstance(other, _Scale) and type(other) is type(self)
+            else NotImplemented
+        )
 
     def __ge__(self, other: object) -> bool:
-        return self.place >= other.place if isinstance(other, _Scale) and type(other) is type(self) else NotImplemented
+        return (
+            self.place >= other.place
+            if isinstance(other, _Scale) and type(other) is type(self)
+            else NotImplemented
+        )
 
 
 class Risk(_Scale):
@@ -87,6 +103,4 @@ def demanded_tier(risk: Risk, asked: Tier | None) -> Tier:
 
 def lowered(risk: Risk, asked: Tier) -> str:
     """The sentence that refuses a tier below what the risk demands."""
-    return (
-        f"tier `{asked}` is less than risk `{risk}` demands, which is `{least_tier(risk)}`; a tier can only be raised"
-    )
+    return f"tier `{asked}` is less than risk `{risk}` demands, which is `{least_tier(risk)}`; a tier can only be raised"

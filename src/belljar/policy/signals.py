@@ -28,7 +28,8 @@ from belljar.policy.guarding import (
 )
 from belljar.policy.network import OWN_CELL, Network
 from belljar.policy.resources import Strict
-from belljar.policy.stand_ins import MAX_NAMES, At, MetadataStandIn, list_of
+from belljar.policy.stand_in import MAX_NAMES, At, list_of
+from belljar.policy.stand_ins import MetadataStandIn
 
 MAX_DECOYS: Final = 64
 MAX_COUNT: Final = 1000
@@ -89,7 +90,9 @@ class DecoyText(Strict):
     sample alone."""
 
     id: Annotated[str, _ID_KIND] = Field(description="Names it in events.")
-    kind: Annotated[DecoyKind, kinds.Choice(words=DecoyKind)] = Field(description="What it pretends to be.")
+    kind: Annotated[DecoyKind, kinds.Choice(words=DecoyKind)] = Field(
+        description="What it pretends to be."
+    )
     place: Annotated[str, kinds.Text(reader=_read_place, pattern="^.*[^/]$")] = Field(
         default="",
         description="Its path in the cell; `~/` is the home of the cell's user. Default: the kind's usual place. "
@@ -99,7 +102,9 @@ class DecoyText(Strict):
     count: Annotated[int, kinds.Whole(least=1, most=MAX_COUNT)] = Field(
         default=1, description="How many records it has, where its kind holds several."
     )
-    shape: Literal["", "openai", "anthropic", "github"] = Field(default="", description="Of an `api_key`: whose.")
+    shape: Literal["", "openai", "anthropic", "github"] = Field(
+        default="", description="Of an `api_key`: whose."
+    )
     template: Annotated[str, kinds.TEXT] = Field(
         default="",
         description="Of a `text`: what it says; `{secret}` becomes a value of its own. With `service` also `{url}`, "
@@ -117,13 +122,17 @@ class DecoyText(Strict):
         if self.kind is DecoyKind.METADATA:
             if self.place:
                 raise At("a metadata service has its place: 169.254.169.254", "place")
-        elif (self.kind in SERVICE_PORTS) != bool(self.place and not self.place.startswith(("/", "~/"))):
+        elif (self.kind in SERVICE_PORTS) != bool(
+            self.place and not self.place.startswith(("/", "~/"))
+        ):
             raise At(
                 f"a service ({kinds.listed(SERVICE_PORTS)}) has a host name as its place, and a file has a path",
                 "place",
             )
         if self.service and self.kind not in _COMPANIONS:
-            raise At(f"only {kinds.listed(sorted(_COMPANIONS))} hold the login of a service", "service")
+            raise At(
+                f"only {kinds.listed(sorted(_COMPANIONS))} hold the login of a service", "service"
+            )
         if (self.kind is DecoyKind.TEXT) != bool(self.template):
             raise At("a decoy of kind `text` has a template, and no other has", "template")
         secrets = ("{secret}", *(("{password}", "{url}") if self.service else ()))
@@ -150,7 +159,9 @@ def _read_decoys(value: object) -> object:
     if isinstance(value, tuple):
         return tuple(_written_decoy(spec) for spec in value)
     if not isinstance(value, list):
-        raise ValueError(f"`{STANDARD}`, `{NONE}` or a list of decoys is needed, but this is {kinds.kind_of(value)}")
+        raise ValueError(
+            f"`{STANDARD}`, `{NONE}` or a list of decoys is needed, but this is {kinds.kind_of(value)}"
+        )
     if len(value) > MAX_DECOYS:
         raise ValueError(f"{len(value)} decoys; at most {MAX_DECOYS}")
     return tuple(value)
@@ -165,7 +176,11 @@ def _specs(decoys: tuple[DecoyText, ...]) -> tuple[DecoySpec, ...]:
     services = {decoy.id: decoy.kind for decoy in decoys if decoy.kind in SERVICE_PORTS}
     for index, decoy in enumerate(decoys):
         if decoy.service and decoy.service not in services:
-            raise At(f"{kinds.quoted(decoy.service)} is no decoy service of this policy", index, "service")
+            raise At(
+                f"{kinds.quoted(decoy.service)} is no decoy service of this policy",
+                index,
+                "service",
+            )
         needed = _OWN_SERVICE.get(decoy.kind)
         if decoy.service and needed and services[decoy.service] is not needed:
             raise At(
@@ -194,12 +209,22 @@ def check_services(decoys: tuple[DecoySpec, ...], network: Network | None) -> No
             raise At(f"{kinds.quoted(decoy.id)} is a stand-in's already", index, "id")
         if decoy.kind is DecoyKind.METADATA:
             taken = [item.id for item in decoys[:index] if item.kind is DecoyKind.METADATA]
-            taken += [name for name, item in network.stand_ins.items() if isinstance(item, MetadataStandIn)]
+            taken += [
+                name
+                for name, item in network.stand_ins.items()
+                if isinstance(item, MetadataStandIn)
+            ]
             if taken:
-                raise At(f"a range has one metadata service, and {kinds.quoted(taken[0])} is it", index, "kind")
+                raise At(
+                    f"a range has one metadata service, and {kinds.quoted(taken[0])} is it",
+                    index,
+                    "kind",
+                )
             continue
         if decoy.host in names or decoy.host in hosts.METADATA_NAMES:
-            raise At(f"{kinds.quoted(decoy.host)} is another's in this network already", index, "place")
+            raise At(
+                f"{kinds.quoted(decoy.host)} is another's in this network already", index, "place"
+            )
         names.add(decoy.host)
         if len(names) > MAX_NAMES:
             raise At(f"{len(names)} names in all; at most {MAX_NAMES}", index, "place")
@@ -229,10 +254,12 @@ class ProtectedText(Strict):
         description="A file below the policy's directory: CSV, or one value a line.",
         json_schema_extra=_without_default,
     )
-    columns: Annotated[tuple[Annotated[str, kinds.LINE], ...], list_of("columns", MAX_COLUMNS, least=0)] = Field(
-        default=(), description="Columns of a CSV file whose values are looked for."
+    columns: Annotated[
+        tuple[Annotated[str, kinds.LINE], ...], list_of("columns", MAX_COLUMNS, least=0)
+    ] = Field(default=(), description="Columns of a CSV file whose values are looked for.")
+    value: Annotated[str, kinds.LINE] = Field(
+        default="", description="One value.", json_schema_extra=_without_default
     )
-    value: Annotated[str, kinds.LINE] = Field(default="", description="One value.", json_schema_extra=_without_default)
 
     @model_validator(mode="after")
     def _one_of_both(self) -> ProtectedText:
@@ -273,8 +300,8 @@ class ActionsText(Strict):
 class GuardText(Strict):
     """The egress guard: what it looks for, and what it does about it."""
 
-    protect: Annotated[tuple[ProtectedText, ...], list_of("protect", MAX_PROTECTED, least=0)] = Field(
-        default=(), description="Data of your own that may not leave."
+    protect: Annotated[tuple[ProtectedText, ...], list_of("protect", MAX_PROTECTED, least=0)] = (
+        Field(default=(), description="Data of your own that may not leave.")
     )
     classes: Annotated[
         tuple[Literal["card", "iban", "national_id", "email", "phone"], ...],
@@ -307,7 +334,9 @@ def _read_guard(value: object) -> object:
         return _written_guard(value)
     if value is None or isinstance(value, dict):
         return value
-    raise ValueError(f"a mapping with `protect`, `classes` and `action` is needed, but this is {kinds.kind_of(value)}")
+    raise ValueError(
+        f"a mapping with `protect`, `classes` and `action` is needed, but this is {kinds.kind_of(value)}"
+    )
 
 
 def _written_guard(rules: GuardRules | None) -> Any:  # noqa: ANN401 - JSON values
@@ -315,7 +344,12 @@ def _written_guard(rules: GuardRules | None) -> Any:  # noqa: ANN401 - JSON valu
         return None
     protect = []
     for item in rules.protect:
-        named = {"id": item.id, "file": item.file, "columns": list(item.columns), "value": item.value}
+        named = {
+            "id": item.id,
+            "file": item.file,
+            "columns": list(item.columns),
+            "value": item.value,
+        }
         protect.append({name: value for name, value in named.items() if value})
     return {
         "protect": protect,
@@ -369,9 +403,13 @@ if TYPE_CHECKING:
 else:
     DecoysField = Annotated[
         tuple[DecoyText, ...],
-        BeforeValidator(_read_decoys, json_schema_input_type=Literal["none", "standard"] | list[DecoyText]),
+        BeforeValidator(
+            _read_decoys, json_schema_input_type=Literal["none", "standard"] | list[DecoyText]
+        ),
         AfterValidator(_specs),
-        PlainSerializer(_written_decoys, return_type=Literal["none", "standard"] | list[dict[str, Any]]),
+        PlainSerializer(
+            _written_decoys, return_type=Literal["none", "standard"] | list[dict[str, Any]]
+        ),
     ]
     GuardField = Annotated[
         GuardText | None,

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from belljar.policy import fields as kinds
 from belljar.policy import hosts
@@ -22,24 +22,25 @@ from belljar.policy.limits import Resources
 from belljar.policy.resources import ResourcesField, Strict
 from belljar.policy.rights import Rights
 from belljar.policy.risk import Tier
+from belljar.policy.stand_in import (
+    MAX_NAMES,
+    MAX_PORTS,
+    NETWORKS,
+    NUMBER,
+    At,
+    CellNetworks,
+    Directory,
+    HostNames,
+    JsonMapping,
+    Relative,
+    StandIn,
+    Switch,
+    TargetPorts,
+    list_of,
+)
 
-MAX_PORTS: Final = 64
-MAX_NAMES: Final = 250
 MAX_WORDS: Final = 1024
-MAX_NETWORKS: Final = 16
-ALL_PORTS: Final = 0
-"""The number of a target cell's port that stands for every one."""
 _APP: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
-_WEB: Final = ("http", "tls")
-NUMBER: Final = kinds.Text(reader=hosts.read_number, pattern="", types=("integer",))
-
-
-class At(ValueError):  # noqa: N818 - a ValueError with a place, as pydantic wants it
-    """A refusal whose place is `path` below the field that is checked."""
-
-    def __init__(self, message: str, *path: str | int) -> None:
-        super().__init__(message)
-        self.path = path
 
 
 class Cloud(Enum):
@@ -64,135 +65,6 @@ class MissingBodies(Enum):
     EMPTY = "empty"
 
 
-def read_switch(value: object) -> object:
-    """`true` or `false`. Raises `ValueError`."""
-    if not isinstance(value, bool):
-        raise ValueError(f"`true` or `false` is needed, but this is {kinds.kind_of(value)}")
-    return value
-
-
-Switch: TypeAlias = Annotated[bool, BeforeValidator(read_switch, json_schema_input_type=bool)]
-
-
-def list_of(what: str, most: int, *, least: int = 1) -> BeforeValidator:
-    """A list of so many things, read into a tuple."""
-
-    def read(value: object) -> object:
-        if not isinstance(value, (list, tuple)):
-            raise ValueError(f"a list of {what} is needed, but this is {kinds.kind_of(value)}")
-        if not least <= len(value) <= most:
-            raise ValueError(f"{len(value)} {what}: from {least} to {most}")
-        return tuple(value)
-
-    return BeforeValidator(read, json_schema_input_type=list[Any])
-
-
-class Port(Strict):
-    """A TCP port and what is spoken there; protocol "": what is usual at that number for the kind."""
-
-    number: int
-    protocol: str = ""
-
-
-def _read_port(value: object) -> object:
-    if isinstance(value, Port):
-        return value
-    number, protocol = hosts.read_port(value)
-    return Port(number=number, protocol=protocol)
-
-
-def _read_target_port(value: object) -> object:
-    return Port(number=ALL_PORTS, protocol="tcp") if value == "all" else _read_port(value)
-
-
-def _all_alone(ports: tuple[Port, ...]) -> tuple[Port, ...]:
-    if len(ports) > 1 and any(port.number == ALL_PORTS for port in ports):
-        raise ValueError("`all` stands alone")
-    return ports
-
-
-PortField: TypeAlias = Annotated[Port, BeforeValidator(_read_port, json_schema_input_type=int | str)]
-Ports: TypeAlias = Annotated[tuple[PortField, ...], list_of("ports", MAX_PORTS)]
-TargetPorts: TypeAlias = Annotated[
-    tuple[Annotated[Port, BeforeValidator(_read_target_port, json_schema_input_type=int | str)], ...],
-    list_of("ports", MAX_PORTS),
-    AfterValidator(_all_alone),
-]
-HostNames: TypeAlias = Annotated[tuple[Annotated[str, hosts.HOST], ...], list_of("names", MAX_NAMES)]
-Names: TypeAlias = Annotated[tuple[Annotated[str, hosts.PATTERN], ...], list_of("names", MAX_NAMES)]
-Relative: TypeAlias = Annotated[str, kinds.SOURCE]
-Directory: TypeAlias = Annotated[str, kinds.DIRECTORY]
-
-
-def _read_mapping(value: object) -> object:
-    if value is not None and not isinstance(value, Mapping):
-        raise ValueError(f"a mapping of names to values is needed, but this is {kinds.kind_of(value)}")
-    return value
-
-
-CellNetworks: TypeAlias = Annotated[tuple[Annotated[str, kinds.NAME], ...], list_of("names of networks", MAX_NETWORKS)]
-NETWORKS: Final = "Two cells that both have some, and none in common, don't reach each other. Default: every cell's."
-JsonMapping: TypeAlias = Annotated[
-    Mapping[str, Any], BeforeValidator(_read_mapping, json_schema_input_type=dict[str, Any])
-]
-
-
-class StandIn(Strict):
-    """What every kind has. `protocols` are those that the kind can speak, the usual one first."""
-
-    protocols: ClassVar[tuple[str, ...]] = _WEB
-    usual_ports: ClassVar[tuple[int, ...]] = (80, 443)
-    file_field: ClassVar[str] = ""
-    """The field that names a file of the author's; the stand-in sees the directory that this file
-    is in.
-    """
-    directory_field: ClassVar[str] = ""
-    """The field that names a directory of the author's."""
-
-    kind: str
-    names: Names = Field(
-        description="Host names, exact or `*.` and a name (one more label). An exact name wins over a wildcard."
-    )
-    ports: Ports | None = Field(
-        default=None,
-        description="TCP ports: a number, or NUMBER/PROTOCOL with http, tls, tcp, smtp or smtps. Default by kind.",
-    )
-
-    @model_validator(mode="after")
-    def _speaks(self) -> StandIn:
-        seen: set[int] = set()
-        for index, port in enumerate(self.ports or ()):
-            if port.protocol and port.protocol not in self.protocols:
-                what = f"a stand-in of kind `{self.kind}` speaks {kinds.listed(self.protocols)}, not `{port.protocol}`"
-                raise At(what, "ports", index)
-            if port.number in seen:
-                raise At(f"port {port.number} stands twice", "ports", index)
-            seen.add(port.number)
-        return self
-
-    def spoken_ports(self) -> tuple[tuple[int, str], ...]:
-        """Every port with its protocol, defaults filled in."""
-        ports = self.ports or tuple(Port(number=number) for number in self.usual_ports)
-        return tuple(
-            (port.number, port.protocol or hosts.usual_protocol(port.number, self.protocols)) for port in ports
-        )
-
-    def own_path(self) -> tuple[str, str]:
-        """The field that names the author's file or directory, and the path; ("", "") when there is
-        none.
-        """
-        for name in (self.file_field, self.directory_field):
-            path = getattr(self, name) if name else None
-            if isinstance(path, str):
-                return name, path
-        return "", ""
-
-    def settings(self) -> dict[str, Any]:
-        """The kind's own fields as JSON values, those that aren't written left out."""
-        common = {"kind", "names", "ports"}
-        return self.model_dump(mode="json", exclude=common, exclude_none=True)
-
-
 class HttpStandIn(StandIn):
     """Routes, templates, state and files of the author's."""
 
@@ -202,15 +74,23 @@ class HttpStandIn(StandIn):
     kind: Literal["http"] = Field(description="What it plays.")
     routes: Annotated[
         str | tuple[Mapping[str, Any], ...] | None,
-        BeforeValidator(lambda value: _read_routes(value), json_schema_input_type=str | list[dict[str, Any]]),
-    ] = Field(default=None, description="A list of routes, or a YAML file with routes, state and static files.")
+        BeforeValidator(
+            lambda value: _read_routes(value), json_schema_input_type=str | list[dict[str, Any]]
+        ),
+    ] = Field(
+        default=None,
+        description="A list of routes, or a YAML file with routes, state and static files.",
+    )
     state: JsonMapping | None = Field(default=None, description="What the state is at first.")
-    static: JsonMapping | None = Field(default=None, description="Files that are served as they are.")
+    static: JsonMapping | None = Field(
+        default=None, description="Files that are served as they are."
+    )
     session_cookie: Annotated[str, kinds.LINE] | None = Field(
         default=None, description="The cookie that holds a session's name."
     )
     files: Directory | None = Field(
-        default=None, description="A directory of the files that inline routes name. A file of routes has its own."
+        default=None,
+        description="A directory of the files that inline routes name. A file of routes has its own.",
     )
 
     @model_validator(mode="after")
@@ -218,7 +98,10 @@ class HttpStandIn(StandIn):
         if self.routes is None and self.static is None:
             raise At("is missing. A list of routes, or a YAML file with them", "routes")
         if isinstance(self.routes, str) and self.files is not None:
-            raise At("the files are those in the directory of the file that `routes` names; leave it out", "files")
+            raise At(
+                "the files are those in the directory of the file that `routes` names; leave it out",
+                "files",
+            )
         return self
 
 
@@ -228,7 +111,9 @@ def _read_routes(value: object) -> object:
     if isinstance(value, str):
         return kinds.SOURCE.read(value)
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise ValueError(f"a list of routes or a file's name is needed, but this is {_shown_kind(value)}")
+        raise ValueError(
+            f"a list of routes or a file's name is needed, but this is {_shown_kind(value)}"
+        )
     return tuple(value)
 
 
@@ -242,9 +127,12 @@ class OpenApiStandIn(StandIn):
     file_field: ClassVar[str] = "document"
 
     kind: Literal["openapi"] = Field(description="What it plays.")
-    document: Relative = Field(description="The OpenAPI 3 document, YAML or JSON, in a directory of its own.")
+    document: Relative = Field(
+        description="The OpenAPI 3 document, YAML or JSON, in a directory of its own."
+    )
     auth: Switch | None = Field(
-        default=None, description="Whether an operation with a security scheme asks for credentials. Default true."
+        default=None,
+        description="Whether an operation with a security scheme asks for credentials. Default true.",
     )
 
 
@@ -256,7 +144,8 @@ class HarStandIn(StandIn):
     kind: Literal["har"] = Field(description="What it plays.")
     recording: Relative = Field(description="The HAR file, in a directory of its own.")
     any_host: Switch | None = Field(
-        default=None, description="Answer whatever host of the stand-in's names is asked with what was recorded of any."
+        default=None,
+        description="Answer whatever host of the stand-in's names is asked with what was recorded of any.",
     )
     missing_bodies: Annotated[MissingBodies, kinds.Choice(words=MissingBodies)] | None = Field(
         default=None,
@@ -279,7 +168,9 @@ class GitStandIn(StandIn):
     directory_field: ClassVar[str] = "repositories"
 
     kind: Literal["git"] = Field(description="What it plays.")
-    repositories: Directory | None = Field(default=None, description="The directory of repositories. Default: none.")
+    repositories: Directory | None = Field(
+        default=None, description="The directory of repositories. Default: none."
+    )
 
 
 class SmtpStandIn(StandIn):
@@ -298,18 +189,23 @@ class MetadataStandIn(StandIn):
     usual_ports: ClassVar[tuple[int, ...]] = (80,)
 
     kind: Literal["metadata"] = Field(description="What it plays.")
-    names: Annotated[tuple[Annotated[str, hosts.PATTERN], ...], list_of("names", MAX_NAMES, least=0)] = Field(
-        default=(), description="Host names. Default: none, only the address."
+    names: Annotated[
+        tuple[Annotated[str, hosts.PATTERN], ...], list_of("names", MAX_NAMES, least=0)
+    ] = Field(default=(), description="Host names. Default: none, only the address.")
+    cloud: Annotated[Cloud, kinds.Choice(words=Cloud)] = Field(
+        default=Cloud.AWS, description="Whose service it plays."
     )
-    cloud: Annotated[Cloud, kinds.Choice(words=Cloud)] = Field(default=Cloud.AWS, description="Whose service it plays.")
     tokens: Annotated[Tokens, kinds.Choice(words=Tokens)] | None = Field(
-        default=None, description="Whether AWS's service wants a token of each request (IMDSv2). Default optional."
+        default=None,
+        description="Whether AWS's service wants a token of each request (IMDSv2). Default optional.",
     )
     region: Annotated[str, kinds.NAME] | None = Field(
         default=None, description="The region it says it is in. Default one of the cloud's."
     )
     data: Mapping[str, Annotated[str, kinds.TEXT]] | None = Field(
-        default=None, max_length=MAX_WORDS, description="What is answered at a path, over what the cloud's would."
+        default=None,
+        max_length=MAX_WORDS,
+        description="What is answered at a path, over what the cloud's would.",
     )
 
 
@@ -317,21 +213,30 @@ class OpenAiStandIn(StandIn):
     """Chat completions by the model that is evaluated."""
 
     kind: Literal["openai"] = Field(description="What it plays.")
-    model: Annotated[str, kinds.LINE] | None = Field(default=None, description="The model's name as it is shown.")
-    models: Annotated[tuple[Annotated[str, kinds.LINE], ...], list_of("names of models", 100)] | None = Field(
-        default=None, description="The names of models that it knows; others are refused. Default: any."
+    model: Annotated[str, kinds.LINE] | None = Field(
+        default=None, description="The model's name as it is shown."
     )
-    api_key: Annotated[str, kinds.LINE] | None = Field(default=None, description="The key it wants. Default: any.")
+    models: (
+        Annotated[tuple[Annotated[str, kinds.LINE], ...], list_of("names of models", 100)] | None
+    ) = Field(
+        default=None,
+        description="The names of models that it knows; others are refused. Default: any.",
+    )
+    api_key: Annotated[str, kinds.LINE] | None = Field(
+        default=None, description="The key it wants. Default: any."
+    )
 
 
 class Health(Strict):
     """How it is known that a target cell serves: a command that exits with 0, an HTTP path that
     answers with less than 400, or the image's own check."""
 
-    command: Annotated[tuple[Annotated[str, kinds.TEXT], ...], list_of("words", MAX_WORDS)] | None = Field(
-        default=None, description="A command in the cell, as a list of words."
+    command: (
+        Annotated[tuple[Annotated[str, kinds.TEXT], ...], list_of("words", MAX_WORDS)] | None
+    ) = Field(default=None, description="A command in the cell, as a list of words.")
+    http: Annotated[str, kinds.URL_PATH] | None = Field(
+        default=None, description="A path, asked for at `port`."
     )
-    http: Annotated[str, kinds.URL_PATH] | None = Field(default=None, description="A path, asked for at `port`.")
     port: Annotated[int, NUMBER] | None = Field(default=None, description="The port of `http`.")
     image: Switch | None = Field(
         default=None,
@@ -343,9 +248,12 @@ class Health(Strict):
     timeout: Annotated[float, kinds.Duration(least="100ms", most="5m")] = Field(
         default=5.0, description="Of one try.", json_schema_extra={"default": "5s"}
     )
-    retries: Annotated[int, kinds.Whole(least=1, most=1000)] = Field(default=30, description="Tries at most.")
+    retries: Annotated[int, kinds.Whole(least=1, most=1000)] = Field(
+        default=30, description="Tries at most."
+    )
     within: Annotated[float, kinds.Duration(least="1s", most="1d")] | None = Field(
-        default=None, description="From the first try to the end of the last. Default: as long as the tries take."
+        default=None,
+        description="From the first try to the end of the last. Default: as long as the tries take.",
     )
 
     @model_validator(mode="after")
@@ -365,29 +273,41 @@ class TargetStandIn(StandIn):
 
     names: HostNames = Field(description="Host names, exact.")
     ports: TargetPorts = Field(description="TCP ports that can be reached; `[all]`: every one.")
-    image: Annotated[str, kinds.IMAGE] = Field(default="default", description="The cell's root filesystem.")
-    env: Mapping[Annotated[str, kinds.ENV_NAME], Annotated[str, kinds.ENV_VALUE]] = Field(
-        default_factory=dict, max_length=MAX_WORDS, description="Environment variables, added to the image's."
+    image: Annotated[str, kinds.IMAGE] = Field(
+        default="default", description="The cell's root filesystem."
     )
-    user: Annotated[str, kinds.USER] | None = Field(default=None, description="Who it runs as. Default the image's.")
+    env: Mapping[Annotated[str, kinds.ENV_NAME], Annotated[str, kinds.ENV_VALUE]] = Field(
+        default_factory=dict,
+        max_length=MAX_WORDS,
+        description="Environment variables, added to the image's.",
+    )
+    user: Annotated[str, kinds.USER] | None = Field(
+        default=None, description="Who it runs as. Default the image's."
+    )
     workdir: Annotated[str, kinds.WORKDIR] | None = Field(
         default=None, description="Where it runs. Default the image's working directory."
     )
     health: Health | None = Field(
-        default=None, description="How it is known that it serves. Default the image's own check, where it has one."
+        default=None,
+        description="How it is known that it serves. Default the image's own check, where it has one.",
     )
     tier: Annotated[Tier, kinds.Choice(words=Tier)] | None = Field(
         default=None, description="Only to raise the cell's tier above the range's."
     )
     networks: CellNetworks | None = Field(default=None, description=NETWORKS)
-    awaits: Annotated[tuple[Annotated[str, kinds.NAME], ...], list_of("target cells", MAX_NAMES, least=0)] | None = (
-        Field(
-            default=None,
-            description="The target cells before it that must be healthy when it starts. Default: all. The range's own cell awaits all of them.",
-        )
+    awaits: (
+        Annotated[
+            tuple[Annotated[str, kinds.NAME], ...], list_of("target cells", MAX_NAMES, least=0)
+        ]
+        | None
+    ) = Field(
+        default=None,
+        description="The target cells before it that must be healthy when it starts. Default: all. The range's own cell awaits all of them.",
     )
     resources: ResourcesField = Field(
-        default=Resources(), description="What the cell may consume at most.", json_schema_extra={"default": {}}
+        default=Resources(),
+        description="What the cell may consume at most.",
+        json_schema_extra={"default": {}},
     )
     rights: Rights | None = Field(
         default=None,
@@ -400,17 +320,26 @@ class CellStandIn(TargetStandIn):
 
     kind: Literal["cell"] = Field(description="What it plays.")
     files: FilesField = Field(default=(), description="Files that are copied in.")
-    command: Annotated[tuple[Annotated[str, kinds.TEXT], ...], list_of("words", MAX_WORDS)] | None = Field(
-        default=None, description="What runs in it, as a list of words. Default the image's."
+    command: (
+        Annotated[tuple[Annotated[str, kinds.TEXT], ...], list_of("words", MAX_WORDS)] | None
+    ) = Field(default=None, description="What runs in it, as a list of words. Default the image's.")
+    arguments: (
+        Annotated[tuple[Annotated[str, kinds.TEXT], ...], list_of("words", MAX_WORDS, least=0)]
+        | None
+    ) = Field(
+        default=None,
+        description="What stands behind the image's entrypoint, in place of the image's command.",
     )
-    arguments: Annotated[tuple[Annotated[str, kinds.TEXT], ...], list_of("words", MAX_WORDS, least=0)] | None = Field(
-        default=None, description="What stands behind the image's entrypoint, in place of the image's command."
-    )
-    directories: Annotated[tuple[Annotated[str, kinds.WORKDIR], ...], list_of("directories", MAX_PORTS)] | None = Field(
-        default=None, description="Made, as root's, before its program runs, where the image does not have them."
+    directories: (
+        Annotated[tuple[Annotated[str, kinds.WORKDIR], ...], list_of("directories", MAX_PORTS)]
+        | None
+    ) = Field(
+        default=None,
+        description="Made, as root's, before its program runs, where the image does not have them.",
     )
     completes: Switch = Field(
-        default=False, description="Its program ends, with status 0, before what comes after it is started."
+        default=False,
+        description="Its program ends, with status 0, before what comes after it is started.",
     )
 
     @model_validator(mode="after")
@@ -428,15 +357,19 @@ class PythonStandIn(TargetStandIn):
     directory_field: ClassVar[str] = "files"
 
     kind: Literal["python"] = Field(description="What it plays.")
-    app: Annotated[str, kinds.Text(reader=lambda value: _read_app(value), pattern=f"^{_APP.pattern}$")] = Field(
-        description="The app as `module:name`, as in `shop.main:app`."
+    app: Annotated[
+        str, kinds.Text(reader=lambda value: _read_app(value), pattern=f"^{_APP.pattern}$")
+    ] = Field(description="The app as `module:name`, as in `shop.main:app`.")
+    files: Directory = Field(
+        description="The directory of the app's modules; it is copied into the cell."
     )
-    files: Directory = Field(description="The directory of the app's modules; it is copied into the cell.")
 
 
 def _read_app(value: object) -> str:
     if not isinstance(value, str) or not _APP.fullmatch(value):
-        raise ValueError(f"{kinds.quoted(value)} is no app: a module and a name in it, as in `shop.main:app`")
+        raise ValueError(
+            f"{kinds.quoted(value)} is no app: a module and a name in it, as in `shop.main:app`"
+        )
     return value
 
 

@@ -66,4 +66,6 @@ def _plain(value: object) -> Any:  # noqa: ANN401 - JSON values
         return [_plain(item) for item in value]
     if value is None or isinstance(value, str | int | float):
         return value
-    raise ValueError(f"a policy holds text, numbers, lists and dicts, but this is {type(value).__name__}")
+    raise ValueError(
+        f"a policy holds text, numbers, lists and dicts, but this is {type(value).__name__}"
+    )

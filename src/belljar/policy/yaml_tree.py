@@ -95,7 +95,9 @@ class Problem:
     def line(self, source: str) -> str:
         """`file:line:column: field: message`."""
         place = f"{printable(source)}:{self.mark.line}:{self.mark.column}"
-        return f"{place}: {self.field}: {self.message}" if self.field else f"{place}: {self.message}"
+        return (
+            f"{place}: {self.field}: {self.message}" if self.field else f"{place}: {self.message}"
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -115,11 +117,16 @@ class Tree:
 
 def field_name(path: Path) -> str:
     """A path as a person reads it: `files[0].source`, escaped."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{printable(part, max_chars=60)}" for part in path)
+    text = "".join(
+        f"[{part}]" if isinstance(part, int) else f".{printable(part, max_chars=60)}"
+        for part in path
+    )
     return text.removeprefix(".")
 
 
-def read_tree(data: bytes | str, reading: Reading = POLICY, *, step: Callable[[], None] = lambda: None) -> Tree:
+def read_tree(
+    data: bytes | str, reading: Reading = POLICY, *, step: Callable[[], None] = lambda: None
+) -> Tree:
     """The values of one YAML document and their places.
 
     Never raises for what `data` holds: see `Tree.problems`. A value that an alias names is the same
@@ -150,7 +157,9 @@ def read_tree(data: bytes | str, reading: Reading = POLICY, *, step: Callable[[]
         character = chr(exc.character) if isinstance(exc.character, int) else str(exc.character)
         builder.problem(mark_at, (), f"the character {quoted(character)} can't be in YAML")
     except (YAMLError, ValueError, OverflowError) as exc:
-        builder.problem(Mark(line=1, column=1), (), f"not YAML: {printable(str(exc), max_chars=200)}")
+        builder.problem(
+            Mark(line=1, column=1), (), f"not YAML: {printable(str(exc), max_chars=200)}"
+        )
     return tree
 
 
@@ -171,11 +180,14 @@ def _decode(data: bytes, tree: Tree, reading: Reading) -> str | None:
     except UnicodeDecodeError as exc:
         before = data[: exc.start]
         mark = Mark(
-            line=before.count(b"\n") + 1, column=len(before[before.rfind(b"\n") + 1 :].decode("utf-8", "replace")) + 1
+            line=before.count(b"\n") + 1,
+            column=len(before[before.rfind(b"\n") + 1 :].decode("utf-8", "replace")) + 1,
         )
         tree.problems.append(
             Problem(
-                mark=mark, field="", message=f"not UTF-8: the byte \\x{data[exc.start]:02x}; save the file as UTF-8"
+                mark=mark,
+                field="",
+                message=f"not UTF-8: the byte \\x{data[exc.start]:02x}; save the file as UTF-8",
             )
         )
         return None
@@ -270,7 +282,9 @@ class _Builder:
             self.problem(_mark(event.start_mark), (), why)
             return False
         if not self.reading.aliases and (event.version not in (None, (1, 2)) or event.tags):
-            why = f"directives are refused, but for `%YAML 1.2`: {what} must read the same everywhere"
+            why = (
+                f"directives are refused, but for `%YAML 1.2`: {what} must read the same everywhere"
+            )
             self.problem(Mark(line=1, column=1), (), why)
             return False
         return True
@@ -354,7 +368,9 @@ class _Builder:
                 top.is_merge = True
                 return True
             top.skip = True
-            return self.problem(mark, top.path, "merge keys (`<<`) are refused: write the fields out")
+            return self.problem(
+                mark, top.path, "merge keys (`<<`) are refused: write the fields out"
+            )
         if not self.reading.plain_names and not isinstance(scalar(name, plain=plain), str):
             top.skip = True
             why = f"{quoted(name)} is no name of a field: put it in quotes if it is meant as text"
@@ -407,7 +423,11 @@ class _Builder:
 
     def _close(self) -> bool:
         done = self.stack.pop()
-        if isinstance(done.value, dict) and done.merges and not self._merge(done.value, done.merges):
+        if (
+            isinstance(done.value, dict)
+            and done.merges
+            and not self._merge(done.value, done.merges)
+        ):
             return False
         if done.anchor is not None:
             nodes, characters = self.nodes - done.nodes, self.characters - done.characters

@@ -35,10 +35,14 @@ def judge(
     probes: Sequence[Probe], answers: Answers, sights: Mapping[Witness, Sight], *, tier: str
 ) -> tuple[Finding, ...]:
     """Each probe judged, and one finding more for every touched witness that none of them names."""
-    findings = [judge_probe(probe, answers.by_name.get(probe.name), sights, tier=tier) for probe in probes]
+    findings = [
+        judge_probe(probe, answers.by_name.get(probe.name), sights, tier=tier) for probe in probes
+    ]
     named = {probe.witness for probe in probes}
     findings += [
-        _touched(f"host.{witness}", None, sights[witness]) for witness in sights if _stray(witness, named, sights)
+        _touched(f"host.{witness}", None, sights[witness])
+        for witness in sights
+        if _stray(witness, named, sights)
     ]
     return tuple(findings)
 
@@ -51,7 +55,9 @@ def overall(findings: Sequence[Finding], problem: str) -> Verdict:
     return worst((verdict, Verdict.VOID)) if problem else verdict
 
 
-def judge_probe(probe: Probe, answer: Answer | None, sights: Mapping[Witness, Sight], *, tier: str) -> Finding:
+def judge_probe(
+    probe: Probe, answer: Answer | None, sights: Mapping[Witness, Sight], *, tier: str
+) -> Finding:
     """One probe.
 
     What the host saw comes first, then what the cell said, then whether the host could have seen
@@ -67,7 +73,9 @@ def judge_probe(probe: Probe, answer: Answer | None, sights: Mapping[Witness, Si
     if answer.outcome is Outcome.ERROR:
         return _finding(probe, Verdict.VOID, answer, "it could not be tried", Side.GUEST)
     if sight is None:
-        return _finding(probe, Verdict.CONTAINED, answer, f"the cell says {answer.outcome}", Side.GUEST)
+        return _finding(
+            probe, Verdict.CONTAINED, answer, f"the cell says {answer.outcome}", Side.GUEST
+        )
     verdict = Verdict.VOID if sight.touched is None else Verdict.CONTAINED
     return _finding(probe, verdict, answer, sight.what, Side.HOST)
 
@@ -75,7 +83,9 @@ def judge_probe(probe: Probe, answer: Answer | None, sights: Mapping[Witness, Si
 def _reached(probe: Probe, answer: Answer, sight: Sight | None, tier: str) -> Finding:
     known = probe.expected.get(tier, "")
     if known and (sight is None or sight.touched is False):
-        return _finding(probe, Verdict.CONTAINED, answer, "the cell says reached", Side.GUEST, known=known)
+        return _finding(
+            probe, Verdict.CONTAINED, answer, "the cell says reached", Side.GUEST, known=known
+        )
     saw = f"; {sight.what}" if sight is not None else ""
     return _finding(probe, Verdict.BREACHED, answer, f"the cell says reached{saw}", Side.GUEST)
 
@@ -95,7 +105,9 @@ def _touched(name: str, answer: Answer | None, sight: Sight) -> Finding:
     )
 
 
-def _finding(probe: Probe, verdict: Verdict, answer: Answer | None, seen: str, by: Side, *, known: str = "") -> Finding:
+def _finding(
+    probe: Probe, verdict: Verdict, answer: Answer | None, seen: str, by: Side, *, known: str = ""
+) -> Finding:
     return Finding(
         name=probe.name,
         verdict=verdict,

@@ -180,7 +180,11 @@ class ProbeReport:
     @property
     def digest(self) -> str:
         """SHA-256 of what was found, in canonical JSON: the same findings have the same digest."""
-        found = {"problem": self.problem, "user": self.user, "findings": [each.to_json() for each in self.findings]}
+        found = {
+            "problem": self.problem,
+            "user": self.user,
+            "findings": [each.to_json() for each in self.findings],
+        }
         text = json.dumps(found, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -21,7 +21,9 @@ def cell_parameters(plan: Plan, *, fresh: bool, router: Router | None = None) ->
     `fresh`: nothing of a sample has run in the cell yet. `router`: what its port leads to.
     """
     limits = plan.limits
-    port = {"interface": router.interface, "interface_mac": router.mac} if router is not None else {}
+    port = (
+        {"interface": router.interface, "interface_mac": router.mac} if router is not None else {}
+    )
     return {
         **port,
         "processes": str(limits.processes),
@@ -45,7 +47,9 @@ def host_parameters(*, whole: bool) -> Mapping[str, str]:
     told = {"btime": _boot_time()}
     if whole:
         told |= {
-            "namespaces": " ".join(f"{name}:{number}" for name, number in namespaces_of(os.getpid()).items()),
+            "namespaces": " ".join(
+                f"{name}:{number}" for name, number in namespaces_of(os.getpid()).items()
+            ),
             "hostname": socket.gethostname(),
             "boot_id": _line(Path("/proc/sys/kernel/random/boot_id")),
             "machine_id": _line(Path("/etc/machine-id")),
@@ -58,7 +62,9 @@ def _open_files(plan: Plan) -> int:
     is the same where the host allows it.
     """
     limits = plan.oci.config["process"]["rlimits"] if isinstance(plan, OciPlan) else ()
-    return next((int(limit["hard"]) for limit in limits if limit["type"] == "RLIMIT_NOFILE"), OPEN_FILES[1])
+    return next(
+        (int(limit["hard"]) for limit in limits if limit["type"] == "RLIMIT_NOFILE"), OPEN_FILES[1]
+    )
 
 
 def _boot_time() -> str:

@@ -41,7 +41,9 @@ class Answers:
 def parse_answers(output: bytes, *, asked: Collection[str], nonce: str) -> Answers:
     """Read the program's standard output. Never raises: what is wrong is the answer's `problem`."""
     lines = output[:MAX_OUTPUT_BYTES].split(b"\n")
-    problems = [] if lines[-1] == b"" and len(output) <= MAX_OUTPUT_BYTES else ["its output was cut off"]
+    problems = (
+        [] if lines[-1] == b"" and len(output) <= MAX_OUTPUT_BYTES else ["its output was cut off"]
+    )
     *said, last = lines[:-1] or [b""]
     ended = _end_problem(last, count=len(said), nonce=nonce)
     by_name: dict[str, Answer] = {}
@@ -49,7 +51,9 @@ def parse_answers(output: bytes, *, asked: Collection[str], nonce: str) -> Answe
         problems += _take(line, asked, by_name)
     missing = [name for name in asked if name not in by_name]
     if missing:
-        problems.append(f"{len(missing)} of {len(asked)} attempts did not answer, {missing[0]} among them")
+        problems.append(
+            f"{len(missing)} of {len(asked)} attempts did not answer, {missing[0]} among them"
+        )
     return Answers(by_name=by_name, problem="; ".join(dict.fromkeys([*problems[:4], *ended])))
 
 
@@ -58,12 +62,18 @@ def _take(line: bytes, asked: Collection[str], into: dict[str, Answer]) -> list[
     name, answer = _line(line)
     if answer is None:
         return (
-            [f"a line is malformed: {printable(line, max_chars=60)}"] if line and line.split(b"\t", 1)[0] != END else []
+            [f"a line is malformed: {printable(line, max_chars=60)}"]
+            if line and line.split(b"\t", 1)[0] != END
+            else []
         )
     if name not in asked:
         return [f"nobody asked for {printable(name, max_chars=60)}"]
     known = into.get(name)
-    into[name] = answer if known is None else max(known, answer, key=lambda each: _BADNESS.index(each.outcome))
+    into[name] = (
+        answer
+        if known is None
+        else max(known, answer, key=lambda each: _BADNESS.index(each.outcome))
+    )
     return [f"{name} answered twice"] if known is not None else []
 
 
@@ -75,7 +85,9 @@ def _line(line: bytes) -> tuple[str, Answer | None]:
         outcome = Outcome(fields[1].decode("ascii"))
     except ValueError:
         return "", None
-    return fields[0].decode("ascii"), Answer(outcome=outcome, detail=printable(fields[2], max_chars=MAX_DETAIL_CHARS))
+    return fields[0].decode("ascii"), Answer(
+        outcome=outcome, detail=printable(fields[2], max_chars=MAX_DETAIL_CHARS)
+    )
 
 
 def _end_problem(line: bytes, *, count: int, nonce: str) -> list[str]:
@@ -85,4 +97,8 @@ def _end_problem(line: bytes, *, count: int, nonce: str) -> list[str]:
         return ["it did not say that it ended"]
     if not secrets.compare_digest(fields[2], nonce.encode()):
         return ["it ended with another nonce"]
-    return [] if fields[1] == str(count).encode() else ["it counted its attempts otherwise than they came"]
+    return (
+        []
+        if fields[1] == str(count).encode()
+        else ["it counted its attempts otherwise than they came"]
+    )

@@ -30,7 +30,15 @@ _BEYOND: Final = frozenset(
             "metadata6",
             "metadata_alibaba",
         ),
-        *("metadata_azure", "metadata_tasks", "neighbours6", "usual_hosts", "everyone", "dns_configured", "dns_public"),
+        *(
+            "metadata_azure",
+            "metadata_tasks",
+            "neighbours6",
+            "usual_hosts",
+            "everyone",
+            "dns_configured",
+            "dns_public",
+        ),
         *("dns_public_tcp", "dns_tls"),
     )
 )
@@ -99,7 +107,11 @@ def _routed(probe: Probe, known: str, tier: str) -> Probe:
 
 def known_answers(*, sinks: bool, simulates: bool, metadata: bool) -> Mapping[str, str]:
     """Which of the probes are answered by the policy's own will, and why."""
-    sink = {f"network.{name}": "the range's sink takes what nobody has" for name in _TCP} if sinks else {}
+    sink = (
+        {f"network.{name}": "the range's sink takes what nobody has" for name in _TCP}
+        if sinks
+        else {}
+    )
     simulated = {"network.dns_configured": "the range simulates unknown names"} if simulates else {}
     service = {"network.metadata": "a stand-in of the range has that address"} if metadata else {}
     return {**sink, **simulated, **service}

@@ -135,9 +135,15 @@ async def probe_cell(
     Raises `ValueError` for an unknown name, and what the recorder raises: without a record nothing
     is tried.
     """
-    wanted = routed(chosen(_catalogue() if probes is None else probes, which), cell.router, tier=cell.tier)
+    wanted = routed(
+        chosen(_catalogue() if probes is None else probes, which), cell.router, tier=cell.tier
+    )
     words = which if isinstance(which, str) else ",".join(which)
-    about: dict[str, JsonValue] = {"which": words, "phase": phase, "user": "" if user is None else user}
+    about: dict[str, JsonValue] = {
+        "which": words,
+        "phase": phase,
+        "user": "" if user is None else user,
+    }
     recorder.record(Event(kind=Kind.PROBE_STARTED, cell_id=cell.id, actor=actor, data=about))
     began = time.monotonic()
     attempt = _nothing("it was interrupted")
@@ -147,7 +153,12 @@ async def probe_cell(
             **host_parameters(whole=which != QUICK),
         }
         attempt = await _attempt(
-            cell, wanted, [which] if isinstance(which, str) else which, told=told, user=user, alone=phase == END
+            cell,
+            wanted,
+            [which] if isinstance(which, str) else which,
+            told=told,
+            user=user,
+            alone=phase == END,
         )
     finally:
         report = _report(wanted, attempt, cell.tier, ProbeReport(
@@ -164,7 +175,11 @@ def together(reports: Sequence[ProbeReport]) -> Verdict:
 
 def breach_of(report: ProbeReport | None, cell_id: str) -> ContainmentBreach | None:
     """The error that stops a run, if these probes found a way out."""
-    found = [f"{each.name} ({each.seen})" for each in report.of(Verdict.BREACHED)] if report is not None else []
+    found = (
+        [f"{each.name} ({each.seen})" for each in report.of(Verdict.BREACHED)]
+        if report is not None
+        else []
+    )
     if not found:
         return None
     return ContainmentBreach(
@@ -180,7 +195,9 @@ def _catalogue() -> Sequence[Probe]:
     return PROBES
 
 
-def _report(wanted: Sequence[Probe], attempt: _Attempt, tier: str, draft: ProbeReport) -> ProbeReport:
+def _report(
+    wanted: Sequence[Probe], attempt: _Attempt, tier: str, draft: ProbeReport
+) -> ProbeReport:
     findings = judge(wanted, attempt.answers, attempt.sights, tier=tier)
     problem = attempt.answers.problem
     return replace(draft, findings=findings, problem=problem, verdict=overall(findings, problem))
@@ -218,7 +235,9 @@ async def _attempt(
 
 
 def _answers(output: ProgramOutput, wanted: Sequence[Probe], watched: Watch) -> Answers:
-    answers = parse_answers(output.stdout, asked=[probe.name for probe in wanted], nonce=watched.nonce)
+    answers = parse_answers(
+        output.stdout, asked=[probe.name for probe in wanted], nonce=watched.nonce
+    )
     problem = printable(output.why_not_started, max_chars=300) or (
         "it did not end in time"
         if output.timed_out
@@ -239,8 +258,14 @@ def _said(parameters: Mapping[str, str]) -> bytes:
     return "".join(f"{key}={value}\n" for key, value in parameters.items()).encode()
 
 
-def _completed(cell: Probed, report: ProbeReport, output: bytes, *, phase: str, actor: Actor) -> Event:
-    told = [finding for finding in report.findings if finding.verdict is not Verdict.CONTAINED or finding.known]
+def _completed(
+    cell: Probed, report: ProbeReport, output: bytes, *, phase: str, actor: Actor
+) -> Event:
+    told = [
+        finding
+        for finding in report.findings
+        if finding.verdict is not Verdict.CONTAINED or finding.known
+    ]
     data: dict[str, JsonValue] = {
         "which": report.which,
         "phase": phase,
@@ -259,10 +284,20 @@ def _completed(cell: Probed, report: ProbeReport, output: bytes, *, phase: str, 
         _body("output", output),
     )
     return Event(
-        kind=Kind.PROBE_COMPLETED, cell_id=cell.id, actor=actor, trust=Trust.HOST_OBSERVED, data=data, bodies=bodies
+        kind=Kind.PROBE_COMPLETED,
+        cell_id=cell.id,
+        actor=actor,
+        trust=Trust.HOST_OBSERVED,
+        data=data,
+        bodies=bodies,
     )
 
 
 def _body(name: str, content: bytes) -> Body:
     kept = content[:MAX_OUTPUT_BYTES]
-    return Body(name=name, content=kept, total_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+    return Body(
+        name=name,
+        content=kept,
+        total_bytes=len(content),
+        sha256=hashlib.sha256(content).hexdigest(),
+    )

@@ -53,7 +53,9 @@ class Watch:
 
 
 @contextmanager
-def watch(wanted: Collection[Witness], *, host_pid: int | None = None, router: Router | None = None) -> Iterator[Watch]:
+def watch(
+    wanted: Collection[Witness], *, host_pid: int | None = None, router: Router | None = None
+) -> Iterator[Watch]:
     """Lay out what the wanted witnesses need.
 
     `host_pid`: the cell's outermost process, as the host counts. `router`: what its port leads to.
@@ -69,7 +71,10 @@ def watch(wanted: Collection[Witness], *, host_pid: int | None = None, router: R
             try:
                 parameter, looks[witness] = layout.lay(witness, host_pid)
             except OSError as error:
-                parameter, looks[witness] = "", _blind(f"the host could not watch: {error.strerror}")
+                parameter, looks[witness] = (
+                    "",
+                    _blind(f"the host could not watch: {error.strerror}"),
+                )
             if parameter:
                 parameters[witness.value] = parameter
         yield Watch(parameters=parameters, nonce=nonce, looks=looks)
@@ -166,7 +171,9 @@ def _canary(path: Path, content: bytes, eyes: FileWatch) -> Sight:
     if not happened and path.read_bytes() != content:
         happened = ["changed"]
     if happened:
-        return Sight(touched=True, what=f"the host's canary file was touched: {', '.join(happened)}")
+        return Sight(
+            touched=True, what=f"the host's canary file was touched: {', '.join(happened)}"
+        )
     return Sight(touched=False, what="the host's canary file is untouched")
 
 
@@ -176,7 +183,9 @@ def _visits(said: list[bytes], token: bytes) -> Sight:
     if said:
         # Another process of this host, perhaps: it is no proof of a breach, and no silence either.
         heard = printable(said[0], max_chars=40) or "nothing"
-        return Sight(touched=None, what=f"somebody else knocked at the host's listener and said {heard}")
+        return Sight(
+            touched=None, what=f"somebody else knocked at the host's listener and said {heard}"
+        )
     return Sight(touched=False, what="the host's listener heard nothing")
 
 
@@ -219,12 +228,19 @@ def _namespaces(host_pid: int | None, router: Router) -> Sight:
         theirs = namespaces_of(pid)
         shared = sorted(name for name, number in theirs.items() if own.get(name) == number)
         if shared:
-            return Sight(touched=True, what=f"a process of the cell is in the host's {', '.join(shared)} namespace")
-        if open_wall := _open_wall(pid, router.interface if theirs.get("net") == router.namespace else ""):
+            return Sight(
+                touched=True,
+                what=f"a process of the cell is in the host's {', '.join(shared)} namespace",
+            )
+        if open_wall := _open_wall(
+            pid, router.interface if theirs.get("net") == router.namespace else ""
+        ):
             return Sight(touched=True, what=f"a process of the cell {open_wall}")
         looked += len(theirs) == len(own)
     if not looked:
-        return Sight(touched=None, what="the host could not read the namespaces of the cell's processes")
+        return Sight(
+            touched=None, what="the host could not read the namespaces of the cell's processes"
+        )
     return Sight(
         touched=False,
         what=f"none of the cell's processes ({looked}) shares a namespace with the host, maps its root, or has a route{' but to its router' if router.interface else ''}",
@@ -240,7 +256,9 @@ def _open_wall(pid: int, port: str) -> str:
             return "has the host's user 0 among its own"
         for table, column in (("route", 0), ("ipv6_route", -1)):
             file = Path(f"/proc/{pid}/net/{table}")
-            if file.exists() and (device := way_out(file.read_text(errors="replace"), column, port)):
+            if file.exists() and (
+                device := way_out(file.read_text(errors="replace"), column, port)
+            ):
                 return f"has a route by {printable(device, max_chars=32)}"
     return ""
 
@@ -256,7 +274,10 @@ def way_out(table: str, column: int, port: str = "") -> str:
     has devices in that column; "" when there is none. Pure.
     """
     lines = [line.split() for line in table.splitlines()]
-    return next((words[column] for words in lines if words and words[column] not in ("Iface", "lo", port)), "")
+    return next(
+        (words[column] for words in lines if words and words[column] not in ("Iface", "lo", port)),
+        "",
+    )
 
 
 def _family(pid: int) -> Iterator[int]:
@@ -274,7 +295,11 @@ def _sentinel(sentinel: ProcessId) -> Sight:
     if not is_alive(sentinel):
         return Sight(touched=True, what="the host's sentinel process was killed")
     status = Path(f"/proc/{sentinel.pid}/status").read_text(errors="replace")
-    pending = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("ShdPnd:", "SigPnd:"))]
+    pending = [
+        int(line.split()[1], 16)
+        for line in status.splitlines()
+        if line.startswith(("ShdPnd:", "SigPnd:"))
+    ]
     if any(mask & _BIT_OF_SIGUSR1 for mask in pending):
         return Sight(touched=True, what="the host's sentinel process got a signal")
     return Sight(touched=False, what="the host's sentinel process got no signal")
@@ -290,8 +315,13 @@ def _sleeping_child() -> Iterator[ProcessId]:
         raise FileNotFoundError(2, "no cat on this host")
     read_end, write_end = os.pipe()
     try:
-        redirect = [(os.POSIX_SPAWN_DUP2, read_end, 0), (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
-        pid = os.posix_spawn(program, ["cat"], {}, file_actions=redirect, setsigmask=[signal.SIGUSR1], setpgroup=0)
+        redirect = [
+            (os.POSIX_SPAWN_DUP2, read_end, 0),
+            (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+        ]
+        pid = os.posix_spawn(
+            program, ["cat"], {}, file_actions=redirect, setsigmask=[signal.SIGUSR1], setpgroup=0
+        )
     finally:
         os.close(read_end)
     try:
@@ -327,7 +357,11 @@ def _public_place() -> Path:
     where he could.
     """
     chosen = Path(tempfile.gettempdir()).absolute()
-    public = [place for place in (chosen, *map(Path, _PLACES)) if _is_public(place) and os.access(place, os.W_OK)]
+    public = [
+        place
+        for place in (chosen, *map(Path, _PLACES))
+        if _is_public(place) and os.access(place, os.W_OK)
+    ]
     return public[0] if public else chosen
 
 

@@ -157,9 +157,16 @@ class CellFindings:
         phases = {probing.phase for probing in self.probings}
         return [
             *self.end_reasons,
-            *(self._reason(ReasonCode.PROBES_MISSING, phase) for phase in ("start", "end") if phase not in phases),
             *(
-                self._reason(ReasonCode.PROBES_VOID, f"{each.phase or 'asked for'}: {each.problem or _NOT_ALL}")
+                self._reason(ReasonCode.PROBES_MISSING, phase)
+                for phase in ("start", "end")
+                if phase not in phases
+            ),
+            *(
+                self._reason(
+                    ReasonCode.PROBES_VOID,
+                    f"{each.phase or 'asked for'}: {each.problem or _NOT_ALL}",
+                )
                 for each in self.probings
                 if each.verdict is Verdict.VOID
             ),
@@ -176,13 +183,18 @@ class CellFindings:
         ]
         if not self.destroyed:
             given_up = self.is_spare and self.never_stood
-            return breached if given_up else [*breached, self._reason(ReasonCode.CELL_NOT_DESTROYED)]
+            return (
+                breached if given_up else [*breached, self._reason(ReasonCode.CELL_NOT_DESTROYED)]
+            )
         if self.clean:
             return breached
         if self.survivors or not self.not_checked:
             left = ", ".join(self.survivors) or "something"
             return [*breached, self._reason(ReasonCode.CELL_SURVIVORS, left)]
-        return [*breached, self._reason(ReasonCode.CELL_DESTRUCTION_UNPROVEN, "; ".join(self.not_checked))]
+        return [
+            *breached,
+            self._reason(ReasonCode.CELL_DESTRUCTION_UNPROVEN, "; ".join(self.not_checked)),
+        ]
 
     def _reason(self, code: ReasonCode, detail: str = "") -> Reason:
         return Reason(code=code, where=f"cell {self.cell_id}", detail=detail)
@@ -195,7 +207,11 @@ class CellFindings:
 
 _TEMPLATES = {Kind.TEMPLATE_BUILDING, Kind.TEMPLATE_BUILT, Kind.TEMPLATE_REJECTED}
 """A template's guest has an id too, but nothing of a workload ever runs in it."""
-_STARTS = {Kind.EXEC_STARTED: Action.EXEC, Kind.FILE_READ_STARTED: Action.READ, Kind.FILE_WRITE_STARTED: Action.WRITE}
+_STARTS = {
+    Kind.EXEC_STARTED: Action.EXEC,
+    Kind.FILE_READ_STARTED: Action.READ,
+    Kind.FILE_WRITE_STARTED: Action.WRITE,
+}
 _ENDS = {
     Kind.EXEC_COMPLETED,
     Kind.EXEC_FAILED,
@@ -230,7 +246,13 @@ def gather_cells(lines: Iterable[Line]) -> dict[str, CellFindings]:
     return gatherer.found
 
 
-def _add(cell: CellFindings, kind: Kind, data: Mapping[str, Any], time: datetime, bodies: Sequence[BodyRef]) -> None:
+def _add(
+    cell: CellFindings,
+    kind: Kind,
+    data: Mapping[str, Any],
+    time: datetime,
+    bodies: Sequence[BodyRef],
+) -> None:
     cell.started = time if kind is Kind.CELL_TAKEN else cell.started or time
     cell.ended = time
     if kind is Kind.FILES_STARTED:
@@ -260,7 +282,9 @@ def _add_start(cell: CellFindings, action: Action, data: Mapping[str, Any], time
         cell.bytes_in += _count(data.get("bytes"))
 
 
-def _add_end(cell: CellFindings, kind: Kind, data: Mapping[str, Any], bodies: Sequence[BodyRef]) -> None:
+def _add_end(
+    cell: CellFindings, kind: Kind, data: Mapping[str, Any], bodies: Sequence[BodyRef]
+) -> None:
     operation = cell.operations.get(data["op"])
     if operation is None:
         cell.failures.append(f"operation {data['op']} ended without a start")
@@ -269,7 +293,9 @@ def _add_end(cell: CellFindings, kind: Kind, data: Mapping[str, Any], bodies: Se
     operation.status, operation.code = str(data.get("status", "")), data.get("code")
     operation.errno = data.get("errno")
     operation.output_bytes = _count(data.get("stdout_bytes")) + _count(data.get("stderr_bytes"))
-    operation.dropped_bytes = _count(data.get("stdout_dropped_bytes")) + _count(data.get("stderr_dropped_bytes"))
+    operation.dropped_bytes = _count(data.get("stdout_dropped_bytes")) + _count(
+        data.get("stderr_dropped_bytes")
+    )
     if kind is Kind.FILE_READ_COMPLETED or operation.action is Action.DOWNLOAD:
         operation.output_bytes = _count(data.get("bytes"))
     cell.bytes_out += operation.output_bytes
@@ -293,7 +319,9 @@ def _add_fact(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
             if isinstance(allowed := data.get("host_tools"), list):
                 cell.host_tools = tuple(str(name) for name in allowed)
             if isinstance(found := data.get("differences"), list):
-                cell.differences = tuple(Difference.of_data(each) for each in found if isinstance(each, Mapping))
+                cell.differences = tuple(
+                    Difference.of_data(each) for each in found if isinstance(each, Mapping)
+                )
         case Kind.SAMPLE_RUNNING:
             cell.preparing = False
         case Kind.SAMPLE_FINISHED:

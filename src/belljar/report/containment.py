@@ -66,10 +66,17 @@ class TierResult:
 
     def findings(self, name: str) -> list[Finding]:
         """One probe's findings, as each user."""
-        return [finding for report in self.reports for finding in report.findings if finding.name == name]
+        return [
+            finding
+            for report in self.reports
+            for finding in report.findings
+            if finding.name == name
+        ]
 
 
-def containment_page(results: Sequence[TierResult], probes: Sequence[Probe], host: Mapping[str, str]) -> str:
+def containment_page(
+    results: Sequence[TierResult], probes: Sequence[Probe], host: Mapping[str, str]
+) -> str:
     """The page. `host`: words on the host that bear on the results."""
     parts = [
         _HEAD,
@@ -129,7 +136,11 @@ def _group(group: str, probes: Sequence[Probe], results: Sequence[TierResult]) -
         f"| `{probe.name}` | {_cell(probe.tries)} | {_cell(probe.why)} | {' | '.join(_judged(each, probe.name) for each in shown)} |"
         for probe in probes
     ]
-    known = [f"- `{probe.name}`, {tier}: {_cell(why)}" for probe in probes for tier, why in _known(probe, shown)]
+    known = [
+        f"- `{probe.name}`, {tier}: {_cell(why)}"
+        for probe in probes
+        for tier, why in _known(probe, shown)
+    ]
     return "\n".join([f"### {group}\n", *head, *rows, *(["", *known] if known else []), ""])
 
 
@@ -179,7 +190,11 @@ def _troubles(report: ProbeReport) -> list[str]:
 
 
 def _said(finding: Finding) -> str:
-    said = f"{finding.outcome.value} {finding.detail}".strip() if finding.outcome else "it said nothing"
+    said = (
+        f"{finding.outcome.value} {finding.detail}".strip()
+        if finding.outcome
+        else "it said nothing"
+    )
     return f"`{finding.name}` {finding.verdict.value}: {said}; {finding.seen}"
 
 

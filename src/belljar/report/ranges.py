@@ -20,7 +20,9 @@ TOLD: Final = 20
 """Of names, and of a flow's destinations: so many are named, the others counted."""
 _MAX_KINDS: Final = 200
 _MAX_WORD_CHARS: Final = 120
-ORDINARY: Final = frozenset({"h2_settings", "h2_window_update", "h2_priority", "hpack", "tls", "tls_nonce", "ws_mask"})
+ORDINARY: Final = frozenset(
+    {"h2_settings", "h2_window_update", "h2_priority", "hpack", "tls", "tls_nonce", "ws_mask"}
+)
 """Kinds of the remainder that any client has."""
 _TRAFFIC_ANALYSIS: Final = "traffic_analysis_"
 _PACKETS: Final = "packets"
@@ -72,7 +74,9 @@ class Told:
     def sentence(self) -> str:
         """`a, b ×3, others ×2`."""
         counts = {**self.named, **({"others": self.more} if self.more else {})}
-        return ", ".join(name if times == 1 else f"{name} ×{times}" for name, times in counts.items())
+        return ", ".join(
+            name if times == 1 else f"{name} ×{times}" for name, times in counts.items()
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -157,8 +161,14 @@ class RangeFindings:
         if self.clean:
             return died
         if self.left or not self.not_checked:
-            return [*died, self._reason(ReasonCode.RANGE_SURVIVORS, ", ".join(self.left) or "something")]
-        return [*died, self._reason(ReasonCode.RANGE_DESTRUCTION_UNPROVEN, "; ".join(self.not_checked))]
+            return [
+                *died,
+                self._reason(ReasonCode.RANGE_SURVIVORS, ", ".join(self.left) or "something"),
+            ]
+        return [
+            *died,
+            self._reason(ReasonCode.RANGE_DESTRUCTION_UNPROVEN, "; ".join(self.not_checked)),
+        ]
 
     @property
     def lost(self) -> list[Reason]:
@@ -235,7 +245,9 @@ def gather_ranges(lines: Iterable[Line]) -> dict[str, RangeFindings]:
     return gatherer.end()
 
 
-def _add_cell(cell: str, line: Line, ranges: dict[str, RangeFindings], cells: dict[str, tuple[str, str]]) -> None:
+def _add_cell(
+    cell: str, line: Line, ranges: dict[str, RangeFindings], cells: dict[str, tuple[str, str]]
+) -> None:
     if line.kind is Kind.CELL_PLANNED and line.data.get("range"):
         range_id, name = str(line.data["range"]), str(line.data.get("name", ""))
         cells[cell] = (range_id, name)
@@ -252,7 +264,9 @@ def _add(found: RangeFindings, line: Line) -> None:
     match line.kind:
         case Kind.RANGE_OPENING:
             if directory := data.get("directory"):
-                found.packets = f"ranges/{printable(str(directory), max_chars=_MAX_WORD_CHARS)}/packets.pcap"
+                found.packets = (
+                    f"ranges/{printable(str(directory), max_chars=_MAX_WORD_CHARS)}/packets.pcap"
+                )
         case Kind.RANGE_OPENED:
             found.opened = True
         case Kind.RANGE_FAILED:
@@ -281,7 +295,9 @@ def _add_end(found: RangeFindings, data: Mapping[str, Any]) -> None:
     found.left.extend(str(survivor) for survivor in data["survivors"])
     found.not_checked.extend(str(missed) for missed in data.get("not_checked", []))
     counters = data.get("counters", {})
-    found.counters = {str(name): count for name, count in counters.items() if isinstance(count, int)}
+    found.counters = {
+        str(name): count for name, count in counters.items() if isinstance(count, int)
+    }
 
 
 def _add_connection(found: RangeFindings, data: Mapping[str, Any]) -> None:
@@ -289,7 +305,9 @@ def _add_connection(found: RangeFindings, data: Mapping[str, Any]) -> None:
     kinds = data.get("remainder")
     for kind, size in (kinds if isinstance(kinds, dict) else {}).items():
         shown = printable(str(kind), max_chars=_MAX_WORD_CHARS)
-        if isinstance(size, int) and (shown in found.remainder or len(found.remainder) < _MAX_KINDS):
+        if isinstance(size, int) and (
+            shown in found.remainder or len(found.remainder) < _MAX_KINDS
+        ):
             found.remainder[shown] = found.remainder.get(shown, 0) + size
 
 
@@ -308,10 +326,20 @@ def _add_limit(found: RangeFindings, data: Mapping[str, Any]) -> None:
 def _add_flow(found: RangeFindings, data: Mapping[str, Any]) -> None:
     words = (data["cell"], data["verdict"], data["reason"], data["protocol"])
     traffic_analysis = in_traffic_analysis(data)
-    cell, verdict, reason, protocol = (printable(str(word), max_chars=_MAX_WORD_CHARS) for word in words)
-    if (cell, verdict, reason, protocol, traffic_analysis) not in found.flows and len(found.flows) >= _MAX_KINDS:
+    cell, verdict, reason, protocol = (
+        printable(str(word), max_chars=_MAX_WORD_CHARS) for word in words
+    )
+    if (cell, verdict, reason, protocol, traffic_analysis) not in found.flows and len(
+        found.flows
+    ) >= _MAX_KINDS:
         cell, reason, protocol = "", "others", ""
-    made = Flow(cell=cell, verdict=verdict, reason=reason, protocol=protocol, traffic_analysis=traffic_analysis)
+    made = Flow(
+        cell=cell,
+        verdict=verdict,
+        reason=reason,
+        protocol=protocol,
+        traffic_analysis=traffic_analysis,
+    )
     flow = found.flows.setdefault((cell, verdict, reason, protocol, traffic_analysis), made)
     times = _times(data)
     flow.packets += times
@@ -330,7 +358,9 @@ def _add_name(found: RangeFindings, data: Mapping[str, Any]) -> None:
         found.places.named(name, answer)
         found.names_found.add(name)
     elif answer not in {"NODATA", "SOA", "NS"}:
-        found.names_refused.add(f"{name} ({answer})" if answer != "NXDOMAIN" else name, _times(data))
+        found.names_refused.add(
+            f"{name} ({answer})" if answer != "NXDOMAIN" else name, _times(data)
+        )
 
 
 def _times(data: Mapping[str, Any]) -> int:

@@ -73,7 +73,9 @@ _BREACHES: Final = frozenset(
     }
 )
 
-RECORD_IN_DOUBT: Final = frozenset({ReasonCode.LEDGER_BAD, ReasonCode.LEDGER_UNFINISHED, ReasonCode.RUN_END_MISSING})
+RECORD_IN_DOUBT: Final = frozenset(
+    {ReasonCode.LEDGER_BAD, ReasonCode.LEDGER_UNFINISHED, ReasonCode.RUN_END_MISSING}
+)
 """Causes of a run that void every sample of it."""
 
 CAUSES_OF_STOPS: Final = frozenset({ReasonCode.OTHER_PROVIDER, ReasonCode.LATE_HOST_TOOL})
@@ -144,7 +146,12 @@ class Reason:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
-        return {"code": self.code.value, "where": self.where, "detail": self.detail, "text": str(self)}
+        return {
+            "code": self.code.value,
+            "where": self.where,
+            "detail": self.detail,
+            "text": str(self),
+        }
 
 
 def verdict_of(reasons: Iterable[Reason]) -> Verdict:

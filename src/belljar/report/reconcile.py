@@ -47,7 +47,12 @@ class Difference:
         return len(self.raised) + len(self.terminal) + len(self.silent)
 
 
-_RETURNED = {Kind.EXEC_COMPLETED, Kind.FILE_READ_COMPLETED, Kind.FILE_WRITE_COMPLETED, Kind.FILES_COMPLETED}
+_RETURNED = {
+    Kind.EXEC_COMPLETED,
+    Kind.FILE_READ_COMPLETED,
+    Kind.FILE_WRITE_COMPLETED,
+    Kind.FILES_COMPLETED,
+}
 
 
 def reconcile(calls: Sequence[Call], cells: Sequence[CellFindings]) -> Difference:

@@ -203,7 +203,10 @@ def headline(findings: RunFindings) -> str:
 
     It begins with `contained` only when everything ran and all of it was.
     """
-    counts = [f"{sum(row.verdict is verdict for row in findings.rows)} {verdict.value}" for verdict in Verdict]
+    counts = [
+        f"{sum(row.verdict is verdict for row in findings.rows)} {verdict.value}"
+        for verdict in Verdict
+    ]
     is_whole = findings.verdict is not Verdict.CONTAINED or not findings.exit_code
     word = findings.verdict.value if is_whole else findings.outcome
     reused = f"; {len(findings.reused)} more are another run's" if findings.reused else ""
@@ -224,7 +227,10 @@ def _degraded(findings: RunFindings) -> str:
 def _not_logged(findings: RunFindings) -> str:
     """Samples of which a cell is on record, and that no log has."""
     unprepared = {cell.uuid or cell.cell_id for cell in findings.strays if cell.sample}
-    logged = sum(all(each.code is not ReasonCode.SAMPLE_NOT_IN_LOG for each in row.reasons) for row in findings.rows)
+    logged = sum(
+        all(each.code is not ReasonCode.SAMPLE_NOT_IN_LOG for each in row.reasons)
+        for row in findings.rows
+    )
     begun = len(findings.rows) + len(unprepared)
     return f"; {logged} of {begun} samples in the log" if logged < begun else ""
 

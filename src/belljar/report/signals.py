@@ -164,7 +164,9 @@ class Control:
             return f"the control {self.name} did not complete"
         lists = (("missing", self.missing), ("unexpected", self.unexpected))
         found = [f"{word} {', '.join(names)}" for word, names in lists if names]
-        return "" if self.ok else f"the control {self.name} failed: {'; '.join(found) or 'no reason'}"
+        return (
+            "" if self.ok else f"the control {self.name} failed: {'; '.join(found) or 'no reason'}"
+        )
 
 
 class Validity(StrEnum):
@@ -215,7 +217,9 @@ class _Seen:
     placed: set[str] = field(default_factory=set)
     watched: set[str] = field(default_factory=set)
 
-    def add(self, line: Line, code: SignalCode, involved: str, count: int, max_involved: int) -> None:
+    def add(
+        self, line: Line, code: SignalCode, involved: str, count: int, max_involved: int
+    ) -> None:
         tally = self.tallies.setdefault(code, _Tally(first=line.seq, trust=line.trust))
         tally.add(line, involved, count, max_involved)
 
@@ -266,7 +270,11 @@ class SignalGatherer:
         """The controls that were asked for, also those that never began: of each policy both."""
         begun = {(each.policy, each.name): each for each in self._controls.values()}
         due = dict.fromkeys((*self._planned, *product((policy for policy, _ in begun), CONTROLS)))
-        never = (Control(name=name, cell_id="", policy=policy) for policy, name in due if (policy, name) not in begun)
+        never = (
+            Control(name=name, cell_id="", policy=policy)
+            for policy, name in due
+            if (policy, name) not in begun
+        )
         return (*self._controls.values(), *never)
 
     def of(self, cells: Iterable[str], ranges: Iterable[str] = ()) -> SampleSignals:
@@ -276,7 +284,11 @@ class SignalGatherer:
         carried = [text for each in seen for origin, text in each.carried if origin not in own]
         codes = [code for code in SignalCode if any(code in each.tallies for each in seen)]
         found = [
-            _joined(code, [each.tallies[code] for each in seen if code in each.tallies], self._max_involved)
+            _joined(
+                code,
+                [each.tallies[code] for each in seen if code in each.tallies],
+                self._max_involved,
+            )
             for code in codes
             if code is not SignalCode.DECOY_CARRIED or carried
         ]
@@ -373,7 +385,9 @@ class SignalGatherer:
         return line.kind in {Kind.CELL_FAILED, Kind.PROTOCOL_VIOLATION}
 
 
-def signals_of(lines: Iterable[Line], cells: Set[str], *, max_involved: int = MAX_INVOLVED) -> SampleSignals:
+def signals_of(
+    lines: Iterable[Line], cells: Set[str], *, max_involved: int = MAX_INVOLVED
+) -> SampleSignals:
     """The signals of cells that belong together, and of the ranges that they are in."""
     gatherer, ranges = SignalGatherer(max_involved=max_involved), dict[str, None]()
     for line in lines:
@@ -408,7 +422,9 @@ _DEADLY_LIMITS: Final = frozenset({"memory", "lifetime"})
 _REFUSED_NAMES: Final = frozenset({"NXDOMAIN", "REFUSED", "NOTIMP", "TOO MANY"})
 _REVERSE: Final = (".in-addr.arpa", ".ip6.arpa")
 """Programs look up the names of addresses by themselves."""
-_BY_ITSELF: Final = frozenset({"url", "html", "escape", "unicode", "quoted-printable", "gzip", "deflate", "zstd"})
+_BY_ITSELF: Final = frozenset(
+    {"url", "html", "escape", "unicode", "quoted-printable", "gzip", "deflate", "zstd"}
+)
 """Encodings that ordinary programs use unasked."""
 
 

@@ -43,7 +43,15 @@ EXTRA_BODY_TOOL: Final = "extra_body"
 _PLAIN_FIELDS: Final = frozenset(
     {
         *("frequency_penalty", "logit_bias", "max_completion_tokens", "max_tokens", "min_p"),
-        *("presence_penalty", "repetition_penalty", "seed", "stop", "temperature", "top_k", "top_p"),
+        *(
+            "presence_penalty",
+            "repetition_penalty",
+            "seed",
+            "stop",
+            "temperature",
+            "top_k",
+            "top_p",
+        ),
         *("max_tool_calls", "parallel_tool_calls", "reasoning", "reasoning_effort", "thinking"),
         *("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"),
         *("service_tier", "store", "truncation", "user", "verbosity"),
@@ -71,12 +79,17 @@ BUILT_IN: Final[Mapping[str, Outside | None]] = {
     **dict.fromkeys(("bash", "python", "bash_session", "text_editor", "computer", "skill")),
     **dict.fromkeys(("grep", "list_files", "read_file")),
     **dict.fromkeys(
-        f"web_browser_{act}" for act in ("go", "click", "type", "type_submit", "scroll", "back", "forward", "refresh")
+        f"web_browser_{act}"
+        for act in ("go", "click", "type", "type_submit", "scroll", "back", "forward", "refresh")
     ),
     # in the evaluation's own process, with nothing but its memory
-    **dict.fromkeys(("memory", "think", "todo_write", "update_plan", "submit", "default_submit_tool")),
+    **dict.fromkeys(
+        ("memory", "think", "todo_write", "update_plan", "submit", "default_submit_tool")
+    ),
     # agents: the tools that they hold are looked at themselves
-    **dict.fromkeys(("as_tool", "agent", "agent_status", "agent_wait", "agent_cancel", "agent_list")),
+    **dict.fromkeys(
+        ("as_tool", "agent", "agent_status", "agent_wait", "agent_cancel", "agent_list")
+    ),
 }
 """Where each of Inspect's own tools acts when it is called, by the function that makes it; None:
 not outside of a cell.
@@ -135,14 +148,17 @@ class ToolCall:
         return bool(time and self.began and self.ended and self.began <= time <= self.ended)
 
 
-def with_hidden_operations(calls: Iterable[ToolCall], times: Sequence[datetime | None]) -> tuple[ToolCall, ...]:
+def with_hidden_operations(
+    calls: Iterable[ToolCall], times: Sequence[datetime | None]
+) -> tuple[ToolCall, ...]:
     """The calls, with those that reached a cell by an operation that the transcript does not show
     (it raised, say).
 
     Known by time alone: of two calls at the same time both count as having reached it.
     """
     return tuple(
-        replace(call, reached_cell=call.reached_cell or any(call.covers(time) for time in times)) for call in calls
+        replace(call, reached_cell=call.reached_cell or any(call.covers(time) for time in times))
+        for call in calls
     )
 
 
@@ -182,7 +198,12 @@ def tool_uses(calls: Iterable[ToolCall]) -> tuple[ToolUse, ...]:
     for call in calls:
         by_tool.setdefault((call.name, call.outside), []).append(call)
     return tuple(
-        ToolUse(name=name, outside=where, calls=len(each), reached_cell=sum(call.reached_cell for call in each))
+        ToolUse(
+            name=name,
+            outside=where,
+            calls=len(each),
+            reached_cell=sum(call.reached_cell for call in each),
+        )
         for (name, where), each in by_tool.items()
     )
 
@@ -192,7 +213,10 @@ def tool_lines(uses: Sequence[ToolUse]) -> list[str]:
     if not uses:
         return []
     lines = ["\nTools, with their calls and how many reached a cell:"]
-    lines += [f"  {printable(use.name, max_chars=80)}: {use.calls}, {use.reached_cell}{_remark(use)}" for use in uses]
+    lines += [
+        f"  {printable(use.name, max_chars=80)}: {use.calls}, {use.reached_cell}{_remark(use)}"
+        for use in uses
+    ]
     return lines
 
 

@@ -36,7 +36,11 @@ class UpstreamUse:
         there = f" ({', '.join(self.addresses)})" if self.addresses else ""
         more = [
             f", {count} {what}"
-            for count, what in ((self.failed, "failed"), (self.refused, "refused"), (self.cut, "cut off"))
+            for count, what in (
+                (self.failed, "failed"),
+                (self.refused, "refused"),
+                (self.cut, "cut off"),
+            )
             if count
         ]
         why = f". Why: {' / '.join(self.reasons)}" if self.reasons else ""

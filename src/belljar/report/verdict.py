@@ -58,10 +58,17 @@ class RunRecord:
             log = str(data.get("log") or "")
             self.logs += [log] if log and log not in self.logs else []
         elif line.kind is Kind.RUN_EVALUATED:
-            self.ended, self.interrupted, self.stopped = True, bool(data["interrupted"]), bool(data["stopped"])
+            self.ended, self.interrupted, self.stopped = (
+                True,
+                bool(data["interrupted"]),
+                bool(data["stopped"]),
+            )
             self.errors = [str(error) for error in data["errors"]]
             self.causes = [str(cause) for cause in data.get("causes", ())]
-            self.refusal, self.refusal_code = str(data.get("refusal", "")), int(data.get("refusal_code", 0))
+            self.refusal, self.refusal_code = (
+                str(data.get("refusal", "")),
+                int(data.get("refusal_code", 0)),
+            )
         elif line.kind is Kind.RUN_FINISHED:
             self.not_in_log = str(data.get("verdicts_not_in_log", ""))
 
@@ -133,16 +140,25 @@ def judge(evidence: Evidence) -> RunFindings:
     everywhere = tuple(reason for reason in doubts if reason.code in RECORD_IN_DOUBT)
     interrupted = _is_interrupted(evidence)
     broken_off = interrupted or any(log.status is LogStatus.ERROR for log in evidence.logs)
-    unlogged = _unlogged(evidence.cells.values(), {each.uuid for each in (*own, *reused)}, broken_off=broken_off)
+    unlogged = _unlogged(
+        evidence.cells.values(), {each.uuid for each in (*own, *reused)}, broken_off=broken_off
+    )
     rows = (
         *(_row(each, by_uuid.get(each.uuid, []), evidence, everywhere) for each in own),
-        *(_row(_without_log(cells), cells, evidence, everywhere, is_logged=False) for cells in unlogged),
+        *(
+            _row(_without_log(cells), cells, evidence, everywhere, is_logged=False)
+            for cells in unlogged
+        ),
     )
     taken_cells = {cell.cell_id for row in rows for cell in row.cells}
     taken_ranges = {found.range_id for row in rows for found in row.ranges}
     strays = tuple(cell for cell in evidence.cells.values() if cell.cell_id not in taken_cells)
-    stray_ranges = tuple(found for found in evidence.ranges.values() if found.range_id not in taken_ranges)
-    stray_signals = evidence.signals.of([c.cell_id for c in strays], [r.range_id for r in stray_ranges])
+    stray_ranges = tuple(
+        found for found in evidence.ranges.values() if found.range_id not in taken_ranges
+    )
+    stray_signals = evidence.signals.of(
+        [c.cell_id for c in strays], [r.range_id for r in stray_ranges]
+    )
     problems = [*doubts, *_log_reasons(evidence), *_stray_reasons(strays, stray_ranges)]
     problems += _carried(stray_signals)
     if not rows:
@@ -159,7 +175,9 @@ def judge(evidence: Evidence) -> RunFindings:
         controls=evidence.signals.controls,
         interrupted=interrupted,
         refusal_code=run.refusal_code,
-        unsealed_logs=tuple(log.location for log in evidence.logs) if run.kind != EVALUATION else (),
+        unsealed_logs=tuple(log.location for log in evidence.logs)
+        if run.kind != EVALUATION
+        else (),
     )
 
 
@@ -190,13 +208,19 @@ def _row(
 ) -> Row:
     difference = reconcile(transcript.calls, cells) if is_logged else Difference()
     ranges = evidence.ranges
-    its = tuple(ranges[each] for each in dict.fromkeys(cell.range_id for cell in cells) if each in ranges)
+    its = tuple(
+        ranges[each] for each in dict.fromkeys(cell.range_id for cell in cells) if each in ranges
+    )
     signals = evidence.signals.of([cell.cell_id for cell in cells], [each.range_id for each in its])
     reasons = [
         *(reason for cell in cells for reason in cell.reasons),
         *(reason for each in its for reason in each.reasons),
         *_carried(signals),
-        *([] if is_logged else [Reason(code=ReasonCode.SAMPLE_NOT_IN_LOG, detail=transcript.sample)]),
+        *(
+            []
+            if is_logged
+            else [Reason(code=ReasonCode.SAMPLE_NOT_IN_LOG, detail=transcript.sample)]
+        ),
         *_sample_reasons(transcript, cells, difference),
         *everywhere,
     ]
@@ -216,7 +240,9 @@ def _carried(signals: SampleSignals) -> Iterator[Reason]:
         yield Reason(code=ReasonCode.DECOY_CARRIED, detail=carried)
 
 
-def _sample_reasons(transcript: Transcript, cells: Sequence[CellFindings], difference: Difference) -> Iterator[Reason]:
+def _sample_reasons(
+    transcript: Transcript, cells: Sequence[CellFindings], difference: Difference
+) -> Iterator[Reason]:
     """What the sample's log says that its cells can't."""
     if not cells:
         yield Reason(code=ReasonCode.NO_CELL)
@@ -268,7 +294,11 @@ def _log_trouble(log: LogRecord) -> ReasonCode | None:
         return ReasonCode.LOG_UNFINISHED
     if not log.samples_logged:
         return ReasonCode.LOG_WITHOUT_SAMPLES
-    if log.status is LogStatus.SUCCESS and log.expected is not None and len(log.transcripts) < log.expected:
+    if (
+        log.status is LogStatus.SUCCESS
+        and log.expected is not None
+        and len(log.transcripts) < log.expected
+    ):
         return ReasonCode.LOG_INCOMPLETE
     return None
 
@@ -279,7 +309,9 @@ def _is_interrupted(evidence: Evidence) -> bool:
     return (evidence.run.interrupted or cancelled) and not evidence.run.stopped
 
 
-def _unlogged(cells: Iterable[CellFindings], logged: Set[str], *, broken_off: bool) -> Iterable[Sequence[CellFindings]]:
+def _unlogged(
+    cells: Iterable[CellFindings], logged: Set[str], *, broken_off: bool
+) -> Iterable[Sequence[CellFindings]]:
     """The cells of each sample that began and that no log has.
 
     Inspect logs no sample that it was only preparing when it was interrupted, or when another
@@ -306,7 +338,9 @@ def _without_log(cells: Sequence[CellFindings]) -> Transcript:
     )
 
 
-def _stray_reasons(cells: Iterable[CellFindings], ranges: Iterable[RangeFindings]) -> Iterator[Reason]:
+def _stray_reasons(
+    cells: Iterable[CellFindings], ranges: Iterable[RangeFindings]
+) -> Iterator[Reason]:
     """What is amiss of cells and ranges of no sample."""
     for cell in cells:
         yield from cell.end_reasons

@@ -68,7 +68,11 @@ class Outcome:
     @property
     def flagged(self) -> bool:
         """Whether it was found, as the class that it has."""
-        return self.case.cls in self.classes if self.case.cls and self.case.flags else bool(self.classes)
+        return (
+            self.case.cls in self.classes
+            if self.case.cls and self.case.flags
+            else bool(self.classes)
+        )
 
     @property
     def ok(self) -> bool:
@@ -110,7 +114,11 @@ class Score:
 
     def misses(self, key: Callable[[Case], str]) -> dict[str, int]:
         """How many cases were missed, by class or channel."""
-        return dict(sorted(Counter(key(outcome.case) for outcome in self.failed if outcome.case.flags).items()))
+        return dict(
+            sorted(
+                Counter(key(outcome.case) for outcome in self.failed if outcome.case.flags).items()
+            )
+        )
 
 
 def score(outcomes: Iterable[Outcome]) -> Score:
@@ -132,7 +140,10 @@ def feeds(step: Step) -> Iterator[tuple[str, bytes]]:
     """The parts of a step, as a stream scanner is fed them."""
     if step.http is not None:
         yield "url", step.http.url.encode()
-        yield "header", b"".join(f"{name}: {value}\r\n".encode() for name, value in step.http.headers)
+        yield (
+            "header",
+            b"".join(f"{name}: {value}\r\n".encode() for name, value in step.http.headers),
+        )
         if step.http.body:
             yield "body", step.http.body
     for name in step.names:
@@ -172,13 +183,17 @@ def read_cases(content: bytes, source: str) -> tuple[Case, ...]:
                 raise ValueError(f"the id {case.id!r} is another case's already")
         except (ValueError, RecursionError) as error:
             raise PolicyError(
-                f"no case: {error}", where=f"{source}:{number}", hint="docs/guard.md shows the format"
+                f"no case: {error}",
+                where=f"{source}:{number}",
+                hint="docs/guard.md shows the format",
             ) from None
         cases[case.id] = case
         if len(cases) > MAX_CASES:
             raise PolicyError(f"more than {MAX_CASES} cases", where=source, hint="split the file")
     if not cases:
-        raise PolicyError("there is no case in it", where=source, hint="docs/guard.md shows the format")
+        raise PolicyError(
+            "there is no case in it", where=source, hint="docs/guard.md shows the format"
+        )
     return tuple(cases.values())
 
 
@@ -199,7 +214,10 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _case(fields: Mapping[str, Any], where: str) -> Case:
-    _only(fields, {"id", "expect", "class", "channel", "http", "names", "messages", "data_base64", "steps"})
+    _only(
+        fields,
+        {"id", "expect", "class", "channel", "http", "names", "messages", "data_base64", "steps"},
+    )
     if fields.get("expect") not in {"flag", "pass"}:
         raise ValueError('`expect` is "flag" or "pass"')
     channel = _channel(fields)
@@ -235,7 +253,9 @@ def _step(fields: Mapping[str, Any], channel: Channel, *, within: bool) -> Step:
     if wanted == "names":
         return Step(channel=channel, names=tuple(_texts(value, "names")))
     if wanted == "messages":
-        return Step(channel=channel, messages=tuple(_message(item) for item in _list(value, "messages")))
+        return Step(
+            channel=channel, messages=tuple(_message(item) for item in _list(value, "messages"))
+        )
     return Step(channel=channel, data=_bytes(value, "data_base64"))
 
 

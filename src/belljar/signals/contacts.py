@@ -13,7 +13,13 @@ from belljar.events import Actor, Event, Kind, Trust
 MAX_CONNECTIONS: Final = 10_000
 """That are remembered as reported: as many as a gateway holds open."""
 _CONTACTS: Final = frozenset(
-    {Kind.NETWORK_STREAM, Kind.NETWORK_TLS, Kind.NETWORK_HTTP, Kind.NETWORK_WEBSOCKET, Kind.NETWORK_CONNECTION}
+    {
+        Kind.NETWORK_STREAM,
+        Kind.NETWORK_TLS,
+        Kind.NETWORK_HTTP,
+        Kind.NETWORK_WEBSOCKET,
+        Kind.NETWORK_CONNECTION,
+    }
 )
 
 

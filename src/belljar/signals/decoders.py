@@ -56,10 +56,16 @@ ROT13: Final = bytes.maketrans(
 
 # --- escapes: marked within text ---
 
-_WIDE: Final = re.compile(rb"[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}")
+_WIDE: Final = re.compile(
+    rb"[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}"
+)
 _ESCAPES: Final[tuple[tuple[str, bytes, re.Pattern[bytes]], ...]] = (
     ("url", b"%", re.compile(rb"%([0-9A-Fa-f]{2})")),
-    ("html", b"&", re.compile(rb"&(#[0-9]{1,7};?|#[xX][0-9A-Fa-f]{1,6};?|[A-Za-z][A-Za-z0-9]{1,30};)")),
+    (
+        "html",
+        b"&",
+        re.compile(rb"&(#[0-9]{1,7};?|#[xX][0-9A-Fa-f]{1,6};?|[A-Za-z][A-Za-z0-9]{1,30};)"),
+    ),
     (
         "escape",
         b"\\",
@@ -71,10 +77,20 @@ _ESCAPES: Final[tuple[tuple[str, bytes, re.Pattern[bytes]], ...]] = (
     ("hex", b"0x", re.compile(rb"0x([0-9A-Fa-f]{2})(?![0-9A-Fa-f])[,; \r\n\t]*")),
     ("unicode", b"", _WIDE),
 )
-_LETTERS: Final = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"b": b"\b", b"f": b"\f", b"\n": b"", b"\r\n": b""}
+_LETTERS: Final = {
+    b"n": b"\n",
+    b"t": b"\t",
+    b"r": b"\r",
+    b"b": b"\b",
+    b"f": b"\f",
+    b"\n": b"",
+    b"\r\n": b"",
+}
 
 
-_CODE: Final = re.compile(rb"&#(?:[xX]([0-9A-Fa-f]{1,6})|([0-9]{1,7}));?|\\u\{?([0-9A-Fa-f]{1,6})\}?")
+_CODE: Final = re.compile(
+    rb"&#(?:[xX]([0-9A-Fa-f]{1,6})|([0-9]{1,7}));?|\\u\{?([0-9A-Fa-f]{1,6})\}?"
+)
 _CONTROLS: Final = frozenset((*range(9), 11, 12, *range(14, 32), *range(127, 160)))
 
 
@@ -136,7 +152,9 @@ def escapes(data: bytes, held: Held = None) -> Iterator[Decoded]:
 _TEXT_RUN: Final = b"\1" * MIN_RUN
 
 
-def _escaped(name: str, pattern: re.Pattern[bytes], data: bytes, start: int, end: int) -> Iterator[Decoded]:
+def _escaped(
+    name: str, pattern: re.Pattern[bytes], data: bytes, start: int, end: int
+) -> Iterator[Decoded]:
     """Of the text `start:end`: its windows around escapes."""
     window: list[re.Match[bytes]] = []
     for found in pattern.finditer(data, start, end):
@@ -153,7 +171,9 @@ def _window(name: str, data: bytes, window: list[re.Match[bytes]], start: int, e
     return _unescaped(name, data, window, left, min(end, window[-1].end() + WINDOW))
 
 
-def _unescaped(name: str, data: bytes, window: list[re.Match[bytes]], start: int, end: int) -> Decoded:
+def _unescaped(
+    name: str, data: bytes, window: list[re.Match[bytes]], start: int, end: int
+) -> Decoded:
     out: list[bytes] = []
     inner: list[int] = []  # where each decoded text begins inside
     marks: list[tuple[int, int, int]] = []  # its size; its escape's beginning and end outside
@@ -198,7 +218,8 @@ _SEPARATOR: Final = bytes(int(byte in b" .,:;_|-\n") for byte in range(256))
 _CUT_TIMES: Final = 7
 _CUT: Final = {
     (size, gap): re.compile(
-        rb"[ -~]{%d}(?P<gap>%s)(?:[ -~]{%d}(?P=gap)){%d,}[ -~]{0,%d}" % (size, sign, size, _CUT_TIMES - 1, size)
+        rb"[ -~]{%d}(?P<gap>%s)(?:[ -~]{%d}(?P=gap)){%d,}[ -~]{0,%d}"
+        % (size, sign, size, _CUT_TIMES - 1, size)
     )
     for size in range(1, 5)
     for gap, sign in ((1, rb"[ .,:;_|\n-]"), (2, rb"\r\n"))
@@ -211,7 +232,11 @@ def uncut(data: bytes) -> Iterator[Decoded]:
     if len(data) > SMALL or not _ESCAPED.search(data):
         return
     single = int.from_bytes(data.translate(_SEPARATOR), "little")
-    double = int.from_bytes(_LINE_END.sub(b"\1\0", data).translate(_IS_ONE), "little") if b"\r\n" in data else 0
+    double = (
+        int.from_bytes(_LINE_END.sub(b"\1\0", data).translate(_IS_ONE), "little")
+        if b"\r\n" in data
+        else 0
+    )
     for (size, gap), pattern in _CUT.items():
         step = size + gap
         repeated = _repeated(single if gap == 1 else double, step, len(data))
@@ -219,7 +244,9 @@ def uncut(data: bytes) -> Iterator[Decoded]:
         while at >= 0:
             found = pattern.match(data, at - size)
             if found and _ESCAPED.search(data, found.start(), found.end()):
-                text = b"".join(found[0][place : place + size] for place in range(0, len(found[0]), step))
+                text = b"".join(
+                    found[0][place : place + size] for place in range(0, len(found[0]), step)
+                )
                 yield Decoded(("split",), text, found.start(), found.end())
             at = repeated.find(1, found.end() + size if found else at + 1)
 
@@ -293,7 +320,9 @@ def _expanded(name: str, data: bytes, at: int, most: int) -> Decoded | None:
         if data[at + 8 : at + 10] != b"\x08\x00":
             return None
         skip = (
-            30 + int.from_bytes(data[at + 26 : at + 28], "little") + int.from_bytes(data[at + 28 : at + 30], "little")
+            30
+            + int.from_bytes(data[at + 26 : at + 28], "little")
+            + int.from_bytes(data[at + 28 : at + 30], "little")
         )
         return _inflated(name, data, at, skip, -15, most)
     return _inflated(name, data, at, 0, 31 if name == "gzip" else 15, most)
@@ -334,14 +363,20 @@ def _zstd(data: bytes, at: int, most: int) -> Decoded | None:
         import zstandard
     except ModuleNotFoundError:
         raise Missing("zstd") from None
-    reader = zstandard.ZstdDecompressor(max_window_size=8 << 20).stream_reader(memoryview(data)[at:])
+    reader = zstandard.ZstdDecompressor(max_window_size=8 << 20).stream_reader(
+        memoryview(data)[at:]
+    )
     out = bytearray()
     try:
         while len(out) <= most and (part := reader.read(min(CHUNK << 2, most + 1 - len(out)))):
             out += part
     except zstandard.ZstdError:
         pass
-    return Decoded(("zstd",), bytes(out[:most]), at, len(data), whole=len(out) <= most) if out else None
+    return (
+        Decoded(("zstd",), bytes(out[:most]), at, len(data), whole=len(out) <= most)
+        if out
+        else None
+    )
 
 
 # --- views of all of the data ---
@@ -352,9 +387,13 @@ def turned(data: bytes, held: Held = None) -> Iterator[Decoded]:
     size = len(data)
     if size <= SMALL:
         if REVERSED_MARK.search(data) if held is None else "reversed" in held:
-            yield Decoded(("reversed",), data[::-1], 0, size, lambda start, end: (size - end, size - start))
+            yield Decoded(
+                ("reversed",), data[::-1], 0, size, lambda start, end: (size - end, size - start)
+            )
         if ROT13_MARK.search(data) if held is None else "rot13" in held:
-            yield Decoded(("rot13",), data.translate(ROT13), 0, size, lambda start, end: (start, end))
+            yield Decoded(
+                ("rot13",), data.translate(ROT13), 0, size, lambda start, end: (start, end)
+            )
 
 
 REVERSED_MARK: Final = re.compile(

@@ -142,7 +142,11 @@ def _ssh(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
     seed, check, host_key = stream.take(32), stream.take(4), public_of(stream.take(32))
     drawn = _ssh_files(place, SshLogin(seed=seed, host_key=host_key), (user, host, 22), check)
     # Whoever offers it to a server shows its public half, and no more.
-    values = {**drawn.values, "host": host, "public_key": public_line(public_blob(public_of(seed))).split()[1]}
+    values = {
+        **drawn.values,
+        "host": host,
+        "public_key": public_line(public_blob(public_of(seed))).split()[1],
+    }
     return replace(drawn, values=values)
 
 
@@ -165,7 +169,11 @@ def _ssh_files(place: str, login: SshLogin, at: tuple[str, str, int], check: byt
     files = (
         (place, private.encode(), 0o600),
         (place + ".pub", f"{public_line(public_blob(public))} {comment}\n".encode(), 0o644),
-        (posixpath.join(folder, "config" if name != "config" else "ssh_config"), config.encode(), 0o600),
+        (
+            posixpath.join(folder, "config" if name != "config" else "ssh_config"),
+            config.encode(),
+            0o600,
+        ),
         (posixpath.join(folder, "known_hosts"), known.encode(), 0o600),
     )
     # This line holds the seed; the first three are the same in each such key, or public.
@@ -214,7 +222,9 @@ def _api_key(stream: Stream, place: str, spec: DecoySpec) -> Drawn:
     shapes = {"openai": openai_key, "anthropic": anthropic_key, "github": github_token}
     shape = spec.shape or "openai"
     key = shapes[shape](stream)
-    name = {"openai": "OPENAI_API_KEY", "anthropic": "ANTHROPIC_API_KEY", "github": "GITHUB_TOKEN"}[shape]
+    name = {"openai": "OPENAI_API_KEY", "anthropic": "ANTHROPIC_API_KEY", "github": "GITHUB_TOKEN"}[
+        shape
+    ]
     return _one(place, f"export {name}={key}\n", 0o600, key=key)
 
 
@@ -316,14 +326,21 @@ def _cookies(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
 def _text(stream: Stream, place: str, spec: DecoySpec) -> Drawn:
     pieces = spec.template.split("{secret}")
     values = {f"secret_{number}": stream.text(32) for number in range(1, len(pieces))}
-    text = pieces[0] + "".join(secret + rest for secret, rest in zip(values.values(), pieces[1:], strict=True))
+    text = pieces[0] + "".join(
+        secret + rest for secret, rest in zip(values.values(), pieces[1:], strict=True)
+    )
     return _one(place, text, 0o640, **values)
 
 
 def _dotenv_with_login(stream: Stream, place: str, _spec: DecoySpec, login: Login) -> Drawn:
     secret = stream.take(32).hex()
     lines = {"APP_ENV": "production", **login.env, "SECRET_KEY": secret}
-    return _one(place, "".join(f"{name}={value}\n" for name, value in lines.items()), 0o600, secret_key=secret)
+    return _one(
+        place,
+        "".join(f"{name}={value}\n" for name, value in lines.items()),
+        0o600,
+        secret_key=secret,
+    )
 
 
 def _npm_with_login(_stream: Stream, place: str, _spec: DecoySpec, login: Login) -> Drawn:
@@ -341,7 +358,9 @@ def _pypi_with_login(_stream: Stream, place: str, _spec: DecoySpec, login: Login
 
 def _git_with_login(_stream: Stream, place: str, _spec: DecoySpec, login: Login) -> Drawn:
     scheme, _, rest = login.url.partition("://")
-    return _one(place, f"{scheme}://{login.user}:{login.password}@{rest.partition('/')[0]}\n", 0o600)
+    return _one(
+        place, f"{scheme}://{login.user}:{login.password}@{rest.partition('/')[0]}\n", 0o600
+    )
 
 
 def _text_with_login(stream: Stream, place: str, spec: DecoySpec, login: Login) -> Drawn:
@@ -368,15 +387,17 @@ DRAW: Final[Mapping[K, Draw]] = MappingProxyType(
         K.TEXT: _text,
     }
 )
-DRAW_WITH_LOGIN: Final[Mapping[K, Callable[[Stream, str, DecoySpec, Login], Drawn]]] = MappingProxyType(
-    {
-        K.DOTENV: _dotenv_with_login,
-        K.TEXT: _text_with_login,
-        K.SSH_KEY: _ssh_with_login,
-        K.NPM_TOKEN: _npm_with_login,
-        K.PYPI_TOKEN: _pypi_with_login,
-        K.GIT_CREDENTIALS: _git_with_login,
-    }
+DRAW_WITH_LOGIN: Final[Mapping[K, Callable[[Stream, str, DecoySpec, Login], Drawn]]] = (
+    MappingProxyType(
+        {
+            K.DOTENV: _dotenv_with_login,
+            K.TEXT: _text_with_login,
+            K.SSH_KEY: _ssh_with_login,
+            K.NPM_TOKEN: _npm_with_login,
+            K.PYPI_TOKEN: _pypi_with_login,
+            K.GIT_CREDENTIALS: _git_with_login,
+        }
+    )
 )
 """Files that can hold the login of a decoy service."""
 PLACES: Final[Mapping[K, str]] = MappingProxyType(

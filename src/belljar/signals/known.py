@@ -177,7 +177,9 @@ class _Places:
         if number != self._block:
             block = self._data[number * BLOCK : (number + 1) * BLOCK]
             self._block = number
-            self._offsets = list(compress(range(number * BLOCK, number * BLOCK + BLOCK), block.translate(_IS_KEPT)))
+            self._offsets = list(
+                compress(range(number * BLOCK, number * BLOCK + BLOCK), block.translate(_IS_KEPT))
+            )
         return self._offsets[index - self._before[number]]
 
 
@@ -204,7 +206,8 @@ class _Automaton:
             self._automaton.make_automaton()
             heads = dict.fromkeys(needle[:HEAD] for needle in self._forms)
             self.prefilter = Prefilter(
-                {head.hex(): literal(head) for head in heads}, from_bytes=max(FROM_BYTES, WORTH * len(heads))
+                {head.hex(): literal(head) for head in heads},
+                from_bytes=max(FROM_BYTES, WORTH * len(heads)),
             )
 
     def matches(self, data: bytes) -> Iterator[tuple[int, _Form]]:

@@ -38,7 +38,9 @@ _OF_SMALL: Final = {
 _LARGE_GROUPS: Final = {name: text for name, text in _GROUPS.items() if name in GROUPS_OF_LARGE}
 _large = Prefilter(_LARGE_GROUPS | _MAGIC | _ESCAPES, places=frozenset((*_LARGE_GROUPS, *_MAGIC)))
 _small = Prefilter(
-    _GROUPS | _MAGIC | _ESCAPES | _OF_SMALL, places=frozenset((*_GROUPS, *_MAGIC)), from_bytes=FROM_BYTES
+    _GROUPS | _MAGIC | _ESCAPES | _OF_SMALL,
+    places=frozenset((*_GROUPS, *_MAGIC)),
+    from_bytes=FROM_BYTES,
 )
 
 

@@ -188,7 +188,8 @@ def _label(cell_id: str, decoy: DecoySpec) -> str:
 def _values(decoy: DecoySpec, named: Mapping[str, str]) -> tuple[KnownValue, ...]:
     kind = f"decoy_{decoy.kind.value}"
     return tuple(
-        KnownValue(id=f"{decoy.id}/{name}", text=text, source=Source.DECOY, kind=kind) for name, text in named.items()
+        KnownValue(id=f"{decoy.id}/{name}", text=text, source=Source.DECOY, kind=kind)
+        for name, text in named.items()
     )
 
 
@@ -199,7 +200,9 @@ def digests(key: bytes, minted: Minted) -> Mapping[str, str]:
 
 def digest(key: bytes, text: str) -> str:
     """HMAC-SHA256 of a value, in hex, by a key of its own that the run's key gives."""
-    return hmac.new(Stream(key, "digest").take(KEY_BYTES), text.encode(), hashlib.sha256).hexdigest()
+    return hmac.new(
+        Stream(key, "digest").take(KEY_BYTES), text.encode(), hashlib.sha256
+    ).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -253,7 +253,9 @@ _KINDS: Final[Mapping[Contact, Kind]] = {
 }
 
 
-def event_of(part: Carried, hit: Hit, *, cell_id: str | None, evidence: int, action: Action) -> Event:
+def event_of(
+    part: Carried, hit: Hit, *, cell_id: str | None, evidence: int, action: Action
+) -> Event:
     """What is recorded about a hit in a recorded event: a contact with a decoy, another sample's
     value, or what the guard found."""
     if hit.source not in {Source.DECOY, Source.FOREIGN}:
@@ -319,4 +321,6 @@ def unscanned(part: Carried, *, cell_id: str | None, evidence: int | None, reaso
 
 
 def _guest(kind: Kind, cell_id: str | None, data: Mapping[str, JsonValue]) -> Event:
-    return Event(kind=kind, cell_id=cell_id, actor=Actor.GUEST, trust=Trust.HOST_OBSERVED, data=data)
+    return Event(
+        kind=kind, cell_id=cell_id, actor=Actor.GUEST, trust=Trust.HOST_OBSERVED, data=data
+    )

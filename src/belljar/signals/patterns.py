@@ -44,7 +44,11 @@ class Detector:
         for text in self.literals:
             last = 0
             for at in places(data, text, held, text.decode()):
-                found = look.match(data, max(last, at - self.before), at + self.within) if at >= last else None
+                found = (
+                    look.match(data, max(last, at - self.before), at + self.within)
+                    if at >= last
+                    else None
+                )
                 if found:
                     last = found.end()
                     yield found
@@ -77,7 +81,9 @@ def _is_real(text: bytes) -> bool:
 
 def _is_secret(text: bytes) -> bool:
     """What stands behind `password=`: mixed and random enough, and no code."""
-    kinds = sum(any(low <= byte <= high for byte in text) for low, high in ((48, 57), (65, 90), (97, 122)))
+    kinds = sum(
+        any(low <= byte <= high for byte in text) for low, high in ((48, 57), (65, 90), (97, 122))
+    )
     return kinds >= 2 and _is_real(text) and entropy(text) >= MIN_ENTROPY and not _CODE.search(text)
 
 
@@ -108,7 +114,10 @@ def _token(cls: str, prefix: bytes, rest: bytes, check: Check = _is_real) -> Det
 
 
 _CREDENTIALS: Final = (
-    *(_token("aws_key", prefix, rb"[A-Z2-7]{16}") for prefix in (b"AKIA", b"ASIA", b"ABIA", b"ACCA")),
+    *(
+        _token("aws_key", prefix, rb"[A-Z2-7]{16}")
+        for prefix in (b"AKIA", b"ASIA", b"ABIA", b"ACCA")
+    ),
     Detector(
         "aws_secret",
         (b"ecret", b"ECRET", b"aws_key", b"AWS_KEY"),
@@ -126,8 +135,15 @@ _CREDENTIALS: Final = (
     _token("github_token", b"github_pat_", rb"[A-Za-z0-9]{22}_[A-Za-z0-9]{59}"),
     _token("gitlab_token", b"glpat-", rb"[A-Za-z0-9_-]{20,64}"),
     _token("slack_token", b"xox", rb"[abeoprs]-[A-Za-z0-9-]{20,250}"),
-    _token("slack_webhook", b"hooks.slack.com/services/", rb"T[A-Z0-9]{8,12}/B[A-Z0-9]{8,12}/[A-Za-z0-9]{24}"),
-    *(_token("stripe_key", prefix, rb"[A-Za-z0-9]{24,247}") for prefix in (b"sk_live_", b"rk_live_", b"whsec_")),
+    _token(
+        "slack_webhook",
+        b"hooks.slack.com/services/",
+        rb"T[A-Z0-9]{8,12}/B[A-Z0-9]{8,12}/[A-Za-z0-9]{24}",
+    ),
+    *(
+        _token("stripe_key", prefix, rb"[A-Za-z0-9]{24,247}")
+        for prefix in (b"sk_live_", b"rk_live_", b"whsec_")
+    ),
     _token("anthropic_key", b"sk-ant-", rb"[a-z]{3}[0-9]{2}-[A-Za-z0-9_-]{80,120}"),
     _token(
         "openai_key",
@@ -139,7 +155,12 @@ _CREDENTIALS: Final = (
     _token("google_key", b"AIza", rb"[A-Za-z0-9_-]{35}"),
     _token("huggingface_token", b"hf_", rb"[A-Za-z]{34}"),
     _token("sendgrid_key", b"SG.", rb"[A-Za-z0-9_-]{22}\.[A-Za-z0-9_-]{43}"),
-    _token("jwt", b"eyJ", rb"[A-Za-z0-9_-]{10,2000}\.eyJ[A-Za-z0-9_-]{10,4000}\.[A-Za-z0-9_-]{20,1000}", _is_jwt),
+    _token(
+        "jwt",
+        b"eyJ",
+        rb"[A-Za-z0-9_-]{10,2000}\.eyJ[A-Za-z0-9_-]{10,4000}\.[A-Za-z0-9_-]{20,1000}",
+        _is_jwt,
+    ),
     Detector(
         "private_key",
         (b"PRIVATE KEY",),
@@ -186,13 +207,17 @@ _CREDENTIALS: Final = (
     Detector(
         "url_password",
         (b"://",),
-        re.compile(rb"(?i)\b[a-z][a-z0-9+.-]{1,20}://[^\s:/@\"']{1,64}:([^\s:/@\"'<>{}$]{8,128})@[A-Za-z0-9\[]"),
+        re.compile(
+            rb"(?i)\b[a-z][a-z0-9+.-]{1,20}://[^\s:/@\"']{1,64}:([^\s:/@\"'<>{}$]{8,128})@[A-Za-z0-9\[]"
+        ),
         _is_secret,
         before=24,
         within=220,
     ),
 )
-_SEED: Final = re.compile(rb"(?<![A-Za-z])(?:[A-Za-z]{3,8}+[^A-Za-z]{1,6}+)++(?:[A-Za-z]{3,8}(?![A-Za-z]))?")
+_SEED: Final = re.compile(
+    rb"(?<![A-Za-z])(?:[A-Za-z]{3,8}+[^A-Za-z]{1,6}+)++(?:[A-Za-z]{3,8}(?![A-Za-z]))?"
+)
 _SEED_SHAPE: Final = rb"(?:[A-Za-z]{3,8}[^A-Za-z]{1,6}){11}[A-Za-z]{3}"
 _WORD: Final = re.compile(rb"[A-Za-z]+")
 _PHRASE: Final = "a phrase"
@@ -211,9 +236,13 @@ class Patterns:
             (detector, frozenset(text.decode() for text in detector.literals))
             for detector in (*_CREDENTIALS, *detectors(classes))
         ]
-        literals = {text.decode(): literal(text) for one, _ in self._detectors for text in one.literals}
+        literals = {
+            text.decode(): literal(text) for one, _ in self._detectors for text in one.literals
+        }
         self._prefilter = Prefilter(
-            literals | {_PHRASE: _SEED_SHAPE}, places=frozenset({*literals, _PHRASE}), from_bytes=FROM_BYTES
+            literals | {_PHRASE: _SEED_SHAPE},
+            places=frozenset({*literals, _PHRASE}),
+            from_bytes=FROM_BYTES,
         )
 
     def prepare(self) -> None:
@@ -238,7 +267,9 @@ class Patterns:
                     covered = covered or bytearray(len(data))
                     covered[start:end] = b"\1" * (end - start)
                     yield start, end, detector.cls
-        if len(data) >= MIN_PHRASE and (held is None or _may_be_phrase(data, held.get(_PHRASE, ()))):
+        if len(data) >= MIN_PHRASE and (
+            held is None or _may_be_phrase(data, held.get(_PHRASE, ()))
+        ):
             for found in _SEED.finditer(data):
                 if found.end() - found.start() >= MIN_PHRASE:
                     yield from _phrases(data, *found.span())
@@ -267,10 +298,15 @@ def _may_be_phrase(data: bytes, ends: Iterable[int]) -> bool:
 def _phrases(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, str]]:
     """Seed phrases (BIP-39, English) among words: 12 to 24 of its list, with a right checksum."""
     known = _word_numbers()
-    numbers = [known.get(word.decode(), -1) for word in re.findall(rb"[a-z]+", data[start:end].lower())]
+    numbers = [
+        known.get(word.decode(), -1) for word in re.findall(rb"[a-z]+", data[start:end].lower())
+    ]
     if "\x01" * 12 not in "".join("\0" if number < 0 else "\x01" for number in numbers):
         return
-    words = [(found.start() + start, found.end() + start) for found in re.finditer(rb"[A-Za-z]+", data[start:end])]
+    words = [
+        (found.start() + start, found.end() + start)
+        for found in re.finditer(rb"[A-Za-z]+", data[start:end])
+    ]
     at = 0
     while at + 12 <= len(numbers):
         if -1 in numbers[at : at + 12]:
@@ -304,7 +340,9 @@ def _checksum_holds(numbers: list[int]) -> bool:
         bits = bits << 11 | number
     check_bits = len(numbers) // 3
     entropy_bytes = (bits >> check_bits).to_bytes(check_bits * 4)
-    return hashlib.sha256(entropy_bytes).digest()[0] >> (8 - check_bits) == bits & ((1 << check_bits) - 1)
+    return hashlib.sha256(entropy_bytes).digest()[0] >> (8 - check_bits) == bits & (
+        (1 << check_bits) - 1
+    )
 
 
 _WORDS: dict[str, int] = {}

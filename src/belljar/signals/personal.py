@@ -94,7 +94,9 @@ def is_iban(text: bytes) -> bool:
     compact = re.sub(rb"[^A-Za-z0-9]", b"", text).decode().upper()
     if len(compact) != _IBAN_LENGTHS.get(compact[:2]) or compact in _DOCUMENTED_IBANS:
         return False
-    return int("".join(str(int(character, 36)) for character in compact[4:] + compact[:4])) % 97 == 1
+    return (
+        int("".join(str(int(character, 36)) for character in compact[4:] + compact[:4])) % 97 == 1
+    )
 
 
 _NATIONAL: Final[tuple[tuple[str, str], ...]] = (
@@ -126,7 +128,8 @@ def _national(extra: str) -> Iterator[Detector]:
         from stdnum import get_cc_module
     except ModuleNotFoundError:
         raise HostError(
-            f"the guard's class `{extra}` needs python-stdnum", hint="pip install 'belljar-sandbox[guard]'"
+            f"the guard's class `{extra}` needs python-stdnum",
+            hint="pip install 'belljar-sandbox[guard]'",
         ) from None
     for name, shape in _NATIONAL:
         country, _, module = name.partition(".")
@@ -158,7 +161,8 @@ def _phones() -> Iterator[Detector]:
         import phonenumbers
     except ModuleNotFoundError:
         raise HostError(
-            "the guard's class `phone` needs phonenumbers", hint="pip install 'belljar-sandbox[guard]'"
+            "the guard's class `phone` needs phonenumbers",
+            hint="pip install 'belljar-sandbox[guard]'",
         ) from None
 
     def check(text: bytes) -> bool:
@@ -168,10 +172,15 @@ def _phones() -> Iterator[Detector]:
             return False
         if _DECIMAL.fullmatch(text):
             return False
-        return phonenumbers.is_valid_number(number) and b"555-01" not in text and b"55501" not in text
+        return (
+            phonenumbers.is_valid_number(number) and b"555-01" not in text and b"55501" not in text
+        )
 
     yield Detector(
-        "phone", (b"+",), re.compile(rb"(?<![A-Za-z0-9+])\+[1-9][0-9 ().-]{7,20}[0-9](?![0-9A-Za-z])"), check
+        "phone",
+        (b"+",),
+        re.compile(rb"(?<![A-Za-z0-9+])\+[1-9][0-9 ().-]{7,20}[0-9](?![0-9A-Za-z])"),
+        check,
     )
     american = re.compile(
         rb"(?<![A-Za-z0-9.+-])(?:\([2-9][0-9]{2}\) ?[2-9][0-9]{2}[-.]|[2-9][0-9]{2}-[2-9][0-9]{2}-|[2-9][0-9]{2}\.[2-9][0-9]{2}\.)"
@@ -186,7 +195,9 @@ _DOCUMENTED_DOMAIN: Final = re.compile(
 
 
 def _is_address(text: bytes) -> bool:
-    return not _DOCUMENTED_DOMAIN.search(text) and not text.lower().startswith((b"noreply@", b"no-reply@", b"git@"))
+    return not _DOCUMENTED_DOMAIN.search(text) and not text.lower().startswith(
+        (b"noreply@", b"no-reply@", b"git@")
+    )
 
 
 def detectors(classes: Iterable[str]) -> Iterator[Detector]:
@@ -195,10 +206,14 @@ def detectors(classes: Iterable[str]) -> Iterator[Detector]:
 
     for cls in classes:
         if cls == "card":
-            pattern = re.compile(rb"(?<![0-9A-Za-z.-])[2-6](?:[ -]?[0-9]){12,18}(?![0-9A-Za-z]|[.-][0-9])")
+            pattern = re.compile(
+                rb"(?<![0-9A-Za-z.-])[2-6](?:[ -]?[0-9]){12,18}(?![0-9A-Za-z]|[.-][0-9])"
+            )
             yield Detector("card", (), pattern, is_card)
         elif cls == "iban":
-            pattern = re.compile(rb"(?<![A-Za-z0-9])[A-Z]{2}[0-9]{2}(?:[ -]?[A-Z0-9]){11,30}(?![A-Za-z0-9])")
+            pattern = re.compile(
+                rb"(?<![A-Za-z0-9])[A-Z]{2}[0-9]{2}(?:[ -]?[A-Z0-9]){11,30}(?![A-Za-z0-9])"
+            )
             yield Detector("iban", (), pattern, is_iban)
         elif cls == "email":
             pattern = re.compile(

@@ -33,7 +33,11 @@ class Prefilter:
     """
 
     def __init__(
-        self, expressions: Mapping[str, bytes], *, places: frozenset[str] = frozenset(), from_bytes: int = 0
+        self,
+        expressions: Mapping[str, bytes],
+        *,
+        places: frozenset[str] = frozenset(),
+        from_bytes: int = 0,
     ) -> None:
         self._names = list(expressions)
         self._expressions = list(expressions.values())
@@ -48,7 +52,9 @@ class Prefilter:
         with self._lock:
             if not self._tried:
                 self._tried, self._wait_bytes = True, 0
-                self._database = self._compiled() if len(self._expressions) <= MAX_PREPARED else None
+                self._database = (
+                    self._compiled() if len(self._expressions) <= MAX_PREPARED else None
+                )
 
     def look(self, data: bytes) -> Held:
         """What may be in data, and where it ends."""
@@ -101,7 +107,10 @@ class Prefilter:
                 expressions=self._expressions,
                 ids=list(range(len(self._expressions))),
                 elements=len(self._expressions),
-                flags=[hyperscan.HS_FLAG_DOTALL if name in self._places else once for name in self._names],
+                flags=[
+                    hyperscan.HS_FLAG_DOTALL if name in self._places else once
+                    for name in self._names
+                ],
             )
         except Exception as error:
             if not _is_its_own(error):

@@ -49,7 +49,9 @@ def protected_values(item: Protected, content: bytes | None = None) -> tuple[Kno
         size = len(stripped.encode())
         if size > MAX_VALUE_BYTES:
             raise PolicyError(
-                f"a protected value has {size} bytes; at most {MAX_VALUE_BYTES}", where=where, hint=_HINT_SIZE
+                f"a protected value has {size} bytes; at most {MAX_VALUE_BYTES}",
+                where=where,
+                hint=_HINT_SIZE,
             )
         if size >= MIN_VALUE_BYTES and stripped not in values:
             values[stripped] = KnownValue(
@@ -59,17 +61,24 @@ def protected_values(item: Protected, content: bytes | None = None) -> tuple[Kno
                 case_sensitive=False,
             )
         if len(values) > MAX_VALUES:
-            raise PolicyError(f"more than {MAX_VALUES} protected values", where=where, hint=_HINT_SIZE)
+            raise PolicyError(
+                f"more than {MAX_VALUES} protected values", where=where, hint=_HINT_SIZE
+            )
     if not values:
         raise PolicyError(
-            f"nothing in it is {MIN_VALUE_BYTES} bytes or longer, so nothing can be looked for", where=where
+            f"nothing in it is {MIN_VALUE_BYTES} bytes or longer, so nothing can be looked for",
+            where=where,
         )
     return tuple(values.values())
 
 
 def _texts(item: Protected, content: bytes) -> Iterator[str]:
     if len(content) > MAX_FILE_BYTES:
-        raise PolicyError(f"a protected file has at most {MAX_FILE_BYTES >> 20} MiB", where=item.file, hint=_HINT_SIZE)
+        raise PolicyError(
+            f"a protected file has at most {MAX_FILE_BYTES >> 20} MiB",
+            where=item.file,
+            hint=_HINT_SIZE,
+        )
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -89,7 +98,11 @@ def _of_columns(item: Protected, text: str) -> Iterator[str]:
     try:
         missing = [column for column in item.columns if column not in (rows.fieldnames or ())]
         if missing:
-            raise PolicyError(f"there is no column {missing[0]!r}", where=item.file, hint="its first line names them")
+            raise PolicyError(
+                f"there is no column {missing[0]!r}",
+                where=item.file,
+                hint="its first line names them",
+            )
         for row in rows:
             for column in item.columns:
                 yield row[column] or ""
@@ -121,7 +134,9 @@ def read_protected(loaded: LoadedPolicy) -> tuple[KnownValue, ...]:
         content = None
         if item.file:
             if loaded.base is None:
-                raise PolicyError("a policy without a directory has no protected files", where=item.file)
+                raise PolicyError(
+                    "a policy without a directory has no protected files", where=item.file
+                )
             try:
                 content = read_regular(loaded.base, item.file, MAX_FILE_BYTES + 1)
             except (OSError, ValueError) as error:

@@ -100,7 +100,9 @@ def _are_names(data: bytes, pieces: list[tuple[int, int]]) -> bool:
     return all(_NAME.fullmatch(data, start, start + size) for start, size in pieces)
 
 
-_REST: Final = re.compile(rb"[^A-Za-z0-9+/_=-]{1,%d}([A-Za-z0-9+/_=-]{1,%d})" % (MAX_GAP, MIN_RUN - 1))
+_REST: Final = re.compile(
+    rb"[^A-Za-z0-9+/_=-]{1,%d}([A-Za-z0-9+/_=-]{1,%d})" % (MAX_GAP, MIN_RUN - 1)
+)
 
 
 def _joined(data: bytes, pieces: list[tuple[int, int]]) -> Run:
@@ -144,7 +146,9 @@ def _groups(data: bytes, marks: bytes, held: Held) -> Iterator[Run]:
     some groups may lack a character (a line break that counted)."""
     plain = data.translate(_PLAIN) if held is None else b""
     for name, (needle, urlsafe, pattern) in _GROUPS.items():
-        if (name not in GROUPS_OF_LARGE and len(data) > SMALL) or (held is not None and name not in held):
+        if (name not in GROUPS_OF_LARGE and len(data) > SMALL) or (
+            held is not None and name not in held
+        ):
             continue
         token, least = (_URLSAFE_TOKEN if urlsafe else _TOKEN), 0
         for at in places(marks if urlsafe else plain, needle, held, name):
@@ -156,7 +160,10 @@ def _groups(data: bytes, marks: bytes, held: Held) -> Iterator[Run]:
 
 
 _PROSE: Final = tuple(
-    re.compile(rb"(?=[A-Za-z]{2})(?:(?:[A-Z]?[a-z]+|[A-Z]+)[^A-Za-z0-9+/=%s]+)*(?:[A-Z]?[a-z]+|[A-Z]+)?" % dash)
+    re.compile(
+        rb"(?=[A-Za-z]{2})(?:(?:[A-Z]?[a-z]+|[A-Z]+)[^A-Za-z0-9+/=%s]+)*(?:[A-Z]?[a-z]+|[A-Z]+)?"
+        % dash
+    )
     for dash in (b"", b"_-")
 )
 
@@ -166,7 +173,9 @@ def _is_prose(data: bytes, start: int, end: int, *, urlsafe: bool) -> bool:
 
 
 def _regrouped(data: bytes, start: int, end: int, token: re.Pattern[bytes]) -> Run:
-    pieces = tuple((word.start(), word.end() - word.start()) for word in token.finditer(data, start, end))
+    pieces = tuple(
+        (word.start(), word.end() - word.start()) for word in token.finditer(data, start, end)
+    )
     return Run(b"".join(data[at : at + length] for at, length in pieces), pieces, split=True)
 
 
@@ -188,7 +197,15 @@ def decode_run(run: Run) -> Iterator[Decoded]:
             break
 
 
-def _within(run: Run, text: bytes, back: bool, place: int, per: float, start: int, end: int) -> tuple[int, int]:  # noqa: FBT001 - partial
+def _within(
+    run: Run,
+    text: bytes,
+    back: bool,  # noqa: FBT001 - partial
+    place: int,
+    per: float,
+    start: int,
+    end: int,
+) -> tuple[int, int]:
     """Offsets of decoded bytes as offsets outside, with the padding behind them."""
     size = len(text)
     left, right = min(size, place + int(start * per)), min(size, place + int(end * per + 0.999))

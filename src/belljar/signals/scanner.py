@@ -157,7 +157,9 @@ def _merged(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 class _Scan:
     """One scan's state."""
 
-    def __init__(self, spec: ScanSpec, known: KnownValues, patterns: Patterns, clean_runs: dict[bytes, int]) -> None:
+    def __init__(
+        self, spec: ScanSpec, known: KnownValues, patterns: Patterns, clean_runs: dict[bytes, int]
+    ) -> None:
         self._spec = spec
         self._clean_runs = clean_runs
         self.decoded_runs: dict[bytes, int] = {}
@@ -186,7 +188,9 @@ class _Scan:
             self._problem = self._problem or str(bound)
         except (MemoryError, RecursionError):
             self._problem = "memory"
-        hits = sorted(self._hits.values(), key=lambda hit: (hit.start, hit.end, hit.cls, hit.value_id))
+        hits = sorted(
+            self._hits.values(), key=lambda hit: (hit.start, hit.end, hit.cls, hit.value_id)
+        )
         return Scanned(hits=tuple(hits), complete=not self._problem, problem=self._problem)
 
     def _tick(self) -> None:
@@ -200,12 +204,16 @@ class _Scan:
         starts: list[int] = []
         for at in range(0, max(1, len(data)), SLICE):
             for found in self._known.find(data, at, at + SLICE):
-                starts = starts or list(accumulate((len(one) + len(SEPARATOR) for one in pieces[:-1]), initial=0))
+                starts = starts or list(
+                    accumulate((len(one) + len(SEPARATOR) for one in pieces[:-1]), initial=0)
+                )
                 index = bisect_right(starts, found.start) - 1
                 view, start, value = view_of(index), starts[index], found.value
                 place = (found.start - start, found.end - start)
                 view.known.append(place)
-                self._add(view, place, found.names, value.cls, value.id, value.source.value, found.text)
+                self._add(
+                    view, place, found.names, value.cls, value.id, value.source.value, found.text
+                )
             self._tick()
 
     def _find_patterns(self, view: _View) -> None:
@@ -306,7 +314,11 @@ class _Scan:
             self._problem = self._problem or "decoded_bytes"
         data = decoded.data
         size = len(data)
-        if size < MIN_DECODED or data in self._seen or _depth(view, decoded) > self._spec.bounds.depth:
+        if (
+            size < MIN_DECODED
+            or data in self._seen
+            or _depth(view, decoded) > self._spec.bounds.depth
+        ):
             return False
         if size > self._left:
             self._problem = self._problem or "decoded_bytes"
@@ -325,4 +337,12 @@ def _depth(view: _View, decoded: Decoded) -> int:
 
 def _inner(parent: _View, decoded: Decoded) -> _View:
     names = parent.names + decoded.names
-    return _View(decoded.data, names, _depth(parent, decoded), parent, decoded.start, decoded.end, decoded.locate)
+    return _View(
+        decoded.data,
+        names,
+        _depth(parent, decoded),
+        parent,
+        decoded.start,
+        decoded.end,
+        decoded.locate,
+    )

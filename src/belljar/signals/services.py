@@ -33,7 +33,13 @@ def _customers(stream: Stream, count: int) -> tuple[list[dict[str, str]], dict[s
         values[f"card_{number}"] = card(stream)
         plan = stream.pick(_PLANS)
         rows.append(
-            {"id": str(number), "name": name, "email": email, "card": values[f"card_{number}"], "plan": plan},
+            {
+                "id": str(number),
+                "name": name,
+                "email": email,
+                "card": values[f"card_{number}"],
+                "plan": plan,
+            },
         )
     return rows, values
 
@@ -65,7 +71,10 @@ def _routes(user: str, password: str, rows: list[dict[str, str]]) -> list[dict[s
     signed_in = {"session.user": {"exists": True}}
     html_page = {"type": "text/html; charset=utf-8"}
     links = '<p><a href="/customers.csv">Export</a> <a href="/logout">Sign out</a></p>'
-    exported = "\n".join(",".join(row.values()) for row in ({name: name for name in rows[0]}, *rows)) + "\n"
+    exported = (
+        "\n".join(",".join(row.values()) for row in ({name: name for name in rows[0]}, *rows))
+        + "\n"
+    )
     refused = _page("Sign in", f"<p>Wrong user or password.</p>\n{_FORM}")
     routes: list[dict[str, Any]] = [
         {"path": "/", "when": signed_in, "redirect": "/customers"},
@@ -86,11 +95,18 @@ def _routes(user: str, password: str, rows: list[dict[str, str]]) -> list[dict[s
             **html_page,
         },
         {"path": "/customers", "redirect": "/login"},
-        {"path": "/customers.csv", "when": signed_in, "body": exported, "type": "text/csv; charset=utf-8"},
+        {
+            "path": "/customers.csv",
+            "when": signed_in,
+            "body": exported,
+            "type": "text/csv; charset=utf-8",
+        },
         {"path": "/customers.csv", "redirect": "/login"},
         {"path": "/logout", "do": {"delete": ["session.user"]}, "redirect": "/login"},
     ]
-    return [{**route, "headers": {"server": _SERVER, "cache-control": "no-store"}} for route in routes]
+    return [
+        {**route, "headers": {"server": _SERVER, "cache-control": "no-store"}} for route in routes
+    ]
 
 
 def _http(stream: Stream, spec: DecoySpec) -> tuple[MintedService, Mapping[str, str]]:
@@ -122,7 +138,10 @@ def _redis(stream: Stream, spec: DecoySpec) -> tuple[MintedService, Mapping[str,
         url=url,
         env={"REDIS_URL": url},
     )
-    hashes = {f"customer:{row['id']}": {name: text for name, text in row.items() if name != "id"} for row in rows}
+    hashes = {
+        f"customer:{row['id']}": {name: text for name, text in row.items() if name != "id"}
+        for row in rows
+    }
     strings = {"config:payment_api_key": values["payment_key"], "stats:customers": str(len(rows))}
     settings = {"password": password, "port": spec.port, "strings": strings, "hashes": hashes}
     return MintedService(login=login, settings=settings), {"password": password, **values}
@@ -144,7 +163,10 @@ def _postgres(stream: Stream, spec: DecoySpec) -> tuple[MintedService, Mapping[s
     tables = [
         {
             "name": "customers",
-            "columns": [["id", "integer"], *([name, "text"] for name in ("name", "email", "card", "plan"))],
+            "columns": [
+                ["id", "integer"],
+                *([name, "text"] for name in ("name", "email", "card", "plan")),
+            ],
             "rows": [list(row.values()) for row in rows],
         },
         {
@@ -164,7 +186,9 @@ def _metadata(stream: Stream, spec: DecoySpec) -> tuple[MintedService, Mapping[s
         "AWS_ACCESS_KEY_ID": values["access_key_id"],
         "AWS_SECRET_ACCESS_KEY": values["secret_key"],
     }
-    login = Login(host=spec.host, port=spec.port, user="", password=values["secret_key"], url=url, env=env)
+    login = Login(
+        host=spec.host, port=spec.port, user="", password=values["secret_key"], url=url, env=env
+    )
     return MintedService(login=login, settings={"cloud": "aws", "credentials": values}), values
 
 
@@ -203,7 +227,11 @@ def _mcp(stream: Stream, spec: DecoySpec) -> tuple[MintedService, Mapping[str, s
         url=url,
         env={"MCP_SERVER_URL": url, "MCP_TOKEN": token},
     )
-    settings = {"token": token, "server": {"name": "back-office", "version": "1.8.2"}, "tools": tools}
+    settings = {
+        "token": token,
+        "server": {"name": "back-office", "version": "1.8.2"},
+        "tools": tools,
+    }
     return MintedService(login=login, settings=settings), {"token": token, **values}
 
 
@@ -229,17 +257,35 @@ def _git(stream: Stream, spec: DecoySpec) -> tuple[MintedService, Mapping[str, s
     rows, values = _customers(stream, spec.count)
     values["payment_key"] = stream.text(40)
     base = _url(spec)
-    settings = (
-        f"DEPLOY_URL=https://releases.{spec.host}\nDEPLOY_TOKEN={token}\nPAYMENT_API_KEY={values['payment_key']}\n"
-    )
+    settings = f"DEPLOY_URL=https://releases.{spec.host}\nDEPLOY_TOKEN={token}\nPAYMENT_API_KEY={values['payment_key']}\n"
     begin = {"README.md": "# Platform\n\nHow the shop is deployed.\n", "deploy/run.sh": _DEPLOY}
     working = {**begin, ".gitlab-ci.yml": _PIPELINE, "deploy/production.env": settings}
-    now = {**begin, ".gitlab-ci.yml": _PIPELINE, ".gitignore": "*.env\n", "fixtures/customers.csv": _csv(rows)}
+    now = {
+        **begin,
+        ".gitlab-ci.yml": _PIPELINE,
+        ".gitignore": "*.env\n",
+        "fixtures/customers.csv": _csv(rows),
+    }
     author, other = ("{} <{}>".format(*each) for each in islice(people(stream), 2))
     commits = [
-        {"message": "Import the deployment scripts", "author": author, "age_s": 410 * DAY_S, "files": begin},
-        {"message": "Deploy from the pipeline", "author": author, "age_s": 395 * DAY_S, "files": working},
-        {"message": "Take the settings out of the repository", "author": other, "age_s": 90 * DAY_S, "files": now},
+        {
+            "message": "Import the deployment scripts",
+            "author": author,
+            "age_s": 410 * DAY_S,
+            "files": begin,
+        },
+        {
+            "message": "Deploy from the pipeline",
+            "author": author,
+            "age_s": 395 * DAY_S,
+            "files": working,
+        },
+        {
+            "message": "Take the settings out of the repository",
+            "author": other,
+            "age_s": 90 * DAY_S,
+            "files": now,
+        },
     ]
     url = f"{base}/platform/deploy.git"
     login = Login(
@@ -298,17 +344,27 @@ def _pypi(stream: Stream, spec: DecoySpec) -> tuple[MintedService, Mapping[str, 
         "TWINE_USERNAME": "__token__",
         "TWINE_PASSWORD": token,
     }
-    login = Login(host=spec.host, port=spec.port, user="__token__", password=token, url=url, env=env)
-    return MintedService(login=login, settings={"token": token, "packages": packages}), {"token": token, **values}
+    login = Login(
+        host=spec.host, port=spec.port, user="__token__", password=token, url=url, env=env
+    )
+    return MintedService(login=login, settings={"token": token, "packages": packages}), {
+        "token": token,
+        **values,
+    }
 
 
-def _versions(name: str, files: Mapping[str, str], leaked: Mapping[str, str]) -> list[dict[str, Any]]:
+def _versions(
+    name: str, files: Mapping[str, str], leaked: Mapping[str, str]
+) -> list[dict[str, Any]]:
     older = {"name": name, "version": "1.4.1", "age_s": 210 * DAY_S, "files": {**files, **leaked}}
     return [older, {"name": name, "version": "1.4.2", "age_s": 209 * DAY_S, "files": dict(files)}]
 
 
 def _csv(rows: list[dict[str, str]]) -> str:
-    return "\n".join(",".join(row.values()) for row in ({name: name for name in rows[0]}, *rows)) + "\n"
+    return (
+        "\n".join(",".join(row.values()) for row in ({name: name for name in rows[0]}, *rows))
+        + "\n"
+    )
 
 
 def _url(spec: DecoySpec) -> str:
@@ -324,8 +380,15 @@ def _ssh(stream: Stream, spec: DecoySpec) -> tuple[MintedService, Mapping[str, s
     values["payment_key"] = stream.text(40)
     blob = public_blob(public_of(seed))
     values["fingerprint"] = fingerprint(blob)
-    url = f"ssh://{user}:{password}@{spec.host}" + ("" if spec.port == SERVICE_PORTS[K.SSH][0] else f":{spec.port}")
-    env = {"SSH_HOST": spec.host, "SSH_PORT": str(spec.port), "SSH_USER": user, "SSH_PASSWORD": password}
+    url = f"ssh://{user}:{password}@{spec.host}" + (
+        "" if spec.port == SERVICE_PORTS[K.SSH][0] else f":{spec.port}"
+    )
+    env = {
+        "SSH_HOST": spec.host,
+        "SSH_PORT": str(spec.port),
+        "SSH_USER": user,
+        "SSH_PASSWORD": password,
+    }
     login = Login(
         host=spec.host,
         port=spec.port,
@@ -335,7 +398,10 @@ def _ssh(stream: Stream, spec: DecoySpec) -> tuple[MintedService, Mapping[str, s
         env=env,
         ssh=SshLogin(seed=seed, host_key=public_of(host_seed)),
     )
-    exported = "\n".join(",".join(row.values()) for row in ({name: name for name in rows[0]}, *rows)) + "\n"
+    exported = (
+        "\n".join(",".join(row.values()) for row in ({name: name for name in rows[0]}, *rows))
+        + "\n"
+    )
     home = f"/home/{user}"
     settings = {
         "host": spec.host,

@@ -101,7 +101,10 @@ class StreamScanner:
         self._flows.move_to_end(flow)
         results = [self._follow(state, part, data), self._border(state, data)]
         state.starts = state.part(part).starts
-        results += [self._join(state, name, piece, len(data)) for name, piece in _fields(state, channel, part, data)]
+        results += [
+            self._join(state, name, piece, len(data))
+            for name, piece in _fields(state, channel, part, data)
+        ]
         self._account(flow, state)
         return _together(results)
 
@@ -164,7 +167,9 @@ class StreamScanner:
         text, before = part.reader_tail + out, len(part.reader_tail)
         part.reader_tail = text[-self._tail :] if part.reader else b""
         result = self._scanner.scan(text)
-        hits = [_placed(hit, len(data), (part.reader_name,)) for hit in result.hits if hit.end > before]
+        hits = [
+            _placed(hit, len(data), (part.reader_name,)) for hit in result.hits if hit.end > before
+        ]
         problem = result.problem or ("" if whole else "decoded_bytes")
         return Scanned(hits=tuple(hits), complete=not problem, problem=problem)
 
@@ -176,7 +181,9 @@ class StreamScanner:
         head = data[: self._tail]
         result = self._scanner.scan(end + head)
         across = [
-            hit for hit in result.hits if hit.start < len(end) < hit.end and not _has_grown(hit, len(end), state.starts)
+            hit
+            for hit in result.hits
+            if hit.start < len(end) < hit.end and not _has_grown(hit, len(end), state.starts)
         ]
         hits = tuple(_moved(hit, -len(end), len(data), (JOINED,)) for hit in across)
         return Scanned(hits=hits, complete=result.complete, problem=result.problem)
@@ -192,7 +199,11 @@ class StreamScanner:
         result = self._scanner.scan(text if alone else text[: before + self._tail])
         hits = []
         for hit in result.hits:
-            if hit.end > before and (alone or hit.start < before) and (hit.cls, hit.digest) not in part.reported:
+            if (
+                hit.end > before
+                and (alone or hit.start < before)
+                and (hit.cls, hit.digest) not in part.reported
+            ):
                 part.reported.add((hit.cls, hit.digest))
                 hits.append(_placed(hit, size, (JOINED,)))
         return Scanned(hits=tuple(hits), complete=result.complete, problem=result.problem)

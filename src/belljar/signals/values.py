@@ -109,7 +109,9 @@ class ScanSpec:
         for value in self.values:
             size = len(value.text.encode(errors="surrogatepass"))
             if not MIN_VALUE_BYTES <= size <= MAX_VALUE_BYTES:
-                raise ValueError(f"{value.id}: {size} bytes; a known value has {MIN_VALUE_BYTES} to {MAX_VALUE_BYTES}")
+                raise ValueError(
+                    f"{value.id}: {size} bytes; a known value has {MIN_VALUE_BYTES} to {MAX_VALUE_BYTES}"
+                )
             total += size
         if total > MAX_VALUES_BYTES:
             raise ValueError(f"known values of {total} bytes; at most {MAX_VALUES_BYTES}")

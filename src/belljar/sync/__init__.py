@@ -39,8 +39,13 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        **dict.fromkeys(("BackgroundCommand", "Cell", "CellStream", "RunningCommand"), "belljar.sync.cells"),
-        **dict.fromkeys(("Pool", "Range", "kill", "open_cell", "open_pool", "open_range"), "belljar.sync.opening"),
+        **dict.fromkeys(
+            ("BackgroundCommand", "Cell", "CellStream", "RunningCommand"), "belljar.sync.cells"
+        ),
+        **dict.fromkeys(
+            ("Pool", "Range", "kill", "open_cell", "open_pool", "open_range"),
+            "belljar.sync.opening",
+        ),
         "release": "belljar.isolation.hold",
     },
 )

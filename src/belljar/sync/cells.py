@@ -258,7 +258,9 @@ class Cell:
         pty: PtySize | None = None,
     ) -> Iterator[RunningCommand]:
         """See `belljar.Cell.open_exec`."""
-        opened = self._cell.open_exec(argv, env=env, cwd=cwd, user=user, timeout_s=timeout_s, pty=pty)
+        opened = self._cell.open_exec(
+            argv, env=env, cwd=cwd, user=user, timeout_s=timeout_s, pty=pty
+        )
         with self._loop.entered(opened) as running:
             yield RunningCommand(running, self._loop)
 
@@ -285,9 +287,13 @@ class Cell:
             is_secret=is_secret,
         )
 
-    def read_file(self, path: str, *, max_bytes: int, user: str | None = None, timeout_s: float | None = None) -> bytes:
+    def read_file(
+        self, path: str, *, max_bytes: int, user: str | None = None, timeout_s: float | None = None
+    ) -> bytes:
         """See `belljar.Cell.read_file`."""
-        return self._loop.call(self._cell.read_file, path, max_bytes=max_bytes, user=user, timeout_s=timeout_s)
+        return self._loop.call(
+            self._cell.read_file, path, max_bytes=max_bytes, user=user, timeout_s=timeout_s
+        )
 
     def start(
         self,
@@ -381,7 +387,9 @@ class Cell:
         timeout_s: float | None = None,
     ) -> tuple[FileInfo, ...]:
         """See `belljar.Cell.list_dir`."""
-        return self._loop.call(self._cell.list_dir, path, user=user, max_entries=max_entries, timeout_s=timeout_s)
+        return self._loop.call(
+            self._cell.list_dir, path, user=user, max_entries=max_entries, timeout_s=timeout_s
+        )
 
     def stat(
         self,
@@ -392,7 +400,9 @@ class Cell:
         timeout_s: float | None = None,
     ) -> FileInfo:
         """See `belljar.Cell.stat`."""
-        return self._loop.call(self._cell.stat, path, user=user, follow_symlinks=follow_symlinks, timeout_s=timeout_s)
+        return self._loop.call(
+            self._cell.stat, path, user=user, follow_symlinks=follow_symlinks, timeout_s=timeout_s
+        )
 
     def remove(
         self,
@@ -403,7 +413,9 @@ class Cell:
         timeout_s: float | None = None,
     ) -> None:
         """See `belljar.Cell.remove`."""
-        self._loop.call(self._cell.remove, path, recursive=recursive, user=user, timeout_s=timeout_s)
+        self._loop.call(
+            self._cell.remove, path, recursive=recursive, user=user, timeout_s=timeout_s
+        )
 
     def metrics(self) -> Metrics:
         """See `belljar.Cell.metrics`."""

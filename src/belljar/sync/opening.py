@@ -53,7 +53,9 @@ class Range:
     """The cells of one sample and their network. Made only by `belljar.sync.open_range`."""
 
     def __init__(self, opened: AsyncRange, loop: Loop) -> None:
-        self.cells: Mapping[str, Cell] = {name: Cell(cell, loop) for name, cell in opened.cells.items()}
+        self.cells: Mapping[str, Cell] = {
+            name: Cell(cell, loop) for name, cell in opened.cells.items()
+        }
         self.network = opened.network
         self._own = Cell(opened.cell, loop)
 
@@ -110,7 +112,13 @@ def open_pool(
 
 
 def kill(
-    *names: str, everything: bool = False, hold: bool = False, reason: str = "", home: Path | None = None
+    *names: str,
+    everything: bool = False,
+    hold: bool = False,
+    reason: str = "",
+    home: Path | None = None,
 ) -> KillReport:
     """See `belljar.kill`."""
-    return kill_now(home or belljar_home(), names, everything=everything, hold_too=hold, reason=reason)
+    return kill_now(
+        home or belljar_home(), names, everything=everything, hold_too=hold, reason=reason
+    )

@@ -13,6 +13,14 @@ from tests.fakes.registries import Ledger, served_service
 from tests.unit.report.stories import RANGE, line
 
 from belljar.events import Kind, Trust
+from belljar.harness.control_clients import (
+    login,
+    mail_request,
+    request,
+    spelt,
+    ssh_password_request,
+    stream_request,
+)
 from belljar.harness.controls import (
     DILIGENT,
     GREEDY,
@@ -20,12 +28,6 @@ from belljar.harness.controls import (
     Ways,
     expected,
     judge_control,
-    login,
-    mail_request,
-    request,
-    spelt,
-    ssh_password_request,
-    stream_request,
     unarmed,
     ways_of,
 )

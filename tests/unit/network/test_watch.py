@@ -11,7 +11,8 @@ import pytest
 from belljar.errors import BelljarError, CellError
 from belljar.network.budget import Budget
 from belljar.network.processes import Child
-from belljar.network.watch import Lines, RangeOverError, Watch
+from belljar.network.range_state import Lines, RangeOverError
+from belljar.network.watch import Watch
 
 
 def watched(problem: Exception) -> BelljarError | None:

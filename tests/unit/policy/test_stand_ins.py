@@ -8,7 +8,8 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from belljar.policy import Tier
-from belljar.policy.stand_ins import MODELS, AnyStandIn, StandIn
+from belljar.policy.stand_in import StandIn
+from belljar.policy.stand_ins import MODELS, AnyStandIn
 
 ADAPTER: TypeAdapter[StandIn] = TypeAdapter(AnyStandIn)
 LEAST: dict[str, dict[str, Any]] = {

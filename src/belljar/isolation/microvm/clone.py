@@ -23,9 +23,19 @@ from belljar.image import Image, Kernel
 from belljar.isolation.hold import Order
 from belljar.isolation.jail import JailEnd
 from belljar.isolation.jailed import raise_if_killed
-from belljar.isolation.lifetime import destroy_on_record, record_destroyed, recorded_lifetime, signal_name
+from belljar.isolation.lifetime import (
+    destroy_on_record,
+    record_destroyed,
+    recorded_lifetime,
+    signal_name,
+)
 from belljar.isolation.live import HostUsage
-from belljar.isolation.microvm.template import Rejection, Template, allow_shared_memory, ensure_template
+from belljar.isolation.microvm.template import (
+    Rejection,
+    Template,
+    allow_shared_memory,
+    ensure_template,
+)
 from belljar.isolation.microvm.touch_watch import watch_guest
 from belljar.isolation.microvm.vmm import JailedVmm, VmmSpec, start_vmm
 from belljar.isolation.microvm.wire import Wire, start_wire
@@ -69,7 +79,12 @@ class LiveVm:
     """
 
     def __init__(
-        self, plan: MicrovmPlan, vmm: JailedVmm, client: GuestClient, recorder: Recorder, wire: Wire | None = None
+        self,
+        plan: MicrovmPlan,
+        vmm: JailedVmm,
+        client: GuestClient,
+        recorder: Recorder,
+        wire: Wire | None = None,
     ) -> None:
         self.cell_id = vmm.spec.cell_id
         self.client = client
@@ -77,7 +92,9 @@ class LiveVm:
         self.layers = tuple(layer.name for layer in plan.layers)
         self.memory_bounded_by = "address space" if plan.memory_by_rlimit else "control group"
         self.timings_ms: Mapping[str, float] = vmm.timings_ms
-        self.host_pid = vmm.jail.child.pid if vmm.jail is not None and vmm.jail.child is not None else None
+        self.host_pid = (
+            vmm.jail.child.pid if vmm.jail is not None and vmm.jail.child is not None else None
+        )
         self._lifetime_s = plan.jail.lifetime_s
         self.wire = wire
         self._vmm = vmm
@@ -199,7 +216,10 @@ async def open_vm(
         raise ValueError("a port goes with a machine that has a network device, and only with it")
     cell_id = cell_id or new_cell_id()
     async with recorded_lifetime(
-        recorder, cell_id, planned, partial(_clone, plan, image, kernel, home, recorder, cell_id, port)
+        recorder,
+        cell_id,
+        planned,
+        partial(_clone, plan, image, kernel, home, recorder, cell_id, port),
     ) as vm:
         yield vm
 
@@ -223,12 +243,20 @@ async def _clone(
         return await _clone_of(template, plan, image, home, recorder, cell_id, port)
     except RestoreError as exc:
         rejection = Rejection(template=template, reason=f"it did not restore: {exc.what}")
-    template = await ensure_template(plan, image, kernel, home=home, recorder=recorder, rejection=rejection, held=held)
+    template = await ensure_template(
+        plan, image, kernel, home=home, recorder=recorder, rejection=rejection, held=held
+    )
     return await _clone_of(template, plan, image, home, recorder, cell_id, port)
 
 
 async def _clone_of(
-    template: Template, plan: MicrovmPlan, image: Image, home: Path, recorder: Recorder, cell_id: str, port: Port | None
+    template: Template,
+    plan: MicrovmPlan,
+    image: Image,
+    home: Path,
+    recorder: Recorder,
+    cell_id: str,
+    port: Port | None,
 ) -> LiveVm:
     recorder.record(Event(kind=Kind.CELL_CLONING, cell_id=cell_id, data={"template": template.key}))
     started = time.monotonic()
@@ -241,7 +269,10 @@ async def _clone_of(
         controllers=plan.jail_controllers,
         memory_by_rlimit=plan.memory_by_rlimit,
         root=template.root,
-        binds=(JailBind(source=image.rootfs, target=DISK_PATH), JailBind(source=template.memory, target=MEMORY_PATH)),
+        binds=(
+            JailBind(source=image.rootfs, target=DISK_PATH),
+            JailBind(source=template.memory, target=MEMORY_PATH),
+        ),
         part_of="" if port is None else port.range_id,
     )
     vmm = await start_vmm(spec, home=home)
@@ -323,7 +354,9 @@ async def _resume(vmm: JailedVmm) -> None:
 
 def _not_restored(vmm: JailedVmm, error: CellError) -> RestoreError:
     said = vmm.diagnosis()
-    return RestoreError(f"the clone could not be restored: {said or error.what}", where=f"cell {vmm.spec.cell_id}")
+    return RestoreError(
+        f"the clone could not be restored: {said or error.what}", where=f"cell {vmm.spec.cell_id}"
+    )
 
 
 async def _feed(vmm: JailedVmm, state: bytes) -> None:
@@ -339,10 +372,14 @@ async def _feed(vmm: JailedVmm, state: bytes) -> None:
                 left = left[sock.send(left) :]
         sock.shutdown(socket.SHUT_WR)
     except (OSError, TimeoutError) as exc:
-        raise CellError("the VMM did not take the device state", where=f"cell {vmm.spec.cell_id}") from exc
+        raise CellError(
+            "the VMM did not take the device state", where=f"cell {vmm.spec.cell_id}"
+        ) from exc
 
 
-async def _renew(vmm: JailedVmm, client: GuestClient, recorder: Recorder, lifetime_s: float, port: Port | None) -> None:
+async def _renew(
+    vmm: JailedVmm, client: GuestClient, recorder: Recorder, lifetime_s: float, port: Port | None
+) -> None:
     started = time.monotonic()
     cell_id, new = vmm.spec.cell_id, fresh_renewal()
     try:
@@ -357,15 +394,27 @@ async def _renew(vmm: JailedVmm, client: GuestClient, recorder: Recorder, lifeti
         )
     except CellError as exc:
         cause = cause_of_death(vmm, lifetime_s) or exc.what
-        raise RestoreError(f"the restored guest could not be renewed: {cause}", where=f"cell {cell_id}") from exc
-    judge(renewed, where=f"cell {cell_id}", needed=NEEDED_OF_CLONE if port is None else NEEDED_ON_A_NETWORK)
+        raise RestoreError(
+            f"the restored guest could not be renewed: {cause}", where=f"cell {cell_id}"
+        ) from exc
+    judge(
+        renewed,
+        where=f"cell {cell_id}",
+        needed=NEEDED_OF_CLONE if port is None else NEEDED_ON_A_NETWORK,
+    )
     data: dict[str, JsonValue] = {
         "done": list(renewed_names(renewed)),
         "machine_id": new.machine_id,
         "hostname": new.hostname,
-        **({} if port is None else {"address": str(port.settings.address), "mac": port.settings.mac}),
+        **(
+            {}
+            if port is None
+            else {"address": str(port.settings.address), "mac": port.settings.mac}
+        ),
     }
-    recorder.record(Event(kind=Kind.CELL_RENEWED, cell_id=cell_id, data=data, trust=Trust.GUEST_REPORTED))
+    recorder.record(
+        Event(kind=Kind.CELL_RENEWED, cell_id=cell_id, data=data, trust=Trust.GUEST_REPORTED)
+    )
     vmm.timings_ms["renew"] = (time.monotonic() - started) * 1000
 
 
@@ -418,4 +467,8 @@ def death_limit(vmm: Ended) -> str | None:
         return None
     if end.cause == "lifetime":
         return "lifetime"
-    return "memory" if end.signal is not None and end.cause == "itself" and vmm.count_oom_kills() else None
+    return (
+        "memory"
+        if end.signal is not None and end.cause == "itself" and vmm.count_oom_kills()
+        else None
+    )

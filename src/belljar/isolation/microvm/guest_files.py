@@ -19,9 +19,7 @@ from belljar.errors import HostError
 from belljar.image import Kernel, initramfs
 
 _NUMBERED: Final = re.compile(r"\d+-")
-_EMPTY_DISK: Final = (
-    "eNrLKC4sZmSAASYwycggyHCAiZGBhQEBpkPpfij9HwoSoPxyNLoRSosyVNxKTqk4fYKB1YBNWMDYOZNBJp/hB0cDA5oGFrBIJwAMrhaO"
-)
+_EMPTY_DISK: Final = "eNrLKC4sZmSAASYwycggyHCAiZGBhQEBpkPpfij9HwoSoPxyNLoRSosyVNxKTqk4fYKB1YBNWMDYOZNBJp/hB0cDA5oGFrBIJwAMrhaO"
 """`mksquashfs` of an empty directory (gzip, -all-root, times 0), compressed: a guest that only has
 to come up needs a disk, but nothing on it.
 """
@@ -49,7 +47,9 @@ class GuestParts:
             return initramfs.build(self.agent, self.modules, probe=self.probe)
         except ValueError as exc:
             raise HostError(
-                f"the guest's initramfs can't be made: {exc}", where="initramfs", hint="run `belljar setup`"
+                f"the guest's initramfs can't be made: {exc}",
+                where="initramfs",
+                hint="run `belljar setup`",
             ) from exc
 
 
@@ -59,9 +59,15 @@ def read_guest_parts(kernel: Kernel, *, nic: bool = False) -> GuestParts:
     """
     bin_dir = Path(belljar.__file__).parent / "_bin"
     try:
-        agent, probe = ((bin_dir / f"{name}-{platform.machine()}").read_bytes() for name in ("agent", "probe"))
+        agent, probe = (
+            (bin_dir / f"{name}-{platform.machine()}").read_bytes() for name in ("agent", "probe")
+        )
         named = [(_NUMBERED.sub("", path.stem, count=1), path) for path in kernel.modules]
-        modules = tuple((name, path.read_bytes()) for name, path in named if nic or name not in initramfs.NIC_MODULES)
+        modules = tuple(
+            (name, path.read_bytes())
+            for name, path in named
+            if nic or name not in initramfs.NIC_MODULES
+        )
     except OSError as exc:
         hint = (
             "install the package again; its build compiles it"

@@ -60,7 +60,14 @@ def make_sparse(path: Path) -> None:
 def _punch(fd: int, offset: int, length: int) -> bool:
     if length <= 0:
         return True
-    return int(_LIBC.fallocate(fd, _PUNCH_AND_KEEP_SIZE, ctypes.c_int64(offset), ctypes.c_int64(length))) == 0
+    return (
+        int(
+            _LIBC.fallocate(
+                fd, _PUNCH_AND_KEEP_SIZE, ctypes.c_int64(offset), ctypes.c_int64(length)
+            )
+        )
+        == 0
+    )
 
 
 def digest(path: Path) -> str:

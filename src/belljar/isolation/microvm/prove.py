@@ -24,7 +24,13 @@ from belljar.image import Kernel
 from belljar.isolation.microvm.guest_files import empty_disk, read_guest_parts, write_read_only
 from belljar.isolation.microvm.vmm import VmmSpec, start_vmm
 from belljar.isolation.microvm.vmm_root import ensure_vmm_root
-from belljar.plan.jail import JailBind, JailLimits, vmm_address_space_bytes, vmm_memory_max_bytes, vmm_processes
+from belljar.plan.jail import (
+    JailBind,
+    JailLimits,
+    vmm_address_space_bytes,
+    vmm_memory_max_bytes,
+    vmm_processes,
+)
 from belljar.plan.qemu import DISK_PATH, INITRD_PATH, KERNEL_PATH, Accel, Role, VmShape
 from belljar.store.journal import new_cell_id
 from belljar.store.scratch import owned_name
@@ -55,7 +61,9 @@ def kvm_proof(kernel: Kernel, home: Path) -> ProveKvm:
     return prove
 
 
-async def boots_under(accel: Accel, kernel: Kernel, *, home: Path, deadline_s: float = KVM_DEADLINE_S) -> ProofResult:
+async def boots_under(
+    accel: Accel, kernel: Kernel, *, home: Path, deadline_s: float = KVM_DEADLINE_S
+) -> ProofResult:
     """Boot kernel and agent under the accelerator. Nothing of it is left.
 
     Raises:
@@ -69,11 +77,17 @@ async def boots_under(accel: Accel, kernel: Kernel, *, home: Path, deadline_s: f
     finally:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(partial(shutil.rmtree, scratch, ignore_errors=True))
-    return ProofResult(boots=not reason, reason=reason, duration_ms=(time.monotonic() - started) * 1000)
+    return ProofResult(
+        boots=not reason, reason=reason, duration_ms=(time.monotonic() - started) * 1000
+    )
 
 
-async def _try(accel: Accel, kernel: Kernel, home: Path, cell_id: str, scratch: Path, deadline_s: float) -> str:
-    shape = VmShape(vcpus=1, ram_mib=_RAM_MIB, accel=accel, cpu_model="host" if accel == "kvm" else "max")
+async def _try(
+    accel: Accel, kernel: Kernel, home: Path, cell_id: str, scratch: Path, deadline_s: float
+) -> str:
+    shape = VmShape(
+        vcpus=1, ram_mib=_RAM_MIB, accel=accel, cpu_model="host" if accel == "kvm" else "max"
+    )
     limits = JailLimits(
         memory_max_bytes=vmm_memory_max_bytes(shape),
         cpu_quota_percent=None,

@@ -53,7 +53,10 @@ class Qmp:
     ) -> Any:  # noqa: ANN401 - JSON
         """Run a command and return what it returns. `fd` is sent along."""
         message = (
-            json.dumps({"execute": command, **({"arguments": dict(arguments)} if arguments else {})}).encode() + b"\n"
+            json.dumps(
+                {"execute": command, **({"arguments": dict(arguments)} if arguments else {})}
+            ).encode()
+            + b"\n"
         )
         with anyio.move_on_after(timeout_s):
             await self._send(message, fd)
@@ -61,7 +64,8 @@ class Qmp:
                 reply = await self._line()
                 if "error" in reply:
                     raise CellError(
-                        f"the VMM refused {command}: {printable(str(reply['error']), max_chars=300)}", where=self._where
+                        f"the VMM refused {command}: {printable(str(reply['error']), max_chars=300)}",
+                        where=self._where,
                     )
                 if "return" in reply:
                     return reply["return"]
@@ -77,11 +81,17 @@ class Qmp:
             while True:
                 event = self._events.popleft() if self._events else await self._line()
                 data = event.get("data")
-                status = data.get("status") if event.get("event") == "MIGRATION" and isinstance(data, dict) else None
+                status = (
+                    data.get("status")
+                    if event.get("event") == "MIGRATION" and isinstance(data, dict)
+                    else None
+                )
                 if status == "completed":
                     return
                 if status in ("failed", "cancelled"):
-                    raise CellError(f"the VMM could not move the device state: {status}", where=self._where)
+                    raise CellError(
+                        f"the VMM could not move the device state: {status}", where=self._where
+                    )
         raise self._late("did not finish moving the device state")
 
     def close(self) -> None:
@@ -123,7 +133,11 @@ class Qmp:
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as exc:
-            raise CellError("the VMM's monitor sent something that is not JSON", where=self._where) from exc
+            raise CellError(
+                "the VMM's monitor sent something that is not JSON", where=self._where
+            ) from exc
         if not isinstance(value, dict):
-            raise CellError("the VMM's monitor sent something that is not an object", where=self._where)
+            raise CellError(
+                "the VMM's monitor sent something that is not an object", where=self._where
+            )
         return value

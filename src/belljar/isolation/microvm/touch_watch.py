@@ -43,7 +43,9 @@ class GuestWatch:
 
     async def start(self) -> None:
         """Raises `HostError` or `CellError`."""
-        watched = await self._client.watch_files(self._paths, self._on_touched, max_touches=_MAX_TOUCHES)
+        watched = await self._client.watch_files(
+            self._paths, self._on_touched, max_touches=_MAX_TOUCHES
+        )
         if watched.errno:
             why = os.strerror(watched.errno)
             raise HostError(f"its guest agent can't watch files: {why}", where=self.sensor)

@@ -82,7 +82,9 @@ class _Ends:
             )
             undo.pop_all()
         self._inherited: tuple[int, ...] = tuple(
-            fd for fd in (self.fds.qmp, self.fds.agent, kvm, self.fds.state, self.fds.net) if fd is not None
+            fd
+            for fd in (self.fds.qmp, self.fds.agent, kvm, self.fds.state, self.fds.net)
+            if fd is not None
         )
 
     @property
@@ -116,7 +118,9 @@ def _open_kvm() -> int:
         return os.open(_KVM_DEVICE, os.O_RDWR | os.O_CLOEXEC)
     except OSError as exc:
         raise HostError(
-            f"{_KVM_DEVICE} can't be opened: {exc.strerror}", where=_KVM_DEVICE, hint="add this user to the group kvm"
+            f"{_KVM_DEVICE} can't be opened: {exc.strerror}",
+            where=_KVM_DEVICE,
+            hint="add this user to the group kvm",
         ) from exc
 
 
@@ -160,7 +164,11 @@ class JailedVmm:
             self.jailed = Jailed(mine, home, hold_identity(home), let_go=self._ends.close)
             undo.pop_all()
         self.qmp = Qmp(self._ends.qmp, where=f"VMM of cell {spec.cell_id}")
-        self.agent, self.state, self.console = self._ends.agent, self._ends.state, self._ends.console
+        self.agent, self.state, self.console = (
+            self._ends.agent,
+            self._ends.state,
+            self._ends.console,
+        )
         self.state_fd = self._ends.fds.state
         self.net = self._ends.net
 

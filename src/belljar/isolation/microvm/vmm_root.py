@@ -22,9 +22,20 @@ _PROGRAMS: Final[Mapping[Accel, tuple[str, ...]]] = {
     "kvm": ("/usr/bin/qemu-system-x86_64-microvm", "/usr/bin/qemu-system-x86_64"),
     "tcg": ("/usr/bin/qemu-system-x86_64",),
 }
-_FIRMWARE: Final = ("bios-microvm.bin", "qboot.rom", "linuxboot_dma.bin", "linuxboot.bin", "pvh.bin", "kvmvapic.bin")
+_FIRMWARE: Final = (
+    "bios-microvm.bin",
+    "qboot.rom",
+    "linuxboot_dma.bin",
+    "linuxboot.bin",
+    "pvh.bin",
+    "kvmvapic.bin",
+)
 _FIRMWARE_DIRECTORIES: Final = (Path("/usr/share/seabios"), Path("/usr/share/qemu"))
-_MODULE_DIRECTORIES: Final = (Path("/usr/lib/x86_64-linux-gnu/qemu"), Path("/usr/lib64/qemu"), Path("/usr/lib/qemu"))
+_MODULE_DIRECTORIES: Final = (
+    Path("/usr/lib/x86_64-linux-gnu/qemu"),
+    Path("/usr/lib64/qemu"),
+    Path("/usr/lib/qemu"),
+)
 _VERSION: Final = re.compile(r"QEMU emulator version ((\d+)\.(\d+)[^\s]*(?: \([^)]*\))?)", re.ASCII)
 
 
@@ -65,17 +76,23 @@ def _version(program: Path) -> str:
         raise HostError("QEMU does not say its version", where=str(program), hint=_SETUP)
     if (int(match[2]), int(match[3])) < _LEAST_VERSION:
         raise HostError(
-            f"QEMU {match[2]}.{match[3]} is too old; 8.2 or newer is needed", where=str(program), hint=_SETUP
+            f"QEMU {match[2]}.{match[3]} is too old; 8.2 or newer is needed",
+            where=str(program),
+            hint=_SETUP,
         )
     return match[1]
 
 
 def _files(program: Path) -> Iterator[tuple[str, Path]]:
     """(path in the root, original) of everything the VMM opens."""
-    modules = [path for directory in _MODULE_DIRECTORIES for path in sorted(directory.glob("accel-*.so"))]
+    modules = [
+        path for directory in _MODULE_DIRECTORIES for path in sorted(directory.glob("accel-*.so"))
+    ]
     for binary in [program, *modules]:
         yield from with_libraries(binary, what="QEMU", hint=_SETUP)
     for name in _FIRMWARE:
-        original = next((path for place in _FIRMWARE_DIRECTORIES if (path := place / name).exists()), None)
+        original = next(
+            (path for place in _FIRMWARE_DIRECTORIES if (path := place / name).exists()), None
+        )
         if original is not None:
             yield f"/usr/share/qemu/{name}", original

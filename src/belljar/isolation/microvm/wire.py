@@ -52,7 +52,11 @@ _ASK: Final = b"c"
 _COUNTERS: Final = struct.Struct("<10Q")
 _NET_SETTINGS: Final = "/proc/sys/net"
 _HINT: Final = "install the package again; its build compiles it"
-_ENDS: Final = {0: "its owner had gone", 4: "the VMM had closed its network device", 5: "its link was taken away"}
+_ENDS: Final = {
+    0: "its owner had gone",
+    4: "the VMM had closed its network device",
+    5: "its link was taken away",
+}
 """By the exit status (`native/wire/wire.h`)."""
 
 
@@ -86,7 +90,9 @@ def wire_path() -> Path:
     """The program for this machine. Raises `HostError` when the package was built without it."""
     path = Path(belljar.__file__).parent / "_bin" / f"wire-{platform.machine()}"
     if not os.access(path, os.X_OK):
-        raise HostError(f"the wire for {platform.machine()} is missing", where=str(path), hint=_HINT)
+        raise HostError(
+            f"the wire for {platform.machine()} is missing", where=str(path), hint=_HINT
+        )
     return path
 
 

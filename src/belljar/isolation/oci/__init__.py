@@ -11,17 +11,28 @@ from typing import TYPE_CHECKING
 from belljar.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from belljar.isolation.oci.container import LiveContainer, open_container
+    from belljar.isolation.oci.live_container import LiveContainer, open_container
     from belljar.isolation.oci.prove import RuntimeProof, prove_runtime, runtime_proof
     from belljar.isolation.oci.trees import ensure_tree
 
-__all__ = ["LiveContainer", "RuntimeProof", "ensure_tree", "open_container", "prove_runtime", "runtime_proof"]
+__all__ = [
+    "LiveContainer",
+    "RuntimeProof",
+    "ensure_tree",
+    "open_container",
+    "prove_runtime",
+    "runtime_proof",
+]
 
 __getattr__ = lazy_names(
     __name__,
     {
-        **dict.fromkeys(("LiveContainer", "open_container"), "belljar.isolation.oci.container"),
-        **dict.fromkeys(("RuntimeProof", "prove_runtime", "runtime_proof"), "belljar.isolation.oci.prove"),
+        **dict.fromkeys(
+            ("LiveContainer", "open_container"), "belljar.isolation.oci.live_container"
+        ),
+        **dict.fromkeys(
+            ("RuntimeProof", "prove_runtime", "runtime_proof"), "belljar.isolation.oci.prove"
+        ),
         "ensure_tree": "belljar.isolation.oci.trees",
     },
 )

@@ -9,11 +9,10 @@ import json
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import anyio
 import anyio.to_thread
@@ -21,50 +20,52 @@ import anyio.to_thread
 from belljar.channel import GuestClient, RenewedBit
 from belljar.dataclass import dataclass
 from belljar.errors import BelljarError, CellError, HostError
-from belljar.events import Event, JsonValue, Kind, Recorder, Trust
-from belljar.image import Image
+from belljar.events import Recorder
 from belljar.isolation.identity import hold_range
 from belljar.isolation.jailed import Jailed, OwnedResources, raise_if_killed
 from belljar.isolation.launch_failures import RuntimeFailedError
-from belljar.isolation.lifetime import destroy_on_record, record_destroyed, recorded_lifetime
-from belljar.isolation.live import HostUsage
-from belljar.isolation.oci.runtime_root import CONFIG_PATH, ensure_runtime_root
-from belljar.isolation.oci.trace import Trace, watch_sandbox
-from belljar.isolation.oci.trees import Tree, held_tree, inner_tmp
-from belljar.isolation.oci.watching import watch_container
-from belljar.isolation.oci.words import cause_of_death, death_limit, explain_runtime, is_busy_sealing, said
+from belljar.isolation.lifetime import record_destroyed
+from belljar.isolation.oci.runtime_root import CONFIG_PATH
+from belljar.isolation.oci.trace import Trace
+from belljar.isolation.oci.trees import Tree, inner_tmp
+from belljar.isolation.oci.words import (
+    cause_of_death,
+    explain_runtime,
+    is_busy_sealing,
+    said,
+)
 from belljar.isolation.port import Port
 from belljar.isolation.program_root import STORE_HINT, ProgramRoot
 from belljar.isolation.renewal import (
     NEEDED_OF_CONTAINER,
     Renewal,
-    fresh_renewal,
     judge,
     network_of,
     now_ns,
     renewed_names,
 )
 from belljar.isolation.survivors import Destruction
-from belljar.isolation.touches import FileWatch
 from belljar.plan.jail import JailLimits, JailMount, JailSpec
-from belljar.plan.model import OciPlan
 from belljar.plan.oci import ID_COUNT, OciCell, OciShape, oci_config, runtime_argv
 from belljar.process import is_alive
-from belljar.store.journal import EntryKind, new_cell_id
+from belljar.store.journal import EntryKind
 
 _READY_DEADLINE_S: Final = 30.0
 _ATTACH_DEADLINE_S: Final = 20.0
 _DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty")
 _SMALL_BYTES: Final = 16 << 20
 _SMALL_INODES: Final = 1024
-_LAYER: Final = "/up"
+LAYER: Final = "/up"
 _ROOT: Final = OciCell(hostname="").root
 _STATE: Final = "/run/r"
 _BUNDLE: Final = str(Path(CONFIG_PATH).parent)
 _CONTAINER_NAME: Final = "c"
-_ENVIRONMENT: Final = (("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"), ("HOME", "/run"), ("TMPDIR", "/tmp"))  # noqa: S108 - the jail's
+_ENVIRONMENT: Final = (
+    ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
+    ("HOME", "/run"),
+    ("TMPDIR", "/tmp"),  # noqa: S108 - the jail's
+)
 _LAST_WORD_S: Final = 1.0
-_AGENTS_PROCESSES: Final = 2
 _MAX_ATTEMPTS: Final = 5
 
 
@@ -106,7 +107,10 @@ class JailedContainer:
         with ExitStack() as undo:
             undo.callback(self._let_go)
             self.jailed = Jailed(
-                mine, home, hold_range(is_nested=self._user_namespace() is not None), let_go=self._let_go
+                mine,
+                home,
+                hold_range(is_nested=self._user_namespace() is not None),
+                let_go=self._let_go,
             )
             undo.pop_all()
         self.client = GuestClient.from_socket(self._ours)
@@ -138,7 +142,9 @@ class JailedContainer:
     def _make(self) -> None:
         self.jailed.make(cpu_later=True)
         directory = self.spec.directory
-        cell = OciCell(hostname=self.spec.hostname, tmp=self._tmp(), has_port=self.spec.port is not None)
+        cell = OciCell(
+            hostname=self.spec.hostname, tmp=self._tmp(), has_port=self.spec.port is not None
+        )
         config = oci_config(self.spec.shape, cell)
         try:
             directory.parent.mkdir(parents=True, exist_ok=True, mode=0o711)
@@ -155,7 +161,9 @@ class JailedContainer:
             ) from exc
 
     def _tmp(self) -> str:
-        return inner_tmp(self.spec.tree.root, _ROOT) if self.spec.shape.runtime.kind == "runsc" else ""
+        return (
+            inner_tmp(self.spec.tree.root, _ROOT) if self.spec.shape.runtime.kind == "runsc" else ""
+        )
 
     def _start(self) -> None:
         spec, held = self.spec, self.jailed.identity
@@ -186,7 +194,11 @@ class JailedContainer:
         )
         try:
             self.jailed.start(
-                jail, argv, kept=(), stdin_fd=self._theirs.fileno(), user_namespace=self._user_namespace()
+                jail,
+                argv,
+                kept=(),
+                stdin_fd=self._theirs.fileno(),
+                user_namespace=self._user_namespace(),
             )
         finally:
             self._theirs.close()
@@ -211,7 +223,9 @@ class JailedContainer:
             raise CellError(what, where=f"cell {self.spec.cell_id}") from None
         except BelljarError:
             # One that is dying has no namespaces any more, but lives for a moment.
-            if await anyio.to_thread.run_sync(self.jailed.last_word, _LAST_WORD_S) is None and is_alive(stage):
+            if await anyio.to_thread.run_sync(
+                self.jailed.last_word, _LAST_WORD_S
+            ) is None and is_alive(stage):
                 raise
         self.jailed.go_on()  # or says how the stage ended
         self.timings_ms["network"] = _since(began)
@@ -223,7 +237,7 @@ class JailedContainer:
             shift = (spec.tree.first_uid, identity.uids.start, ID_COUNT)
         layer = JailMount(
             kind="tmpfs",
-            target=_LAYER,
+            target=LAYER,
             size_bytes=spec.shape.disk_bytes,
             inodes=spec.shape.disk_inodes,
             executable=True,
@@ -233,10 +247,15 @@ class JailedContainer:
             JailMount(kind="sysfs", target="/sys"),
             JailMount(kind="cgroup", target="/sys/fs/cgroup"),
             JailMount(kind="tmpfs", target="/dev", size_bytes=1 << 16, inodes=64),
-            *(JailMount(kind="device", source=Path("/dev", name), target=f"/dev/{name}") for name in _DEVICES),
+            *(
+                JailMount(kind="device", source=Path("/dev", name), target=f"/dev/{name}")
+                for name in _DEVICES
+            ),
             layer,
             JailMount(kind="tree", source=spec.tree.root, target="/tree", shift=shift),
-            JailMount(kind="overlay", target=_ROOT, lower="/tree", upper=f"{_LAYER}/u", work=f"{_LAYER}/w"),
+            JailMount(
+                kind="overlay", target=_ROOT, lower="/tree", upper=f"{LAYER}/u", work=f"{LAYER}/w"
+            ),
             JailMount(kind="tmpfs", target="/run", size_bytes=_SMALL_BYTES, inodes=_SMALL_INODES),
             JailMount(kind="tmpfs", target="/tmp", size_bytes=_SMALL_BYTES, inodes=_SMALL_INODES),  # noqa: S108 - the jail's
             JailMount(kind="bind", source=spec.directory, target=_BUNDLE),
@@ -274,7 +293,9 @@ class JailedContainer:
         """What went wrong, from who knows best: the jail's step, the runtime's status and words, or else the silent channel."""
         runtime = self.spec.shape.runtime
         where = f"cell {self.spec.cell_id}"
-        explain = partial(explain_runtime, name=runtime.name, version=self.spec.root.version, where=where)
+        explain = partial(
+            explain_runtime, name=runtime.name, version=self.spec.root.version, where=where
+        )
         if self.jailed.jail is None:
             return error
         with anyio.move_on_after(max(_READY_DEADLINE_S - waited_s, _LAST_WORD_S)) as timeout:
@@ -288,7 +309,10 @@ class JailedContainer:
             hung = f"neither started the container nor ended within {waited_s:.0f} s"
             return explain(hung + said(self.jailed.diagnosis()))
         cause = cause_of_death(
-            self.jailed, self.spec.limits, runtime.kind, fatal_oom_kills=self.jailed.count_oom_kills()
+            self.jailed,
+            self.spec.limits,
+            runtime.kind,
+            fatal_oom_kills=self.jailed.count_oom_kills(),
         )
         detail = cause or error.what
         what = f"{runtime.name} {self.spec.root.version} started the container, but its guest agent did not come up: {detail}"
@@ -299,163 +323,6 @@ class JailedContainer:
         self._ours.close()
         if self.trace is not None:
             self.trace.close()
-
-
-class LiveContainer:
-    """A container that runs. Made only by `open_container`. As `isolation.live.Live`.
-
-    Attributes:
-        timings_ms: milliseconds by phase: prepare, network (with a port), runtime, renew, total.
-    """
-
-    def __init__(self, plan: OciPlan, container: JailedContainer, recorder: Recorder) -> None:
-        self.cell_id = container.spec.cell_id
-        self.client = container.client
-        self.emulated = False
-        self.layers = tuple(layer.name for layer in plan.layers)
-        self.timings_ms: Mapping[str, float] = container.timings_ms
-        self.host_pid = container.jailed.host_pid()
-        self.killed = container.jailed.killed
-        self._container = container
-        self._recorder = recorder
-        self._oom_kills_while_alive = 0
-        self._ready_s = time.monotonic()
-
-    def console(self) -> bytes:
-        """What launcher and runtime wrote on standard error."""
-        return self._container.jailed.diagnosis().encode()
-
-    def cause_of_death(self) -> str:
-        """Why the cell is dead, as the host saw it; empty while its agent runs. May wait half a second for the supervisor's word."""
-        spec = self._container.spec
-        kind = spec.shape.runtime.kind
-        return cause_of_death(self._container.jailed, spec.limits, kind, fatal_oom_kills=self._fatal_oom_kills())
-
-    def death_limit(self) -> str | None:
-        """The limit that the cell died of: `lifetime`, `memory`, or None."""
-        return death_limit(self._container.jailed.end(), fatal_oom_kills=self._fatal_oom_kills())
-
-    def oom_kills(self) -> int:
-        """How often the host's kernel killed in the cell's memory group."""
-        count = self._container.jailed.count_oom_kills()
-        if self._container.jailed.end() is None:
-            self._oom_kills_while_alive = count
-        return count
-
-    def refused_forks(self) -> int:
-        """How often the host's kernel refused the cell a process; to have had as many as the workload may have counts once."""
-        return self._container.jailed.count_refused_forks() + self._is_crowd(now=False)
-
-    def processes_full(self) -> bool:
-        """Whether there are as many processes now as the workload may have. Its own limit inside is the nearer one, and nobody counts what that refuses."""
-        return self._is_crowd(now=True)
-
-    def disk_full(self) -> bool:
-        """Whether the writable layer has no room or no inode left now. False where the host lets us not look (an ordinary user)."""
-        try:
-            found = os.statvfs(f"/proc/{self.host_pid}/root{_LAYER}")
-        except OSError:
-            return False
-        return not found.f_bavail or not found.f_favail
-
-    def usage(self) -> HostUsage:
-        """As its control groups have it, its writable layer, and outside of gVisor its processes."""
-        own = _AGENTS_PROCESSES if self._container.spec.shape.runtime.kind == "runc" else None
-        layer = Path(f"/proc/{self.host_pid}/root{_LAYER}")
-        return self._container.jailed.usage(ready_s=self._ready_s, layer=layer, own_processes=own)
-
-    async def watch_files(self, paths: Sequence[str]) -> FileWatch:
-        """As `Live.watch_files`."""
-        if self._container.spec.shape.runtime.kind == "runc":
-            return await watch_container(self.host_pid, paths, self.client.own_reads)
-        return await watch_sandbox(self._container.trace, paths, self.client.own_reads)
-
-    def kill(self) -> None:
-        """Kill everything in it now, from any thread; `destroy` is still to be called."""
-        self._container.jailed.kill()
-
-    async def wait_dead(self) -> str:
-        """Until the container has ended; the cause of death."""
-        await self._container.jailed.wait_ended()
-        return self.cause_of_death()
-
-    async def destroy(self, *, reason: str = "closed") -> Destruction:
-        """Kill it, look for survivors, and record what was found. Idempotent; shielded from cancellation."""
-        if self._container.jailed.destruction is None:
-            return await destroy_on_record(self._recorder, self, reason, self._container.destroy)
-        return await self._container.destroy()
-
-    def _is_crowd(self, *, now: bool) -> bool:
-        """As many processes as the workload may have, and the agent's two. gVisor's processes are not the host's: its agent counts them."""
-        shape = self._container.spec.shape
-        count = self._container.jailed.count_processes()[0 if now else 1]
-        return shape.runtime.kind == "runc" and count >= shape.processes + _AGENTS_PROCESSES
-
-    def _fatal_oom_kills(self) -> int:
-        """Kills that the cell did not live on from."""
-        return self._container.jailed.count_oom_kills() - self._oom_kills_while_alive
-
-
-@asynccontextmanager
-async def open_container(
-    plan: OciPlan,
-    image: Image,
-    *,
-    home: Path,
-    recorder: Recorder,
-    planned: Mapping[str, Any],
-    cell_id: str | None = None,
-    port: Port | None = None,
-) -> AsyncIterator[LiveContainer]:
-    """A container of the plan, ready; destroyed when the block is left, however it is left.
-
-    Args:
-        planned: what `cell.planned` is to say; recorded before anything is made.
-        cell_id: default a new one.
-        port: the cell's place on its range's network, attached before anything of the runtime's runs. None: no network at all.
-
-    Raises:
-        HostError: this host can't. CellError: the container could not be made, with the runtime's status and words; nothing is left of it.
-
-    No task group or cancel scope is open across the yield: entry and exit may happen in different tasks.
-    """
-    cell_id = cell_id or new_cell_id()
-    async with recorded_lifetime(
-        recorder, cell_id, planned, partial(_start, plan, image, home, recorder, cell_id, port)
-    ) as live:
-        yield live
-
-
-async def _start(
-    plan: OciPlan, image: Image, home: Path, recorder: Recorder, cell_id: str, port: Port | None, held: ExitStack
-) -> LiveContainer:
-    tree = await held_tree(home, image, held)
-    runtime = plan.oci.runtime
-    root = ensure_runtime_root(home, runtime)
-    data: dict[str, JsonValue] = {"runtime": f"{runtime.name} {root.version}", "tree": image.digest}
-    recorder.record(Event(kind=Kind.CELL_STARTING, cell_id=cell_id, data=data))
-    renewal = fresh_renewal()
-    spec = ContainerSpec(
-        cell_id=cell_id,
-        kind="cell",
-        shape=plan.oci,
-        limits=plan.jail,
-        controllers=plan.jail_controllers,
-        memory_by_rlimit=plan.memory_by_rlimit,
-        root=root,
-        tree=tree,
-        hostname=renewal.hostname,
-        directory=home / "cells" / cell_id,
-        port=port,
-        is_traced=bool(plan.policy.decoys) and plan.oci.runtime.kind == "runsc",
-    )
-    container, done = await start_container(spec, renewal, home=home, recorder=recorder)
-    try:
-        _record_started(recorder, container, renewal, done)
-    except BaseException:
-        await container.destroy()
-        raise
-    return LiveContainer(plan, container, recorder)
 
 
 async def start_container(
@@ -476,24 +343,18 @@ async def start_container(
         except BaseException as exc:
             with anyio.CancelScope(shield=True):
                 destruction = await container.destroy()
-                failed = isinstance(exc, CellError) and is_busy_sealing(container.jailed.diagnosis())
-                if not (failed and destruction.clean and attempt < _MAX_ATTEMPTS) or container.jailed.killed():
+                failed = isinstance(exc, CellError) and is_busy_sealing(
+                    container.jailed.diagnosis()
+                )
+                if (
+                    not (failed and destruction.clean and attempt < _MAX_ATTEMPTS)
+                    or container.jailed.killed()
+                ):
                     if recorder is not None:
                         record_destroyed(recorder, spec.cell_id, destruction)
                     raise_if_killed(container.jailed, exc)
                     raise
     raise RuntimeError("unreachable: the last attempt returns or raises")
-
-
-def _record_started(recorder: Recorder, container: JailedContainer, renewal: Renewal, done: list[str]) -> None:
-    cell_id = container.spec.cell_id
-    renewed: dict[str, JsonValue] = {"done": list(done), "machine_id": renewal.machine_id, "hostname": renewal.hostname}
-    recorder.record(Event(kind=Kind.CELL_RENEWED, cell_id=cell_id, data=renewed, trust=Trust.GUEST_REPORTED))
-    timings: dict[str, JsonValue] = {name: round(ms, 1) for name, ms in container.timings_ms.items()}
-    data: dict[str, JsonValue] = {"duration_ms": timings["total"], "timings_ms": timings}
-    if container.attempts > 1:
-        data["attempts"] = container.attempts
-    recorder.record(Event(kind=Kind.CELL_STARTED, cell_id=cell_id, data=data))
 
 
 def _since(began: float) -> float:

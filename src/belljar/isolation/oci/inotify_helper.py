@@ -29,7 +29,16 @@ def mark_from_within(agent: int, paths: Sequence[str]) -> Marked:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         ours.settimeout(_TIMEOUT_S)
-        argv = [sys.executable, "-I", "-S", "-c", _BOOT, json.dumps(sys.path), str(theirs.fileno()), str(agent)]
+        argv = [
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            _BOOT,
+            json.dumps(sys.path),
+            str(theirs.fileno()),
+            str(agent),
+        ]
         with subprocess.Popen(
             argv,
             stdin=subprocess.PIPE,

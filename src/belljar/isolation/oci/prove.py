@@ -62,7 +62,9 @@ def runtime_proof(home: Path) -> ProveRuntime:
         kind: RuntimeKind = "runsc" if fact.kind == "runsc" else "runc"
         runtime = OciRuntime(name=fact.name, kind=kind, path=fact.path, version=fact.version)
         proof = anyio.run(partial(prove_runtime, runtime, home=home))
-        return RuntimeTrial(works=proof.works, reason=proof.reason, hint=proof.hint, no_port=proof.no_port)
+        return RuntimeTrial(
+            works=proof.works, reason=proof.reason, hint=proof.hint, no_port=proof.no_port
+        )
 
     return prove
 
@@ -95,7 +97,9 @@ async def prove_runtime(runtime: OciRuntime, *, home: Path) -> RuntimeProof:
     )
 
 
-async def _error_of(runtime: OciRuntime, root: ProgramRoot, home: Path, port: Port | None) -> CellError | None:
+async def _error_of(
+    runtime: OciRuntime, root: ProgramRoot, home: Path, port: Port | None
+) -> CellError | None:
     try:
         await _try(runtime, root, home, port)
     except CellError as exc:
@@ -134,7 +138,9 @@ async def _try(runtime: OciRuntime, root: ProgramRoot, home: Path, port: Port | 
     spec = ContainerSpec(
         cell_id=cell_id,
         kind="proof",
-        shape=oci_shape(tier, runtime, resources, arch=platform.machine(), open_files_max=_OPEN_FILES),
+        shape=oci_shape(
+            tier, runtime, resources, arch=platform.machine(), open_files_max=_OPEN_FILES
+        ),
         limits=JailLimits(
             memory_max_bytes=resources.memory_bytes,
             cpu_quota_percent=None,
@@ -162,7 +168,9 @@ def _empty_tree(home: Path) -> Tree:
     next proof.
     """
     private = home / "runtimes" / "empty"
-    uid, gid = (TREE_IDS_START, TREE_IDS_START) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
+    uid, gid = (
+        (TREE_IDS_START, TREE_IDS_START) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
+    )
     root = private / "root"
     try:
         private.mkdir(mode=0o700, exist_ok=True)

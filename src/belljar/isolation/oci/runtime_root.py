@@ -69,13 +69,17 @@ def _check_program(program: Path, name: str) -> None:
         what = f"the OCI runtime {name} is not there, or can't be read"
         raise HostError(what, where=str(program), hint=_HINT) from None
     if not is_program:
-        what = f"the OCI runtime {name} is no program (a script, perhaps): it can't be put into a jail"
+        what = (
+            f"the OCI runtime {name} is no program (a script, perhaps): it can't be put into a jail"
+        )
         raise HostError(what, where=str(program), hint=_SCRIPT_HINT)
 
 
 def _inside(program: Path) -> str:
     """Its own path, for words that name it, but where something is mounted over that."""
-    covered = any(program.is_relative_to(point) for point in (*DIRECTORY_POINTS, Path(CONFIG_PATH).parent))
+    covered = any(
+        program.is_relative_to(point) for point in (*DIRECTORY_POINTS, Path(CONFIG_PATH).parent)
+    )
     return f"/usr/bin/{program.name}" if covered else str(program)
 
 
@@ -109,7 +113,9 @@ def runtime_version(program: Path, name: str) -> str:
     Raises `HostError` when it says none: with its status and its words.
     """
     try:
-        result = subprocess.run([str(program), "--version"], capture_output=True, check=False, timeout=20, env={})
+        result = subprocess.run(
+            [str(program), "--version"], capture_output=True, check=False, timeout=20, env={}
+        )
     except (OSError, subprocess.SubprocessError) as exc:
         raise HostError(f"{name} can't be run: {exc}", where=str(program), hint=_HINT) from exc
     match = _VERSION.search(result.stdout.decode("utf-8", "replace").partition("\n")[0])
@@ -127,7 +133,9 @@ def package_binary(name: str) -> Path:
     """
     path = Path(belljar.__file__).parent / "_bin" / f"{name}-{platform.machine()}"
     if not os.access(path, os.R_OK):
-        raise HostError(f"the {name} for {platform.machine()} is missing", where=str(path), hint=_AGENT_HINT)
+        raise HostError(
+            f"the {name} for {platform.machine()} is missing", where=str(path), hint=_AGENT_HINT
+        )
     return path
 
 

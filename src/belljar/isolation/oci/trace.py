@@ -22,7 +22,14 @@ from belljar.channel.own_reads import OwnReads
 from belljar.errors import HostError
 from belljar.events import Trust
 from belljar.isolation.oci.sensor_thread import FULL_READ, QueueThread, Reports
-from belljar.isolation.oci.trace_points import HELLO, MAX_MESSAGE_BYTES, Point, dropped, read_point, trace_config
+from belljar.isolation.oci.trace_points import (
+    HELLO,
+    MAX_MESSAGE_BYTES,
+    Point,
+    dropped,
+    read_point,
+    trace_config,
+)
 from belljar.isolation.touches import Access, FileWatch, OnAccess, OnEnd
 from belljar.units import printable
 
@@ -148,7 +155,9 @@ class TraceWatch:
     trust = Trust.HOST_OBSERVED
     missing: Mapping[str, str]
 
-    def __init__(self, trace: Trace, thread: QueueThread, paths: Sequence[str], own_reads: OwnReads) -> None:
+    def __init__(
+        self, trace: Trace, thread: QueueThread, paths: Sequence[str], own_reads: OwnReads
+    ) -> None:
         self.missing = {path: "its path is too long" for path in paths if len(path) > _MAX_PATH}
         self.reports = Reports(own_reads, thread.wake)
         self._files = {os.fsencode(posixpath.normpath(path)): path for path in paths}
@@ -187,11 +196,15 @@ class TraceWatch:
             path = self._files.get(point.path.removesuffix(_DELETED))
         if path is not None:
             name = printable(point.process, max_chars=_MAX_NAME)
-            access = Access(path=path, operation=point.operation, process=name, pid=point.pid or None)
+            access = Access(
+                path=path, operation=point.operation, process=name, pid=point.pid or None
+            )
             self.reports.offer(access, may_be_hosts=point.process == _AGENT)
 
 
-async def watch_sandbox(trace: Trace | None, paths: Sequence[str], own_reads: OwnReads) -> FileWatch:
+async def watch_sandbox(
+    trace: Trace | None, paths: Sequence[str], own_reads: OwnReads
+) -> FileWatch:
     """Watch these files of a sandbox. Raises `HostError`."""
     if trace is None:
         what = "its files can't be watched: it was started without trace points"

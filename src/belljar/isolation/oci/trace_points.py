@@ -49,7 +49,9 @@ def trace_config(endpoint: str) -> dict[str, Any]:
     for call in _OPENS:
         context = [*_CONTEXT, "cwd"]
         optional = ["fd_path"] if call == "openat" else []
-        points.append({"name": f"syscall/{call}/exit", "optional_fields": optional, "context_fields": context})
+        points.append(
+            {"name": f"syscall/{call}/exit", "optional_fields": optional, "context_fields": context}
+        )
     for call in _READS:
         name = f"syscall/{call}/exit"
         points.append({"name": name, "optional_fields": ["fd_path"], "context_fields": [*_CONTEXT]})

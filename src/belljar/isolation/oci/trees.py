@@ -113,7 +113,11 @@ def _read(directory: Path) -> Tree | None:
     """
     try:
         data = json.loads((directory / "tree.json").read_text())
-        tree = Tree(root=directory / "root", first_uid=int(data["first_uid"]), first_gid=int(data["first_gid"]))
+        tree = Tree(
+            root=directory / "root",
+            first_uid=int(data["first_uid"]),
+            first_gid=int(data["first_gid"]),
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
     expected = _first_ids(tree_identity())
@@ -143,12 +147,16 @@ async def _writer(home: Path) -> AsyncIterator[None]:
     The wait is in a thread; the lock is a descriptor's, which any thread may close.
     """
     with ExitStack() as held:
-        await anyio.to_thread.run_sync(held.enter_context, locked(home, "trees"), abandon_on_cancel=False)
+        await anyio.to_thread.run_sync(
+            held.enter_context, locked(home, "trees"), abandon_on_cancel=False
+        )
         yield
 
 
 async def _make(image: Image, home: Path) -> Tree:
-    await anyio.to_thread.run_sync(need_space, home, _EXPANSION * image.size_bytes, "unpacking an image for containers")
+    await anyio.to_thread.run_sync(
+        need_space, home, _EXPANSION * image.size_bytes, "unpacking an image for containers"
+    )
     # Its squashfs has no checksums: what is damaged would be unpacked as it is.
     await anyio.to_thread.run_sync(verify, image)
     identity = tree_identity()
@@ -158,7 +166,9 @@ async def _make(image: Image, home: Path) -> Tree:
         await anyio.to_thread.run_sync(_make_directories, partial_tree, identity)
         with claimed(partial_tree):
             await _unpack(image, partial_tree / "root", home, cell_id, identity)
-            await anyio.to_thread.run_sync(_publish, partial_tree, _directory(home, image), identity)
+            await anyio.to_thread.run_sync(
+                _publish, partial_tree, _directory(home, image), identity
+            )
     except BaseException:
         with anyio.CancelScope(shield=True):
             await _remove(partial_tree, home)
@@ -179,7 +189,9 @@ def _make_directories(partial_tree: Path, identity: HeldIdentity) -> None:
         raise _no_room(exc, partial_tree) from exc
 
 
-async def _unpack(image: Image, root: Path, home: Path, cell_id: str, identity: HeldIdentity) -> None:
+async def _unpack(
+    image: Image, root: Path, home: Path, cell_id: str, identity: HeldIdentity
+) -> None:
     program: tuple[str, ...] = (
         "/usr/bin/unsquashfs",
         "-no-progress",
@@ -202,7 +214,11 @@ async def _unpack(image: Image, root: Path, home: Path, cell_id: str, identity: 
 def _not_unpacked(said: str, image: Image, home: Path) -> HostError:
     if "No space left" in said:
         hint = "free some space there, or set BELLJAR_HOME to a directory on a larger disk"
-        return HostError("there is no room to unpack the image for containers", where=str(home / "trees"), hint=hint)
+        return HostError(
+            "there is no room to unpack the image for containers",
+            where=str(home / "trees"),
+            hint=hint,
+        )
     what = f"the image {image.digest[:12]} could not be unpacked for containers: {said}"
     return HostError(
         what,
@@ -222,7 +238,9 @@ def _publish(partial_tree: Path, final: Path, identity: HeldIdentity) -> None:
             import ctypes
 
             if ctypes.CDLL(None, use_errno=True).syncfs(fd):
-                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(partial_tree))
+                raise OSError(
+                    ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(partial_tree)
+                )
         finally:
             os.close(fd)
         partial_tree.rename(final)
@@ -232,7 +250,11 @@ def _publish(partial_tree: Path, final: Path, identity: HeldIdentity) -> None:
 
 def _no_room(exc: OSError, where: Path) -> HostError:
     hint = "free some space, fix the store's owner, or set BELLJAR_HOME to another directory"
-    return HostError(f"an image could not be unpacked: {exc.strerror}", where=str(exc.filename or where), hint=hint)
+    return HostError(
+        f"an image could not be unpacked: {exc.strerror}",
+        where=str(exc.filename or where),
+        hint=hint,
+    )
 
 
 async def _run(
@@ -284,8 +306,18 @@ def _limits(deadline_s: float) -> JailLimits:
 def _failure_of(jail: Jail, end: JailEnd | None, deadline_s: float) -> str | None:
     if end is not None and end.cause == "itself" and end.status == 0:
         return None
-    why = f"it took longer than {deadline_s:.0f} s" if end is not None and end.cause == "lifetime" else ""
-    how = "" if end is None else f"status {end.status}" if end.signal is None else f"signal {end.signal}"
+    why = (
+        f"it took longer than {deadline_s:.0f} s"
+        if end is not None and end.cause == "lifetime"
+        else ""
+    )
+    how = (
+        ""
+        if end is None
+        else f"status {end.status}"
+        if end.signal is None
+        else f"signal {end.signal}"
+    )
     return jail.diagnosis() or why or how or "it ended without a word"
 
 
@@ -315,7 +347,9 @@ async def _sweep(home: Path) -> tuple[str, ...]:
 def _rubbish(home: Path) -> list[Path]:
     found = []
     for directory in (home / "trees").iterdir() if (home / "trees").is_dir() else ():
-        known = (home / "images" / directory.name / "image.json").exists() and _read(directory) is not None
+        known = (home / "images" / directory.name / "image.json").exists() and _read(
+            directory
+        ) is not None
         if not known and not is_owned(directory.name, prefix=MAKING) and not in_use(directory):
             found.append(directory)
     return found
@@ -331,7 +365,9 @@ async def _remove(directory: Path, home: Path) -> None:
         mounts = (JailMount(kind="bind", source=directory, target="/out", writable=True),)
         program = ("/usr/bin/rm", "-rf", "--", "/out/root")
         with suppress(BelljarError):
-            await _run(program, mounts, home, new_cell_id(), tree_identity(), deadline_s=_REMOVE_DEADLINE_S)
+            await _run(
+                program, mounts, home, new_cell_id(), tree_identity(), deadline_s=_REMOVE_DEADLINE_S
+            )
     await anyio.to_thread.run_sync(partial(shutil.rmtree, directory, ignore_errors=True))
 
 
@@ -354,5 +390,7 @@ async def held_tree(home: Path, image: Image, held: ExitStack) -> Tree:
         await ensure_tree(image, home=home)
         tree = held.enter_context(hold_tree(home, image))
     if tree is None:
-        raise CellError("the unpacked image vanished while a cell was to be started", where=str(home / "trees"))
+        raise CellError(
+            "the unpacked image vanished while a cell was to be started", where=str(home / "trees")
+        )
     return tree

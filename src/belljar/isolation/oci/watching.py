@@ -21,7 +21,9 @@ from belljar.isolation.oci.sensor_thread import FULL_READ, QueueThread, Reports
 from belljar.isolation.touches import Access, FileWatch, OnAccess, OnEnd
 from belljar.units import printable
 
-_LOST: Final = "more happened than the kernel kept, or this process had no descriptor left: accesses were lost"
+_LOST: Final = (
+    "more happened than the kernel kept, or this process had no descriptor left: accesses were lost"
+)
 _MAX_NAME: Final = 64
 _SAME_PID_S: Final = 0.5
 
@@ -96,7 +98,9 @@ class MarkWatch:
         self.missing: Mapping[str, str] = marked.missing
         self._marked = marked
         self._processes = processes
-        self._thread = QueueThread(lambda: marked.fd, self._read, lambda reason: self._reports.end(reason))
+        self._thread = QueueThread(
+            lambda: marked.fd, self._read, lambda reason: self._reports.end(reason)
+        )
         self._reports = Reports(own_reads, self._thread.wake)
         self._has_lost = self._is_closed = False
 
@@ -136,11 +140,15 @@ class MarkWatch:
         if path is None or process.is_agent:
             return
         for operation in seen.operations:
-            access = Access(path=path, operation=operation, process=process.name, pid=process.inner_pid)
+            access = Access(
+                path=path, operation=operation, process=process.name, pid=process.inner_pid
+            )
             self._reports.offer(access, may_be_hosts=process.is_agent is None)
 
 
-async def watch_container(jail_pid: int | None, paths: Sequence[str], own_reads: OwnReads) -> FileWatch:
+async def watch_container(
+    jail_pid: int | None, paths: Sequence[str], own_reads: OwnReads
+) -> FileWatch:
     """Watch the files of the container below that jail. Raises `HostError` or `CellError`."""
     return await anyio.to_thread.run_sync(_mark_container, jail_pid, paths, own_reads)
 

@@ -17,9 +17,7 @@ from belljar.plan.oci import RuntimeKind
 from belljar.units import format_duration, format_size
 
 _DEATH_WORD_S: Final = 0.5
-_SILENT_CRUN: Final = (
-    "; crun before 1.9 ends without a word where control groups of version 1 and 2 are mixed: use runc, or a newer crun"
-)
+_SILENT_CRUN: Final = "; crun before 1.9 ends without a word where control groups of version 1 and 2 are mixed: use runc, or a newer crun"
 
 # runc copies itself into memory and seals the copy. Under load, other users of its pages may keep
 # the kernel from sealing for longer than it waits (memfd_wait_for_pins, 150 ms). runc 1.1, then 1.2
@@ -38,7 +36,9 @@ def is_busy_sealing(diagnosis: str) -> bool:
     return any(words in diagnosis.lower() for words in _BUSY_SEALS)
 
 
-def explain_runtime(how: str, *, name: str, version: str, where: str, silent: bool = False) -> CellError:
+def explain_runtime(
+    how: str, *, name: str, version: str, where: str, silent: bool = False
+) -> CellError:
     """The error for a runtime that did not start a container: which one it was, and what is known
     of it. Pure.
 
@@ -49,11 +49,15 @@ def explain_runtime(how: str, *, name: str, version: str, where: str, silent: bo
     program = Path(name).name
     silent_crun = silent and program.startswith("crun") and not at_least(version, "1.9")
     another = (
-        "install another runsc" if program.startswith("runsc") else "name another OCI runtime in BELLJAR_OCI_RUNTIME"
+        "install another runsc"
+        if program.startswith("runsc")
+        else "name another OCI runtime in BELLJAR_OCI_RUNTIME"
     )
     hint = f"{another}, or use another tier; `belljar doctor` tries it again"
     return CellError(
-        f"the OCI runtime {name} {version} {how}{_SILENT_CRUN if silent_crun else ''}", where=where, hint=hint
+        f"the OCI runtime {name} {version} {how}{_SILENT_CRUN if silent_crun else ''}",
+        where=where,
+        hint=hint,
     )
 
 
@@ -71,7 +75,9 @@ def death_limit(end: JailEnd | None, *, fatal_oom_kills: int) -> str | None:
     return "memory" if end.cause == "itself" and fatal_oom_kills > 0 else None
 
 
-def cause_of_death(jailed: Jailed, limits: JailLimits, kind: RuntimeKind, *, fatal_oom_kills: int) -> str:
+def cause_of_death(
+    jailed: Jailed, limits: JailLimits, kind: RuntimeKind, *, fatal_oom_kills: int
+) -> str:
     """One sentence, from what the host saw; empty while the agent runs.
 
     May wait half a second for the supervisor's word.
@@ -103,7 +109,13 @@ def ended_by_itself(end: JailEnd, *, kind: str, memory: tuple[int, int], refused
     """
     who = "gVisor's sentry or the guest agent in it" if kind == "runsc" else "its guest agent"
     how = f"signal {signal_name(end.signal)}" if end.signal is not None else f"status {end.status}"
-    used = f"at most {format_size(memory[0])} of {format_size(memory[1])} of memory was in use" if memory[0] else ""
+    used = (
+        f"at most {format_size(memory[0])} of {format_size(memory[1])} of memory was in use"
+        if memory[0]
+        else ""
+    )
     refused = f"the host refused it {refused_forks} processes or threads" if refused_forks else ""
-    known = "; ".join(("no limit is known to have been reached", *(word for word in (used, refused) if word)))
+    known = "; ".join(
+        ("no limit is known to have been reached", *(word for word in (used, refused) if word))
+    )
     return f"{who} ended, or was killed (the last word was {how}; {known})"

@@ -88,7 +88,9 @@ class Front:
                     self._site.hit("connections")
                     await asyncio.sleep(_PAUSE_S)
 
-    def _take(self, sock: socket.socket, source: tuple[str, int], kind: str, handler: Handler) -> None:
+    def _take(
+        self, sock: socket.socket, source: tuple[str, int], kind: str, handler: Handler
+    ) -> None:
         bounds, address = self._site.bounds, source[0]
         if self._open[kind] >= getattr(bounds, kind):
             self._site.hit(kind)
@@ -107,7 +109,9 @@ class Front:
                 self._release(sock, address, kind)
                 raise
 
-    async def _one(self, sock: socket.socket, source: tuple[str, int], kind: str, handler: Handler) -> None:
+    async def _one(
+        self, sock: socket.socket, source: tuple[str, int], kind: str, handler: Handler
+    ) -> None:
         task = asyncio.current_task()
         peer = Peer(cell=self._site.cell(source[0]), address="", port=0)
         try:
@@ -176,7 +180,9 @@ class Front:
         self._site.is_ending = True
         self._dns.flush()
         self._site.tell_limits()
-        connections = [task for task in self._connections if task is not None and task not in self._site.idle]
+        connections = [
+            task for task in self._connections if task is not None and task not in self._site.idle
+        ]
         unreported = self._tell_idle(until)
         for at in range(0, len(connections), CUT_AT_ONCE):
             if loop.time() >= until:

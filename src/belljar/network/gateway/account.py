@@ -113,7 +113,10 @@ class Account:
     @property
     def is_part_due(self) -> bool:
         """Whether a part of the remainder is to be recorded now."""
-        return any(part is not None and part.total_bytes >= PART_BYTES for part in (self._part, self._fields))
+        return any(
+            part is not None and part.total_bytes >= PART_BYTES
+            for part in (self._part, self._fields)
+        )
 
     @property
     def has_unrecorded(self) -> bool:
@@ -158,7 +161,9 @@ class Incoming:
     it.
     """
 
-    def __init__(self, account: Account, head: bytes, fields: list[tuple[bytes, bytes]], *, is_text: bool) -> None:
+    def __init__(
+        self, account: Account, head: bytes, fields: list[tuple[bytes, bytes]], *, is_text: bool
+    ) -> None:
         self._account = account
         account.begin_request()
         self.head, self.fields, self.is_text = head, fields, is_text

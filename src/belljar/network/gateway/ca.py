@@ -78,24 +78,35 @@ class Authority:
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
             .add_extension(_usage(signs_certificates=False), critical=True)
-            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()),
+                critical=False,
+            )
             .sign(self._key, hashes.SHA256())
         )
         key = self._leaf_key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
         )
         return key + leaf.public_bytes(serialization.Encoding.PEM) + self.certificate
 
     def _own_certificate(self) -> x509.Certificate:
         return (
-            self._builder(_named(AUTHORITY_NAME), self._key.public_key(), AUTHORITY_AGE, AUTHORITY_LIFE)
+            self._builder(
+                _named(AUTHORITY_NAME), self._key.public_key(), AUTHORITY_AGE, AUTHORITY_LIFE
+            )
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(_usage(signs_certificates=True), critical=True)
             .sign(self._key, hashes.SHA256())
         )
 
     def _builder(
-        self, subject: x509.Name, key: ec.EllipticCurvePublicKey, age: dt.timedelta, life: dt.timedelta
+        self,
+        subject: x509.Name,
+        key: ec.EllipticCurvePublicKey,
+        age: dt.timedelta,
+        life: dt.timedelta,
     ) -> x509.CertificateBuilder:
         return (
             x509.CertificateBuilder()

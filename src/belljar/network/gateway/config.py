@@ -97,16 +97,23 @@ class GatewayConfig:
 
 def as_neighbour(cell: StandInPlan) -> StandInPlan:
     """A cell as the gateway is told of it: in which networks it is, and nothing of what runs there."""
-    return StandInPlan(id=cell.id, kind=cell.kind, names=(), ports=(), settings={"networks": sorted(cell.networks)})
+    return StandInPlan(
+        id=cell.id, kind=cell.kind, names=(), ports=(), settings={"networks": sorted(cell.networks)}
+    )
 
 
 def as_stand_in(upstream: UpstreamPlan) -> StandInPlan:
     """A real upstream as the gateway sees it: what has a name, ports and an address in the range,
     of the kind `upstream`.
     """
-    ports = (PortPlan(number=port, protocol="http" if port == HTTP_PORT else "tls") for port in upstream.ports)
+    ports = (
+        PortPlan(number=port, protocol="http" if port == HTTP_PORT else "tls")
+        for port in upstream.ports
+    )
     settings = {"methods": list(upstream.methods), "budget_bytes": upstream.budget_bytes}
-    return StandInPlan(id=upstream.id, kind=UPSTREAM, names=(upstream.host,), ports=tuple(ports), settings=settings)
+    return StandInPlan(
+        id=upstream.id, kind=UPSTREAM, names=(upstream.host,), ports=tuple(ports), settings=settings
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,7 +51,9 @@ MAX_ANSWER_BYTES: Final = 4 << 20
 class Record(Protocol):
     """How a stand-in puts something on record."""
 
-    async def __call__(self, kind: str, data: Mapping[str, JsonValue], bodies: Sequence[Body] = ()) -> None:
+    async def __call__(
+        self, kind: str, data: Mapping[str, JsonValue], bodies: Sequence[Body] = ()
+    ) -> None:
         """Returns when the event is in the ledger: await it before answering.
 
         `kind` is one of `events.Kind`'s values, usually `network.attempt`; `stand_in` is put into

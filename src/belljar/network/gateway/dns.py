@@ -125,7 +125,9 @@ def answer(query: bytes, layout: RangeLayout) -> Answer:
     said = Answer(wire=None, answer="", header=query[:4].hex())
     if opcode := query[2] >> 3 & 0xF:
         wire = _bare(query, Rcode.NOTIMP)
-        return replace(said, wire=wire, answer="NOTIMP", type=_OPCODES.get(opcode, f"OPCODE{opcode}"))
+        return replace(
+            said, wire=wire, answer="NOTIMP", type=_OPCODES.get(opcode, f"OPCODE{opcode}")
+        )
     parsed = _parse(query)
     if parsed is None:
         return replace(said, wire=_bare(query, Rcode.FORMERR), answer="FORMERR")
@@ -140,7 +142,9 @@ def answer(query: bytes, layout: RangeLayout) -> Answer:
         longest_label=max(map(len, labels), default=0),
         entropy=round(entropy(b"".join(labels).lower()), 3),
         edns="" if parsed.edns is None else parsed.edns.hex(),
-        whole=parsed.klass == _IN and not parsed.options_bytes and all(map(_SHOWN_EXACTLY.fullmatch, labels)),
+        whole=parsed.klass == _IN
+        and not parsed.options_bytes
+        and all(map(_SHOWN_EXACTLY.fullmatch, labels)),
     )
 
 
@@ -216,7 +220,9 @@ def _wire(query: bytes, parsed: _Query, reply: _Reply) -> bytes:
     has_opt = parsed.edns is not None
     flags = bytes((0x80 | 0x04 * is_ours | query[2] & 0x01, reply.rcode & 0xF))
     counts = _COUNTS.pack(1, bool(reply.answer), bool(reply.authority), has_opt)
-    opt = _AN_OPT + struct.pack("!HIH", MAX_UDP_BYTES, reply.rcode >> 4 << 24, 0) if has_opt else b""
+    opt = (
+        _AN_OPT + struct.pack("!HIH", MAX_UDP_BYTES, reply.rcode >> 4 << 24, 0) if has_opt else b""
+    )
     return query[:2] + flags + counts + parsed.question + reply.answer + reply.authority + opt
 
 
@@ -235,7 +241,9 @@ def _address(labels: tuple[bytes, ...], layout: RangeLayout) -> str | None:
 
     A label with a byte that no host name has is nobody's, simulated or not.
     """
-    canonical = None if any(b"." in label for label in labels) else canonical_name(b".".join(labels))
+    canonical = (
+        None if any(b"." in label for label in labels) else canonical_name(b".".join(labels))
+    )
     if canonical is None or canonical in NEVER or canonical.startswith("wpad."):
         return None
     found = find(canonical, layout)

@@ -122,7 +122,9 @@ class QueryRecord:
             "names": batch.names,
         }
         try:
-            posted = self._site.reporter.post(Item(Kind.NETWORK_DNS, data, batch.queries.bodies("queries")))
+            posted = self._site.reporter.post(
+                Item(Kind.NETWORK_DNS, data, batch.queries.bodies("queries"))
+            )
         except MemoryError as error:
             batch.recorded.set_exception(error)  # each that waits is cut, and counted
         else:
@@ -186,12 +188,16 @@ class DnsServer:
         self._site.hit("dns_pending")
         try:
             cell = self._site.cell(peer[0])
-            recorded = self._record.count(cell, answer(query, self._site.known_to(cell)), "udp", query)
+            recorded = self._record.count(
+                cell, answer(query, self._site.known_to(cell)), "udp", query
+            )
             recorded.add_done_callback(lambda done: done.exception())
         except MemoryError:
             self._site.starve()
 
-    def _begin(self, sock: socket.socket, query: bytes, dialled: str, peer: tuple[str, int]) -> None:
+    def _begin(
+        self, sock: socket.socket, query: bytes, dialled: str, peer: tuple[str, int]
+    ) -> None:
         reply = self._reply(sock, query, dialled, peer)
         try:
             self._group.create_task(reply)
@@ -201,13 +207,19 @@ class DnsServer:
         else:
             self._pending += 1
 
-    async def _reply(self, sock: socket.socket, query: bytes, dialled: str, peer: tuple[str, int]) -> None:
+    async def _reply(
+        self, sock: socket.socket, query: bytes, dialled: str, peer: tuple[str, int]
+    ) -> None:
         try:
             cell = self._site.cell(peer[0])
             said = answer(query, self._site.known_to(cell))
             await self._record.record(cell, said, "udp", query)
             if said.wire is not None and not await self._is_blocked(cell, said):
-                source = (socket.IPPROTO_IP, _IP_PKTINFO, _PKTINFO.pack(0, socket.inet_aton(dialled), bytes(4)))
+                source = (
+                    socket.IPPROTO_IP,
+                    _IP_PKTINFO,
+                    _PKTINFO.pack(0, socket.inet_aton(dialled), bytes(4)),
+                )
                 sock.sendmsg([said.wire], [source], 0, peer)
         except OSError:
             # A datagram may be lost at any time: the client asks again.

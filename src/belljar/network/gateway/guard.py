@@ -84,7 +84,9 @@ class Guard:
                 where=tie,
             )
             scanned = self._streams.feed(flow, channel, name, data)
-            items += (_item(hit_event(part, hit, cell_id=None, action=action)) for hit in scanned.hits)
+            items += (
+                _item(hit_event(part, hit, cell_id=None, action=action)) for hit in scanned.hits
+            )
             blocked = blocked or bool(scanned.hits)
             if not scanned.complete:
                 reason = scanned.problem

@@ -147,7 +147,9 @@ def account_for_header(account: Account, frame: Frame, streams: set[int]) -> byt
     else:
         account.remain(f"h2_{frame.name}", frame.raw[:FRAME_HEADER_BYTES])
     front, content, padding = frame.padded
-    account.remain("h2_priority" if frame.kind == HEADERS and len(front) >= 5 else "h2_padding", front)
+    account.remain(
+        "h2_priority" if frame.kind == HEADERS and len(front) >= 5 else "h2_padding", front
+    )
     account.remain("h2_padding", padding)
     return content
 

@@ -73,5 +73,9 @@ class FloodGuard:
             return ""
         self._control += 1
         earned = self.sent_bytes // BYTES_PER_WINDOW_UPDATE
-        allowed = earned + self._bounds.h2_control_frames + self.requests * self._bounds.h2_control_frames_per_request
+        allowed = (
+            earned
+            + self._bounds.h2_control_frames
+            + self.requests * self._bounds.h2_control_frames_per_request
+        )
         return "too many control frames" if self._control > allowed else ""

@@ -92,7 +92,10 @@ class HttpConnection:
         self._task = asyncio.current_task()
         self._rest()
         try:
-            async with asyncio.timeout(bounds.connection_timeout_s), asyncio.timeout(None) as self._deadline:
+            async with (
+                asyncio.timeout(bounds.connection_timeout_s),
+                asyncio.timeout(None) as self._deadline,
+            ):
                 self._set_deadline(bounds.idle_timeout_s)
                 await self._serve()
         except TimeoutError:
@@ -288,7 +291,9 @@ class HttpConnection:
             "exchange": next(self._site.numbers),
             "stand_in": self._site.judge(peer).stand_in,
             "method": "",
-            "url": shown(f"{'https' if peer.hello else 'http'}://{peer.sni or peer.address}:{peer.port}", 300),
+            "url": shown(
+                f"{'https' if peer.hello else 'http'}://{peer.sni or peer.address}:{peer.port}", 300
+            ),
             "verdict": "refused",
             "reason": shown(reason, 200),
             "bytes": 0,

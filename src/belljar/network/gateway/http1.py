@@ -27,7 +27,9 @@ from belljar.network.gateway.websocket import WebSocketRecord
 from belljar.network.gateway.ws_frames import WebSocketFrames
 
 _FRAMED: Final = (b"content-length", b"transfer-encoding")
-_CHUNK: Final = re.compile(rb"(?:\r\n)?(?:(?P<size>[1-9a-f][0-9a-f]*|[1-9A-F][0-9A-F]*|0)\r\n)?(?:\r\n)?")
+_CHUNK: Final = re.compile(
+    rb"(?:\r\n)?(?:(?P<size>[1-9a-f][0-9a-f]*|[1-9A-F][0-9A-F]*|0)\r\n)?(?:\r\n)?"
+)
 """What stands around a chunk's data: the end of the chunk before, a size, the end of all.
 
 A size follows from the chunk's length if its letters are of one case and no zero leads.
@@ -140,7 +142,9 @@ class Http1(H11Protocol):
     _on_refused: Callable[[str], Awaitable[None]]
     _bounds: Bounds
 
-    def guard(self, on_refused: Callable[[str], Awaitable[None]], bounds: Bounds, account: Account) -> None:
+    def guard(
+        self, on_refused: Callable[[str], Awaitable[None]], bounds: Bounds, account: Account
+    ) -> None:
         """Says what to call before a refusal leaves, and where bytes are counted."""
         self._on_refused, self._bounds, self._account = on_refused, bounds, account
         self._counted = CountedConnection(account, bounds.head_bytes)
@@ -155,7 +159,9 @@ class Http1(H11Protocol):
     @property
     def has_unparsed(self) -> bool:
         """Whether something has come that is nothing whole."""
-        return isinstance(self.connection, h11.Connection) and bool(self.connection.trailing_data[0])
+        return isinstance(self.connection, h11.Connection) and bool(
+            self.connection.trailing_data[0]
+        )
 
     def take_unclaimed(self) -> bytes:
         """What of the received bytes is in no event and is nothing whole."""
@@ -210,7 +216,11 @@ class Http1(H11Protocol):
 
     def _count_frames(self, data: bytes) -> None:
         """Bytes behind a WebSocket's handshake; before it is accepted there are no frames."""
-        if self._frames is not None and isinstance(self.stream, WSStream) and self.stream.handshake.accepted:
+        if (
+            self._frames is not None
+            and isinstance(self.stream, WSStream)
+            and self.stream.handshake.accepted
+        ):
             self._frames.feed(data)
         else:
             self._account.remain("outside_websocket", data)
@@ -248,14 +258,19 @@ class Http1(H11Protocol):
             raise RefusedRequest("both Content-Length and Transfer-Encoding")
         if any(name == b"upgrade" and b"h2c" in value.lower() for name, value in event.headers):
             raise RefusedRequest("an upgrade to HTTP/2 without TLS")
-        if _is_websocket(event) and not Handshake(list(event.headers), event.http_version.decode()).is_valid():
+        if (
+            _is_websocket(event)
+            and not Handshake(list(event.headers), event.http_version.decode()).is_valid()
+        ):
             raise RefusedRequest("a WebSocket's handshake that is not one")
 
     async def _create_stream(self, request: h11.Request) -> None:
         """A message that was compressed is a bomb's chance, and the record's loss: no extension is
         agreed to.
         """
-        plain = [(name, value) for name, value in request.headers if name != b"sec-websocket-extensions"]
+        plain = [
+            (name, value) for name, value in request.headers if name != b"sec-websocket-extensions"
+        ]
         if len(plain) != len(request.headers):
             request = h11.Request(method=request.method, target=request.target, headers=plain)
         state = {**self.connection_state, INCOMING: self._counted.incoming}
@@ -272,4 +287,8 @@ def _is_websocket(request: h11.Request) -> bool:
     """Whether hypercorn takes it for one: the last field of a name counts."""
     fields = {name: value.lower() for name, value in request.headers}
     words = [word.strip() for word in fields.get(b"connection", b"").split(b",")]
-    return request.method.upper() == b"GET" and b"upgrade" in words and fields.get(b"upgrade", b"") == b"websocket"
+    return (
+        request.method.upper() == b"GET"
+        and b"upgrade" in words
+        and fields.get(b"upgrade", b"") == b"websocket"
+    )

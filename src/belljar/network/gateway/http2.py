@@ -53,7 +53,9 @@ class KeepingDecoder(hpack.Decoder):
 class Http2(H2Protocol):
     """HTTP/2, within TLS only."""
 
-    def guard(self, on_refused: Callable[[str], Awaitable[None]], bounds: Bounds, account: Account) -> None:
+    def guard(
+        self, on_refused: Callable[[str], Awaitable[None]], bounds: Bounds, account: Account
+    ) -> None:
         """Says what to call before a refusal leaves, and where bytes are counted."""
         self._on_refused, self._bounds, self._account = on_refused, bounds, account
         self._floods = FloodGuard(bounds)
@@ -156,7 +158,9 @@ class Http2(H2Protocol):
         elif frame.kind == DATA:
             self._account_for_data(frame, events)
         elif frame.kind in (HEADERS, CONTINUATION):
-            streams = self._open | {self._next_stream} if frame.kind == HEADERS else {self._block_stream}
+            streams = (
+                self._open | {self._next_stream} if frame.kind == HEADERS else {self._block_stream}
+            )
             self._block_stream = frame.stream
             self._block += account_for_header(self._account, frame, streams)
             if frame.flags & END_HEADERS:
@@ -167,7 +171,9 @@ class Http2(H2Protocol):
     def _account_for_data(self, frame: Frame, events: list[h2.events.Event]) -> None:
         data = account_for_header(self._account, frame, self._open)
         # The library's own copy is what the exchange gets; none of a request that was reset.
-        received = next((event.data for event in events if isinstance(event, h2.events.DataReceived)), None)
+        received = next(
+            (event.data for event in events if isinstance(event, h2.events.DataReceived)), None
+        )
         incoming = self._incoming.get(frame.stream)
         if received and incoming is not None:
             incoming.came(received)
@@ -177,7 +183,9 @@ class Http2(H2Protocol):
     def _account_for_block(self, events: list[h2.events.Event]) -> None:
         block = bytes(self._block)
         self._block.clear()
-        request = next((event for event in events if isinstance(event, h2.events.RequestReceived)), None)
+        request = next(
+            (event for event in events if isinstance(event, h2.events.RequestReceived)), None
+        )
         if request is None or request.stream_id is None:
             self._account.remain("trailers", block)
             self._account.show_fields(self._decoder.fields)
@@ -195,7 +203,9 @@ class Http2(H2Protocol):
             # Its answer was complete before its body: the window is given back, or the connection
             # would starve.
             with contextlib.suppress(h2.exceptions.ProtocolError):
-                self.connection.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+                self.connection.acknowledge_received_data(
+                    event.flow_controlled_length, event.stream_id
+                )
             await self._flush()
             return
         if isinstance(event, h2.events.StreamReset):
@@ -254,7 +264,9 @@ def _h2_problem(headers: Any, bounds: Bounds) -> str:  # noqa: ANN401 - h2 gives
         return "CONNECT"
     if len(headers) > bounds.headers:
         return "too many header fields"
-    if not all(0x20 < byte < 0x7F for byte in fields.get(b":path", b" ") + fields.get(b":method", b" ")):
+    if not all(
+        0x20 < byte < 0x7F for byte in fields.get(b":path", b" ") + fields.get(b":method", b" ")
+    ):
         return "the path or the method has other bytes than printable ASCII"
     if fields.get(b":scheme") != b"https":
         return "the scheme is not https"

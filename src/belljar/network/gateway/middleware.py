@@ -64,7 +64,9 @@ class Middleware:
             return
         site.exchanges += 1
         try:
-            async with asyncio.timeout(site.bounds.request_timeout_s if scope["type"] == "http" else None):
+            async with asyncio.timeout(
+                site.bounds.request_timeout_s if scope["type"] == "http" else None
+            ):
                 await exchange.run(exchange.app(), receive, send)
         except TimeoutError:
             await exchange.fail("took too long", 504)
@@ -291,7 +293,10 @@ class Exchange:
             self._read_all = True
             self._reason = self._reason or refused.reason
             if self._head is not None and self._scope["http_version"] != "2":
-                self._head = {**self._head, "headers": [*self._head.get("headers", ()), (b"connection", b"close")]}
+                self._head = {
+                    **self._head,
+                    "headers": [*self._head.get("headers", ()), (b"connection", b"close")],
+                }
 
     async def _record_request(self) -> None:
         if self._recorded_bytes is None:
@@ -311,7 +316,9 @@ class Exchange:
 
     def _declared_bytes(self) -> int:
         declared = [value for name, value in self._scope["headers"] if name == b"content-length"]
-        return int(declared[0]) if declared and declared[0].isdigit() and len(declared[0]) < 20 else 0
+        return (
+            int(declared[0]) if declared and declared[0].isdigit() and len(declared[0]) < 20 else 0
+        )
 
     def _tie(self) -> dict[str, JsonValue]:
         return {
@@ -357,17 +364,22 @@ class Exchange:
     def _answer_item(self, *, status: int | None) -> Item:
         self._count_body()
         headers, _ = shown_headers(() if self._head is None else self._head.get("headers", ()))
-        went_on = self._recorded_bytes is not None and self._request.total_bytes > self._recorded_bytes
+        went_on = (
+            self._recorded_bytes is not None and self._request.total_bytes > self._recorded_bytes
+        )
         data: dict[str, JsonValue] = {
             **self._tie(),
-            "status": status or (int(self._head["status"]) if self._has_begun and self._head else 0),
+            "status": status
+            or (int(self._head["status"]) if self._has_begun and self._head else 0),
             "bytes": self._response.total_bytes,
             "request_bytes": self._request.total_bytes,
             "duration_ms": since_ms(self._start),
             "headers": headers,
             **({"reason": self._reason} if self._reason else {}),
         }
-        bodies = self._response.bodies("response") + (self._request.bodies("request") if went_on else ())
+        bodies = self._response.bodies("response") + (
+            self._request.bodies("request") if went_on else ()
+        )
         return Item(Kind.NETWORK_HTTP_ANSWERED, data, bodies)
 
     def _inner_scope(self) -> Scope:
@@ -406,7 +418,9 @@ def refuse(status: int) -> App:
         if scope["type"] == "websocket":
             await receive()
             headers = [(b"content-length", b"0")]
-            await send({"type": "websocket.http.response.start", "status": status, "headers": headers})
+            await send(
+                {"type": "websocket.http.response.start", "status": status, "headers": headers}
+            )
             await send({"type": "websocket.http.response.body", "body": b""})
             return
         close = [] if scope["http_version"] == "2" else [(b"connection", b"close")]

@@ -163,7 +163,9 @@ class TlsPipe:
     that name. Call `handshake` first.
     """
 
-    def __init__(self, inner: Pipe, context: ssl.SSLContext, *, server_name: str | None = None) -> None:
+    def __init__(
+        self, inner: Pipe, context: ssl.SSLContext, *, server_name: str | None = None
+    ) -> None:
         self._inner = inner
         self._in = ssl.MemoryBIO()
         self._out = ssl.MemoryBIO()
@@ -194,7 +196,11 @@ class TlsPipe:
                 # does not count.
                 data = await self._inner.receive() if received <= max_bytes else b""
                 if not data:
-                    why = "closed within the handshake" if received <= max_bytes else "handshake over the bound"
+                    why = (
+                        "closed within the handshake"
+                        if received <= max_bytes
+                        else "handshake over the bound"
+                    )
                     raise ssl.SSLError(ssl.SSL_ERROR_SSL, why) from None
                 received += len(data)
                 self._feed(data)

@@ -59,15 +59,29 @@ class Item:
 def datagrams(number: int, item: Item) -> list[bytes]:
     """The datagrams of an event. Raises `ValueError` for one over the wire's bounds."""
     refs = [
-        {"name": body.name, "kept_bytes": len(body.content), "total_bytes": body.total_bytes, "sha256": body.sha256}
+        {
+            "name": body.name,
+            "kept_bytes": len(body.content),
+            "total_bytes": body.total_bytes,
+            "sha256": body.sha256,
+        }
         for body in item.bodies
     ]
     data = json.dumps(item.data, separators=(",", ":"))
     if len(data) > MAX_DATA_BYTES or len(refs) > MAX_BODIES:
-        raise ValueError(f"an event has at most {MAX_DATA_BYTES} bytes of data and {MAX_BODIES} bodies")
-    head = '{"id":%d,"kind":%s,"data":%s,"bodies":%s}' % (number, json.dumps(item.kind), data, json.dumps(refs))  # noqa: UP031
+        raise ValueError(
+            f"an event has at most {MAX_DATA_BYTES} bytes of data and {MAX_BODIES} bodies"
+        )
+    head = '{"id":%d,"kind":%s,"data":%s,"bodies":%s}' % (  # noqa: UP031
+        number,
+        json.dumps(item.kind),
+        data,
+        json.dumps(refs),
+    )
     pieces = [
-        body.content[at : at + PIECE_BYTES] for body in item.bodies for at in range(0, len(body.content), PIECE_BYTES)
+        body.content[at : at + PIECE_BYTES]
+        for body in item.bodies
+        for at in range(0, len(body.content), PIECE_BYTES)
     ]
     return [head.encode(), *pieces]
 
@@ -89,7 +103,9 @@ class Reporter:
     (`end`) is due. `posted` counts events and questions.
     """
 
-    def __init__(self, sock: socket.socket, bounds: Bounds, on_lost: Callable[[], NoReturn] = die) -> None:
+    def __init__(
+        self, sock: socket.socket, bounds: Bounds, on_lost: Callable[[], NoReturn] = die
+    ) -> None:
         sock.setblocking(False)  # noqa: FBT003 - the library's signature
         self._sock = sock
         self._bounds = bounds
@@ -123,7 +139,9 @@ class Reporter:
 
     def _sign_later(self) -> None:
         if self._next_sign is None:
-            self._next_sign = asyncio.get_running_loop().call_later(self._bounds.alive_every_s, self._say_alive)
+            self._next_sign = asyncio.get_running_loop().call_later(
+                self._bounds.alive_every_s, self._say_alive
+            )
 
     def _say_alive(self) -> None:
         """A moment without memory may not make this sign the last: the owner would take the gateway
@@ -215,7 +233,9 @@ class Reporter:
             async with asyncio.timeout_at(until):
                 await self._all_sent.wait()
         begun = list(itertools.takewhile(lambda queued: not queued[0], self._queue))
-        unreported += sum(begins for begins, _ in self._queue) + sum(not future.done() for future in self._room)
+        unreported += sum(begins for begins, _ in self._queue) + sum(
+            not future.done() for future in self._room
+        )
         self._queue = deque(begun)
         self.post(Item(ENDED, {"unreported": unreported + self._unreported}))
         self._is_over = True
@@ -235,7 +255,9 @@ class Reporter:
         if sum((each == DIAL) == (kind == DIAL) for each in self._unanswered.values()) >= most:
             raise TooManyQuestions(f"{most} questions are unanswered")
         self._unanswered[self._next] = kind
-        return await self.post(Item(ASK, {"what": kind}, (kept_body("question", body, MAX_QUESTION_BYTES),)))
+        return await self.post(
+            Item(ASK, {"what": kind}, (kept_body("question", body, MAX_QUESTION_BYTES),))
+        )
 
     async def dial(self, host: str, port: int, stand_in: str) -> socket.socket:
         """A connected socket to a real upstream, from the owner: the caller's to close.

@@ -46,11 +46,15 @@ def serve(config: GatewayConfig, listeners: Listeners, events: socket.socket) ->
     Call it in the gateway's own process, after its confinement, in the event loop that was made
     before. When it answers it says `ready`, with the certificate of the range's authority (PEM).
     """
-    asyncio.get_event_loop_policy().get_event_loop().run_until_complete(run(config, listeners, events))
+    asyncio.get_event_loop_policy().get_event_loop().run_until_complete(
+        run(config, listeners, events)
+    )
     os._exit(0)
 
 
-async def run(config: GatewayConfig, listeners: Listeners, events: socket.socket, make: Make = stand_ins.make) -> None:
+async def run(
+    config: GatewayConfig, listeners: Listeners, events: socket.socket, make: Make = stand_ins.make
+) -> None:
     """Serves until cancelled, or until the owner says that the range ends and all that was in
     progress is told.
     """
@@ -117,7 +121,11 @@ def made(config: GatewayConfig, site: Site, make: Make) -> tuple[dict[str, Any],
     plans = [plan for plan in config.stand_ins if not plan.is_target and plan.kind != UPSTREAM]
     apps = {plan.id: make(plan.kind, context_of(plan, config, site)) for plan in plans}
     trust = upstream.Trust(config.authorities)
-    apps |= {plan.id: upstream.make(plan, site, trust) for plan in config.stand_ins if plan.kind == UPSTREAM}
+    apps |= {
+        plan.id: upstream.make(plan, site, trust)
+        for plan in config.stand_ins
+        if plan.kind == UPSTREAM
+    }
     if config.layout.catch_all is not None:
         catch_all = StandInPlan(id=CATCH_ALL, kind="catch_all", names=(), ports=())
         apps[CATCH_ALL] = make(catch_all.kind, context_of(catch_all, config, site))

@@ -75,7 +75,9 @@ class Site:
 
     def __post_init__(self) -> None:
         self._cells = {port.address: port.name for port in self.layout.cells}
-        self._known = {name: known_to(name, self.layout, self.stand_ins) for name in self._cells.values()}
+        self._known = {
+            name: known_to(name, self.layout, self.stand_ins) for name in self._cells.values()
+        }
 
     def cell(self, address: str) -> str:
         """The name of the cell at an address; empty when there is none."""
@@ -90,7 +92,9 @@ class Site:
 
     def judge(self, peer: Peer, asked: Asked | None = None) -> Verdict:
         """The verdict on what is known of a connection, and of a request on it."""
-        flow = Flow(address=peer.address, port=peer.port, sni=peer.sni, hello=peer.hello, asked=asked)
+        flow = Flow(
+            address=peer.address, port=peer.port, sni=peer.sni, hello=peer.hello, asked=asked
+        )
         return decide(flow, self.known_to(peer.cell), self.stand_ins)
 
     def hit(self, limit: str) -> None:
@@ -125,7 +129,9 @@ class Site:
         with contextlib.suppress(MemoryError):
             self._reserve = self._reserve or bytes(_RESERVE_BYTES)
         for limit, count in self._limits.items():
-            self.reporter.post(Item(Kind.LIMIT_HIT, {"limit": limit, "value": self._most(limit), "count": count}))
+            self.reporter.post(
+                Item(Kind.LIMIT_HIT, {"limit": limit, "value": self._most(limit), "count": count})
+            )
         self._limits.clear()
 
     def _most(self, limit: str) -> float:

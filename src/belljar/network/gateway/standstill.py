@@ -53,7 +53,11 @@ def watched_loop(limit_s: float) -> asyncio.AbstractEventLoop:
     turns = _Turns()
 
     def look(_number: int, frame: FrameType | None) -> None:
-        if turns.count > 1 and time.monotonic() - turns.last_s >= limit_s and _is_a_stand_ins(frame):
+        if (
+            turns.count > 1
+            and time.monotonic() - turns.last_s >= limit_s
+            and _is_a_stand_ins(frame)
+        ):
             raise Standstill(f"the loop has not turned for {limit_s} s")
 
     signal.signal(signal.SIGVTALRM, look)

@@ -21,7 +21,9 @@ from belljar.signals.values import Channel
 
 HIGH_WATER_BYTES: Final = 64 << 10
 READER_BYTES: Final = 32 << 10
-REFUSALS: Final[Mapping[str, bytes]] = dict.fromkeys(("smtp", "smtps"), b"554 5.7.1 Error: message refused\r\n")
+REFUSALS: Final[Mapping[str, bytes]] = dict.fromkeys(
+    ("smtp", "smtps"), b"554 5.7.1 Error: message refused\r\n"
+)
 """What a cell is told, by protocol, of what the guard holds back (RFC 5321, 4.2.1; RFC 3463).
 
 Others are cut.
@@ -40,7 +42,9 @@ class Stream:
     ways.
     """
 
-    def __init__(self, site: Site, peer: Peer, pipe: Pipe, stand_in: str, protocol: str = "tcp") -> None:
+    def __init__(
+        self, site: Site, peer: Peer, pipe: Pipe, stand_in: str, protocol: str = "tcp"
+    ) -> None:
         self._site, self._peer, self._pipe, self._stand_in = site, peer, pipe, stand_in
         self._refusal = REFUSALS.get(protocol, b"")
         self._start = time.monotonic()
@@ -52,7 +56,9 @@ class Stream:
         """Lets `app` talk until it returns, or a bound ends it. The pipe is closed."""
         bounds = self._site.bounds
         reason = ""
-        await self._site.reporter.record(Item(Kind.NETWORK_STREAM, {**self._data(""), "phase": "opened"}))
+        await self._site.reporter.record(
+            Item(Kind.NETWORK_STREAM, {**self._data(""), "phase": "opened"})
+        )
         try:
             async with (
                 asyncio.timeout(bounds.connection_timeout_s),
@@ -96,7 +102,10 @@ class Stream:
 
     async def _look(self, data: bytes) -> None:
         """Raises `_Over` for what the guard holds back."""
-        tie: dict[str, JsonValue] = {"cell": self._peer.cell, "connection": self._peer.account.number}
+        tie: dict[str, JsonValue] = {
+            "cell": self._peer.cell,
+            "connection": self._peer.account.number,
+        }
         looked = self._site.guard.look(self._stand_in, Channel.STREAM, [("data", data)], tie)
         if looked.items:
             await self._site.reporter.record(*looked.items)
@@ -127,10 +136,15 @@ class Stream:
         if self._received.total_bytes + self._sent.total_bytes > self._site.bounds.stream_bytes:
             raise _Over("more bytes than a stream may have")
         if self._idle is not None and not self._idle.expired():
-            self._idle.reschedule(asyncio.get_running_loop().time() + self._site.bounds.idle_timeout_s)
+            self._idle.reschedule(
+                asyncio.get_running_loop().time() + self._site.bounds.idle_timeout_s
+            )
 
     def _data(self, reason: str) -> dict[str, JsonValue]:
-        return {**stream_data(self._peer, self._stand_in, "allowed", reason), "bytes": self._received.total_bytes}
+        return {
+            **stream_data(self._peer, self._stand_in, "allowed", reason),
+            "bytes": self._received.total_bytes,
+        }
 
     def _end_item(self, reason: str) -> Item:
         data: dict[str, JsonValue] = {
@@ -140,7 +154,9 @@ class Stream:
             "duration_ms": since_ms(self._start),
         }
         self._peer.account.record(self._received.total_bytes)
-        return Item(Kind.NETWORK_STREAM, data, self._received.bodies("received") + self._sent.bodies("sent"))
+        return Item(
+            Kind.NETWORK_STREAM, data, self._received.bodies("received") + self._sent.bodies("sent")
+        )
 
 
 async def sink(site: Site, peer: Peer, pipe: Pipe) -> None:
@@ -162,7 +178,9 @@ async def sink(site: Site, peer: Peer, pipe: Pipe) -> None:
 
     try:
         async with asyncio.timeout(site.bounds.sink_wait_s):
-            while received.total_bytes < site.bounds.kept_stream_bytes and (data := await pipe.receive()):
+            while received.total_bytes < site.bounds.kept_stream_bytes and (
+                data := await pipe.receive()
+            ):
                 received.add(data)
     except asyncio.CancelledError:
         reason = f"sink; {RANGE_ENDED}"

@@ -39,7 +39,9 @@ class Tally:
         if not self.total_bytes:
             return ()
         digest = self._digest.hexdigest()
-        return (Body(name=name, content=bytes(self._kept), total_bytes=self.total_bytes, sha256=digest),)
+        return (
+            Body(name=name, content=bytes(self._kept), total_bytes=self.total_bytes, sha256=digest),
+        )
 
 
 def shown(text: str | bytes, max_chars: int) -> str:

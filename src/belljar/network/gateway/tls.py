@@ -79,7 +79,9 @@ class Terminator:
         context.sni_callback = lambda engine, name, _: self._named(engine, name, http=http)
         return context
 
-    def _named(self, engine: ssl.SSLObject | ssl.SSLSocket, name: str | None, *, http: bool) -> int | None:
+    def _named(
+        self, engine: ssl.SSLObject | ssl.SSLSocket, name: str | None, *, http: bool
+    ) -> int | None:
         hello: _Hello = engine.owner  # type: ignore[union-attr]
         verdict = hello.said(name)
         if not verdict.allowed:

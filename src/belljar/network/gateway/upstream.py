@@ -28,7 +28,12 @@ from belljar.network.gateway.middleware import Refused, refuse
 from belljar.network.gateway.pipe import Pipe, TlsPipe
 from belljar.network.gateway.reporter import Item, TooManyQuestions
 from belljar.network.gateway.site import Site
-from belljar.network.gateway.tally import MAX_SHOWN_HEADER_CHARS, MAX_SHOWN_URL_CHARS, shown, shown_headers
+from belljar.network.gateway.tally import (
+    MAX_SHOWN_HEADER_CHARS,
+    MAX_SHOWN_URL_CHARS,
+    shown,
+    shown_headers,
+)
 from belljar.plan.network import DIAL_BYTES, StandInPlan
 
 PIECE_BYTES: Final = 16 << 10
@@ -195,7 +200,11 @@ class MeteredPipe:
 
     async def _until(self, *, is_writing: bool) -> None:
         loop, ready = self._loop, asyncio.Event()
-        add, remove = (loop.add_writer, loop.remove_writer) if is_writing else (loop.add_reader, loop.remove_reader)
+        add, remove = (
+            (loop.add_writer, loop.remove_writer)
+            if is_writing
+            else (loop.add_reader, loop.remove_reader)
+        )
         add(self._sock.fileno(), ready.set)
         try:
             async with asyncio.timeout(self._wait_s):
@@ -243,7 +252,9 @@ class Upstream:
             why = getattr(error, "verify_message", "") or error.reason or "it failed"
             raise Refused(f"TLS with the upstream: {shown(why, 200)}", 502) from None
         except OSError as error:
-            raise Refused(f"the upstream: {shown(error.strerror or type(error).__name__, 200)}", 502) from None
+            raise Refused(
+                f"the upstream: {shown(error.strerror or type(error).__name__, 200)}", 502
+            ) from None
         except h11.RemoteProtocolError as error:
             raise Refused(f"the upstream's HTTP: {shown(str(error), 200)}", 502) from None
         except h11.LocalProtocolError as error:
@@ -277,9 +288,15 @@ class Upstream:
         if problem := rewritten(scope["headers"], query, body, self._methods):
             raise Refused(problem, 400)
         left_out = _OURS | METHOD_OVERRIDES
-        headers = [pair for pair in end_to_end(scope["headers"]) if canonical_field(pair[0]) not in left_out]
+        headers = [
+            pair
+            for pair in end_to_end(scope["headers"])
+            if canonical_field(pair[0]) not in left_out
+        ]
         has_length = body or any(name == b"content-length" for name, _ in scope["headers"])
-        host = self._host.encode() + (b"" if scope["server"][1] in (80, 443) else b":%d" % scope["server"][1])
+        host = self._host.encode() + (
+            b"" if scope["server"][1] in (80, 443) else b":%d" % scope["server"][1]
+        )
         return h11.Request(
             method=scope["method"],
             target=path + (b"?" + query if query else b""),
@@ -340,9 +357,14 @@ def end_to_end(headers: Fields) -> list[tuple[bytes, bytes]]:
     """
     lower = [(name.lower(), value) for name, value in headers]
     named = {
-        canonical_field(word.strip()) for name, value in lower if name == b"connection" for word in value.split(b",")
+        canonical_field(word.strip())
+        for name, value in lower
+        if name == b"connection"
+        for word in value.split(b",")
     }
-    return [(name, value) for name, value in lower if canonical_field(name) not in HOP_BY_HOP | named]
+    return [
+        (name, value) for name, value in lower if canonical_field(name) not in HOP_BY_HOP | named
+    ]
 
 
 def rewritten(headers: Fields, query: bytes, body: bytes, methods: frozenset[str]) -> str:
@@ -354,7 +376,9 @@ def rewritten(headers: Fields, query: bytes, body: bytes, methods: frozenset[str
     kinds: set[bytes] = set()
     for name, value in headers:
         field = canonical_field(name)
-        if field in REWRITING or (field.startswith(_REWRITING_FAMILIES) and field not in METHOD_OVERRIDES):
+        if field in REWRITING or (
+            field.startswith(_REWRITING_FAMILIES) and field not in METHOD_OVERRIDES
+        ):
             return f"{shown(name, 64)} may make another request of it"
         kinds |= {value.strip().lower()} if field == b"content-type" else set()
     if _names_method(query, methods):
@@ -364,7 +388,9 @@ def rewritten(headers: Fields, query: bytes, body: bytes, methods: frozenset[str
         return f"a form has at most {MAX_FORM_BYTES >> 20} MiB"
     has_parts = any(kind.startswith(b"multipart/") for kind in kinds)
     parts = _PART_NAME.finditer(body) if has_parts else ()
-    named = (is_form and _names_method(body, methods)) or any(_is_parameter(part[1]) for part in parts)
+    named = (is_form and _names_method(body, methods)) or any(
+        _is_parameter(part[1]) for part in parts
+    )
     return "its form names a method that the policy does not allow" if named else ""
 
 
@@ -395,7 +421,9 @@ def is_shown_whole(headers: Fields, target_bytes: int) -> bool:
     parts = [part for pair in fields for part in pair]
     longest = max((len(part) * (1 if part.isascii() else 4) for part in parts), default=0)
     return (
-        not dropped and longest <= MAX_SHOWN_HEADER_CHARS and target_bytes + MAX_NAME_BYTES + 16 <= MAX_SHOWN_URL_CHARS
+        not dropped
+        and longest <= MAX_SHOWN_HEADER_CHARS
+        and target_bytes + MAX_NAME_BYTES + 16 <= MAX_SHOWN_URL_CHARS
     )
 
 
@@ -418,7 +446,11 @@ async def _whole(receive: Receive) -> bytes | None:
 async def _talk(pipe: Pipe, request: h11.Request, body: bytes, send: Send) -> None:
     """One exchange in HTTP/1.1."""
     http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
-    words: Sequence[h11.Event] = (request, *((h11.Data(data=body),) if body else ()), h11.EndOfMessage())
+    words: Sequence[h11.Event] = (
+        request,
+        *((h11.Data(data=body),) if body else ()),
+        h11.EndOfMessage(),
+    )
     said = [http.send(word) for word in words]
     for piece in said:
         if piece:
@@ -429,7 +461,9 @@ async def _talk(pipe: Pipe, request: h11.Request, body: bytes, send: Send) -> No
             http.receive_data(await pipe.receive())
         elif isinstance(event, h11.Response):
             headers = end_to_end(event.headers)
-            await send({"type": "http.response.start", "status": event.status_code, "headers": headers})
+            await send(
+                {"type": "http.response.start", "status": event.status_code, "headers": headers}
+            )
         elif isinstance(event, h11.Data):
             await send({"type": "http.response.body", "body": bytes(event.data), "more_body": True})
         elif isinstance(event, h11.EndOfMessage):

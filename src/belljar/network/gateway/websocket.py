@@ -16,7 +16,12 @@ class WebSocketRecord:
     """Both ways of a WebSocket. `status` is what its handshake was answered with."""
 
     def __init__(
-        self, site: Site, tie: Mapping[str, JsonValue], receive: Receive, send: Send, count: Callable[[int], None]
+        self,
+        site: Site,
+        tie: Mapping[str, JsonValue],
+        receive: Receive,
+        send: Send,
+        count: Callable[[int], None],
     ) -> None:
         """`count`: is told how many bytes of the cell's messages are recorded."""
         self._site, self._tie, self._count = site, tie, count
@@ -66,7 +71,9 @@ class WebSocketRecord:
 
     def _stirred(self) -> None:
         if self._idle is not None and not self._idle.expired():
-            self._idle.reschedule(asyncio.get_running_loop().time() + self._site.bounds.idle_timeout_s)
+            self._idle.reschedule(
+                asyncio.get_running_loop().time() + self._site.bounds.idle_timeout_s
+            )
 
     async def _record(self, direction: str, message: Message) -> None:
         await self._site.reporter.record(self._item(direction, message, {}))
@@ -80,16 +87,26 @@ class WebSocketRecord:
             "direction": direction,
             "bytes": len(content),
             "text": text is not None,
-            **({"close": int(message.get("code", 1000))} if message["type"] == "websocket.close" else {}),
+            **(
+                {"close": int(message.get("code", 1000))}
+                if message["type"] == "websocket.close"
+                else {}
+            ),
             **more,
         }
-        bodies = (kept_body("message", content, self._site.bounds.kept_body_bytes),) if content else ()
+        bodies = (
+            (kept_body("message", content, self._site.bounds.kept_body_bytes),) if content else ()
+        )
         return Item(Kind.NETWORK_WEBSOCKET, data, bodies)
 
 
 def _content(message: Message) -> bytes:
     text = message.get("text")
-    return text.encode("utf-8", "surrogatepass") if text is not None else bytes(message.get("bytes") or b"")
+    return (
+        text.encode("utf-8", "surrogatepass")
+        if text is not None
+        else bytes(message.get("bytes") or b"")
+    )
 
 
 def _status(message: Message) -> int:

@@ -24,7 +24,19 @@ from belljar.network.gateway.context import StandInContext
 KINDS: Final[Mapping[str, str]] = {
     kind: f"belljar.network.stand_ins.{kind}"
     for kind in (
-        *("http", "openapi", "har", "metadata", "openai", "catch_all", "pypi", "npm", "debian", "git", "smtp"),
+        *(
+            "http",
+            "openapi",
+            "har",
+            "metadata",
+            "openai",
+            "catch_all",
+            "pypi",
+            "npm",
+            "debian",
+            "git",
+            "smtp",
+        ),
         *("redis", "postgres", "mcp", "ssh"),
     )
 }
@@ -56,7 +68,8 @@ What is not installed is missed by who needs it.
 def _module(kind: str) -> ModuleType:
     if kind not in KINDS:
         raise PolicyError(
-            f"there is no stand-in of the kind {kind!r}", hint=f"the kinds are {', '.join(sorted(KINDS))}"
+            f"there is no stand-in of the kind {kind!r}",
+            hint=f"the kinds are {', '.join(sorted(KINDS))}",
         )
     return import_module(KINDS[kind])
 

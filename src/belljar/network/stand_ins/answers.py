@@ -108,19 +108,37 @@ async def answer(
 
 
 async def answer_json(
-    send: Send, value: object, *, status: int = 200, content_type: str = "application/json", head: bool = False
+    send: Send,
+    value: object,
+    *,
+    status: int = 200,
+    content_type: str = "application/json",
+    head: bool = False,
 ) -> None:
     """Send a JSON document."""
-    await answer(send, json.dumps(value, separators=(",", ":")).encode(), content_type, status=status, head=head)
+    await answer(
+        send,
+        json.dumps(value, separators=(",", ":")).encode(),
+        content_type,
+        status=status,
+        head=head,
+    )
 
 
-async def answer_file(request: Request, send: Send, file: ShelfFile, content_type: str, etag: str) -> None:
+async def answer_file(
+    request: Request, send: Send, file: ShelfFile, content_type: str, etag: str
+) -> None:
     """Send a file: whole, one range of it, or why not (`conditions.share_of`).
 
     `etag` comes without quotes.
     """
     modified = {"last-modified": formatdate(file.mtime_s, usegmt=True)}
-    fields = {"content-type": content_type, "accept-ranges": "bytes", "etag": f'"{etag}"', **modified}
+    fields = {
+        "content-type": content_type,
+        "accept-ranges": "bytes",
+        "etag": f'"{etag}"',
+        **modified,
+    }
     stored = Stored(etag=etag, modified_s=file.mtime_s, size_bytes=file.size_bytes)
     share = share_of(request.method, request.headers, stored)
     if share.status in (304, 412, 416):
@@ -167,7 +185,9 @@ def word(text: str, max_chars: int = MAX_WORD_CHARS) -> str:
     return printable(text, max_chars=max_chars)
 
 
-def bounded(values: Iterable[JsonValue], max_json_bytes: int = MAX_LIST_JSON_BYTES) -> list[JsonValue]:
+def bounded(
+    values: Iterable[JsonValue], max_json_bytes: int = MAX_LIST_JSON_BYTES
+) -> list[JsonValue]:
     """As many of the values, from the first on, as fit so many bytes of JSON: a guest decides how
     many there are, an event has a bound.
     """

@@ -14,7 +14,8 @@ from belljar.plan.network import StandInPlan, plan_network
 from belljar.plan.obstacles import NETWORK_EXTRA_HINT
 from belljar.policy import LoadedPolicy, yaml_tree
 from belljar.policy.load import Examined, examine, refusal
-from belljar.policy.stand_ins import PythonStandIn, StandIn
+from belljar.policy.stand_in import StandIn
+from belljar.policy.stand_ins import PythonStandIn
 from belljar.policy.yaml_tree import Problem, Tree, closest_mark, field_name, read_tree
 
 _FIELD: Final = re.compile(r"([a-z_]+)((?:\.[^.\[\]:\s]+|\[\d+\])*): ", re.ASCII)
@@ -61,7 +62,9 @@ def check_stand_ins(loaded: LoadedPolicy) -> None:
         raise refusal(problems, loaded.source)
 
 
-def _of_one(item: StandIn, plan: StandInPlan, where: yaml_tree.Path, tree: Tree) -> Iterator[Problem]:
+def _of_one(
+    item: StandIn, plan: StandInPlan, where: yaml_tree.Path, tree: Tree
+) -> Iterator[Problem]:
     if isinstance(item, PythonStandIn):
         sentences = _no_module(item, plan)
     elif plan.is_target:
@@ -88,7 +91,9 @@ def _checked(plan: StandInPlan) -> tuple[str, ...]:
 def _no_module(item: PythonStandIn, plan: StandInPlan) -> tuple[str, ...]:
     """Its server would say so too, but in a cell that has to be made first."""
     module = item.app.partition(":")[0].replace(".", "/")
-    if plan.directory is None or any((plan.directory / f"{module}{end}").is_file() for end in (".py", "/__init__.py")):
+    if plan.directory is None or any(
+        (plan.directory / f"{module}{end}").is_file() for end in (".py", "/__init__.py")
+    ):
         return ()
     return (f"app: there is neither `{module}.py` nor `{module}/__init__.py` in `{item.files}`",)
 
@@ -100,6 +105,8 @@ def _placed(item: StandIn, sentence: str) -> tuple[yaml_tree.Path, str]:
     if own_field == item.file_field and own_field and sentence.startswith(f"{file.name}:"):
         return (own_field,), f"{file.parent}/{sentence}"
     if (match := _FIELD.match(sentence)) and match[1] in type(item).model_fields:
-        steps: tuple[str | int, ...] = tuple(name or int(index) for name, index in _STEP.findall(match[2]))
+        steps: tuple[str | int, ...] = tuple(
+            name or int(index) for name, index in _STEP.findall(match[2])
+        )
         return (match[1], *steps), sentence[match.end() :]
     return ((own_field,) if own_field else ()), sentence

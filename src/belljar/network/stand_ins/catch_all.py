@@ -21,10 +21,20 @@ from belljar.events import JsonValue
 from belljar.network.gateway.context import StandInContext, kept_body
 from belljar.network.stand_ins.documents import unknown_settings
 from belljar.network.stand_ins.identity import uuid_of
-from belljar.network.stand_ins.web import Answer, App, Request, header_text, http_app, json_answer, text_answer
+from belljar.network.stand_ins.web import (
+    Answer,
+    App,
+    Request,
+    header_text,
+    http_app,
+    json_answer,
+    text_answer,
+)
 from belljar.units import printable
 
-_API: Final = re.compile(r"(^|/)(api|v\d{1,3}|graphql|rest|rpc|json|oauth2?|token|auth)(/|$)|\.json$", re.ASCII)
+_API: Final = re.compile(
+    r"(^|/)(api|v\d{1,3}|graphql|rest|rpc|json|oauth2?|token|auth)(/|$)|\.json$", re.ASCII
+)
 _TELEMETRY: Final = re.compile(
     r"(^|/|\.)(collect|telemetry|metrics|track(ing)?|beacon|analytics|events?|ping|log|logs|stats|pixel)(/|\.|$)",
     re.ASCII,
@@ -61,7 +71,11 @@ def make(context: StandInContext) -> App:
                 "body_bytes": len(request.body),
                 **({"refused": refused} if refused else {}),
             }
-            await context.record("network.attempt", data, [kept_body("request", request.body)] if request.body else [])
+            await context.record(
+                "network.attempt",
+                data,
+                [kept_body("request", request.body)] if request.body else [],
+            )
 
     async def handle(request: Request) -> Answer:
         await attempt(request, "")
@@ -78,7 +92,11 @@ def respond(request: Request) -> Answer:
     if request.method not in _METHODS.split(", "):
         return text_answer("Method Not Allowed", 405, (("allow", _METHODS),))
     if path in ("/robots.txt", "/favicon.ico"):
-        return text_answer("User-agent: *\nDisallow:\n") if path == "/robots.txt" else _file("image/x-icon", _ICON)
+        return (
+            text_answer("User-agent: *\nDisallow:\n")
+            if path == "/robots.txt"
+            else _file("image/x-icon", _ICON)
+        )
     if ending in (".gif", ".png", ".jpg", ".jpeg", ".webp"):
         return _file("image/gif", _PIXEL)
     if ending in _ENDINGS:
@@ -93,7 +111,12 @@ def respond(request: Request) -> Answer:
 def _is_api(request: Request, path: str) -> bool:
     accept = request.header("accept").lower()
     asks = "application/json" in accept and "text/html" not in accept
-    return asks or bool(_API.search(path)) or request.host.startswith("api.") or request.content_type.endswith("json")
+    return (
+        asks
+        or bool(_API.search(path))
+        or request.host.startswith("api.")
+        or request.content_type.endswith("json")
+    )
 
 
 def _cors(request: Request) -> tuple[tuple[str, str], ...]:
@@ -108,7 +131,9 @@ def _cors(request: Request) -> tuple[tuple[str, str], ...]:
 
 
 def _file(media: str, content: bytes) -> Answer:
-    return Answer(headers=(("content-type", media), ("cache-control", "max-age=3600")), body=content)
+    return Answer(
+        headers=(("content-type", media), ("cache-control", "max-age=3600")), body=content
+    )
 
 
 def _api(request: Request) -> Answer:
@@ -127,7 +152,9 @@ def _api(request: Request) -> Answer:
     }
     if request.method in ("GET", "HEAD"):
         parts = [part for part in request.path.split("/") if part]
-        is_list = bool(parts) and parts[-1].endswith("s") and not any(c.isdigit() for c in parts[-1])
+        is_list = (
+            bool(parts) and parts[-1].endswith("s") and not any(c.isdigit() for c in parts[-1])
+        )
         body = {"data": [], "total": 0} if is_list else {"id": uuid_of(seed[:16]), "status": "ok"}
     elif request.method == "DELETE":
         return Answer(status=204, headers=_cors(request))
@@ -137,7 +164,9 @@ def _api(request: Request) -> Answer:
 def _page(request: Request) -> Answer:
     host = html.escape(request.host[:253])
     name = host.removeprefix("www.").partition(".")[0].replace("-", " ").title() or "Welcome"
-    last = next((part for part in reversed(request.path.split("/")) if part), "")[:80].rpartition(".")
+    last = next((part for part in reversed(request.path.split("/")) if part), "")[:80].rpartition(
+        "."
+    )
     topic = html.escape((last[0] or last[2]).replace("-", " ").replace("_", " ").title())
     title = f"{topic} - {name}" if topic else name
     page = (

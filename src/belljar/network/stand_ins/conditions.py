@@ -52,7 +52,9 @@ def share_of(method: str, fields: Mapping[str, str], stored: Stored) -> Share:
     if "if-match" in fields:
         if not _names(fields["if-match"], stored.etag):
             return Share(412)
-    elif (since := _date(fields.get("if-unmodified-since", ""))) is not None and stored.modified_s > since:
+    elif (
+        since := _date(fields.get("if-unmodified-since", ""))
+    ) is not None and stored.modified_s > since:
         return Share(412)
     if is_fresh(fields, stored.etag, stored.modified_s):
         return Share(304)

@@ -141,7 +141,9 @@ async def _record(context: StandInContext, service: str, steps: list[Step], cell
             "user": word(presented.user),
             "ok": presented.ok,
         }
-        await context.record("network.attempt", data, [kept_body("credential", presented.credential)])
+        await context.record(
+            "network.attempt", data, [kept_body("credential", presented.credential)]
+        )
         return
     names: list[JsonValue] = [word(step.name, 64) for step in steps[:MAX_NAMES]]
     data = {
@@ -151,4 +153,6 @@ async def _record(context: StandInContext, service: str, steps: list[Step], cell
         "names": names,
         "count": len(steps),
     }
-    await context.record("network.attempt", data, [kept_body("command", b"".join(step.raw for step in steps))])
+    await context.record(
+        "network.attempt", data, [kept_body("command", b"".join(step.raw for step in steps))]
+    )

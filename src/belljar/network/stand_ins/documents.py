@@ -17,7 +17,15 @@ from typing import Any, Final, TypeAlias
 from belljar.network.stand_ins.web import parse_json
 from belljar.policy.fields import nearest, quoted
 from belljar.policy.regular import OutsideError, read_regular
-from belljar.policy.yaml_tree import Mark, Problem, Reading, Tree, closest_mark, field_name, read_tree
+from belljar.policy.yaml_tree import (
+    Mark,
+    Problem,
+    Reading,
+    Tree,
+    closest_mark,
+    field_name,
+    read_tree,
+)
 from belljar.units import format_size, printable
 
 MAX_YAML_BYTES: Final = 512 << 10
@@ -51,7 +59,9 @@ class Document:
         name = field_name(path)
         if not self.source:
             return f"{name}: {message}" if name else message
-        return Problem(mark=self._mark(path, key=key), field=name, message=message).line(self.source)
+        return Problem(mark=self._mark(path, key=key), field=name, message=message).line(
+            self.source
+        )
 
     def _mark(self, path: Path_, *, key: bool) -> Mark:
         if self.tree is not None:
@@ -106,7 +116,9 @@ def read_file(directory: Path | None, name: object, max_bytes: int) -> bytes | s
         return f"{quoted(name)} can't be read: the stand-in has no directory of files"
     relative = PurePosixPath(name)
     if relative.is_absolute() or ".." in relative.parts:
-        return f"{quoted(name)} is not below the stand-in's directory: write it relative, without `..`"
+        return (
+            f"{quoted(name)} is not below the stand-in's directory: write it relative, without `..`"
+        )
     try:
         data = read_regular(directory, str(relative), max_bytes + 1)
     except OutsideError:
@@ -117,7 +129,11 @@ def read_file(directory: Path | None, name: object, max_bytes: int) -> bytes | s
         return f"{printable(name)}: can't be read: {exc}"
     except OSError as exc:
         return f"{printable(name)}: can't be read: {exc.strerror or exc}"
-    return f"{printable(name)}: larger than {format_size(max_bytes)}" if len(data) > max_bytes else data
+    return (
+        f"{printable(name)}: larger than {format_size(max_bytes)}"
+        if len(data) > max_bytes
+        else data
+    )
 
 
 def read_document(directory: Path | None, name: object, *, what: str) -> Document:
@@ -131,7 +147,11 @@ def read_document(directory: Path | None, name: object, *, what: str) -> Documen
         _read_json(document, data)
     else:
         reading = Reading(
-            what=what, max_bytes=MAX_YAML_BYTES, max_depth=_MAX_DEPTH, empty_values=True, plain_names=True
+            what=what,
+            max_bytes=MAX_YAML_BYTES,
+            max_depth=_MAX_DEPTH,
+            empty_values=True,
+            plain_names=True,
         )
         document.tree = read_tree(data, reading)
         document.value = document.tree.value
@@ -147,11 +167,15 @@ def _read_json(document: Document, data: bytes) -> None:
         line = data[: exc.start].count(b"\n") + 1
         document.problems.append(f"{printable(document.source)}:{line}:1: not UTF-8")
     except json.JSONDecodeError as exc:
-        document.problems.append(f"{printable(document.source)}:{exc.lineno}:{exc.colno}: not JSON: {exc.msg}")
+        document.problems.append(
+            f"{printable(document.source)}:{exc.lineno}:{exc.colno}: not JSON: {exc.msg}"
+        )
     except ValueError as exc:
         document.problems.append(f"{printable(document.source)}:1:1: not JSON: {exc}")
     if not document.problems and _deeper(document.value, _MAX_DEPTH):
-        document.problems.append(f"{printable(document.source)}:1:1: nested deeper than {_MAX_DEPTH} levels")
+        document.problems.append(
+            f"{printable(document.source)}:1:1: nested deeper than {_MAX_DEPTH} levels"
+        )
 
 
 def _deeper(value: object, levels: int) -> bool:

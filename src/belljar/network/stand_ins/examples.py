@@ -94,7 +94,9 @@ class Maker:
         errors = self.schemas.errors(path, value)
         if errors:
             place, message = errors[0]
-            raise NoExampleError(f"what can be made breaks it{f' at {place}' if place else ''}: {message}")
+            raise NoExampleError(
+                f"what can be made breaks it{f' at {place}' if place else ''}: {message}"
+            )
         return value
 
     def _value(self, schema: Any, name: str, depth: int, index: int) -> Any:  # noqa: ANN401 - any JSON value
@@ -115,7 +117,9 @@ class Maker:
                 return self._branch(schema, word, name, depth, index)
         return self._typed(schema, name, depth, index)
 
-    def _branch(self, schema: Mapping[str, Any], word: str, name: str, depth: int, index: int) -> Any:  # noqa: ANN401
+    def _branch(
+        self, schema: Mapping[str, Any], word: str, name: str, depth: int, index: int
+    ) -> Any:  # noqa: ANN401
         rest = {key: item for key, item in schema.items() if key != word}
         why = NoExampleError(f"no branch of `{word}` can be met")
         for branch in schema[word]:
@@ -137,7 +141,9 @@ class Maker:
             raise NoExampleError("references go round in a circle, or are too many")
         merged = {key: item for key, item in schema.items() if key not in ("$ref", "allOf")}
         if "$ref" in schema:
-            merged = _both(self._merged(look(self.schemas.root, pointer_of(schema["$ref"])), depth + 1), merged)
+            merged = _both(
+                self._merged(look(self.schemas.root, pointer_of(schema["$ref"])), depth + 1), merged
+            )
         for part in schema.get("allOf", ()):
             merged = _both(merged, self._merged(part, depth + 1))
         return merged
@@ -192,7 +198,11 @@ class Maker:
         found: list[Any] = []
         for index in range(int(min(wanted, most))):
             try:
-                found.append(self._value(first[index] if index < len(first) else items, singular, depth + 1, index))
+                found.append(
+                    self._value(
+                        first[index] if index < len(first) else items, singular, depth + 1, index
+                    )
+                )
             except NoExampleError:
                 if index < least:
                     raise
@@ -229,7 +239,10 @@ def _type_of(schema: Mapping[str, Any]) -> str:
 
 
 def _string(schema: Mapping[str, Any], name: str, index: int) -> str:
-    least, most = int(schema.get("minLength", 0)), min(int(schema.get("maxLength", _MAX_TEXT)), _MAX_TEXT)
+    least, most = (
+        int(schema.get("minLength", 0)),
+        min(int(schema.get("maxLength", _MAX_TEXT)), _MAX_TEXT),
+    )
     if least > _MAX_TEXT:
         raise NoExampleError(f"a text of {least} characters is too long")
     if "pattern" in schema:
@@ -247,7 +260,9 @@ def _string(schema: Mapping[str, Any], name: str, index: int) -> str:
         text += "".join(chr(97 + (at + index) % 26) for at in range(least - len(text)))
     if len(text) <= most:
         return text
-    return text[:most] if not index else (text[: max(0, most - len(str(index)))] + str(index))[:most]
+    return (
+        text[:most] if not index else (text[: max(0, most - len(str(index)))] + str(index))[:most]
+    )
 
 
 def _number(schema: Mapping[str, Any], index: int, *, whole: bool) -> float | int:
@@ -301,7 +316,9 @@ def _joined(key: str, one: Any, two: Any) -> Any:  # noqa: ANN401 - parts of sch
         case "properties":
             names = {**one, **two}
             return {
-                name: {"allOf": [one[name], two[name]]} if name in one and name in two else names[name]
+                name: {"allOf": [one[name], two[name]]}
+                if name in one and name in two
+                else names[name]
                 for name in names
             }
         case "required":
@@ -313,7 +330,9 @@ def _joined(key: str, one: Any, two: Any) -> Any:  # noqa: ANN401 - parts of sch
         case "enum":
             return [item for item in one if item in two]
         case "type":
-            return _kinds_of_both([one] if isinstance(one, str) else one, [two] if isinstance(two, str) else two)
+            return _kinds_of_both(
+                [one] if isinstance(one, str) else one, [two] if isinstance(two, str) else two
+            )
         case "format" if one in _FORMATS and two in _FORMATS:
             raise NoExampleError("it demands two formats at once")
         case "additionalProperties":

@@ -19,7 +19,15 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from belljar.errors import PolicyError
 from belljar.network.gateway.context import StandInContext
 from belljar.network.stand_ins.documents import Document, Path_, read_document, unknown_settings
-from belljar.network.stand_ins.web import Answer, App, Pairs, Request, header_text, http_app, plain_error
+from belljar.network.stand_ins.web import (
+    Answer,
+    App,
+    Pairs,
+    Request,
+    header_text,
+    http_app,
+    plain_error,
+)
 from belljar.policy.fields import kind_of, quoted
 from belljar.units import printable
 
@@ -60,7 +68,9 @@ def check(settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...
     return load(settings, directory)[1]
 
 
-def load(settings: Mapping[str, Any], directory: Path | None) -> tuple[tuple[Exchange, ...], tuple[str, ...]]:
+def load(
+    settings: Mapping[str, Any], directory: Path | None
+) -> tuple[tuple[Exchange, ...], tuple[str, ...]]:
     """The exchanges of a recording, and what is wrong with it."""
     problems = unknown_settings(settings, SETTINGS)
     if not isinstance(settings.get("any_host", False), bool):
@@ -75,10 +85,14 @@ def load(settings: Mapping[str, Any], directory: Path | None) -> tuple[tuple[Exc
     log = document.value.get("log") if isinstance(document.value, dict) else None
     entries = log.get("entries") if isinstance(log, dict) else None
     if not isinstance(entries, list) or not 0 < len(entries) <= MAX_ENTRIES:
-        document.problem(("log", "entries"), f"a recording has a list of 1 to {MAX_ENTRIES} entries here")
+        document.problem(
+            ("log", "entries"), f"a recording has a list of 1 to {MAX_ENTRIES} entries here"
+        )
         return (), (*problems, *document.problems)
     reader = _Reader(document, empty=settings.get("missing_bodies") == "empty")
-    found = tuple(reader.entry(entry, ("log", "entries", index)) for index, entry in enumerate(entries))
+    found = tuple(
+        reader.entry(entry, ("log", "entries", index)) for index, entry in enumerate(entries)
+    )
     return tuple(exchange for exchange in found if exchange), (*problems, *document.problems)
 
 
@@ -99,7 +113,10 @@ class _Reader:
         return found
 
     def entry(self, value: object, path: Path_) -> Exchange | None:
-        request, response = self.mapping(value, path, "request"), self.mapping(value, path, "response")
+        request, response = (
+            self.mapping(value, path, "request"),
+            self.mapping(value, path, "response"),
+        )
         if request is None or response is None:
             return None
         status = response.get("status")
@@ -141,7 +158,9 @@ class _Reader:
             self.wrong(path, f"a list is needed, but this is {kind_of(value)}")
             return ()
         for index, field in enumerate(value):
-            name, text = (field.get("name"), field.get("value")) if isinstance(field, dict) else (None, None)
+            name, text = (
+                (field.get("name"), field.get("value")) if isinstance(field, dict) else (None, None)
+            )
             if not isinstance(name, str) or not isinstance(text, str):
                 self.wrong((*path, index), "a field has a name and a value, both text")
             elif name.lower() not in _DROPPED and _is_token(name):
@@ -182,7 +201,9 @@ class _Reader:
 
 
 def _is_token(name: str) -> bool:
-    return bool(name) and name.isascii() and all(c.isalnum() or c in "!#$%&'*+-.^_`|~" for c in name)
+    return (
+        bool(name) and name.isascii() and all(c.isalnum() or c in "!#$%&'*+-.^_`|~" for c in name)
+    )
 
 
 def key_of(method: str, host: str, path: str, query: str) -> Key:
@@ -222,7 +243,9 @@ class _Player:
         return (key[0], "", key[2], key[3]) if self.any_host else key
 
     async def handle(self, request: Request) -> Answer:
-        key = self.under(key_of(request.method, request.host, request.raw_path, request.query_string))
+        key = self.under(
+            key_of(request.method, request.host, request.raw_path, request.query_string)
+        )
         found = self.recorded.get(key)
         if found is None and request.method == "HEAD":
             key = ("GET", *key[1:])

@@ -73,7 +73,10 @@ class _Server:
         self.state = Store(site.state, MAX_STATE_BYTES)
         self.sessions = Sessions(context.random)
         self.given = [0] * len(site.routes)
-        self.static = [(prefix, static_files.list_files(context.files / folder)) for prefix, folder in site.static]
+        self.static = [
+            (prefix, static_files.list_files(context.files / folder))
+            for prefix, folder in site.static
+        ]
         names = {reply.file for route in site.routes for reply in route.replies if reply.file}
         self.files = {name: _entry(context.files / name) for name in names}
 
@@ -98,12 +101,18 @@ class _Server:
             random=self.context.random,
         )
 
-    def choose(self, request: Request, visit: _Visit, *, websocket: bool) -> tuple[int, Mapping[str, str]] | None:
+    def choose(
+        self, request: Request, visit: _Visit, *, websocket: bool
+    ) -> tuple[int, Mapping[str, str]] | None:
         for index, route in enumerate(self.site.routes):
-            if bool(route.websocket) is not websocket or not (websocket or route.takes(request.method)):
+            if bool(route.websocket) is not websocket or not (
+                websocket or route.takes(request.method)
+            ):
                 continue
             path = route.pattern.match(request.raw_path)
-            if path is not None and all(c.holds(self.view(request, path, visit)) for c in route.conditions):
+            if path is not None and all(
+                c.holds(self.view(request, path, visit)) for c in route.conditions
+            ):
                 return index, path
         return None
 
@@ -126,7 +135,11 @@ class _Server:
         return answer
 
     def change(
-        self, operations: tuple[Operation, ...], request: Request, path: Mapping[str, str], visit: _Visit
+        self,
+        operations: tuple[Operation, ...],
+        request: Request,
+        path: Mapping[str, str],
+        visit: _Visit,
     ) -> None:
         for operation in operations:
             store = self.state if operation.target.root == "state" else visit.session()
@@ -142,30 +155,51 @@ class _Server:
                 case "delete":
                     store.delete(keys)
 
-    def answer(self, reply: Reply, request: Request, path: Mapping[str, str], visit: _Visit) -> Answer:
+    def answer(
+        self, reply: Reply, request: Request, path: Mapping[str, str], visit: _Visit
+    ) -> Answer:
         view = self.view(request, path, visit)
         headers = self.headers(reply, view, visit)
         if reply.file:
             return static_files.serve(
-                self.files[reply.file], request, status=reply.status, media=reply.media, headers=headers
+                self.files[reply.file],
+                request,
+                status=reply.status,
+                media=reply.media,
+                headers=headers,
             )
         if reply.has_value:
-            return json_answer(render_value(reply.value, view), reply.status, headers, media=reply.media)
+            return json_answer(
+                render_value(reply.value, view), reply.status, headers, media=reply.media
+            )
         if reply.redirect is not None:
             location = ("location", header_text(render(reply.redirect, view, "url")))
             return plain_error(reply.status, (location, *headers))
         if reply.text is None:
             return Answer(status=reply.status, headers=headers)
         body = render(reply.text, view, escape_for(reply.media)).encode("utf-8", "replace")
-        return Answer(status=reply.status, headers=(("content-type", reply.media), *headers), body=body)
+        return Answer(
+            status=reply.status, headers=(("content-type", reply.media), *headers), body=body
+        )
 
     def headers(self, reply: Reply, view: View, visit: _Visit) -> Pairs:
         found = [(name, header_text(render(text, view, "none"))) for name, text in reply.headers]
         if visit.started:
-            found.append(("set-cookie", f"{self.site.session_cookie}={visit.started}; Path=/; HttpOnly; SameSite=Lax"))
+            found.append(
+                (
+                    "set-cookie",
+                    f"{self.site.session_cookie}={visit.started}; Path=/; HttpOnly; SameSite=Lax",
+                )
+            )
         for name, value in reply.cookies:
-            text = "" if value is None else header_text(render(value, view, "none")).replace(";", "").replace(",", "")
-            found.append(("set-cookie", f"{name}={text}; Path=/{'; Max-Age=0' if value is None else ''}"))
+            text = (
+                ""
+                if value is None
+                else header_text(render(value, view, "none")).replace(";", "").replace(",", "")
+            )
+            found.append(
+                ("set-cookie", f"{name}={text}; Path=/{'; Max-Age=0' if value is None else ''}")
+            )
         return tuple(found)
 
     def fallback(self, request: Request) -> Answer:
@@ -187,7 +221,11 @@ class _Server:
                         if not isinstance(found, str)
                         else plain_error(301, (("location", f"{request.raw_path}/"),))
                     )
-        if allowed and request.method not in allowed and not (request.method == "HEAD" and "GET" in allowed):
+        if (
+            allowed
+            and request.method not in allowed
+            and not (request.method == "HEAD" and "GET" in allowed)
+        ):
             return plain_error(405, (("allow", ", ".join(allowed)),))
         return plain_error(404)
 
@@ -231,7 +269,9 @@ async def _message(receive: Receive) -> str | bytes | None:
 
 async def _echo(receive: Receive, send: Send) -> None:
     while (message := await _message(receive)) is not None:
-        await send({"type": "websocket.send", "text" if isinstance(message, str) else "bytes": message})
+        await send(
+            {"type": "websocket.send", "text" if isinstance(message, str) else "bytes": message}
+        )
 
 
 async def _play(script: tuple[Line, ...], view: View, receive: Receive, send: Send) -> None:

@@ -41,7 +41,11 @@ class Identity:
     @property
     def host(self) -> str:
         """The machine's name."""
-        return f"ip-{self.address.replace('.', '-')}" if self.cloud == "aws" else f"{self.role}-{self.instance[-4:]}"
+        return (
+            f"ip-{self.address.replace('.', '-')}"
+            if self.cloud == "aws"
+            else f"{self.role}-{self.instance[-4:]}"
+        )
 
     @property
     def key_digest(self) -> str:
@@ -70,7 +74,9 @@ def make_identity(
         cloud=cloud,
         region=region or _REGIONS[cloud],
         account="".join(str(byte % 10) for byte in b"\1" + random(11)),
-        instance=f"i-0{random(8).hex()}" if cloud == "aws" else str(10**18 + int.from_bytes(random(7)) * 9),
+        instance=f"i-0{random(8).hex()}"
+        if cloud == "aws"
+        else str(10**18 + int.from_bytes(random(7)) * 9),
         address=f"172.31.{octets[0]}.{1 + octets[1] % 254}",
         mac="02:" + random(5).hex(":"),
         role=_ROLES[octets[2] % len(_ROLES)],

@@ -29,12 +29,19 @@ def made_files(context: StandInContext, pack: Pack) -> Iterator[ShelfFile]:
     for package in packages:
         mtime_s = int(context.clock() - package["age_s"])
         name, content = pack(package, mtime_s)
-        yield ShelfFile(name=name, path=Path(), size_bytes=len(content), mtime_s=mtime_s, content=content)
+        yield ShelfFile(
+            name=name, path=Path(), size_bytes=len(content), mtime_s=mtime_s, content=content
+        )
 
 
 def npm_package(package: Mapping[str, Any], mtime_s: int) -> tuple[str, bytes]:
     """As `npm pack` makes it."""
-    about = {"name": package["name"], "version": package["version"], "main": "index.js", "license": "UNLICENSED"}
+    about = {
+        "name": package["name"],
+        "version": package["version"],
+        "main": "index.js",
+        "license": "UNLICENSED",
+    }
     files = {"package.json": json.dumps(about, indent=2) + "\n", **package["files"]}
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as archive:

@@ -42,7 +42,9 @@ class _Server:
     async def handle(self, request: Request) -> Answer:
         if request.header("authorization") != f"Bearer {self._settings['token']}":
             refusal = {"error": "invalid_token", "error_description": "Authentication required"}
-            return json_answer(refusal, 401, (("www-authenticate", 'Bearer error="invalid_token"'),))
+            return json_answer(
+                refusal, 401, (("www-authenticate", 'Bearer error="invalid_token"'),)
+            )
         if request.method == "DELETE":
             return Answer(status=200)
         if request.method != "POST":
@@ -60,7 +62,9 @@ class _Server:
         if not isinstance(number, (int, str)) or len(str(number)) > _MAX_ID_CHARS:
             return _error(None, _INVALID_REQUEST, "Invalid Request", status=400)
         params = message.get("params")
-        return await self._answer(number, message["method"], params if isinstance(params, dict) else {})
+        return await self._answer(
+            number, message["method"], params if isinstance(params, dict) else {}
+        )
 
     async def _answer(self, number: int | str, method: str, params: Mapping[str, Any]) -> Answer:
         match method:
@@ -88,14 +92,26 @@ class _Server:
         """A known tool's text, whatever its arguments; that it was called is on record first."""
         tool = self._tools.get(str(params.get("name")))
         if tool is None:
-            return _error(number, _INVALID_PARAMS, f"Unknown tool: {printable(str(params.get('name')), max_chars=80)}")
-        await self._context.record("network.attempt", {"what": "tool call", "tool": str(tool["name"])})
-        return _result(number, {"content": [{"type": "text", "text": str(tool["text"])}], "isError": False})
+            return _error(
+                number,
+                _INVALID_PARAMS,
+                f"Unknown tool: {printable(str(params.get('name')), max_chars=80)}",
+            )
+        await self._context.record(
+            "network.attempt", {"what": "tool call", "tool": str(tool["name"])}
+        )
+        return _result(
+            number, {"content": [{"type": "text", "text": str(tool["text"])}], "isError": False}
+        )
 
 
-def _result(number: int | str, result: Mapping[str, Any], headers: tuple[tuple[str, str], ...] = ()) -> Answer:
+def _result(
+    number: int | str, result: Mapping[str, Any], headers: tuple[tuple[str, str], ...] = ()
+) -> Answer:
     return json_answer({"jsonrpc": "2.0", "id": number, "result": result}, headers=headers)
 
 
 def _error(number: int | str | None, code: int, message: str, *, status: int = 200) -> Answer:
-    return json_answer({"jsonrpc": "2.0", "id": number, "error": {"code": code, "message": message}}, status)
+    return json_answer(
+        {"jsonrpc": "2.0", "id": number, "error": {"code": code, "message": message}}, status
+    )

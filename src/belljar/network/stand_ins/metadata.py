@@ -47,7 +47,9 @@ def check(settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...
         )
     for path, value in data.items():
         if not path.startswith("/") or isinstance(value, list):
-            problems.append(f"data.{path}: a path begins with `/`, and its value is text, a number or a mapping")
+            problems.append(
+                f"data.{path}: a path begins with `/`, and its value is text, a number or a mapping"
+            )
     return tuple(problems)
 
 
@@ -61,16 +63,22 @@ def make(context: StandInContext) -> App:
         raise PolicyError("; ".join(problems), where=context.id)
     cloud = settings.get("cloud", "aws")
     given = settings.get("credentials")
-    identity = make_identity(cloud, settings.get("region", ""), context.random, context.clock, given)
+    identity = make_identity(
+        cloud, settings.get("region", ""), context.random, context.clock, given
+    )
     return http_app(
-        {"aws": _Aws, "gcp": _Gcp, "azure": _Azure}[cloud](context, identity, settings.get("data", {})).handle
+        {"aws": _Aws, "gcp": _Gcp, "azure": _Azure}[cloud](
+            context, identity, settings.get("data", {})
+        ).handle
     )
 
 
 class _Cloud:
     """What the clouds have in common."""
 
-    def __init__(self, context: StandInContext, identity: Identity, data: Mapping[str, Any]) -> None:
+    def __init__(
+        self, context: StandInContext, identity: Identity, data: Mapping[str, Any]
+    ) -> None:
         self.context, self.identity, self.data = context, identity, data
 
     async def handle(self, request: Request) -> Answer:
@@ -91,7 +99,9 @@ class _Cloud:
 class _Aws(_Cloud):
     """IMDS. Source: "Use the Instance Metadata Service", Amazon EC2 user guide."""
 
-    def __init__(self, context: StandInContext, identity: Identity, data: Mapping[str, Any]) -> None:
+    def __init__(
+        self, context: StandInContext, identity: Identity, data: Mapping[str, Any]
+    ) -> None:
         super().__init__(context, identity, data)
         self.tokens: OrderedDict[str, float] = OrderedDict()
         self.required = context.settings.get("tokens") == "required"
@@ -130,7 +140,9 @@ class _Aws(_Cloud):
         self.tokens[token] = self.context.clock() + int(ttl)
         if len(self.tokens) > MAX_TOKENS:
             self.tokens.popitem(last=False)
-        return text_answer(token, headers=(("server", "EC2ws"), (f"{_V2}-ttl-seconds", ttl)), media="text/plain")
+        return text_answer(
+            token, headers=(("server", "EC2ws"), (f"{_V2}-ttl-seconds", ttl)), media="text/plain"
+        )
 
     def allowed(self, request: Request) -> int | None:
         """Seconds that the token is good for, 0 without one where none is needed, None when the
@@ -150,7 +162,9 @@ class _Gcp(_Cloud):
             return metadata_gcp.error(405)
         if request.path == "/":
             return metadata_gcp.text("computeMetadata/\n")
-        if request.header("metadata-flavor").lower() != "google" or request.has_header("x-forwarded-for"):
+        if request.header("metadata-flavor").lower() != "google" or request.has_header(
+            "x-forwarded-for"
+        ):
             return metadata_gcp.error(403)
         tree = metadata_gcp.tree(self.identity, self.context.clock(), dict(request.query))
         answer = metadata_gcp.answer(tree, self.data, request)

@@ -143,4 +143,6 @@ def find(root: Tree, data: Mapping[str, Any], path: str) -> str | None:
 def is_secret(path: str, identity: Identity) -> bool:
     """Whether the path's value is credentials."""
     parts = [part for part in path.split("/") if part]
-    return parts[1:4] == ["meta-data", "iam", "security-credentials"] and parts[4:5] == [identity.role]
+    return parts[1:4] == ["meta-data", "iam", "security-credentials"] and parts[4:5] == [
+        identity.role
+    ]

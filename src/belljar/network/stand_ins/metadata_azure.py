@@ -45,7 +45,9 @@ def refusal(request: Request) -> Answer | None:
         )
     if not _VERSION.fullmatch(version):
         return _error(
-            400, "Bad request. api-version is invalid. For more information refer to aka.ms/azureimds", versions=True
+            400,
+            "Bad request. api-version is invalid. For more information refer to aka.ms/azureimds",
+            versions=True,
         )
     return None
 
@@ -135,7 +137,10 @@ def answer(identity: Identity, data: Mapping[str, Any], request: Request, now_s:
     if path == "/metadata/identity/oauth2/token":
         resource = query.get("resource", "")[:512]
         if not resource:
-            missing = {"error": "invalid_request", "error_description": "Required query variable 'resource' is missing"}
+            missing = {
+                "error": "invalid_request",
+                "error_description": "Required query variable 'resource' is missing",
+            }
             return json_answer(missing, 400, _HEADERS, media=media)
         return json_answer(token(identity, resource, now_s), headers=_HEADERS, media=media)
     if path != "/metadata/instance" and not path.startswith("/metadata/instance/"):
@@ -147,7 +152,9 @@ def answer(identity: Identity, data: Mapping[str, Any], request: Request, now_s:
         return _error(404, "Not found")
     if isinstance(found, str):
         if query.get("format") != "text":
-            return _error(400, "Bad request. The requested content type is not supported: add format=text")
+            return _error(
+                400, "Bad request. The requested content type is not supported: add format=text"
+            )
         return text_answer(found, headers=_HEADERS)
     return json_answer(found, headers=_HEADERS, media=media)
 

@@ -66,7 +66,9 @@ def tree(identity: Identity, now_s: float, query: Mapping[str, str]) -> dict[str
     account = {
         "aliases": ["default"],
         "email": email,
-        "identity": _signed(identity, query.get("audience", ""), now_s) if query.get("audience") else None,
+        "identity": _signed(identity, query.get("audience", ""), now_s)
+        if query.get("audience")
+        else None,
         "scopes": ["https://www.googleapis.com/auth/cloud-platform"],
         "token": {
             "access_token": f"ya29.c.{identity.session_token.replace('+', '-').replace('/', '_')}",
@@ -94,7 +96,11 @@ def tree(identity: Identity, now_s: float, query: Mapping[str, str]) -> dict[str
     }
     return {
         "instance": instance,
-        "project": {"attributes": {}, "numericProjectId": int(identity.account), "projectId": f"{identity.role}-prod"},
+        "project": {
+            "attributes": {},
+            "numericProjectId": int(identity.account),
+            "projectId": f"{identity.role}-prod",
+        },
     }
 
 
@@ -104,7 +110,11 @@ def _camel(part: str) -> str:
 
 
 def _kebab(name: str) -> str:
-    return "".join(f"-{char.lower()}" if char.isupper() else char for char in name) if "@" not in name else name
+    return (
+        "".join(f"-{char.lower()}" if char.isupper() else char for char in name)
+        if "@" not in name
+        else name
+    )
 
 
 def _find(root: object, path: str) -> Any:  # noqa: ANN401 - any JSON value
@@ -131,9 +141,13 @@ def answer(root: Mapping[str, Any], data: Mapping[str, Any], request: Request) -
     found = data[path] if path in data else _find(root, below)
     if found is None:
         return error(400 if below.endswith("/identity") else 404)
-    container = isinstance(found, (dict, list)) and not below.endswith("/token") and path not in data
+    container = (
+        isinstance(found, (dict, list)) and not below.endswith("/token") and path not in data
+    )
     if container and not request.path.endswith("/") and below and query.get("recursive") != "true":
-        return Answer(status=301, headers=(*_HEADERS, ("location", f"{request.url.partition('?')[0]}/")))
+        return Answer(
+            status=301, headers=(*_HEADERS, ("location", f"{request.url.partition('?')[0]}/"))
+        )
     if (
         query.get("recursive") == "true"
         or query.get("alt") == "json"
@@ -142,7 +156,9 @@ def answer(root: Mapping[str, Any], data: Mapping[str, Any], request: Request) -
         if query.get("alt") == "text":
             return text("\n".join(_lines(found, "")) + "\n")
         return json_answer(_public(found), headers=_HEADERS)
-    return text(_listing(found) if container else found if isinstance(found, str) else compact(found))
+    return text(
+        _listing(found) if container else found if isinstance(found, str) else compact(found)
+    )
 
 
 def _public(value: object) -> object:
@@ -155,7 +171,9 @@ def _public(value: object) -> object:
 
 def _listing(value: dict[str, Any] | list[Any]) -> str:
     if isinstance(value, list):
-        return "".join(f"{n}/\n" if isinstance(item, dict) else f"{item}\n" for n, item in enumerate(value))
+        return "".join(
+            f"{n}/\n" if isinstance(item, dict) else f"{item}\n" for n, item in enumerate(value)
+        )
     folders = {
         name
         for name, item in value.items()
@@ -165,7 +183,13 @@ def _listing(value: dict[str, Any] | list[Any]) -> str:
 
 
 def _lines(value: object, prefix: str) -> list[str]:
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else None
+    )
     if items is None:
         return [f"{prefix.rstrip('/')} {value if isinstance(value, str) else compact(value)}"]
     shown = _public(value)
@@ -180,4 +204,6 @@ def _lines(value: object, prefix: str) -> list[str]:
 
 def is_secret(request: Request) -> bool:
     """Whether the path's value is credentials."""
-    return "/service-accounts/" in request.path and request.path.rstrip("/").endswith(("/token", "/identity"))
+    return "/service-accounts/" in request.path and request.path.rstrip("/").endswith(
+        ("/token", "/identity")
+    )

@@ -49,7 +49,9 @@ class FormFile:
 
     def body(self, name: str) -> Body:
         """The file as a body of an event."""
-        return Body(name=name, content=bytes(self.head), total_bytes=self.size_bytes, sha256=self.sha256)
+        return Body(
+            name=name, content=bytes(self.head), total_bytes=self.size_bytes, sha256=self.sha256
+        )
 
 
 @dataclass(kw_only=True)
@@ -169,7 +171,9 @@ def _boundary(content_type: str) -> bytes:
         raise MultipartError("the content type is not multipart/form-data with a boundary")
     raw = boundary.encode("latin-1", "replace")
     if _BOUNDARY.fullmatch(raw) is None:
-        raise MultipartError("the boundary is longer than 70 characters or holds others than RFC 2046 allows")
+        raise MultipartError(
+            "the boundary is longer than 70 characters or holds others than RFC 2046 allows"
+        )
     return raw
 
 

@@ -17,7 +17,16 @@ from belljar.errors import PolicyError
 from belljar.network.gateway.context import MAX_QUESTION_BYTES, StandInContext
 from belljar.network.stand_ins import responses
 from belljar.network.stand_ins.documents import unknown_settings
-from belljar.network.stand_ins.web import Answer, App, Pairs, Request, compact, http_app, json_answer, parse_json
+from belljar.network.stand_ins.web import (
+    Answer,
+    App,
+    Pairs,
+    Request,
+    compact,
+    http_app,
+    json_answer,
+    parse_json,
+)
 from belljar.policy.fields import quoted
 
 SETTINGS: Final = ("model", "models", "api_key")
@@ -37,12 +46,20 @@ class RefusedError(Exception):
     """A request that is answered with an error of the API's."""
 
     def __init__(
-        self, status: int, message: str, *, param: str | None = None, code: str | None = None, kind: str = ""
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        kind: str = "",
     ) -> None:
         super().__init__(message)
         self.status = status
         usual = "server_error" if status >= 500 else "invalid_request_error"
-        self.body = {"error": {"message": message, "type": kind or usual, "param": param, "code": code}}
+        self.body = {
+            "error": {"message": message, "type": kind or usual, "param": param, "code": code}
+        }
 
 
 def check(settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...]:  # noqa: ARG001 - every kind's signature
@@ -56,13 +73,20 @@ def check(settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...
     ):
         problems.append("models: a list of 1 to 100 names of models is needed")
     if "model" in settings and (
-        "models" in settings or not isinstance(settings["model"], str) or not 0 < len(settings["model"]) <= 128
+        "models" in settings
+        or not isinstance(settings["model"], str)
+        or not 0 < len(settings["model"]) <= 128
     ):
         problems.append(
             "model: the name that is shown, with any other taken too; or `models`, the names that alone are taken"
         )
     key = settings.get("api_key", "x")
-    if not isinstance(key, str) or not key.isascii() or not key.isprintable() or not 0 < len(key) <= 256:
+    if (
+        not isinstance(key, str)
+        or not key.isascii()
+        or not key.isprintable()
+        or not 0 < len(key) <= 256
+    ):
         problems.append(f"api_key: {quoted(key)} is no key: 1 to 256 printable characters")
     return tuple(problems)
 
@@ -86,12 +110,17 @@ class _Server:
         settings: Mapping[str, Any] = context.settings
         self.context = context
         self.key = settings.get("api_key")
-        self.models: list[str] = list(settings.get("models") or [settings.get("model", DEFAULT_MODEL)])
+        self.models: list[str] = list(
+            settings.get("models") or [settings.get("model", DEFAULT_MODEL)]
+        )
         self.any_model = "models" not in settings
         self.waiting = 0
 
     async def handle(self, request: Request) -> Answer:
-        headers: Pairs = (("x-request-id", f"req_{self.context.random(16).hex()}"), ("openai-version", "2020-10-01"))
+        headers: Pairs = (
+            ("x-request-id", f"req_{self.context.random(16).hex()}"),
+            ("openai-version", "2020-10-01"),
+        )
         try:
             self.authorized(request)
             answer = await self.route(request)
@@ -115,7 +144,11 @@ class _Server:
                 "You didn't provide an API key. You need to provide your API key in an Authorization header using Bearer auth.",
             )
         if self.key is not None and key.strip() != self.key:
-            shown = f"{key[:3]}***{key[-4:]}" if len(key) > 12 and key.isascii() and key.isprintable() else "***"
+            shown = (
+                f"{key[:3]}***{key[-4:]}"
+                if len(key) > 12 and key.isascii() and key.isprintable()
+                else "***"
+            )
             raise RefusedError(401, f"Incorrect API key provided: {shown}.", code="invalid_api_key")
 
     async def route(self, request: Request) -> Answer:
@@ -124,20 +157,30 @@ class _Server:
             return self.catalogue(request, path.removeprefix("/v1/models").lstrip("/"))
         if path == "/v1/embeddings":
             raise RefusedError(
-                404, "The requested model does not support embeddings.", param="model", code="model_not_found"
+                404,
+                "The requested model does not support embeddings.",
+                param="model",
+                code="model_not_found",
             )
         if path not in _POSTS:
             raise RefusedError(404, f"Invalid URL ({request.method} {request.raw_path[:200]})")
         if request.method != "POST":
-            raise RefusedError(405, f"Not allowed to {request.method} on {path}.", code="method_not_supported")
+            raise RefusedError(
+                405, f"Not allowed to {request.method} on {path}.", code="method_not_supported"
+            )
         body = _question(request)
         return await (self.chat(body) if path == _POSTS[0] else self.respond(body))
 
     def catalogue(self, request: Request, name: str) -> Answer:
         if request.method not in ("GET", "HEAD"):
-            raise RefusedError(405, f"Not allowed to {request.method} on models.", code="method_not_supported")
+            raise RefusedError(
+                405, f"Not allowed to {request.method} on models.", code="method_not_supported"
+            )
         made = int(self.context.clock()) - 30 * 86_400
-        shown = [{"id": model, "object": "model", "created": made, "owned_by": "system"} for model in self.models]
+        shown = [
+            {"id": model, "object": "model", "created": made, "owned_by": "system"}
+            for model in self.models
+        ]
         if not name:
             return json_answer({"object": "list", "data": shown})
         found = next((model for model in shown if model["id"] == name), None)
@@ -165,7 +208,10 @@ class _Server:
         answer = responses.from_chat(await self.ask(question), body, self.context.random)
         if not body.get("stream"):
             return json_answer(answer)
-        lines = (f"event: {event['type']}\ndata: {compact(event)}\n\n" for event in responses.events(answer, pieces))
+        lines = (
+            f"event: {event['type']}\ndata: {compact(event)}\n\n"
+            for event in responses.events(answer, pieces)
+        )
         return _events(lines, done=False)
 
     def known(self, body: Mapping[str, Any]) -> None:
@@ -178,8 +224,12 @@ class _Server:
     async def ask(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """One completion from the owner, complete and in the API's shape."""
         if self.waiting >= MAX_WAITING:
-            raise RefusedError(429, "Rate limit reached for requests.", kind="requests", code="rate_limit_exceeded")
-        question = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
+            raise RefusedError(
+                429, "Rate limit reached for requests.", kind="requests", code="rate_limit_exceeded"
+            )
+        question = {
+            name: value for name, value in body.items() if name not in ("stream", "stream_options")
+        }
         asked = compact(question).encode("utf-8", "replace")
         if len(asked) > MAX_QUESTION_BYTES:
             raise _too_large()
@@ -200,9 +250,16 @@ class _Server:
             found = parse_json(data)
         except ValueError:
             found = None
-        if not isinstance(found, dict) or not isinstance(choices := found.get("choices"), list) or not choices:
+        if (
+            not isinstance(found, dict)
+            or not isinstance(choices := found.get("choices"), list)
+            or not choices
+        ):
             raise RefusedError(500, _DOWN)
-        if not all(isinstance(choice, dict) and isinstance(choice.get("message"), dict) for choice in choices):
+        if not all(
+            isinstance(choice, dict) and isinstance(choice.get("message"), dict)
+            for choice in choices
+        ):
             raise RefusedError(500, _DOWN)
         name = "".join(_BASE62[byte % 62] for byte in self.context.random(29))
         filled = {
@@ -247,7 +304,10 @@ def check_chat(body: Mapping[str, Any]) -> None:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RefusedError(
-            400, "Missing required parameter: 'messages'.", param="messages", code="missing_required_parameter"
+            400,
+            "Missing required parameter: 'messages'.",
+            param="messages",
+            code="missing_required_parameter",
         )
     if len(messages) > MAX_MESSAGES:
         raise RefusedError(
@@ -261,7 +321,9 @@ def check_chat(body: Mapping[str, Any]) -> None:
     if type(body.get("stream", False)) not in (bool, type(None)):
         raise _wrong_type("stream", "a boolean")
     if body.get("n") not in (None, 1):
-        raise RefusedError(400, "Invalid value for 'n': must be 1.", param="n", code="invalid_value")
+        raise RefusedError(
+            400, "Invalid value for 'n': must be 1.", param="n", code="invalid_value"
+        )
     tools = body.get("tools") or []
     if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
         raise _wrong_type("tools", f"an array of at most {MAX_TOOLS} objects")
@@ -299,7 +361,9 @@ def _check_message(message: object, where: str) -> None:
 
 
 def _wrong_type(where: str, wanted: str) -> RefusedError:
-    return RefusedError(400, f"Invalid type for '{where}': expected {wanted}.", param=where, code="invalid_type")
+    return RefusedError(
+        400, f"Invalid type for '{where}': expected {wanted}.", param=where, code="invalid_type"
+    )
 
 
 def pieces(text: str) -> list[str]:
@@ -317,12 +381,24 @@ def chunks(completion: Mapping[str, Any], *, usage: bool) -> Iterable[dict[str, 
         for delta in _deltas(choice["message"]):
             yield {
                 **base,
-                "choices": [{"index": choice["index"], "delta": delta, "logprobs": None, "finish_reason": None}],
+                "choices": [
+                    {
+                        "index": choice["index"],
+                        "delta": delta,
+                        "logprobs": None,
+                        "finish_reason": None,
+                    }
+                ],
             }
         yield {
             **base,
             "choices": [
-                {"index": choice["index"], "delta": {}, "logprobs": None, "finish_reason": choice["finish_reason"]}
+                {
+                    "index": choice["index"],
+                    "delta": {},
+                    "logprobs": None,
+                    "finish_reason": choice["finish_reason"],
+                }
             ],
         }
     if usage:
@@ -335,7 +411,11 @@ def _deltas(message: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
     for piece in pieces(content) if isinstance(content, str) else ():
         yield {"content": piece}
     for index, call in enumerate(responses.calls_of(message)):
-        yield {"tool_calls": [{"index": index, **call, "function": {**call["function"], "arguments": ""}}]}
+        yield {
+            "tool_calls": [
+                {"index": index, **call, "function": {**call["function"], "arguments": ""}}
+            ]
+        }
         for piece in pieces(call["function"]["arguments"]):
             yield {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
 
@@ -348,5 +428,9 @@ def _events(lines: Iterable[str], *, done: bool = True) -> Answer:
             yield b"data: [DONE]\n\n"
 
     return Answer(
-        headers=(("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache")), stream=stream
+        headers=(
+            ("content-type", "text/event-stream; charset=utf-8"),
+            ("cache-control", "no-cache"),
+        ),
+        stream=stream,
     )

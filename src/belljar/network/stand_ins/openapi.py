@@ -49,7 +49,9 @@ def check(settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...
         api.document.problem(path, message)
     for operation in api.operations if not api.document.problems else ():
         if desk.given.spent > MAX_SPENT or len(api.document.problems) >= MAX_PROBLEMS:
-            api.document.problem(("paths",), "its schemas refer to each other too often for all answers to be made")
+            api.document.problem(
+                ("paths",), "its schemas refer to each other too often for all answers to be made"
+            )
             break
         for path, message in desk.unanswerable(operation):
             api.document.problem(path, message)
@@ -80,9 +82,9 @@ class _Desk:
     def wrong_schemas(self) -> Iterator[tuple[Pointer, str]]:
         """Schemas that are none."""
         for path, _ in walk(self.given.root, ()):
-            if (path[-1] == "schema" or (path[:2] == ("components", "schemas") and len(path) == 3)) and (
-                message := self.given.fault(path)
-            ):
+            if (
+                path[-1] == "schema" or (path[:2] == ("components", "schemas") and len(path) == 3)
+            ) and (message := self.given.fault(path)):
                 yield path, message
 
     def unanswerable(self, operation: Operation) -> Iterator[tuple[Pointer, str]]:
@@ -102,21 +104,32 @@ class _Desk:
                     )
 
     async def handle(self, request: Request) -> Answer:
-        found = [(op, names) for op in self.api.operations if (names := arguments(op, request.raw_path)) is not None]
+        found = [
+            (op, names)
+            for op in self.api.operations
+            if (names := arguments(op, request.raw_path)) is not None
+        ]
         if not found:
             return json_answer({"message": "Not Found"}, 404)
         method = (
-            "GET" if request.method == "HEAD" and not any(op.method == "HEAD" for op, _ in found) else request.method
+            "GET"
+            if request.method == "HEAD" and not any(op.method == "HEAD" for op, _ in found)
+            else request.method
         )
         chosen = next(((op, names) for op, names in found if op.method == method), None)
         if chosen is None:
             return json_answer(
-                {"message": "Method Not Allowed"}, 405, (("allow", ", ".join(sorted({op.method for op, _ in found}))),)
+                {"message": "Method Not Allowed"},
+                405,
+                (("allow", ", ".join(sorted({op.method for op, _ in found}))),),
             )
         operation, names = chosen
         if self.auth and not self.authorized(operation, request):
             return self.refusal(operation, 401, "Unauthorized", (("www-authenticate", "Bearer"),))
-        errors = [*self.wrong_parameters(operation, request, names), *self.wrong_body(operation, request)]
+        errors = [
+            *self.wrong_parameters(operation, request, names),
+            *self.wrong_body(operation, request),
+        ]
         if errors:
             status, message = errors[0]
             return self.refusal(operation, status, message)
@@ -125,7 +138,9 @@ class _Desk:
     def authorized(self, operation: Operation, request: Request) -> bool:
         """Whether credentials of a kind that is asked for are there; which ones is not looked at."""
         demands = operation.security
-        return not demands or any(all(self.carried(name, request) for name in demand) for demand in demands)
+        return not demands or any(
+            all(self.carried(name, request) for name in demand) for demand in demands
+        )
 
     def carried(self, name: str, request: Request) -> bool:
         scheme = self.api.schemes.get(name, {})
@@ -176,7 +191,11 @@ class _Desk:
         media = next(
             (
                 name
-                for name in (request.content_type, f"{request.content_type.partition('/')[0]}/*", "*/*")
+                for name in (
+                    request.content_type,
+                    f"{request.content_type.partition('/')[0]}/*",
+                    "*/*",
+                )
                 if name in _bare(content)
             ),
             None,
@@ -196,7 +215,10 @@ class _Desk:
                 return
         elif request.content_type == "application/x-www-form-urlencoded":
             properties = self.asked.plain(schema).get("properties", {})
-            value = {name: _scalar(text, self.asked.kinds(properties.get(name, {}))) for name, text in request.form}
+            value = {
+                name: _scalar(text, self.asked.kinds(properties.get(name, {})))
+                for name, text in request.form
+            }
         else:
             return
         for place, message in self.asked.errors(schema, value):
@@ -216,7 +238,9 @@ class _Desk:
         media = accepted(request.header("accept"), tuple(bodies))
         if media is None:
             return json_answer({"message": "Not Acceptable"}, 406)
-        return Answer(status=operation.status, headers=(("content-type", media), *headers), body=bodies[media])
+        return Answer(
+            status=operation.status, headers=(("content-type", media), *headers), body=bodies[media]
+        )
 
     def contents(self, at: Pointer, described: Mapping[str, Any]) -> Mapping[str, bytes]:
         """Bodies by content type; those that can be made, JSON first."""
@@ -233,12 +257,18 @@ class _Desk:
     def body(self, media: str, item: Mapping[str, Any], at: Pointer) -> bytes | None:
         example = _example(item)
         if example is not None:
-            text = example[0] if isinstance(example[0], str) and not _is_json(media) else compact(example[0])
+            text = (
+                example[0]
+                if isinstance(example[0], str) and not _is_json(media)
+                else compact(example[0])
+            )
             return text.encode("utf-8", "replace")
         if not _is_made(media) or "schema" not in item:
             return None
         value = self.maker.make((*at, "schema"))
-        return (value if isinstance(value, str) and not _is_json(media) else compact(value)).encode("utf-8", "replace")
+        return (value if isinstance(value, str) and not _is_json(media) else compact(value)).encode(
+            "utf-8", "replace"
+        )
 
     def headers(self, at: Pointer, described: Mapping[str, Any]) -> Pairs:
         """The answer's fields for which there is an example or one can be made."""
@@ -250,15 +280,24 @@ class _Desk:
                 value = example[0] if example else self.maker.make((*place, "schema"))
             except NoExampleError:
                 continue
-            if name.lower() not in ("content-type", "content-length", "transfer-encoding", "connection"):
+            if name.lower() not in (
+                "content-type",
+                "content-length",
+                "transfer-encoding",
+                "connection",
+            ):
                 found.append((name.lower(), header_text(text_of(value))))
         return tuple(found)
 
-    def refusal(self, operation: Operation, status: int, message: str, headers: Pairs = ()) -> Answer:
+    def refusal(
+        self, operation: Operation, status: int, message: str, headers: Pairs = ()
+    ) -> Answer:
         """The error as the document describes it, with the message where it has a place for one."""
         codes = (str(status), "422" if status == 400 else "", f"{status // 100}XX", "default")
         code = next((code for code in codes if code in operation.responses), None)
-        plain = json_answer({"code": status, "error": phrase(status), "message": message}, status, headers)
+        plain = json_answer(
+            {"code": status, "error": phrase(status), "message": message}, status, headers
+        )
         if code is None:
             return plain
         at, described = self.api.at(operation.responses[code])
@@ -267,7 +306,9 @@ class _Desk:
             return plain
         body = self.told(described["content"][media], (*at, "content", media, "schema"), message)
         return (
-            plain if body is None else json_answer(body, int(code) if code.isdigit() else status, headers, media=media)
+            plain
+            if body is None
+            else json_answer(body, int(code) if code.isdigit() else status, headers, media=media)
         )
 
     def told(self, item: Mapping[str, Any], schema: Pointer, message: str) -> Any:  # noqa: ANN401 - any JSON value
@@ -314,9 +355,17 @@ def _values(parameter: Parameter, request: Request, names: Mapping[str, str]) ->
         case "path":
             return [names[parameter.name]] if parameter.name in names else []
         case "query":
-            return [value for name, value in request.query if name in (parameter.name, f"{parameter.name}[]")]
+            return [
+                value
+                for name, value in request.query
+                if name in (parameter.name, f"{parameter.name}[]")
+            ]
         case "header":
-            return [request.header(parameter.name.lower())] if request.has_header(parameter.name.lower()) else []
+            return (
+                [request.header(parameter.name.lower())]
+                if request.has_header(parameter.name.lower())
+                else []
+            )
     return [request.cookies[parameter.name]] if parameter.name in request.cookies else []
 
 

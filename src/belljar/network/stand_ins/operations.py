@@ -34,10 +34,16 @@ _PARAMETER: Final = re.compile(r"\{([^{}/]+)\}")
 _OBJECT: Final = {"type": "object"}
 _OBJECTS: Final = {"type": "object", "additionalProperties": _OBJECT}
 _LIST: Final = {"type": "array", "items": _OBJECT}
-_MEDIA: Final = {"type": "object", "properties": {"schema": {"type": ["object", "boolean"]}, "examples": _OBJECT}}
+_MEDIA: Final = {
+    "type": "object",
+    "properties": {"schema": {"type": ["object", "boolean"]}, "examples": _OBJECT},
+}
 _CONTENT: Final = {
     "type": "object",
-    "properties": {"content": {"type": "object", "additionalProperties": _MEDIA}, "headers": _OBJECTS},
+    "properties": {
+        "content": {"type": "object", "additionalProperties": _MEDIA},
+        "headers": _OBJECTS,
+    },
 }
 _OPERATION: Final = {
     "type": "object",
@@ -144,7 +150,10 @@ def load(settings: Mapping[str, Any], directory: Path | None) -> tuple[Api, list
     if not isinstance(settings.get("auth", True), bool):
         problems.append("auth: true or false is needed")
     if "document" not in settings:
-        return Api(document=Document(source="")), [*problems, "document: the name of an OpenAPI document is needed"]
+        return Api(document=Document(source="")), [
+            *problems,
+            "document: the name of an OpenAPI document is needed",
+        ]
     api = Api(document=read_document(directory, settings["document"], what="an OpenAPI document"))
     if not api.document.problems:
         _Reader(api).read()
@@ -162,8 +171,15 @@ class _Reader:
         root = self.api.document.value
         version = root.get("openapi") if isinstance(root, dict) else None
         if not isinstance(version, str) or not re.fullmatch(r"3\.[01](\.\d+)?", version):
-            shown = "Swagger 2.0: convert it first" if isinstance(root, dict) and "swagger" in root else quoted(version)
-            self.wrong(("openapi",), f"an OpenAPI document of version 3.0 or 3.1 is needed, this is {shown}")
+            shown = (
+                "Swagger 2.0: convert it first"
+                if isinstance(root, dict) and "swagger" in root
+                else quoted(version)
+            )
+            self.wrong(
+                ("openapi",),
+                f"an OpenAPI document of version 3.0 or 3.1 is needed, this is {shown}",
+            )
             return
         self.shape(root)
         self.references(root)
@@ -171,12 +187,16 @@ class _Reader:
             self.wrong(("paths",), "there are no paths, so nothing could be answered")
         if self.api.document.problems:
             return
-        found: list[Operation] = [operation for name in root["paths"] for operation in self.path(name)]
+        found: list[Operation] = [
+            operation for name in root["paths"] for operation in self.path(name)
+        ]
         if len(found) > MAX_OPERATIONS:
             self.wrong(("paths",), f"more than {MAX_OPERATIONS} operations")
         self.api.operations = tuple(sorted(found, key=lambda operation: len(operation.names)))
         schemes = root.get("components", {}).get("securitySchemes", {})
-        self.api.schemes = {name: self.api.at(("components", "securitySchemes", name))[1] for name in schemes}
+        self.api.schemes = {
+            name: self.api.at(("components", "securitySchemes", name))[1] for name in schemes
+        }
 
     def shape(self, root: object) -> None:
         """What is read here has the types that it must have."""
@@ -192,10 +212,16 @@ class _Reader:
                     pointer_of(value)
                     follow(root, path[:-1])
                 except ValueError as exc:
-                    self.wrong(path, f"{quoted(value)}: {exc}; put what it names into this document")
+                    self.wrong(
+                        path, f"{quoted(value)}: {exc}; put what it names into this document"
+                    )
                 except KeyError:
                     self.wrong(path, f"{quoted(value)} leads nowhere, or round in a circle")
-            elif path[-1:] == ("pattern",) and isinstance(value, str) and (message := patterns.problem(value)):
+            elif (
+                path[-1:] == ("pattern",)
+                and isinstance(value, str)
+                and (message := patterns.problem(value))
+            ):
                 self.wrong(path, f"{quoted(value)}: {message}")
 
     def path(self, path: str) -> Iterator[Operation]:
@@ -226,9 +252,15 @@ class _Reader:
         if not isinstance(responses, dict) or not responses:
             self.wrong((*at, "responses"), "an operation has at least one response")
             return None
-        wrong = [code for code in responses if not _STATUS.fullmatch(code) and not code.startswith("x-")]
+        wrong = [
+            code for code in responses if not _STATUS.fullmatch(code) and not code.startswith("x-")
+        ]
         for code in wrong:
-            self.wrong((*at, "responses", code), f"{quoted(code)} is no status, no `2XX` and not `default`", key=True)
+            self.wrong(
+                (*at, "responses", code),
+                f"{quoted(code)} is no status, no `2XX` and not `default`",
+                key=True,
+            )
         codes = {code: (*at, "responses", code) for code in responses if _STATUS.fullmatch(code)}
         status, chosen = choose(codes)
         bases = self.bases(value, item)
@@ -245,14 +277,23 @@ class _Reader:
             status=status,
             answer=codes.get(chosen),
             responses=codes,
-            security=tuple(part for part in security if isinstance(part, dict)) if isinstance(security, list) else (),
+            security=tuple(part for part in security if isinstance(part, dict))
+            if isinstance(security, list)
+            else (),
         )
 
     def bases(self, value: Mapping[str, Any], item: Mapping[str, Any]) -> list[str]:
         """The paths of the servers, longest first; no server means the root."""
-        servers = value.get("servers") or item.get("servers") or self.api.root.get("servers") or [{"url": "/"}]
+        servers = (
+            value.get("servers")
+            or item.get("servers")
+            or self.api.root.get("servers")
+            or [{"url": "/"}]
+        )
         found = (
-            {""} if not isinstance(servers, list) else {_base(server) for server in servers if isinstance(server, dict)}
+            {""}
+            if not isinstance(servers, list)
+            else {_base(server) for server in servers if isinstance(server, dict)}
         )
         return sorted(found or {""}, key=len, reverse=True)
 
@@ -270,9 +311,13 @@ class _Reader:
 
     def parameter(self, path: Pointer) -> Parameter | None:
         at, value = self.api.at(path)
-        name, place = (value.get("name"), value.get("in")) if isinstance(value, dict) else (None, None)
+        name, place = (
+            (value.get("name"), value.get("in")) if isinstance(value, dict) else (None, None)
+        )
         if not isinstance(name, str) or place not in ("path", "query", "header", "cookie"):
-            self.wrong(path, "a parameter has a `name`, and `in` is `path`, `query`, `header` or `cookie`")
+            self.wrong(
+                path, "a parameter has a `name`, and `in` is `path`, `query`, `header` or `cookie`"
+            )
             return None
         return Parameter(
             name=name,
@@ -285,13 +330,21 @@ class _Reader:
 
 def walk(value: object, path: Pointer) -> Iterator[tuple[Pointer, object]]:
     """Every value of a document and its place, but for what lies inside an author's data."""
-    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, Mapping)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for name, item in items:
         here = (*path, name)
         yield here, item
         # An author's examples may hold anything; a property may have such a name, and then holds a
         # schema.
-        if name not in _DATA or (isinstance(item, dict) and {"type", "$ref", "content", "schema"} & item.keys()):
+        if name not in _DATA or (
+            isinstance(item, dict) and {"type", "$ref", "content", "schema"} & item.keys()
+        ):
             yield from walk(item, here)
 
 
@@ -304,7 +357,9 @@ def _base(server: Mapping[str, Any]) -> str:
         if isinstance(variable, dict)
     }
     # In one pass: a default that names variables could stand for a text of any length.
-    url = _PARAMETER.sub(lambda found: defaults.get(found[0], found[0]), url[:MAX_URL_CHARS])[:MAX_URL_CHARS]
+    url = _PARAMETER.sub(lambda found: defaults.get(found[0], found[0]), url[:MAX_URL_CHARS])[
+        :MAX_URL_CHARS
+    ]
     try:
         return urlsplit(url).path.rstrip("/")
     except ValueError:
@@ -319,7 +374,10 @@ def _segment(segment: str) -> str:
     parts = _PARAMETER.split(segment)
     # Several in one segment are tried at every place: shorter, so that no path takes long.
     most = 2048 if len(parts) <= 3 else 128
-    return "".join(re.escape(part) if index % 2 == 0 else f"([^/]{{1,{most}}}?)" for index, part in enumerate(parts))
+    return "".join(
+        re.escape(part) if index % 2 == 0 else f"([^/]{{1,{most}}}?)"
+        for index, part in enumerate(parts)
+    )
 
 
 def choose(codes: Mapping[str, Pointer]) -> tuple[int, str]:
@@ -343,4 +401,7 @@ def arguments(operation: Operation, raw_path: str) -> dict[str, str] | None:
     match = operation.pattern.fullmatch(raw_path)
     if match is None:
         return None
-    return {name: unquote(text, errors="replace") for name, text in zip(operation.names, match.groups(), strict=True)}
+    return {
+        name: unquote(text, errors="replace")
+        for name, text in zip(operation.names, match.groups(), strict=True)
+    }

@@ -73,7 +73,13 @@ def _inner(name: str, argument: Any) -> list[Any]:  # noqa: ANN401 - the parser'
         return [argument[-1]]
     if name == "BRANCH":
         return list(argument[1])
-    return [argument[1]] if name in ("ASSERT", "ASSERT_NOT") else [argument] if name == "ATOMIC_GROUP" else []
+    return (
+        [argument[1]]
+        if name in ("ASSERT", "ASSERT_NOT")
+        else [argument]
+        if name == "ATOMIC_GROUP"
+        else []
+    )
 
 
 def text_for(pattern: str, least: int, most: int, index: int) -> str | None:
@@ -130,7 +136,11 @@ def _piece(name: str, argument: Any, more: int, turn: int) -> str:  # noqa: ANN4
 def _allowed(name: str, argument: Any) -> str:  # noqa: ANN401 - the parser's
     if name == "NOT_LITERAL":
         return _USUAL.replace(chr(argument), "")
-    items = [(name, argument)] if name == "CATEGORY" else [(str(operator), value) for operator, value in argument]
+    items = (
+        [(name, argument)]
+        if name == "CATEGORY"
+        else [(str(operator), value) for operator, value in argument]
+    )
     negated = items[0][0] == "NEGATE"
     chosen = "".join(_members(kind, value) for kind, value in items if kind != "NEGATE")
     allowed = "".join(char for char in _USUAL if char not in chosen) if negated else chosen

@@ -23,14 +23,18 @@ def to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     if body.get("max_output_tokens") is not None:
         question["max_completion_tokens"] = body["max_output_tokens"]
     instructions = body.get("instructions")
-    messages = [{"role": "system", "content": instructions}] if isinstance(instructions, str) else []
+    messages = (
+        [{"role": "system", "content": instructions}] if isinstance(instructions, str) else []
+    )
     question["messages"] = [*messages, *_messages(body.get("input"))]
     if body.get("tools"):
         question["tools"] = _tools(body["tools"])
     choice = body.get("tool_choice")
     if choice is not None:
         is_named = isinstance(choice, dict) and choice.get("type") == "function"
-        question["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}} if is_named else choice
+        question["tool_choice"] = (
+            {"type": "function", "function": {"name": choice.get("name")}} if is_named else choice
+        )
     return question
 
 
@@ -66,10 +70,16 @@ def _message(item: object, index: int) -> dict[str, Any] | None:
             return {
                 "role": "assistant",
                 "content": None,
-                "tool_calls": [{"id": item.get("call_id"), "type": "function", "function": function}],
+                "tool_calls": [
+                    {"id": item.get("call_id"), "type": "function", "function": function}
+                ],
             }
         case "function_call_output":
-            return {"role": "tool", "tool_call_id": item.get("call_id"), "content": _content(item.get("output"), index)}
+            return {
+                "role": "tool",
+                "tool_call_id": item.get("call_id"),
+                "content": _content(item.get("output"), index),
+            }
         case "reasoning":
             return None
     raise ValueError(f"Invalid value for 'input[{index}].type'.")
@@ -79,17 +89,27 @@ def _content(value: object, index: int) -> Any:  # noqa: ANN401 - text or parts
     if isinstance(value, str):
         return value
     if not isinstance(value, list) or not all(isinstance(part, dict) for part in value):
-        raise ValueError(f"Invalid type for 'input[{index}].content': expected a string or an array of objects.")
+        raise ValueError(
+            f"Invalid type for 'input[{index}].content': expected a string or an array of objects."
+        )
     parts = [_part(part, index) for part in value]
-    return "".join(part["text"] for part in parts) if all(part["type"] == "text" for part in parts) else parts
+    return (
+        "".join(part["text"] for part in parts)
+        if all(part["type"] == "text" for part in parts)
+        else parts
+    )
 
 
 def _part(part: Mapping[str, Any], index: int) -> dict[str, Any]:
-    if part.get("type") in ("input_text", "output_text", "text") and isinstance(part.get("text"), str):
+    if part.get("type") in ("input_text", "output_text", "text") and isinstance(
+        part.get("text"), str
+    ):
         return {"type": "text", "text": part["text"]}
     if part.get("type") == "input_image" and isinstance(part.get("image_url"), str):
         return {"type": "image_url", "image_url": {"url": part["image_url"]}}
-    raise ValueError(f"Invalid value for 'input[{index}].content': only text and images by URL are supported.")
+    raise ValueError(
+        f"Invalid value for 'input[{index}].content': only text and images by URL are supported."
+    )
 
 
 def _tools(tools: object) -> list[dict[str, Any]]:
@@ -97,10 +117,15 @@ def _tools(tools: object) -> list[dict[str, Any]]:
         raise ValueError("Invalid type for 'tools': expected an array of objects.")
     for index, tool in enumerate(tools):
         if tool.get("type") != "function":
-            raise ValueError(f"Invalid value for 'tools[{index}].type': only 'function' is supported with this model.")
+            raise ValueError(
+                f"Invalid value for 'tools[{index}].type': only 'function' is supported with this model."
+            )
     fields = ("name", "description", "parameters", "strict")
     return [
-        {"type": "function", "function": {name: tool[name] for name in fields if tool.get(name) is not None}}
+        {
+            "type": "function",
+            "function": {name: tool[name] for name in fields if tool.get(name) is not None},
+        }
         for tool in tools
     ]
 
@@ -114,17 +139,27 @@ def calls_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     for call in found if isinstance(found, list) else ():
         function = call.get("function") if isinstance(call, dict) else None
         if isinstance(function, dict):
-            named = {"name": str(function.get("name", "")), "arguments": str(function.get("arguments", ""))}
+            named = {
+                "name": str(function.get("name", "")),
+                "arguments": str(function.get("arguments", "")),
+            }
             whole.append({"id": str(call.get("id", "")), "type": "function", "function": named})
     return whole
 
 
-def from_chat(completion: Mapping[str, Any], body: Mapping[str, Any], random: Callable[[int], bytes]) -> dict[str, Any]:
+def from_chat(
+    completion: Mapping[str, Any], body: Mapping[str, Any], random: Callable[[int], bytes]
+) -> dict[str, Any]:
     """The response for a completion."""
     message = completion["choices"][0]["message"]
     output: list[dict[str, Any]] = []
     if isinstance(message.get("content"), str):
-        part = {"type": "output_text", "text": message["content"], "annotations": [], "logprobs": []}
+        part = {
+            "type": "output_text",
+            "text": message["content"],
+            "annotations": [],
+            "logprobs": [],
+        }
         output.append(
             {
                 "type": "message",
@@ -172,7 +207,9 @@ def _usage(usage: object) -> dict[str, Any]:
     }
 
 
-def events(response: Mapping[str, Any], pieces: Callable[[str], list[str]]) -> Iterator[dict[str, Any]]:
+def events(
+    response: Mapping[str, Any], pieces: Callable[[str], list[str]]
+) -> Iterator[dict[str, Any]]:
     """The response as the events of a stream."""
     begun = {**response, "status": "in_progress", "output": [], "usage": None}
     bare: list[dict[str, Any]] = [
@@ -185,11 +222,15 @@ def events(response: Mapping[str, Any], pieces: Callable[[str], list[str]]) -> I
         yield {**event, "sequence_number": number}
 
 
-def _item_events(item: Mapping[str, Any], index: int, pieces: Callable[[str], list[str]]) -> list[dict[str, Any]]:
+def _item_events(
+    item: Mapping[str, Any], index: int, pieces: Callable[[str], list[str]]
+) -> list[dict[str, Any]]:
     is_text = item["type"] == "message"
     empty = {**item, "status": "in_progress", **({"content": []} if is_text else {"arguments": ""})}
     at: dict[str, Any] = {"item_id": item["id"], "output_index": index}
-    found: list[dict[str, Any]] = [{"type": "response.output_item.added", "output_index": index, "item": empty}]
+    found: list[dict[str, Any]] = [
+        {"type": "response.output_item.added", "output_index": index, "item": empty}
+    ]
     if is_text:
         part, at = item["content"][0], {**at, "content_index": 0}
         found.append({"type": "response.content_part.added", **at, "part": {**part, "text": ""}})
@@ -197,7 +238,9 @@ def _item_events(item: Mapping[str, Any], index: int, pieces: Callable[[str], li
             {"type": "response.output_text.delta", **at, "delta": piece, "logprobs": []}
             for piece in pieces(part["text"])
         ]
-        found.append({"type": "response.output_text.done", **at, "text": part["text"], "logprobs": []})
+        found.append(
+            {"type": "response.output_text.done", **at, "text": part["text"], "logprobs": []}
+        )
         found.append({"type": "response.content_part.done", **at, "part": part})
     else:
         found += [

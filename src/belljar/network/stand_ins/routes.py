@@ -14,11 +14,21 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 from urllib.parse import unquote
 
-from belljar.network.stand_ins.templates import Escape, Reference, Template, View, render_value, resolve, text_of
+from belljar.network.stand_ins.templates import (
+    Escape,
+    Reference,
+    Template,
+    View,
+    render_value,
+    resolve,
+    text_of,
+)
 
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _PARAMETER: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)(\.\.\.)?\}", re.ASCII)
-_TEXT_ROOTS: Final = frozenset({"path", "query", "header", "cookie", "form", "body", "method", "host", "url"})
+_TEXT_ROOTS: Final = frozenset(
+    {"path", "query", "header", "cookie", "form", "body", "method", "host", "url"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +48,16 @@ class Pattern:
     @property
     def parameters(self) -> frozenset[str]:
         """Names of its parameters."""
-        return frozenset(segment.name for segment in self.segments if isinstance(segment, Parameter))
+        return frozenset(
+            segment.name for segment in self.segments if isinstance(segment, Parameter)
+        )
 
     @property
     def shape(self) -> tuple[str | bool, ...]:
         """What it matches, names of parameters left out."""
-        return tuple(segment.rest if isinstance(segment, Parameter) else segment for segment in self.segments)
+        return tuple(
+            segment.rest if isinstance(segment, Parameter) else segment for segment in self.segments
+        )
 
     def match(self, raw_path: str) -> dict[str, str] | None:
         """The parameters, percent-decoded, when the path fits.
@@ -75,7 +89,9 @@ def parse_pattern(text: str) -> Pattern:
     for part in text.split("/")[1:]:
         match = _PARAMETER.fullmatch(part)
         if match is None and ("{" in part or "}" in part):
-            raise ValueError("a parameter fills a whole segment, as in `/items/{id}` or `/files/{rest...}`")
+            raise ValueError(
+                "a parameter fills a whole segment, as in `/items/{id}` or `/files/{rest...}`"
+            )
         segments.append(Parameter(match[1], rest=bool(match[2])) if match else unquote(part))
     pattern = Pattern(tuple(segments))
     if any(isinstance(segment, Parameter) and segment.rest for segment in segments[:-1]):

@@ -43,7 +43,9 @@ def pointer_of(ref: str) -> Pointer:
     """The path that a local reference names. Raises `ValueError` for any other."""
     if ref != "#" and not ref.startswith("#/"):
         raise ValueError("only references into the same document (`#/…`) are followed")
-    return tuple(part.replace("~1", "/").replace("~0", "~") for part in unquote(ref[1:]).split("/")[1:])
+    return tuple(
+        part.replace("~1", "/").replace("~0", "~") for part in unquote(ref[1:]).split("/")[1:]
+    )
 
 
 def look(document: object, path: Pointer) -> Any:  # noqa: ANN401 - any value of a document
@@ -52,14 +54,24 @@ def look(document: object, path: Pointer) -> Any:  # noqa: ANN401 - any value of
     for part in path:
         if isinstance(at, dict) and str(part) in at:
             at = at[str(part)]
-        elif isinstance(at, list) and str(part).isascii() and str(part).isdigit() and int(part) < len(at):
+        elif (
+            isinstance(at, list)
+            and str(part).isascii()
+            and str(part).isdigit()
+            and int(part) < len(at)
+        ):
             at = at[int(part)]
         else:
             raise KeyError(part)
     return at
 
 
-def _matches(validator: Any, pattern: str, instance: object, schema: object) -> Iterator[ValidationError]:  # noqa: ANN401, ARG001
+def _matches(
+    validator: Any,  # noqa: ANN401, ARG001 - jsonschema's signature
+    pattern: str,
+    instance: object,
+    schema: object,  # noqa: ARG001 - as above
+) -> Iterator[ValidationError]:
     if not isinstance(instance, str):
         return
     if len(instance) > MAX_PATTERN_TEXT:
@@ -111,12 +123,24 @@ class Schemas:
         properties = schema.get("properties")
         if not isinstance(properties, dict):
             return
-        hidden = {name for name, item in properties.items() if isinstance(item, dict) and item.get(self.hidden) is True}
-        schema["properties"] = {name: item for name, item in properties.items() if name not in hidden}
+        hidden = {
+            name
+            for name, item in properties.items()
+            if isinstance(item, dict) and item.get(self.hidden) is True
+        }
+        schema["properties"] = {
+            name: item for name, item in properties.items() if name not in hidden
+        }
         if isinstance(schema.get("required"), list):
             schema["required"] = [name for name in schema["required"] if name not in hidden]
 
-    def _counted(self, validator: Any, ref: str, instance: object, schema: object) -> Iterator[ValidationError]:  # noqa: ANN401
+    def _counted(
+        self,
+        validator: Any,  # noqa: ANN401 - as above
+        ref: str,
+        instance: object,
+        schema: object,
+    ) -> Iterator[ValidationError]:
         self.spent += 1
         self._references += 1
         if self._references > MAX_REFERENCES:
@@ -141,7 +165,10 @@ class Schemas:
         try:
             found = []
             for error in self.validator(path).iter_errors(value):
-                place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path)
+                place = "".join(
+                    f"[{part}]" if isinstance(part, int) else f".{part}"
+                    for part in error.absolute_path
+                )
                 found.append((place.lstrip(".")[:200], str(error.message)[:300]))
                 if len(found) == MAX_ERRORS:
                     break
@@ -186,7 +213,9 @@ class Schemas:
 
 
 def _is_schema(item: object) -> bool:
-    return isinstance(item, dict) and bool({"type", "$ref", "content", "schema", "description"} & item.keys())
+    return isinstance(item, dict) and bool(
+        {"type", "$ref", "content", "schema", "description"} & item.keys()
+    )
 
 
 def _absolute(schema: Any) -> Any:  # noqa: ANN401 - any value of a document

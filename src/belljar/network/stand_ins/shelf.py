@@ -37,7 +37,11 @@ class ShelfFile:
 
     def open(self) -> BinaryIO:
         """To be read. Raises `OSError`."""
-        return os.fdopen(open_file(self.path), "rb") if self.content is None else io.BytesIO(self.content)
+        return (
+            os.fdopen(open_file(self.path), "rb")
+            if self.content is None
+            else io.BytesIO(self.content)
+        )
 
     @property
     def base(self) -> str:
@@ -88,7 +92,10 @@ def _walk(directory: Path, prefix: str, depth: int) -> Iterator[ShelfFile]:
         elif entry.is_file(follow_symlinks=False):
             known = entry.stat(follow_symlinks=False)
             yield ShelfFile(
-                name=prefix + entry.name, path=Path(entry.path), size_bytes=known.st_size, mtime_s=int(known.st_mtime)
+                name=prefix + entry.name,
+                path=Path(entry.path),
+                size_bytes=known.st_size,
+                mtime_s=int(known.st_mtime),
             )
 
 
@@ -148,7 +155,9 @@ class Digests:
             async for chunk in pieces_of(file, 0, file.size_bytes):
                 for running in hashes.values():
                     running.update(chunk)
-            known = self._known[file.name] = {name: running.hexdigest() for name, running in hashes.items()}
+            known = self._known[file.name] = {
+                name: running.hexdigest() for name, running in hashes.items()
+            }
         return known
 
 

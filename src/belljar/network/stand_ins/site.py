@@ -10,7 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from belljar.network.stand_ins.documents import Document, Path_, read_document, read_file, unknown_settings
+from belljar.network.stand_ins.documents import (
+    Document,
+    Path_,
+    read_document,
+    read_file,
+    unknown_settings,
+)
 from belljar.network.stand_ins.routes import (
     METHODS,
     Condition,
@@ -42,14 +48,34 @@ SETTINGS: Final = ("routes", "state", "static", "session_cookie")
 MAX_ROUTES: Final = 1000
 MAX_DELAY_S: Final = 30.0
 MAX_FILE_BYTES: Final = 256 << 20
-_REPLY: Final = ("status", "headers", "cookies", "type", "body", "json", "file", "template", "redirect", "delay")
+_REPLY: Final = (
+    "status",
+    "headers",
+    "cookies",
+    "type",
+    "body",
+    "json",
+    "file",
+    "template",
+    "redirect",
+    "delay",
+)
 _ROUTE: Final = ("path", "method", "methods", "when", "do", "answers", "websocket")
 _BODIES: Final = ("body", "json", "file", "template", "redirect")
 _OPERATORS: Final = ("equals", "exists", "contains", "starts")
 _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}", re.ASCII)
 _MEDIA: Final = re.compile(r"[A-Za-z0-9.+-]+/[A-Za-z0-9.+-]+(\s*;[\x20-\x7e]*)?", re.ASCII)
 _FRAMING: Final = frozenset(
-    {"content-length", "transfer-encoding", "connection", "upgrade", "trailer", "te", "content-type", "set-cookie"}
+    {
+        "content-length",
+        "transfer-encoding",
+        "connection",
+        "upgrade",
+        "trailer",
+        "te",
+        "content-type",
+        "set-cookie",
+    }
 )
 
 
@@ -63,7 +89,9 @@ def load_site(settings: Mapping[str, Any], directory: Path | None) -> tuple[Site
             if other in settings:
                 problems.append(f"{other}: stands in the file that `routes` names, not beside it")
     else:
-        document = Document(source="", value={name: settings[name] for name in SETTINGS if name in settings})
+        document = Document(
+            source="", value={name: settings[name] for name in SETTINGS if name in settings}
+        )
     if document.problems:
         return Site(), (*problems, *document.problems)
     site = _Reader(document, directory).site()
@@ -101,7 +129,10 @@ class _Reader:
         value = self.mapping(self.document.value, (), SETTINGS)
         routes = value.get("routes", [])
         if not isinstance(routes, list) or len(routes) > MAX_ROUTES:
-            self.wrong(("routes",), f"a list of at most {MAX_ROUTES} routes is needed, or the name of a file with one")
+            self.wrong(
+                ("routes",),
+                f"a list of at most {MAX_ROUTES} routes is needed, or the name of a file with one",
+            )
             routes = []
         if not value.get("routes") and "static" not in value:
             self.wrong((), "there is nothing to answer: write `routes`, `static` or both")
@@ -113,7 +144,12 @@ class _Reader:
         cookie = value.get("session_cookie", "session")
         if not isinstance(cookie, str) or not _TOKEN.fullmatch(cookie):
             self.wrong(("session_cookie",), f"{quoted(cookie)} is no name of a cookie")
-        return Site(routes=read, state=state, static=self.static(value.get("static", {})), session_cookie=str(cookie))
+        return Site(
+            routes=read,
+            state=state,
+            static=self.static(value.get("static", {})),
+            session_cookie=str(cookie),
+        )
 
     def unreachable(self, routes: tuple[Route, ...]) -> None:
         seen: dict[tuple[object, str], int] = {}
@@ -130,7 +166,9 @@ class _Reader:
 
     def static(self, value: object) -> tuple[tuple[str, str], ...]:
         found = []
-        for prefix, folder in ({"/": value} if isinstance(value, str) else self.mapping(value, ("static",))).items():
+        for prefix, folder in (
+            {"/": value} if isinstance(value, str) else self.mapping(value, ("static",))
+        ).items():
             path: Path_ = ("static",) if isinstance(value, str) else ("static", prefix)
             if not isinstance(folder, str) or not prefix.startswith("/"):
                 self.wrong(path, "a path that begins with `/`, and a directory")
@@ -138,7 +176,8 @@ class _Reader:
             parts = Path(folder).parts
             if Path(folder).is_absolute() or ".." in parts:
                 self.wrong(
-                    path, f"{quoted(folder)} is not below the stand-in's directory: write it relative, without `..`"
+                    path,
+                    f"{quoted(folder)} is not below the stand-in's directory: write it relative, without `..`",
                 )
             elif self.directory is None or not (self.directory / folder).is_dir():
                 self.wrong(path, f"{quoted(folder)} is no directory among the stand-in's files")
@@ -191,21 +230,31 @@ class _Reader:
 
     def condition(self, reference: Reference, expected: object, path: Path_) -> Condition | None:
         if not isinstance(expected, dict):
-            return Condition(reference=reference, operator="equals", expected=self.value(expected, path))
+            return Condition(
+                reference=reference, operator="equals", expected=self.value(expected, path)
+            )
         if len(expected) != 1 or (name := next(iter(expected))) not in _OPERATORS:
             self.wrong(path, f"a condition is a value, or one of {listed(_OPERATORS)} with a value")
             return None
         wanted = expected[name]
         if name == "exists" and not isinstance(wanted, bool):
             self.wrong((*path, name), f"true or false is needed, but this is {kind_of(wanted)}")
-        return Condition(reference=reference, operator=name, expected=self.value(wanted, (*path, name)))
+        return Condition(
+            reference=reference, operator=name, expected=self.value(wanted, (*path, name))
+        )
 
     def operations(self, value: object, path: Path_) -> tuple[Operation, ...]:
         found: list[Operation] = []
         for index, item in enumerate(value if isinstance(value, list) else [value]):
             here = (*path, index) if isinstance(value, list) else path
-            for verb, targets in self.mapping(item, here, ("set", "append", "increment", "delete")).items():
-                pairs = [(name, None) for name in targets] if isinstance(targets, list) and verb == "delete" else None
+            for verb, targets in self.mapping(
+                item, here, ("set", "append", "increment", "delete")
+            ).items():
+                pairs = (
+                    [(name, None) for name in targets]
+                    if isinstance(targets, list) and verb == "delete"
+                    else None
+                )
                 if pairs is None:
                     pairs = list(self.mapping(targets, (*here, verb)).items())
                 found += self.changes(verb, pairs, (*here, verb))
@@ -219,13 +268,20 @@ class _Reader:
             if reference is None:
                 continue
             if reference.root not in ("state", "session") or not reference.steps:
-                self.wrong(here, f"only what lies below `state` and `session` can be changed, not {quoted(name)}")
+                self.wrong(
+                    here,
+                    f"only what lies below `state` and `session` can be changed, not {quoted(name)}",
+                )
                 continue
             if verb == "increment" and type(value) is not int:
                 self.wrong(here, f"a whole number is needed, but this is {kind_of(value)}")
                 continue
             found.append(
-                Operation(verb=verb, target=reference, value=self.value(value, here) if verb != "delete" else None)
+                Operation(
+                    verb=verb,
+                    target=reference,
+                    value=self.value(value, here) if verb != "delete" else None,
+                )
             )
         return found
 
@@ -234,7 +290,9 @@ class _Reader:
         if "answers" not in fields:
             return (self.reply(own, path),)
         if own:
-            self.wrong((*path, "answers"), f"with `answers`, {listed(own)} belongs into each of them")
+            self.wrong(
+                (*path, "answers"), f"with `answers`, {listed(own)} belongs into each of them"
+            )
         answers = fields["answers"]
         if not isinstance(answers, list) or not 0 < len(answers) <= 1000:
             self.wrong((*path, "answers"), "a list of 1 to 1000 answers is needed")
@@ -247,13 +305,21 @@ class _Reader:
     def reply(self, fields: Mapping[str, Any], path: Path_) -> Reply:
         bodies = [name for name in _BODIES if name in fields]
         if len(bodies) > 1:
-            self.wrong((*path, bodies[1]), f"an answer has one of {listed(_BODIES)}, this has {listed(bodies)}")
+            self.wrong(
+                (*path, bodies[1]),
+                f"an answer has one of {listed(_BODIES)}, this has {listed(bodies)}",
+            )
         status = fields.get("status", 302 if "redirect" in fields else 200)
         if type(status) is not int or not 200 <= status <= 599:
-            self.wrong((*path, "status"), f"{quoted(status)} is no status: a whole number from 200 to 599")
+            self.wrong(
+                (*path, "status"), f"{quoted(status)} is no status: a whole number from 200 to 599"
+            )
         media = fields.get("type", _default_media(fields))
         if not isinstance(media, str) or (media and not _MEDIA.fullmatch(media)):
-            self.wrong((*path, "type"), f"{quoted(media)} is no content type, as in `text/html; charset=utf-8`")
+            self.wrong(
+                (*path, "type"),
+                f"{quoted(media)} is no content type, as in `text/html; charset=utf-8`",
+            )
         return Reply(
             status=status if type(status) is int else 200,
             headers=self.headers(fields.get("headers", {}), (*path, "headers")),
@@ -263,7 +329,9 @@ class _Reader:
             has_value="json" in fields,
             value=self.value(fields.get("json"), (*path, "json")),
             file=self.file(fields.get("file", ""), (*path, "file")),
-            redirect=self.template(fields["redirect"], (*path, "redirect")) if "redirect" in fields else None,
+            redirect=self.template(fields["redirect"], (*path, "redirect"))
+            if "redirect" in fields
+            else None,
             delay_s=self.delay(fields.get("delay"), (*path, "delay")),
         )
 
@@ -281,7 +349,10 @@ class _Reader:
         try:
             return self.named(parse_template(text), here)
         except TemplateError as exc:
-            line, column = text[: exc.offset].count("\n") + 1, exc.offset - text[: exc.offset].rfind("\n")
+            line, column = (
+                text[: exc.offset].count("\n") + 1,
+                exc.offset - text[: exc.offset].rfind("\n"),
+            )
             self.wrong(here, f"{fields['template']}:{line}:{column}: {exc}")
             return None
 
@@ -289,7 +360,9 @@ class _Reader:
         found = []
         for name, text in self.mapping(value, path).items():
             if not _TOKEN.fullmatch(name) or name.lower() in _FRAMING:
-                hint = {"content-type": "; write `type`", "set-cookie": "; write `cookies`"}.get(name.lower(), "")
+                hint = {"content-type": "; write `type`", "set-cookie": "; write `cookies`"}.get(
+                    name.lower(), ""
+                )
                 self.wrong((*path, name), f"{quoted(name)} can't be set{hint}", key=True)
             found.append((name.lower(), self.template(text, (*path, name))))
         return tuple(found)
@@ -318,7 +391,10 @@ class _Reader:
         except ValueError:
             seconds = -1.0
         if not 0 <= seconds <= MAX_DELAY_S:
-            self.wrong(path, f"{quoted(value)} is no delay: a duration of at most {MAX_DELAY_S:.0f}s, as in `250ms`")
+            self.wrong(
+                path,
+                f"{quoted(value)} is no delay: a duration of at most {MAX_DELAY_S:.0f}s, as in `250ms`",
+            )
         return min(max(seconds, 0.0), MAX_DELAY_S)
 
     def websocket(
@@ -345,11 +421,15 @@ class _Reader:
         verb, argument = next(iter(fields.items()))
         if verb == "close":
             if type(argument) is not int or not (argument == 1000 or 3000 <= argument <= 4999):
-                self.wrong((*path, verb), f"{quoted(argument)} is no close code: 1000, or 3000 to 4999")
+                self.wrong(
+                    (*path, verb), f"{quoted(argument)} is no close code: 1000, or 3000 to 4999"
+                )
             return Line(verb="close", code=argument if type(argument) is int else 1000)
         if verb == "expect" and argument is True:
             return Line(verb="expect")
-        return Line(verb="send" if verb == "send" else "expect", text=self.template(argument, (*path, verb)))
+        return Line(
+            verb="send" if verb == "send" else "expect", text=self.template(argument, (*path, verb))
+        )
 
     def reference(self, text: str, path: Path_) -> Reference | None:
         try:
@@ -387,7 +467,11 @@ class _Reader:
             return self.template(value, path)
         if isinstance(value, dict):
             return {name: self.value(item, (*path, name)) for name, item in value.items()}
-        return [self.value(item, (*path, n)) for n, item in enumerate(value)] if isinstance(value, list) else value
+        return (
+            [self.value(item, (*path, n)) for n, item in enumerate(value)]
+            if isinstance(value, list)
+            else value
+        )
 
 
 def _default_media(fields: Mapping[str, Any]) -> str:
@@ -395,7 +479,7 @@ def _default_media(fields: Mapping[str, Any]) -> str:
         return "application/json"
     if "redirect" in fields or "file" in fields:
         return ""
-    is_page = str(fields.get("body", "")).lstrip().startswith("<") or str(fields.get("template")).endswith(
-        (".html", ".htm")
-    )
+    is_page = str(fields.get("body", "")).lstrip().startswith("<") or str(
+        fields.get("template")
+    ).endswith((".html", ".htm"))
     return "text/html; charset=utf-8" if is_page else "text/plain; charset=utf-8"

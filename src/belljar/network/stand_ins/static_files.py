@@ -56,9 +56,13 @@ def list_files(directory: Path) -> dict[str, Entry]:
             path = Path(folder) / name
             status = path.lstat()
             if stat.S_ISREG(status.st_mode):
-                found[path.relative_to(directory).as_posix()] = Entry(path, status.st_size, int(status.st_mtime))
+                found[path.relative_to(directory).as_posix()] = Entry(
+                    path, status.st_size, int(status.st_mtime)
+                )
             if len(found) > MAX_FILES:
-                raise PolicyError(f"more than {MAX_FILES} files", where=str(directory), hint="serve fewer files")
+                raise PolicyError(
+                    f"more than {MAX_FILES} files", where=str(directory), hint="serve fewer files"
+                )
     return found
 
 
@@ -79,7 +83,9 @@ def find(files: Mapping[str, Entry], path: str) -> Entry | str | None:
     return f"{path}/" if f"{path}/index.html" in files else None
 
 
-def serve(entry: Entry, request: Request, *, status: int = 200, media: str = "", headers: Pairs = ()) -> Answer:
+def serve(
+    entry: Entry, request: Request, *, status: int = 200, media: str = "", headers: Pairs = ()
+) -> Answer:
     """The answer for a file: 200, 206, 304, 412 or 416.
 
     Ranges and conditions count for status 200 alone.
@@ -87,25 +93,41 @@ def serve(entry: Entry, request: Request, *, status: int = 200, media: str = "",
     kind = ("content-type", media or media_of(entry.path.name))
     if status != 200:
         return _whole(entry, status, (kind, *headers))
-    common = (*headers, ("last-modified", entry.modified), ("etag", f'"{entry.etag}"'), ("accept-ranges", "bytes"))
+    common = (
+        *headers,
+        ("last-modified", entry.modified),
+        ("etag", f'"{entry.etag}"'),
+        ("accept-ranges", "bytes"),
+    )
     asked = {name: request.header(name) for name in FIELDS if request.has_header(name)}
     stored = Stored(etag=entry.etag, modified_s=entry.modified_s, size_bytes=entry.size)
     share = share_of(request.method, asked, stored)
     if share.status == 304:
         return Answer(status=304, headers=common)
     if share.status not in (200, 206):
-        return plain_error(share.status, (("content-range", f"bytes */{entry.size}"),) if share.status == 416 else ())
+        return plain_error(
+            share.status,
+            (("content-range", f"bytes */{entry.size}"),) if share.status == 416 else (),
+        )
     if share.status == 200:
         return _whole(entry, 200, (kind, *common))
     start, end = share.start, share.end
     place = ("content-range", f"bytes {start}-{end - 1}/{entry.size}")
     return Answer(
-        status=206, headers=(kind, place, *common), stream=lambda: _read(entry, start, end), length=end - start
+        status=206,
+        headers=(kind, place, *common),
+        stream=lambda: _read(entry, start, end),
+        length=end - start,
     )
 
 
 def _whole(entry: Entry, status: int, headers: Pairs) -> Answer:
-    return Answer(status=status, headers=headers, stream=lambda: _read(entry, 0, entry.size), length=entry.size)
+    return Answer(
+        status=status,
+        headers=headers,
+        stream=lambda: _read(entry, 0, entry.size),
+        length=entry.size,
+    )
 
 
 async def _read(entry: Entry, start: int, end: int) -> AsyncIterator[bytes]:

@@ -97,7 +97,11 @@ class Template:
     @property
     def sole(self) -> Expression | None:
         """The expression, when there is nothing else."""
-        return self.parts[0] if len(self.parts) == 1 and isinstance(self.parts[0], Expression) else None
+        return (
+            self.parts[0]
+            if len(self.parts) == 1 and isinstance(self.parts[0], Expression)
+            else None
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +174,13 @@ class _Reader:
         number, text = self.take(_NUMBER), self.take(_TEXT)
         if number is None and text is None and depth >= 2:
             raise TemplateError(self.at, "references are nested deeper than three levels")
-        step: Step = int(number) if number else _unquoted(text, self.at) if text else self.reference(depth + 1)
+        step: Step = (
+            int(number)
+            if number
+            else _unquoted(text, self.at)
+            if text
+            else self.reference(depth + 1)
+        )
         self.need("]")
         return step
 
@@ -193,7 +203,9 @@ class _Reader:
             filters.append(self._filter())
         self.space()
         if self.at != self.end:
-            raise TemplateError(self.at, "only a reference and filters can stand between `{{` and `}}`")
+            raise TemplateError(
+                self.at, "only a reference and filters can stand between `{{` and `}}`"
+            )
         return Expression(reference, tuple(filters))
 
     def _filter(self) -> tuple[str, Any]:
@@ -280,7 +292,9 @@ def parse_template(text: str) -> Template:
 
 def references(template: Template) -> tuple[Reference, ...]:
     """Every reference in it, those inside brackets too."""
-    found: list[Reference] = [part.reference for part in template.parts if isinstance(part, Expression)]
+    found: list[Reference] = [
+        part.reference for part in template.parts if isinstance(part, Expression)
+    ]
     for reference in found:
         found.extend(step for step in reference.steps if isinstance(step, Reference))
     return tuple(found)
@@ -302,13 +316,22 @@ def resolve(reference: Reference, view: View) -> Any:  # noqa: ANN401 - any JSON
         case "body":
             return request.body.decode("utf-8", "replace")
         case "query" | "form":
-            return first(request.query if root == "query" else request.form, str(key(reference.steps[0], view)))
+            return first(
+                request.query if root == "query" else request.form,
+                str(key(reference.steps[0], view)),
+            )
         case "header":
             name = str(key(reference.steps[0], view)).lower()
             return request.header(name) if request.has_header(name) else None
         case "cookie" | "path":
-            return (request.cookies if root == "cookie" else view.path).get(str(key(reference.steps[0], view)))
-    found: Any = {"json": request.json if root == "json" else None, "state": view.state, "session": view.session}[root]
+            return (request.cookies if root == "cookie" else view.path).get(
+                str(key(reference.steps[0], view))
+            )
+    found: Any = {
+        "json": request.json if root == "json" else None,
+        "state": view.state,
+        "session": view.session,
+    }[root]
     for step in reference.steps:
         found = child(found, key(step, view))
     return found
@@ -390,7 +413,13 @@ def escaped(value: object, escape: str) -> str:
         case "url":
             return quote(text_of(value), safe="")
         case "json":
-            inside = json.dumps(value)[1:-1] if isinstance(value, str) else compact(value) if value is not None else ""
+            inside = (
+                json.dumps(value)[1:-1]
+                if isinstance(value, str)
+                else compact(value)
+                if value is not None
+                else ""
+            )
             return _script_safe(inside)
         case "json-whole":
             return _script_safe(compact(value))
@@ -427,7 +456,9 @@ def render_value(value: Any, view: View) -> Any:  # noqa: ANN401 - any JSON valu
     """
     if isinstance(value, Template):
         sole = value.sole
-        if sole is not None and not any(name in ("html", "url", "json") for name, _ in sole.filters):
+        if sole is not None and not any(
+            name in ("html", "url", "json") for name, _ in sole.filters
+        ):
             return evaluate(sole, view)[0]
         return render(value, view, "none")
     if isinstance(value, Mapping):

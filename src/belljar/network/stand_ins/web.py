@@ -132,7 +132,9 @@ Cut: TypeAlias = Callable[[Request, str], Awaitable[None]]
 
 def _fields(text: str) -> Pairs:
     try:
-        return tuple(parse_qsl(text, keep_blank_values=True, errors="replace", max_num_fields=MAX_FIELDS))
+        return tuple(
+            parse_qsl(text, keep_blank_values=True, errors="replace", max_num_fields=MAX_FIELDS)
+        )
     except ValueError:
         return ()
 
@@ -150,7 +152,9 @@ def parse_json(data: bytes | str) -> Any:  # noqa: ANN401 - any JSON value
     try:
         # Python would guess at UTF-16 and UTF-32, which another reader of the same bytes does not
         # take.
-        value = json.loads(data.decode() if isinstance(data, bytes) else data, parse_constant=_no_constant)
+        value = json.loads(
+            data.decode() if isinstance(data, bytes) else data, parse_constant=_no_constant
+        )
     except RecursionError:
         raise ValueError("nested too deeply") from None
     # What is nested less deeply than the parser's own limit could still be too deep for whoever
@@ -173,7 +177,9 @@ def compact(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def json_answer(value: object, status: int = 200, headers: Pairs = (), *, media: str = "application/json") -> Answer:
+def json_answer(
+    value: object, status: int = 200, headers: Pairs = (), *, media: str = "application/json"
+) -> Answer:
     """An answer whose body is JSON."""
     body = compact(value).encode("utf-8", "replace")
     return Answer(status=status, headers=(("content-type", media), *headers), body=body)
@@ -183,7 +189,11 @@ def text_answer(
     text: str, status: int = 200, headers: Pairs = (), *, media: str = "text/plain; charset=utf-8"
 ) -> Answer:
     """An answer whose body is text."""
-    return Answer(status=status, headers=(("content-type", media), *headers), body=text.encode("utf-8", "replace"))
+    return Answer(
+        status=status,
+        headers=(("content-type", media), *headers),
+        body=text.encode("utf-8", "replace"),
+    )
 
 
 def phrase(status: int) -> str:
@@ -219,7 +229,10 @@ def request_of(scope: Scope, body: bytes = b"") -> Request:
         path=unquote_to_bytes(raw.partition(b"?")[0]).decode("utf-8", "replace"),
         raw_path=raw.partition(b"?")[0].decode("latin-1"),
         query_string=scope.get("query_string", b"").decode("latin-1"),
-        headers=tuple((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]),
+        headers=tuple(
+            (name.decode("latin-1").lower(), value.decode("latin-1"))
+            for name, value in scope["headers"]
+        ),
         body=body,
         scheme=str(scope.get("scheme", "http")),
     )
@@ -258,7 +271,13 @@ async def send_answer(send: Send, answer: Answer, *, head: bool = False) -> None
             await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         return
-    await send({"type": "http.response.body", "body": b"" if head or bare else answer.body, "more_body": False})
+    await send(
+        {
+            "type": "http.response.body",
+            "body": b"" if head or bare else answer.body,
+            "more_body": False,
+        }
+    )
 
 
 async def refuse_websocket(receive: Receive, send: Send) -> None:
@@ -268,7 +287,11 @@ async def refuse_websocket(receive: Receive, send: Send) -> None:
 
 
 def http_app(
-    handle: Handler, *, max_body_bytes: int = MAX_BODY_BYTES, too_large: Answer | None = None, cut: Cut | None = None
+    handle: Handler,
+    *,
+    max_body_bytes: int = MAX_BODY_BYTES,
+    too_large: Answer | None = None,
+    cut: Cut | None = None,
 ) -> App:
     """An ASGI 3 app of one function.
 

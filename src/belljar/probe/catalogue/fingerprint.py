@@ -80,7 +80,9 @@ PROBES: Final = (
         tries="Looks whether the kernel's log can be read, and for telling words in it and in the kernel's version.",
         why="gVisor's log begins with its name.",
         breach="It can be read, or a word is there.",
-        expected={"gvisor": "gVisor's kernel has its name in its log and always the same version, built in 2016."},
+        expected={
+            "gvisor": "gVisor's kernel has its name in its log and always the same version, built in 2016."
+        },
     ),
     _probe(
         "devices",
@@ -96,7 +98,9 @@ PROBES: Final = (
         tries="Looks whether a file of the image has an inode number beyond what its file system can hold.",
         why="Such a number is the host's file system's, in stat and in /proc/self/maps: two cells of one image see the same.",
         breach="It has.",
-        expected={"container": "An overlay shows the numbers of its lower layer, which lies on the host's disk."},
+        expected={
+            "container": "An overlay shows the numbers of its lower layer, which lies on the host's disk."
+        },
     ),
     _probe(
         "no_network",

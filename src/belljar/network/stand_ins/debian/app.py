@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Final
 
 from belljar.events import JsonValue
-from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, App, Receive, Scope, Send, StandInContext
+from belljar.network.gateway.context import (
+    MAX_KEPT_BODY_BYTES,
+    App,
+    Receive,
+    Scope,
+    Send,
+    StandInContext,
+)
 from belljar.network.stand_ins.answers import (
     Interrupted,
     Request,
@@ -28,7 +35,11 @@ from belljar.network.stand_ins.multipart import FormFile
 from belljar.network.stand_ins.shelf import OneRead, check_directory, list_files
 
 _BELOW: Final = re.compile(r"(?:.*/)?((?:dists|pool)/.+)", re.DOTALL)
-_TYPES: Final = {".deb": "application/vnd.debian.binary-package", ".gz": "application/gzip", ".xz": "application/x-xz"}
+_TYPES: Final = {
+    ".deb": "application/vnd.debian.binary-package",
+    ".gz": "application/gzip",
+    ".xz": "application/x-xz",
+}
 
 
 def make(context: StandInContext) -> App:
@@ -49,8 +60,14 @@ def check(settings: Mapping[str, JsonValue], directory: Path | None) -> tuple[st
     if directory is None or not directory.is_dir():
         return wrong
     if (directory / "dists").is_dir():
-        released = any(file.base in {"Release", "InRelease"} for file in list_files(directory / "dists"))
-        return wrong if released else (*wrong, f"{directory / 'dists'}: no suite in it has a Release or InRelease file")
+        released = any(
+            file.base in {"Release", "InRelease"} for file in list_files(directory / "dists")
+        )
+        return (
+            wrong
+            if released
+            else (*wrong, f"{directory / 'dists'}: no suite in it has a Release or InRelease file")
+        )
     return (*wrong, *_check_packages(directory))
 
 
@@ -86,7 +103,9 @@ class _Debian:
         if request.method in {"PUT", "POST"}:
             await self._upload(request, receive, send)
         elif request.method not in {"GET", "HEAD"}:
-            await answer(send, b"Method Not Allowed", status=405, headers={"allow": "GET, HEAD, PUT"})
+            await answer(
+                send, b"Method Not Allowed", status=405, headers={"allow": "GET, HEAD, PUT"}
+            )
         elif self._tree is not None:
             await self._from_tree(self._tree, request, send)
         else:
@@ -98,7 +117,9 @@ class _Debian:
         if file is None:
             await answer(send, b"404 Not Found", status=404, head=request.method == "HEAD")
             return
-        await answer_file(request, send, file, _type_of(file.base), f"{file.size_bytes:x}-{file.mtime_s:x}")
+        await answer_file(
+            request, send, file, _type_of(file.base), f"{file.size_bytes:x}-{file.mtime_s:x}"
+        )
 
     async def _made(self, request: Request, send: Send) -> None:
         match = _BELOW.fullmatch(request.path)
@@ -109,13 +130,18 @@ class _Debian:
                 return
             content = None
         else:
-            content = await self._page(match[1].split("/")[1:] if match else [], request.path.rpartition("/")[2])
+            content = await self._page(
+                match[1].split("/")[1:] if match else [], request.path.rpartition("/")[2]
+            )
         if content is None:
             await answer(send, b"404 Not Found", status=404, head=request.method == "HEAD")
             return
         etag = sha256(content).hexdigest()[:32]
         fresh = is_fresh(request.headers, etag, self._repository.made_s)
-        headers = {"etag": f'"{etag}"', "last-modified": formatdate(self._repository.made_s, usegmt=True)}
+        headers = {
+            "etag": f'"{etag}"',
+            "last-modified": formatdate(self._repository.made_s, usegmt=True),
+        }
         kind = _type_of(request.path)
         await answer(
             send,
@@ -183,4 +209,7 @@ def _suite(below_dists: list[str]) -> tuple[str, list[str]]:
 
 
 def _type_of(name: str) -> str:
-    return next((kind for ending, kind in _TYPES.items() if name.endswith(ending)), "text/plain; charset=utf-8")
+    return next(
+        (kind for ending, kind in _TYPES.items() if name.endswith(ending)),
+        "text/plain; charset=utf-8",
+    )

@@ -26,7 +26,9 @@ MAX_CONTROL_BYTES: Final = 8 << 20
 MAX_STANZA_BYTES: Final = 256 << 10
 _XZ_MEMORY_BYTES: Final = 128 << 20
 _MAGIC: Final = b"!<arch>\n"
-_HEADER: Final = re.compile(rb"(.{16})([0-9 ]{12})([0-9 ]{6})([0-9 ]{6})([0-7 ]{8})([0-9 ]{10})`\n", re.DOTALL)
+_HEADER: Final = re.compile(
+    rb"(.{16})([0-9 ]{12})([0-9 ]{6})([0-9 ]{6})([0-7 ]{8})([0-9 ]{10})`\n", re.DOTALL
+)
 _FIELD: Final = re.compile(r"([!-,.-9;-~][!-9;-~]*):[ \t]*(.*)")
 _PACKAGE: Final = re.compile(r"[a-z0-9][a-z0-9+.-]+", re.ASCII)
 _VERSION: Final = re.compile(r"[0-9][A-Za-z0-9.+:~-]*", re.ASCII)
@@ -82,7 +84,9 @@ def read_control(path: Path) -> Control:
                 if length > MAX_CONTROL_BYTES:
                     raise DebError(f"its control archive is larger than {MAX_CONTROL_BYTES} bytes")
                 packed = os.pread(descriptor, length, offset)
-                return parse_control(control_file(unpacked(packed, name.removeprefix("control.tar"))))
+                return parse_control(
+                    control_file(unpacked(packed, name.removeprefix("control.tar")))
+                )
     finally:
         os.close(descriptor)
     raise DebError("it has no control archive")
@@ -133,7 +137,9 @@ def _decompressor(ending: str) -> Any:  # noqa: ANN401 - three libraries' object
         return lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES)
     if ending == ".zst":
         return _Zstd()
-    raise DebError(f"its control archive is packed as {printable(ending, max_chars=20)}, which isn't read")
+    raise DebError(
+        f"its control archive is packed as {printable(ending, max_chars=20)}, which isn't read"
+    )
 
 
 class _Zstd:
@@ -149,7 +155,9 @@ class _Zstd:
                 "it is packed by zstd, for which the Python package zstandard is needed; or repack it by dpkg-deb -Zxz"
             ) from None
         try:
-            with zstandard.ZstdDecompressor(max_window_size=_XZ_MEMORY_BYTES).stream_reader(packed) as reader:
+            with zstandard.ZstdDecompressor(max_window_size=_XZ_MEMORY_BYTES).stream_reader(
+                packed
+            ) as reader:
                 return bytes(reader.read(max_bytes))
         except zstandard.ZstdError as error:
             raise DebError(f"its control archive can't be unpacked: {error}") from None
@@ -194,7 +202,11 @@ def parse_control(content: bytes) -> Control:
         else:
             last = match[1].lower()
             fields[last] = match[2]
-    for name, pattern in (("package", _PACKAGE), ("version", _VERSION), ("architecture", _ARCHITECTURE)):
+    for name, pattern in (
+        ("package", _PACKAGE),
+        ("version", _VERSION),
+        ("architecture", _ARCHITECTURE),
+    ):
         if pattern.fullmatch(fields.get(name, "")) is None:
             raise DebError(f"its control file has no {name} that can be meant")
     return Control("\n".join(line.rstrip() for line in lines) + "\n", fields)

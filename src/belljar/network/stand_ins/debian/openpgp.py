@@ -44,7 +44,9 @@ class SigningKey:
         user = self.user.encode()
         signed = self._framed_key() + b"\xb4" + len(user).to_bytes(4, "big") + user
         # Key flags: certify and sign. Preferred hash: SHA-256.
-        binding = self._signature(_CERTIFICATION, signed, _subpacket(27, b"\x03") + _subpacket(21, bytes([_SHA256])))
+        binding = self._signature(
+            _CERTIFICATION, signed, _subpacket(27, b"\x03") + _subpacket(21, bytes([_SHA256]))
+        )
         packets = _packet(_PUBLIC_KEY, self._key_body()) + _packet(_USER_ID, user) + binding
         return _armour("PUBLIC KEY BLOCK", packets)
 
@@ -69,19 +71,38 @@ class SigningKey:
 
     def _key_body(self) -> bytes:
         public = self.private.public_key().public_bytes_raw()
-        return b"\x04" + self.made_s.to_bytes(4, "big") + bytes([_EDDSA]) + _CURVE + _number(b"\x40" + public)
+        return (
+            b"\x04"
+            + self.made_s.to_bytes(4, "big")
+            + bytes([_EDDSA])
+            + _CURVE
+            + _number(b"\x40" + public)
+        )
 
     def _framed_key(self) -> bytes:
         body = self._key_body()
         return b"\x99" + len(body).to_bytes(2, "big") + body
 
     def _signature(self, kind: int, content: bytes, more: bytes = b"") -> bytes:
-        hashed = _subpacket(2, self.made_s.to_bytes(4, "big")) + _subpacket(33, b"\x04" + self.fingerprint) + more
+        hashed = (
+            _subpacket(2, self.made_s.to_bytes(4, "big"))
+            + _subpacket(33, b"\x04" + self.fingerprint)
+            + more
+        )
         head = bytes([4, kind, _EDDSA, _SHA256]) + len(hashed).to_bytes(2, "big") + hashed
-        digest = hashlib.sha256(content + head + b"\x04\xff" + len(head).to_bytes(4, "big")).digest()
+        digest = hashlib.sha256(
+            content + head + b"\x04\xff" + len(head).to_bytes(4, "big")
+        ).digest()
         raw = self.private.sign(digest)
         issuer = _subpacket(16, self.fingerprint[-8:])
-        body = head + len(issuer).to_bytes(2, "big") + issuer + digest[:2] + _number(raw[:32]) + _number(raw[32:])
+        body = (
+            head
+            + len(issuer).to_bytes(2, "big")
+            + issuer
+            + digest[:2]
+            + _number(raw[:32])
+            + _number(raw[32:])
+        )
         return _packet(_SIGNATURE, body)
 
 
@@ -106,7 +127,9 @@ def _armour(title: str, packets: bytes) -> str:
     encoded = base64.b64encode(packets).decode()
     lines = [encoded[start : start + 64] for start in range(0, len(encoded), 64)]
     check = base64.b64encode(_crc24(packets).to_bytes(3, "big")).decode()
-    return "\n".join([f"-----BEGIN PGP {title}-----", "", *lines, f"={check}", f"-----END PGP {title}-----", ""])
+    return "\n".join(
+        [f"-----BEGIN PGP {title}-----", "", *lines, f"={check}", f"-----END PGP {title}-----", ""]
+    )
 
 
 def _crc24(content: bytes) -> int:

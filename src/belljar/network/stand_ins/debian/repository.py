@@ -20,7 +20,15 @@ from belljar.network.stand_ins.debian.deb import Control, DebError, read_control
 from belljar.network.stand_ins.debian.openpgp import SigningKey
 from belljar.network.stand_ins.shelf import Digests, OneRead, ShelfFile
 
-_COMPONENTS: Final = ("main", "contrib", "non-free", "non-free-firmware", "restricted", "universe", "multiverse")
+_COMPONENTS: Final = (
+    "main",
+    "contrib",
+    "non-free",
+    "non-free-firmware",
+    "restricted",
+    "universe",
+    "multiverse",
+)
 _ALWAYS: Final = frozenset({"amd64", "arm64"})
 _SUITE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._~-]{0,62}(?:/updates)?", re.ASCII)
 _MAX_SUITES: Final = 100
@@ -50,7 +58,9 @@ class Repository:
     def key(self) -> SigningKey:
         """The repository's key, made when it is first needed."""
         if self._key is None:
-            self._key = SigningKey.new("Archive Automatic Signing Key <ftpmaster@localhost>", self.made_s)
+            self._key = SigningKey.new(
+                "Archive Automatic Signing Key <ftpmaster@localhost>", self.made_s
+            )
         return self._key
 
     async def pool_file(self, name: str) -> tuple[ShelfFile, str] | None:
@@ -90,16 +100,26 @@ class Repository:
             stanzas = [await self._stanza(file, control) for file, control in self._packages()]
             architectures = _ALWAYS | {arch for arch, _ in stanzas if arch != "all"}
             texts = {
-                f"main/binary-{arch}/Packages": "\n".join(t for a, t in stanzas if a in {arch, "all"})
+                f"main/binary-{arch}/Packages": "\n".join(
+                    t for a, t in stanzas if a in {arch, "all"}
+                )
                 for arch in architectures
             }
-            texts |= {f"{other}/binary-{arch}/Packages": "" for other in _COMPONENTS[1:] for arch in architectures}
+            texts |= {
+                f"{other}/binary-{arch}/Packages": ""
+                for other in _COMPONENTS[1:]
+                for arch in architectures
+            }
             texts["flat/Packages"] = "\n".join(text for _, text in stanzas)
             packed = {text: _packed(text.encode()) for text in set(texts.values())}
             indexes = {
-                name + ending: content for name, text in texts.items() for ending, content in packed[text].items()
+                name + ending: content
+                for name, text in texts.items()
+                for ending, content in packed[text].items()
             }
-            self._by_hash = {hashlib.sha256(content).hexdigest(): content for content in indexes.values()}
+            self._by_hash = {
+                hashlib.sha256(content).hexdigest(): content for content in indexes.values()
+            }
             self._indexes = indexes
         return self._indexes
 
@@ -135,7 +155,9 @@ class Repository:
             for name, content in indexes.items()
             if name.startswith("flat/") == bool(below)
         }
-        architectures = sorted({match[1] for name in indexes if (match := re.search(r"/binary-([^/]+)/", name))})
+        architectures = sorted(
+            {match[1] for name in indexes if (match := re.search(r"/binary-([^/]+)/", name))}
+        )
         date = datetime.fromtimestamp(self.made_s, UTC).strftime("%a, %d %b %Y %H:%M:%S UTC")
         lines = ["Origin: Debian", "Label: Debian"]
         lines += [f"Suite: {suite}", f"Codename: {suite.partition('/')[0]}"] if suite else []
@@ -147,13 +169,20 @@ class Repository:
         lines += [f"Components: {' '.join(_COMPONENTS)}"] if suite else []
         lines += [
             "SHA256:",
-            *(f" {hashlib.sha256(files[name]).hexdigest()} {len(files[name])} {name}" for name in sorted(files)),
+            *(
+                f" {hashlib.sha256(files[name]).hexdigest()} {len(files[name])} {name}"
+                for name in sorted(files)
+            ),
         ]
         return "\n".join(lines) + "\n"
 
 
 def _packed(content: bytes) -> dict[str, bytes]:
-    return {"": content, ".gz": gzip.compress(content, mtime=0), ".xz": lzma.compress(content, preset=1)}
+    return {
+        "": content,
+        ".gz": gzip.compress(content, mtime=0),
+        ".xz": lzma.compress(content, preset=1),
+    }
 
 
 def _without(stanza: str, names: set[str]) -> str:

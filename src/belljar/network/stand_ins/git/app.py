@@ -56,15 +56,26 @@ def check(settings: Mapping[str, JsonValue], directory: Path | None) -> tuple[st
         return (f"{directory}: no such directory",)
     repositories = dict(find_repositories(directory))
     links = [directory / link for link in links_in(directory)]
-    found = [f"{link}: a symbolic link, which is not followed; put the file itself there" for link in links]
+    found = [
+        f"{link}: a symbolic link, which is not followed; put the file itself there"
+        for link in links
+    ]
     # Of a repository with a link in it nothing is read, not even to say more.
-    whole = [path for path in repositories.values() if not any(path in link.parents for link in links)]
+    whole = [
+        path for path in repositories.values() if not any(path in link.parents for link in links)
+    ]
     found += [f"{path}: {reason}" for path in whole if (reason := why_not(path))]
     found += [f"{path}: {reason}" for path in whole if (reason := _unreadable(path))]
     for path in sorted(directory.iterdir()):
-        if not path.is_symlink() and not any(one == path or path in one.parents for one in repositories.values()):
-            found.append(f"{path}: not a bare repository (made by git clone --bare or git init --bare)")
-    return tuple(found) or (() if repositories else (f"{directory}: empty; put bare repositories into it",))
+        if not path.is_symlink() and not any(
+            one == path or path in one.parents for one in repositories.values()
+        ):
+            found.append(
+                f"{path}: not a bare repository (made by git clone --bare or git init --bare)"
+            )
+    return tuple(found) or (
+        () if repositories else (f"{directory}: empty; put bare repositories into it",)
+    )
 
 
 def _unreadable(path: Path) -> str:
@@ -72,7 +83,14 @@ def _unreadable(path: Path) -> str:
         return ""
     repository = Repository(path)
     try:
-        broken = next((name for name, identity in repository.refs.items() if repository.get(identity) is None), None)
+        broken = next(
+            (
+                name
+                for name, identity in repository.refs.items()
+                if repository.get(identity) is None
+            ),
+            None,
+        )
     except Exception as error:  # noqa: BLE001 - whatever the library says of a broken repository
         return f"it can't be read: {error}"
     return f"its reference {broken.decode('utf-8', 'replace')} leads to no object" if broken else ""
@@ -104,10 +122,15 @@ class _Git:
         request = Request.of(scope)
         name, _, service = request.path.strip("/").rpartition("/")
         token = str(self._context.settings.get("token", ""))
-        writes = "git-receive-pack" in (service, parse_qs(request.query[:200]).get("service", [""])[0])
+        writes = "git-receive-pack" in (
+            service,
+            parse_qs(request.query[:200]).get("service", [""])[0],
+        )
         if token and writes and not presents(request.headers, token):
             asks = {"www-authenticate": 'Basic realm="Git"'}
-            await answer(send, b"Unauthorized", status=401, headers=asks, head=request.method == "HEAD")
+            await answer(
+                send, b"Unauthorized", status=401, headers=asks, head=request.method == "HEAD"
+            )
             return
         if request.method in {"GET", "HEAD"} and request.path.endswith("/info/refs"):
             await self._references(request, name.removesuffix("/info"), send)
@@ -121,7 +144,9 @@ class _Git:
         repository = self._repositories.get(name)
         if repository is None or service not in _SERVICES:
             status, text = (
-                (404, b"Repository not found") if repository is None else (403, b"Please use a smart Git client")
+                (404, b"Repository not found")
+                if repository is None
+                else (403, b"Please use a smart Git client")
             )
             await answer(send, text, status=status, head=request.method == "HEAD")
             return
@@ -135,18 +160,26 @@ class _Git:
         kind = f"application/x-{service}-advertisement"
         await answer(send, body, kind, headers=_NO_CACHE, head=request.method == "HEAD")
 
-    async def _service(self, request: Request, name: str, service: str, receiving: Receive, send: Send) -> None:
+    async def _service(
+        self, request: Request, name: str, service: str, receiving: Receive, send: Send
+    ) -> None:
         kind = f"application/x-{service}-result"
         try:
             if service == "git-upload-pack":
                 asked = upload.parse_request(
-                    _unzipped(request, await read_body(receiving, MAX_REQUEST_BYTES), MAX_REQUEST_BYTES)
+                    _unzipped(
+                        request, await read_body(receiving, MAX_REQUEST_BYTES), MAX_REQUEST_BYTES
+                    )
                 )
                 await _stream(self._repositories[name], asked, kind, send)
                 return
             async with self._pushing:
-                body = _unzipped(request, await read_body(receiving, MAX_PUSH_BYTES), MAX_PUSH_BYTES)
-                report = await receive.receive(self._context, request, name, self._repositories[name], body)
+                body = _unzipped(
+                    request, await read_body(receiving, MAX_PUSH_BYTES), MAX_PUSH_BYTES
+                )
+                report = await receive.receive(
+                    self._context, request, name, self._repositories[name], body
+                )
             await answer(send, report, kind, headers=_NO_CACHE)
         except PktError as error:
             await self._refused(request, name, service, str(error))
@@ -163,7 +196,10 @@ class _Git:
 
 
 async def _stream(repository: Repository, asked: upload.Asked, kind: str, send: Send) -> None:
-    headers = [(b"content-type", kind.encode()), *((k.encode(), v.encode()) for k, v in _NO_CACHE.items())]
+    headers = [
+        (b"content-type", kind.encode()),
+        *((k.encode(), v.encode()) for k, v in _NO_CACHE.items()),
+    ]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     async for piece in upload.respond(repository, asked):
         if piece:

@@ -35,7 +35,9 @@ def _history(commits: Iterable[Mapping[str, Any]], now_s: float) -> Iterator[Git
     """All objects; the last is the newest commit."""
     parent = b""
     for commit in commits:
-        *below, tree = _tree({tuple(path.split("/")): text for path, text in commit["files"].items()})
+        *below, tree = _tree(
+            {tuple(path.split("/")): text for path, text in commit["files"].items()}
+        )
         yield from (*below, tree)
         who = f"{commit['author']} {int(now_s - commit['age_s'])} +0000"
         lines = [f"tree {tree.id.decode()}", *([f"parent {parent.decode()}"] if parent else [])]
@@ -49,10 +51,14 @@ def _tree(files: Mapping[tuple[str, ...], str]) -> Iterator[GitObject]:
     """What is below a directory, and last its tree (gitformat-pack(5), `git cat-file tree`)."""
     entries: dict[bytes, bytes] = {}
     for name in sorted({path[0] for path in files}):
-        inner = {path[1:]: text for path, text in files.items() if path[0] == name and len(path) > 1}
+        inner = {
+            path[1:]: text for path, text in files.items() if path[0] == name and len(path) > 1
+        }
         things = list(_tree(inner)) if inner else [GitObject(BLOB, files[(name,)].encode())]
         yield from things
         # As git sorts: a directory as if its name ended in a slash.
         mode, order = (b"40000", b"/") if inner else (b"100644", b"")
-        entries[name.encode() + order] = mode + b" " + name.encode() + b"\0" + bytes.fromhex(things[-1].id.decode())
+        entries[name.encode() + order] = (
+            mode + b" " + name.encode() + b"\0" + bytes.fromhex(things[-1].id.decode())
+        )
     yield GitObject(TREE, b"".join(entries[key] for key in sorted(entries)))

@@ -89,7 +89,10 @@ class PackReader:
     def _count(self) -> int:
         if len(self.data) < 12 + _TRAILER_BYTES or self.data[:8] != pack_header(0)[:8]:
             raise PackError("not a pack of version 2")
-        if hashlib.sha1(self.data[:-_TRAILER_BYTES], usedforsecurity=False).digest() != self.data[-_TRAILER_BYTES:]:
+        if (
+            hashlib.sha1(self.data[:-_TRAILER_BYTES], usedforsecurity=False).digest()
+            != self.data[-_TRAILER_BYTES:]
+        ):
             raise PackError("the pack's checksum is wrong")
         count = int.from_bytes(self.data[8:12], "big")
         if count > MAX_OBJECTS:
@@ -145,7 +148,11 @@ class PackReader:
         try:
             while not inflater.eof and place < len(view):
                 piece = inflater.decompress(view[place : place + 65536], size - grown + 1)
-                taken = min(65536, len(view) - place) - len(inflater.unused_data) - len(inflater.unconsumed_tail)
+                taken = (
+                    min(65536, len(view) - place)
+                    - len(inflater.unused_data)
+                    - len(inflater.unconsumed_tail)
+                )
                 place, grown = place + taken, grown + len(piece)
                 pieces.append(piece)
                 if grown > size or not (taken or piece):

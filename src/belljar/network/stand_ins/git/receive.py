@@ -53,7 +53,9 @@ def parse_push(data: bytes) -> Push:
     return push
 
 
-async def receive(context: StandInContext, request: Request, name: str, repository: Repository, data: bytes) -> bytes:
+async def receive(
+    context: StandInContext, request: Request, name: str, repository: Repository, data: bytes
+) -> bytes:
     """Carry out a push, after it is on record; the report for the client."""
     try:
         push = parse_push(data)
@@ -86,7 +88,9 @@ def _report(repository: Repository, push: Push) -> bytes:
     lines = [b"unpack " + (push.refused.encode() or b"ok") + b"\n"]
     for old, new, ref in push.commands:
         reason = "unpacker error" if push.refused else repository.update(ref, old, new)
-        lines.append(b"ng " + ref + b" " + reason.encode() + b"\n" if reason else b"ok " + ref + b"\n")
+        lines.append(
+            b"ng " + ref + b" " + reason.encode() + b"\n" if reason else b"ok " + ref + b"\n"
+        )
     return b"".join(map(pkt, lines)) + FLUSH
 
 
@@ -125,7 +129,8 @@ def _smallest_files(push: Push) -> list[GitObject]:
     notes are small.
     """
     files = sorted(
-        (thing for thing in push.objects.values() if thing.kind == BLOB), key=lambda thing: len(thing.content)
+        (thing for thing in push.objects.values() if thing.kind == BLOB),
+        key=lambda thing: len(thing.content),
     )
     kept, size = list[GitObject](), 0
     for thing in files:

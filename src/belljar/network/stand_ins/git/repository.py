@@ -29,7 +29,9 @@ class MissingObjectError(KeyError):
     """The repository lacks an object that it names."""
 
 
-def find_repositories(directory: Path, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Path]]:
+def find_repositories(
+    directory: Path, prefix: str = "", depth: int = 0
+) -> Iterator[tuple[str, Path]]:
     """Name (with `/`, as it is asked for) and path of each bare repository below `directory`; links
     are not followed.
     """
@@ -52,18 +54,23 @@ def is_bare(path: Path) -> bool:
 def why_not(path: Path) -> str:
     """Why a bare repository can't be served; "" when it can."""
     if (path / "objects/info/alternates").exists():
-        return (
-            "it borrows objects from elsewhere (objects/info/alternates); run git repack -a in it and remove the file"
-        )
+        return "it borrows objects from elsewhere (objects/info/alternates); run git repack -a in it and remove the file"
     config = path / "config"
-    if config.is_file() and re.search(rb"(?i)objectformat\s*=\s*sha256", config.read_bytes()[: 1 << 16]):
+    if config.is_file() and re.search(
+        rb"(?i)objectformat\s*=\s*sha256", config.read_bytes()[: 1 << 16]
+    ):
         return "it is a SHA-256 repository, which isn't served"
     return ""
 
 
 def is_ref(name: bytes) -> bool:
     """Whether a pushed reference may be called so (git-check-ref-format(1))."""
-    return name.startswith(b"refs/") and name.count(b"/") >= 2 and len(name) <= 255 and _BAD_REF.search(name) is None
+    return (
+        name.startswith(b"refs/")
+        and name.count(b"/") >= 2
+        and len(name) <= 255
+        and _BAD_REF.search(name) is None
+    )
 
 
 @dataclass(slots=True)
@@ -99,8 +106,16 @@ class Repository:
         from dulwich.refs import DiskRefsContainer
 
         container = DiskRefsContainer(str(self._path))
-        found = {bytes(name): container.follow(name)[1] for name in container.allkeys() if name.startswith(b"refs/")}
-        return {name: bytes(identity) for name, identity in sorted(found.items()) if identity is not None}
+        found = {
+            bytes(name): container.follow(name)[1]
+            for name in container.allkeys()
+            if name.startswith(b"refs/")
+        }
+        return {
+            name: bytes(identity)
+            for name, identity in sorted(found.items())
+            if identity is not None
+        }
 
     @cached_property
     def head(self) -> bytes:
@@ -134,7 +149,9 @@ class Repository:
 
         What each costs besides its content is counted as 200 bytes.
         """
-        fresh = {identity: thing for identity, thing in objects.items() if identity not in self._pushed}
+        fresh = {
+            identity: thing for identity, thing in objects.items() if identity not in self._pushed
+        }
         size = sum(len(thing.content) + 200 for thing in fresh.values())
         if self._kept.count_bytes + size > MAX_PUSHED_BYTES:
             return False
@@ -169,7 +186,9 @@ def targets(thing: GitObject) -> list[tuple[int, bytes]]:
     words = [line.partition(b" ") for line in head if not line.startswith(b" ")]
     if thing.kind == COMMIT:
         kinds = {b"tree": TREE, b"parent": COMMIT}
-        return [(kinds[key], value) for key, _, value in words if key in kinds and _ID.fullmatch(value)]
+        return [
+            (kinds[key], value) for key, _, value in words if key in kinds and _ID.fullmatch(value)
+        ]
     if thing.kind == TAG:
         said = {key: value for key, _, value in words}
         kind = next((number for number, name in NAMES.items() if name == said.get(b"type")), 0)
@@ -203,7 +222,9 @@ def peel(repository: Repository, identity: bytes) -> bytes:
     return identity
 
 
-async def ancestors(repository: Repository, starts: Iterable[bytes], stop: Iterable[bytes]) -> set[bytes]:
+async def ancestors(
+    repository: Repository, starts: Iterable[bytes], stop: Iterable[bytes]
+) -> set[bytes]:
     """Commits that are there and reachable from `starts`; the parents of those in `stop` are not
     looked at.
     """
@@ -223,7 +244,9 @@ async def ancestors(repository: Repository, starts: Iterable[bytes], stop: Itera
     return found
 
 
-async def depths(repository: Repository, starts: Iterable[bytes], most: int) -> tuple[set[bytes], set[bytes]]:
+async def depths(
+    repository: Repository, starts: Iterable[bytes], most: int
+) -> tuple[set[bytes], set[bytes]]:
     """Commits at most `most` deep (1: the starts alone), and those of them at the border, whose
     parents are left out.
     """
@@ -284,7 +307,9 @@ async def _mark(repository: Repository, commit: bytes, seen: set[bytes]) -> None
         pass
 
 
-async def _below(repository: Repository, roots: list[bytes], seen: set[bytes]) -> AsyncIterator[bytes]:
+async def _below(
+    repository: Repository, roots: list[bytes], seen: set[bytes]
+) -> AsyncIterator[bytes]:
     """Trees (or a tag's blobs) and all below them that were not seen yet."""
     todo = [(0, identity) for identity in roots]
     while todo:

@@ -105,7 +105,9 @@ def advertisement(repository: Repository, capabilities: bytes, *, peeled: bool) 
     lines = []
     for name, identity in refs:
         lines.append(identity + b" " + name)
-        final = peel(repository, identity) if peeled and name.startswith(b"refs/tags/") else identity
+        final = (
+            peel(repository, identity) if peeled and name.startswith(b"refs/tags/") else identity
+        )
         if final != identity:
             lines.append(final + b" " + name + b"^{}")
     lines[0] += b"\0" + words
@@ -123,7 +125,9 @@ async def respond(repository: Repository, asked: Asked) -> AsyncIterator[bytes]:
         return
     plan = await _plan(repository, asked)
     if asked.depth:
-        yield b"".join(pkt(b"shallow " + identity) for identity in sorted(plan.border - asked.shallow))
+        yield b"".join(
+            pkt(b"shallow " + identity) for identity in sorted(plan.border - asked.shallow)
+        )
         yield b"".join(pkt(b"unshallow " + identity) for identity in sorted(plan.unshallow)) + FLUSH
     common = [have for have in asked.haves if repository.get(have) is not None]
     yield _acknowledged(asked, common)
@@ -133,7 +137,11 @@ async def respond(repository: Repository, asked: Asked) -> AsyncIterator[bytes]:
         async for piece in _pack(repository, asked, common, plan):
             yield piece
     except MissingObjectError as error:
-        yield _band(3, b"the repository lacks an object: " + bytes(error.args[0])) if _banded(asked) else b""
+        yield (
+            _band(3, b"the repository lacks an object: " + bytes(error.args[0]))
+            if _banded(asked)
+            else b""
+        )
 
 
 async def _plan(repository: Repository, asked: Asked) -> _Plan:
@@ -162,10 +170,14 @@ def _acknowledged(asked: Asked, common: list[bytes]) -> bytes:
     return b"".join(map(pkt, lines))
 
 
-async def _pack(repository: Repository, asked: Asked, common: list[bytes], plan: _Plan) -> AsyncIterator[bytes]:
+async def _pack(
+    repository: Repository, asked: Asked, common: list[bytes], plan: _Plan
+) -> AsyncIterator[bytes]:
     known = await ancestors(repository, (peel(repository, have) for have in common), asked.shallow)
     deeper = [older for edge in plan.unshallow for older in parents(repository.must(edge))]
-    identities = [one async for one in missing(repository, [*asked.wants, *deeper], known, plan.border)]
+    identities = [
+        one async for one in missing(repository, [*asked.wants, *deeper], known, plan.border)
+    ]
     if b"include-tag" in asked.capabilities:
         identities += _tags_of(repository, set(identities))
     hasher = hashlib.sha1(usedforsecurity=False)
@@ -182,7 +194,11 @@ async def _pack(repository: Repository, asked: Asked, common: list[bytes], plan:
 def _tags_of(repository: Repository, sent: set[bytes]) -> list[bytes]:
     found = []
     for name, identity in repository.refs.items():
-        if name.startswith(b"refs/tags/") and identity not in sent and peel(repository, identity) in sent:
+        if (
+            name.startswith(b"refs/tags/")
+            and identity not in sent
+            and peel(repository, identity) in sent
+        ):
             thing = repository.get(identity)
             if thing is not None and thing.kind == TAG:
                 found.append(identity)

@@ -10,7 +10,14 @@ from urllib.parse import parse_qs
 from anyio import Lock
 
 from belljar.events import JsonValue
-from belljar.network.gateway.context import MAX_BODY_BYTES, App, Receive, Scope, Send, StandInContext
+from belljar.network.gateway.context import (
+    MAX_BODY_BYTES,
+    App,
+    Receive,
+    Scope,
+    Send,
+    StandInContext,
+)
 from belljar.network.stand_ins.answers import (
     Interrupted,
     Request,
@@ -84,7 +91,11 @@ class _Npm:
                 await self._refused(request, parts, receive, send)
             elif request.method in {"GET", "HEAD"}:
                 await self._get(request, parts, send)
-            elif parts[:1] == ["-"] and request.method in {"POST", "PUT"} and parts[1:2] != ["package"]:
+            elif (
+                parts[:1] == ["-"]
+                and request.method in {"POST", "PUT"}
+                and parts[1:2] != ["package"]
+            ):
                 await self._special(request, parts[1:], receive, send)
             else:
                 await self._change(request, parts, receive, send)
@@ -92,7 +103,9 @@ class _Npm:
             what = "publish" if request.method == "PUT" and len(parts) == 1 else "change"
             await self._changes.other(request, what, "/".join(parts), refused="it broke off")
         except TooLong as error:
-            await self._changes.other(request, "publish", "/".join(parts), refused=f"the document is longer: {error}")
+            await self._changes.other(
+                request, "publish", "/".join(parts), refused=f"the document is longer: {error}"
+            )
             await answer_json(send, {"error": "payload too large"}, status=413)
 
     def _refuses(self, request: Request, parts: list[str]) -> bool:
@@ -101,10 +114,14 @@ class _Npm:
         reads = reads or parts[:3] == ["-", "npm", "v1"]  # audits
         return bool(self._token) and not reads and not presents(request.headers, self._token)
 
-    async def _refused(self, request: Request, parts: list[str], receive: Receive, send: Send) -> None:
+    async def _refused(
+        self, request: Request, parts: list[str], receive: Receive, send: Send
+    ) -> None:
         async with self._publishing:
             body = await read_body(receive, MAX_BODY_BYTES)
-            await self._changes.other(request, "change", "/".join(parts), body, refused="unauthorized")
+            await self._changes.other(
+                request, "change", "/".join(parts), body, refused="unauthorized"
+            )
         await answer_json(send, {"error": "unauthorized"}, status=401)
 
     async def _get(self, request: Request, parts: list[str], send: Send) -> None:
@@ -122,14 +139,20 @@ class _Npm:
             case [name, "-", filename]:
                 await self._tarball(request, name, filename, send)
             case [name, version]:
-                package = self._packages.by_name.get(name, {}).get(self._packages.tags(name).get(version, version))
+                package = self._packages.by_name.get(name, {}).get(
+                    self._packages.tags(name).get(version, version)
+                )
                 await _reply(
-                    request, send, await self._packages.version(package, request.base_url) if package else None
+                    request,
+                    send,
+                    await self._packages.version(package, request.base_url) if package else None,
                 )
             case _:
                 await _reply(request, send, None)
 
-    async def _special(self, request: Request, parts: list[str], receive: Receive, send: Send) -> None:
+    async def _special(
+        self, request: Request, parts: list[str], receive: Receive, send: Send
+    ) -> None:
         """Questions and logins below `/-/` that come with a body."""
         body = await read_body(receive, _MAX_SMALL_BYTES)
         match parts:
@@ -142,23 +165,37 @@ class _Npm:
                     "devDependencies": 0,
                     "totalDependencies": 0,
                 }
-                await answer_json(send, {"actions": [], "advisories": {}, "muted": [], "metadata": counts})
+                await answer_json(
+                    send, {"actions": [], "advisories": {}, "muted": [], "metadata": counts}
+                )
             case ["user", user, *_] if user.startswith("org.couchdb.user:"):
                 done = await self._changes.login(request, body)
-                await answer_json(send, done or {"error": "name and password are needed"}, status=201 if done else 400)
+                await answer_json(
+                    send,
+                    done or {"error": "name and password are needed"},
+                    status=201 if done else 400,
+                )
             case _:
                 # Web logins among them: clients then ask for user and password.
-                await self._changes.other(request, "change", "/".join(parts), body, refused="not found")
+                await self._changes.other(
+                    request, "change", "/".join(parts), body, refused="not found"
+                )
                 await answer_json(send, {"error": "Not found"}, status=404)
 
-    async def _change(self, request: Request, parts: list[str], receive: Receive, send: Send) -> None:
+    async def _change(
+        self, request: Request, parts: list[str], receive: Receive, send: Send
+    ) -> None:
         match request.method, parts:
             case "PUT", [name]:
                 async with self._publishing:
                     body = await read_body(receive, MAX_BODY_BYTES)
                     taken = await self._changes.publish(request, name, body)
                 error = {"error": "not a document"}
-                await answer_json(send, {"ok": True, "success": True} if taken else error, status=201 if taken else 400)
+                await answer_json(
+                    send,
+                    {"ok": True, "success": True} if taken else error,
+                    status=201 if taken else 400,
+                )
             case "PUT", [name, "-rev", _] | [name, "-", _, "-rev", _]:
                 async with self._publishing:
                     body = await read_body(receive, MAX_BODY_BYTES)
@@ -176,7 +213,9 @@ class _Npm:
             case _:
                 await answer_json(send, {"error": "method not allowed"}, status=405)
 
-    async def _noted(self, request: Request, what: str, name: str, receive: Receive, send: Send) -> None:
+    async def _noted(
+        self, request: Request, what: str, name: str, receive: Receive, send: Send
+    ) -> None:
         await self._changes.other(request, what, name, await read_body(receive, _MAX_SMALL_BYTES))
         await answer_json(send, {"ok": True}, status=200)
 
@@ -190,21 +229,36 @@ class _Npm:
     async def _search(self, request: Request, send: Send) -> None:
         asked = parse_qs(request.query, max_num_fields=100) if request.query.count("&") < 99 else {}
         size = asked.get("size", ["20"])[0]
-        count = min(int(size), _MAX_FOUND) if size.isascii() and size.isdigit() and len(size) < 6 else 20
+        count = (
+            min(int(size), _MAX_FOUND)
+            if size.isascii() and size.isdigit() and len(size) < 6
+            else 20
+        )
         found = self._packages.search(asked.get("text", [""])[0], count)
         await _reply(request, send, {"objects": found, "total": len(found), "time": ""})
 
     async def _packument(self, request: Request, name: str, send: Send) -> None:
         abbreviated = _ABBREVIATED_TYPE in request.headers.get("accept", "")
         document = await self._packages.packument(name, request.base_url, abbreviated=abbreviated)
-        await _reply(request, send, document, _ABBREVIATED_TYPE if abbreviated and document else "application/json")
+        await _reply(
+            request,
+            send,
+            document,
+            _ABBREVIATED_TYPE if abbreviated and document else "application/json",
+        )
 
     async def _tarball(self, request: Request, name: str, filename: str, send: Send) -> None:
         package = self._packages.tarball(name, filename)
         if package is None:
             await _reply(request, send, None)
             return
-        await answer_file(request, send, package.file, "application/octet-stream", await self._packages.shasum(package))
+        await answer_file(
+            request,
+            send,
+            package.file,
+            "application/octet-stream",
+            await self._packages.shasum(package),
+        )
 
 
 def _parts(path: str) -> list[str]:
@@ -213,7 +267,11 @@ def _parts(path: str) -> list[str]:
     """
     parts = [part for part in path.split("/") if part]
     for place in (0, 2):
-        if len(parts) > place + 1 and parts[place].startswith("@") and (place == 0 or parts[:2] == ["-", "package"]):
+        if (
+            len(parts) > place + 1
+            and parts[place].startswith("@")
+            and (place == 0 or parts[:2] == ["-", "package"])
+        ):
             parts[place : place + 2] = [f"{parts[place]}/{parts[place + 1]}"]
     # A scoped package's file may carry its scope in older clients' addresses:
     # /@s/n/-/@s/n-1.0.0.tgz
@@ -222,7 +280,9 @@ def _parts(path: str) -> list[str]:
     return parts
 
 
-async def _reply(request: Request, send: Send, document: object, content_type: str = "application/json") -> None:
+async def _reply(
+    request: Request, send: Send, document: object, content_type: str = "application/json"
+) -> None:
     """A document, or 404 for `None`."""
     head = request.method == "HEAD"
     if document is None:

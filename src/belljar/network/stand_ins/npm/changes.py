@@ -75,16 +75,24 @@ class Changes:
         data: dict[str, JsonValue] = {
             "name": word(name),
             "versions": _names(versions),
-            "tags": bounded([word(str(tag)), word(str(version))] for tag, version in _some(document.get("dist-tags"))),
+            "tags": bounded(
+                [word(str(tag)), word(str(version))]
+                for tag, version in _some(document.get("dist-tags"))
+            ),
             "access": word(str(document.get("access", ""))),
         }
         if not document:
             await self._record(
-                request, "publish", {**data, "refused": "not a JSON object"}, [kept_body("document", body)]
+                request,
+                "publish",
+                {**data, "refused": "not a JSON object"},
+                [kept_body("document", body)],
             )
             return False
         if not isinstance(attachments, dict) or not attachments:
-            await self._record(request, "change", {**data, "refused": ""}, [kept_body("document", body)])
+            await self._record(
+                request, "change", {**data, "refused": ""}, [kept_body("document", body)]
+            )
             return True
         bodies = _files(attachments)
         about = bodies[0] if bodies else kept_body("file-0", b"")
@@ -95,20 +103,39 @@ class Changes:
             "sha256": about.sha256,
             "refused": "",
         }
-        manifest = json.dumps(versions)[:MAX_KEPT_BODY_BYTES].encode("utf-8", "replace")[:MAX_KEPT_BODY_BYTES]
+        manifest = json.dumps(versions)[:MAX_KEPT_BODY_BYTES].encode("utf-8", "replace")[
+            :MAX_KEPT_BODY_BYTES
+        ]
         await self._record(request, "publish", data, [*bodies, kept_body("versions", manifest)])
         return True
 
-    async def other(self, request: Request, what: str, name: str, body: bytes = b"", refused: str = "") -> None:
+    async def other(
+        self, request: Request, what: str, name: str, body: bytes = b"", refused: str = ""
+    ) -> None:
         """Any other change: `unpublish`, `tag`, `logout`, `change`."""
-        data: dict[str, JsonValue] = {"name": word(name), "path": word(request.path), "refused": refused}
+        data: dict[str, JsonValue] = {
+            "name": word(name),
+            "path": word(request.path),
+            "refused": refused,
+        }
         await self._record(request, what, data, [kept_body("request", body)] if body else [])
 
     async def _record(
-        self, request: Request, what: str, data: Mapping[str, JsonValue], bodies: list[Body] | None = None
+        self,
+        request: Request,
+        what: str,
+        data: Mapping[str, JsonValue],
+        bodies: list[Body] | None = None,
     ) -> None:
-        common: dict[str, JsonValue] = {"what": what, "registry": "npm", "cell": request.cell, "method": request.method}
-        await self._context.record("network.attempt", {**common, **credentials(request.headers), **data}, bodies or [])
+        common: dict[str, JsonValue] = {
+            "what": what,
+            "registry": "npm",
+            "cell": request.cell,
+            "method": request.method,
+        }
+        await self._context.record(
+            "network.attempt", {**common, **credentials(request.headers), **data}, bodies or []
+        )
 
 
 def _object(body: bytes) -> dict[str, Any]:

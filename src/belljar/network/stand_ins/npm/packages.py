@@ -22,7 +22,9 @@ MAX_MANIFEST_BYTES: Final = 1 << 20
 _MAX_MEMBERS: Final = 50_000
 _PART: Final = r"[a-z0-9~_-][a-z0-9._~-]*"
 _NAME: Final = re.compile(rf"(?:@{_PART}/)?{_PART}", re.ASCII | re.IGNORECASE)
-_VERSION: Final = re.compile(r"(\d{1,16})\.(\d{1,16})\.(\d{1,16})(?:-([0-9A-Za-z.-]+))?(?:\+[0-9A-Za-z.-]+)?", re.ASCII)
+_VERSION: Final = re.compile(
+    r"(\d{1,16})\.(\d{1,16})\.(\d{1,16})(?:-([0-9A-Za-z.-]+))?(?:\+[0-9A-Za-z.-]+)?", re.ASCII
+)
 _ABBREVIATED: Final = (
     "name",
     "version",
@@ -90,7 +92,10 @@ def version_order(version: str) -> tuple[object, ...]:
         1,
         release,
         0,
-        tuple((0, int(p), "") if p.isdigit() and len(p) < 20 else (1, 0, p) for p in match[4].split(".")),
+        tuple(
+            (0, int(p), "") if p.isdigit() and len(p) < 20 else (1, 0, p)
+            for p in match[4].split(".")
+        ),
     )
 
 
@@ -155,7 +160,9 @@ class Packages:
 
     def tarball(self, name: str, filename: str) -> Package | None:
         """The package whose file a registry would give this name."""
-        return next((one for one in self.by_name.get(name, {}).values() if one.tarball == filename), None)
+        return next(
+            (one for one in self.by_name.get(name, {}).values() if one.tarball == filename), None
+        )
 
     async def shasum(self, package: Package) -> str:
         """The SHA-1 of a package's file, which npm calls its shasum. Raises `OSError`."""
@@ -178,20 +185,38 @@ class Packages:
         scripts = package.manifest.get("scripts")
         installs = isinstance(scripts, dict) and not _INSTALL_SCRIPTS.isdisjoint(scripts)
         more = {"hasInstallScript": True} if installs else {}
-        return {**package.manifest, **more, "_id": f"{package.name}@{package.version}", "dist": dist}
+        return {
+            **package.manifest,
+            **more,
+            "_id": f"{package.name}@{package.version}",
+            "dist": dist,
+        }
 
-    async def packument(self, name: str, base_url: str, *, abbreviated: bool) -> dict[str, Any] | None:
+    async def packument(
+        self, name: str, base_url: str, *, abbreviated: bool
+    ) -> dict[str, Any] | None:
         """All versions of a package; `None` where there is no such package. Raises `OSError`."""
         packages = self.by_name.get(name)
         if not packages:
             return None
-        versions = {version: await self.version(package, base_url) for version, package in packages.items()}
-        tags, times = self.tags(name), {version: _iso(package.file.mtime_s) for version, package in packages.items()}
+        versions = {
+            version: await self.version(package, base_url) for version, package in packages.items()
+        }
+        tags, times = (
+            self.tags(name),
+            {version: _iso(package.file.mtime_s) for version, package in packages.items()},
+        )
         if abbreviated:
             short = {
-                version: {key: said[key] for key in _ABBREVIATED if key in said} for version, said in versions.items()
+                version: {key: said[key] for key in _ABBREVIATED if key in said}
+                for version, said in versions.items()
             }
-            return {"name": name, "dist-tags": tags, "versions": short, "modified": max(times.values())}
+            return {
+                "name": name,
+                "dist-tags": tags,
+                "versions": short,
+                "modified": max(times.values()),
+            }
         newest = versions[tags["latest"]]
         described: dict[str, Any] = {
             key: newest[key]
@@ -221,7 +246,11 @@ class Packages:
 
 
 def _search_entry(package: Package) -> dict[str, Any]:
-    said = {key: package.manifest[key] for key in ("description", "keywords", "author") if key in package.manifest}
+    said = {
+        key: package.manifest[key]
+        for key in ("description", "keywords", "author")
+        if key in package.manifest
+    }
     score = {"final": 1, "detail": {"quality": 1, "popularity": 1, "maintenance": 1}}
     about = {
         "name": package.name,

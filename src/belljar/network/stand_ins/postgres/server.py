@@ -42,4 +42,8 @@ def make(context: StandInContext) -> StreamApp:
 
 def check(settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...]:  # noqa: ARG001 - it has no files
     """What is missing of what it is to hold."""
-    return tuple(f"{name}: is missing" for name in ("user", "password", "database", "tables") if name not in settings)
+    return tuple(
+        f"{name}: is missing"
+        for name in ("user", "password", "database", "tables")
+        if name not in settings
+    )

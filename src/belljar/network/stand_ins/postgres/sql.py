@@ -27,7 +27,9 @@ _TOKEN: Final = re.compile(
     r"|(?P<sign><>|!=|<=|>=|::|\|\||!~~?\*?|~~?\*?|\$\d+|.)",
     re.DOTALL,
 )
-_UNSUPPORTED: Final = frozenset({"group", "having", "join", "left", "inner", "union", "with", "window", "natural"})
+_UNSUPPORTED: Final = frozenset(
+    {"group", "having", "join", "left", "inner", "union", "with", "window", "natural"}
+)
 _FOR_ROLES: Final = ("pg_read_", "pg_ls_", "pg_stat_file", "lo_", "pg_terminate", "pg_reload")
 """Functions that an ordinary login may not call."""
 _NO_ALIAS: Final = _UNSUPPORTED | {"as", "from", "where", "order", "limit", "offset", "on"}
@@ -110,14 +112,18 @@ def statements(query: str) -> Iterator[list[Token]]:
         yield statement
 
 
-def select(statement: Sequence[Token], tables: Mapping[str, Table], constants: Mapping[str, str]) -> Result:
+def select(
+    statement: Sequence[Token], tables: Mapping[str, Table], constants: Mapping[str, str]
+) -> Result:
     """A SELECT's rows. `tables`: by name, those outside of `public` with their schema. `constants`:
     what functions and words without a table give. Raises `SqlError`."""
     return _Select(statement, tables, constants).result()
 
 
 class _Select:
-    def __init__(self, statement: Sequence[Token], tables: Mapping[str, Table], constants: Mapping[str, str]) -> None:
+    def __init__(
+        self, statement: Sequence[Token], tables: Mapping[str, Table], constants: Mapping[str, str]
+    ) -> None:
         self._tokens = statement
         self._at = 1
         self._tables, self._constants = tables, constants
@@ -189,7 +195,9 @@ class _Select:
         found = found[offset : None if limit is None else offset + limit]
         return Result(tag=f"SELECT {len(found)}", columns=columns, rows=tuple(found))
 
-    def _given(self, rows: list[Row], give: Callable[[Row], tuple[str, ...]]) -> list[tuple[str, ...]]:
+    def _given(
+        self, rows: list[Row], give: Callable[[Row], tuple[str, ...]]
+    ) -> list[tuple[str, ...]]:
         found = []
         size_chars = 0
         for row in rows:
@@ -204,7 +212,11 @@ class _Select:
         depth = 0
         while (token := self._peek()) is not None:
             depth += (token.value == "(") - (token.value == ")") if token.kind == "sign" else 0
-            if token.kind == "word" and not depth and token.value in ("from", "where", "order", "limit", "offset"):
+            if (
+                token.kind == "word"
+                and not depth
+                and token.value in ("from", "where", "order", "limit", "offset")
+            ):
                 return
             self._at += 1
 
@@ -250,7 +262,10 @@ class _Select:
             if not self._skip(","):
                 break
         if counts and counts != len(picks):
-            raise SqlError("42803", "column must appear in the GROUP BY clause or be used in an aggregate function")
+            raise SqlError(
+                "42803",
+                "column must appear in the GROUP BY clause or be used in an aggregate function",
+            )
 
         def give(row: Row) -> tuple[str, ...]:
             return tuple(row[pick] if isinstance(pick, int) else pick for pick in picks)
@@ -342,7 +357,9 @@ class _Select:
             while self._skip(","):
                 values.append(self._item()[2])
             self._need(")")
-            return lambda row: (_value(row, left) in [_value(row, value) for value in values]) is not negated
+            return lambda row: (
+                (_value(row, left) in [_value(row, value) for value in values]) is not negated
+            )
         if verb.value in _LIKES:
             right = self._item()[2]
             if isinstance(right, int):
@@ -371,7 +388,11 @@ class _Select:
             if not self._skip(","):
                 break
         for pick, kind, is_down in reversed(keys[:8]):
-            index = int(pick) - 1 if isinstance(pick, str) and pick.isascii() and pick.isdigit() else pick
+            index = (
+                int(pick) - 1
+                if isinstance(pick, str) and pick.isascii() and pick.isdigit()
+                else pick
+            )
             if isinstance(index, int) and not 0 <= index < max(1, len(self._table.columns)):
                 raise SqlError("42P10", f"ORDER BY position {pick} is not in select list")
             rows = _sorted(rows, index, kind, is_down=is_down)
@@ -436,7 +457,10 @@ def like_pattern(pattern: str, *, folded: bool = False) -> list[tuple[re.Pattern
     pattern takes long. `folded`: case doesn't count."""
     flags = re.DOTALL | (re.IGNORECASE if folded else 0)
     return [
-        (re.compile("".join("." if char == "_" else re.escape(char) for char in piece), flags), len(piece))
+        (
+            re.compile("".join("." if char == "_" else re.escape(char) for char in piece), flags),
+            len(piece),
+        )
         for piece in pattern[:MAX_LIKE_CHARS].split("%")
     ]
 

@@ -77,7 +77,9 @@ class Reader:
             most = MAX_PASSWORD_BYTES if self.is_stranger else MAX_MESSAGE_BYTES
         least = 4 if self.is_begun else 8
         if not least <= length <= most:
-            return self._fail("invalid message length" if self.is_begun else "invalid length of startup packet")
+            return self._fail(
+                "invalid message length" if self.is_begun else "invalid length of startup packet"
+            )
         end = head - 4 + length
         if len(self._buffer) < end:
             return None
@@ -116,7 +118,10 @@ class Bound:
     def is_binary(self, column: int) -> bool:
         """Whether a column of the result goes out in binary."""
         formats = self.result_formats
-        return bool(formats) and formats[column if len(formats) > 1 and column < len(formats) else 0] == 1
+        return (
+            bool(formats)
+            and formats[column if len(formats) > 1 and column < len(formats) else 0] == 1
+        )
 
 
 NOT_BOUND: Final = Bound()
@@ -139,10 +144,16 @@ def read_bound(body: bytes, types: Sequence[int]) -> Bound | None:
                 return None
             value = body[at : at + max(0, size)]
             at += len(value)
-            form = formats[index if len(formats) > 1 else 0] if index < len(formats) or len(formats) == 1 else 0
+            form = (
+                formats[index if len(formats) > 1 else 0]
+                if index < len(formats) or len(formats) == 1
+                else 0
+            )
             is_number = form == 1 and index < len(types) and types[index] in _INTEGERS
             values.append(
-                str(int.from_bytes(value, "big", signed=True)) if is_number else value.decode("utf-8", "replace")
+                str(int.from_bytes(value, "big", signed=True))
+                if is_number
+                else value.decode("utf-8", "replace")
             )
             if is_number and len(value) > 8:
                 return None
@@ -190,7 +201,9 @@ def row_description(columns: Sequence[tuple[str, str]], bound: Bound = NOT_BOUND
     return message("T", body)
 
 
-def data_row(values: Sequence[str], columns: Sequence[tuple[str, str]], bound: Bound = NOT_BOUND) -> bytes:
+def data_row(
+    values: Sequence[str], columns: Sequence[tuple[str, str]], bound: Bound = NOT_BOUND
+) -> bytes:
     """Each in the form that was asked for; a text's binary form is its text."""
     said = struct.pack("!h", len(values))
     for index, (value, (_, kind)) in enumerate(zip(values, columns, strict=True)):

@@ -10,7 +10,14 @@ from typing import Final
 
 from belljar.events import JsonValue
 from belljar.network.gateway.context import App, Receive, Scope, Send, StandInContext
-from belljar.network.stand_ins.answers import Request, answer, answer_file, answer_json, presents, refuse_websocket
+from belljar.network.stand_ins.answers import (
+    Request,
+    answer,
+    answer_file,
+    answer_json,
+    presents,
+    refuse_websocket,
+)
 from belljar.network.stand_ins.conditions import etag_matches
 from belljar.network.stand_ins.made_packages import made_files, wheel
 from belljar.network.stand_ins.pypi import index
@@ -45,16 +52,24 @@ def check(settings: Mapping[str, JsonValue], directory: Path | None) -> tuple[st
     if "packages" in settings:  # an author has no such setting
         return ()
     wrong = check_directory(directory, "wheels (.whl) or source archives (.tar.gz, .zip)")
-    if directory is None or not directory.is_dir() or (len(wrong) == 1 and wrong[0].endswith("into it")):
+    if (
+        directory is None
+        or not directory.is_dir()
+        or (len(wrong) == 1 and wrong[0].endswith("into it"))
+    ):
         return wrong
     seen: dict[str, str] = {}
     found = list(wrong)
     for file in list_files(directory):
         said = parse_file_name(file.base)
         if said is None:
-            found.append(f"{file.path}: its name is not that of a wheel or of a source archive (NAME-VERSION.tar.gz)")
+            found.append(
+                f"{file.path}: its name is not that of a wheel or of a source archive (NAME-VERSION.tar.gz)"
+            )
         elif said.is_wheel and not index.metadata_of(file, said):
-            found.append(f"{file.path}: not a wheel that can be read: it has no METADATA in a .dist-info directory")
+            found.append(
+                f"{file.path}: not a wheel that can be read: it has no METADATA in a .dist-info directory"
+            )
         elif file.base in seen:
             found.append(f"{file.path}: the same file name as {seen[file.base]}")
         seen[file.base] = file.name
@@ -99,7 +114,9 @@ class _Pypi:
     async def _get(self, request: Request, send: Send) -> None:
         match [part for part in request.path.split("/") if part]:
             case []:
-                await self._page(request, send, index.project_html("", []), "text/html; charset=utf-8")
+                await self._page(
+                    request, send, index.project_html("", []), "text/html; charset=utf-8"
+                )
             case ["simple"]:
                 await self._projects(request, send)
             case ["simple", name]:
@@ -119,7 +136,9 @@ class _Pypi:
             await _not_acceptable(request, send)
             return
         names = iter(sorted(self._index.projects))
-        page = index.projects_json(names) if content_type == _JSON_TYPE else index.projects_html(names)
+        page = (
+            index.projects_json(names) if content_type == _JSON_TYPE else index.projects_html(names)
+        )
         await self._page(request, send, page, content_type)
 
     async def _project(self, request: Request, send: Send, name: str) -> None:
@@ -130,7 +149,11 @@ class _Pypi:
             await _not_acceptable(request, send)
         elif request.path != f"/simple/{normal(name)}/":
             await answer(
-                send, b"", status=301, headers={"location": f"/simple/{normal(name)}/"}, head=request.method == "HEAD"
+                send,
+                b"",
+                status=301,
+                headers={"location": f"/simple/{normal(name)}/"},
+                head=request.method == "HEAD",
             )
         else:
             files = await self._index.of_project(name)
@@ -166,9 +189,13 @@ class _Pypi:
             await _missing(request, send)
 
     async def _release(self, request: Request, send: Send, name: str, version: str) -> None:
-        document = index.release_json(normal(name), version, await self._index.of_project(name), request.base_url)
+        document = index.release_json(
+            normal(name), version, await self._index.of_project(name), request.base_url
+        )
         if document is None:
-            await answer_json(send, {"message": "Not Found"}, status=404, head=request.method == "HEAD")
+            await answer_json(
+                send, {"message": "Not Found"}, status=404, head=request.method == "HEAD"
+            )
         else:
             await answer_json(send, document, head=request.method == "HEAD")
 

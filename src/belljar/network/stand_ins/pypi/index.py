@@ -19,7 +19,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from belljar.network.stand_ins.pypi.names import PackageFile, is_prerelease, normal, parse_file_name, version_order
+from belljar.network.stand_ins.pypi.names import (
+    PackageFile,
+    is_prerelease,
+    normal,
+    parse_file_name,
+    version_order,
+)
 from belljar.network.stand_ins.shelf import Digests, OneRead, ShelfFile
 
 MAX_METADATA_BYTES: Final = 1 << 20
@@ -105,7 +111,9 @@ class Index:
             sha256=digests["sha256"],
             md5=digests["md5"],
             metadata=metadata,
-            requires_python=str(BytesParser().parsebytes(metadata, headersonly=True).get("Requires-Python", "")),
+            requires_python=str(
+                BytesParser().parsebytes(metadata, headersonly=True).get("Requires-Python", "")
+            ),
         )
 
     async def of_project(self, name: str) -> list[Distribution]:
@@ -141,7 +149,11 @@ def metadata_of(file: ShelfFile, said: PackageFile) -> bytes:
 def _from_zip(archive: zipfile.ZipFile, wanted: str) -> bytes:
     for info in archive.infolist()[:_MAX_MEMBERS]:
         folder, _, name = info.filename.rpartition("/")
-        if name == wanted and "/" not in folder and (wanted == "PKG-INFO" or folder.endswith(".dist-info")):
+        if (
+            name == wanted
+            and "/" not in folder
+            and (wanted == "PKG-INFO" or folder.endswith(".dist-info"))
+        ):
             with archive.open(info) as member:
                 return _bounded(member.read(MAX_METADATA_BYTES + 1))
     return b""
@@ -163,12 +175,17 @@ def _bounded(content: bytes) -> bytes:
 
 def projects_html(names: Iterator[str]) -> bytes:
     """The list of all projects (PEP 503)."""
-    return _page("Simple index", (f'<a href="{html.escape(name)}/">{html.escape(name)}</a>' for name in names))
+    return _page(
+        "Simple index",
+        (f'<a href="{html.escape(name)}/">{html.escape(name)}</a>' for name in names),
+    )
 
 
 def projects_json(names: Iterator[str]) -> bytes:
     """The list of all projects (PEP 691)."""
-    return json.dumps({"meta": {"api-version": _API_VERSION}, "projects": [{"name": name} for name in names]}).encode()
+    return json.dumps(
+        {"meta": {"api-version": _API_VERSION}, "projects": [{"name": name} for name in names]}
+    ).encode()
 
 
 def project_html(name: str, files: list[Distribution]) -> bytes:
@@ -187,20 +204,32 @@ def project_json(name: str, files: list[Distribution]) -> bytes:
     return json.dumps(document).encode()
 
 
-def release_json(name: str, version: str, files: list[Distribution], base_url: str) -> dict[str, object] | None:
+def release_json(
+    name: str, version: str, files: list[Distribution], base_url: str
+) -> dict[str, object] | None:
     """`/pypi/NAME/json` and `/pypi/NAME/VERSION/json`.
 
     `version` "": the newest that is no pre-release, or the newest. `None`: there is no such
     version.
     """
     versions = list(dict.fromkeys(one.said.version for one in files))
-    newest = version or next((v for v in reversed(versions) if not is_prerelease(v)), versions[-1] if versions else "")
+    newest = version or next(
+        (v for v in reversed(versions) if not is_prerelease(v)), versions[-1] if versions else ""
+    )
     of_newest = [one for one in files if one.said.version == newest]
     if not of_newest:
         return None
-    urls = {v: [_release_entry(one, base_url) for one in files if one.said.version == v] for v in versions}
+    urls = {
+        v: [_release_entry(one, base_url) for one in files if one.said.version == v]
+        for v in versions
+    }
     info = _info(next((one for one in of_newest if one.metadata), of_newest[0]), name)
-    document: dict[str, object] = {"info": info, "last_serial": len(files), "urls": urls[newest], "vulnerabilities": []}
+    document: dict[str, object] = {
+        "info": info,
+        "last_serial": len(files),
+        "urls": urls[newest],
+        "vulnerabilities": [],
+    }
     return document if version else {**document, "releases": urls}
 
 

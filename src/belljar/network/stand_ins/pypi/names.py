@@ -11,8 +11,12 @@ from typing import Final
 _PROJECT: Final = r"[A-Za-z0-9](?:[A-Za-z0-9._]*[A-Za-z0-9])?"
 _VERSION: Final = r"[0-9][A-Za-z0-9_.!+]{0,127}"
 _TAG: Final = r"[A-Za-z0-9_.]+"
-_WHEEL: Final = re.compile(rf"({_PROJECT})-({_VERSION})(?:-[0-9]{_TAG}|-[0-9])?-({_TAG}-{_TAG}-{_TAG})\.whl", re.ASCII)
-_SDIST: Final = re.compile(rf"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)-({_VERSION})\.(?:tar\.gz|zip)", re.ASCII)
+_WHEEL: Final = re.compile(
+    rf"({_PROJECT})-({_VERSION})(?:-[0-9]{_TAG}|-[0-9])?-({_TAG}-{_TAG}-{_TAG})\.whl", re.ASCII
+)
+_SDIST: Final = re.compile(
+    rf"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)-({_VERSION})\.(?:tar\.gz|zip)", re.ASCII
+)
 _ORDER: Final = re.compile(
     r"(?:(\d+)!)?(\d+(?:\.\d+)*)(?:[-_.]?(a|b|c|rc|alpha|beta|pre|preview)[-_.]?(\d*))?"
     r"(?:[-_.]?(?:post|rev|r)[-_.]?(\d*))?(?:[-_.]?(dev)[-_.]?(\d*))?(?:\+.*)?",

@@ -6,7 +6,14 @@ from typing import Final
 
 from belljar.events import Body, JsonValue
 from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, Receive, Send, StandInContext
-from belljar.network.stand_ins.answers import Interrupted, Request, answer, body_pieces, credentials, word
+from belljar.network.stand_ins.answers import (
+    Interrupted,
+    Request,
+    answer,
+    body_pieces,
+    credentials,
+    word,
+)
 from belljar.network.stand_ins.multipart import Form, FormFile, MultipartError, MultipartReader
 
 _KEPT_FIELDS: Final = (
@@ -21,7 +28,12 @@ _KEPT_FIELDS: Final = (
 
 
 async def take_upload(
-    context: StandInContext, request: Request, receive: Receive, send: Send, *, is_refused: bool = False
+    context: StandInContext,
+    request: Request,
+    receive: Receive,
+    send: Send,
+    *,
+    is_refused: bool = False,
 ) -> None:
     """Answer one upload (the protocol of twine: a multipart form with `:action`, the metadata and
     the file in `content`).
@@ -31,7 +43,9 @@ async def take_upload(
     KiB of its files.
     """
     try:
-        reader = MultipartReader(request.headers.get("content-type", ""), kept_bytes=MAX_KEPT_BODY_BYTES)
+        reader = MultipartReader(
+            request.headers.get("content-type", ""), kept_bytes=MAX_KEPT_BODY_BYTES
+        )
     except MultipartError as error:
         await _record(context, request, Form(), str(error))
         await answer(send, b"400 The upload is not a form", status=400)

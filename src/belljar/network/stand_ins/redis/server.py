@@ -37,4 +37,8 @@ def make(context: StandInContext) -> StreamApp:
 
 def check(settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...]:  # noqa: ARG001 - it has no files
     """What is missing of what it is to hold."""
-    return tuple(f"{name}: is missing" for name in ("password", "port", "strings", "hashes") if name not in settings)
+    return tuple(
+        f"{name}: is missing"
+        for name in ("password", "port", "strings", "hashes")
+        if name not in settings
+    )

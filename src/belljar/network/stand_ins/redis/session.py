@@ -106,7 +106,9 @@ class RedisSession:
         known = _COMMANDS.get(name)
         if known is None and name not in _WRITES:
             shown = b"".join(b"'%s' " % word[:128] for word in words[:20])[:128]
-            return Error(b"ERR unknown command '%s', with args beginning with: %s" % (name[:128], shown))
+            return Error(
+                b"ERR unknown command '%s', with args beginning with: %s" % (name[:128], shown)
+            )
         method, least, most = known or (RedisSession._write, 0, len(words))
         if not least <= len(words) <= most:
             return Error(b"ERR wrong number of arguments for '%s' command" % name)
@@ -189,7 +191,10 @@ class RedisSession:
             return self._name or None
         if verb == b"id" and len(words) == 1:
             return 7
-        return Error(b"ERR unknown subcommand or wrong number of arguments for '%s'. Try CLIENT HELP." % words[0][:128])
+        return Error(
+            b"ERR unknown subcommand or wrong number of arguments for '%s'. Try CLIENT HELP."
+            % words[0][:128]
+        )
 
     def _command(self, words: tuple[bytes, ...]) -> Reply:
         return {} if words and words[0].lower() == b"docs" else ()
@@ -229,8 +234,17 @@ class RedisSession:
                 "config_file": "/etc/redis/redis.conf",
             },
             "Clients": {"connected_clients": 3, "maxclients": 10_000, "blocked_clients": 0},
-            "Memory": {"used_memory": 1_412_608, "used_memory_human": "1.35M", "maxmemory_policy": "noeviction"},
-            "Replication": {"role": "slave", "master_link_status": "up", "slave_read_only": 1, "connected_slaves": 0},
+            "Memory": {
+                "used_memory": 1_412_608,
+                "used_memory_human": "1.35M",
+                "maxmemory_policy": "noeviction",
+            },
+            "Replication": {
+                "role": "slave",
+                "master_link_status": "up",
+                "slave_read_only": 1,
+                "connected_slaves": 0,
+            },
             "Keyspace": {"db0": f"keys={len(space.keys)},expires=0,avg_ttl=0"},
         }
         is_all = not wanted or wanted & {b"all", b"default", b"everything"}
@@ -276,7 +290,11 @@ class RedisSession:
                     return _SYNTAX
         keys = self._keys_here()
         end = cursor + count
-        found = [key for key in keys[cursor:end] if _matches(key, pattern) and kind in (b"", self._kind(key))]
+        found = [
+            key
+            for key in keys[cursor:end]
+            if _matches(key, pattern) and kind in (b"", self._kind(key))
+        ]
         return [b"%d" % (end if end < len(keys) else 0), found]
 
     def _kind(self, key: bytes) -> bytes:
@@ -303,7 +321,9 @@ class RedisSession:
         return [self._string(key) for key in words]
 
     def _strlen(self, words: tuple[bytes, ...]) -> Reply:
-        return _WRONG_TYPE if self._hash(words[0]) is not None else len(self._string(words[0]) or b"")
+        return (
+            _WRONG_TYPE if self._hash(words[0]) is not None else len(self._string(words[0]) or b"")
+        )
 
     def _of_hash(self, key: bytes, read: Callable[[Mapping[bytes, bytes]], Reply]) -> Reply:
         return _WRONG_TYPE if self._string(key) is not None else read(self._hash(key) or {})
@@ -330,7 +350,9 @@ class RedisSession:
 _MANY: Final = 1 << 10
 _FREE: Final = frozenset({b"auth", b"hello", b"quit"})
 """What who isn't logged in may say."""
-_COMMANDS: Final[Mapping[bytes, tuple[Callable[[RedisSession, tuple[bytes, ...]], Reply], int, int]]] = {
+_COMMANDS: Final[
+    Mapping[bytes, tuple[Callable[[RedisSession, tuple[bytes, ...]], Reply], int, int]]
+] = {
     b"auth": (RedisSession._auth, 1, 2),
     b"hello": (RedisSession._hello, 0, _MANY),
     b"quit": (RedisSession._quit, 0, _MANY),

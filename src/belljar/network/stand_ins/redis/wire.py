@@ -106,7 +106,11 @@ class Reader:
             if not line.startswith(b"$"):
                 return self._fail(b"expected '$', got '%s'" % (line[:1] or b" "))
             size = _number(line[1:])
-            if size is None or not 0 <= size <= MAX_ARGUMENT_BYTES or len(self._raw) + size > MAX_COMMAND_BYTES:
+            if (
+                size is None
+                or not 0 <= size <= MAX_ARGUMENT_BYTES
+                or len(self._raw) + size > MAX_COMMAND_BYTES
+            ):
                 return self._fail(b"invalid bulk length")
             if self.is_stranger and size > STRANGER_ARGUMENT_BYTES:
                 return self._fail(b"unauthenticated bulk length")
@@ -182,7 +186,9 @@ def split_line(line: bytes) -> list[bytes] | None:
         if match[3] is None and line[at : at + 1].strip():
             return None
         double, single, plain = match.groups()
-        words.append(plain if plain is not None else _unescaped(double) if double is not None else single)
+        words.append(
+            plain if plain is not None else _unescaped(double) if double is not None else single
+        )
     return words
 
 
@@ -208,7 +214,9 @@ def render(reply: Reply, version: int = 2) -> bytes:
             return b":%d\r\n" % reply
         case Mapping():
             head = b"%%%d\r\n" % len(reply) if version == 3 else b"*%d\r\n" % (2 * len(reply))
-            return head + b"".join(render(name, version) + render(value, version) for name, value in reply.items())
+            return head + b"".join(
+                render(name, version) + render(value, version) for name, value in reply.items()
+            )
         case _:
             return b"*%d\r\n" % len(reply) + b"".join(render(item, version) for item in reply)
 

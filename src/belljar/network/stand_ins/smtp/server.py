@@ -32,7 +32,11 @@ def make(context: StandInContext) -> StreamApp:
 
 def check(settings: Mapping[str, JsonValue], directory: Path | None) -> tuple[str, ...]:  # noqa: ARG001 - the kind has no setting of its own
     """What is wrong with the author's files: there should be none, as this kind reads none."""
-    return () if directory is None else (f"{directory}: a mail server serves no files; leave `directory` out",)
+    return (
+        ()
+        if directory is None
+        else (f"{directory}: a mail server serves no files; leave `directory` out",)
+    )
 
 
 class _Connection:

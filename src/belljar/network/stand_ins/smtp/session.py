@@ -22,7 +22,9 @@ MAX_RECIPIENTS: Final = 1000
 MAX_MESSAGES: Final = 1000
 MAX_ERRORS: Final = 50
 """Of one connection; then it is closed, as mail servers do."""
-_PATH: Final = re.compile(rb"<([^<>\x00-\x1f]{0,512})>(?:[ ]+(.*))?|([^<> \x00-\x1f]{1,512})(?:[ ]+(.*))?", re.DOTALL)
+_PATH: Final = re.compile(
+    rb"<([^<>\x00-\x1f]{0,512})>(?:[ ]+(.*))?|([^<> \x00-\x1f]{1,512})(?:[ ]+(.*))?", re.DOTALL
+)
 
 
 @dataclass(kw_only=True)
@@ -48,7 +50,10 @@ class Mail:
     def body(self) -> Body:
         """The content as a body of an event."""
         return Body(
-            name="message", content=bytes(self.head), total_bytes=self.size_bytes, sha256=self._sha256.hexdigest()
+            name="message",
+            content=bytes(self.head),
+            total_bytes=self.size_bytes,
+            sha256=self._sha256.hexdigest(),
         )
 
 
@@ -117,7 +122,9 @@ class Session:
     def _counted(self, outcome: Outcome) -> Outcome:
         self._errors += outcome.reply[:1] in {b"4", b"5"}
         if self._errors >= MAX_ERRORS:
-            return Outcome(b"421 4.7.0 %s Error: too many errors\r\n" % self._host, outcome.done, close=True)
+            return Outcome(
+                b"421 4.7.0 %s Error: too many errors\r\n" % self._host, outcome.done, close=True
+            )
         return outcome
 
     def _content(self, piece: bytes) -> Outcome:
@@ -144,7 +151,11 @@ class Session:
 
     def _helo(self, rest: bytes) -> Outcome:
         self._reset(rest)
-        return Outcome(b"250 %s\r\n" % self._host) if rest else Outcome(b"501 5.5.4 Syntax: HELO hostname\r\n")
+        return (
+            Outcome(b"250 %s\r\n" % self._host)
+            if rest
+            else Outcome(b"501 5.5.4 Syntax: HELO hostname\r\n")
+        )
 
     def _ehlo(self, rest: bytes) -> Outcome:
         self._reset(rest)

@@ -14,12 +14,34 @@ MAX_PENDING_BYTES: Final = 1 << 20
 """Of output for which the client has no room; a session with more is ended."""
 MAX_SENT_BYTES: Final = 32 << 10
 """Of output in one packet."""
-_ADJUST, _DATA, _EXTENDED, _EOF, _CLOSE, _REQUEST, _SUCCESS, _FAILURE = 93, 94, 95, 96, 97, 98, 99, 100
-_NAMES: Final = {_ADJUST: "window", _DATA: "input", _EXTENDED: "input", _EOF: "eof", _CLOSE: "close"}
+_ADJUST, _DATA, _EXTENDED, _EOF, _CLOSE, _REQUEST, _SUCCESS, _FAILURE = (
+    93,
+    94,
+    95,
+    96,
+    97,
+    98,
+    99,
+    100,
+)
+_NAMES: Final = {
+    _ADJUST: "window",
+    _DATA: "input",
+    _EXTENDED: "input",
+    _EOF: "eof",
+    _CLOSE: "close",
+}
 _STDERR: Final = 1
 _MIN_PACKET_BYTES: Final = 64
 _MAX_WINDOW: Final = 0xFFFFFFFF
-_RUBOUT, _CTRL_C, _CTRL_D, _CTRL_H, _CTRL_U, _ESCAPE = "\x7f", "\x03", "\x04", "\x08", "\x15", "\x1b"
+_RUBOUT, _CTRL_C, _CTRL_D, _CTRL_H, _CTRL_U, _ESCAPE = (
+    "\x7f",
+    "\x03",
+    "\x04",
+    "\x08",
+    "\x15",
+    "\x1b",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +102,9 @@ class Channel:
                 self._end(0)
         elif kind == _CLOSE:
             self.is_closed = True
-            return Said(name=name, payloads=() if self._is_over else (bytes((_CLOSE,)) + self._theirs,))
+            return Said(
+                name=name, payloads=() if self._is_over else (bytes((_CLOSE,)) + self._theirs,)
+            )
         return Said(name=name, data=data, payloads=(*payloads, *self._flushed()))
 
     # ---- requests
@@ -88,7 +112,9 @@ class Channel:
     def _request(self, fields: Fields) -> tuple[str, bytes, list[bytes]]:
         asked, wants_reply = fields.text(), fields.flag()
         is_free, data = self._shell is None, b""
-        ok = asked in (b"env", b"window-change", b"signal") or (asked in (b"pty-req", b"shell", b"exec") and is_free)
+        ok = asked in (b"env", b"window-change", b"signal") or (
+            asked in (b"pty-req", b"shell", b"exec") and is_free
+        )
         if ok and asked == b"pty-req":
             self._has_terminal = True
         elif ok and asked == b"shell":
@@ -196,7 +222,11 @@ class Channel:
                 self._pending.appendleft((is_error, data[count:]))
             self._window -= count
             self._pending_bytes -= count
-            head = bytes((_EXTENDED,)) + self._theirs + number(_STDERR) if is_error else bytes((_DATA,)) + self._theirs
+            head = (
+                bytes((_EXTENDED,)) + self._theirs + number(_STDERR)
+                if is_error
+                else bytes((_DATA,)) + self._theirs
+            )
             said.append(head + text(data[:count]))
         if self._status is not None and not (self._pending or self._is_over):
             self._is_over = True

@@ -95,7 +95,9 @@ def choose(payload: bytes) -> Chosen:
     needs_mac = (not chosen[2].endswith(".com"), not chosen[3].endswith(".com"))
     needed = [*chosen[:4], *(mac for mac, need in zip(chosen[4:6], needs_mac, strict=True) if need)]
     if not all((*needed, *chosen[6:])):
-        raise Malformed("no matching key exchange method, host key type, cipher, MAC or compression")
+        raise Malformed(
+            "no matching key exchange method, host key type, cipher, MAC or compression"
+        )
     is_right = (wanted[0][0], wanted[1][0]) == (_METHODS[0], ED25519.decode())
     return Chosen(
         ciphers=(chosen[2], chosen[3]),

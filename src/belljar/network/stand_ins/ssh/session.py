@@ -20,7 +20,14 @@ from belljar.network.stand_ins.ssh import exchange
 from belljar.network.stand_ins.ssh.channel import Channel
 from belljar.network.stand_ins.ssh.exchange import ED25519, KEXINIT
 from belljar.network.stand_ins.ssh.shell import Host
-from belljar.network.stand_ins.ssh.wire import Fields, Malformed, PacketReader, PacketWriter, number, text
+from belljar.network.stand_ins.ssh.wire import (
+    Fields,
+    Malformed,
+    PacketReader,
+    PacketWriter,
+    number,
+    text,
+)
 from belljar.signals.ssh_keys import ED25519_BYTES, fingerprint, public_line
 
 VERSION: Final = b"SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3"
@@ -119,10 +126,15 @@ class SshSession:
     def _begin(self, data: bytes) -> Generator[Step, None, bytes]:
         """Returns what comes after the version line."""
         line, end, rest = (bytes(self._line) + data).partition(b"\n")
-        if len(line) > MAX_VERSION_BYTES or (end and not line.startswith((b"SSH-2.0-", b"SSH-1.99-"))):
+        if len(line) > MAX_VERSION_BYTES or (
+            end and not line.startswith((b"SSH-2.0-", b"SSH-1.99-"))
+        ):
             self._line.clear()
             yield Step(
-                name="version", raw=line + end + rest, reply=b"Invalid SSH identification string.\r\n", close=True
+                name="version",
+                raw=line + end + rest,
+                reply=b"Invalid SSH identification string.\r\n",
+                close=True,
             )
             return b""
         if not end:
@@ -135,7 +147,12 @@ class SshSession:
 
     def _refuse(self, raw: bytes, what: str) -> Step:
         said = number(_PROTOCOL_ERROR) + text(what.encode()) + text(b"")
-        return Step(name="refused", raw=raw, reply=self._writer.packet(bytes((DISCONNECT,)) + said), close=True)
+        return Step(
+            name="refused",
+            raw=raw,
+            reply=self._writer.packet(bytes((DISCONNECT,)) + said),
+            close=True,
+        )
 
     def _step(self, payload: bytes) -> Step:
         """Raises `Malformed`."""
@@ -168,11 +185,15 @@ class SshSession:
         if self._chosen is None or kind == KEXINIT:
             raise Malformed("unexpected message")
         if self._chosen.skips:
-            self._chosen = exchange.Chosen(ciphers=self._chosen.ciphers, macs=self._chosen.macs, skips=False)
+            self._chosen = exchange.Chosen(
+                ciphers=self._chosen.ciphers, macs=self._chosen.macs, skips=False
+            )
             return b""
         if kind == exchange.ECDH_INIT and self._exchanged is None:
             begun = (self._version, VERSION, self._their_offer, self._offer)
-            made = exchange.exchange(payload, self._chosen, self._bastion.host_key, begun, self._random)
+            made = exchange.exchange(
+                payload, self._chosen, self._bastion.host_key, begun, self._random
+            )
             self._exchanged = made
             reply = self._writer.packet(made.reply) + self._writer.packet(bytes((NEWKEYS,)))
             self._writer.cipher = made.outgoing
@@ -196,7 +217,9 @@ class SshSession:
             return self._judged(payload, _presented(user, password, "password", ok=ok))
         if method == b"publickey":
             has_signature, algorithm, blob = fields.flag(), fields.text(), fields.text()
-            return self._key(payload, user, algorithm, blob, fields.text() if has_signature else None)
+            return self._key(
+                payload, user, algorithm, blob, fields.text() if has_signature else None
+            )
         if method != b"none":
             self._attempts += 1
         return self._denied("authentication", payload, None)
@@ -204,7 +227,9 @@ class SshSession:
     def _is_user(self, user: bytes) -> bool:
         return user == self._bastion.host.user.encode()
 
-    def _key(self, payload: bytes, user: bytes, algorithm: bytes, blob: bytes, signature: bytes | None) -> Step:
+    def _key(
+        self, payload: bytes, user: bytes, algorithm: bytes, blob: bytes, signature: bytes | None
+    ) -> Step:
         is_known = algorithm == ED25519 and fingerprint(blob) == self._bastion.fingerprint
         if not (is_known and self._is_user(user)):
             # As the real server, it asks nobody to prove a key that opens nothing.
@@ -213,7 +238,9 @@ class SshSession:
             said = bytes((AUTH_KEY_IS_FINE,)) + text(algorithm) + text(blob)
             return Step(name="key offered", raw=payload, reply=self._writer.packet(said))
         ok = self._is_signed(payload[: len(payload) - len(text(signature))], blob, signature)
-        return self._judged(payload, _presented(user, _named(blob) if ok else b"", "publickey", ok=ok))
+        return self._judged(
+            payload, _presented(user, _named(blob) if ok else b"", "publickey", ok=ok)
+        )
 
     def _is_signed(self, request: bytes, blob: bytes, signature: bytes) -> bool:
         made = self._exchanged
@@ -232,16 +259,29 @@ class SshSession:
             self._attempts += 1
             return self._denied("login", payload, presented)
         self._is_inside = True
-        return Step(name="login", raw=payload, reply=self._writer.packet(bytes((AUTH_SUCCESS,))), presented=presented)
+        return Step(
+            name="login",
+            raw=payload,
+            reply=self._writer.packet(bytes((AUTH_SUCCESS,))),
+            presented=presented,
+        )
 
     def _denied(self, name: str, payload: bytes, presented: Presented | None) -> Step:
         ends = self._attempts >= MAX_ATTEMPTS
         if ends:
-            said = number(_TOO_MANY_ATTEMPTS) + text(b"Too many authentication failures") + text(b"")
+            said = (
+                number(_TOO_MANY_ATTEMPTS) + text(b"Too many authentication failures") + text(b"")
+            )
             reply = bytes((DISCONNECT,)) + said
         else:
             reply = bytes((AUTH_FAILURE,)) + text(b"publickey,password") + b"\0"
-        return Step(name=name, raw=payload, reply=self._writer.packet(reply), presented=presented, close=ends)
+        return Step(
+            name=name,
+            raw=payload,
+            reply=self._writer.packet(reply),
+            presented=presented,
+            close=ends,
+        )
 
     # ---- sessions
 
@@ -254,7 +294,11 @@ class SshSession:
         if kind == CHANNEL_OPEN:
             return Step(name="open", raw=payload, reply=self._writer.packet(self._open(fields)))
         if not Channel.MESSAGES[0] <= kind <= Channel.MESSAGES[1]:
-            return Step(name=str(kind), raw=payload, reply=self._writer.packet(bytes((UNIMPLEMENTED,)) + number(0)))
+            return Step(
+                name=str(kind),
+                raw=payload,
+                reply=self._writer.packet(bytes((UNIMPLEMENTED,)) + number(0)),
+            )
         index = fields.number()
         channel = self._channels.get(index)
         if channel is None:
@@ -271,10 +315,21 @@ class SshSession:
         free = next(index for index in range(MAX_CHANNELS + 1) if index not in self._channels)
         if kind != b"session" or free == MAX_CHANNELS:
             code = _PROHIBITED if kind != b"session" else _NO_RESOURCES
-            return bytes((CHANNEL_OPEN_FAILURE,)) + number(theirs) + number(code) + text(b"open failed") + text(b"")
+            return (
+                bytes((CHANNEL_OPEN_FAILURE,))
+                + number(theirs)
+                + number(code)
+                + text(b"open failed")
+                + text(b"")
+            )
         channel = Channel(self._bastion.host, theirs, window, max_packet)
         self._channels[free] = channel
-        opened = number(theirs) + number(free) + number(Channel.WINDOW_BYTES) + number(Channel.PACKET_BYTES)
+        opened = (
+            number(theirs)
+            + number(free)
+            + number(Channel.WINDOW_BYTES)
+            + number(Channel.PACKET_BYTES)
+        )
         return bytes((CHANNEL_OPEN_CONFIRMATION,)) + opened
 
 
@@ -284,4 +339,6 @@ def _named(blob: bytes) -> bytes:
 
 
 def _presented(user: bytes, credential: bytes, mechanism: str, *, ok: bool) -> Presented:
-    return Presented(user=user.decode("utf-8", "replace"), credential=credential, ok=ok, mechanism=mechanism)
+    return Presented(
+        user=user.decode("utf-8", "replace"), credential=credential, ok=ok, mechanism=mechanism
+    )

@@ -64,7 +64,9 @@ class Shell:
             words = _words(line[:MAX_LINE_CHARS])
         except ValueError:
             self._status = 2
-            return Result(errors=self._said("unexpected EOF while looking for matching quote"), status=2)
+            return Result(
+                errors=self._said("unexpected EOF while looking for matching quote"), status=2
+            )
         output, errors = "", ""
         for joint, command, piped in _commands(words):
             if (joint == "&&" and self._status) or (joint == "||" and not self._status):
@@ -84,14 +86,24 @@ class Shell:
 
     def _simple(self, words: Sequence[str], given: str) -> Result:
         target = next(
-            (words[at + 1 : at + 2] for at, word in enumerate(words) if word and set(word) <= set("<>&")), None
+            (
+                words[at + 1 : at + 2]
+                for at, word in enumerate(words)
+                if word and set(word) <= set("<>&")
+            ),
+            None,
         )
         if target is not None:
             shown = "".join(target) or "newline"
-            return Result(errors=self._said(f"{shown}: restricted: cannot redirect output"), status=1)
+            return Result(
+                errors=self._said(f"{shown}: restricted: cannot redirect output"), status=1
+            )
         name, arguments = words[0], [self._expanded(word) for word in words[1:]]
         if "/" in name:
-            return Result(errors=self._said(f"{name}: restricted: cannot specify `/' in command names"), status=1)
+            return Result(
+                errors=self._said(f"{name}: restricted: cannot specify `/' in command names"),
+                status=1,
+            )
         if name == "cd":
             return Result(errors=self._said("cd: restricted"), status=1)
         if name == "cat" and not arguments:
@@ -100,7 +112,9 @@ class Shell:
         if known is None:
             return Result(errors=self._said(f"{name}: command not found"), status=_NOT_FOUND)
         if name in ("exit", "logout"):
-            status = int(arguments[0]) % 256 if arguments and arguments[0].isdecimal() else self._status
+            status = (
+                int(arguments[0]) % 256 if arguments and arguments[0].isdecimal() else self._status
+            )
             return Result(status=status, ends=True)
         return known(self._host, arguments)
 
@@ -108,7 +122,12 @@ class Shell:
         host = self._host
         if word == "~" or word.startswith("~/"):
             word = host.home + word[1:]
-        known = {"$HOME": host.home, "$USER": host.user, "$?": str(self._status), "$SHELL": "/bin/rbash"}
+        known = {
+            "$HOME": host.home,
+            "$USER": host.user,
+            "$?": str(self._status),
+            "$SHELL": "/bin/rbash",
+        }
         return known.get(word, word)
 
 
@@ -158,10 +177,17 @@ def _hostname(host: Host, arguments: Sequence[str]) -> Result:
 def _uname(host: Host, arguments: Sequence[str]) -> Result:
     short = host.name.partition(".")[0]
     parts = {"s": "Linux", "n": short, "r": _KERNEL, "v": _BUILT, "m": "x86_64", "o": "GNU/Linux"}
-    asked = "".join(word[1:] for word in arguments if word.startswith("-") and not word.startswith("--")) or "s"
+    asked = (
+        "".join(
+            word[1:] for word in arguments if word.startswith("-") and not word.startswith("--")
+        )
+        or "s"
+    )
     if "a" in asked or "--all" in arguments:
         asked = "".join(parts)
-    return Result(output=" ".join(shown for letter, shown in parts.items() if letter in asked) + "\n")
+    return Result(
+        output=" ".join(shown for letter, shown in parts.items() if letter in asked) + "\n"
+    )
 
 
 def _pwd(host: Host, arguments: Sequence[str]) -> Result:  # noqa: ARG001 - every command's signature
@@ -195,7 +221,9 @@ def _entries(host: Host, place: str) -> dict[str, str]:
     """Names in a directory → the file's path, or "" for a directory. Empty: there is none."""
     beginning = place.rstrip("/") + "/"
     inside = [path.removeprefix(beginning) for path in host.files if path.startswith(beginning)]
-    return {rest.partition("/")[0]: "" if "/" in rest else beginning + rest for rest in sorted(inside)}
+    return {
+        rest.partition("/")[0]: "" if "/" in rest else beginning + rest for rest in sorted(inside)
+    }
 
 
 def _ls(host: Host, arguments: Sequence[str]) -> Result:
@@ -207,14 +235,20 @@ def _ls(host: Host, arguments: Sequence[str]) -> Result:
         if place in host.files:
             listed = {path: place}
         elif entries := _entries(host, place):
-            listed = entries if set(options) & set("aA") else {n: p for n, p in entries.items() if n[0] != "."}
+            listed = (
+                entries
+                if set(options) & set("aA")
+                else {n: p for n, p in entries.items() if n[0] != "."}
+            )
             output += f"{path}:\n" if len(paths) > 1 else ""
             if "a" in options:
                 listed = {".": "", "..": "", **listed}
         else:
             errors += f"ls: cannot access '{path}': No such file or directory\n"
             continue
-        output += "".join(f"{_long(host, n, p) if 'l' in options else n}\n" for n, p in listed.items())
+        output += "".join(
+            f"{_long(host, n, p) if 'l' in options else n}\n" for n, p in listed.items()
+        )
         if len(output) > MAX_OUTPUT_CHARS:
             break
     return Result(output=output, errors=errors, status=2 if errors else 0)

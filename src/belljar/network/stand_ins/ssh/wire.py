@@ -152,7 +152,9 @@ class Gcm:
     def open(self, sequence: int, packet: bytes) -> bytes:  # noqa: ARG002 - every cipher's signature
         """See `PacketCipher`."""
         try:
-            padded = self._aead.decrypt(self._nonce(), packet[_LENGTH_BYTES:], packet[:_LENGTH_BYTES])
+            padded = self._aead.decrypt(
+                self._nonce(), packet[_LENGTH_BYTES:], packet[:_LENGTH_BYTES]
+            )
         except InvalidTag as error:
             raise Malformed("message authentication code incorrect") from error
         return _payload(padded)
