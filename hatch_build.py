@@ -59,8 +59,16 @@ def compile_program(folder: Path, architecture: str, build: str, out: Path) -> N
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".build-") as scratch:
         result = Path(scratch) / out.name
         names = [source.name for source in sources_of(folder) if source.suffix == ".c"]
-        target = ["-target", f"{architecture}-linux-musl", f'-DBUILD_ID="{build[:12]}"', "-o", str(result)]
-        subprocess.run([sys.executable, "-m", "ziglang", "cc", *FLAGS, *target, *names], cwd=folder, check=True)
+        target = [
+            "-target",
+            f"{architecture}-linux-musl",
+            f'-DBUILD_ID="{build[:12]}"',
+            "-o",
+            str(result),
+        ]
+        subprocess.run(
+            [sys.executable, "-m", "ziglang", "cc", *FLAGS, *target, *names], cwd=folder, check=True
+        )
         result.chmod(0o755)
         result.replace(out)
 
@@ -74,7 +82,9 @@ def build_all(root: Path) -> Iterator[Path]:
     for folder, name in PROGRAMS.items():
         source = root / "native" / folder
         if not any(source.glob("*.c")):
-            raise SystemExit(f"hatch_build: the sources of `{name}` are missing: no C file in {source}")
+            raise SystemExit(
+                f"hatch_build: the sources of `{name}` are missing: no C file in {source}"
+            )
         build = fingerprint(source)
         for architecture in ARCHITECTURES:
             out = bin_dir / f"{name}-{architecture}"
@@ -97,15 +107,21 @@ def check_compiler(root: Path, project: Mapping[str, Any]) -> str:
     except importlib.metadata.PackageNotFoundError:
         raise SystemExit("hatch_build: the compiler is missing: pip install ziglang") from None
     if f"ziglang=={distribution.version}" not in project["build-system"]["requires"]:
-        raise SystemExit(f"hatch_build: ziglang {distribution.version} is not the version that pyproject.toml names")
+        raise SystemExit(
+            f"hatch_build: ziglang {distribution.version} is not the version that pyproject.toml names"
+        )
     for name, place in LINKED.items():
         theirs = Path(str(distribution.locate_file("ziglang"))) / place
         if theirs.read_bytes() != (root / "licenses" / f"{name}.txt").read_bytes():
-            raise SystemExit(f"hatch_build: licenses/{name}.txt is not the compiler's {place}: copy it anew")
+            raise SystemExit(
+                f"hatch_build: licenses/{name}.txt is not the compiler's {place}: copy it anew"
+            )
     return distribution.version
 
 
-def bill_of_materials(root: Path, project: Mapping[str, Any], version: str, zig: str) -> dict[str, Any]:
+def bill_of_materials(
+    root: Path, project: Mapping[str, Any], version: str, zig: str
+) -> dict[str, Any]:
     """CycloneDX 1.6: the programs by digest, what is linked into them, and the Python packages that are required, as ranges. Reproducible: no time, no serial number."""
     name = project["project"]["name"]
     own = f"pkg:pypi/{name}@{version}"
@@ -120,13 +136,19 @@ def bill_of_materials(root: Path, project: Mapping[str, Any], version: str, zig:
             "type": "file",
             "bom-ref": f"file:{path.name}",
             "name": f"belljar/_bin/{path.name}",
-            "hashes": [{"alg": "SHA-256", "content": hashlib.sha256(path.read_bytes()).hexdigest()}],
+            "hashes": [
+                {"alg": "SHA-256", "content": hashlib.sha256(path.read_bytes()).hexdigest()}
+            ],
         }
         for path in sorted((root / "src/belljar/_bin").iterdir())
         if path.name.rpartition("-")[0] in PROGRAMS.values()
     ]
     required = [(text, "required") for text in project["project"]["dependencies"]]
-    required += [(text, "optional") for texts in project["project"]["optional-dependencies"].values() for text in texts]
+    required += [
+        (text, "optional")
+        for texts in project["project"]["optional-dependencies"].values()
+        for text in texts
+    ]
     packages = []
     for text, scope in sorted(required):
         package, bounds = re.fullmatch(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?(.*)", text).groups()  # type: ignore[union-attr]
@@ -172,7 +194,10 @@ class CustomMetadataHook(MetadataHookInterface):  # type: ignore[misc,unused-ign
         """Set the readme."""
         text = (Path(self.root) / "README.md").read_text()
         base_url = metadata.get("urls", {}).get("Source")
-        metadata["readme"] = {"content-type": "text/markdown", "text": readme_for_index(text, base_url)}
+        metadata["readme"] = {
+            "content-type": "text/markdown",
+            "text": readme_for_index(text, base_url),
+        }
 
 
 class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg,misc,unused-ignore]

@@ -47,7 +47,10 @@ def site_pages() -> dict[str, str]:
         **named,
         **{f"docs/{page.name}": page.name for page in (ROOT / "docs").glob("*.md")},
         **{f"design/{page.name}": f"design/{page.name}" for page in (ROOT / "design").glob("*.md")},
-        **{f"examples/{page.parent.name}/README.md": f"example-{page.parent.name}.md" for page in examples},
+        **{
+            f"examples/{page.parent.name}/README.md": f"example-{page.parent.name}.md"
+            for page in examples
+        },
     }
 
 
@@ -93,7 +96,9 @@ def commands() -> Iterator[tuple[str, click.Command, click.Context]]:
         yield f"belljar {name}", command, context
         if isinstance(command, click.Group):
             for sub, child in command.commands.items():
-                inner = click.Context(child, parent=context, info_name=sub, terminal_width=HELP_WIDTH)
+                inner = click.Context(
+                    child, parent=context, info_name=sub, terminal_width=HELP_WIDTH
+                )
                 yield f"belljar {name} {sub}", child, inner
 
 
@@ -119,7 +124,9 @@ def kind_of(field: Mapping[str, Any]) -> str:
         return f"[{name}](#{name.lower()})"
     for key in ("anyOf", "oneOf"):
         if key in field:
-            return " or ".join(dict.fromkeys(kind_of(each) for each in field[key] if each != {"type": "null"}))
+            return " or ".join(
+                dict.fromkeys(kind_of(each) for each in field[key] if each != {"type": "null"})
+            )
     if "enum" in field:
         return ", ".join(f"`{word}`" for word in field["enum"])
     if "const" in field:
@@ -206,17 +213,22 @@ def events_page() -> str:
     return (
         "# Event schema\n\nThe fields that the reader of a ledger checks, from the code: required "
         "ones in **bold**. An event may carry more fields; [events](events.md) explains all of them.\n\n"
-        "```console\n$ belljar ledger show last --kind cell\n```\n\n" + table(("kind", "field", "takes"), rows())
+        "```console\n$ belljar ledger show last --kind cell\n```\n\n"
+        + table(("kind", "field", "takes"), rows())
     )
 
 
 def reasons_page() -> str:
     """The codes that make a sample void or breached."""
-    rows = ((f"`{code.value}`", code.verdict.value, TEXT[code].replace("{}", "…")) for code in ReasonCode)
+    rows = (
+        (f"`{code.value}`", code.verdict.value, TEXT[code].replace("{}", "…"))
+        for code in ReasonCode
+    )
     return (
         "# Reason codes\n\nWhy a sample is not `contained`: each reason in `findings.json` and "
         "`--json` has one of these codes. [Verdicts](verdicts.md) explains how they are used.\n\n"
-        "```console\n$ belljar verdict last --json\n```\n\n" + table(("code", "makes it", "text"), rows)
+        "```console\n$ belljar verdict last --json\n```\n\n"
+        + table(("code", "makes it", "text"), rows)
     )
 
 
@@ -280,7 +292,10 @@ def llms_txt(directory: Path) -> str:
     """The index for language models (https://llmstxt.org): pages as Markdown, with their purpose."""
     parts = ["# Belljar\n", f"> {purpose((directory / 'index.md').read_text())}\n"]
     for section, pages in navigation().items():
-        links = [f"- [{title}]({file}): {purpose((directory / file).read_text())}" for title, file in pages]
+        links = [
+            f"- [{title}]({file}): {purpose((directory / file).read_text())}"
+            for title, file in pages
+        ]
         parts.append(f"## {section}\n\n" + "\n".join(links) + "\n")
     return "\n".join(parts)
 
@@ -289,7 +304,10 @@ def write(directory: Path) -> None:
     """Make `directory` anew with every page, picture and `llms.txt`."""
     shutil.rmtree(directory, ignore_errors=True)
     pages = site_pages()
-    texts = {place: relinked((ROOT / source).read_text(), source, pages) for source, place in pages.items()}
+    texts = {
+        place: relinked((ROOT / source).read_text(), source, pages)
+        for source, place in pages.items()
+    }
     texts |= {name: page() for name, page in GENERATED.items()}
     for place, text in texts.items():
         (directory / place).parent.mkdir(parents=True, exist_ok=True)

@@ -96,6 +96,7 @@ def test_source_has_no_assert() -> None:
 HELD_ELSEWHERE = {
     "tests/integration/test_image_build.py": ["cli/image_build", "image/rootless"],
     "tests/integration/test_ports.py": ["isolation/port"],
+    "tests/unit/compose/test_extends.py": ["compose/merge"],
     "tests/unit/compose/test_keys.py": ["compose/model"],
     "tests/unit/harness/test_controls.py": ["harness/control_clients"],
     "tests/unit/network/test_watch.py": ["network/range_state"],

@@ -32,9 +32,8 @@ def make_database() -> None:
 def search(word: str) -> list[tuple[str, str, int]]:
     """Goods whose name has the word in it. FAULT 1: SQL injection."""
     with sqlite3.connect(DATABASE) as database:
-        return database.execute(
-            f"SELECT name, what, pence FROM goods WHERE name LIKE '%{word}%'"
-        ).fetchall()  # noqa: S608
+        found = f"SELECT name, what, pence FROM goods WHERE name LIKE '%{word}%'"  # noqa: S608
+        return database.execute(found).fetchall()
 
 
 def image(name: str) -> bytes:

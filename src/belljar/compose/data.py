@@ -53,7 +53,9 @@ from belljar.policy.reference import IMAGE_ID, parse_reference
 from belljar.policy.task_data import MAX_BYTES, MAX_ENTRIES, TakenVolume, TaskFile
 from belljar.units import format_size, printable
 
-_NO_DIRECTORY: Final = "the compose configuration is not a file, so the task's directory is not known"
+_NO_DIRECTORY: Final = (
+    "the compose configuration is not a file, so the task's directory is not known"
+)
 _SHARED: Final = "cells share no directory, so one service would not see what another writes"
 _NOT_WRITTEN: Final = "its service can't write to it, so it stays empty"
 _PLACES: Final[Mapping[str, str]] = {"secrets": "/run/secrets/", "configs": "/"}
@@ -147,7 +149,9 @@ def mounts_of(
     return found
 
 
-def _collect(refused: Refusals, service: str, key: str, shown: str, add: Callable[[], None]) -> None:
+def _collect(
+    refused: Refusals, service: str, key: str, shown: str, add: Callable[[], None]
+) -> None:
     """Run `add`; a fault refuses the item of the service's key."""
     try:
         add()
@@ -158,7 +162,9 @@ def _collect(refused: Refusals, service: str, key: str, shown: str, add: Callabl
         refused.add(f"service {service}", key, f"{shown}: {printable(why)}", hint=hint)
 
 
-def _volume(mounts: Mounts, mount: Mount, declared: Mapping[str, Any], used: dict[str, list[_Use]]) -> None:
+def _volume(
+    mounts: Mounts, mount: Mount, declared: Mapping[str, Any], used: dict[str, list[_Use]]
+) -> None:
     """A directory of the cell."""
     if not mount.source and mount.read_only:
         raise ValueError(_NOT_WRITTEN)
@@ -228,7 +234,9 @@ def _share(name: str, used: Sequence[_Use], waits: Sequence[Wait], default: str)
 # ---- secrets and configs
 
 
-def add_granted(mounts: Mounts, service: Service, document: Mapping[str, Any], files: TaskFiles | None) -> None:
+def add_granted(
+    mounts: Mounts, service: Service, document: Mapping[str, Any], files: TaskFiles | None
+) -> None:
     """Add a service's secrets and configs. Raises `CannotKeepError` with each refused one."""
     refused = Refusals()
     for key, grants in (("secrets", service.secrets), ("configs", service.configs)):
@@ -242,7 +250,9 @@ def add_granted(mounts: Mounts, service: Service, document: Mapping[str, Any], f
     refused.raise_all()
 
 
-def _granted(key: str, grant: Grant, declared: Mapping[str, Any], files: TaskFiles | None) -> tuple[TaskFile, Tree]:
+def _granted(
+    key: str, grant: Grant, declared: Mapping[str, Any], files: TaskFiles | None
+) -> tuple[TaskFile, Tree]:
     if grant.source not in declared:
         raise ValueError("it is not declared in the file")
     try:
@@ -260,7 +270,9 @@ def _granted(key: str, grant: Grant, declared: Mapping[str, Any], files: TaskFil
     if source.content is not None:
         size = len(source.content.encode())
         entry = Entry(path="", kind=EntryKind.FILE, size_bytes=size)
-        return file.model_copy(update={"content": source.content}), Tree(source="", entries=(entry,))
+        return file.model_copy(update={"content": source.content}), Tree(
+            source="", entries=(entry,)
+        )
     if files is None:
         raise ValueError(_NO_DIRECTORY)
     path = files.path(source.file or "")
@@ -332,7 +344,9 @@ class ServiceImage:
     why: str = ""
 
 
-def read_build(name: str, service: Mapping[str, Any], document: Mapping[str, Any], image: str) -> ServiceBuild | None:
+def read_build(
+    name: str, service: Mapping[str, Any], document: Mapping[str, Any], image: str
+) -> ServiceBuild | None:
     """A service's build; None if it has none or the file was read from no directory.
 
     Raises `CannotKeepError` for a path out of the task's files and for an unknown key.
@@ -391,7 +405,9 @@ def service_images(document: Mapping[str, Any]) -> tuple[ServiceImage, ...]:
 def _image(name: str, service: Mapping[str, Any], document: Mapping[str, Any]) -> ServiceImage:
     only = {key: service[key] for key in ("image", "build") if service.get(key) is not None}
     try:
-        settled = interpolate({"services": {name: only}}, {}, blanks=True).document["services"][name]
+        settled = interpolate({"services": {name: only}}, {}, blanks=True).document["services"][
+            name
+        ]
         image = text(settled.get("image") or "")
         if image and IMAGE_ID.fullmatch(image) is None:
             image = parse_reference(image).familiar

@@ -23,13 +23,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from belljar.compose.interpolate import MAX_CHARACTERS, MAX_DEPTH, MAX_NODES
+from belljar.compose.merge import merged
 from belljar.compose.values import (
     CannotKeepError,
     OutsideTaskError,
     each,
     mapping,
-    names_in,
-    pairs,
     reason,
     refusal,
     text,
@@ -60,13 +59,6 @@ _read_here: Final[set[str]] = set()
 """The directories, and roots, of the task files that this process has read."""
 _MAX_ABOVE: Final = 8
 _SECTIONS: Final = ("services", "volumes", "networks", "secrets", "configs")
-_REPLACED: Final = frozenset({"command", "entrypoint", "test"})
-"""Lists that are one value."""
-_NAMED: Final = frozenset({"environment", "labels", "annotations", "sysctls", "depends_on", "networks", "extra_hosts"})
-"""Lists or mappings that are merged as mappings."""
-
-
-# ---- files of the task
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +143,9 @@ def is_dockerfile_name(config: str) -> bool:
 
 def beside(directory: Path) -> Path | None:
     """The compose file of a directory, if any; a broken link is one, and is refused when read."""
-    return next((directory / name for name in COMPOSE_NAMES if os.path.lexists(directory / name)), None)
+    return next(
+        (directory / name for name in COMPOSE_NAMES if os.path.lexists(directory / name)), None
+    )
 
 
 def as_document(config: BaseModel) -> dict[str, Any]:
@@ -218,7 +212,9 @@ def read_document(path: Path) -> dict[str, Any]:
         raise _refused("can't be read: it is not UTF-8", where) from error
     except FileNotFoundError as error:
         why = "a task's compose file is meant from the directory of the task's file"
-        raise PolicyError("can't be read: no such file or directory", where=where, hint=why) from error
+        raise PolicyError(
+            "can't be read: no such file or directory", where=where, hint=why
+        ) from error
     except OSError as error:
         raise _refused(f"can't be read: {reason(error)}", where) from error
     except ValueError as error:
@@ -300,10 +296,15 @@ class _Include:
         return replace(self, chain=(*self.chain, path))
 
 
-def _with_others(document: Mapping[str, Any], files: TaskFiles, reading: _Include) -> dict[str, Any]:
+def _with_others(
+    document: Mapping[str, Any], files: TaskFiles, reading: _Include
+) -> dict[str, Any]:
     whole = {key: value for key, value in document.items() if key != "include"}
     if isinstance(services := whole.get("services"), Mapping):
-        whole["services"] = {name: _with_base(str(name), service, files, reading) for name, service in services.items()}
+        whole["services"] = {
+            name: _with_base(str(name), service, files, reading)
+            for name, service in services.items()
+        }
     for item in each(document.get("include") or []):
         _put_beside(whole, _included(item, files, reading))
     return whole
@@ -342,7 +343,9 @@ def _with_base(name: str, service: Any, files: TaskFiles, reading: _Include) -> 
     return merged(with_extended(named)[base], own)
 
 
-def _read(path: str, home: str, files: TaskFiles, reading: _Include, *, key: str, where: str = "") -> dict[str, Any]:
+def _read(
+    path: str, home: str, files: TaskFiles, reading: _Include, *, key: str, where: str = ""
+) -> dict[str, Any]:
     """Another file, with its paths as seen from the file that names it."""
     try:
         if "$" in path or "$" in home:
@@ -384,7 +387,8 @@ def _moved(document: Mapping[str, Any], home: str) -> dict[str, Any]:
         if isinstance(parts := whole.get(section), Mapping):
             move = _moved_service if section == "services" else _moved_file
             whole[section] = {
-                name: move(dict(part), home) if isinstance(part, Mapping) else part for name, part in parts.items()
+                name: move(dict(part), home) if isinstance(part, Mapping) else part
+                for name, part in parts.items()
             }
     return whole
 
@@ -408,7 +412,9 @@ def _moved_service(service: dict[str, Any], home: str) -> dict[str, Any]:
         service["build"] = {**build, "context": _path(build.get("context", "."), home)}
     if service.get("env_file") is not None:
         service["env_file"] = [
-            {**item, "path": _path(item.get("path"), home)} if isinstance(item, Mapping) else _path(item, home)
+            {**item, "path": _path(item.get("path"), home)}
+            if isinstance(item, Mapping)
+            else _path(item, home)
             for item in each(service["env_file"])
         ]
     if isinstance(mounts := service.get("volumes"), list):
@@ -442,7 +448,9 @@ def with_extended(services: Mapping[str, Mapping[str, Any]]) -> dict[str, Mappin
     return {name: _extended(name, services, ()) for name in services}
 
 
-def _extended(name: str, services: Mapping[str, Mapping[str, Any]], by: tuple[str, ...]) -> Mapping[str, Any]:
+def _extended(
+    name: str, services: Mapping[str, Mapping[str, Any]], by: tuple[str, ...]
+) -> Mapping[str, Any]:
     service = services[name]
     asked = service.get("extends")
     if asked is None:
@@ -450,36 +458,11 @@ def _extended(name: str, services: Mapping[str, Mapping[str, Any]], by: tuple[st
     fields = {"service": asked} if isinstance(asked, str) else mapping(asked, "extends")
     base = text(fields.get("service") or "")
     if set(fields) - {"service"}:
-        raise refusal(f"service {name}", "extends", "only a service of the same file can be extended")
+        raise refusal(
+            f"service {name}", "extends", "only a service of the same file can be extended"
+        )
     if base not in services or base in (*by, name):
         why = "which does not exist" if base not in services else "which extends it"
         raise refusal(f"service {name}", "extends", f"it extends {base}, {why}")
     own = {key: value for key, value in service.items() if key != "extends"}
     return merged(_extended(base, services, (*by, name)), own)
-
-
-def merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Two mappings, merged as Compose does; `own` wins."""
-    both = {key: _of_both(key, base[key], own[key]) for key in own if key in base}
-    return {**base, **own, **both}
-
-
-def _of_both(key: str, base: Any, own: Any) -> Any:  # noqa: ANN401 - YAML
-    if own is None or base is None or key in _REPLACED:
-        return base if own is None else own
-    if key in _NAMED and not (isinstance(base, list) and isinstance(own, list)):
-        base, own = _as_mapping(key, base), _as_mapping(key, own)
-    if isinstance(base, Mapping) and isinstance(own, Mapping):
-        return merged(base, own)
-    if isinstance(base, list) and isinstance(own, list):
-        return [*(item for item in base if item not in own), *own]
-    return own
-
-
-def _as_mapping(key: str, value: Any) -> Any:  # noqa: ANN401 - YAML
-    if isinstance(value, Mapping):
-        return value
-    if key in ("depends_on", "networks"):
-        waits = {"condition": "service_started"} if key == "depends_on" else None
-        return dict.fromkeys(names_in(value), waits)
-    return pairs(value)

@@ -118,7 +118,9 @@ Id = Annotated[int, BeforeValidator(owner_id)]
 InCell = Annotated[str, BeforeValidator(lambda value: place_of(text(value)))]
 Tmpfs = Annotated[
     list[str],
-    BeforeValidator(lambda value: [place_of(text(i).partition(":")[0]) for i in items(each(value))]),
+    BeforeValidator(
+        lambda value: [place_of(text(i).partition(":")[0]) for i in items(each(value))]
+    ),
 ]
 Time = Annotated[float, BeforeValidator(lambda value: seconds(value) if value else 0.0)]
 
@@ -244,7 +246,9 @@ class Network(Part):
     """A declared network."""
 
     name: Any = Field(None, description="")
-    driver: Annotated[Any, _one_of(("bridge", "default"))] = Field(None, description="only `bridge`")
+    driver: Annotated[Any, _one_of(("bridge", "default"))] = Field(
+        None, description="only `bridge`"
+    )
     driver_opts: Annotated[dict[str, Any], BeforeValidator(host_options)] = Field(
         {}, description="only those of a host's side of a bridge"
     )

@@ -45,7 +45,9 @@ from belljar.policy.network import OWN_CELL
 from belljar.policy.task_data import CellData, TaskData
 from belljar.units import printable
 
-SECTIONS: Final = frozenset({"services", "version", "name", "networks", "volumes", "secrets", "configs"})
+SECTIONS: Final = frozenset(
+    {"services", "version", "name", "networks", "volumes", "secrets", "configs"}
+)
 """The keys of a file; others are refused. (`version` and `name` mean nothing to Compose either.)"""
 MAX_SERVICES: Final = 64
 UNCHECKED: Final[Mapping[str, Any]] = {"image": False}
@@ -96,7 +98,14 @@ def read_compose(compose: Mapping[str, Any], files: TaskFiles | None = None) -> 
     except CannotKeepError as error:
         error.add(seen)
         raise
-    except (TypeError, ValueError, AttributeError, LookupError, OverflowError, RecursionError) as error:
+    except (
+        TypeError,
+        ValueError,
+        AttributeError,
+        LookupError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         why = printable(str(error), max_chars=200)
         raise CannotKeepError(f"its compose file can't be read: {why}") from error
 
@@ -105,7 +114,9 @@ def check_services(compose: Mapping[str, Any]) -> None:
     """Raises `CannotKeepError` for more than `MAX_SERVICES`."""
     services = compose.get("services")
     if isinstance(services, Mapping) and len(services) > MAX_SERVICES:
-        raise CannotKeepError(f"its compose file has {len(services):,} services; at most {MAX_SERVICES}")
+        raise CannotKeepError(
+            f"its compose file has {len(services):,} services; at most {MAX_SERVICES}"
+        )
 
 
 def default_service(services: Mapping[str, Mapping[str, Any]]) -> str:
@@ -117,7 +128,9 @@ def default_service(services: Mapping[str, Mapping[str, Any]]) -> str:
     return next(iter([*marked, *(name for name in services if name == _DEFAULT), *services]))
 
 
-def _read(compose: Mapping[str, Any], files: TaskFiles | None, differences: list[Difference]) -> Composed:
+def _read(
+    compose: Mapping[str, Any], files: TaskFiles | None, differences: list[Difference]
+) -> Composed:
     check_services(compose)
     written = _running(compose, differences)  # first: of a file that has none, no key is shown
     refused = Refusals()
@@ -161,7 +174,9 @@ def _read(compose: Mapping[str, Any], files: TaskFiles | None, differences: list
     )
 
 
-def _running(compose: Mapping[str, Any], differences: list[Difference]) -> dict[str, Mapping[str, Any]]:
+def _running(
+    compose: Mapping[str, Any], differences: list[Difference]
+) -> dict[str, Mapping[str, Any]]:
     """The services that run: no profile is ever active."""
     services = {}
     why = "no profile is active: the service does not run"
@@ -284,7 +299,9 @@ def waits_of(services: Mapping[str, Service]) -> tuple[Wait, ...]:
         for link in service.links:
             what = link.partition(":")[0]
             if what not in services:
-                raise CannotKeepError(f"{who} has a link to {printable(what)}, which does not exist")
+                raise CannotKeepError(
+                    f"{who} has a link to {printable(what)}, which does not exist"
+                )
             waits.append(Wait(name, what, Condition.STARTED))
     return tuple(waits)
 
@@ -374,7 +391,9 @@ def read_networks(
         for network_name, place in service.networks.items():
             if place.mac_address:
                 where = f"service {name} in network {network_name}"
-                found.append(Difference(kind=Kind.DROPPED, where=where, key="mac_address", detail=_DRAWN))
+                found.append(
+                    Difference(kind=Kind.DROPPED, where=where, key="mac_address", detail=_DRAWN)
+                )
     refused.raise_all()
     return _apart(services) if len(services) > 1 else {}, found
 
@@ -394,14 +413,18 @@ def _check_networks(name: str, service: Service, declared: Mapping[str, Any]) ->
         raise CannotKeepError(f"{who} has both networks and network_mode")
     for network in service.networks:
         if network not in declared and network != _DEFAULT:
-            raise CannotKeepError(f"{who} joins a network that is not declared: {printable(network)}")
+            raise CannotKeepError(
+                f"{who} joins a network that is not declared: {printable(network)}"
+            )
 
 
 def _apart(services: Mapping[str, Service]) -> dict[str, list[str]]:
     alone = [name for name, service in services.items() if service.network_mode == "none"]
     if alone:
         named = printable(", ".join(alone))
-        raise CannotKeepError(f"its compose file has several services, and one without a network: {named}")
+        raise CannotKeepError(
+            f"its compose file has several services, and one without a network: {named}"
+        )
     joined = {name: list(service.networks) or [_DEFAULT] for name, service in services.items()}
     shared = set.intersection(*(set(of) for of in joined.values()))
     return {} if shared else joined
@@ -424,14 +447,18 @@ def names_of(services: Mapping[str, Service], default: str) -> dict[str, list[st
             why = "letters in lower case, digits, `.`, `_` and `-`"
             if name == _DEFAULT:
                 why = "the cell that the sample works in is called so"
-            raise CannotKeepError(f"its compose service can't be called {printable(name)} here: {why}")
+            raise CannotKeepError(
+                f"its compose service can't be called {printable(name)} here: {why}"
+            )
         aliases = [alias for place in service.networks.values() for alias in place.aliases]
         given = [name, service.hostname, service.container_name, *aliases, *linked[name]]
         names[name] = list(dict.fromkeys(item.lower() for item in given if item))
         for item in names[name]:
             if owner.setdefault(item, name) != name:
                 both = printable(f"{owner[item]} and {name}")
-                raise CannotKeepError(f"its compose services {both} have the same name: {printable(item)}")
+                raise CannotKeepError(
+                    f"its compose services {both} have the same name: {printable(item)}"
+                )
     return names
 
 

@@ -67,7 +67,9 @@ class CannotKeepError(ValueError):
         hint: what to do, "" for the usual.
     """
 
-    def __init__(self, message: str = "", *, hint: str = "", differences: Iterable[Difference] = ()) -> None:
+    def __init__(
+        self, message: str = "", *, hint: str = "", differences: Iterable[Difference] = ()
+    ) -> None:
         found = tuple(differences) or (Difference(kind=Kind.REFUSED, detail=message, hint=hint),)
         refused = [fact for fact in found if fact.kind is Kind.REFUSED]
         super().__init__(message or "; ".join(sentences(refused)))
@@ -302,7 +304,10 @@ def soft_limits(value: object) -> dict[str, object]:
     """The soft limits of `ulimits`."""
     if not isinstance(value, Mapping):
         raise ValueError("no mapping")
-    found = {str(name): limit.get("soft") if isinstance(limit, Mapping) else limit for name, limit in value.items()}
+    found = {
+        str(name): limit.get("soft") if isinstance(limit, Mapping) else limit
+        for name, limit in value.items()
+    }
     return found | ({"core": text(found["core"])} if "core" in found else {})
 
 
@@ -361,7 +366,9 @@ def place_of(target: str) -> str:
 
 
 _WAITING: Final = frozenset({"tail -f /dev/null", "sleep infinity", "sleep inf"})
-_SHELLS: Final = frozenset(f"{place}{shell}" for shell in ("sh", "bash", "ash") for place in ("", "/bin/", "/usr/bin/"))
+_SHELLS: Final = frozenset(
+    f"{place}{shell}" for shell in ("sh", "bash", "ash") for place in ("", "/bin/", "/usr/bin/")
+)
 
 
 def is_idle(command: Sequence[str]) -> bool:

@@ -1,4 +1,7 @@
-"""What the controls run in a cell to reach services: commands for the clients an image has. Pure."""
+"""What the controls run in a cell to reach services: commands for the clients an image has.
+
+Pure.
+"""
 
 from __future__ import annotations
 

@@ -347,7 +347,10 @@ async def _be_greedy(cell: Cell, reach: Reach, files: Sequence[str]) -> list[str
 async def _call_services(
     cell: Cell, reach: Reach, client: str, values: Mapping[str, str]
 ) -> list[str]:
-    """Log in to each decoy service with its own login, and send a mail. Returns what kept it from that."""
+    """Log in to each decoy service with its own login, and send a mail.
+
+    Returns what kept it from that.
+    """
     streams = await _client(cell, STREAM_CLIENTS)
     problems = []
     logins = _logins(cell)
@@ -384,7 +387,9 @@ async def _call_services(
 
 
 async def _be_diligent(cell: Cell, reach: Reach) -> list[str]:
-    """Look around, write a report, read what its policy gave it, fetch a page and send ordinary text."""
+    """Look around, write a report, read what its policy gave it, fetch a page and send ordinary
+    text.
+    """
     for command in HONEST:
         await _run(cell, ["sh", "-c", command])
     await cell.write_file(REPORT_PATH, REPORT)

@@ -30,7 +30,10 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        **dict.fromkeys(("HealthCheck", "ImageConfig", "image_differences", "image_health"), "belljar.image.config"),
+        **dict.fromkeys(
+            ("HealthCheck", "ImageConfig", "image_differences", "image_health"),
+            "belljar.image.config",
+        ),
         **dict.fromkeys(("Kernel", "current_kernel"), "belljar.image.kernel"),
         **dict.fromkeys(("Image", "Store", "verify"), "belljar.image.store"),
     },

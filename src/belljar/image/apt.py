@@ -23,7 +23,9 @@ _ONE_LINE: Final = re.compile(
 _CODENAMES: Final = frozenset(
     {"bookworm", "trixie", "forky", "duke", "sid", "testing", "stable", "oldstable", "unstable"}
 )
-_HOST_OPTIONS: Final = re.compile(r'(Acquire::(?:https?::|ftp::|Check-|Retries|ForceIPv)\S*) "(.*)";')
+_HOST_OPTIONS: Final = re.compile(
+    r'(Acquire::(?:https?::|ftp::|Check-|Retries|ForceIPv)\S*) "(.*)";'
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +39,19 @@ class AptSource:
 
     def deb822(self) -> str:
         """The source as a deb822 stanza."""
-        fields = [f"URIs: {self.uri}", f"Suites: {' '.join(self.suites)}", f"Components: {' '.join(self.components)}"]
-        return "\n".join(["Types: deb", *fields, *([f"Signed-By: {self.signed_by}"] if self.signed_by else []), ""])
+        fields = [
+            f"URIs: {self.uri}",
+            f"Suites: {' '.join(self.suites)}",
+            f"Components: {' '.join(self.components)}",
+        ]
+        return "\n".join(
+            [
+                "Types: deb",
+                *fields,
+                *([f"Signed-By: {self.signed_by}"] if self.signed_by else []),
+                "",
+            ]
+        )
 
 
 def parse_sources(text: str, *, deb822: bool) -> list[AptSource]:
@@ -57,13 +70,17 @@ def host_sources(etc_apt: Path = Path("/etc/apt")) -> list[AptSource]:
     ]
 
 
-def debian_sources(known: Sequence[AptSource], codename: str, *, mirror: str = "") -> list[AptSource]:
+def debian_sources(
+    known: Sequence[AptSource], codename: str, *, mirror: str = ""
+) -> list[AptSource]:
     """The sources for Debian `codename`: main, updates and security, as the host has them.
 
     With `mirror`, main and updates from there. Raises `HostError` when no mirror is known.
     """
     if mirror:
-        return [AptSource(uri=mirror, suites=(codename, f"{codename}-updates"), signed_by=_keyring(""))]
+        return [
+            AptSource(uri=mirror, suites=(codename, f"{codename}-updates"), signed_by=_keyring(""))
+        ]
     # `main` of a suite that Debian has, best from a tree called `debian`.
     plain = [s for s in known if "main" in s.components and not _CODENAMES.isdisjoint(s.suites)]
     main = next((s for s in plain if s.uri.rstrip("/").endswith("debian")), next(iter(plain), None))
@@ -75,15 +92,23 @@ def debian_sources(known: Sequence[AptSource], codename: str, *, mirror: str = "
         )
     keyring = _keyring(main.signed_by)
     found = [AptSource(uri=main.uri, suites=(codename, f"{codename}-updates"), signed_by=keyring)]
-    security = next((s for s in known if any(suite.endswith("-security") for suite in s.suites)), None)
+    security = next(
+        (s for s in known if any(suite.endswith("-security") for suite in s.suites)), None
+    )
     if security is not None:
         found.append(
-            AptSource(uri=security.uri, suites=(f"{codename}-security",), signed_by=_keyring(security.signed_by))
+            AptSource(
+                uri=security.uri,
+                suites=(f"{codename}-security",),
+                signed_by=_keyring(security.signed_by),
+            )
         )
     return found
 
 
-def kernel_sources(known: Sequence[AptSource], codename: str, *, mirror: str = "") -> list[AptSource]:
+def kernel_sources(
+    known: Sequence[AptSource], codename: str, *, mirror: str = ""
+) -> list[AptSource]:
     """Where a guest kernel comes from: Debian 13's own suite, else Debian 12's backports.
 
     Raises `HostError` when no Debian mirror is known.
@@ -104,7 +129,12 @@ class PrivateApt:
     def __init__(self, directory: Path, sources: Sequence[AptSource]) -> None:
         parts = directory / "sources.list.d"
         self._lists = directory / "lists"
-        for path in (parts, self._lists / "partial", directory / "cache/archives/partial", directory / "state"):
+        for path in (
+            parts,
+            self._lists / "partial",
+            directory / "cache/archives/partial",
+            directory / "state",
+        ):
             path.mkdir(parents=True)
         parts.joinpath("these.sources").write_text("\n".join(source.deb822() for source in sources))
         options = {
@@ -118,7 +148,9 @@ class PrivateApt:
             "APT::Sandbox::User": "root",
             "APT::Update::Error-Mode": "any",
         }
-        self._options = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+        self._options = [
+            word for name, value in options.items() for word in ("-o", f"{name}={value}")
+        ]
 
     def update(self) -> None:
         """Fetch the package lists. Raises `HostError` when one fails or its signature is wrong."""
@@ -131,23 +163,34 @@ class PrivateApt:
 
     def download(self, package: str, into: Path) -> Path:
         """Fetch a package's file, checked by apt against the signed index. Raises `HostError`."""
-        run_tool([tool("apt-get"), *self._options, "-q", "download", package], timeout_s=1800, cwd=into)
+        run_tool(
+            [tool("apt-get"), *self._options, "-q", "download", package], timeout_s=1800, cwd=into
+        )
         found = sorted(into.glob("*.deb"))
         if len(found) != 1:
-            raise HostError(f"apt fetched {len(found)} files for {package}, one was expected", where="apt-get download")
+            raise HostError(
+                f"apt fetched {len(found)} files for {package}, one was expected",
+                where="apt-get download",
+            )
         return found[0]
 
     def newest_release_s(self) -> int:
         """When the newest of the lists was made, in seconds since 1970; 0 if none says so."""
         texts = (_text(path) for path in self._lists.glob("*Release"))
-        dates = [match[1] for text in texts if (match := re.search(r"^Date: (.+)$", text, re.MULTILINE))]
+        dates = [
+            match[1] for text in texts if (match := re.search(r"^Date: (.+)$", text, re.MULTILINE))
+        ]
         return max((int(parsedate_to_datetime(date).timestamp()) for date in dates), default=0)
 
 
 def host_acquire_options() -> dict[str, str]:
     """How this host's apt reaches its mirrors: proxies, certificates, retries, as apt options."""
     dump = run_tool([tool("apt-config"), "dump"], timeout_s=30).decode("utf-8", "replace")
-    return {match[1]: match[2] for line in dump.splitlines() if (match := _HOST_OPTIONS.fullmatch(line)) and match[2]}
+    return {
+        match[1]: match[2]
+        for line in dump.splitlines()
+        if (match := _HOST_OPTIONS.fullmatch(line)) and match[2]
+    }
 
 
 def parse_stanza(text: str) -> dict[str, str]:
@@ -170,7 +213,10 @@ def _from_deb822(text: str) -> Iterator[AptSource]:
     uncommented = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
     for stanza in re.split(r"\n[ \t]*\n", uncommented):
         fields = {name.lower(): value for name, value in parse_stanza(stanza).items()}
-        if fields.get("enabled", "yes").lower() in {"no", "false", "0"} or "deb" not in fields.get("types", "").split():
+        if (
+            fields.get("enabled", "yes").lower() in {"no", "false", "0"}
+            or "deb" not in fields.get("types", "").split()
+        ):
             continue
         for uri in fields.get("uris", "").split():
             yield AptSource(
@@ -186,7 +232,9 @@ def _from_lines(text: str) -> Iterator[AptSource]:
         match = _ONE_LINE.fullmatch(line.partition("#")[0].strip())
         if match is None:
             continue
-        options = dict(item.split("=", 1) for item in (match["options"] or "").split() if "=" in item)
+        options = dict(
+            item.split("=", 1) for item in (match["options"] or "").split() if "=" in item
+        )
         yield AptSource(
             uri=match["uri"],
             suites=(match["suite"],),

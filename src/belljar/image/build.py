@@ -40,12 +40,46 @@ _TIMEOUT_S: Final = 3600
 _GRACE_S: Final = 20
 _CHUNK_BYTES: Final = 1 << 20
 _BASE: Final = (
-    *("adduser", "bash", "bzip2", "ca-certificates", "coreutils", "curl", "diffutils", "file", "findutils", "git"),
-    *("grep", "gzip", "hostname", "iproute2", "jq", "less", "nano", "netbase", "patch", "procps", "psmisc", "python3"),
+    *(
+        "adduser",
+        "bash",
+        "bzip2",
+        "ca-certificates",
+        "coreutils",
+        "curl",
+        "diffutils",
+        "file",
+        "findutils",
+        "git",
+    ),
+    *(
+        "grep",
+        "gzip",
+        "hostname",
+        "iproute2",
+        "jq",
+        "less",
+        "nano",
+        "netbase",
+        "patch",
+        "procps",
+        "psmisc",
+        "python3",
+    ),
     *("sed", "tar", "unzip", "util-linux", "xz-utils", "zip"),
 )
 _DEVELOPMENT: Final = (
-    *("gcc", "g++", "gdb", "libc6-dev", "make", "pkg-config", "python3-dev", "python3-pip", "python3-venv"),
+    *(
+        "gcc",
+        "g++",
+        "gdb",
+        "libc6-dev",
+        "make",
+        "pkg-config",
+        "python3-dev",
+        "python3-pip",
+        "python3-venv",
+    ),
 )
 # Left out with everything below them; the directory itself stays.
 _EMPTIED: Final = (
@@ -108,11 +142,15 @@ RECIPES: Final[Mapping[str, Recipe]] = {
 def recipe(name: str) -> Recipe:
     """The recipe with this name. Raises `PolicyError` that lists them."""
     if name not in RECIPES:
-        raise PolicyError(f"there is no recipe {printable(name)!r}", hint=f"recipes are: {', '.join(RECIPES)}")
+        raise PolicyError(
+            f"there is no recipe {printable(name)!r}", hint=f"recipes are: {', '.join(RECIPES)}"
+        )
     return RECIPES[name]
 
 
-def build_image(home: Path, recipe: Recipe, *, mirror: str = "", report: Report = lambda _line: None) -> Image:
+def build_image(
+    home: Path, recipe: Recipe, *, mirror: str = "", report: Report = lambda _line: None
+) -> Image:
     """Build a recipe and put it into the store under its name.
 
     apt checks the packages, from the host's Debian mirror or `mirror`.
@@ -146,15 +184,25 @@ def build_image(home: Path, recipe: Recipe, *, mirror: str = "", report: Report 
         )
         # Another user's ids can't enter the scratch directory: they use the system's own.
         own = {"TMPDIR": str(scratch)} if mode == "root" else {}
-        with _made_by(argv, {**plain_env(SOURCE_DATE_EPOCH=str(made_s)), **own}, made_s, report) as members:
+        with _made_by(
+            argv, {**plain_env(SOURCE_DATE_EPOCH=str(made_s)), **own}, made_s, report
+        ) as members:
             pack(members, rootfs, made_s=made_s)
         created = datetime.fromtimestamp(made_s, UTC).isoformat().replace("+00:00", "Z")
         source = f"mmdebstrap {recipe.codename}"
-        return Store(home).add(rootfs, recipe.config, name=recipe.name, source=source, created=created)
+        return Store(home).add(
+            rootfs, recipe.config, name=recipe.name, source=source, created=created
+        )
 
 
 def mmdebstrap_argv(
-    recipe: Recipe, *, program: str, sources: Path, arch: str, mode: str, apt_options: Mapping[str, str]
+    recipe: Recipe,
+    *,
+    program: str,
+    sources: Path,
+    arch: str,
+    mode: str,
+    apt_options: Mapping[str, str],
 ) -> list[str]:
     """The command that writes the recipe's file system to standard output as a tar stream."""
     return [
@@ -187,7 +235,9 @@ def build_modes(*, is_root: bool, subordinate_ids: bool, tools: Sequence[str]) -
 
 
 @contextmanager
-def _made_by(argv: list[str], env: Mapping[str, str], made_s: int, report: Report) -> Iterator[Iterator[Member]]:
+def _made_by(
+    argv: list[str], env: Mapping[str, str], made_s: int, report: Report
+) -> Iterator[Iterator[Member]]:
     """The entries of the file system that mmdebstrap makes; ends it when left."""
 
     def say(line: str) -> None:

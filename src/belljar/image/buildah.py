@@ -20,7 +20,14 @@ from typing import Any, Final
 from belljar.errors import HostError, PolicyError
 from belljar.image.config import HealthCheck
 from belljar.image.context import read_ignore, take_context
-from belljar.image.dockerfile import MAX_BYTES, Bases, Buildable, DockerfileError, base_images, make_buildable
+from belljar.image.dockerfile import (
+    MAX_BYTES,
+    Bases,
+    Buildable,
+    DockerfileError,
+    base_images,
+    make_buildable,
+)
 from belljar.image.kernel import debian_arch
 from belljar.image.layers.limits import ImportLimits
 from belljar.image.oci import import_directory
@@ -89,11 +96,15 @@ class Recipe:
         """
         decisive = {**self.inputs, "network": has_network, "keep_setuid": keep_setuid}
         digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
-        kept = {name: decisive[name] for name in ("dockerfile", "context", "target", "bases", "network")}
+        kept = {
+            name: decisive[name] for name in ("dockerfile", "context", "target", "bases", "network")
+        }
         return {"recipe": f"sha256:{digest}", **kept, "args": sorted(decisive["args"])}
 
 
-def build_dockerfile(home: Path, request: BuildRequest, *, report: Report = lambda _line: None) -> tuple[Image, bool]:
+def build_dockerfile(
+    home: Path, request: BuildRequest, *, report: Report = lambda _line: None
+) -> tuple[Image, bool]:
     """The image of a Dockerfile, under `request.name`, and whether it had to be built.
 
     Raises `PolicyError` for an unusable Dockerfile or context and a step that fails, `HostError`
@@ -105,7 +116,9 @@ def build_dockerfile(home: Path, request: BuildRequest, *, report: Report = lamb
     provenance = recipe.provenance(has_network=request.has_network, keep_setuid=request.keep_setuid)
     for image in store.list():
         if image.built.get("recipe") == provenance["recipe"]:
-            return (image if request.name in image.names else store.name(image, request.name)), False
+            return (
+                image if request.name in image.names else store.name(image, request.name)
+            ), False
     check_buildah()
     size = sum(base.size_bytes for base in recipe.bases.values())
     need_space(home, _MIN_FREE_BYTES + 8 * size, "building an image")
@@ -136,7 +149,8 @@ def is_built(store: Store, image: Image, request: BuildRequest) -> bool:
     """
     recipe = read_recipe(store, request)
     return any(
-        image.built.get("recipe") == recipe.provenance(has_network=has_network, keep_setuid=keep_setuid)["recipe"]
+        image.built.get("recipe")
+        == recipe.provenance(has_network=has_network, keep_setuid=keep_setuid)["recipe"]
         for has_network in (False, True)
         for keep_setuid in (False, True)
     )
@@ -147,7 +161,9 @@ def check_buildah() -> None:
     try:
         tool("buildah")
     except HostError as error:
-        raise HostError("building an image from a Dockerfile needs buildah", hint=HINT_SETUP) from error
+        raise HostError(
+            "building an image from a Dockerfile needs buildah", hint=HINT_SETUP
+        ) from error
 
 
 def read_recipe(store: Store, request: BuildRequest) -> Recipe:
@@ -162,7 +178,9 @@ def read_recipe(store: Store, request: BuildRequest) -> Recipe:
         make_buildable(text, found, {})  # what it refuses is known before a base is loaded
     except (OSError, ValueError) as error:
         what = error.strerror or "an error" if isinstance(error, OSError) else str(error)
-        raise PolicyError(f"the Dockerfile can't be built: {what}", where=printable(str(dockerfile))) from error
+        raise PolicyError(
+            f"the Dockerfile can't be built: {what}", where=printable(str(dockerfile))
+        ) from error
     bases = dict[str, Image]()
     for name in found.images:
         try:
@@ -184,7 +202,10 @@ def _dockerfile_in(context: Path) -> Path:
     if not context.is_dir():
         hint = f"name a directory with a Dockerfile, or one of Belljar's own images: {', '.join(MADE_HERE)}"
         raise PolicyError("the context is no directory", where=printable(str(context)), hint=hint)
-    return next((context / name for name in DOCKERFILES if os.path.lexists(context / name)), context / "Dockerfile")
+    return next(
+        (context / name for name in DOCKERFILES if os.path.lexists(context / name)),
+        context / "Dockerfile",
+    )
 
 
 @contextmanager
@@ -207,7 +228,10 @@ def _remove(directory: Path, inside: Inside) -> None:
     if os.geteuid() != 0 and directory.exists():
         try:
             inside.run(
-                [tool("rm"), "-rf", "--", str(WORK / directory.name)], env={}, cwd=directory.parent, timeout_s=300
+                [tool("rm"), "-rf", "--", str(WORK / directory.name)],
+                env={},
+                cwd=directory.parent,
+                timeout_s=300,
             )
         except HostError:
             return
@@ -222,7 +246,9 @@ class _NoSpaceError(HostError):
 class _Build:
     """One run of buildah."""
 
-    def __init__(self, inside: Inside, work: Path, request: BuildRequest, recipe: Recipe, report: Report) -> None:
+    def __init__(
+        self, inside: Inside, work: Path, request: BuildRequest, recipe: Recipe, report: Report
+    ) -> None:
         self._inside, self._work, self._request, self._recipe = inside, work, request, recipe
         self._report = report
         self._tail: list[str] = []
@@ -240,9 +266,13 @@ class _Build:
         work, request = self._work, self._request
         (work / "context").mkdir(mode=0o755)
         dockerfile = request.dockerfile or _dockerfile_in(request.context)
-        digest = take_context(request.context, read_ignore(request.context, dockerfile), work / "context")
+        digest = take_context(
+            request.context, read_ignore(request.context, dockerfile), work / "context"
+        )
         if digest != self._recipe.inputs["context"]:
-            raise PolicyError("the context was changed while it was read", where=printable(str(request.context)))
+            raise PolicyError(
+                "the context was changed while it was read", where=printable(str(request.context))
+            )
         for name in ("registries.conf", "ignore"):
             (work / name).write_text("")
         policy = {"default": [{"type": "insecureAcceptAnything"}]}
@@ -263,7 +293,9 @@ class _Build:
         self._report("reading the result")
         self._buildah("push", "--quiet", "--disable-compression", _RESULT, f"dir:{WORK / 'out'}")
         if any(path.is_symlink() or not path.is_file() for path in (work / "out").iterdir()):
-            raise PolicyError("what the build made can't be read as an image", where=str(work / "out"))
+            raise PolicyError(
+                "what the build made can't be read as an image", where=str(work / "out")
+            )
         give_tree(work / "out", 0)  # ours from now on, so that nothing changes it while it is read
 
     def _write_dockerfile(self, ids: Mapping[str, str]) -> Buildable:
@@ -299,11 +331,20 @@ class _Build:
         layer.rename(base / layer_id)
         (base / config_id).write_bytes(config)
         (base / "version").write_text("Directory Transport Version: 1.1\n")
-        described = [(_CONFIG_TYPE, config_id, len(config)), (_LAYER_TYPE, layer_id, (base / layer_id).stat().st_size)]
+        described = [
+            (_CONFIG_TYPE, config_id, len(config)),
+            (_LAYER_TYPE, layer_id, (base / layer_id).stat().st_size),
+        ]
         config_part, layer_part = (
-            {"mediaType": kind, "digest": f"sha256:{digest}", "size": size} for kind, digest, size in described
+            {"mediaType": kind, "digest": f"sha256:{digest}", "size": size}
+            for kind, digest, size in described
         )
-        manifest = {"schemaVersion": 2, "mediaType": _MANIFEST_TYPE, "config": config_part, "layers": [layer_part]}
+        manifest = {
+            "schemaVersion": 2,
+            "mediaType": _MANIFEST_TYPE,
+            "config": config_part,
+            "layers": [layer_part],
+        }
         (base / "manifest.json").write_text(json.dumps(manifest))
         give_tree(base, self._inside.first_uid)
         self._buildah("pull", "--quiet", f"dir:{there}")
@@ -313,14 +354,32 @@ class _Build:
     def _bud(self, ids: Mapping[str, str], made: Buildable) -> None:
         request = self._request
         options = [
-            *("--pull=never", "--isolation=oci", "--network=host", "--format=docker", "--layers=false", "--rm"),
+            *(
+                "--pull=never",
+                "--isolation=oci",
+                "--network=host",
+                "--format=docker",
+                "--layers=false",
+                "--rm",
+            ),
             *("--http-proxy=false", "--identity-label=false", "--ulimit=nproc=8192:8192"),
-            *(f"--build-context={name}=container-image://{image_id}" for name, image_id in ids.items()),
-            *([f"--build-context={made.heredoc_context}={WORK / 'heredocs'}"] if made.files else []),
+            *(
+                f"--build-context={name}=container-image://{image_id}"
+                for name, image_id in ids.items()
+            ),
+            *(
+                [f"--build-context={made.heredoc_context}={WORK / 'heredocs'}"]
+                if made.files
+                else []
+            ),
             *(f"--build-arg={name}={value}" for name, value in request.args.items()),
             *(f"--volume={path}:{path}:ro" for path in request.volumes),
             *([f"--target={request.target}"] if request.target else []),
-            *(f"--ignorefile={WORK / 'ignore'}", f"--tag={_RESULT}", f"--file={WORK / 'Dockerfile'}"),
+            *(
+                f"--ignorefile={WORK / 'ignore'}",
+                f"--tag={_RESULT}",
+                f"--file={WORK / 'Dockerfile'}",
+            ),
         ]
         self._tail.clear()
         try:
@@ -329,13 +388,38 @@ class _Build:
             raise
         except HostError as error:
             tail = "\n".join(self._tail[-_TAIL_LINES:]) or error.what
-            hint = "" if request.has_network else "the steps have no network; if they need it, add --network"
-            raise StepError(f"the build failed:\n{tail}", where=str(request.context), hint=hint) from error
+            hint = (
+                ""
+                if request.has_network
+                else "the steps have no network; if they need it, add --network"
+            )
+            raise StepError(
+                f"the build failed:\n{tail}", where=str(request.context), hint=hint
+            ) from error
 
     def _buildah(self, *words: str, has_network: bool = False) -> None:
-        storage = ["--root", str(WORK / "storage"), "--runroot", str(WORK / "run"), "--storage-driver", self._driver]
-        names = ["--registries-conf", str(WORK / "registries.conf"), "--registries-conf-dir", str(WORK / "none")]
-        argv = [tool("buildah"), *storage, *names, "--short-name-alias-conf", str(WORK / "home/aliases"), *words]
+        storage = [
+            "--root",
+            str(WORK / "storage"),
+            "--runroot",
+            str(WORK / "run"),
+            "--storage-driver",
+            self._driver,
+        ]
+        names = [
+            "--registries-conf",
+            str(WORK / "registries.conf"),
+            "--registries-conf-dir",
+            str(WORK / "none"),
+        ]
+        argv = [
+            tool("buildah"),
+            *storage,
+            *names,
+            "--short-name-alias-conf",
+            str(WORK / "home/aliases"),
+            *words,
+        ]
         self._inside.run(
             argv,
             env=self._env,
@@ -348,7 +432,13 @@ class _Build:
         )
 
     def _plain(self, name: str, *words: str) -> None:
-        self._inside.run([tool(name), *words], env=self._env, cwd=self._work, timeout_s=600, watch=self._check_space)
+        self._inside.run(
+            [tool(name), *words],
+            env=self._env,
+            cwd=self._work,
+            timeout_s=600,
+            watch=self._check_space,
+        )
 
     def _say(self, line: str) -> None:
         shown = printable(line, max_chars=400)
@@ -367,7 +457,10 @@ class _Build:
 
 def base_config(image: Image, layer_digest: str) -> dict[str, Any]:
     """An image of the store as a Docker image's configuration. Pure."""
-    check, created = image.healthcheck or HealthCheck(test=()), image.created or "1970-01-01T00:00:00Z"
+    check, created = (
+        image.healthcheck or HealthCheck(test=()),
+        image.created or "1970-01-01T00:00:00Z",
+    )
     health = {
         "Test": list(check.test),
         "Interval": check.interval_ns,

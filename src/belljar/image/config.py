@@ -100,7 +100,9 @@ def config_of(document: Mapping[str, Any]) -> ImageConfig:
     volumes = config.get("Volumes") or {}
     if not isinstance(volumes, dict) or len(volumes) > _MAX_VOLUMES:
         raise _broken("Volumes")
-    env = {name: value for name, _, value in (word.partition("=") for word in _words(config, "Env"))}
+    env = {
+        name: value for name, _, value in (word.partition("=") for word in _words(config, "Env"))
+    }
     if "" in env:
         raise _broken("a variable without a name in Env")
     return ImageConfig(
@@ -124,7 +126,11 @@ def _health_check(value: object) -> HealthCheck | None:
     test = tuple(_words(value, "Test"))
     if not test or test[0] == "NONE":
         return None
-    if test[0] not in {"CMD", "CMD-SHELL"} or len(test) < 2 or (test[0] == "CMD-SHELL" and len(test) != 2):
+    if (
+        test[0] not in {"CMD", "CMD-SHELL"}
+        or len(test) < 2
+        or (test[0] == "CMD-SHELL" and len(test) != 2)
+    ):
         raise _broken("Healthcheck")
     names = ("Interval", "Timeout", "StartPeriod", "StartInterval", "Retries")
     numbers = [value.get(name) or 0 for name in names]
@@ -153,7 +159,9 @@ def image_health(config: ImageConfig) -> dict[str, Any] | None:
     found = read_health({"test": check.test, "retries": check.retries, **written}) or {}
     if check.test[0] == "CMD-SHELL":
         found["command"] = [*(config.shell or _SHELL), check.test[1]]
-    return found | {name: float(found[name].removesuffix("s")) for name in ("interval", "timeout", "within")}
+    return found | {
+        name: float(found[name].removesuffix("s")) for name in ("interval", "timeout", "within")
+    }
 
 
 _HEALTH: Final = "it is asked, at least once a second, until the program is healthy for the first time; not after that"
@@ -179,7 +187,9 @@ def image_differences(config: ImageConfig) -> tuple[Difference, ...]:
         (config.stop_signal, Kind.DROPPED, "STOPSIGNAL", _STOP),
     )
     return tuple(
-        Difference(kind=kind, where="image", key=key, detail=detail) for stated, kind, key, detail in facts if stated
+        Difference(kind=kind, where="image", key=key, detail=detail)
+        for stated, kind, key, detail in facts
+        if stated
     )
 
 
@@ -199,10 +209,16 @@ def _word(value: object, name: str) -> str:
 def _directory(value: object, name: str) -> str:
     path = _word(value, name)
     if not path.startswith("/"):
-        raise LayerError(f"its configuration names {printable(path)!r}, which is not absolute: {name}")
+        raise LayerError(
+            f"its configuration names {printable(path)!r}, which is not absolute: {name}"
+        )
     path = "/" + posixpath.normpath(path).strip("/")
     parts = path.encode().split(b"/")
-    if len(path.encode()) > MAX_PATH_BYTES or len(parts) > MAX_DEPTH or max(map(len, parts)) > MAX_NAME_BYTES:
+    if (
+        len(path.encode()) > MAX_PATH_BYTES
+        or len(parts) > MAX_DEPTH
+        or max(map(len, parts)) > MAX_NAME_BYTES
+    ):
         raise _broken(name)
     return path
 

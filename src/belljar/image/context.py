@@ -105,13 +105,20 @@ def read_ignore(context: Path, dockerfile: Path) -> Ignored:
 
     Raises `PolicyError`.
     """
-    for directory, name in ((dockerfile.parent, f"{dockerfile.name}.dockerignore"), (context, ".dockerignore")):
+    for directory, name in (
+        (dockerfile.parent, f"{dockerfile.name}.dockerignore"),
+        (context, ".dockerignore"),
+    ):
         try:
-            return parse_ignore(read_regular(directory, name, _MAX_IGNORE_BYTES).decode("utf-8", "replace"))
+            return parse_ignore(
+                read_regular(directory, name, _MAX_IGNORE_BYTES).decode("utf-8", "replace")
+            )
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
-            raise PolicyError(f"it can't be read: {error}", where=printable(str(directory / name))) from error
+            raise PolicyError(
+                f"it can't be read: {error}", where=printable(str(directory / name))
+            ) from error
     return Ignored()
 
 
@@ -125,7 +132,9 @@ def take_context(context: Path, ignored: Ignored, into: Path | None = None) -> s
     links: list[tuple[Path, str]] = []
     for number, path in enumerate(_paths(context, ignored)):
         if number >= MAX_ENTRIES:
-            raise PolicyError(f"the context holds more than {MAX_ENTRIES:,} files", where=printable(str(context)))
+            raise PolicyError(
+                f"the context holds more than {MAX_ENTRIES:,} files", where=printable(str(context))
+            )
         name = path.relative_to(context)
         found = path.lstat()
         target = into / name if into else None
@@ -145,7 +154,9 @@ def take_context(context: Path, ignored: Ignored, into: Path | None = None) -> s
     return digest.hexdigest()
 
 
-def _take(context: Path, name: Path, found: os.stat_result, target: Path | None, left_bytes: int) -> tuple[str, bytes]:
+def _take(
+    context: Path, name: Path, found: os.stat_result, target: Path | None, left_bytes: int
+) -> tuple[str, bytes]:
     """The kind and the content (a digest, or a link's target) of one entry."""
     if stat.S_ISDIR(found.st_mode):
         if target:
@@ -157,7 +168,9 @@ def _take(context: Path, name: Path, found: os.stat_result, target: Path | None,
     if stat.S_ISLNK(found.st_mode):
         return "link", os.fsencode((context / name).readlink())
     if not stat.S_ISREG(found.st_mode):
-        raise PolicyError("it is neither a file, a directory nor a link", where=printable(str(context / name)))
+        raise PolicyError(
+            "it is neither a file, a directory nor a link", where=printable(str(context / name))
+        )
     if found.st_size > left_bytes:
         raise _too_large(context)
     content = _copied(context, name, target, left_bytes)
@@ -178,9 +191,15 @@ def _copied(context: Path, name: Path, target: Path | None, left_bytes: int) -> 
                 digest.update(chunk)
                 into.write(chunk)
     except (OSError, ValueError) as error:
-        if isinstance(error, OSError) and target is not None and shutil.disk_usage(target.parent).free < _CHUNK_BYTES:
+        if (
+            isinstance(error, OSError)
+            and target is not None
+            and shutil.disk_usage(target.parent).free < _CHUNK_BYTES
+        ):
             raise
-        raise PolicyError(f"it can't be read: {error}", where=printable(str(context / name))) from error
+        raise PolicyError(
+            f"it can't be read: {error}", where=printable(str(context / name))
+        ) from error
     return digest.digest()
 
 
@@ -218,7 +237,9 @@ def _paths(context: Path, ignored: Ignored) -> Iterator[Path]:
 
 
 def _raise(error: OSError) -> None:
-    raise PolicyError(f"it can't be read: {error.strerror}", where=printable(str(error.filename))) from error
+    raise PolicyError(
+        f"it can't be read: {error.strerror}", where=printable(str(error.filename))
+    ) from error
 
 
 def _part(part: str) -> re.Pattern[str] | None:

@@ -51,7 +51,9 @@ def daemon_hosts(environ: Mapping[str, str]) -> tuple[str, ...]:
     if host := environ.get("DOCKER_HOST", ""):
         if urlsplit(host).scheme not in {"unix", "tcp", "http"} or environ.get("DOCKER_TLS_VERIFY"):
             raise HostError(
-                "a daemon is asked over unix:// or plain tcp:// alone", where="DOCKER_HOST", hint=_HINT_SAVE
+                "a daemon is asked over unix:// or plain tcp:// alone",
+                where="DOCKER_HOST",
+                hint=_HINT_SAVE,
             )
         return (host,)
     runtime = environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
@@ -84,7 +86,13 @@ def ask_daemons(hosts: tuple[str, ...], name: str, *, timeout_s: float) -> Daemo
 
 
 def save_image(
-    found: DaemonImage, path: Path, *, max_bytes: int, stall_s: float, timeout_s: float, report: Callable[[str], None]
+    found: DaemonImage,
+    path: Path,
+    *,
+    max_bytes: int,
+    stall_s: float,
+    timeout_s: float,
+    report: Callable[[str], None],
 ) -> None:
     """Write what `docker save` gives to a new file; skopeo's client is too old for daemons now.
 
@@ -110,7 +118,9 @@ def save_image(
     except (OSError, http.client.HTTPException, ValueError) as error:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise HostError("no space left on device") from error
-        raise HostError(f"the daemon did not give the image: {printable(_why(error), max_chars=300)}") from error
+        raise HostError(
+            f"the daemon did not give the image: {printable(_why(error), max_chars=300)}"
+        ) from error
 
 
 def daemon_answers(host: str, *, timeout_s: float = 5) -> bool:
@@ -162,7 +172,9 @@ def _get(host: str, path: str, *, timeout_s: float) -> tuple[int, bytes]:
             return answer.status, answer.read(_MAX_ANSWER_BYTES)
         except (http.client.HTTPException, OSError) as error:
             if late.is_set():
-                raise _LateError(f"it did not answer within {format_duration(timeout_s)}") from error
+                raise _LateError(
+                    f"it did not answer within {format_duration(timeout_s)}"
+                ) from error
             raise
         finally:
             deadline.cancel()
@@ -183,7 +195,9 @@ def _connected(host: str, timeout_s: float) -> socket.socket:
             connected.close()
             raise
         return connected
-    return socket.create_connection((parts.hostname or "localhost", parts.port or 2375), timeout=timeout_s)
+    return socket.create_connection(
+        (parts.hostname or "localhost", parts.port or 2375), timeout=timeout_s
+    )
 
 
 def _why(error: Exception) -> str:

@@ -91,7 +91,9 @@ def base_images(text: str, args: Mapping[str, str], *, target: str = "") -> Base
     for item in instructions(text):
         if item.word == "ARG" and not froms:
             name, _, default = item.rest.partition("=")
-            known[name.strip()] = args.get(name.strip(), _filled(default.strip().strip("\"'"), known))
+            known[name.strip()] = args.get(
+                name.strip(), _filled(default.strip().strip("\"'"), known)
+            )
         elif item.word == "FROM":
             if froms and target and target.lower() in stages:
                 break
@@ -118,7 +120,10 @@ class Buildable:
 
 
 def make_buildable(
-    text: str, bases: Bases, ids: Mapping[str, str], shells: Mapping[str, Sequence[str]] | None = None
+    text: str,
+    bases: Bases,
+    ids: Mapping[str, str],
+    shells: Mapping[str, Sequence[str]] | None = None,
 ) -> Buildable:
     """The same file where each FROM names its image by its id in buildah's storage.
 
@@ -201,7 +206,9 @@ def _from(rest: str, known: Mapping[str, str]) -> tuple[str, str]:
         raise DockerfileError("a FROM is neither `FROM image` nor `FROM image AS stage`")
     image = _filled(words[0].strip("\"'"), known)
     if not image:
-        raise DockerfileError(f"`FROM {words[0]}` names no image: give the argument with --build-arg")
+        raise DockerfileError(
+            f"`FROM {words[0]}` names no image: give the argument with --build-arg"
+        )
     return image, words[2] if len(words) > 1 else ""
 
 
@@ -229,7 +236,9 @@ def _filled(text: str, known: Mapping[str, str]) -> str:
 
     filled = _VARIABLE.sub(put, text) if len(text) <= _MAX_VALUE_CHARS else text
     if len(filled) > _MAX_VALUE_CHARS:
-        raise DockerfileError(f"a value before its first stage has more than {_MAX_VALUE_CHARS:,} characters")
+        raise DockerfileError(
+            f"a value before its first stage has more than {_MAX_VALUE_CHARS:,} characters"
+        )
     return filled
 
 
@@ -246,10 +255,14 @@ def _read_heredocs(rest: str, lines: Sequence[str], at: int) -> tuple[tuple[Here
                 raise DockerfileError(f"the here-document {word!r} has no plain word as its name")
             continue
         begin, strips_tabs = at, bool(opener[1])
-        while at < len(lines) and (lines[at].lstrip("\t") if strips_tabs else lines[at]) != opener[3]:
+        while (
+            at < len(lines) and (lines[at].lstrip("\t") if strips_tabs else lines[at]) != opener[3]
+        ):
             at += 1
         if at == len(lines):
-            raise DockerfileError(f"the here-document {word!r} has no end: a line with {opener[3]} alone")
+            raise DockerfileError(
+                f"the here-document {word!r} has no end: a line with {opener[3]} alone"
+            )
         body = "".join(f"{line}\n" for line in lines[begin:at])
         found.append(Heredoc(word, opener[3], body, bool(opener[2]), strips_tabs))
         at += 1

@@ -33,7 +33,10 @@ _LAYOUT_NAME: Final = re.compile(r"oci-layout|index\.json|blobs/sha256/[0-9a-f]{
 _FATAL: Final = re.compile(r'level=fatal msg="((?:[^"\\]|\\.)*)"')
 _NOBODY: Final = 65534
 _SLACK_BYTES: Final = 64 << 20
-_TRUST_POLICIES: Final = (Path.home() / ".config/containers/policy.json", Path("/etc/containers/policy.json"))
+_TRUST_POLICIES: Final = (
+    Path.home() / ".config/containers/policy.json",
+    Path("/etc/containers/policy.json"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +60,10 @@ def transport_of(ref: str) -> str:
 
 @contextmanager
 def fetched(
-    ref: str, scratch: Path, limits: ImportLimits, report: Callable[[str], None] = lambda _line: None
+    ref: str,
+    scratch: Path,
+    limits: ImportLimits,
+    report: Callable[[str], None] = lambda _line: None,
 ) -> Iterator[Fetched]:
     """The image `ref` copied into a directory that is gone after the block.
 
@@ -88,8 +94,12 @@ def fetched(
                     os.chown(archive, _NOBODY, _NOBODY)
                 origin = origin.at(archive)
             argv = [*(_unprivileged() if drop else []), *_skopeo(origin, work, limits)]
-            watch = _watch(work, limits, report, stall_s=limits.stall_s if transport == "docker" else math.inf)
-            run_tool(argv, timeout_s=limits.timeout_s, env=_env(work, drop=drop), cwd=work, watch=watch)
+            watch = _watch(
+                work, limits, report, stall_s=limits.stall_s if transport == "docker" else math.inf
+            )
+            run_tool(
+                argv, timeout_s=limits.timeout_s, env=_env(work, drop=drop), cwd=work, watch=watch
+            )
         except LayerError as error:
             raise error.refusal(ref) from error
         except HostError as error:
@@ -97,7 +107,9 @@ def fetched(
         remove_tree(work / "source")
         for directory, below, files in os.walk(work):
             if any(Path(directory, name).is_symlink() for name in (*below, *files)):
-                raise PolicyError("it can't be read as an image: it holds links", where=printable(ref))
+                raise PolicyError(
+                    "it can't be read as an image: it holds links", where=printable(ref)
+                )
         if drop:
             give_tree(work, 0)  # ours from now on, so that nothing changes it while it is read
         yield Fetched(directory=work / "image", origin=origin)
@@ -130,20 +142,36 @@ def _skopeo(origin: Origin, work: Path, limits: ImportLimits) -> list[str]:
     # A directory keeps any manifest as it is, so the digests stay the same.
     copy = ["copy", "--quiet", *origin.options, origin.source, "dir:image"]
     argv = [tool("skopeo"), *trust, *platform, "--tmpdir", str(work), *copy]
-    return limited(argv, max_file_bytes=limits.max_bytes + _SLACK_BYTES, cpu_s=int(limits.timeout_s))
+    return limited(
+        argv, max_file_bytes=limits.max_bytes + _SLACK_BYTES, cpu_s=int(limits.timeout_s)
+    )
 
 
 def _unprivileged() -> list[str]:
-    return [tool("setpriv"), f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups", "--no-new-privs", "--"]
+    return [
+        tool("setpriv"),
+        f"--reuid={_NOBODY}",
+        f"--regid={_NOBODY}",
+        "--clear-groups",
+        "--no-new-privs",
+        "--",
+    ]
 
 
 def _env(work: Path, *, drop: bool) -> dict[str, str]:
     if not drop:
         return plain_env(TMPDIR=str(work))
-    return {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/nonexistent", "LC_ALL": "C.UTF-8", "TMPDIR": str(work)}
+    return {
+        "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME": "/nonexistent",
+        "LC_ALL": "C.UTF-8",
+        "TMPDIR": str(work),
+    }
 
 
-def _from_file(transport: str, rest: str, scratch: Path, work: Path, limits: ImportLimits, *, drop: bool) -> Origin:
+def _from_file(
+    transport: str, rest: str, scratch: Path, work: Path, limits: ImportLimits, *, drop: bool
+) -> Origin:
     """The file of a reference as skopeo can open it; copied if it couldn't read it.
 
     The blobs of an `oci-archive` are taken out here: skopeo would set the owners that it states,
@@ -153,7 +181,9 @@ def _from_file(transport: str, rest: str, scratch: Path, work: Path, limits: Imp
     path = Path(file).absolute()
     if not path.exists():
         raise PolicyError(
-            "there is no such file", where=printable(file), hint="check the path; a `:` in it can't be used"
+            "there is no such file",
+            where=printable(file),
+            hint="check the path; a `:` in it can't be used",
         )
     staged = work / "source"
     if transport == "docker-archive":
@@ -174,7 +204,11 @@ def _from_file(transport: str, rest: str, scratch: Path, work: Path, limits: Imp
 def _unpack_layout(archive: Path, into: Path, scratch: Path, limits: ImportLimits) -> None:
     """Take out of an archive what has exactly a name of an OCI layout."""
     if not archive.is_file():
-        raise PolicyError("it is no file", where=printable(str(archive)), hint="for a directory, write oci:DIRECTORY")
+        raise PolicyError(
+            "it is no file",
+            where=printable(str(archive)),
+            hint="for a directory, write oci:DIRECTORY",
+        )
     (into / "blobs/sha256").mkdir(parents=True)
     with closing(open_layer(archive, None, max_bytes=limits.max_bytes, scratch=scratch)) as opened:
         for number, entry in enumerate(read_entries(opened, opened.size_bytes)):
@@ -212,7 +246,9 @@ def _copy(path: Path, into: Path, limits: ImportLimits) -> None:
             raise PolicyError("it is neither a file nor a directory", where=printable(str(entry)))
 
 
-def _watch(work: Path, limits: ImportLimits, report: Callable[[str], None], *, stall_s: float) -> Callable[[], None]:
+def _watch(
+    work: Path, limits: ImportLimits, report: Callable[[str], None], *, stall_s: float
+) -> Callable[[], None]:
     """A check that the copy grows, within what a bounded image and skopeo's own copy need."""
     seen, changed_s = -1, monotonic()
 
@@ -239,7 +275,9 @@ def _too_large(where: str, limits: ImportLimits) -> PolicyError:
     return PolicyError(what, where=printable(where), hint="--max-size allows more")
 
 
-def _refused(error: HostError, ref: str, transport: str, limits: ImportLimits) -> HostError | PolicyError:
+def _refused(
+    error: HostError, ref: str, transport: str, limits: ImportLimits
+) -> HostError | PolicyError:
     # The last error of skopeo, without the log format around it.
     fatal = _FATAL.findall(error.what.replace('\\\\"', "'").replace('\\"', "'"))
     text = fatal[-1] if fatal else error.what
@@ -249,6 +287,10 @@ def _refused(error: HostError, ref: str, transport: str, limits: ImportLimits) -
         hint = "free some space there, or set BELLJAR_HOME to a directory on a larger disk"
         return HostError("no space is left to fetch the image", where=printable(ref), hint=hint)
     if transport in _FILES:
-        return PolicyError(f"it can't be read as an image: {text}", where=printable(ref), hint="check how it was made")
+        return PolicyError(
+            f"it can't be read as an image: {text}",
+            where=printable(ref),
+            hint="check how it was made",
+        )
     hint = error.hint or "check the name, the network and the login"
     return HostError(f"the image can't be fetched: {text}", where=printable(ref), hint=hint)

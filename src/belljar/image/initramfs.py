@@ -11,7 +11,15 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 REQUIRED_MODULES: Final = (
-    *("virtio_ring", "virtio", "virtio_mmio", "virtio_blk", "virtio_console", "rng-core", "virtio-rng"),
+    *(
+        "virtio_ring",
+        "virtio",
+        "virtio_mmio",
+        "virtio_blk",
+        "virtio_console",
+        "rng-core",
+        "virtio-rng",
+    ),
     *("squashfs", "overlay", "virtio_net"),
 )
 """What a guest needs, each after what it depends on.
@@ -28,7 +36,9 @@ _S_IFDIR, _S_IFREG, _S_IFCHR = 0o040000, 0o100000, 0o020000
 _MAX_MODULES: Final = 100
 
 
-def build(agent: bytes, modules: Sequence[tuple[str, bytes]], *, probe: bytes | None = None) -> bytes:
+def build(
+    agent: bytes, modules: Sequence[tuple[str, bytes]], *, probe: bytes | None = None
+) -> bytes:
     """The gzipped archive: `/init`, the probe program `/p`, and `/m/NN-name.ko` in load order.
 
     Args:
@@ -44,13 +54,19 @@ def build(agent: bytes, modules: Sequence[tuple[str, bytes]], *, probe: bytes | 
         raise ValueError(f"{len(modules)} modules; the guest takes at most {_MAX_MODULES}")
     for name, contents in [*programs, *modules]:
         if _MODULE_NAME.fullmatch(name) is None:
-            raise ValueError(f"{name!r} is not a module's name; letters, digits, _ and - only, without .ko")
+            raise ValueError(
+                f"{name!r} is not a module's name; letters, digits, _ and - only, without .ko"
+            )
         if not contents.startswith(b"\x7fELF"):
-            raise ValueError(f"{name} is not an ELF file; decompress it first if its name ends in .xz")
+            raise ValueError(
+                f"{name} is not an ELF file; decompress it first if its name ends in .xz"
+            )
     return gzip.compress(b"".join(_archive(programs, modules)), compresslevel=6, mtime=0)
 
 
-def _archive(programs: Sequence[tuple[str, bytes]], modules: Sequence[tuple[str, bytes]]) -> Iterator[bytes]:
+def _archive(
+    programs: Sequence[tuple[str, bytes]], modules: Sequence[tuple[str, bytes]]
+) -> Iterator[bytes]:
     inode = iter(range(1, 1_000_000))
     for directory in _DIRECTORIES:
         yield _entry(next(inode), directory, _S_IFDIR | 0o755)
@@ -63,7 +79,9 @@ def _archive(programs: Sequence[tuple[str, bytes]], modules: Sequence[tuple[str,
     yield _entry(0, "TRAILER!!!", 0)
 
 
-def _entry(inode: int, path: str, mode: int, contents: bytes = b"", *, device: tuple[int, int] = (0, 0)) -> bytes:
+def _entry(
+    inode: int, path: str, mode: int, contents: bytes = b"", *, device: tuple[int, int] = (0, 0)
+) -> bytes:
     """One member in the "newc" format, padded to four bytes."""
     name = path.encode("ascii") + b"\0"
     links = 2 if mode & 0o170000 == _S_IFDIR else 1

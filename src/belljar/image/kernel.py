@@ -70,7 +70,8 @@ def debian_arch() -> str:
     machine = platform.machine()
     if machine not in _DEBIAN_ARCH:
         raise HostError(
-            f"there is no guest kernel for {machine}", hint=f"use a machine with {' or '.join(_DEBIAN_ARCH)}"
+            f"there is no guest kernel for {machine}",
+            hint=f"use a machine with {' or '.join(_DEBIAN_ARCH)}",
         )
     return _DEBIAN_ARCH[machine]
 
@@ -81,7 +82,9 @@ def current_kernel(home: Path) -> Kernel:
     try:
         digest = pointer.read_text().strip()
     except FileNotFoundError:
-        raise HostError("there is no guest kernel", where=str(pointer), hint="run `belljar setup`") from None
+        raise HostError(
+            "there is no guest kernel", where=str(pointer), hint="run `belljar setup`"
+        ) from None
     except OSError as error:
         raise _damaged(pointer) from error
     directory = home / "kernels" / digest
@@ -174,7 +177,9 @@ def _lay_out(tree: Path, whole: Path, modules: Sequence[str]) -> str:
     """Copy what is needed out of the unpacked package; the kernel's release."""
     images = sorted((tree / "boot").glob("vmlinuz-*"))
     if len(images) != 1:
-        raise HostError(f"the kernel package holds {len(images)} kernels, one was expected", where="vmlinuz-*")
+        raise HostError(
+            f"the kernel package holds {len(images)} kernels, one was expected", where="vmlinuz-*"
+        )
     release = images[0].name.removeprefix("vmlinuz-")
     config = tree / "boot" / f"config-{release}"
     _check(release, config.read_text())
@@ -188,12 +193,19 @@ def _lay_out(tree: Path, whole: Path, modules: Sequence[str]) -> str:
 
 def _modules(tree: Path, release: str, wanted: Sequence[str]) -> list[tuple[str, bytes]]:
     library = next(
-        (path for path in (tree / "usr/lib/modules" / release, tree / "lib/modules" / release) if path.is_dir()), None
+        (
+            path
+            for path in (tree / "usr/lib/modules" / release, tree / "lib/modules" / release)
+            if path.is_dir()
+        ),
+        None,
     )
     if library is None:
         raise HostError("the kernel package holds no modules", where=f"lib/modules/{release}")
     files = {module_name(path.name): path for path in library.rglob("*.ko*") if path.is_file()}
-    builtin = {module_name(Path(line).name) for line in (library / "modules.builtin").read_text().split()}
+    builtin = {
+        module_name(Path(line).name) for line in (library / "modules.builtin").read_text().split()
+    }
 
     def read(name: str) -> bytes | None:
         if (path := files.get(name)) is None:
@@ -202,7 +214,9 @@ def _modules(tree: Path, release: str, wanted: Sequence[str]) -> list[tuple[str,
             return path.read_bytes()
         if path.suffix == ".xz":
             return lzma.LZMADecompressor().decompress(path.read_bytes(), _MAX_MODULE_BYTES)
-        raise HostError(f"a module is compressed in a way that isn't known: {path.name}", where=path.name)
+        raise HostError(
+            f"a module is compressed in a way that isn't known: {path.name}", where=path.name
+        )
 
     return load_order(wanted, read=read, builtin=builtin)
 
@@ -214,15 +228,21 @@ def _check(release: str, config: str) -> None:
             f"the kernel {release} is too old: a guest needs {'.'.join(map(str, _MIN_VERSION))} or newer",
             hint="use Debian 12 with backports, or Debian 13",
         )
-    enabled = {line.partition("=")[0] for line in config.splitlines() if line.endswith(("=y", "=m"))}
+    enabled = {
+        line.partition("=")[0] for line in config.splitlines() if line.endswith(("=y", "=m"))
+    }
     missing = [name for name in _NEEDED_CONFIG if name not in enabled]
     if missing:
-        raise HostError(f"the kernel {release} was built without {', '.join(missing)}", where="config")
+        raise HostError(
+            f"the kernel {release} was built without {', '.join(missing)}", where="config"
+        )
 
 
 def _kernel(document: Mapping[str, Any], directory: Path) -> Kernel:
     modules = tuple(directory / "modules" / str(name) for name in document["modules"])
-    if not _DIGEST.fullmatch(directory.name) or not all(path.is_file() for path in (*modules, directory / "vmlinuz")):
+    if not _DIGEST.fullmatch(directory.name) or not all(
+        path.is_file() for path in (*modules, directory / "vmlinuz")
+    ):
         raise ValueError("files are missing")
     return Kernel(
         digest=directory.name,
@@ -238,7 +258,9 @@ def _kernel(document: Mapping[str, Any], directory: Path) -> Kernel:
 
 def _damaged(path: Path) -> HostError:
     return HostError(
-        "the kernel store is damaged: this can't be read", where=str(path), hint="run `belljar setup --refresh`"
+        "the kernel store is damaged: this can't be read",
+        where=str(path),
+        hint="run `belljar setup --refresh`",
     )
 
 
@@ -257,7 +279,9 @@ def load_order(
             return
         content = read(name)
         if content is None:
-            raise HostError(f"the kernel has no module {name}, and it is not built in", where="modules")
+            raise HostError(
+                f"the kernel has no module {name}, and it is not built in", where="modules"
+            )
         for needed in dependencies(content):
             add(needed, (*above, name))
         ordered[name] = content

@@ -18,10 +18,16 @@ from belljar.policy.reference import parse_reference
 from belljar.units import printable
 
 MANIFEST_TYPES: Final = frozenset(
-    {"application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json"}
+    {
+        "application/vnd.oci.image.manifest.v1+json",
+        "application/vnd.docker.distribution.manifest.v2+json",
+    }
 )
 INDEX_TYPES: Final = frozenset(
-    {"application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json"}
+    {
+        "application/vnd.oci.image.index.v1+json",
+        "application/vnd.docker.distribution.manifest.list.v2+json",
+    }
 )
 DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 _MAX_NAMES: Final = 32
@@ -50,7 +56,9 @@ def parse_document(raw: bytes) -> Mapping[str, Any]:
 
 def is_index(document: Mapping[str, Any]) -> bool:
     """Whether it lists manifests of several platforms."""
-    return document.get("mediaType") in INDEX_TYPES or ("mediaType" not in document and "manifests" in document)
+    return document.get("mediaType") in INDEX_TYPES or (
+        "mediaType" not in document and "manifests" in document
+    )
 
 
 def instance_of(index: Mapping[str, Any], arch: str) -> str:
@@ -61,7 +69,11 @@ def instance_of(index: Mapping[str, Any], arch: str) -> str:
         platform = platform if isinstance(platform, dict) else {}
         stated = (str(platform.get("os")), str(platform.get("architecture")))
         digest = str(entry.get("digest"))
-        if stated == ("linux", arch) and entry.get("mediaType") in MANIFEST_TYPES and DIGEST.fullmatch(digest):
+        if (
+            stated == ("linux", arch)
+            and entry.get("mediaType") in MANIFEST_TYPES
+            and DIGEST.fullmatch(digest)
+        ):
             return digest
         offered.append("/".join(stated))
     listed = printable(", ".join(sorted(set(offered))) or "nothing", max_chars=200)
@@ -74,7 +86,9 @@ def names_of_index(index: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
     for entry in _entries(index):
         annotations = entry.get("annotations")
         stated = annotations if isinstance(annotations, dict) else {}
-        written = [str(stated[key]) for key in _NAME_ANNOTATIONS if isinstance(stated.get(key), str)]
+        written = [
+            str(stated[key]) for key in _NAME_ANNOTATIONS if isinstance(stated.get(key), str)
+        ]
         # A ref.name without a registry, path or tag is the tag alone.
         whole = [name for name in written if "/" in name or ":" in name]
         images.setdefault(str(entry.get("digest")), []).extend(whole[:1])
@@ -86,7 +100,8 @@ def names_of_archive(document: object) -> tuple[tuple[str, ...], ...]:
     images = document if isinstance(document, list) else []
     tags = [image.get("RepoTags") if isinstance(image, dict) else None for image in images]
     return tuple(
-        _names([name for name in each if isinstance(name, str)] if isinstance(each, list) else []) for each in tags
+        _names([name for name in each if isinstance(name, str)] if isinstance(each, list) else [])
+        for each in tags
     )
 
 
@@ -107,4 +122,6 @@ def _both(text: str) -> Iterator[str]:
 
 def _entries(index: Mapping[str, Any]) -> list[dict[str, Any]]:
     entries = index.get("manifests")
-    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    return (
+        [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    )

@@ -44,14 +44,24 @@ def refuse_missing(missing: tuple[MissingImage, ...]) -> None:
     all_at_once = "`belljar image import --from-compose FILE` or `--from-task TASK`"
     if len(missing) == 1:
         (one,) = missing
-        hint = f"{one.why.hint}; {all_at_once} also asks the local Docker daemon" if one.used_by else one.why.hint
+        hint = (
+            f"{one.why.hint}; {all_at_once} also asks the local Docker daemon"
+            if one.used_by
+            else one.why.hint
+        )
         raise HostError(one.sentence, where=one.why.where, hint=hint)
     listed = "".join(f"\n  {each.sentence}: `{each.command}`" for each in missing)
-    hint = f"run these commands; {all_at_once} runs them all, and asks the local Docker daemon first"
-    raise HostError(f"{len(missing)} images are missing{listed}", where=missing[0].why.where, hint=hint)
+    hint = (
+        f"run these commands; {all_at_once} runs them all, and asks the local Docker daemon first"
+    )
+    raise HostError(
+        f"{len(missing)} images are missing{listed}", where=missing[0].why.where, hint=hint
+    )
 
 
-def _looked_up(store: Store, images: Iterable[str]) -> tuple[dict[str, Image], tuple[MissingImage, ...]]:
+def _looked_up(
+    store: Store, images: Iterable[str]
+) -> tuple[dict[str, Image], tuple[MissingImage, ...]]:
     found, missing = dict[str, Image](), list[MissingImage]()
     for image in dict.fromkeys(images):
         try:

@@ -93,7 +93,9 @@ def obtain(
         yield from each(one)
 
 
-def _fetched(home: Path, wanted: Wanted, limits: ImportLimits, report: Report, *, daemon: HostError | bool) -> Obtained:
+def _fetched(
+    home: Path, wanted: Wanted, limits: ImportLimits, report: Report, *, daemon: HostError | bool
+) -> Obtained:
     """From the store, a daemon, or its registry, unless it is built.
 
     `daemon`: whether one answers, or why none can be asked; its error is in that of the registry.
@@ -109,7 +111,13 @@ def _fetched(home: Path, wanted: Wanted, limits: ImportLimits, report: Report, *
     unasked: BelljarError | None = daemon if isinstance(daemon, HostError) else None
     if daemon is True:
         try:
-            made = import_image(home, f"docker-daemon:{wanted.image}", limits=limits, keep_setuid=True, report=report)
+            made = import_image(
+                home,
+                f"docker-daemon:{wanted.image}",
+                limits=limits,
+                keep_setuid=True,
+                report=report,
+            )
             return Obtained(wanted=wanted, image=made)
         except BelljarError as error:
             unasked = error
@@ -121,7 +129,9 @@ def _fetched(home: Path, wanted: Wanted, limits: ImportLimits, report: Report, *
         what = "a registry can't give an image by its id"
         raise HostError(what + _also(unasked), where=wanted.image, hint=missing.hint) from unasked
     try:
-        made = import_image(home, f"docker://{wanted.image}", limits=limits, keep_setuid=True, report=report)
+        made = import_image(
+            home, f"docker://{wanted.image}", limits=limits, keep_setuid=True, report=report
+        )
     except BelljarError as error:
         raise HostError(error.what + _also(unasked), where=error.where, hint=error.hint) from error
     return Obtained(wanted=wanted, image=made)

@@ -62,7 +62,11 @@ def import_image(
     report("fetching")
     with scratch_dir(home) as scratch, fetched(ref, scratch, bounds, report) as found:
         # an archive can't name itself as the images that Belljar makes
-        own = (each for each in found.origin.names if each not in MADE_HERE and not is_like_digest(each))
+        own = (
+            each
+            for each in found.origin.names
+            if each not in MADE_HERE and not is_like_digest(each)
+        )
         return import_directory(
             home,
             found.directory,
@@ -107,7 +111,9 @@ def import_directory(
         config = _configuration(directory, described, limits)
         image_config = config_of(config)
         with ExitStack() as opened:
-            layers = _merge(tree, opened, directory, scratch, manifest, config, limits, report=report)
+            layers = _merge(
+                tree, opened, directory, scratch, manifest, config, limits, report=report
+            )
             report("packing")
             _complete(tree, image_config)
             pack(_members(tree, layers), rootfs, made_s=tree.newest_s)
@@ -126,7 +132,9 @@ def import_directory(
     )
 
 
-def _configuration(directory: Path, descriptor: Mapping[str, Any], limits: ImportLimits) -> Mapping[str, Any]:
+def _configuration(
+    directory: Path, descriptor: Mapping[str, Any], limits: ImportLimits
+) -> Mapping[str, Any]:
     """The configuration that a descriptor names, its digest and platform checked."""
     path, digest = _blob(directory, descriptor)
     config = parse_document(read_bounded(path, limits))
@@ -135,14 +143,19 @@ def _configuration(directory: Path, descriptor: Mapping[str, Any], limits: Impor
     arch = debian_arch()
     stated = (str(config.get("os") or "linux"), str(config.get("architecture") or arch))
     if stated != ("linux", arch):
-        raise LayerError(f"it is made for {printable('/'.join(stated))}; guests here are linux/{arch}")
+        raise LayerError(
+            f"it is made for {printable('/'.join(stated))}; guests here are linux/{arch}"
+        )
     return config
 
 
 def _members(tree: Tree, layers: Sequence[Layer]) -> Iterator[Member]:
     for info, node in tree.emit():
         number = node.layer_of_content
-        yield Member(info=info, chunks=layers[number - 1].chunks(node.offset, node.size_bytes) if number else ())
+        yield Member(
+            info=info,
+            chunks=layers[number - 1].chunks(node.offset, node.size_bytes) if number else (),
+        )
 
 
 def _merge(
@@ -169,12 +182,16 @@ def _merge(
         blob, digest = _blob(directory, descriptor)
         kind = str(descriptor.get("mediaType"))
         if _LAYER_TYPES.fullmatch(kind) is None:
-            raise LayerError(f"layer {number} is of the type {printable(kind)!r}, which isn't taken")
+            raise LayerError(
+                f"layer {number} is of the type {printable(kind)!r}, which isn't taken"
+            )
         layer = open_layer(blob, digest, max_bytes=left_bytes, scratch=scratch)
         layers.append(opened.enter_context(closing(layer)))
         blob.unlink()
         if diff_id != f"sha256:{layer.diff_id}":
-            raise LayerError(f"layer {number} is not what the configuration says: its digest differs")
+            raise LayerError(
+                f"layer {number} is not what the configuration says: its digest differs"
+            )
         left_bytes -= layer.size_bytes
         tree.begin_layer()
         for entry in read_entries(layer, layer.size_bytes):
@@ -198,13 +215,17 @@ def _complete(tree: Tree, config: ImageConfig) -> None:
 def default_name(ref: str) -> str:
     """A name for the image of a file: the file's own, without its ending."""
     file = ref.partition(":")[2].partition(":")[0]
-    stem = re.sub(r"(?:\.(?:tar|tgz|gz|zst|oci))+$", "", file.rstrip("/").rpartition("/")[2].lower())
+    stem = re.sub(
+        r"(?:\.(?:tar|tgz|gz|zst|oci))+$", "", file.rstrip("/").rpartition("/")[2].lower()
+    )
     return re.sub(r"[^a-z0-9._-]+", "-", stem).strip("._-") or "image"
 
 
 def _blob(directory: Path, descriptor: object) -> tuple[Path, str]:
     """Where a descriptor's bytes are. Only 64 hex digits of it become part of a path."""
-    match = _DIGEST.fullmatch(str(descriptor.get("digest"))) if isinstance(descriptor, dict) else None
+    match = (
+        _DIGEST.fullmatch(str(descriptor.get("digest"))) if isinstance(descriptor, dict) else None
+    )
     if match is None:
         raise LayerError("a digest is not a SHA-256")
     path = directory / match[1]

@@ -93,7 +93,9 @@ def _of_registry(reference: Reference, work: Path, limits: ImportLimits) -> Orig
     if reference.digest and top != reference.digest:
         what = f"the registry gave a manifest of another digest: {top}"
         raise PolicyError(
-            what, where=printable(reference.familiar), hint="ask whoever runs the registry; nothing was kept"
+            what,
+            where=printable(reference.familiar),
+            hint="ask whoever runs the registry; nothing was kept",
         )
     document = parse_document(raw)
     manifest = instance_of(document, debian_arch()) if is_index(document) else top
@@ -130,7 +132,9 @@ def origin_of_archive(path: Path, tag: str, scratch: Path, limits: ImportLimits)
     Raises `PolicyError` for several, `LayerError`.
     """
     if not path.is_file():
-        raise PolicyError("it is no file", where=printable(str(path)), hint="name what `docker save` wrote")
+        raise PolicyError(
+            "it is no file", where=printable(str(path)), hint="name what `docker save` wrote"
+        )
     try:
         images = names_of_archive(json.loads(_member(path, b"manifest.json", scratch, limits)))
     except (ValueError, RecursionError):  # or a LayerError: skopeo says what is wrong
@@ -155,11 +159,15 @@ def origin_of_layout(path: Path, tag: str, limits: ImportLimits) -> Origin:
         called = tuple(name for name in named if tag in (name, name.rpartition(":")[2]))
         return Origin(source=f"oci:{{}}:{tag}", names=called)
     names, entries = _single(images, path, "oci"), index.get("manifests")
-    first = entries[0] if isinstance(entries, list) and entries and isinstance(entries[0], dict) else {}
+    first = (
+        entries[0] if isinstance(entries, list) and entries and isinstance(entries[0], dict) else {}
+    )
     return Origin(source="oci:{}", names=names, digests=_index_digest(path, first, limits))
 
 
-def _index_digest(layout: Path, descriptor: Mapping[str, Any], limits: ImportLimits) -> tuple[str, ...]:
+def _index_digest(
+    layout: Path, descriptor: Mapping[str, Any], limits: ImportLimits
+) -> tuple[str, ...]:
     """The digest of a nested index, under which a registry has the image; () if it is none."""
     digest = str(descriptor.get("digest"))
     blob = layout / "blobs/sha256" / digest.removeprefix("sha256:")

@@ -37,7 +37,16 @@ def pack(members: Iterable[Member], into: Path, *, made_s: int) -> None:
     entry for it (".") is left out. No time is later than `made_s`, the file system's own.
     Raises `HostError` when the packer is missing, fails or finds no space.
     """
-    argv = [tool("sqfstar"), *_COMPRESSION, *_BLOCK, *_ROOT, "-exit-on-error", "-no-progress", "-quiet", str(into)]
+    argv = [
+        tool("sqfstar"),
+        *_COMPRESSION,
+        *_BLOCK,
+        *_ROOT,
+        "-exit-on-error",
+        "-no-progress",
+        "-quiet",
+        str(into),
+    ]
     # squashfs-tools 4.5 ignores its option for the root directory's time; this sets and caps all.
     env = plain_env(SOURCE_DATE_EPOCH=str(made_s))
     with started(argv, stdin=subprocess.PIPE, env=env) as process, drained(process) as complaint:

@@ -23,9 +23,18 @@ from belljar.units import printable
 
 _APT: Final = re.compile(r"[a-z0-9][a-z0-9.+-]*(?::[a-z0-9]+)?(?:=[A-Za-z0-9.+:~-]+)?", re.ASCII)
 _PIP: Final = re.compile(
-    r"[A-Za-z0-9][A-Za-z0-9._-]*(?:\[[A-Za-z0-9._,-]+\])?(?:[=<>!~]=?=?[A-Za-z0-9.*+!_-]+)*", re.ASCII
+    r"[A-Za-z0-9][A-Za-z0-9._-]*(?:\[[A-Za-z0-9._,-]+\])?(?:[=<>!~]=?=?[A-Za-z0-9.*+!_-]+)*",
+    re.ASCII,
 )
-_PIP_OPTIONS: Final = ("index-url", "extra-index-url", "find-links", "trusted-host", "proxy", "timeout", "cert")
+_PIP_OPTIONS: Final = (
+    "index-url",
+    "extra-index-url",
+    "find-links",
+    "trusted-host",
+    "proxy",
+    "timeout",
+    "cert",
+)
 _PLAIN: Final = re.compile(r"[A-Za-z0-9._~:/?#@%+=,-]+", re.ASCII)
 _HAS_PIP: Final = "python3 -m pip --version >/dev/null 2>&1"
 
@@ -47,7 +56,8 @@ def build_packages(
         for word in words:
             if pattern.fullmatch(word) is None:
                 raise PolicyError(
-                    f"{printable(word)!r} is not {kind}", hint="write NAME or NAME==VERSION (apt: NAME=VERSION)"
+                    f"{printable(word)!r} is not {kind}",
+                    hint="write NAME or NAME==VERSION (apt: NAME=VERSION)",
                 )
     user = Store(home).find(base).user
     options = pip_options() if pip else {}
@@ -64,14 +74,20 @@ def build_packages(
             options["cert"] = ["/run/belljar/cert.pem"]
         (context / "Dockerfile").write_text(dockerfile_for(base, user, apt, pip, options))
         # Directories that pip takes packages from are shown to the build, read-only.
-        paths = [Path(value.removeprefix("file://")) for values in options.values() for value in values]
+        paths = [
+            Path(value.removeprefix("file://")) for values in options.values() for value in values
+        ]
         volumes = tuple(path for path in paths if path.is_absolute() and path.is_dir())
         request = BuildRequest(context=context, name=name, has_network=True, volumes=volumes)
         return build_dockerfile(home, request, report=report)[0]
 
 
 def dockerfile_for(
-    base: str, user: str, apt: Sequence[str], pip: Sequence[str], options: Mapping[str, Sequence[str]]
+    base: str,
+    user: str,
+    apt: Sequence[str],
+    pip: Sequence[str],
+    options: Mapping[str, Sequence[str]],
 ) -> str:
     """The Dockerfile that installs packages on `base` and goes back to its user. Pure."""
     get = (
@@ -81,19 +97,27 @@ def dockerfile_for(
     mount = "RUN --mount=type=bind,source=.,target=/run/belljar DEBIAN_FRONTEND=noninteractive"
     lines = [f"FROM {base}", "USER root"]
     if apt:
-        lines.append(f"{mount} sh -c '{get} update && {get} install {' '.join(apt)} && {get} clean'")
+        lines.append(
+            f"{mount} sh -c '{get} update && {get} install {' '.join(apt)} && {get} clean'"
+        )
     if pip:
-        lines.append(f"{mount} sh -c '{_HAS_PIP} || ({get} update && {get} install python3-pip && {get} clean)'")
+        lines.append(
+            f"{mount} sh -c '{_HAS_PIP} || ({get} update && {get} install python3-pip && {get} clean)'"
+        )
         words = [f"--{key} {value}" for key, values in options.items() for value in values]
         command = ["python3 -m pip install --no-cache-dir", *words, *(f'"{word}"' for word in pip)]
-        lines.append(f"{mount} PIP_BREAK_SYSTEM_PACKAGES=1 PIP_ROOT_USER_ACTION=ignore {' '.join(command)}")
+        lines.append(
+            f"{mount} PIP_BREAK_SYSTEM_PACKAGES=1 PIP_ROOT_USER_ACTION=ignore {' '.join(command)}"
+        )
     return "\n".join([*lines, f"USER {user}", ""])
 
 
 def pip_options() -> dict[str, list[str]]:
     """How this host's pip finds packages; nothing when it has no pip."""
     try:
-        listed = run_tool([sys.executable, "-m", "pip", "config", "list"], timeout_s=60).decode("utf-8", "replace")
+        listed = run_tool([sys.executable, "-m", "pip", "config", "list"], timeout_s=60).decode(
+            "utf-8", "replace"
+        )
     except HostError:
         return {}
     found: dict[str, list[str]] = {}
@@ -102,5 +126,7 @@ def pip_options() -> dict[str, list[str]]:
         option = key.rpartition(".")[2]
         if option in _PIP_OPTIONS:
             words = value.strip().strip("'\"").replace("\\n", " ").split()
-            found[option] = list(dict.fromkeys([*found.get(option, []), *filter(_PLAIN.fullmatch, words)]))
+            found[option] = list(
+                dict.fromkeys([*found.get(option, []), *filter(_PLAIN.fullmatch, words)])
+            )
     return found

@@ -111,10 +111,19 @@ class Inside:
         Raises `HostError` when it fails or takes too long.
         """
         kept = ["network" if has_network else "apart", *map(str, readable), "--"]
-        wrapped = [*self._entering(has_network=has_network, max_file_bytes=max_file_bytes), *kept, *argv]
+        wrapped = [
+            *self._entering(has_network=has_network, max_file_bytes=max_file_bytes),
+            *kept,
+            *argv,
+        ]
         with (
             started(
-                wrapped, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env, cwd=cwd
+                wrapped,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=env,
+                cwd=cwd,
             ) as process,
             drained(process, on_line=on_line) as said,
         ):
@@ -125,7 +134,10 @@ class Inside:
                     break
                 watch()
                 if time.monotonic() > give_up:
-                    raise HostError(f"it took longer than {format_duration(timeout_s)} and was stopped", where=argv[0])
+                    raise HostError(
+                        f"it took longer than {format_duration(timeout_s)} and was stopped",
+                        where=argv[0],
+                    )
         if process.returncode != 0:
             raise failed(argv, process.returncode, bytes(said))
         return bytes(said)
@@ -135,8 +147,28 @@ class Inside:
         enter = ["nsenter", f"--user=/proc/{self.holder_pid}/ns/user", "--setuid=0", "--setgid=0"]
         apart = ["--mount", "--pid", "--fork", "--kill-child", "--ipc", "--uts", "--mount-proc"]
         return [
-            *(tool("choom"), "-n", "1000", "--", tool("prlimit"), *limits, "--", tool(enter[0]), *enter[1:], "--"),
-            *(tool("unshare"), *apart, *([] if has_network else ["--net"]), "--", "/bin/sh", "-c", _INIT, "init"),
+            *(
+                tool("choom"),
+                "-n",
+                "1000",
+                "--",
+                tool("prlimit"),
+                *limits,
+                "--",
+                tool(enter[0]),
+                *enter[1:],
+                "--",
+            ),
+            *(
+                tool("unshare"),
+                *apart,
+                *([] if has_network else ["--net"]),
+                "--",
+                "/bin/sh",
+                "-c",
+                _INIT,
+                "init",
+            ),
         ]
 
 
@@ -168,7 +200,10 @@ def user_namespace() -> Iterator[Inside]:
 
 def _map_own(pid: int) -> None:
     """Root is this user, the others are the ids subordinate to it."""
-    for helper, own, file in (("newuidmap", os.geteuid(), "subuid"), ("newgidmap", os.getegid(), "subgid")):
+    for helper, own, file in (
+        ("newuidmap", os.geteuid(), "subuid"),
+        ("newgidmap", os.getegid(), "subgid"),
+    ):
         first = first_subordinate_id(Path("/etc", file))
         if first is None:
             raise HostError(
@@ -192,4 +227,11 @@ def first_subordinate_id(file: Path) -> int | None:
     except OSError:
         return None
     ranges = (words for words in lines if len(words) == 3 and words[0] in {name, str(uid)})
-    return next((int(first) for _, first, count in ranges if first.isdigit() and int(count or 0) >= IDS - 1), None)
+    return next(
+        (
+            int(first)
+            for _, first, count in ranges
+            if first.isdigit() and int(count or 0) >= IDS - 1
+        ),
+        None,
+    )

@@ -100,7 +100,9 @@ class Store:
             raise self._missing(ref, names)
         return self._read(digest, names, origins)
 
-    def _digest_of(self, ref: str, names: Mapping[str, str], origins: Mapping[str, str]) -> str | None:
+    def _digest_of(
+        self, ref: str, names: Mapping[str, str], origins: Mapping[str, str]
+    ) -> str | None:
         try:
             reference = parse_reference(ref)
         except ValueError:
@@ -120,7 +122,9 @@ class Store:
             except HostError:
                 if (self._images / digest).exists():  # else it was removed meanwhile
                     raise
-        return tuple(sorted(found, key=lambda image: (not image.names, image.names[:1], image.digest)))
+        return tuple(
+            sorted(found, key=lambda image: (not image.names, image.names[:1], image.digest))
+        )
 
     def add(
         self,
@@ -145,7 +149,9 @@ class Store:
         called = [check_name(each, origins=origins) for each in (name, *more_names)]
         rootfs.chmod(0o600)
         with rootfs.open("ab") as file:  # a block of its own for the configuration's hash
-            file.write(bytes(-file.tell() % _SEAL_BYTES) + _seal_of(config).ljust(_SEAL_BYTES, b"\0"))
+            file.write(
+                bytes(-file.tell() % _SEAL_BYTES) + _seal_of(config).ljust(_SEAL_BYTES, b"\0")
+            )
         rootfs.chmod(0o444)
         digest = file_sha256(rootfs)
         document = {
@@ -166,7 +172,9 @@ class Store:
         with locked(self.home, "images"):
             self._place(digest, rootfs, document)
             if origins:
-                self._write(self._digests_file, {**self._origins(), **dict.fromkeys(origins, digest)})
+                self._write(
+                    self._digests_file, {**self._origins(), **dict.fromkeys(origins, digest)}
+                )
             self._write(self._names_file, _named(self._names(), called, digest))
             return self._read(digest, self._names(), self._origins())
 
@@ -183,10 +191,17 @@ class Store:
             reference = _parsed(ref)
             name = _name_in(names, reference) if reference else ref if ref in names else None
             dropped = {name} if name else set(image.names)
-            self._write(self._names_file, {name: digest for name, digest in names.items() if name not in dropped})
+            self._write(
+                self._names_file,
+                {name: digest for name, digest in names.items() if name not in dropped},
+            )
             if set(image.names) <= dropped:
                 remove_tree(retire(self._images / image.digest))
-                kept = {origin: digest for origin, digest in self._origins().items() if digest != image.digest}
+                kept = {
+                    origin: digest
+                    for origin, digest in self._origins().items()
+                    if digest != image.digest
+                }
                 self._write(self._digests_file, kept)
             return image
 
@@ -251,7 +266,11 @@ class Store:
     def _digests(self) -> tuple[str, ...]:
         if not self._images.is_dir():
             return ()
-        return tuple(sorted(entry.name for entry in os.scandir(self._images) if _DIGEST.fullmatch(entry.name)))
+        return tuple(
+            sorted(
+                entry.name for entry in os.scandir(self._images) if _DIGEST.fullmatch(entry.name)
+            )
+        )
 
     def _by_prefix(self, ref: str) -> str | None:
         match = _PREFIX.fullmatch(ref)
@@ -272,7 +291,9 @@ class Store:
             image = _image(json.loads(path.read_bytes()), path.parent, names)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise self._damaged(path) from error
-        return replace(image, origins=tuple(sorted(origin for origin, of in origins.items() if of == digest)))
+        return replace(
+            image, origins=tuple(sorted(origin for origin, of in origins.items() if of == digest))
+        )
 
     def _missing(self, ref: str, names: Mapping[str, str]) -> HostError:
         import difflib
@@ -281,8 +302,15 @@ class Store:
         hint = f"; did you mean {', '.join(near)}?" if near else ""
         what = f"image `{printable(ref)}` isn't in the store"
         if (reference := _parsed(ref)) is not None and reference.digest:
-            is_named = _name_in(names, replace(reference, digest="", tag=reference.tag or DEFAULT_TAG)) is not None
-            here = f"; its `{printable(reference.familiar_name)}` has another digest" if is_named else ""
+            is_named = (
+                _name_in(names, replace(reference, digest="", tag=reference.tag or DEFAULT_TAG))
+                is not None
+            )
+            here = (
+                f"; its `{printable(reference.familiar_name)}` has another digest"
+                if is_named
+                else ""
+            )
             what, hint = f"image `{printable(ref)}` isn't in the store{here}", ""
         return HostError(what, where=str(self._images), hint=f"run `{command_for(ref)}`{hint}")
 
@@ -326,9 +354,13 @@ def check_name(name: str, *, origins: Sequence[str] = ()) -> str:
     try:
         reference = parse_reference(name)
         if is_like_digest(name):
-            raise ValueError(f"`{printable(name)}` can't name an image: it could be the beginning of a digest")
+            raise ValueError(
+                f"`{printable(name)}` can't name an image: it could be the beginning of a digest"
+            )
         if reference.digest and reference.digest not in origins:
-            raise ValueError(f"`{printable(name)}` can't name this image: it was not imported by this digest")
+            raise ValueError(
+                f"`{printable(name)}` can't name this image: it was not imported by this digest"
+            )
     except ValueError as error:
         raise PolicyError(str(error), hint="give a name such as `team/tools:1`") from error
     return reference.familiar
@@ -359,7 +391,9 @@ def _name_in(names: Mapping[str, str], reference: Reference) -> str | None:
 def _named(names: Mapping[str, str], called: Sequence[str], digest: str) -> dict[str, str]:
     """The names with `called` (in the normal form) given to an image."""
     kept = {
-        name: each for name, each in names.items() if (parsed := _parsed(name)) is None or parsed.familiar not in called
+        name: each
+        for name, each in names.items()
+        if (parsed := _parsed(name)) is None or parsed.familiar not in called
     }
     return {**kept, **dict.fromkeys(called, digest)}
 
@@ -383,7 +417,13 @@ def sync_file(path: Path) -> None:
 
 
 def _seal_of(config: ImageConfig) -> bytes:
-    parts: list[Any] = [sorted(config.env.items()), config.user, config.workdir, config.entrypoint, config.cmd]
+    parts: list[Any] = [
+        sorted(config.env.items()),
+        config.user,
+        config.workdir,
+        config.entrypoint,
+        config.cmd,
+    ]
     if later := config.later_fields():  # an image without them has the digest that it always had
         parts.append(sorted(later.items()))
     return hashlib.sha256(json.dumps(parts, separators=(",", ":")).encode()).digest()

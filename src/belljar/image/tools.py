@@ -33,7 +33,8 @@ def tool(name: str) -> str:
     found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin:/usr/bin:/bin")
     if found is None:
         raise HostError(
-            f"the tool {name} is missing", hint=f"run `belljar setup`, or install {_PACKAGES.get(name, name)}"
+            f"the tool {name} is missing",
+            hint=f"run `belljar setup`, or install {_PACKAGES.get(name, name)}",
         )
     return found
 
@@ -74,7 +75,9 @@ def run_tool(
             if watch is not None:
                 watch()
             if waited_s >= timeout_s:
-                what = f"{_name(argv)} took longer than {format_duration(timeout_s)} and was stopped"
+                what = (
+                    f"{_name(argv)} took longer than {format_duration(timeout_s)} and was stopped"
+                )
                 raise HostError(what, where=_name(argv))
     if log is not None:
         log.write(complaint)
@@ -111,7 +114,9 @@ def run_logged(
             try:
                 status = process.wait(timeout_s)
             except subprocess.TimeoutExpired:
-                raise HostError(f"{argv[0]} took longer than {format_duration(timeout_s)}", where=str(log)) from None
+                raise HostError(
+                    f"{argv[0]} took longer than {format_duration(timeout_s)}", where=str(log)
+                ) from None
             except KeyboardInterrupt:
                 if finish_when_interrupted:
                     process.wait(timeout_s)
@@ -125,7 +130,9 @@ def run_logged(
 
 
 @contextmanager
-def drained(process: subprocess.Popen[bytes], *, on_line: Callable[[str], None] | None = None) -> Iterator[bytearray]:
+def drained(
+    process: subprocess.Popen[bytes], *, on_line: Callable[[str], None] | None = None
+) -> Iterator[bytearray]:
     """Read standard error (or a joint output) so that it never blocks; the last 16 KiB.
 
     `on_line` runs in another thread; lines longer than 4 KiB come in pieces.
@@ -193,7 +200,11 @@ def kill_group(process: subprocess.Popen[bytes], *, grace_s: float = 0) -> None:
 def failed(argv: Sequence[str], status: int, complaint: bytes) -> HostError:
     """The error for a tool that ended badly, with its last words, escaped."""
     name = _name(argv)
-    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"failed with status {status}"
+    how = (
+        f"was killed by {signal.Signals(-status).name}"
+        if status < 0
+        else f"failed with status {status}"
+    )
     words = printable(complaint[-_KEPT_STDERR_BYTES:].decode("utf-8", "replace").strip()[-800:])
     return HostError(f"{name} {how}: {words}" if words else f"{name} {how}", where=name)
 

@@ -85,8 +85,8 @@ class Flow:
 
     Of `packets`, `probed` went where none had gone before while Belljar probed the cell, so most
     likely its own; `again` are known by number alone: where one had gone before, or beyond the
-    places that have an event of their own; the others went `to` a place of their own. `traffic_analysis`:
-    counted in the packet record when the range had ended.
+    places that have an event of their own; the others went `to` a place of their own.
+    `traffic_analysis`: counted in the packet record when the range had ended.
     """
 
     cell: str

@@ -35,9 +35,9 @@ class Request:
     `time` is when it was asked, RFC 3339; `what` a URL, or a name (else an address) and port;
     `address` address and port of what is no HTTP. Sizes in bytes, of bodies or of what each side
     sent; `status` and `answer_bytes` are None where none is on record, status 0: closed without an
-    answer. `traffic_analysis`: read out of the packet record when the range had ended, else recorded by
-    the gateway before it answered. `ambiguous`: its sender said two things in one place, or what a
-    receiver may take or not; what was said first is told.
+    answer. `traffic_analysis`: read out of the packet record when the range had ended, else
+    recorded by the gateway before it answered. `ambiguous`: its sender said two things in one
+    place, or what a receiver may take or not; what was said first is told.
     """
 
     time: str

@@ -69,7 +69,11 @@ class JournalEntry:
     @property
     def own_uids(self) -> range:
         """The uids that only this cell has."""
-        return range(0) if self.host_uid is None else range(self.host_uid, self.host_uid + self.uid_count)
+        return (
+            range(0)
+            if self.host_uid is None
+            else range(self.host_uid, self.host_uid + self.uid_count)
+        )
 
     def owner_lives(self) -> bool:
         """Whether the process that made the cell still runs."""
@@ -110,7 +114,9 @@ class JournalEntry:
 
 def own_entry(cell_id: str, kind: EntryKind, **resources: Any) -> JournalEntry:  # noqa: ANN401 - the entry's fields
     """A new entry owned by this process."""
-    return JournalEntry(cell_id=cell_id, kind=kind, boot_id=boot_id(), owner=this_process(), **resources)
+    return JournalEntry(
+        cell_id=cell_id, kind=kind, boot_id=boot_id(), owner=this_process(), **resources
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +215,11 @@ class Journal:
             names = os.listdir(self.directory)  # noqa: PTH208 - glob reads a closed one as empty
         except FileNotFoundError:
             return []
-        for path in (self.directory / name for name in names if name.endswith(".json") and not name.startswith(".")):
+        for path in (
+            self.directory / name
+            for name in names
+            if name.endswith(".json") and not name.startswith(".")
+        ):
             try:
                 found.append((path.stat().st_mtime, path))
             except FileNotFoundError:

@@ -107,7 +107,9 @@ def _gunzip(source: IO[bytes], digest: hashlib._Hash) -> Iterator[bytes]:
                     inflate = zlib.decompressobj(wbits=31)
                 yield inflate.decompress(rest, _CHUNK_BYTES)
                 rest = inflate.unused_data if inflate.eof else inflate.unconsumed_tail
-        while not inflate.eof and (tail := inflate.decompress(inflate.unconsumed_tail, _CHUNK_BYTES)):
+        while not inflate.eof and (
+            tail := inflate.decompress(inflate.unconsumed_tail, _CHUNK_BYTES)
+        ):
             yield tail
     except zlib.error as error:
         raise LayerError(f"a layer's compression is broken: {error}") from error
@@ -119,7 +121,15 @@ def _unzstd(source: IO[bytes], digest: hashlib._Hash) -> Iterator[bytes]:
     for _ in _read(source, digest):
         pass
     source.seek(0)
-    argv = [tool("prlimit"), f"--as={_ZSTD_MEMORY_BYTES}", "--core=0", "--", tool("zstd"), "-dcq", "--memory=128MB"]
+    argv = [
+        tool("prlimit"),
+        f"--as={_ZSTD_MEMORY_BYTES}",
+        "--core=0",
+        "--",
+        tool("zstd"),
+        "-dcq",
+        "--memory=128MB",
+    ]
     with started(argv, stdin=source, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         if process.stdout is None:
             raise HostError("zstd was started without an output", where="zstd")

@@ -112,7 +112,9 @@ def read_entries(source: Source, size_bytes: int) -> Iterator[LayerEntry]:
         content, offset = offset + _BLOCK, _end(offset, size, kind, size_bytes)
         if is_extra:
             if size > MAX_METADATA_BYTES:
-                raise LayerError(f"an extended header has {size} bytes; {MAX_METADATA_BYTES} are allowed")
+                raise LayerError(
+                    f"an extended header has {size} bytes; {MAX_METADATA_BYTES} are allowed"
+                )
             extra.take(kind, source.pread(size, content))
             continue
         yield _entry(header, kind, size, content, extra)
@@ -134,10 +136,16 @@ def split_path(name: bytes) -> Path:
 
 def check_components(parts: Path, name: bytes) -> None:
     """Raise `LayerError` unless a file system can hold such a name."""
-    if b"\0" in name or len(name) > MAX_PATH_BYTES or any(len(part) > MAX_NAME_BYTES for part in parts):
+    if (
+        b"\0" in name
+        or len(name) > MAX_PATH_BYTES
+        or any(len(part) > MAX_NAME_BYTES for part in parts)
+    ):
         raise LayerError(f"the name {printable(name[:100])!r} is too long or holds a zero byte")
     if len(parts) > MAX_DEPTH:
-        raise LayerError(f"the name {printable(name[:100])!r} is more than {MAX_DEPTH} directories deep")
+        raise LayerError(
+            f"the name {printable(name[:100])!r} is more than {MAX_DEPTH} directories deep"
+        )
 
 
 class _Extra:
@@ -179,19 +187,24 @@ class _Extra:
             setattr(self, key, _decimal(value, key))
         elif key == "mtime":
             self.mtime_s = (
-                _decimal(value.partition(b".")[0].removeprefix(b"-"), key) if not value.startswith(b"-") else 0
+                _decimal(value.partition(b".")[0].removeprefix(b"-"), key)
+                if not value.startswith(b"-")
+                else 0
             )
         elif key.startswith(_XATTR_PREFIX):
             self._xattr(key.removeprefix(_XATTR_PREFIX), value)
         elif key.startswith(_LIBARCHIVE_PREFIX):
             self._xattr(
-                unquote_to_bytes(key.removeprefix(_LIBARCHIVE_PREFIX)).decode("utf-8", "replace"), _unbase64(value)
+                unquote_to_bytes(key.removeprefix(_LIBARCHIVE_PREFIX)).decode("utf-8", "replace"),
+                _unbase64(value),
             )
 
     def _xattr(self, name: str, value: bytes) -> None:
         self.xattrs[name] = value
         if sum(len(k) + len(v) for k, v in self.xattrs.items()) > MAX_XATTR_BYTES:
-            raise LayerError(f"an entry has more than {MAX_XATTR_BYTES} bytes of extended attributes")
+            raise LayerError(
+                f"an entry has more than {MAX_XATTR_BYTES} bytes of extended attributes"
+            )
 
 
 def _end(offset: int, size: int, kind: bytes, size_bytes: int) -> int:
@@ -212,7 +225,11 @@ def _entry(header: bytes, kind: bytes, size: int, content: int, extra: _Extra) -
             f"{printable(name[:200])!r} is {_REFUSED.get(kind, f'of the unknown type {printable(kind)!r}')}"
         )
     # Archives older than POSIX mark a directory by its name only.
-    known = EntryKind.DIRECTORY if kind in {b"0", b"\0"} and name.endswith(b"/") and not size else _KINDS[kind]
+    known = (
+        EntryKind.DIRECTORY
+        if kind in {b"0", b"\0"} and name.endswith(b"/") and not size
+        else _KINDS[kind]
+    )
     target = extra.link if extra.link is not None else _text(header[157:257])
     is_link = known in {EntryKind.SYMLINK, EntryKind.HARD_LINK}
     if is_link and (not target or len(target) > MAX_PATH_BYTES or b"\0" in target):
@@ -223,7 +240,9 @@ def _entry(header: bytes, kind: bytes, size: int, content: int, extra: _Extra) -
         mode=_number(header[100:108], "mode") & 0o7777,
         uid=_bounded(extra.uid, header[108:116], "owner", MAX_ID),
         gid=_bounded(extra.gid, header[116:124], "group", MAX_ID),
-        mtime_s=min(extra.mtime_s if extra.mtime_s is not None else _time(header[136:148]), MAX_TIME_S),
+        mtime_s=min(
+            extra.mtime_s if extra.mtime_s is not None else _time(header[136:148]), MAX_TIME_S
+        ),
         size_bytes=size if known is EntryKind.FILE else 0,
         offset=content,
         target=target if is_link else b"",

@@ -20,7 +20,9 @@ MAX_TIME_S: Final = 0xFFFF_FFFF
 class LayerError(ValueError):
     """A layer is broken or asks for what an image may not have."""
 
-    def __init__(self, what: str, *, hint: str = "use an image without it; nothing of this one was kept") -> None:
+    def __init__(
+        self, what: str, *, hint: str = "use an image without it; nothing of this one was kept"
+    ) -> None:
         super().__init__(what)
         self.hint = hint
 

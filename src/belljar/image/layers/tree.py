@@ -95,7 +95,9 @@ class Tree:
             parent = parent.children.get(part, self.root)
             if parent is self.root or parent.kind is not EntryKind.DIRECTORY:
                 return
-        parent.children.setdefault(path[-1], Node(kind=kind, layer=self._layer, mode=mode, mtime_s=self.newest_s))
+        parent.children.setdefault(
+            path[-1], Node(kind=kind, layer=self._layer, mode=mode, mtime_s=self.newest_s)
+        )
 
     def emit(self) -> Iterator[tuple[tarfile.TarInfo, Node]]:
         """Each entry's header and node, in a fixed order: directories before what they hold."""
@@ -114,7 +116,11 @@ class Tree:
             parent.children[name] = self._link_target(entry)
             return
         node = self._node(entry)
-        if before is not None and before.kind is EntryKind.DIRECTORY and entry.kind is EntryKind.DIRECTORY:
+        if (
+            before is not None
+            and before.kind is EntryKind.DIRECTORY
+            and entry.kind is EntryKind.DIRECTORY
+        ):
             node.children = before.children
         parent.children[name] = node
 
@@ -190,12 +196,16 @@ class Tree:
             part = todo.pop()
             if part == b"..":
                 if len(above) == 1:
-                    raise LayerError(f"a symbolic link on the way to {_shown(path)} leads out of the image")
+                    raise LayerError(
+                        f"a symbolic link on the way to {_shown(path)} leads out of the image"
+                    )
                 above.pop()
                 continue
             child = above[-1].children.get(part)
             if child is None and make is not None:
-                child = above[-1].children[part] = Node(kind=EntryKind.DIRECTORY, layer=self._layer, mtime_s=make)
+                child = above[-1].children[part] = Node(
+                    kind=EntryKind.DIRECTORY, layer=self._layer, mtime_s=make
+                )
             if child is not None and child.kind is EntryKind.SYMLINK:
                 followed += 1
                 above = self._follow(child, above, todo, followed)
@@ -205,7 +215,9 @@ class Tree:
             above.append(child)
         return above[-1]
 
-    def _follow(self, link: Node, above: list[Node], todo: list[bytes], followed: int) -> list[Node]:
+    def _follow(
+        self, link: Node, above: list[Node], todo: list[bytes], followed: int
+    ) -> list[Node]:
         """Put a link's target before what remains of the way; where the way goes on from."""
         parts = tuple(part for part in link.target.split(b"/") if part not in {b"", b"."})
         check_components(parts, link.target)
@@ -228,7 +240,8 @@ def _header(path: bytes, node: Node, first_names: dict[int, bytes]) -> tarfile.T
     info.size = node.size_bytes
     info.linkname = node.target.decode("utf-8", "surrogateescape")
     info.pax_headers = {
-        f"SCHILY.xattr.{k}": v.decode("utf-8", "surrogateescape") for k, v in sorted(node.xattrs.items())
+        f"SCHILY.xattr.{k}": v.decode("utf-8", "surrogateescape")
+        for k, v in sorted(node.xattrs.items())
     }
     return info
 

@@ -1,6 +1,8 @@
-"""A container: an OCI runtime started in our jail, the guest agent in its container, made ready, and unmade with proof.
+"""A container: an OCI runtime started in our jail, the guest agent in its container, made ready,
+and unmade with proof.
 
-What the runtime makes (namespaces, mounts, its state) is in the jail's own namespaces: killing the jail's pid 1 ends all of it, and the kernel takes it away.
+What the runtime makes (namespaces, mounts, its state) is in the jail's own namespaces: killing the
+jail's pid 1 ends all of it, and the kernel takes it away.
 """
 
 from __future__ import annotations
@@ -88,7 +90,10 @@ class ContainerSpec:
 
 
 class JailedContainer:
-    """A container in its jail, from the journal's entry to the proof. Made only by `start_container`."""
+    """A container in its jail, from the journal's entry to the proof.
+
+    Made only by `start_container`.
+    """
 
     def __init__(self, spec: ContainerSpec, home: Path) -> None:
         self.spec = spec
@@ -116,7 +121,10 @@ class JailedContainer:
         self.client = GuestClient.from_socket(self._ours)
 
     async def bring_up(self, renewal: Renewal) -> list[str]:
-        """Journal, create, start, greet, renew; what the guest agent says it renewed. Raises `HostError` or `CellError`."""
+        """Journal, create, start, greet, renew; what the guest agent says it renewed.
+
+        Raises `HostError` or `CellError`.
+        """
         started = time.monotonic()
         await anyio.to_thread.run_sync(self._make)
         self.timings_ms["prepare"] = _since(started)
@@ -212,7 +220,9 @@ class JailedContainer:
         return None if self.spec.port is None else self.spec.port.user_namespace
 
     async def _connect(self, port: Port) -> None:
-        """Have the link put into the stage's network namespace, before anything of the runtime's runs. Raises `HostError` or `CellError`."""
+        """Have the link put into the stage's network namespace, before anything of the runtime's
+        runs. Raises `HostError` or `CellError`.
+        """
         began = time.monotonic()
         stage = await self.jailed.wait_network()
         try:
@@ -283,14 +293,17 @@ class JailedContainer:
             hostname=renewal.hostname,
             network=b"" if port is None else network_of(port.settings),
         )
-        # The link is there already; the guest agent only names the resolver, in a file that a workload may edit without reaching anything more.
+        # The link is there already; the guest agent only names the resolver, in a file that a
+        # workload may edit without reaching anything more.
         needed = NEEDED_OF_CONTAINER if port is None else NEEDED_OF_CONTAINER | RenewedBit.NETWORK
         judge(renewed, where=f"cell {self.spec.cell_id}", needed=needed)
         self.timings_ms["renew"] = _since(began)
         return renewed_names(renewed)
 
     async def _explained(self, error: CellError, waited_s: float) -> BelljarError:
-        """What went wrong, from who knows best: the jail's step, the runtime's status and words, or else the silent channel."""
+        """What went wrong, from who knows best: the jail's step, the runtime's status and words, or
+        else the silent channel.
+        """
         runtime = self.spec.shape.runtime
         where = f"cell {self.spec.cell_id}"
         explain = partial(

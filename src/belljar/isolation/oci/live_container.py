@@ -66,7 +66,10 @@ class LiveContainer:
         return self._container.jailed.diagnosis().encode()
 
     def cause_of_death(self) -> str:
-        """Why the cell is dead, as the host saw it; empty while its agent runs. May wait half a second for the supervisor's word."""
+        """Why the cell is dead, as the host saw it; empty while its agent runs.
+
+        May wait half a second for the supervisor's word.
+        """
         spec = self._container.spec
         kind = spec.shape.runtime.kind
         return cause_of_death(
@@ -85,15 +88,23 @@ class LiveContainer:
         return count
 
     def refused_forks(self) -> int:
-        """How often the host's kernel refused the cell a process; to have had as many as the workload may have counts once."""
+        """How often the host's kernel refused the cell a process; to have had as many as the
+        workload may have counts once.
+        """
         return self._container.jailed.count_refused_forks() + self._is_crowd(now=False)
 
     def processes_full(self) -> bool:
-        """Whether there are as many processes now as the workload may have. Its own limit inside is the nearer one, and nobody counts what that refuses."""
+        """Whether there are as many processes now as the workload may have.
+
+        Its own limit inside is the nearer one, and nobody counts what that refuses.
+        """
         return self._is_crowd(now=True)
 
     def disk_full(self) -> bool:
-        """Whether the writable layer has no room or no inode left now. False where the host lets us not look (an ordinary user)."""
+        """Whether the writable layer has no room or no inode left now.
+
+        False where the host lets us not look (an ordinary user).
+        """
         try:
             found = os.statvfs(f"/proc/{self.host_pid}/root{LAYER}")
         except OSError:
@@ -122,13 +133,18 @@ class LiveContainer:
         return self.cause_of_death()
 
     async def destroy(self, *, reason: str = "closed") -> Destruction:
-        """Kill it, look for survivors, and record what was found. Idempotent; shielded from cancellation."""
+        """Kill it, look for survivors, and record what was found.
+
+        Idempotent; shielded from cancellation.
+        """
         if self._container.jailed.destruction is None:
             return await destroy_on_record(self._recorder, self, reason, self._container.destroy)
         return await self._container.destroy()
 
     def _is_crowd(self, *, now: bool) -> bool:
-        """As many processes as the workload may have, and the agent's two. gVisor's processes are not the host's: its agent counts them."""
+        """As many processes as the workload may have, and the agent's two. gVisor's processes are
+        not the host's: its agent counts them.
+        """
         shape = self._container.spec.shape
         count = self._container.jailed.count_processes()[0 if now else 1]
         return shape.runtime.kind == "runc" and count >= shape.processes + _AGENTS_PROCESSES
@@ -154,12 +170,15 @@ async def open_container(
     Args:
         planned: what `cell.planned` is to say; recorded before anything is made.
         cell_id: default a new one.
-        port: the cell's place on its range's network, attached before anything of the runtime's runs. None: no network at all.
+        port: the cell's place on its range's network, attached before anything of the runtime's
+            runs. None: no network at all.
 
     Raises:
-        HostError: this host can't. CellError: the container could not be made, with the runtime's status and words; nothing is left of it.
+        HostError: this host can't. CellError: the container could not be made, with the runtime's
+            status and words; nothing is left of it.
 
-    No task group or cancel scope is open across the yield: entry and exit may happen in different tasks.
+    No task group or cancel scope is open across the yield: entry and exit may happen in different
+    tasks.
     """
     cell_id = cell_id or new_cell_id()
     async with recorded_lifetime(
