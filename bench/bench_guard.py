@@ -18,6 +18,7 @@ import re
 import statistics
 import string
 import subprocess
+import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -67,6 +68,27 @@ def data_sets(mib: int, values: list[str]) -> dict[str, bytes]:
         "JSON": lines(record),
         "hits": lines(lambda: f"{prose()} {RANDOM.choice(values)}"),
     }
+
+
+def real_files(suffix: str, mib: int) -> list[bytes]:
+    """Files of the interpreter and of its packages, in random order."""
+    found = sorted(path for path in Path(sysconfig.get_path("stdlib")).rglob(f"*{suffix}") if path.is_file())
+    RANDOM.shuffle(found)
+    chosen: list[bytes] = []
+    for path in found:
+        if sum(map(len, chosen)) >= mib << 20:
+            break
+        if 500 < path.stat().st_size < 2 << 20:
+            chosen.append(path.read_bytes())
+    return chosen
+
+
+def speed_of_files(scanner: Scanner, files: list[bytes]) -> float:
+    """MiB a second of processor time."""
+    begun = time.process_time()
+    for data in files:
+        scanner.scan(data)
+    return sum(map(len, files)) / (time.process_time() - begun) / (1 << 20)
 
 
 def speed(scanner: Scanner, data: bytes) -> tuple[float, int]:
@@ -157,6 +179,9 @@ def main() -> None:
     for name, data in data_sets(options.mib, texts).items():
         mib_s, hits = speed(scanner, data)
         result[name] = {"mib_s": round(mib_s, 1), "hits": hits}
+    for suffix in (".py", ".so", ".json", ".md"):
+        if files := real_files(suffix, 2):
+            result[f"{suffix} files"] = {"mib_s": round(speed_of_files(scanner, files), 1), "files": len(files)}
     p50, p99 = latency(scanner)
     result["request_1kib_ms"] = {"p50": round(p50, 3), "p99": round(p99, 3)}
     result["corpus"] = corpus(options.peers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -157,7 +158,7 @@ async def test_a_runtime_that_hangs(
     runtime = OciRuntime(name="runc", kind="runc", path=runtimes("oci-hangs"), version="1.1")
     with anyio.fail_after(60):
         proof = await prove_runtime(runtime, home=host.belljar.home)
-    assert "neither started the container nor ended within 1 s" in proof.reason
+    assert re.search(r"neither started the container nor ended within \d+ s", proof.reason)
     assert proof.hint
     assert within(60, lambda: Remains(host.belljar.home, os.getpid(), host.scratch).of((), ())) == []
 

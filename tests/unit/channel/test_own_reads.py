@@ -21,3 +21,14 @@ async def test_a_read_is_told_before_and_after() -> None:
     with pytest.raises(FileNotFoundError):
         await failing_read(own)
     assert heard == [("/b/c", "begins"), ("/b/c", "ended")]
+
+
+@pytest.mark.anyio
+async def test_what_is_queued_before_a_read_is_taken_in_before_it() -> None:
+    """A sensor settles what the guest did until then, and hears of the host's read after it."""
+    reads, order = OwnReads(), list[str]()
+    reads.settlers.append(lambda: order.append("settled"))
+    reads.listeners.append(lambda path, phase: order.append(f"{path} {phase}"))
+    async with reads.of("a", "/tmp"):
+        order.append("read")
+    assert order == ["settled", "/tmp/a begins", "read", "/tmp/a ended"]

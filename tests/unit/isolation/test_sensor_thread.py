@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from belljar.isolation.oci.sensor_thread import QueueThread
+from belljar.isolation.oci.sensor_thread import FULL_READ, QueueThread
 
 
 def test_drain_returns_when_the_queue_is_empty_and_stop_ends_the_thread() -> None:
@@ -45,5 +45,24 @@ def test_an_error_ends_the_thread_and_is_said_once() -> None:
     thread.drain()
     thread.stop()
     assert len(errors) == 1
+    os.close(source)
+    os.close(sink)
+
+
+def test_a_flood_holds_nobody_up_for_long() -> None:
+    """A queue that never empties: `drain` returns after its time, and the thread pauses again."""
+    source, sink = os.pipe2(os.O_NONBLOCK)
+    floods = True
+
+    def read() -> int:
+        return FULL_READ if floods else 0
+
+    thread = QueueThread(lambda: source, read, print, pause_s=0.001)
+    thread.start()
+    thread.drain(0.05)
+    assert not thread.is_draining
+    floods = False
+    thread.drain()
+    thread.stop()
     os.close(source)
     os.close(sink)

@@ -19,6 +19,8 @@ _PAUSE_S: Final = 0.005
 """After a full read of marks: 12,000 entries a second are as much as a flood may have of this host.
 """
 _MAX_DRAIN_S: Final = 2.0
+_MAX_SETTLE_S: Final = 0.5
+"""How long a host's read waits for the queue of accesses before it."""
 _TICK_MS: Final = 1000
 
 
@@ -54,13 +56,23 @@ class QueueThread:
         with suppress(OSError):  # it has been told often enough, or was stopped
             os.write(self._wake, b"w")
 
-    def drain(self) -> None:
-        """Wait until the queue was found empty; at most two seconds, for a flood doesn't end."""
+    def drain(self, timeout_s: float = _MAX_DRAIN_S) -> None:
+        """Wait until the queue was found empty, or the timeout has passed: a flood doesn't end."""
         if self._thread.is_alive():
             self._drained.clear()
             self._draining = True
             self.wake()
-            self._drained.wait(_MAX_DRAIN_S)
+            if not self._drained.wait(timeout_s):
+                self._draining = False
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it reads without a pause, as somebody waits."""
+        return self._draining
+
+    def settle(self) -> None:
+        """Wait, but not long, until what is queued has been read."""
+        self.drain(_MAX_SETTLE_S)
 
     def stop(self) -> None:
         """End the thread. Once."""
@@ -101,13 +113,14 @@ class QueueThread:
 class Reports:
     """What one watch reports of the accesses that a thread hands it."""
 
-    def __init__(self, own_reads: OwnReads, wake: Callable[[], None]) -> None:
-        self._own_reads, self._wake = own_reads, wake
+    def __init__(self, own_reads: OwnReads, thread: QueueThread) -> None:
+        self._own_reads, self._thread = own_reads, thread
         self._host_reads = HostReads()
         self._limit = AccessLimit()
         self._on_access: OnAccess | None = None
         self._on_end: OnEnd | None = None
         own_reads.listeners.append(self._on_host_read)
+        own_reads.settlers.append(thread.settle)
 
     def begin(self, on_access: OnAccess, on_end: OnEnd) -> None:
         """As `FileWatch.begin`."""
@@ -139,6 +152,7 @@ class Reports:
     def close(self) -> None:
         """Report what is held back. The thread must not use it any more."""
         self._own_reads.listeners.remove(self._on_host_read)
+        self._own_reads.settlers.remove(self._thread.settle)
         try:
             self._report_held(everything=True)
         except Exception as error:  # noqa: BLE001 - as in the thread
@@ -152,4 +166,4 @@ class Reports:
 
     def _on_host_read(self, path: str, phase: Phase) -> None:
         self._host_reads.heard(path, phase)
-        self._wake()
+        self._thread.wake()

@@ -159,7 +159,7 @@ class TraceWatch:
         self, trace: Trace, thread: QueueThread, paths: Sequence[str], own_reads: OwnReads
     ) -> None:
         self.missing = {path: "its path is too long" for path in paths if len(path) > _MAX_PATH}
-        self.reports = Reports(own_reads, thread.wake)
+        self.reports = Reports(own_reads, thread)
         self._files = {os.fsencode(posixpath.normpath(path)): path for path in paths}
         self.names = tuple({posixpath.basename(path) for path in self._files})
         self._trace, self._thread = trace, thread

@@ -101,7 +101,7 @@ class MarkWatch:
         self._thread = QueueThread(
             lambda: marked.fd, self._read, lambda reason: self._reports.end(reason)
         )
-        self._reports = Reports(own_reads, self._thread.wake)
+        self._reports = Reports(own_reads, self._thread)
         self._has_lost = self._is_closed = False
 
     def begin(self, on_access: OnAccess, on_end: OnEnd) -> None:
