@@ -101,7 +101,9 @@ class Interpolated:
     differences: tuple[Difference, ...]
 
 
-def interpolate(document: Mapping[str, Any], variables: Mapping[str, str], *, blanks: bool = False) -> Interpolated:
+def interpolate(
+    document: Mapping[str, Any], variables: Mapping[str, str], *, blanks: bool = False
+) -> Interpolated:
     """Replace every reference in the values of a parsed file; keys stay.
 
     Args:
@@ -119,7 +121,8 @@ def interpolate(document: Mapping[str, Any], variables: Mapping[str, str], *, bl
         names=frozenset(reading.names),
         shaping=frozenset(reading.shaping),
         differences=tuple(
-            Difference(kind=Kind.CHANGED, key=f"${name}", detail=why) for name in sorted(reading.defaulted)
+            Difference(kind=Kind.CHANGED, key=f"${name}", detail=why)
+            for name in sorted(reading.defaulted)
         ),
     )
 
@@ -154,7 +157,9 @@ def _walk(value: Any, reading: _Reading, path: tuple[str, ...]) -> Any:  # noqa:
         return expand(value, reading)
     if isinstance(value, Mapping):
         # What a file keeps under `x-` for its anchors is also at the place of use.
-        used = ((str(key), item) for key, item in value.items() if path or not str(key).startswith("x-"))
+        used = (
+            (str(key), item) for key, item in value.items() if path or not str(key).startswith("x-")
+        )
         return {key: _walk(item, reading, (*path, key)) for key, item in used}
     if isinstance(value, (list, tuple)):
         return [_walk(item, reading, (*path, "")) for item in value]
@@ -266,7 +271,9 @@ def read_dotenv(text: str, defined: Mapping[str, str]) -> dict[str, str | None]:
         found[name[1]] = value
         total += len(value or "")
         if len(found) > MAX_VARIABLES or total > MAX_CHARACTERS:
-            raise ValueError(f"more than {MAX_VARIABLES:,} variables or {MAX_CHARACTERS:,} characters")
+            raise ValueError(
+                f"more than {MAX_VARIABLES:,} variables or {MAX_CHARACTERS:,} characters"
+            )
     return found
 
 
@@ -302,7 +309,9 @@ def _value(text: str, at: int, reading: _Reading) -> tuple[str | None, int]:
     whole = (_SINGLE if quote == "'" else _DOUBLE).match(text, at)
     rest = _BLANK.match(text, whole.end()) if whole else None
     if whole is None or rest is None:
-        raise ValueError(f"line {_line(text, at)} has an open quote, or something behind a closed one")
+        raise ValueError(
+            f"line {_line(text, at)} has an open quote, or something behind a closed one"
+        )
     if quote == "'":
         return whole[1].replace("\\'", "'"), rest.end()
     inner = _ESCAPE.sub(lambda found: _CONTROL.get(found[1], found[1]), whole[1])
