@@ -12,7 +12,7 @@ import pytest
 OWN = ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "--net"]
 PROGRAM = """
 import contextlib, json, os, shutil, subprocess, sys, tempfile
-from belljar.network import datagrams, keeper, links, nflog, nft
+from belljar.network import datagrams, links, nflog, nft, supervisor
 from belljar.network.packets import FILES, PacketFiles, Tap
 from belljar.plan.addresses import lay_out
 from belljar.plan.network import NetworkPlan
@@ -22,11 +22,11 @@ plan = NetworkPlan(stand_ins=())
 layout = lay_out(plan, ("default",), random_bytes=bytes(32), avoid=())
 rules = datagrams.as_file(render_rules(layout, plan))
 tool = shutil.which("nft", path=os.environ["PATH"] + ":/usr/sbin:/sbin")
-task = keeper._Task(layout=layout, network=plan, nft=tool, uid=None, check_every_s=3600.0, timeout_s=30.0)
+task = supervisor._Task(layout=layout, network=plan, nft=tool, uid=None, check_every_s=3600.0, timeout_s=30.0)
 owner, end = datagrams.pair()
 with contextlib.ExitStack() as stack:
     files = [stack.enter_context(tempfile.TemporaryFile()).fileno() for _ in range(FILES)]
-    made = keeper._Keeper(task, end, rules, files)
+    made = supervisor._Supervisor(task, end, rules, files)
     made._kernel = links.prepare_namespace(layout, forwards=False)
     with nft.Loading(tool, rules) as loading:
         loading.finish()
