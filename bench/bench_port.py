@@ -26,7 +26,7 @@ from tests.integration.vm_port_owner import parts_with_nic
 
 from belljar.channel import ExecRequest
 from belljar.events import MemoryRecorder
-from belljar.isolation.microvm import LiveVm, open_vm
+from belljar.isolation.microvm import Vmm, open_vm
 from belljar.store.home import belljar_home
 
 STREAM_MIB, ROUND_TRIPS = 32, 2000
@@ -71,7 +71,7 @@ async def one(times: dict[str, list[float]], its_range: StandInRange | None, num
         times[f"destroy_{label}_ms"].append((await vm.destroy()).duration_ms)
 
 
-async def through(vm: LiveVm, times: dict[str, list[float]]) -> None:
+async def through(vm: Vmm, times: dict[str, list[float]]) -> None:
     """Streams and round trips."""
     outcome = await vm.client.exec(ExecRequest(argv=("python3", "-c", IN_GUEST), timeout_s=300))
     if outcome.code:

@@ -15,7 +15,7 @@ from belljar.channel import GuestClient
 from belljar.errors import HostError
 from belljar.events import Actor, Event, Kind, MemoryRecorder, Trust
 from belljar.isolation.hold import Order
-from belljar.isolation.live import HostUsage
+from belljar.isolation.sandbox import HostUsage, Sandbox
 from belljar.isolation.survivors import Destruction
 from belljar.isolation.touches import OnAccess, OnEnd
 from belljar.ledger.schema import check_data
@@ -47,16 +47,15 @@ class FakeFileWatch:
         self.is_closed = True
 
 
-class FakeVm:
-    """What a `Cell` uses of a `Live`. `cause` is what `cause_of_death` says, `limit` what `death_limit` does; the counts are what the host counted."""
+class FakeVm(Sandbox):
+    """What a `Cell` uses of a `Sandbox`. `cause` is what `cause_of_death` says, `limit` what `death_limit` does; the counts are what the host counted."""
 
     def __init__(self, client: GuestClient) -> None:
         self.cell_id = CELL
         self.client = client
         self.emulated = True
         self.layers = ("jail", "microvm", "container")
-        self.host_pid: int | None = None
-        self.timings_ms: Mapping[str, float] = {"total": 1.0}
+        self.timings_ms = {"total": 1.0}
         self.cause = ""
         self.limit: str | None = None
         self.order: Order | None = None
@@ -66,6 +65,11 @@ class FakeVm:
         self.crowded = False
         self.destroyed = 0
         self.watch: FakeFileWatch | None = None
+
+    @property
+    def host_pid(self) -> int | None:
+        """It has no process."""
+        return None
 
     def console(self) -> bytes:
         """As the real one."""

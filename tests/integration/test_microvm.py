@@ -30,7 +30,7 @@ from belljar.errors import CellError, HostError
 from belljar.events import Kind, MemoryRecorder
 from belljar.image import Image, Kernel
 from belljar.isolation import list_cells
-from belljar.isolation.microvm import LiveVm, ensure_template, guest_files, open_vm
+from belljar.isolation.microvm import Vmm, ensure_template, guest_files, open_vm
 from belljar.isolation.microvm import template as template_module
 from belljar.isolation.microvm.prove import boots_under
 from belljar.isolation.reap import reap
@@ -122,14 +122,14 @@ async def test_a_clone_is_a_new_machine(vm_home: Path, made_of: Parts) -> None:
     assert left_of(vm_home) == []
 
 
-async def shell(vm: LiveVm, script: str, env: Mapping[str, str] | None = None, pty: PtySize | None = None) -> bytes:
+async def shell(vm: Vmm, script: str, env: Mapping[str, str] | None = None, pty: PtySize | None = None) -> bytes:
     """What a script says that ends well."""
     outcome = await vm.client.exec(ExecRequest(argv=("/bin/sh", "-c", script), env=env or {}, pty=pty))
     assert (outcome.code, outcome.stderr) == (0, b""), outcome
     return outcome.stdout
 
 
-async def _a_command(vm: LiveVm) -> None:
+async def _a_command(vm: Vmm) -> None:
     """What it has is what a later one has: descriptors, signals, rights, filter, neighbours."""
     look = (
         "for n in /proc/self/fd/*; do readlink $n; done | sed 's/[0-9]//g'; tr '\\0' '\\n' </proc/self/environ | sort"
@@ -138,12 +138,12 @@ async def _a_command(vm: LiveVm) -> None:
     assert await shell(vm, look) == await shell(vm, look)
 
 
-async def _a_command_with_input(vm: LiveVm) -> None:
+async def _a_command_with_input(vm: Vmm) -> None:
     given = b"given" * 9000
     assert (await vm.client.exec(ExecRequest(argv=("/usr/bin/cat",), user="65534"), input=given)).stdout == given
 
 
-async def _a_terminal(vm: LiveVm) -> None:
+async def _a_terminal(vm: Vmm) -> None:
     said = await shell(
         vm, "tty; test -t 0 && test -t 1 && test -t 2; ls -l /proc/self/fd", pty=PtySize(rows=24, cols=80)
     )
@@ -151,26 +151,26 @@ async def _a_terminal(vm: LiveVm) -> None:
     assert b"pipe:" not in said, said
 
 
-async def _a_large_request(vm: LiveVm) -> None:
+async def _a_large_request(vm: Vmm) -> None:
     assert await shell(vm, "printf %s ${#A}", env={"A": "x" * 60_000}) == b"60000"
 
 
-async def _a_file_in(vm: LiveVm) -> None:
+async def _a_file_in(vm: Vmm) -> None:
     await vm.client.write_file("/tmp/a", b"kept" * 100_000)
     assert await shell(vm, "wc -c < /tmp/a") == b"400000\n"
 
 
-async def _a_file_out(vm: LiveVm) -> None:
+async def _a_file_out(vm: Vmm) -> None:
     assert b"root:" in await vm.client.read_file("/etc/passwd", max_bytes=1 << 20)
 
 
-async def _no_such_program(vm: LiveVm) -> None:
+async def _no_such_program(vm: Vmm) -> None:
     outcome = await vm.client.exec(ExecRequest(argv=("/no/such",)))
     assert outcome.status is ExecStatus.NOT_STARTED
     await shell(vm, "true")
 
 
-async def _a_timeout(vm: LiveVm) -> None:
+async def _a_timeout(vm: Vmm) -> None:
     assert (await vm.client.exec(ExecRequest(argv=("/usr/bin/sleep", "60"), timeout_s=0.5))).timed_out
     await shell(vm, "true")
 
@@ -183,9 +183,7 @@ FIRST = (
 
 @one_backend
 @pytest.mark.parametrize("operation", FIRST, ids=lambda one: one.__name__.strip("_"))
-async def test_whatever_comes_first(
-    vm_home: Path, made_of: Parts, operation: Callable[[LiveVm], Awaitable[None]]
-) -> None:
+async def test_whatever_comes_first(vm_home: Path, made_of: Parts, operation: Callable[[Vmm], Awaitable[None]]) -> None:
     """A clone's first operation, whose process is in the snapshot, may be of any kind and size, and is as any later one."""
     async with open_vm(*made_of, home=vm_home, recorder=MemoryRecorder(), planned={}) as vm:
         await operation(vm)

@@ -21,7 +21,7 @@ from belljar.events import Kind, MemoryRecorder
 from belljar.image import Store
 from belljar.isolation.cgroup import plan_groups
 from belljar.isolation.identity import TREE_IDS_START
-from belljar.isolation.oci import LiveContainer, ensure_tree, open_container, prove_runtime, trees
+from belljar.isolation.oci import Container, ensure_tree, open_container, prove_runtime, trees
 from belljar.isolation.oci import container as oci_container
 from belljar.isolation.oci import runtime_root as roots
 from belljar.ledger.schema import check_data
@@ -70,7 +70,7 @@ def sleeper(uid: int) -> subprocess.Popen[bytes]:
 
 
 @asynccontextmanager
-async def container(home: Path, parts: ContainerParts, recorder: MemoryRecorder) -> AsyncIterator[LiveContainer]:
+async def container(home: Path, parts: ContainerParts, recorder: MemoryRecorder) -> AsyncIterator[Container]:
     """A container without a cell around it."""
     planned: dict[str, object] = {
         "policy_sha256": "0" * 64,

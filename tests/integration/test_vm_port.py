@@ -27,7 +27,7 @@ from belljar.errors import CellError, HostError
 from belljar.events import Kind, MemoryRecorder
 from belljar.image import Image, Kernel
 from belljar.isolation import list_cells
-from belljar.isolation.microvm import LiveVm, ensure_template, open_vm
+from belljar.isolation.microvm import Vmm, ensure_template, open_vm
 from belljar.isolation.reap import reap
 from belljar.plan import MicrovmPlan
 from belljar.process import ProcessId, identify, is_alive, kill
@@ -175,14 +175,14 @@ def made_of(vm_home: Path) -> Parts:
     return parts_with_nic(vm_home)
 
 
-def wire_of(vm: LiveVm) -> int:
+def wire_of(vm: Vmm) -> int:
     """Its pid on this host."""
     assert vm.wire is not None
     assert vm.wire.host_pid is not None
     return vm.wire.host_pid
 
 
-async def shell(vm: LiveVm, script: str) -> str:
+async def shell(vm: Vmm, script: str) -> str:
     """What a script says."""
     outcome = await vm.client.exec(ExecRequest(argv=("/bin/sh", "-c", script), timeout_s=60))
     return outcome.stdout.decode()
@@ -207,7 +207,7 @@ PING = "import socket; s=socket.create_connection(('10.77.0.1', 80), timeout=30)
     ids=["killed", "unplugged"],
 )
 async def test_the_wires_end_is_the_cells(
-    vm_home: Path, made_of: Parts, port: StandInPort, end: Callable[[LiveVm], object], cause: str
+    vm_home: Path, made_of: Parts, port: StandInPort, end: Callable[[Vmm], object], cause: str
 ) -> None:
     """Without anybody's doing: the VMM is dead before anyone asks, the cause names the wire, and nothing is left."""
     async with open_vm(*made_of, home=vm_home, recorder=MemoryRecorder(), planned={}, port=port) as vm:

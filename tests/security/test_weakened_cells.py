@@ -16,7 +16,7 @@ from belljar.cell import open as opening
 from belljar.cell import open_cell
 from belljar.cell.parts import Parts
 from belljar.events import MemoryRecorder
-from belljar.isolation.oci.container import JailedContainer
+from belljar.isolation.oci.container import Container
 from belljar.plan import OciPlan, Plan
 from belljar.plan.jail import JailMount
 from belljar.policy import load_policy, with_tier
@@ -87,9 +87,9 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The host's directory for temporary files, where canaries lie; it is in the jail of every container, for a careless config to hand on."""
     directory = Path(tempfile.mkdtemp(dir="/var/tmp"))
     directory.chmod(0o1777)
-    mounts = JailedContainer._mounts
+    mounts = Container._mounts
     shared = JailMount(kind="bind", source=directory, target=IN_JAIL, writable=True)
-    monkeypatch.setattr(JailedContainer, "_mounts", lambda self: (*mounts(self), shared))
+    monkeypatch.setattr(Container, "_mounts", lambda self: (*mounts(self), shared))
     monkeypatch.setattr(tempfile, "tempdir", str(directory))
     yield directory
     shutil.rmtree(directory)

@@ -164,10 +164,7 @@ HELD_ELSEWHERE = {
     "tests/integration/test_inspect_run.py": ["cli/attach", "cli/runs"],
     "tests/integration/test_oci.py": [
         "isolation/jail",
-        "isolation/jailed",
-        "isolation/lifetime",
-        "isolation/live",
-        "isolation/oci/live_container",
+        "isolation/oci/open",
         "isolation/oci/prove",
         "isolation/oci/runtime_root",
         "isolation/oci/trees",
@@ -191,7 +188,7 @@ HELD_ELSEWHERE = {
         "isolation/microvm/guest_files",
         "isolation/microvm/prove",
         "isolation/microvm/template",
-        "isolation/microvm/vmm",
+        "isolation/microvm/clone",
         "isolation/microvm/vmm_root",
     ],
 }

@@ -31,7 +31,7 @@ from belljar.channel import ExecRequest, FileTooLarge, PtySize, Stream
 from belljar.errors import BelljarError, CellError, ProtocolViolation
 from belljar.events import Actor, Event, JsonValue, Kind, Recorder
 from belljar.isolation.hold import killed_error
-from belljar.isolation.live import Live
+from belljar.isolation.sandbox import Sandbox
 from belljar.isolation.survivors import Destruction
 from belljar.isolation.touches import FileWatch
 from belljar.plan import Plan
@@ -61,7 +61,7 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
 
     def __init__(
         self,
-        live: Live,
+        live: Sandbox,
         plan: Plan,
         recorder: Recorder,
         *,

@@ -27,7 +27,7 @@ from belljar.events import Body, JsonValue, Kind, Recorder
 from belljar.units import format_duration, printable
 
 if TYPE_CHECKING:
-    from belljar.isolation.live import Live
+    from belljar.isolation.sandbox import Sandbox
 
 CONNECT_TIMEOUT_S: Final = 10.0
 KEEP_STREAM_BYTES: Final = 1 << 20
@@ -176,7 +176,7 @@ class CellStream(ByteStream):
 class ConnectOperations:
     """The part of a `Cell` that connects to its servers."""
 
-    _live: Live
+    _live: Sandbox
     _recorder: Recorder
     _operation: Callable[[], record.Operation]
     _user: Callable[[str | None], str]

@@ -40,7 +40,7 @@ from belljar.policy.guarding import Action, Place
 from belljar.signals.observe import output_part
 
 if TYPE_CHECKING:
-    from belljar.isolation.live import Live
+    from belljar.isolation.sandbox import Sandbox
     from belljar.plan import Plan
 
 MAX_TRANSFER_BYTES: Final = 256 << 20
@@ -87,7 +87,7 @@ class FileOperations:
 
     id: str
     plan: Plan
-    _live: Live
+    _live: Sandbox
     _recorder: Recorder
     _operation: Callable[[], record.Operation]
     _user: Callable[[str | None], str]

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from belljar.channel.trees import Usage
 from belljar.dataclass import dataclass
 from belljar.events import JsonValue
-from belljar.isolation.live import HostUsage
+from belljar.isolation.sandbox import HostUsage
 from belljar.policy import Resources
 
 

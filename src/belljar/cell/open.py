@@ -24,8 +24,8 @@ from belljar.events import Actor, Event, Kind, Recorder
 from belljar.host.settings import PolicyLike, resolve_here
 from belljar.image import image_health
 from belljar.isolation.hold import refuse_if_held, refuse_if_stopped
-from belljar.isolation.jailed import do_while_starting
 from belljar.isolation.reap import reap, reaped_event
+from belljar.isolation.sandbox import do_while_starting
 from belljar.ledger import RunDirectory
 from belljar.policy import LoadedPolicy
 from belljar.store.home import belljar_home
@@ -33,8 +33,8 @@ from belljar.store.journal import CellAbout, Journal
 
 if TYPE_CHECKING:
     from belljar.cell.cell import Cell
-    from belljar.isolation.live import Live
     from belljar.isolation.port import Port
+    from belljar.isolation.sandbox import Sandbox
     from belljar.probe.routed import Router
 
 
@@ -235,7 +235,7 @@ def open_live(
     recorder: Recorder,
     planned: dict[str, object],
     port: Port | None = None,
-) -> AbstractAsyncContextManager[Live]:
+) -> AbstractAsyncContextManager[Sandbox]:
     """By the plan's tier. `port`: its place on its range's network."""
     if isinstance(parts, MachineParts):
         from belljar.isolation.microvm import open_vm

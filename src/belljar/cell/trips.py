@@ -20,7 +20,7 @@ from belljar.errors import ContainmentBreach
 from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.isolation.hold import Order, give_order, new_order, run_order_kept
 from belljar.isolation.kill import choose, halt_in_background, of_run, order_all, strike, urgently
-from belljar.isolation.lifetime import tripped
+from belljar.isolation.sandbox import tripped
 from belljar.policy.guarding import Stop, Trigger
 from belljar.policy.risk import Risk
 from belljar.signals.rules import Trip, breach_trip, trip_of

@@ -5,7 +5,7 @@ Two operations at once share what was seen: the host can't tell whose it was.
 
 from __future__ import annotations
 
-from belljar.isolation.live import Live
+from belljar.isolation.sandbox import Sandbox
 
 
 class LimitWatch:
@@ -15,7 +15,7 @@ class LimitWatch:
     emptied.
     """
 
-    def __init__(self, live: Live) -> None:
+    def __init__(self, live: Sandbox) -> None:
         self._live = live
         self._oom_kills = live.oom_kills()
         self._refused_forks = live.refused_forks()

@@ -10,7 +10,6 @@ import os
 import platform
 import socket
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -23,9 +22,9 @@ from belljar.errors import BelljarError, HostError
 from belljar.isolation import cgroup
 from belljar.isolation.hold import new_order
 from belljar.isolation.identity import hold_identity
-from belljar.isolation.jailed import Jailed, OwnedResources
 from belljar.isolation.kill import halt, order_all
 from belljar.isolation.program_root import ProgramRoot, Recipe, ensure_root
+from belljar.isolation.sandbox import Sandbox
 from belljar.plan.jail import JailIds, JailLimits, JailMount, JailSpec
 from belljar.store.journal import Journal, new_cell_id
 
@@ -63,61 +62,52 @@ class SwitchTest:
 async def test_switch(home: Path) -> SwitchTest:
     """Make a jail and halt it. Some 50 ms; raises nothing of Belljar's."""
     began = time.monotonic()
-    try:
-        root = await anyio.to_thread.run_sync(_ensure_agent_root, home)
-        jailed, ours, theirs = _planned(home)
-    except (BelljarError, OSError) as exc:
-        return SwitchTest(ok=False, duration_ms=_since(began), reason=_why(exc), is_made=False)
-    try:
-        failure, duration_ms = await _halted(jailed, theirs, root, home), _since(began)
-    except (BelljarError, OSError) as exc:
-        return SwitchTest(ok=False, duration_ms=_since(began), reason=_why(exc), is_made=False)
-    finally:
-        with anyio.CancelScope(shield=True):
-            destruction = await jailed.destroy()
-            ours.close()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        try:
+            root = await anyio.to_thread.run_sync(_ensure_agent_root, home)
+            sandbox = Sandbox(
+                cell_id=new_cell_id(),
+                kind="proof",
+                limits=_LIMITS,
+                controllers=cgroup.usable(_CONTROLLERS),
+                identity=hold_identity(home),
+                home=home,
+            )
+            try:
+                failure, duration_ms = await _halted(sandbox, theirs, root, home), _since(began)
+            finally:
+                destruction = await sandbox.destroy()
+        except (BelljarError, OSError) as exc:
+            return SwitchTest(ok=False, duration_ms=_since(began), reason=_why(exc), is_made=False)
     if not failure and not destruction.clean:
-        failure = (
-            f"its end is not proven: {', '.join((*destruction.survivors, *destruction.unproven))}"
-        )
+        problems = ", ".join((*destruction.survivors, *destruction.unproven))
+        failure = f"its end is not proven: {problems}"
     return SwitchTest(ok=not failure, duration_ms=duration_ms, reason=failure)
 
 
-def _planned(home: Path) -> tuple[Jailed, socket.socket, socket.socket]:
-    cell_id = new_cell_id()
-    mine = OwnedResources(
-        cell_id=cell_id, kind="proof", limits=_LIMITS, controllers=cgroup.usable(_CONTROLLERS)
-    )
-    with ExitStack() as undo:
-        ours, theirs = socket.socketpair()
-        undo.callback(ours.close)
-        undo.callback(theirs.close)
-        jailed = Jailed(mine, home, hold_identity(home), let_go=theirs.close)
-        undo.pop_all()
-    return jailed, ours, theirs
-
-
-async def _halted(jailed: Jailed, theirs: socket.socket, root: ProgramRoot, home: Path) -> str:
+async def _halted(sandbox: Sandbox, theirs: socket.socket, root: ProgramRoot, home: Path) -> str:
     """Start it and halt it; why it could not be halted, "" when it was."""
-    await anyio.to_thread.run_sync(jailed.make)
-    who = jailed.identity.jail
+    await anyio.to_thread.run_sync(sandbox.make)
+    who = sandbox.identity.jail
     spec = JailSpec(
-        cell_id=jailed.owned_resources.cell_id,
+        cell_id=sandbox.cell_id,
         owner_pid=os.getpid(),
         root=root.root,
         binds=(),
         identity=who,
         limits=_LIMITS,
-        cgroups=jailed.groups.directories,
-        memory_by_rlimit=not jailed.groups.directories,
+        cgroups=sandbox.groups.directories,
+        memory_by_rlimit=not sandbox.groups.directories,
         ids=JailIds(uid_map=((0, who.host_uid, 1),), gid_map=((0, who.host_gid, 1),)),
         mounts=_MOUNTS,
     )
-    jailed.start(spec, (root.program, "--serve", str(theirs.fileno())), kept=(theirs.fileno(),))
-    await jailed.wait_running()
-    if jailed.end() is not None:
-        return f"what it was to halt ended by itself: {jailed.diagnosis()}"
-    return await anyio.to_thread.run_sync(_halt, home, jailed.owned_resources.cell_id)
+    program = (root.program, "--serve", str(theirs.fileno()))
+    sandbox.start_program(spec, program, kept=(theirs.fileno(),))
+    await sandbox.wait_running()
+    if sandbox.end() is not None:
+        return f"what it was to halt ended by itself: {sandbox.diagnosis()}"
+    return await anyio.to_thread.run_sync(_halt, home, sandbox.cell_id)
 
 
 def _halt(home: Path, cell_id: str) -> str:

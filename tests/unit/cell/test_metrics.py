@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from belljar.cell.metrics import join_metrics
 from belljar.channel.trees import Usage
-from belljar.isolation.live import HostUsage
+from belljar.isolation.sandbox import HostUsage
 from belljar.policy import Resources
 
 LIMITS = Resources(memory_bytes=100, disk_bytes=200, processes=30)

@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING
 from belljar.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from belljar.isolation.microvm.clone import LiveVm, open_vm
+    from belljar.isolation.microvm.clone import open_vm
     from belljar.isolation.microvm.template import Template, ensure_template
+    from belljar.isolation.microvm.vmm import Vmm
 
-__all__ = ["LiveVm", "Template", "ensure_template", "open_vm"]
+__all__ = ["Template", "Vmm", "ensure_template", "open_vm"]
 
 __getattr__ = lazy_names(
     __name__,
     {
-        **dict.fromkeys(("LiveVm", "open_vm"), "belljar.isolation.microvm.clone"),
+        "Vmm": "belljar.isolation.microvm.vmm",
+        "open_vm": "belljar.isolation.microvm.clone",
         **dict.fromkeys(("Template", "ensure_template"), "belljar.isolation.microvm.template"),
     },
 )

@@ -16,7 +16,6 @@ from typing import Final
 import anyio
 import anyio.to_thread
 
-from belljar.channel import GuestClient
 from belljar.dataclass import dataclass
 from belljar.errors import BelljarError, CellError
 from belljar.host.kvm import KvmProof, ProveKvm
@@ -118,8 +117,7 @@ async def _try(
     except CellError as exc:
         return exc.what
     try:
-        async with GuestClient.from_socket(vmm.agent) as guest:
-            await guest.wait_ready(timeout_s=deadline_s)
+        await vmm.client.wait_ready(timeout_s=deadline_s)
     except BelljarError as exc:
         panic, said = vmm.panic(), vmm.diagnosis()
         detail = f"its kernel panicked: {panic}" if panic else said or exc.what

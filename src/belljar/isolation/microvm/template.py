@@ -35,7 +35,7 @@ from belljar.events import Event, Kind, Recorder
 from belljar.image import Image, Kernel
 from belljar.isolation.microvm import memory_file
 from belljar.isolation.microvm.guest_files import GuestParts, read_guest_parts, write_read_only
-from belljar.isolation.microvm.vmm import JailedVmm, VmmSpec, start_vmm
+from belljar.isolation.microvm.vmm import Vmm, VmmSpec, start_vmm
 from belljar.isolation.microvm.vmm_root import VmmRoot, ensure_vmm_root
 from belljar.isolation.program_root import file_stamp
 from belljar.plan.jail import JailBind
@@ -330,13 +330,11 @@ async def _boot_and_save(job: _Job, cell_id: str, scratch: Path) -> bytes:
     )
     vmm = await start_vmm(spec, home=job.home)
     try:
-        async with GuestClient.from_socket(vmm.agent) as guest:
-            try:
-                await _bring_guest_up(guest, plan)
-                await _wait_idle(vmm)
-                return await _save(vmm)
-            except CellError as exc:
-                raise _explained(vmm, exc, job) from exc
+        await _bring_guest_up(vmm.client, plan)
+        await _wait_idle(vmm)
+        return await _save(vmm)
+    except CellError as exc:
+        raise _explained(vmm, exc, job) from exc
     finally:
         await vmm.destroy()
 
@@ -358,14 +356,14 @@ async def _bring_guest_up(guest: GuestClient, plan: MicrovmPlan) -> None:
     )
 
 
-async def _wait_idle(vmm: JailedVmm) -> None:
+async def _wait_idle(vmm: Vmm) -> None:
     """Until the VMM uses next to no processor for a while: then the guest has nothing left to do.
 
     A guest that never rests is taken as it is.
     """
-    if vmm.jail is None or vmm.jail.child is None:
+    if (pid := vmm.host_pid) is None:
         return
-    pid, ticks_per_s = vmm.jail.child.pid, os.sysconf("SC_CLK_TCK")
+    ticks_per_s = os.sysconf("SC_CLK_TCK")
     give_up = time.monotonic() + _IDLE_DEADLINE_S
     before = cpu_ticks(pid)
     while time.monotonic() < give_up:
@@ -376,7 +374,7 @@ async def _wait_idle(vmm: JailedVmm) -> None:
         before = now
 
 
-async def _save(vmm: JailedVmm) -> bytes:
+async def _save(vmm: Vmm) -> bytes:
     """Stop the guest and read its devices' state; the RAM is in its file."""
     await vmm.qmp.execute("stop")
     await allow_shared_memory(vmm)
@@ -394,7 +392,7 @@ async def _save(vmm: JailedVmm) -> bytes:
     return state
 
 
-async def allow_shared_memory(vmm: JailedVmm) -> None:
+async def allow_shared_memory(vmm: Vmm) -> None:
     """Leave the RAM, which is in the file, out of the state; and say when it is done."""
     capabilities = [{"capability": name, "state": True} for name in ("x-ignore-shared", "events")]
     await vmm.qmp.execute("migrate-set-capabilities", {"capabilities": capabilities})
@@ -413,7 +411,7 @@ async def _read_state(sock: socket.socket) -> bytes:
     raise CellError(f"the VMM's device state is larger than {_MAX_STATE_BYTES} bytes", where="template")
 
 
-def _explained(vmm: JailedVmm, error: CellError, job: _Job) -> BelljarError:
+def _explained(vmm: Vmm, error: CellError, job: _Job) -> BelljarError:
     """Why a guest did not become a template."""
     panic = vmm.panic()
     end = vmm.end()

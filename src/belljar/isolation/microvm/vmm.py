@@ -1,8 +1,6 @@
-"""One jailed VMM: everything it needs made in the order of the journal, started, and unmade with
-proof.
+"""A virtual machine: QEMU in our jail, its monitor, and the guest agent's port.
 
-A template's maker, a clone and a proof of an accelerator are each one `JailedVmm`. It holds no task
-and no cancel scope open.
+A template's maker, a clone and a proof of an accelerator are each one `Vmm`.
 """
 
 from __future__ import annotations
@@ -10,25 +8,32 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import anyio.to_thread
 
+from belljar.channel import GuestClient
 from belljar.dataclass import dataclass
 from belljar.errors import CellError, HostError
 from belljar.isolation.identity import hold_identity
-from belljar.isolation.jail import Jail, JailEnd, measure_counter_khz
-from belljar.isolation.jailed import Jailed, OwnedResources
+from belljar.isolation.jail import JailEnd, measure_counter_khz
 from belljar.isolation.microvm.console import Console
 from belljar.isolation.microvm.qmp import Qmp
+from belljar.isolation.microvm.touch_watch import watch_guest
 from belljar.isolation.microvm.vmm_root import VmmRoot
-from belljar.isolation.survivors import Destruction
+from belljar.isolation.sandbox import Sandbox, elapsed_ms, signal_name
+from belljar.isolation.survivors import Destruction, together
+from belljar.isolation.touches import FileWatch
 from belljar.plan.jail import JailBind, JailLimits, JailSpec
 from belljar.plan.qemu import Role, VmFds, VmShape, qemu_argv
 from belljar.store.journal import EntryKind
+
+if TYPE_CHECKING:
+    from belljar.isolation.microvm.wire import Wire
 
 _KVM_DEVICE: Final = "/dev/kvm"
 
@@ -124,121 +129,53 @@ def _open_kvm() -> int:
         ) from exc
 
 
-async def start_vmm(spec: VmmSpec, *, home: Path) -> JailedVmm:
-    """Journal it, make what it needs, start it, and wait until its monitor answers.
+class Vmm(Sandbox):
+    """A VMM in its jail. Made by `start_vmm`.
 
-    Raises:
-        HostError: this host can't (namespaces, control groups, no uid free, no space). CellError:
-            the VMM did not come up. Nothing is left then.
-    """
-    vmm = JailedVmm(spec, home)
-    try:
-        await vmm.bring_up()
-    except BaseException:
-        await vmm.destroy()
-        raise
-    return vmm
-
-
-class JailedVmm:
-    """A VMM in its jail.
-
-    Made only by `start_vmm`. Whoever takes `agent` (the host's end of the guest agent's port)
-    closes it. `net`: the other end of its network device, one frame a datagram; None without one.
+    Attributes:
+        net: the other end of its network device, one frame a datagram; None without one.
+        wire: what carries its frames; None without a port.
+        timings_ms: prepare, vmm_start; a clone's also restore, wire, renew, total.
     """
 
     def __init__(self, spec: VmmSpec, home: Path) -> None:
         self.spec = spec
-        self.timings_ms: dict[str, float] = {}
-        mine = OwnedResources(
+        self.emulated = spec.shape.accel == "tcg"
+        self.memory_bounded_by = "address space" if spec.memory_by_rlimit else "control group"
+        self.wire: Wire | None = None
+        self._ends = _Ends(spec)
+        super().__init__(
             cell_id=spec.cell_id,
             kind=spec.kind,
             limits=spec.limits,
             controllers=spec.controllers,
+            identity=hold_identity(home),
+            home=home,
             directories=spec.directories,
             part_of=spec.part_of,
         )
-        with ExitStack() as undo:
-            self._ends = _Ends(spec)
-            undo.callback(self._ends.close)
-            self.jailed = Jailed(mine, home, hold_identity(home), let_go=self._ends.close)
-            undo.pop_all()
         self.qmp = Qmp(self._ends.qmp, where=f"VMM of cell {spec.cell_id}")
-        self.agent, self.state, self.console = (
-            self._ends.agent,
-            self._ends.state,
-            self._ends.console,
-        )
-        self.state_fd = self._ends.fds.state
+        self.client = GuestClient.from_socket(self._ends.agent)
+        self.state, self.state_fd = self._ends.state, self._ends.fds.state
         self.net = self._ends.net
 
-    async def bring_up(self) -> None:
-        """Journal, then create; then start and greet. Called once, by `start_vmm`."""
-        started = time.monotonic()
-        await anyio.to_thread.run_sync(self._make)
-        made = time.monotonic()
-        self._start()
-        await self._wait_up()
-        self.timings_ms["prepare"] = (made - started) * 1000
-        self.timings_ms["vmm_start"] = (time.monotonic() - made) * 1000
+    async def start(self) -> None:
+        """Journal, create, start QEMU, and wait until its monitor answers.
 
-    @property
-    def destruction(self) -> Destruction | None:
-        """What its end found, once it has ended."""
-        return self.jailed.destruction
-
-    @property
-    def jail(self) -> Jail | None:
-        """Its jail, once it was started."""
-        return self.jailed.jail
-
-    def end(self) -> JailEnd | None:
-        """How the VMM ended, if it has, as far as its supervisor has said. Does not wait."""
-        return self.jailed.end()
-
-    def last_word(self, timeout_s: float) -> JailEnd | None:
-        """As `end`, but waits a moment. Blocking."""
-        return self.jailed.last_word(timeout_s)
-
-    def panic(self) -> str:
-        """What the guest's kernel panicked of, escaped; empty when it did not."""
-        return self.console.panic()
-
-    def diagnosis(self) -> str:
-        """What launcher and VMM wrote on standard error, escaped and bounded."""
-        return self.jailed.diagnosis()
-
-    def count_oom_kills(self) -> int:
-        """How often the kernel killed in the cell's memory group, now or, after its end, until
-        then.
+        Raises `HostError` or `CellError`.
         """
-        return self.jailed.count_oom_kills()
-
-    async def destroy(self) -> Destruction:
-        """Kill, look for survivors, forget the cell.
-
-        Idempotent, shielded from cancellation, bounded to some ten seconds.
-        """
-        return await self.jailed.destroy()
-
-    def _make(self) -> None:
-        self.jailed.make()
-        identity = self.jailed.identity.jail
-        if identity.privileged:
-            for bind in self.spec.binds:
-                if bind.writable:
-                    os.chown(bind.source, identity.host_uid, identity.host_gid)
-
-    def _start(self) -> None:
-        spec = self.spec
+        began = time.monotonic()
+        await anyio.to_thread.run_sync(self._make_and_chown)
+        self.timings_ms["prepare"] = elapsed_ms(began)
+        began, spec = time.monotonic(), self.spec
         jail = JailSpec(
             cell_id=spec.cell_id,
             owner_pid=os.getpid(),
             root=spec.root.root,
             binds=spec.binds,
-            identity=self.jailed.identity.jail,
+            identity=self.identity.jail,
             limits=spec.limits,
-            cgroups=self.jailed.groups.directories,
+            cgroups=self.groups.directories,
             memory_by_rlimit=spec.memory_by_rlimit,
         )
         argv = qemu_argv(
@@ -250,14 +187,93 @@ class JailedVmm:
             counter_khz=0 if spec.role is Role.CLONE else measure_counter_khz(),
         )
         try:
-            self.jailed.start(jail, argv, kept=self._ends.inherited)
+            self.start_program(jail, argv, kept=self._ends.inherited)
         finally:
             self._ends.close_inherited()
-
-    async def _wait_up(self) -> None:
-        await self.jailed.wait_running()
+        await self.wait_running()
         try:
             await self.qmp.greet()
         except CellError as exc:
-            said = self.diagnosis()
-            raise CellError(f"the VMM did not start: {said or exc.what}", where=exc.where) from exc
+            what = f"the VMM did not start: {self.diagnosis() or exc.what}"
+            raise CellError(what, where=exc.where) from exc
+        self.timings_ms["vmm_start"] = elapsed_ms(began)
+
+    def panic(self) -> str:
+        """What the guest's kernel panicked of, escaped; empty when it did not."""
+        return self._ends.console.panic()
+
+    # ---- as Sandbox
+
+    def console(self) -> bytes:
+        """The last 64 KiB that the guest's kernel wrote to its console. The guest's word."""
+        return self._ends.console.read()
+
+    def cause_of_death(self) -> str:
+        """With a wire the VMM's lifeline is the wire's, whose end looks like the owner's."""
+        cause, end = super().cause_of_death(), self.end()
+        if self.wire is None or end is None or end.cause != "owner":
+            return cause
+        wire_end = self.wire.last_word()
+        if wire_end is None or wire_end.cause == "owner":
+            return cause
+        return self.wire.explain(wire_end)
+
+    def explain(self, end: JailEnd) -> str:
+        """A panic before a plain end, a signal with its name."""
+        return explain_end(
+            end,
+            panic=self.panic(),
+            out_of_memory=self.fatal_oom_kills() > 0,
+            diagnosis=self.diagnosis(),
+        )
+
+    def fatal_oom_kills(self) -> int:
+        """All: the VMM is all that its group holds."""
+        return self.oom_kills()
+
+    async def watch_files(self, paths: Sequence[str]) -> FileWatch:
+        """The guest agent is the sensor."""
+        return await watch_guest(self.client, paths)
+
+    # ----
+
+    def _make_and_chown(self) -> None:
+        self.make()
+        identity = self.identity.jail
+        if identity.privileged:
+            for bind in self.spec.binds:
+                if bind.writable:
+                    os.chown(bind.source, identity.host_uid, identity.host_gid)
+
+    async def _unmake(self) -> Destruction:
+        """The wire first: the VMM ends of its end."""
+        await self.client.aclose()
+        if self.wire is None:
+            return await super()._unmake()
+        wire = await self.wire.destroy()
+        return together(await super()._unmake(), wire)
+
+    def _release(self) -> None:
+        self._ends.close()
+
+
+async def start_vmm(spec: VmmSpec, *, home: Path) -> Vmm:
+    """As `Vmm.start`; nothing is left when it fails."""
+    vmm = Vmm(spec, home)
+    try:
+        await vmm.start()
+    except BaseException:
+        await vmm.destroy()
+        raise
+    return vmm
+
+
+def explain_end(end: JailEnd, *, panic: str, out_of_memory: bool, diagnosis: str) -> str:
+    """Why a VMM ended by itself, from what the host saw. Pure."""
+    if panic:
+        return f"the guest's kernel panicked: {panic}"
+    if end.signal is not None:
+        memory = " (out of memory in its control group)" if out_of_memory else ""
+        return f"the VMM was killed by signal {signal_name(end.signal)}{memory}"
+    detail = f": {diagnosis}" if diagnosis else ""
+    return f"the guest shut down or the VMM ended with status {end.status}{detail}"

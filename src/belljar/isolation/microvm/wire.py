@@ -25,16 +25,14 @@ from belljar.dataclass import dataclass
 from belljar.errors import CellError, HostError
 from belljar.isolation.identity import hold_identity
 from belljar.isolation.jail import JailEnd
-from belljar.isolation.jailed import Jailed, OwnedResources
-from belljar.isolation.lifetime import signal_name
-from belljar.isolation.microvm.vmm import JailedVmm
+from belljar.isolation.microvm.vmm import Vmm
 from belljar.isolation.port import Port
 from belljar.isolation.program_root import ProgramRoot, Recipe, ensure_root
-from belljar.isolation.survivors import Destruction
+from belljar.isolation.sandbox import Sandbox, signal_name
 from belljar.plan.jail import JailIds, JailSpec
 from belljar.store.journal import new_cell_id
 
-MOST_MTU: Final = 1500
+MAX_MTU: Final = 1500
 """What a guest's device takes in, in bytes of a packet: without merged buffers, no more than an
 Ethernet frame's.
 """
@@ -123,49 +121,42 @@ def parse_counters(answer: bytes) -> WireCounters | None:
     return WireCounters(sent=sent, received=received)
 
 
-class Wire:
-    """A wire in its jail. Made only by `start_wire`; `destroy` it before its VMM."""
+class Wire(Sandbox):
+    """A wire in its jail. Made by `start_wire`; destroyed before its VMM, which ends of its end.
 
-    def __init__(self, vmm: JailedVmm, port: Port, home: Path) -> None:
-        spec = vmm.spec
-        self.wire_id = new_cell_id()
-        self._port, self._vmm, self._home = port, vmm, home
-        mine = OwnedResources(
-            cell_id=self.wire_id,
+    It is in the VMM's control groups: the cell's bounds hold for both together.
+    """
+
+    def __init__(self, vmm: Vmm, port: Port, home: Path) -> None:
+        self._port, self._vmm = port, vmm
+        self._control, self._theirs = socket.socketpair()
+        self._control.setblocking(False)  # noqa: FBT003
+        super().__init__(
+            cell_id=new_cell_id(),
             kind="wire",
             limits=replace(
-                spec.limits,
-                lifetime_s=spec.limits.lifetime_s + _MORE_LIFETIME_S,
+                vmm.limits,
+                lifetime_s=vmm.limits.lifetime_s + _MORE_LIFETIME_S,
                 address_space_bytes=_ADDRESS_SPACE_BYTES,
             ),
-            controllers=(),  # it is in the VMM's groups: the cell's bounds hold for both together
-            part_of=spec.cell_id,
+            controllers=(),
+            identity=hold_identity(home),
+            home=home,
+            part_of=vmm.cell_id,
         )
-        with ExitStack() as undo:
-            self._control, self._theirs = socket.socketpair()
-            undo.callback(self._control.close)
-            undo.callback(self._theirs.close)
-            self._control.setblocking(False)  # noqa: FBT003
-            self._jailed = Jailed(mine, home, hold_identity(home), let_go=self._control.close)
-            undo.pop_all()
 
-    @property
-    def host_pid(self) -> int | None:
-        """Its pid on this host, while it lives."""
-        return self._jailed.host_pid()
-
-    async def bring_up(self) -> None:
+    async def start(self) -> None:
         """Journal, start, have the link attached, and wait until it relays.
 
-        Called once, by `start_wire`.
+        Raises `HostError` or `CellError`.
         """
         try:
             root = await anyio.to_thread.run_sync(ensure_wire_root, self._home)
-            await anyio.to_thread.run_sync(self._jailed.make)
-            self._start(root)
+            await anyio.to_thread.run_sync(self.make)
+            self._start_in(root)
         finally:
             self._theirs.close()
-        await self._jailed.wait_running()
+        await self.wait_running()
         await self._expect(_NAMESPACE_MADE, "did not make its network namespace")
         if (pid := self.host_pid) is None:
             raise CellError("the wire has no process", where=self._where())
@@ -173,21 +164,12 @@ class Wire:
         self._control.send(_LINK_IS_THERE)
         await self._expect(_RELAYS, "did not open its link")
 
-    def end(self) -> JailEnd | None:
-        """How it ended, if it has. Does not wait."""
-        return self._jailed.end()
-
-    def cause_of_death(self, timeout_s: float) -> str:
-        """Why it ended of itself, as the host saw it; empty while it lives, and when its owner
-        ended it. Blocking.
-        """
-        end = self._jailed.last_word(timeout_s)
-        if end is None or end.cause == "owner":
-            return ""
+    def explain(self, end: JailEnd) -> str:
+        """As its exit status says (`native/wire/wire.h`)."""
         if end.signal is not None:
             return f"its wire was killed by signal {signal_name(end.signal)}"
-        said = self._jailed.diagnosis()
-        return f"its wire ended: {_ENDS.get(end.status or 0, said or f'status {end.status}')}"
+        default = self.diagnosis() or f"status {end.status}"
+        return f"its wire ended: {_ENDS.get(end.status or 0, default)}"
 
     async def counters(self) -> WireCounters | None:
         """What went through so far, by its word; None when it is gone or does not answer within
@@ -203,28 +185,24 @@ class Wire:
             return None
         return parse_counters(answer)
 
-    async def destroy(self) -> Destruction:
-        """Kill, look for survivors, forget it.
-
-        Idempotent, shielded from cancellation. The VMM ends of it.
-        """
+    def _release(self) -> None:
         self._theirs.close()
-        return await self._jailed.destroy()
+        self._control.close()
 
-    def _start(self, root: ProgramRoot) -> None:
-        identity, net, below = self._jailed.identity.jail, self._vmm.net, self._port.user_namespace
+    def _start_in(self, root: ProgramRoot) -> None:
+        identity, net, below = self.identity.jail, self._vmm.net, self._port.user_namespace
         if net is None or self._vmm.jail is None:
             raise RuntimeError("this VMM has no network device, or does not run")
         # In the range's he is 0
         uid, gid = (identity.host_uid, identity.host_gid) if below is None else (0, 0)
         spec = JailSpec(
-            cell_id=self.wire_id,
+            cell_id=self.cell_id,
             owner_pid=os.getpid(),
             root=root.root,
             binds=(),
             identity=identity,
-            limits=self._jailed.owned_resources.limits,
-            cgroups=self._vmm.jailed.groups.directories,
+            limits=self.limits,
+            cgroups=self._vmm.groups.directories,
             memory_by_rlimit=True,
             ids=JailIds(uid_map=((0, uid, 1),), gid_map=((0, gid, 1),)),
             keep_capabilities=True,
@@ -237,7 +215,7 @@ class Wire:
             undo.callback(os.close, lifeline)
             kept = (net.fileno(), self._theirs.fileno(), lifeline, settings)
             argv = (root.program, *map(str, kept), str(self._port.settings.mtu))
-            self._jailed.start(spec, argv, kept=kept, user_namespace=below)
+            self.start_program(spec, argv, kept=kept, user_namespace=below)
         net.close()
 
     async def _expect(self, word: bytes, failure: str) -> None:
@@ -247,7 +225,7 @@ class Wire:
                     return
             except (OSError, EOFError):
                 pass
-        said = self._jailed.diagnosis()
+        said = self.diagnosis()
         raise CellError(f"the wire {failure}{': ' + said if said else ''}", where=self._where())
 
     async def _received(self, most_bytes: int) -> bytes:
@@ -262,10 +240,10 @@ class Wire:
             return got
 
     def _where(self) -> str:
-        return f"wire {self.wire_id} of cell {self._vmm.spec.cell_id}"
+        return f"wire {self.cell_id} of cell {self._vmm.cell_id}"
 
 
-async def start_wire(vmm: JailedVmm, port: Port, *, home: Path) -> Wire:
+async def start_wire(vmm: Vmm, port: Port, *, home: Path) -> Wire:
     """A wire between the VMM, which must run, and the port, which is attached now; from then on
     frames pass.
 
@@ -274,11 +252,11 @@ async def start_wire(vmm: JailedVmm, port: Port, *, home: Path) -> Wire:
             CellError: it did not come up. Nothing is left then, and
         the VMM is ended with it, unless it never had the VMM's lifeline.
     """
-    if port.settings.mtu > MOST_MTU:
-        raise ValueError(f"an MTU of {port.settings.mtu} bytes; a guest takes at most {MOST_MTU}")
+    if port.settings.mtu > MAX_MTU:
+        raise ValueError(f"an MTU of {port.settings.mtu} bytes; a guest takes at most {MAX_MTU}")
     wire = Wire(vmm, port, home)
     try:
-        await wire.bring_up()
+        await wire.start()
     except BaseException:
         with anyio.CancelScope(shield=True):
             await wire.destroy()

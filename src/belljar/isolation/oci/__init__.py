@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 from belljar.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from belljar.isolation.oci.live_container import LiveContainer, open_container
+    from belljar.isolation.oci.container import Container
+    from belljar.isolation.oci.open import open_container
     from belljar.isolation.oci.prove import RuntimeProof, prove_runtime, runtime_proof
     from belljar.isolation.oci.trees import ensure_tree
 
 __all__ = [
-    "LiveContainer",
+    "Container",
     "RuntimeProof",
     "ensure_tree",
     "open_container",
@@ -27,9 +28,8 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        **dict.fromkeys(
-            ("LiveContainer", "open_container"), "belljar.isolation.oci.live_container"
-        ),
+        "Container": "belljar.isolation.oci.container",
+        "open_container": "belljar.isolation.oci.open",
         **dict.fromkeys(
             ("RuntimeProof", "prove_runtime", "runtime_proof"), "belljar.isolation.oci.prove"
         ),

@@ -1,5 +1,4 @@
-"""A container: an OCI runtime started in our jail, the guest agent in its container, made ready,
-and unmade with proof.
+"""A container: an OCI runtime started in our jail, with the guest agent in its container.
 
 What the runtime makes (namespaces, mounts, its state) is in the jail's own namespaces: killing the
 jail's pid 1 ends all of it, and the kernel takes it away.
@@ -11,53 +10,50 @@ import json
 import os
 import socket
 import time
-from contextlib import ExitStack
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal
 
 import anyio
 import anyio.to_thread
 
-from belljar.channel import GuestClient, RenewedBit
+from belljar.channel import GuestClient, Renewed, RenewedBit
 from belljar.dataclass import dataclass
 from belljar.errors import BelljarError, CellError, HostError
 from belljar.events import Recorder
+from belljar.host.tools import at_least
 from belljar.isolation.identity import hold_range
-from belljar.isolation.jailed import Jailed, OwnedResources, raise_if_killed
+from belljar.isolation.jail import JailEnd
 from belljar.isolation.launch_failures import RuntimeFailedError
-from belljar.isolation.lifetime import record_destroyed
 from belljar.isolation.oci.runtime_root import CONFIG_PATH
-from belljar.isolation.oci.trace import Trace
+from belljar.isolation.oci.trace import Trace, watch_sandbox
 from belljar.isolation.oci.trees import Tree, inner_tmp
-from belljar.isolation.oci.words import (
-    cause_of_death,
-    explain_runtime,
-    is_busy_sealing,
-    said,
-)
+from belljar.isolation.oci.watching import watch_container
 from belljar.isolation.port import Port
 from belljar.isolation.program_root import STORE_HINT, ProgramRoot
-from belljar.isolation.renewal import (
-    NEEDED_OF_CONTAINER,
-    Renewal,
-    judge,
-    network_of,
-    now_ns,
-    renewed_names,
+from belljar.isolation.renewal import NEEDED_OF_CONTAINER, Renewal, judge, network_of, now_ns
+from belljar.isolation.sandbox import (
+    HostUsage,
+    Sandbox,
+    elapsed_ms,
+    record_destroyed,
+    signal_name,
 )
 from belljar.isolation.survivors import Destruction
+from belljar.isolation.touches import FileWatch
 from belljar.plan.jail import JailLimits, JailMount, JailSpec
 from belljar.plan.oci import ID_COUNT, OciCell, OciShape, oci_config, runtime_argv
 from belljar.process import is_alive
 from belljar.store.journal import EntryKind
+from belljar.units import format_size
 
 _READY_DEADLINE_S: Final = 30.0
 _ATTACH_DEADLINE_S: Final = 20.0
 _DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty")
 _SMALL_BYTES: Final = 16 << 20
 _SMALL_INODES: Final = 1024
-LAYER: Final = "/up"
+_LAYER: Final = "/up"
 _ROOT: Final = OciCell(hostname="").root
 _STATE: Final = "/run/r"
 _BUNDLE: Final = str(Path(CONFIG_PATH).parent)
@@ -69,11 +65,21 @@ _ENVIRONMENT: Final = (
 )
 _LAST_WORD_S: Final = 1.0
 _MAX_ATTEMPTS: Final = 5
+_AGENTS_PROCESSES: Final = 2
+_SILENT_CRUN: Final = "; crun before 1.9 ends without a word where control groups of version 1 and 2 are mixed: use runc, or a newer crun"
+
+# runc copies itself into memory and seals the copy. Under load, other users of its pages may keep
+# the kernel from sealing for longer than it waits (memfd_wait_for_pins, 150 ms). runc 1.1, then 1.2
+# and later.
+_BUSY_SEALS: Final = (
+    "could not ensure we are a cloned binary: device or resource busy",
+    "fcntl(f_add_seals): device or resource busy",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerSpec:
-    """One container: what it is made of and what holds it."""
+    """One container: what it is made of and what holds it. `is_traced`: see `isolation.oci.trace`."""
 
     cell_id: str
     kind: EntryKind
@@ -86,95 +92,45 @@ class ContainerSpec:
     hostname: str
     directory: Path
     port: Port | None = None
-    is_traced: bool = False  # gVisor: see isolation.oci.trace
+    is_traced: bool = False
 
 
-class JailedContainer:
-    """A container in its jail, from the journal's entry to the proof.
+class Container(Sandbox):
+    """A container in its jail. Made by `start_container`.
 
-    Made only by `start_container`.
+    `timings_ms`: prepare, network (with a port), runtime, renew, total. `attempts`: how often it
+    was started.
     """
 
     def __init__(self, spec: ContainerSpec, home: Path) -> None:
         self.spec = spec
-        self.timings_ms: dict[str, float] = {}
         self.attempts = 1
-        self.trace: Trace | None = None
+        self._is_gvisor = spec.shape.runtime.kind == "runsc"
+        self._user_namespace = None if spec.port is None else spec.port.user_namespace
+        self._trace: Trace | None = None
         self._ours, self._theirs = socket.socketpair()
-        mine = OwnedResources(
+        super().__init__(
             cell_id=spec.cell_id,
             kind=spec.kind,
             limits=spec.limits,
             controllers=spec.controllers,
+            identity=hold_range(is_nested=self._user_namespace is not None),
+            home=home,
             directories=(spec.directory,),
             part_of="" if spec.port is None else spec.port.range_id,
         )
-        with ExitStack() as undo:
-            undo.callback(self._let_go)
-            self.jailed = Jailed(
-                mine,
-                home,
-                hold_range(is_nested=self._user_namespace() is not None),
-                let_go=self._let_go,
-            )
-            undo.pop_all()
         self.client = GuestClient.from_socket(self._ours)
 
-    async def bring_up(self, renewal: Renewal) -> list[str]:
-        """Journal, create, start, greet, renew; what the guest agent says it renewed.
+    async def start(self) -> None:
+        """Journal, create, start the runtime, attach the port.
 
         Raises `HostError` or `CellError`.
         """
-        started = time.monotonic()
-        await anyio.to_thread.run_sync(self._make)
-        self.timings_ms["prepare"] = _since(started)
-        self._start()
-        if self.spec.port is not None:
-            await self._connect(self.spec.port)
-        try:
-            done = await self._greet(renewal)
-        except CellError as exc:
-            raise await self._explained(exc, time.monotonic() - started) from exc
-        await self.jailed.wait_running()
-        self.jailed.limit_cpu()  # before anything of the workload's has run
-        self.timings_ms["total"] = _since(started)
-        return done
-
-    async def destroy(self) -> Destruction:
-        """Kill, look for survivors, forget the cell. Idempotent, shielded from cancellation."""
-        if self.jailed.destruction is None:
-            with anyio.CancelScope(shield=True):
-                await self.client.aclose()
-        return await self.jailed.destroy()
-
-    def _make(self) -> None:
-        self.jailed.make(cpu_later=True)
-        directory = self.spec.directory
-        cell = OciCell(
-            hostname=self.spec.hostname, tmp=self._tmp(), has_port=self.spec.port is not None
-        )
-        config = oci_config(self.spec.shape, cell)
-        try:
-            directory.parent.mkdir(parents=True, exist_ok=True, mode=0o711)
-            directory.mkdir(mode=0o711)
-            file = directory / "config.json"
-            file.write_text(json.dumps(config))
-            file.chmod(0o444)
-            if self.spec.is_traced:
-                self.trace = Trace(directory, _BUNDLE, self.jailed.holds)
-        except OSError as exc:
-            hint = STORE_HINT
-            raise HostError(
-                f"a cell's files can't be written: {exc.strerror}", where=str(directory), hint=hint
-            ) from exc
-
-    def _tmp(self) -> str:
-        return (
-            inner_tmp(self.spec.tree.root, _ROOT) if self.spec.shape.runtime.kind == "runsc" else ""
-        )
-
-    def _start(self) -> None:
-        spec, held = self.spec, self.jailed.identity
+        began = time.monotonic()
+        await anyio.to_thread.run_sync(self._make_files)
+        self.timings_ms["prepare"] = elapsed_ms(began)
+        spec, held = self.spec, self.identity
+        network: Literal["", "plain", "covered"] = "covered" if self._is_gvisor else "plain"
         jail = JailSpec(
             cell_id=spec.cell_id,
             owner_pid=os.getpid(),
@@ -182,13 +138,13 @@ class JailedContainer:
             binds=(),
             identity=held.jail,
             limits=spec.limits,
-            cgroups=self.jailed.groups.directories,
+            cgroups=self.groups.directories,
             memory_by_rlimit=spec.memory_by_rlimit,
             ids=held.ids,
             mounts=self._mounts(),
             keep_capabilities=True,
             init=True,
-            network=self._network(),
+            network="" if spec.port is None else network,
             environment=_ENVIRONMENT,
         )
         argv = runtime_argv(
@@ -198,33 +154,109 @@ class JailedContainer:
             bundle=_BUNDLE,
             name=_CONTAINER_NAME,
             has_port=spec.port is not None,
-            trace="" if self.trace is None else self.trace.config_path,
+            trace="" if self._trace is None else self._trace.config_path,
         )
         try:
-            self.jailed.start(
+            self.start_program(
                 jail,
                 argv,
                 kept=(),
                 stdin_fd=self._theirs.fileno(),
-                user_namespace=self._user_namespace(),
+                user_namespace=self._user_namespace,
             )
         finally:
             self._theirs.close()
+        if spec.port is not None:
+            await self._attach(spec.port)
 
-    def _network(self) -> Literal["", "plain", "covered"]:
-        if self.spec.port is None:
-            return ""
-        return "covered" if self.spec.shape.runtime.kind == "runsc" else "plain"
+    async def handshake(self, renewal: Renewal) -> Renewed:
+        """Until the guest agent answers and has made the container a new machine.
 
-    def _user_namespace(self) -> int | None:
-        return None if self.spec.port is None else self.spec.port.user_namespace
-
-    async def _connect(self, port: Port) -> None:
-        """Have the link put into the stage's network namespace, before anything of the runtime's
-        runs. Raises `HostError` or `CellError`.
+        Raises `HostError` or `CellError` that names what failed: the jail's step, the runtime, or
+        the agent.
         """
         began = time.monotonic()
-        stage = await self.jailed.wait_network()
+        try:
+            renewed = await self._greet(renewal)
+        except CellError as exc:
+            raise await self._start_error(exc, time.monotonic() - began) from exc
+        await self.wait_running()
+        self.limit_cpu()  # before anything of the workload's has run
+        return renewed
+
+    # ---- as Sandbox
+
+    def explain(self, end: JailEnd) -> str:
+        """Also how near the limits were, when none is known to have been reached."""
+        if self.fatal_oom_kills() > 0:
+            return f"out of memory: it reached its limit of {format_size(self.limits.memory_max_bytes)}"
+        return ended_by_itself(
+            end,
+            kind=self.spec.shape.runtime.kind,
+            memory=(self.memory_peak_bytes(), self.limits.memory_max_bytes),
+            refused_forks=super().refused_forks(),
+        )
+
+    def refused_forks(self) -> int:
+        """To have had as many as the workload may have counts once: its own limit inside is the
+        nearer one, and nobody counts what that refuses.
+        """
+        return super().refused_forks() + self._is_crowd(self.count_processes()[1])
+
+    def processes_full(self) -> bool:
+        """False for gVisor, whose processes are not the host's: its agent counts them."""
+        return self._is_crowd(self.count_processes()[0])
+
+    def disk_full(self) -> bool:
+        """False where the host lets us not look (an ordinary user)."""
+        found = self._layer()
+        return found is not None and (not found.f_bavail or not found.f_favail)
+
+    def usage(self) -> HostUsage:
+        """With its writable layer, and outside of gVisor its processes."""
+        disk, processes = self._layer(), self.count_processes()[0]
+        return replace(
+            super().usage(),
+            disk_bytes=None if disk is None else (disk.f_blocks - disk.f_bfree) * disk.f_frsize,
+            processes=None
+            if self._is_gvisor or not processes
+            else max(0, processes - _AGENTS_PROCESSES),
+        )
+
+    async def watch_files(self, paths: Sequence[str]) -> FileWatch:
+        """Marks on the host's inodes, or gVisor's trace."""
+        if self._is_gvisor:
+            return await watch_sandbox(self._trace, paths, self.client.own_reads)
+        return await watch_container(self.host_pid, paths, self.client.own_reads)
+
+    # ----
+
+    def _make_files(self) -> None:
+        self.make(cpu_later=True)
+        directory = self.spec.directory
+        tmp = inner_tmp(self.spec.tree.root, _ROOT) if self._is_gvisor else ""
+        cell = OciCell(hostname=self.spec.hostname, tmp=tmp, has_port=self.spec.port is not None)
+        config = oci_config(self.spec.shape, cell)
+        try:
+            directory.parent.mkdir(parents=True, exist_ok=True, mode=0o711)
+            directory.mkdir(mode=0o711)
+            file = directory / "config.json"
+            file.write_text(json.dumps(config))
+            file.chmod(0o444)
+            if self.spec.is_traced:
+                self._trace = Trace(directory, _BUNDLE, self.holds)
+        except OSError as exc:
+            hint = STORE_HINT
+            raise HostError(
+                f"a cell's files can't be written: {exc.strerror}", where=str(directory), hint=hint
+            ) from exc
+
+    async def _attach(self, port: Port) -> None:
+        """Put the link into the jail's network namespace, before the runtime runs."""
+        began = time.monotonic()
+        if (jail := self.jail) is None:
+            raise RuntimeError("nothing was started")
+        stage = await jail.wait_network()
         try:
             with anyio.fail_after(_ATTACH_DEADLINE_S):
                 await port.attach(stage.pid)
@@ -233,21 +265,21 @@ class JailedContainer:
             raise CellError(what, where=f"cell {self.spec.cell_id}") from None
         except BelljarError:
             # One that is dying has no namespaces any more, but lives for a moment.
-            if await anyio.to_thread.run_sync(
-                self.jailed.last_word, _LAST_WORD_S
-            ) is None and is_alive(stage):
+            if await anyio.to_thread.run_sync(self.last_word, _LAST_WORD_S) is None and is_alive(
+                stage
+            ):
                 raise
-        self.jailed.go_on()  # or says how the stage ended
-        self.timings_ms["network"] = _since(began)
+        jail.go_on()  # or says how the stage ended
+        self.timings_ms["network"] = elapsed_ms(began)
 
     def _mounts(self) -> tuple[JailMount, ...]:
-        spec, identity = self.spec, self.jailed.identity.jail
+        spec, identity = self.spec, self.identity.jail
         shift = None
         if identity.privileged and identity.uids is not None:
             shift = (spec.tree.first_uid, identity.uids.start, ID_COUNT)
         layer = JailMount(
             kind="tmpfs",
-            target=LAYER,
+            target=_LAYER,
             size_bytes=spec.shape.disk_bytes,
             inodes=spec.shape.disk_inodes,
             executable=True,
@@ -264,17 +296,17 @@ class JailedContainer:
             layer,
             JailMount(kind="tree", source=spec.tree.root, target="/tree", shift=shift),
             JailMount(
-                kind="overlay", target=_ROOT, lower="/tree", upper=f"{LAYER}/u", work=f"{LAYER}/w"
+                kind="overlay", target=_ROOT, lower="/tree", upper=f"{_LAYER}/u", work=f"{_LAYER}/w"
             ),
             JailMount(kind="tmpfs", target="/run", size_bytes=_SMALL_BYTES, inodes=_SMALL_INODES),
             JailMount(kind="tmpfs", target="/tmp", size_bytes=_SMALL_BYTES, inodes=_SMALL_INODES),  # noqa: S108 - the jail's
             JailMount(kind="bind", source=spec.directory, target=_BUNDLE),
         )
 
-    async def _greet(self, renewal: Renewal) -> list[str]:
+    async def _greet(self, renewal: Renewal) -> Renewed:
         began, shape, port, client = time.monotonic(), self.spec.shape, self.spec.port, self.client
         await client.wait_ready(timeout_s=_READY_DEADLINE_S)
-        self.timings_ms["runtime"] = _since(began)
+        self.timings_ms["runtime"] = elapsed_ms(began)
         began = time.monotonic()
         await client.hello()
         await client.configure(
@@ -297,50 +329,56 @@ class JailedContainer:
         # workload may edit without reaching anything more.
         needed = NEEDED_OF_CONTAINER if port is None else NEEDED_OF_CONTAINER | RenewedBit.NETWORK
         judge(renewed, where=f"cell {self.spec.cell_id}", needed=needed)
-        self.timings_ms["renew"] = _since(began)
-        return renewed_names(renewed)
+        self.timings_ms["renew"] = elapsed_ms(began)
+        return renewed
 
-    async def _explained(self, error: CellError, waited_s: float) -> BelljarError:
-        """What went wrong, from who knows best: the jail's step, the runtime's status and words, or
-        else the silent channel.
+    async def _start_error(self, error: CellError, waited_s: float) -> BelljarError:
+        """What went wrong, from the best source: the jail's step, the runtime's status and words,
+        or else the silent channel.
         """
-        runtime = self.spec.shape.runtime
-        where = f"cell {self.spec.cell_id}"
-        explain = partial(
-            explain_runtime, name=runtime.name, version=self.spec.root.version, where=where
-        )
-        if self.jailed.jail is None:
-            return error
+        runtime, version, where = self.spec.shape.runtime.name, self.spec.root.version, error.where
+        where = f"cell {self.cell_id}"
         with anyio.move_on_after(max(_READY_DEADLINE_S - waited_s, _LAST_WORD_S)) as timeout:
             try:
-                await self.jailed.wait_running()
+                await self.wait_running()
             except RuntimeFailedError as failure:
-                return explain(failure.how, silent=failure.silent)
+                return explain_runtime(
+                    failure.how, name=runtime, version=version, where=where, silent=failure.silent
+                )
             except BelljarError as failure:
                 return failure
+        words = self.diagnosis()
+        quoted = f"; it said: {words}" if words else ""
         if timeout.cancelled_caught:
-            hung = f"neither started the container nor ended within {waited_s:.0f} s"
-            return explain(hung + said(self.jailed.diagnosis()))
-        cause = cause_of_death(
-            self.jailed,
-            self.spec.limits,
-            runtime.kind,
-            fatal_oom_kills=self.jailed.count_oom_kills(),
-        )
-        detail = cause or error.what
-        what = f"{runtime.name} {self.spec.root.version} started the container, but its guest agent did not come up: {detail}"
-        return CellError(what + said(self.jailed.diagnosis()), where=where)
+            how = f"neither started the container nor ended within {waited_s:.0f} s{quoted}"
+            return explain_runtime(how, name=runtime, version=version, where=where)
+        what = f"{runtime} {version} started the container, but its guest agent did not come up"
+        return CellError(f"{what}: {self.cause_of_death() or error.what}{quoted}", where=where)
 
-    def _let_go(self) -> None:
+    def _layer(self) -> os.statvfs_result | None:
+        try:
+            return os.statvfs(f"/proc/{self.host_pid}/root{_LAYER}")
+        except OSError:
+            return None
+
+    def _is_crowd(self, count: int) -> bool:
+        """As many processes as the workload may have, and the agent's two."""
+        return not self._is_gvisor and count >= self.spec.shape.processes + _AGENTS_PROCESSES
+
+    async def _unmake(self) -> Destruction:
+        await self.client.aclose()
+        return await super()._unmake()
+
+    def _release(self) -> None:
         self._theirs.close()
         self._ours.close()
-        if self.trace is not None:
-            self.trace.close()
+        if self._trace is not None:
+            self._trace.close()
 
 
 async def start_container(
     spec: ContainerSpec, renewal: Renewal, *, home: Path, recorder: Recorder | None = None
-) -> tuple[JailedContainer, list[str]]:
+) -> tuple[Container, Renewed]:
     """Start it and make it ready; and what its guest agent says it renewed.
 
     A runtime that could not seal its copy of itself is started again, at most five times in all,
@@ -349,26 +387,76 @@ async def start_container(
     Raises `HostError` or `CellError`; nothing is left then, and the proof is recorded.
     """
     for attempt in range(1, _MAX_ATTEMPTS + 1):
-        container = JailedContainer(spec, home)
+        container, began = Container(spec, home), time.monotonic()
         container.attempts = attempt
         try:
-            return container, await container.bring_up(renewal)
+            await container.start()
+            renewed = await container.handshake(renewal)
         except BaseException as exc:
             with anyio.CancelScope(shield=True):
                 destruction = await container.destroy()
-                failed = isinstance(exc, CellError) and is_busy_sealing(
-                    container.jailed.diagnosis()
-                )
-                if (
-                    not (failed and destruction.clean and attempt < _MAX_ATTEMPTS)
-                    or container.jailed.killed()
-                ):
-                    if recorder is not None:
-                        record_destroyed(recorder, spec.cell_id, destruction)
-                    raise_if_killed(container.jailed, exc)
-                    raise
+            is_busy = isinstance(exc, CellError) and is_busy_sealing(container.diagnosis())
+            may_retry = is_busy and destruction.clean and attempt < _MAX_ATTEMPTS
+            if may_retry and not container.killed():
+                continue
+            if recorder is not None:
+                record_destroyed(recorder, spec.cell_id, destruction)
+            container.raise_if_killed(exc)
+            raise
+        container.timings_ms["total"] = elapsed_ms(began)
+        return container, renewed
     raise RuntimeError("unreachable: the last attempt returns or raises")
 
 
-def _since(began: float) -> float:
-    return (time.monotonic() - began) * 1000
+def is_busy_sealing(diagnosis: str) -> bool:
+    """Whether runc failed before it made anything, since the kernel could not seal its copy yet.
+
+    Pure.
+    """
+    return any(words in diagnosis.lower() for words in _BUSY_SEALS)
+
+
+def explain_runtime(
+    how: str, *, name: str, version: str, where: str, silent: bool = False
+) -> CellError:
+    """The error for a runtime that did not start a container: which one it was, and what is known
+    of it. Pure.
+
+    Args:
+        how: what it did, as a clause.
+        silent: it wrote nothing.
+    """
+    program = Path(name).name
+    silent_crun = silent and program.startswith("crun") and not at_least(version, "1.9")
+    another = (
+        "install another runsc"
+        if program.startswith("runsc")
+        else "name another OCI runtime in BELLJAR_OCI_RUNTIME"
+    )
+    hint = f"{another}, or use another tier; `belljar doctor` tries it again"
+    return CellError(
+        f"the OCI runtime {name} {version} {how}{_SILENT_CRUN if silent_crun else ''}",
+        where=where,
+        hint=hint,
+    )
+
+
+def ended_by_itself(end: JailEnd, *, kind: str, memory: tuple[int, int], refused_forks: int) -> str:
+    """An end that no limit is known for: what ended, how, and how near the limits were. Pure.
+
+    Args:
+        memory: the most that was in use (0: not known), and the limit.
+        refused_forks: how often the host refused the cell a process or thread.
+    """
+    who = "gVisor's sentry or the guest agent in it" if kind == "runsc" else "its guest agent"
+    how = f"signal {signal_name(end.signal)}" if end.signal is not None else f"status {end.status}"
+    used = (
+        f"at most {format_size(memory[0])} of {format_size(memory[1])} of memory was in use"
+        if memory[0]
+        else ""
+    )
+    refused = f"the host refused it {refused_forks} processes or threads" if refused_forks else ""
+    known = "; ".join(
+        ("no limit is known to have been reached", *(word for word in (used, refused) if word))
+    )
+    return f"{who} ended, or was killed (the last word was {how}; {known})"

@@ -1,0 +1,104 @@
+"""Opening a container cell: from its plan to a container that is ready."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from belljar.events import Event, JsonValue, Kind, Recorder, Trust
+from belljar.image import Image
+from belljar.isolation.oci.container import Container, ContainerSpec, start_container
+from belljar.isolation.oci.runtime_root import ensure_runtime_root
+from belljar.isolation.oci.trees import held_tree
+from belljar.isolation.port import Port
+from belljar.isolation.renewal import fresh_renewal, renewed_names
+from belljar.isolation.sandbox import recorded_lifetime
+from belljar.plan.model import OciPlan
+from belljar.store.journal import new_cell_id
+
+
+@asynccontextmanager
+async def open_container(
+    plan: OciPlan,
+    image: Image,
+    *,
+    home: Path,
+    recorder: Recorder,
+    planned: Mapping[str, Any],
+    cell_id: str | None = None,
+    port: Port | None = None,
+) -> AsyncIterator[Container]:
+    """A container of the plan, ready; destroyed when the block is left, however it is left.
+
+    Args:
+        planned: what `cell.planned` is to say; recorded before anything is made.
+        cell_id: default a new one.
+        port: the cell's place on its range's network, attached before anything of the runtime's
+            runs. None: no network at all.
+
+    Raises:
+        HostError: this host can't. CellError: the container could not be made, with the runtime's
+            status and words; nothing is left of it.
+
+    No task group or cancel scope is open across the yield: entry and exit may happen in different
+    tasks.
+    """
+    cell_id = cell_id or new_cell_id()
+
+    async def make(held: ExitStack) -> Container:
+        return await _make(plan, image, home, recorder, cell_id, port, held)
+
+    async with recorded_lifetime(recorder, cell_id, planned, make) as container:
+        yield container
+
+
+async def _make(
+    plan: OciPlan,
+    image: Image,
+    home: Path,
+    recorder: Recorder,
+    cell_id: str,
+    port: Port | None,
+    held: ExitStack,
+) -> Container:
+    tree = await held_tree(home, image, held)
+    runtime = plan.oci.runtime
+    root = ensure_runtime_root(home, runtime)
+    data: dict[str, JsonValue] = {"runtime": f"{runtime.name} {root.version}", "tree": image.digest}
+    recorder.record(Event(kind=Kind.CELL_STARTING, cell_id=cell_id, data=data))
+    renewal = fresh_renewal()
+    spec = ContainerSpec(
+        cell_id=cell_id,
+        kind="cell",
+        shape=plan.oci,
+        limits=plan.jail,
+        controllers=plan.jail_controllers,
+        memory_by_rlimit=plan.memory_by_rlimit,
+        root=root,
+        tree=tree,
+        hostname=renewal.hostname,
+        directory=home / "cells" / cell_id,
+        port=port,
+        is_traced=bool(plan.policy.decoys) and runtime.kind == "runsc",
+    )
+    container, renewed = await start_container(spec, renewal, home=home, recorder=recorder)
+    try:
+        data = {
+            "done": list(renewed_names(renewed)),
+            "machine_id": renewal.machine_id,
+            "hostname": renewal.hostname,
+        }
+        recorder.record(
+            Event(kind=Kind.CELL_RENEWED, cell_id=cell_id, data=data, trust=Trust.GUEST_REPORTED)
+        )
+        timings: dict[str, JsonValue] = {n: round(ms, 1) for n, ms in container.timings_ms.items()}
+        data = {"duration_ms": timings["total"], "timings_ms": timings}
+        if container.attempts > 1:
+            data["attempts"] = container.attempts
+        recorder.record(Event(kind=Kind.CELL_STARTED, cell_id=cell_id, data=data))
+    except BaseException:
+        await container.destroy()
+        raise
+    return container

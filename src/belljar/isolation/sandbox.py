@@ -1,0 +1,497 @@
+"""A cell on its host, the same for every engine: identity, journal entry, control groups, jail, and
+destruction with proof.
+
+The engines are `oci.container.Container` and `microvm.vmm.Vmm`. The order is the journal's: what is
+made is named there first. No task and no cancel scope stays open.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, TypeVar
+
+import anyio
+import anyio.to_thread
+
+from belljar.channel import GuestClient
+from belljar.dataclass import dataclass
+from belljar.errors import BelljarError, HostError
+from belljar.events import Event, JsonValue, Kind, Recorder
+from belljar.isolation import cgroup
+from belljar.isolation.hold import Order, killed_error, read_order, refuse_if_forbidden
+from belljar.isolation.identity import HeldIdentity
+from belljar.isolation.jail import Jail, JailEnd, start_jail
+from belljar.isolation.program_root import STORE_HINT
+from belljar.isolation.survivors import Destruction, destroy_remains
+from belljar.isolation.touches import FileWatch
+from belljar.plan.jail import JailLimits, JailSpec
+from belljar.process import descends_from, kill
+from belljar.store.journal import EntryKind, Journal, JournalEntry, own_entry
+from belljar.units import format_duration
+
+LAST_WORD_S: Final = 0.5
+"""A program's sockets close a little before its supervisor can say how it ended."""
+_NAMELESS_CHILD_S: Final = 1.0
+_while_starting: Final[list[Callable[[], object]]] = []
+
+
+def do_while_starting(action: Callable[[], object]) -> None:
+    """Do `action` once while the next jail's program starts, such as an import.
+
+    It blocks the thread that started the jail; what it raises ends that jail.
+    """
+    _while_starting.append(action)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostUsage:
+    """What the host counts of a cell now; None where it can't.
+
+    `memory_limit_bytes`: of what is counted, which is a whole virtual machine where the cell is one.
+    """
+
+    uptime_s: float
+    cpu_s: float | None = None
+    memory_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+    disk_bytes: int | None = None
+    processes: int | None = None
+
+
+class Sandbox:
+    """One jail with all that belongs to it. `destroy` must be called, whatever happened before.
+
+    An engine sets `client` when it can be talked to, and `recorder` when it is a cell that is ready:
+    from then on its end is recorded.
+
+    Args:
+        directories: its own; they vanish with it.
+        identity: held until the last look for survivors is over.
+        part_of: as `JournalEntry`'s.
+
+    Attributes:
+        timings_ms: milliseconds by phase of making it.
+
+    Raises:
+        HostError: no identity is free, or a control group that the plan counts on isn't there.
+    """
+
+    client: GuestClient
+    emulated = False
+
+    def __init__(
+        self,
+        *,
+        cell_id: str,
+        kind: EntryKind,
+        limits: JailLimits,
+        controllers: tuple[str, ...],
+        identity: AbstractContextManager[HeldIdentity],
+        home: Path,
+        directories: tuple[Path, ...] = (),
+        part_of: str = "",
+    ) -> None:
+        self.cell_id, self.limits = cell_id, limits
+        self.timings_ms: dict[str, float] = {}
+        self.recorder: Recorder | None = None
+        self.jail: Jail | None = None
+        self.destruction: Destruction | None = None
+        self._kind, self._directories, self._part_of = kind, directories, part_of
+        self._home, self._journal = home, Journal(home)
+        self._entry: JournalEntry | None = None
+        self._order: Order | None = None
+        self._counts = {"oom_kills": 0, "refused_forks": 0, "memory_peak_bytes": 0}
+        self._oom_kills_while_alive = 0
+        self._ready_s = time.monotonic()
+        try:
+            with ExitStack() as undo:
+                self.identity: HeldIdentity = undo.enter_context(identity)
+                self.groups = cgroup.plan_groups(cell_id, controllers)
+                self._held = undo.pop_all()
+        except BaseException:
+            self._release()
+            raise
+
+    # ---- making it
+
+    def make(self, *, cpu_later: bool = False) -> None:
+        """Journal, then create the groups.
+
+        Blocking. Raises `HostError`, and `CellError` when it was killed; `destroy` removes what was
+        made by then.
+
+        Args:
+            cpu_later: the processor's quota waits for `limit_cpu`: what starts before the workload
+                would only be slowed down by it.
+        """
+        self._entry = own_entry(
+            self.cell_id,
+            self._kind,
+            cgroups=self.groups.directories,
+            directories=self._directories,
+            host_uid=self.identity.own_uid,
+            uid_count=self.identity.uid_count,
+            part_of=self._part_of,
+        )
+        try:
+            self._journal.write(self._entry)
+        except OSError as exc:
+            raise HostError(
+                f"the journal can't be written: {exc.strerror}",
+                where=str(self._journal.directory),
+                hint=STORE_HINT,
+            ) from exc
+        self._refuse_if_forbidden()
+        limits = replace(self.limits, cpu_quota_percent=None) if cpu_later else self.limits
+        cgroup.make_groups(self.groups, limits)
+
+    def limit_cpu(self) -> None:
+        """Set the quota that `make` left out. Raises `HostError`."""
+        cgroup.limit_cpu(self.groups, self.limits)
+
+    def start_program(
+        self,
+        spec: JailSpec,
+        program: tuple[str, ...],
+        *,
+        kept: tuple[int, ...],
+        stdin_fd: int | None = None,
+        user_namespace: int | None = None,
+    ) -> None:
+        """As `start_jail`; `wait_running` says whether it came up."""
+        self.jail = start_jail(
+            spec,
+            program,
+            kept=kept,
+            hold=self.identity.lock_fd,
+            stdin_fd=stdin_fd,
+            user_namespace=user_namespace,
+        )
+        while _while_starting:
+            with suppress(IndexError):  # another thread's
+                _while_starting.pop()()
+
+    async def wait_running(self) -> None:
+        """Until the program runs, and the journal knows by what it is known.
+
+        Raises `HostError` or `CellError`.
+        """
+        jail = self.jail
+        if jail is None or self._entry is None:
+            raise RuntimeError("nothing was started")
+        await jail.wait_running()
+        self._entry = self._journal.update(
+            self._entry, supervisor=jail.supervisor, child=jail.child, namespaces=jail.namespaces
+        )
+        self._refuse_if_forbidden()  # whoever read the journal before did not know whom to kill
+
+    def ready(self, recorder: Recorder) -> None:
+        """It is a cell from now on: its end goes on record."""
+        self.recorder, self._ready_s = recorder, time.monotonic()
+
+    # ---- what the host sees of it
+
+    @property
+    def host_pid(self) -> int | None:
+        """The pid on this host of its outermost process."""
+        return None if self.jail is None or self.jail.child is None else self.jail.child.pid
+
+    def holds(self, pid: int) -> bool:
+        """Whether the process, as the host counts, is one of the jail's that live."""
+        supervisor = None if self.jail is None else self.jail.supervisor
+        return supervisor is not None and descends_from(pid, supervisor.pid)
+
+    def diagnosis(self) -> str:
+        """What launcher and program wrote on standard error, escaped and bounded."""
+        return "" if self.jail is None else self.jail.diagnosis()
+
+    def console(self) -> bytes:
+        """What its kernel or its runtime wrote for a person, bounded. The guest's word."""
+        return self.diagnosis().encode()
+
+    def end(self) -> JailEnd | None:
+        """How the program ended, if it has, as far as its supervisor has said. Does not wait."""
+        return None if self.jail is None else self.jail.read_status()
+
+    def last_word(self, timeout_s: float = LAST_WORD_S) -> JailEnd | None:
+        """As `end`, but waits a moment. Blocking."""
+        return None if self.jail is None else self.jail.last_word(timeout_s)
+
+    async def wait_dead(self) -> str:
+        """Until the program has ended; the cause of death."""
+        if self.jail is not None:
+            await self.jail.wait_ended()
+        return self.cause_of_death()
+
+    def cause_of_death(self) -> str:
+        """Why it is dead, as the host saw it; empty while it lives. May wait half a second."""
+        end = self.end() or self.last_word()
+        if end is None:
+            return ""
+        if end.cause == "lifetime":
+            return f"its lifetime of {format_duration(self.limits.lifetime_s)} was reached"
+        return "its owner ended it" if end.cause == "owner" else self.explain(end)
+
+    def explain(self, end: JailEnd) -> str:
+        """Why the program ended by itself: the engine's to say."""
+        return (
+            f"it was killed by {signal_name(end.signal)}"
+            if end.signal
+            else f"it ended with status {end.status}"
+        )
+
+    def death_limit(self) -> str | None:
+        """The limit that it died of (`memory`, `lifetime`), or None: it lives, or died of something
+        else. Does not wait: ask for the cause first.
+        """
+        return death_limit(self.end(), fatal_oom_kills=self.fatal_oom_kills())
+
+    def killed(self) -> Order | None:
+        """The kill order over it (`isolation.hold`), also after its end; None: the kill switch was
+        not used on it.
+        """
+        if self._order is None:
+            self._order = read_order(self._home, self.cell_id)
+        return self._order
+
+    def raise_if_killed(self, error: BaseException) -> None:
+        """A kill order explains whatever else went wrong with it. Raises `CellError`."""
+        killed = killed_error(self.killed(), where=f"cell {self.cell_id}")
+        if isinstance(error, BelljarError) and killed is not None:
+            raise killed from error
+
+    def oom_kills(self) -> int:
+        """How often the host's kernel killed in its memory group, now or until its end."""
+        count = self._count("oom_kills", "memory", cgroup.out_of_memory_kills)
+        if self.end() is None:
+            self._oom_kills_while_alive = count
+        return count
+
+    def fatal_oom_kills(self) -> int:
+        """Those that it did not live on from."""
+        return (
+            self._count("oom_kills", "memory", cgroup.out_of_memory_kills)
+            - self._oom_kills_while_alive
+        )
+
+    def refused_forks(self) -> int:
+        """How often the host's kernel refused it a process or thread, now or until its end."""
+        return self._count("refused_forks", "pids", cgroup.refused_forks)
+
+    def memory_peak_bytes(self) -> int:
+        """The most memory in use at once, now or until its end; 0 when that isn't known."""
+        return self._count("memory_peak_bytes", "memory", cgroup.memory_peak_bytes)
+
+    def count_processes(self) -> tuple[int, int]:
+        """Processes and threads now, and at most so far, as the pids group has it; zeros without
+        one.
+        """
+        group = self.groups.paths.get("pids")
+        return (0, 0) if group is None else cgroup.process_counts(group)
+
+    def processes_full(self) -> bool:
+        """Whether it has as many processes now as it may have; False where the host can't see."""
+        return False
+
+    def disk_full(self) -> bool:
+        """Whether what it may write has no room or inode left; False where the host can't see."""
+        return False
+
+    def usage(self) -> HostUsage:
+        """What it uses now, as its control groups count."""
+        groups = self.groups.paths
+        counts = next((groups[name] for name in ("cpu", "pids", "memory") if name in groups), None)
+        memory = cgroup.memory_bytes(groups["memory"]) if "memory" in groups else None
+        return HostUsage(
+            uptime_s=time.monotonic() - self._ready_s,
+            cpu_s=None if counts is None else cgroup.cpu_s(counts),
+            memory_bytes=memory,
+            memory_limit_bytes=None if memory is None else self.limits.memory_max_bytes,
+        )
+
+    async def watch_files(self, paths: Sequence[str]) -> FileWatch:
+        """A sensor that sees who opens or reads these files.
+
+        Raises `HostError` or `CellError` when this cell can have none.
+        """
+        raise NotImplementedError
+
+    # ---- its end
+
+    def kill(self) -> None:
+        """SIGKILL to the jail's pid 1, whose end is the end of everything in it.
+
+        From any thread; `destroy` is still to be called. Nothing happens when it has ended.
+        """
+        if self.jail is not None and self.jail.child is not None:
+            with suppress(OSError):
+                kill(self.jail.child)
+
+    async def destroy(self, *, reason: str = "closed") -> Destruction:
+        """Kill it, look for survivors by the cell's id, and record what was found.
+
+        Idempotent, shielded from cancellation, bounded to some ten seconds. A record that can't be
+        written keeps nothing alive: its `LedgerError` is raised when the cell is gone.
+        """
+        if self.destruction is not None:
+            return self.destruction
+        recorder, order = self.recorder, None if self.recorder is None else self.killed()
+        with anyio.CancelScope(shield=True):
+            try:
+                if recorder is not None:
+                    # Else it is on record since before it acted
+                    if order is not None and not order.is_ours:
+                        recorder.record(tripped(order, self.cell_id))
+                    data = {"reason": reason if order is None else str(order)}
+                    recorder.record(
+                        Event(kind=Kind.CELL_DESTROYING, cell_id=self.cell_id, data=data)
+                    )
+            finally:
+                self.destruction = destruction = await self._unmake()
+            if recorder is not None:
+                record_destroyed(recorder, self.cell_id, destruction)
+                if order is not None:
+                    recorder.record(_completed(order, self.cell_id, destruction))
+        return destruction
+
+    async def _unmake(self) -> Destruction:
+        """End the jail, then look; engines disconnect before."""
+        started = time.monotonic()
+        if self.jail is not None:
+            await self.jail.end()
+        return await anyio.to_thread.run_sync(self._remove_and_look, started)
+
+    def _remove_and_look(self, started: float) -> Destruction:
+        self._count("oom_kills", "memory", cgroup.out_of_memory_kills)
+        self.refused_forks()
+        self.memory_peak_bytes()
+        # A supervisor that died before it named its child: the kernel kills that, and it takes a
+        # moment.
+        is_nameless = self.jail is not None and self.jail.child is None
+        cgroup.remove_empty(self.groups, wait_s=_NAMELESS_CHILD_S if is_nameless else 0.0)
+        for directory in self._directories:
+            shutil.rmtree(directory, ignore_errors=True)
+        self._release()
+        # Ids and namespaces stay this cell's until the look is over: another cell could have their
+        # numbers at once.
+        with self._held:
+            if self._entry is None:
+                duration_ms = (time.monotonic() - started) * 1000
+                return Destruction(survivors=(), looked_for=(), duration_ms=duration_ms)
+            destruction = destroy_remains(self._entry, started, store=self._home)
+            if self.jail is not None:
+                self.jail.release_namespaces()
+            if not destruction.unproven:  # else `reap` looks again
+                self.killed()
+                with suppress(OSError):
+                    self._journal.remove(self.cell_id)
+        return destruction
+
+    def _release(self) -> None:
+        """Close the owner's ends of what the jail had; everything in it is dead. Idempotent."""
+
+    def _refuse_if_forbidden(self) -> None:
+        refuse_if_forbidden(self._home, self.cell_id, is_proof=self._kind == "proof")
+
+    def _count(self, what: str, controller: str, read: Callable[[Path], int]) -> int:
+        group = self.groups.paths.get(controller)
+        if group is not None:
+            self._counts[what] = max(self._counts[what], read(group))
+        return self._counts[what]
+
+
+SandboxT = TypeVar("SandboxT", bound=Sandbox)
+
+
+@asynccontextmanager
+async def recorded_lifetime(
+    recorder: Recorder,
+    cell_id: str,
+    planned: Mapping[str, JsonValue],
+    make: Callable[[ExitStack], Awaitable[SandboxT]],
+) -> AsyncIterator[SandboxT]:
+    """The cell that `make` makes, destroyed when the block is left, however it is left; planned and
+    failed on record, before and after.
+
+    What `make` puts on its stack is held until the cell is gone. No task group or cancel scope is
+    open across the yield.
+    """
+    recorder.record(Event(kind=Kind.CELL_PLANNED, cell_id=cell_id, data=planned))
+    with ExitStack() as held:
+        try:
+            sandbox = await make(held)
+        except BaseException as exc:
+            record_failed(recorder, cell_id, exc)
+            raise
+        try:
+            sandbox.ready(recorder)
+            yield sandbox
+        finally:
+            await sandbox.destroy()
+
+
+def record_failed(recorder: Recorder, cell_id: str, error: BaseException) -> None:
+    """A cell could not be made: why, or that its maker was cancelled."""
+    reason = repr(error) if isinstance(error, Exception) else "cancelled"
+    if isinstance(error, BelljarError):
+        reason = error.what
+    data = {"error": type(error).__name__, "reason": reason}
+    recorder.record(Event(kind=Kind.CELL_FAILED, cell_id=cell_id, data=data))
+
+
+def record_destroyed(recorder: Recorder, cell_id: str, destruction: Destruction) -> None:
+    """The destruction's proof, on record."""
+    data: dict[str, JsonValue] = {
+        "clean": destruction.clean,
+        "survivors": list(destruction.survivors),
+        "checked": list(destruction.looked_for),
+        "not_checked": list(destruction.not_checked),
+        "duration_ms": round(destruction.duration_ms, 1),
+    }
+    recorder.record(Event(kind=Kind.CELL_DESTROYED, cell_id=cell_id, data=data))
+
+
+def tripped(order: Order, cell_id: str | None = None, evidence: int | None = None) -> Event:
+    """The kill switch was used. Pure."""
+    data: dict[str, JsonValue] = {"scope": order.scope, "reason": order.reason, "rule": order.rule}
+    if evidence is not None:
+        data["evidence"] = evidence
+    return Event(kind=Kind.KILL_TRIPPED, cell_id=cell_id, data=data)
+
+
+def _completed(order: Order, cell_id: str, destruction: Destruction) -> Event:
+    data: dict[str, JsonValue] = {
+        "scope": order.scope,
+        "cells": [cell_id],
+        "failed": [] if destruction.clean else [cell_id],
+        "duration_ms": round(destruction.duration_ms, 1),
+    }
+    return Event(kind=Kind.KILL_COMPLETED, cell_id=cell_id, data=data)
+
+
+def death_limit(end: JailEnd | None, *, fatal_oom_kills: int) -> str | None:
+    """The limit that ended a cell, from what the host saw. Pure."""
+    if end is None:
+        return None
+    if end.cause == "lifetime":
+        return "lifetime"
+    return "memory" if end.cause == "itself" and fatal_oom_kills > 0 else None
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL`; the number when the signal has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
+
+
+def elapsed_ms(began: float) -> float:
+    """Milliseconds since, by `time.monotonic`."""
+    return (time.monotonic() - began) * 1000
