@@ -63,13 +63,16 @@ _HINT_COVERED: Final = (
     "(docker: `--security-opt systempaths=unconfined`)"
 )
 _HINT_NO_IDS: Final = (
-    f"{grant_hint('USER')}, and install the package uidmap; if the user has them, newuidmap can't use "
+    f"{grant_hint('USER')}, and install the package uidmap; if the user has them, "
+    "newuidmap can't use "
     "its privileges here (no-new-privileges, or a nosuid mount): run outside of that, or as root"
 )
 _HINTS: Final = {
-    Step.ID_MAPPED_TREES: "id-mapped mounts need Linux 5.19 and a file system that can (ext4, xfs, btrfs): "
+    Step.ID_MAPPED_TREES: "id-mapped mounts need Linux 5.19 and a file system that can "
+    "(ext4, xfs, btrfs): "
     "put BELLJAR_HOME on one",
-    Step.DEVICE_NODES: "root needs CAP_MKNOD here, and a device group that allows null, zero, full, random, "
+    Step.DEVICE_NODES: "root needs CAP_MKNOD here, and a device group that allows "
+    "null, zero, full, random, "
     "urandom and tty",
 }
 

@@ -72,7 +72,7 @@ async def prune(
     return found if dry_run else tuple([await remove_part(part, home) for part in found])
 
 
-def unneeded(home: Path, unused_for_s: float, everything: bool) -> tuple[Part, ...]:  # noqa: FBT001 - run in a thread
+def unneeded(home: Path, unused_for_s: float, everything: bool) -> tuple[Part, ...]:  # noqa: FBT001
     """Everything that may go, with its size; what a living cell uses is said to be in use."""
     before = time.time() - unused_for_s
     images = list(_images(home)) if everything else []
@@ -204,7 +204,8 @@ def disk_bytes(path: Path) -> int:
     for directory, _, files in os.walk(path):
         for name in (".", *files):
             try:
-                total += os.lstat(os.path.join(directory, name)).st_blocks * _BLOCK_BYTES  # noqa: PTH118 - thousands of files
+                file = os.path.join(directory, name)  # noqa: PTH118 - thousands of files
+                total += os.lstat(file).st_blocks * _BLOCK_BYTES
             except OSError:
                 continue
     return total

@@ -51,7 +51,8 @@ class Reaped:
     def __str__(self) -> str:
         if self.remaining:
             return f"{self.cell_id}: still there: {', '.join(self.remaining)}"
-        return f"{self.cell_id}: removed {', '.join(self.removed) or 'its journal entry; nothing else was left'}"
+        removed = ", ".join(self.removed) or "its journal entry; nothing else was left"
+        return f"{self.cell_id}: removed {removed}"
 
 
 def reaped_event(reaped: Sequence[Reaped]) -> Event:

@@ -53,7 +53,7 @@ def do_while_starting(action: Callable[[], object]) -> None:
 class HostUsage:
     """What the host counts of a cell now; None where it can't.
 
-    `memory_limit_bytes`: of what is counted, which is a whole virtual machine where the cell is one.
+    `memory_limit_bytes`: of what is counted: the whole virtual machine, where the cell is one.
     """
 
     uptime_s: float
@@ -67,8 +67,7 @@ class HostUsage:
 class Sandbox:
     """One jail with all that belongs to it. `destroy` must be called, whatever happened before.
 
-    An engine sets `client` when it can be talked to, and `recorder` when it is a cell that is ready:
-    from then on its end is recorded.
+    An engine sets `client`. From `ready` on it is a cell, and its end is recorded.
 
     Args:
         directories: its own; they vanish with it.

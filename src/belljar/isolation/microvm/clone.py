@@ -157,7 +157,7 @@ async def _clone(
 
 
 async def _restore(vmm: Vmm, template: Template) -> None:
-    """Give the VMM the device state, the very bytes that were checked. The guest is still stopped."""
+    """Give the VMM the device state, the very bytes that were checked. The guest stays stopped."""
     began = time.monotonic()
     try:
         await allow_shared_memory(vmm)

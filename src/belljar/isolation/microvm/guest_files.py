@@ -19,7 +19,10 @@ from belljar.errors import HostError
 from belljar.image import Kernel, initramfs
 
 _NUMBERED: Final = re.compile(r"\d+-")
-_EMPTY_DISK: Final = "eNrLKC4sZmSAASYwycggyHCAiZGBhQEBpkPpfij9HwoSoPxyNLoRSosyVNxKTqk4fYKB1YBNWMDYOZNBJp/hB0cDA5oGFrBIJwAMrhaO"
+_EMPTY_DISK: Final = (
+    "eNrLKC4sZmSAASYwycggyHCAiZGBhQEBpkPpfij9HwoSoPxyNLoRSosyVNxKTqk4fYKB1Y"
+    "BNWMDYOZNBJp/hB0cDA5oGFrBIJwAMrhaO"
+)
 """`mksquashfs` of an empty directory (gzip, -all-root, times 0), compressed: a guest that only has
 to come up needs a disk, but nothing on it.
 """

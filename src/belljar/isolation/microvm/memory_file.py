@@ -35,7 +35,8 @@ def allot(path: Path, size_bytes: int) -> None:
         raise HostError(
             f"no space for a template: its memory takes {format_size(size_bytes)} while it is made",
             where=str(path.parent),
-            hint="free some space, put BELLJAR_HOME on a larger file system, or ask for less memory and disk in the policy",
+            hint="free some space, put BELLJAR_HOME on a larger file system, "
+            "or ask for less memory and disk in the policy",
         ) from exc
     finally:
         os.close(fd)
@@ -60,14 +61,8 @@ def make_sparse(path: Path) -> None:
 def _punch(fd: int, offset: int, length: int) -> bool:
     if length <= 0:
         return True
-    return (
-        int(
-            _LIBC.fallocate(
-                fd, _PUNCH_AND_KEEP_SIZE, ctypes.c_int64(offset), ctypes.c_int64(length)
-            )
-        )
-        == 0
-    )
+    start, count = ctypes.c_int64(offset), ctypes.c_int64(length)
+    return int(_LIBC.fallocate(fd, _PUNCH_AND_KEEP_SIZE, start, count)) == 0
 
 
 def digest(path: Path) -> str:

@@ -121,7 +121,8 @@ async def _try(
     except BelljarError as exc:
         panic, said = vmm.panic(), vmm.diagnosis()
         detail = f"its kernel panicked: {panic}" if panic else said or exc.what
-        return f"a guest started under {accel} did not come up in {deadline_s:.0f} s: {first_line(detail)}"
+        what = f"a guest started under {accel} did not come up in {deadline_s:.0f} s"
+        return f"{what}: {first_line(detail)}"
     finally:
         await vmm.destroy()
     return ""

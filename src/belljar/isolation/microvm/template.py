@@ -49,13 +49,15 @@ from belljar.store.scratch import MAKING, owned_name, sweep
 
 Verify: TypeAlias = Literal["stamp", "full"]
 BOOT_DEADLINE_S: Final = 180.0
-PRELOADED: Final = (
-    *("/bin/sh", "/usr/bin/env", "/usr/bin/bash", "/usr/bin/true", "/usr/bin/cat", "/usr/bin/ls", "/usr/bin/echo"),
-    *("/lib64/ld-linux-x86-64.so.2", "/lib/x86_64-linux-gnu/libc.so.6", "/etc/ld.so.cache"),
-    *("/etc/passwd", "/etc/group", "/root", "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin"),
+PRELOADED: Final = tuple(
+    """
+    /bin/sh /usr/bin/env /usr/bin/bash /usr/bin/true /usr/bin/cat /usr/bin/ls /usr/bin/echo
+    /lib64/ld-linux-x86-64.so.2 /lib/x86_64-linux-gnu/libc.so.6 /etc/ld.so.cache
+    /etc/passwd /etc/group /root /usr/local/sbin /usr/local/bin /usr/sbin /usr/bin
+    """.split()  # noqa: SIM905 - shorter to read
 )
 """Files and directories of the image that the guest's kernel has at hand in the snapshot; absent
-ones are passed over.
+ones are skipped.
 """
 _BUILD_LIFETIME_S: Final = 600.0
 _CONFIGURE_DEADLINE_S: Final = 120.0
@@ -133,26 +135,25 @@ async def ensure_template(
     """
     job = await anyio.to_thread.run_sync(_find_job, plan, image, kernel, home)
     with ExitStack() as briefly:
-        return await _ensure(job, recorder, verify, rejection, held if held is not None else briefly)
-
-
-async def _ensure(
-    job: _Job, recorder: Recorder, verify: Verify, rejection: Rejection | None, held: ExitStack
-) -> Template:
-    template, why = await anyio.to_thread.run_sync(_claim_and_load, job, verify, rejection, held)
-    if template is not None:
-        return template
-    async with _locked(job.home, lock_name(job.key)):
-        # Another process may have been quicker.
-        template, why = await anyio.to_thread.run_sync(_claim_and_load, job, verify, rejection, held)
+        held = briefly if held is None else held
+        load = partial(_claim_and_load, job, verify, rejection, held)
+        template, why = await anyio.to_thread.run_sync(load)
         if template is not None:
             return template
-        if why:
-            recorder.record(Event(kind=Kind.TEMPLATE_REJECTED, data={"key": job.key, "reason": why}))
-            await anyio.to_thread.run_sync(partial(shutil.rmtree, job.directory, ignore_errors=True))
-        template = await _build(job, recorder)
-        held.enter_context(claimed(job.directory))
-        return template
+        async with _locked(job.home, lock_name(job.key)):
+            # Another process may have been quicker.
+            template, why = await anyio.to_thread.run_sync(load)
+            if template is not None:
+                return template
+            if why:
+                data = {"key": job.key, "reason": why}
+                recorder.record(Event(kind=Kind.TEMPLATE_REJECTED, data=data))
+                await anyio.to_thread.run_sync(
+                    partial(shutil.rmtree, job.directory, ignore_errors=True)
+                )
+            template = await _build(job, recorder)
+            held.enter_context(claimed(job.directory))
+            return template
 
 
 def lock_name(key: str) -> str:
@@ -205,7 +206,9 @@ def _host_cpu(accel: Accel) -> str:
     """What the processor says of itself, and under KVM what the host's kernel might make of it."""
     lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     if accel == "tcg":
-        return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+        return next(
+            (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), ""
+        )
     telling = ("vendor_id", "cpu family", "model\t", "model name", "stepping", "microcode", "flags")
     return "; ".join([platform.release(), *(line for line in lines if line.startswith(telling))])
 
@@ -213,7 +216,9 @@ def _host_cpu(accel: Accel) -> str:
 # ---- checking one that is there
 
 
-def _load(job: _Job, verify: Verify, rejection: Rejection | None = None) -> tuple[Template | None, str]:
+def _load(
+    job: _Job, verify: Verify, rejection: Rejection | None = None
+) -> tuple[Template | None, str]:
     """The template, or why the one that is there may not be used (empty when there is none)."""
     try:
         description = json.loads((job.directory / "template.json").read_text())
@@ -226,13 +231,21 @@ def _load(job: _Job, verify: Verify, rejection: Rejection | None = None) -> tupl
         return None, f"it can't be read: {exc}"
     if why:
         return None, why
-    template = Template(key=job.key, memory=memory, state=state, root=job.root, memory_stamp=tuple(file_stamp(memory)))
+    template = Template(
+        key=job.key,
+        memory=memory,
+        state=state,
+        root=job.root,
+        memory_stamp=tuple(file_stamp(memory)),
+    )
     if rejection is not None and rejection.template.memory_stamp == template.memory_stamp:
         return None, rejection.reason
     return template, ""
 
 
-def _fault(job: _Job, description: Mapping[str, Any], state: bytes, memory: Path, verify: Verify) -> str:
+def _fault(
+    job: _Job, description: Mapping[str, Any], state: bytes, memory: Path, verify: Verify
+) -> str:
     if description["inputs"] != json.loads(json.dumps(job.inputs.document())):
         return "it was made from other inputs"
     if hashlib.sha256(state).hexdigest() != description["state_sha256"]:
@@ -289,11 +302,17 @@ async def _build(job: _Job, recorder: Recorder) -> Template:
         raise
     duration_ms = (time.monotonic() - started) * 1000
     recorder.record(
-        Event(kind=Kind.TEMPLATE_BUILT, cell_id=cell_id, data={"key": job.key, "duration_ms": round(duration_ms)})
+        Event(
+            kind=Kind.TEMPLATE_BUILT,
+            cell_id=cell_id,
+            data={"key": job.key, "duration_ms": round(duration_ms)},
+        )
     )
     template, why = await anyio.to_thread.run_sync(_load, job, "stamp", None)
     if template is None:
-        raise CellError(f"the template that was just made is not usable: {why}", where=str(job.directory))
+        raise CellError(
+            f"the template that was just made is not usable: {why}", where=str(job.directory)
+        )
     return template
 
 
@@ -408,7 +427,9 @@ async def _read_state(sock: socket.socket) -> bytes:
             if not chunk:
                 return bytes(state)
             state += chunk
-    raise CellError(f"the VMM's device state is larger than {_MAX_STATE_BYTES} bytes", where="template")
+    raise CellError(
+        f"the VMM's device state is larger than {_MAX_STATE_BYTES} bytes", where="template"
+    )
 
 
 def _explained(vmm: Vmm, error: CellError, job: _Job) -> BelljarError:

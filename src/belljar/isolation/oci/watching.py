@@ -187,14 +187,15 @@ def _inotify(agent: int, paths: Sequence[str]) -> Marked:
 
 
 def _refused(mechanism: Mechanism, error: OSError) -> HostError:
-    limits = f"raise the sysctl fs.{mechanism}.max_user_{'groups' if mechanism == 'fanotify' else 'instances'}"
+    counted = "groups" if mechanism == "fanotify" else "instances"
+    limits = f"raise the sysctl fs.{mechanism}.max_user_{counted}"
     is_full = error.errno in (errno.EMFILE, errno.ENOSPC)
     what = f"its files can't be watched: {error.strerror}"
     return HostError(what, where=mechanism, hint=limits if is_full else "")
 
 
 def find_agent(jail_pid: int) -> int | None:
-    """The guest agent's pid: the first process below the jail's with a mount namespace of its own."""
+    """The guest agent's pid: the first below the jail's with a mount namespace of its own."""
     try:
         jail = _mounts(jail_pid)
         pid = jail_pid
