@@ -34,11 +34,11 @@ from hypercorn.config import Config
 
 from belljar.events import Event
 from belljar.ledger import create_run
-from belljar.network.events_wire import Ready, Said, UpDecoder, encode_ack
 from belljar.network.gateway.bounds import Bounds
 from belljar.network.gateway.config import GatewayConfig, GuardConfig, Listeners
 from belljar.network.gateway.context import App, Receive, Scope, Send, StandInContext
 from belljar.network.gateway.serve import run
+from belljar.network.ipc import Ready, Said, UpDecoder, encode_ack
 from belljar.plan.addresses import CellPort, NameAddress, RangeLayout
 from belljar.plan.network import PortPlan, StandInPlan
 from belljar.policy.guarding import Action, Place

@@ -37,7 +37,7 @@ import anyio.to_thread
 from belljar import CellError, open_cell, open_range
 from belljar.cell import Cell, Range
 from belljar.channel import Stream
-from belljar.network import links
+from belljar.network.supervisor import links
 from belljar.store.home import belljar_home
 
 COUNTING = """

@@ -20,8 +20,8 @@ import anyio
 
 from belljar.events import MemoryRecorder
 from belljar.host.cgroups import cgroup_fact, parse_hierarchies
-from belljar.network.processes import SERVE
-from belljar.network.range import Range, open_range
+from belljar.network.owner.processes import SERVE
+from belljar.network.owner.range import Range, open_range
 from belljar.plan.addresses import RangeLayout, lay_out
 from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan
 

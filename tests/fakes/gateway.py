@@ -16,7 +16,9 @@ from typing import Any
 
 from belljar.events import Kind
 from belljar.ledger.schema import check_data
-from belljar.network.events_wire import (
+from belljar.network.gateway.bounds import Bounds
+from belljar.network.gateway.config import GatewayConfig
+from belljar.network.ipc import (
     Alive,
     Asked,
     Ended,
@@ -27,8 +29,6 @@ from belljar.network.events_wire import (
     encode_answer,
     encode_end,
 )
-from belljar.network.gateway.bounds import Bounds
-from belljar.network.gateway.config import GatewayConfig
 from belljar.plan.addresses import CellPort, NameAddress, RangeLayout
 from belljar.plan.network import PortPlan, StandInPlan
 

@@ -20,8 +20,8 @@ from tests.integration.range_driver import POUR, TIMEOUT_S, Cell, Scene, cell, p
 
 from belljar.errors import BelljarError
 from belljar.events import Event, MemoryRecorder
-from belljar.network import datagrams
-from belljar.network.range import Range
+from belljar.network import ipc
+from belljar.network.owner.range import Range
 from belljar.process import ProcessId, is_alive
 
 
@@ -123,7 +123,7 @@ class Stuck(MemoryRecorder):
 
 def small_pairs() -> AbstractContextManager[object]:
     """Sockets as the kernel's, but full sooner."""
-    pair = datagrams.pair
+    pair = ipc.pair
 
     def small() -> tuple[socket.socket, socket.socket]:
         ends = pair()
@@ -131,7 +131,7 @@ def small_pairs() -> AbstractContextManager[object]:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
         return ends
 
-    return mock.patch.object(datagrams, "pair", small)
+    return mock.patch.object(ipc, "pair", small)
 
 
 async def deaf(home: Path) -> dict[str, Any]:
@@ -160,7 +160,7 @@ async def end(
     scene = Scene(home)
     small = home / "small"
     scene.directory = small if small.exists() else scene.directory
-    with mock.patch("belljar.network.range._ANSWER_DEADLINE_S", timeout_s):
+    with mock.patch("belljar.network.owner.range._ANSWER_DEADLINE_S", timeout_s):
         async with scene.open() as made:
             with cell(made) as agent:
                 await made.attach("agent", agent.pid)

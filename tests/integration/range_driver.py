@@ -23,8 +23,8 @@ import anyio
 
 from belljar.errors import BelljarError
 from belljar.events import Event, MemoryRecorder
-from belljar.network.processes import SERVE
-from belljar.network.range import Range, open_range
+from belljar.network.owner.processes import SERVE
+from belljar.network.owner.range import Range, open_range
 from belljar.plan.addresses import lay_out
 from belljar.plan.network import NetworkBounds, NetworkPlan, PortPlan, StandInPlan
 from belljar.process import ProcessId

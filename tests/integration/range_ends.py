@@ -16,7 +16,7 @@ import anyio
 from tests.integration.range_driver import TIMEOUT_S, Cell, Scene, cell, enter_user, processes
 
 from belljar.errors import ProtocolViolation
-from belljar.network.processes import SERVE
+from belljar.network.owner.processes import SERVE
 from belljar.plan.network import NetworkBounds, PortPlan, StandInPlan
 
 SITE = StandInPlan(
@@ -120,7 +120,7 @@ async def in_progress(home: Path) -> dict[str, Any]:
 async def unreported(home: Path, serve: str, *, stop: bool = False) -> dict[str, Any]:
     """A gateway that does not say that it has told everything."""
     scene = Scene(home, stand_ins=(SITE,))
-    with mock.patch("belljar.network.watch._LAST_WORD_S", 0.2):
+    with mock.patch("belljar.network.owner.watch._LAST_WORD_S", 0.2):
         async with scene.open(serve=serve) as made:
             if stop:
                 os.kill(processes(made)[1].pid, signal.SIGSTOP)

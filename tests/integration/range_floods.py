@@ -16,7 +16,7 @@ import anyio
 from tests.integration.range_blows import Stuck, flush, small_pairs
 from tests.integration.range_driver import SHOP, TIMEOUT_S, Scene, cell, processes, within
 
-from belljar.network.range import Range
+from belljar.network.owner.range import Range
 from belljar.plan.network import NetworkBounds, PortPlan, StandInPlan
 from belljar.plan.rules import Reason, counts
 

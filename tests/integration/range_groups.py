@@ -14,7 +14,7 @@ from tests.integration.range_driver import TIMEOUT_S, Scene, cell, processes, wi
 
 from belljar.host.cgroups import cgroup_fact, parse_hierarchies
 from belljar.isolation.cgroup import processes_in
-from belljar.network.range import Range
+from belljar.network.owner.range import Range
 from belljar.plan.network import NetworkBounds
 
 BURN = "tests.integration.plain_gateway:burn"

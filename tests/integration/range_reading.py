@@ -15,11 +15,12 @@ from tests.integration.range_driver import POUR, Scene, cell
 from tests.integration.range_groups import controllers
 
 from belljar.events import MemoryRecorder
-from belljar.network import datagrams, reading
-from belljar.network.making import PACKETS_BESIDE
-from belljar.network.packets import HEADER, records
-from belljar.network.processes import shared_fork_server, wait_readable
-from belljar.network.reading import Task, read_back
+from belljar.network import ipc
+from belljar.network.capture.packets import HEADER, records
+from belljar.network.owner import reading
+from belljar.network.owner.making import PACKETS_BESIDE
+from belljar.network.owner.processes import shared_fork_server, wait_readable
+from belljar.network.owner.reading import Task, read_back
 from belljar.plan.addresses import RangeLayout, lay_out
 from belljar.plan.network import NetworkBounds, NetworkPlan, PortPlan, StandInPlan
 
@@ -102,7 +103,7 @@ def told(task: Task, home: Path) -> list[dict[str, Any]]:
 def look(task: Task, home: Path) -> dict[str, Any]:
     """At a reader in the midst of its work, since nobody takes in what it says."""
     with reading._started(task, home) as reader:
-        datagrams.send(reader.end, {"go": True})
+        ipc.send(reader.end, {"go": True})
         wait_readable([reader.end.fileno()], 60)
         proc = Path(f"/proc/{reader.child.process.pid}")
         status = dict(line.split(":\t", 1) for line in (proc / "status").read_text().splitlines() if ":\t" in line)

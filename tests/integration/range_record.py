@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.integration.range_driver import Scene, cell
 
-from belljar.network.processes import SERVE
+from belljar.network.owner.processes import SERVE
 from belljar.plan.network import NetworkBounds, PortPlan, StandInPlan
 
 RECORD_BYTES = 1 << 20

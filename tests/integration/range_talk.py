@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 from tests.integration.range_driver import Cell, Scene, cell, within
 
-from belljar.network.traffic_analysis import seen_exchanges
+from belljar.network.capture.traffic_analysis import seen_exchanges
 from belljar.plan.network import PortPlan, StandInPlan
 
 TARGET = StandInPlan(id="other", kind="cell", names=("other.example",), ports=(PortPlan(number=80, protocol="http"),))

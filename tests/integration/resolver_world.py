@@ -8,7 +8,7 @@ import struct
 import sys
 import threading
 
-from belljar.network.dial import resolve
+from belljar.network.owner.dial import resolve
 
 ANSWERS = {"srv.corp.test": "93.184.215.14", "real.example": "1.0.0.1", "real.example.corp.test": "1.0.0.66"}
 asked: list[str] = []

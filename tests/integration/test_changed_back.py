@@ -12,18 +12,19 @@ import pytest
 OWN = ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "--net"]
 PROGRAM = """
 import contextlib, json, os, shutil, subprocess, sys, tempfile
-from belljar.network import datagrams, links, nflog, nft, supervisor
-from belljar.network.packets import FILES, PacketFiles, Tap
+from belljar.network import ipc
+from belljar.network.supervisor import links, nflog, nft, main as supervisor
+from belljar.network.capture.packets import FILES, PacketFiles, Tap
 from belljar.plan.addresses import lay_out
 from belljar.plan.network import NetworkPlan
 from belljar.plan.rules import render_rules
 
 plan = NetworkPlan(stand_ins=())
 layout = lay_out(plan, ("default",), random_bytes=bytes(32), avoid=())
-rules = datagrams.as_file(render_rules(layout, plan))
+rules = ipc.as_file(render_rules(layout, plan))
 tool = shutil.which("nft", path=os.environ["PATH"] + ":/usr/sbin:/sbin")
 task = supervisor._Task(layout=layout, network=plan, nft=tool, uid=None, check_every_s=3600.0, timeout_s=30.0)
-owner, end = datagrams.pair()
+owner, end = ipc.pair()
 with contextlib.ExitStack() as stack:
     files = [stack.enter_context(tempfile.TemporaryFile()).fileno() for _ in range(FILES)]
     made = supervisor._Supervisor(task, end, rules, files)
@@ -40,7 +41,7 @@ with contextlib.ExitStack() as stack:
         os._exit(0)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     end.close()
-    told = datagrams.receive(owner)[0] if status else {}
+    told = ipc.receive(owner)[0] if status else {}
 print(json.dumps({"status": status, "told": told}))
 """
 

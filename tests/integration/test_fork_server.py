@@ -15,9 +15,10 @@ from tests.integration.processes import wait_for
 
 from belljar.errors import CellError, HostError, LedgerError
 from belljar.events import Event, Kind, MemoryRecorder
-from belljar.network import datagrams, processes
-from belljar.network.processes import ForkServer, shared_fork_server, started_fork_server
-from belljar.network.range import open_range
+from belljar.network import ipc
+from belljar.network.owner import processes
+from belljar.network.owner.processes import ForkServer, shared_fork_server, started_fork_server
+from belljar.network.owner.range import open_range
 from belljar.plan.addresses import lay_out
 from belljar.plan.network import NetworkPlan
 
@@ -34,8 +35,8 @@ def fork_server(tmp_path: Path) -> Iterator[ForkServer]:
 @pytest.fixture
 def given() -> Iterator[list[int]]:
     """What a child is handed, by somebody who never says go."""
-    ours, theirs = datagrams.pair()
-    with ours, theirs, closing(os.fdopen(datagrams.new_file())) as document:
+    ours, theirs = ipc.pair()
+    with ours, theirs, closing(os.fdopen(ipc.new_file())) as document:
         yield [theirs.fileno(), theirs.fileno(), document.fileno(), document.fileno()]
 
 

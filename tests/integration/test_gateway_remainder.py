@@ -15,7 +15,7 @@ from tests.fakes.http_connection import SUMMED, recorded_bytes
 from wsproto.events import BytesMessage, CloseConnection, Ping, Request, TextMessage
 
 from belljar.events import Kind
-from belljar.network.events_wire import Said
+from belljar.network.ipc import Said
 
 SECRET = b"s3cr3t-" + bytes(range(65, 91)) + b"-end"
 HOST = b"Host: shop.example\r\n"

@@ -10,7 +10,7 @@ import pytest
 from tests.integration.conftest import Belljar
 
 from belljar.ledger import read_events
-from belljar.network.packets import records
+from belljar.network.capture.packets import records
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.root]
 ASKED = 60

@@ -22,7 +22,13 @@ network:
   stand_ins:
     site: {{kind: http, names: [shop.example], ports: [80], routes: [{{path: /, body: hello}}]}}
 """
-_FILES = ("network/range.py", "network/making.py", "network/processes.py", "network/watch.py", "cell/ranges.py")
+_FILES = (
+    "network/owner/range.py",
+    "network/owner/making.py",
+    "network/owner/processes.py",
+    "network/owner/watch.py",
+    "cell/ranges.py",
+)
 SITES_OF_PHASE = {"create": 12, "destroy": 8}
 
 

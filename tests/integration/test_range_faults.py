@@ -19,7 +19,7 @@ from tests.integration.remains import below
 from tests.integration.test_tier_faults import Host
 
 from belljar.errors import HostError
-from belljar.network.processes import ForkServer
+from belljar.network.owner.processes import ForkServer
 
 pytestmark = [pytest.mark.vm, pytest.mark.root]
 _HEAD = "belljar: 1\nrisk: low\nuser: root\nnetwork:\n  stand_ins:\n"
@@ -121,7 +121,7 @@ def test_ports_that_the_host_has_taken_are_no_matter(host: Host, policy: Callabl
 
 _TAKEN = """\
 import socket
-from belljar.network.supervisor import open_listeners
+from belljar.network.supervisor.main import open_listeners
 from belljar.plan.addresses import lay_out
 from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan
 network = NetworkPlan(stand_ins=(StandInPlan(id="a", kind="http", names=("a.example",), ports=(PortPlan(number=80, protocol="http"),)),))
@@ -190,7 +190,7 @@ import sys
 from pathlib import Path
 import anyio
 from belljar.errors import BelljarError
-from belljar.network.range import open_range
+from belljar.network.owner.range import open_range
 from belljar.plan.addresses import lay_out
 from belljar.plan.network import NetworkPlan
 

@@ -26,10 +26,10 @@ from tests.integration.range_driver import TIMEOUT_S, Cell, Scene, cell, within
 from belljar.errors import ProtocolViolation
 from belljar.events import JsonValue
 from belljar.ledger.schema import check_data
-from belljar.network.dial import Reach
 from belljar.network.gateway.bounds import Bounds
-from belljar.network.processes import SERVE
-from belljar.network.spending import RunSpending
+from belljar.network.owner.dial import Reach
+from belljar.network.owner.processes import SERVE
+from belljar.network.owner.spending import RunSpending
 from belljar.plan.network import UpstreamPlan
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -367,7 +367,7 @@ ip route add 7.7.7.0/24 dev here table 77
 
 def test_the_networks_that_a_host_is_on_are_the_kernel_s() -> None:
     """Those of its addresses and of routes without a gateway, in every table; not what is behind a gateway, nor a tunnel to the world."""
-    read = "from belljar.network.dial import networks_near; print(*networks_near())"
+    read = "from belljar.network.owner.dial import networks_near; print(*networks_near())"
     argv = ["unshare", "--net", "sh", "-ec", LINKS, "sh", sys.executable, "-c", read]
     found = set(subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout.split())
     assert {"93.184.215.0/24", "2606:2800:21f::/48", "7.7.7.0/24"} <= found

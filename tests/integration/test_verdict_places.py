@@ -13,7 +13,7 @@ import pytest
 from tests.fakes.judged import RUN_PLACES, SAMPLE_PLACES, Judged, cell_verdicts
 
 from belljar.harness.evaluate import RunRequest, run_evaluation
-from belljar.network import reading
+from belljar.network.owner import reading
 from belljar.report.reasons import ReasonCode as Code
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.root]

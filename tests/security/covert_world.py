@@ -13,7 +13,7 @@ from typing import Any, Final
 from belljar.cell import Cell
 from belljar.cell.ranges import Range, open_range
 from belljar.ledger import RunDirectory
-from belljar.network.range import Range as Network
+from belljar.network.owner.range import Range as Network
 from belljar.policy import LoadedPolicy
 
 CLIENT: Final = """

@@ -99,7 +99,7 @@ HELD_ELSEWHERE = {
     "tests/unit/compose/test_extends.py": ["compose/merge"],
     "tests/unit/compose/test_keys.py": ["compose/model"],
     "tests/unit/harness/test_controls.py": ["harness/control_clients"],
-    "tests/unit/network/test_watch.py": ["network/range_state"],
+    "tests/unit/network/owner/test_watch.py": ["network/owner/range_state"],
     "tests/unit/policy/test_stand_ins.py": ["policy/stand_in"],
     "tests/unit/channel/test_wire.py": ["channel/messages"],
     "tests/unit/cli/test_doctor_cli.py": ["cli/_facts"],
@@ -174,12 +174,12 @@ HELD_ELSEWHERE = {
         f"network/{part}"
         for part in (
             "confine",
-            "gateway_process",
-            "supervisor",
-            "making",
-            "nft",
-            "processes",
-            "reader_process",
+            "gateway/main",
+            "supervisor/main",
+            "owner/making",
+            "supervisor/nft",
+            "owner/processes",
+            "capture/main",
             "syscalls",
             "fork_server",
         )

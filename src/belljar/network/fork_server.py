@@ -19,10 +19,10 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn
 
-from belljar.network import datagrams, syscalls
-from belljar.network.gateway_process import run_gateway
-from belljar.network.reader_process import run_reader
-from belljar.network.supervisor import run_supervisor
+from belljar.network import ipc, syscalls
+from belljar.network.capture.main import run_reader
+from belljar.network.gateway.main import run_gateway
+from belljar.network.supervisor.main import run_supervisor
 
 PRELOAD: Final = (
     "asyncio.sslproto",
@@ -61,7 +61,7 @@ def main(argv: list[str]) -> NoReturn:
     preload()
     gc.collect()
     gc.freeze()
-    datagrams.send(owner, {"ready": os.getpid()})
+    ipc.send(owner, {"ready": os.getpid()})
     _Nursery(owner, serve).work()
 
 
@@ -102,8 +102,8 @@ class _Nursery:
             self._reap()
             if self._owner.fileno() in ready:
                 try:
-                    message, fds = datagrams.receive(self._owner)
-                except datagrams.Closed:
+                    message, fds = ipc.receive(self._owner)
+                except ipc.Closed:
                     os._exit(0)
                 self._answer(message, fds)
 
@@ -124,19 +124,19 @@ class _Nursery:
             pid = os.fork()
         except OSError as exc:
             error = f"no process can be made: {exc.strerror}"
-            datagrams.send(self._owner, {"number": number, "error": error})
+            ipc.send(self._owner, {"number": number, "error": error})
             return
         if pid == 0:
             _become_child(self._roles[role], fds, parent)
         self._children[pid] = None
         pidfd = os.pidfd_open(pid)
-        datagrams.send(self._owner, {"number": number, "pid": pid}, [pidfd])
+        ipc.send(self._owner, {"number": number, "pid": pid}, [pidfd])
         os.close(pidfd)
 
     def _tell_end(self, number: int, pid: int) -> None:
         """How a child ended, in waitpid's terms; null while it lives. Told once."""
         status = self._children.get(pid)
-        datagrams.send(self._owner, {"number": number, "status": status})
+        ipc.send(self._owner, {"number": number, "status": status})
         if status is not None:
             del self._children[pid]
 

@@ -29,7 +29,7 @@ from belljar.cell.ranges import Range, open_range
 from belljar.cell.runs import start_run
 from belljar.errors import BelljarError
 from belljar.ledger import RunDirectory
-from belljar.network.range import Range as Network
+from belljar.network.owner.range import Range as Network
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.rules import Reason
 from belljar.policy import load_policy

@@ -16,7 +16,7 @@ from belljar.cell.ranges import RangePort, RangeRouter, _spending, _spending_of,
 from belljar.cell.trust import BUNDLE
 from belljar.errors import BelljarError, CellError, ContainmentBreach
 from belljar.ledger import create_run
-from belljar.network.range import Range as Network
+from belljar.network.owner.range import Range as Network
 from belljar.plan import OciPlan, make_plan
 from belljar.plan.addresses import RangeLayout, lay_out
 from belljar.plan.network import NetworkPlan, StandInPlan, plan_network

@@ -1,7 +1,7 @@
 """The gateway's end of the event socket: an event goes up, the owner's word that it is recorded
 comes down.
 
-The wire (`belljar.network.events_wire` has the owner's end): one JSON object a datagram, at most 64
+The wire (`belljar.network.ipc` has the owner's end): one JSON object a datagram, at most 64
 KiB, `{"id", "kind", "data", "bodies"}`, where `bodies` are `{"name", "kept_bytes", "total_bytes",
 "sha256"}`; each body's kept bytes follow in order in datagrams of at most 60 KiB, none for an empty
 one. Down comes `{"ack": id}`, or for a question (kind `ask`, `data` `{"what"}`, one body)

@@ -13,7 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from belljar.events import Body, Kind
-from belljar.network.events_wire import (
+from belljar.network.gateway.bounds import Bounds
+from belljar.network.gateway.context import kept_body
+from belljar.network.gateway.reporter import MAX_DATA_BYTES, Item, Reporter, TooManyQuestions, datagrams
+from belljar.network.ipc import (
     DIAL,
     Alive,
     Asked,
@@ -24,9 +27,6 @@ from belljar.network.events_wire import (
     encode_answer,
     encode_end,
 )
-from belljar.network.gateway.bounds import Bounds
-from belljar.network.gateway.context import kept_body
-from belljar.network.gateway.reporter import MAX_DATA_BYTES, Item, Reporter, TooManyQuestions, datagrams
 
 
 class LostError(Exception):

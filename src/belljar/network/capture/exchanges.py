@@ -1,0 +1,363 @@
+"""HTTP between cells, read from the packet record after the fact.
+
+Pure; h11 parses the heads, and every byte is a guest's.
+
+The gateway sees what is asked of it. What one cell asks of another goes past it: the record of
+those requests is made from the packets, when the range ends.
+
+Cells decide what there is to read, and the bounds here how much that takes. h11 is given one head
+at a time, and none before its size, its fields and its blanks were looked at: its expression for a
+field takes the square of a run of blanks (h11 0.16: 15 s for 60 KB). Bodies are read here, so that
+a chunk of one byte costs little.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
+
+import h11
+
+from belljar.network.capture.conversations import Conversation
+
+MAX_EXCHANGES: Final = 1000
+"""Of one conversation."""
+MAX_BODY_BYTES: Final = 64 << 10
+"""Kept of each body."""
+MAX_HEAD_BYTES: Final = 64 << 10
+MAX_FIELDS: Final = 128
+"""Of a head."""
+MAX_BLANKS: Final = 64
+"""In a row, of a head."""
+MAX_STEPS: Final = 100_000
+"""Of one conversation.
+
+A chunk is a step, so is a line of a head or a trailer; a head is ten more.
+"""
+NO_HTTP: Final = "no HTTP/1.1 from here on"
+NOT_FURTHER: Final = "not read further"
+_HEAD_STEPS: Final = 10
+_HEAD_END: Final = re.compile(rb"\n\r?\n")
+_FIRST_LINE: Final = re.compile(rb"[^\n]*HTTP/1\.")
+_BLANKS: Final = re.compile(rb"[ \t]{%d}" % (MAX_BLANKS + 1))
+_CHUNK: Final = re.compile(rb"([0-9A-Fa-f]{1,20})[ \t]*(\r\n|;)")
+_TRAILER: Final = re.compile(rb"([-!#$%&'*+.^_`|~0-9A-Za-z]+):([^\x00\r\n]*)\r?\n")
+_LINE_END: Final = b"\r\n"
+_SWITCHING: Final = 101
+_NO_CONTENT: Final = frozenset({_SWITCHING, 204, 304})
+_Fields: TypeAlias = tuple[tuple[bytes, bytes], ...]
+_Head: TypeAlias = h11.Request | h11.Response | h11.InformationalResponse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenBody:
+    """A body: what is kept of it, all its bytes counted, the digest of all."""
+
+    kept: bytes
+    total_bytes: int
+    sha256: str
+
+    @classmethod
+    def of(cls, text: bytes, most_bytes: int) -> SeenBody:
+        """Of bytes that are all there."""
+        return cls(
+            kept=text[:most_bytes], total_bytes=len(text), sha256=hashlib.sha256(text).hexdigest()
+        )
+
+    def cut_to(self, most_bytes: int) -> SeenBody:
+        """With no more kept of it."""
+        return replace(self, kept=self.kept[:most_bytes])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """A request and its answer; `status` is 0 when none was seen.
+
+    Header values are as they were sent, trailers last. `is_cut`: the answer has no end that was
+    read.
+    """
+
+    method: str
+    target: str
+    host: str
+    request_headers: _Fields
+    request: SeenBody
+    status: int
+    response_headers: _Fields = ()
+    response: SeenBody | None = None
+    is_cut: bool = False
+
+    def cut_to(self, most_bytes: int) -> Exchange:
+        """With no more kept of its bodies."""
+        response = None if self.response is None else self.response.cut_to(most_bytes)
+        return replace(self, request=self.request.cut_to(most_bytes), response=response)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rest:
+    """What each side said after the last exchange that could be read, and why it was not read:
+    `NO_HTTP`, or `NOT_FURTHER` and the bound. `steps`: what all took.
+    """
+
+    sent: bytes
+    received: bytes
+    reason: str
+    steps: int
+    is_out_of_steps: bool
+
+
+class _OverBoundError(Exception):
+    """What comes next is over a bound, which it names."""
+
+
+class _OutOfStepsError(_OverBoundError):
+    """The bound is that of steps."""
+
+
+class _Side:
+    """What one side said; `at`: how far it is read."""
+
+    def __init__(self, said: bytes) -> None:
+        self.at = 0
+        self._said, self._view = said, memoryview(said)
+
+    @property
+    def is_read(self) -> bool:
+        return self.at >= len(self._said)
+
+    def skip(self, text: bytes) -> bool:
+        """Whether it comes next."""
+        found = self._said.startswith(text, self.at)
+        self.at += len(text) * found
+        return found
+
+    def match(self, pattern: re.Pattern[bytes]) -> re.Match[bytes] | None:
+        """What comes next, if it is that."""
+        found = pattern.match(self._said, self.at)
+        self.at = found.end() if found else self.at
+        return found
+
+    def take(self, most_bytes: int | None) -> memoryview:
+        """So much, or what there is; None: all."""
+        taken = self._view[self.at : None if most_bytes is None else self.at + most_bytes]
+        self.at += len(taken)
+        return taken
+
+    def head(self) -> bytes:
+        """All up to a blank line, or nothing when there is none. Raises `_OverBoundError`."""
+        most = self.at + MAX_HEAD_BYTES
+        found = _HEAD_END.search(self._said, self.at, most)
+        if found is None:
+            if len(self._said) > most and _FIRST_LINE.match(self._said, self.at, most):
+                raise _OverBoundError(f"a head of more than {MAX_HEAD_BYTES} bytes")
+            return b""
+        head = self._said[self.at : found.end()]
+        if head.count(b"\n") > MAX_FIELDS + 2:
+            raise _OverBoundError(f"a head of more than {MAX_FIELDS} fields")
+        if _BLANKS.search(head):
+            raise _OverBoundError(f"a head with more than {MAX_BLANKS} blanks in a row")
+        self.at = found.end()
+        return head
+
+
+class _Message:
+    """A request or an answer, as it comes."""
+
+    def __init__(self) -> None:
+        self.head: _Head | None = None
+        self.trailer: list[tuple[bytes, bytes]] = []
+        self.total_bytes = 0
+        self.is_whole = False
+        self._kept, self._digest = bytearray(), hashlib.sha256()
+
+    def take(self, data: memoryview) -> None:
+        """More of its body."""
+        self._kept += data[: MAX_BODY_BYTES - len(self._kept)]
+        self.total_bytes += len(data)
+        self._digest.update(data)
+
+    def body(self) -> SeenBody:
+        """All of it."""
+        return SeenBody(
+            kept=bytes(self._kept), total_bytes=self.total_bytes, sha256=self._digest.hexdigest()
+        )
+
+    def fields(self) -> _Fields:
+        """As they were sent."""
+        return () if self.head is None else (*self.head.headers.raw_items(), *self.trailer)
+
+    def is_last(self) -> bool:
+        """Whether nothing can follow it (RFC 9112, section 9.3)."""
+        if self.head is None or not self.is_whole or self.head.http_version < b"1.1":
+            return True
+        words = (
+            value.lower().split(b",") for name, value in self.head.headers if name == b"connection"
+        )
+        return any(word.strip() == b"close" for each in words for word in each)
+
+
+class _Talk:
+    """One conversation as it is read: a request, its answer, and so on.
+
+    `sent_to`, `received_to`: how far it is told.
+    """
+
+    def __init__(self, conversation: Conversation, most_steps: int) -> None:
+        self.found: list[Exchange] = []
+        self.steps = self.sent_to = self.received_to = 0
+        self._asked, self._answered = _Side(conversation.sent), _Side(conversation.received)
+        self._most_steps = most_steps
+
+    def read(self) -> None:
+        """As far as it goes. Raises `_OverBoundError`, and `h11.ProtocolError`."""
+        is_over = False
+        while not is_over and not self._asked.is_read:
+            if len(self.found) >= MAX_EXCHANGES:
+                raise _OverBoundError(f"more than {MAX_EXCHANGES} requests")
+            request = _Message()
+            self._request(request)
+            if not isinstance(request.head, h11.Request) or not request.is_whole:
+                return
+            self.sent_to = self._asked.at
+            answer = _Message()
+            try:
+                self._answer(request.head, answer)
+            finally:  # what of it was read is told, whatever follows
+                self.found.append(_exchange(request.head, request, answer))
+                self.received_to = (
+                    self._answered.at if answer.head is not None else self.received_to
+                )
+            is_over = request.is_last() or answer.is_last() or _switches(request.head, answer.head)
+
+    def _request(self, message: _Message) -> None:
+        message.head = self._head(self._asked, h11.Connection(h11.SERVER))
+        if message.head is not None:
+            message.is_whole = self._body(self._asked, message, has_end=True)
+
+    def _answer(self, request: h11.Request, message: _Message) -> None:
+        head = self._head(self._answered, _asking(request))
+        while isinstance(head, h11.InformationalResponse) and head.status_code != _SWITCHING:
+            head = self._head(self._answered, _asking(request))
+        message.head = head
+        if head is not None:
+            is_bare = (
+                request.method == b"HEAD"
+                or _switches(request, head)
+                or _status(head) in _NO_CONTENT
+            )
+            message.is_whole = is_bare or self._body(self._answered, message, has_end=False)
+
+    def _head(self, side: _Side, parser: h11.Connection) -> _Head | None:
+        if not (text := side.head()):
+            return None
+        self._spend(_HEAD_STEPS + text.count(b"\n"))
+        parser.receive_data(text)
+        event = parser.next_event()
+        return (
+            event
+            if isinstance(event, h11.Request | h11.Response | h11.InformationalResponse)
+            else None
+        )
+
+    def _body(self, side: _Side, message: _Message, *, has_end: bool) -> bool:
+        """Whether all of it is there (RFC 9112, section 6.3).
+
+        `has_end`: without a length it has none; else it goes on to the end of what was said.
+        """
+        fields = {} if message.head is None else dict(message.head.headers)
+        if b"transfer-encoding" in fields:  # h11 lets nothing but `chunked` pass
+            return self._chunks(side, message)
+        length = fields.get(b"content-length", b"0" if has_end else None)
+        message.take(side.take(None if length is None else int(length)))
+        return length is None or message.total_bytes == int(length)
+
+    def _chunks(self, side: _Side, message: _Message) -> bool:
+        size = -1
+        while size:
+            self._spend(1)
+            line = side.match(_CHUNK)
+            if line is None:
+                return False
+            if line[2] != _LINE_END:
+                raise _OverBoundError("a chunk with an extension")
+            size = int(line[1], 16)
+            data = side.take(size)
+            message.take(data)
+            if len(data) < size or (size and not side.skip(_LINE_END)):
+                return False
+        return self._trailer(side, message)
+
+    def _trailer(self, side: _Side, message: _Message) -> bool:
+        while not side.skip(_LINE_END):
+            self._spend(1)
+            if (field := side.match(_TRAILER)) is None:
+                return False
+            message.trailer.append((field[1], field[2].strip()))
+        return True
+
+    def _spend(self, steps: int) -> None:
+        if self.steps + steps > self._most_steps:
+            raise _OutOfStepsError("the parser's steps are used up")
+        self.steps += steps
+
+
+def exchanges(
+    conversation: Conversation, most_steps: int = MAX_STEPS
+) -> tuple[list[Exchange], Rest]:
+    """The requests of one conversation with their answers, in order, up to what is no HTTP/1.1 or
+    over a bound; and what was said besides. Total.
+
+    `most_steps`: how many steps it may take, at most `MAX_STEPS`.
+    """
+    talk = _Talk(conversation, min(most_steps, MAX_STEPS))
+    reason, is_out_of_steps = NO_HTTP, False
+    try:
+        talk.read()
+    except _OverBoundError as exc:
+        reason, is_out_of_steps = f"{NOT_FURTHER}: {exc}", isinstance(exc, _OutOfStepsError)
+    except h11.ProtocolError:
+        pass
+    rest = Rest(
+        sent=conversation.sent[talk.sent_to :],
+        received=conversation.received[talk.received_to :],
+        reason=reason,
+        steps=talk.steps,
+        is_out_of_steps=is_out_of_steps,
+    )
+    return talk.found, rest
+
+
+def _asking(request: h11.Request) -> h11.Connection:
+    """A parser of an answer has to know the question; it takes none for a switch of protocols that
+    nobody asked for.
+    """
+    parser = h11.Connection(h11.CLIENT)
+    headers = [(b"host", b"x"), (b"connection", b"upgrade"), (b"upgrade", b"x")]
+    parser.send(h11.Request(method=request.method, target=b"/", headers=headers))
+    return parser
+
+
+def _status(head: _Head | None) -> int:
+    return 0 if head is None or isinstance(head, h11.Request) else head.status_code
+
+
+def _switches(request: h11.Request, answer: _Head | None) -> bool:
+    status = _status(answer)
+    return status == _SWITCHING or (request.method == b"CONNECT" and 200 <= status < 300)
+
+
+def _exchange(head: h11.Request, request: _Message, answer: _Message) -> Exchange:
+    host = next((value for name, value in head.headers if name == b"host"), b"")
+    return Exchange(
+        method=head.method.decode("latin-1"),
+        target=head.target.decode("latin-1"),
+        host=host.decode("latin-1"),
+        request_headers=request.fields(),
+        request=request.body(),
+        status=_status(answer.head),
+        response_headers=answer.fields(),
+        response=None if answer.head is None else answer.body(),
+        is_cut=not answer.is_whole,
+    )

@@ -1,0 +1,272 @@
+"""What one cell asked of another, as events, out of the packet record of a range that has ended.
+
+Pure.
+
+The gateway records what is asked of it before it answers. Cells speak to each other directly: the
+packets are on record as they pass, and read here afterwards, in a process of its own (`reading`).
+What is left out is said: an event for each bound that was reached.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from operator import itemgetter
+from typing import BinaryIO, Final
+
+from belljar.events import Body, Event, JsonValue, Kind
+from belljar.network.capture import conversations
+from belljar.network.capture.conversations import Conversation, End, Listener, read_segments
+from belljar.network.capture.exchanges import (
+    NO_HTTP,
+    NOT_FURTHER,
+    Exchange,
+    Rest,
+    SeenBody,
+    exchanges,
+)
+from belljar.network.capture.packets import sent_frames
+from belljar.network.gateway.tally import MAX_SHOWN_HEADERS, MAX_SHOWN_URL_CHARS, shown_headers
+from belljar.network.owner.budget import Budget
+from belljar.plan.addresses import RangeLayout
+from belljar.plan.network import NetworkPlan
+from belljar.units import printable
+
+MAX_EVENTS: Final = 40_000
+"""Of a range: what comes after is in the packet record alone, and counted."""
+MAX_FRAMES: Final = 10_000_000
+"""Read of a packet record: the rest is not looked at, which is said."""
+MAX_STEPS: Final = 1_000_000
+"""Of the parser, as `exchanges.MAX_STEPS` counts them, for all connections of a record: what is
+said in further ones is told by its first bytes.
+"""
+_WEB: Final = frozenset({"http", "tcp"})
+_TOO_LONG: Final = f"{NOT_FURTHER}: more bytes than are kept of a connection"
+_MISSING: Final = "bytes are missing from the packet record"
+_NO_END: Final = "it has no end, or none that was read"
+_STRAY: Final = "segment"
+IN_PACKETS: Final = "it is in the packet record alone"
+
+
+def seen_exchanges(
+    records: Sequence[BinaryIO],
+    layout: RangeLayout,
+    plan: NetworkPlan,
+    *,
+    range_id: str,
+    budget: Budget | None = None,
+) -> Iterator[Event]:
+    """What cells said to target cells' ports, in the order of the connections.
+
+    `records`: the files of the packet record, each in the order of time.
+
+    Two events for each request (`network.http` and, where it was answered,
+    `network.http.answered`), one for what is no HTTP (`network.stream`), one for segments outside
+    of any connection (`network.flow`), one for each bound that was reached (`limit.hit`).
+    `traffic_analysis` in their data says that they were recorded afterwards, `at_s` when it
+    happened. `budget`: what the range has spent of its own so far; what is told here is taken from
+    the same. Raises `ValueError` when it is no packet record.
+    """
+    reader = _Reader(layout, plan)
+    before = budget = budget or Budget.of(plan.bounds.recorded_bytes)
+    for event in reader.read(records):
+        named = Event(
+            kind=event.kind,
+            data={"range": range_id, **event.data, "traffic_analysis": True},
+            bodies=event.bodies,
+        )
+        budget, taken = (
+            budget.take(named) if budget.events - before.events < MAX_EVENTS else (budget, None)
+        )
+        reader.left_out["events"] += taken is None
+        reader.is_full |= taken is None
+        if taken is not None:
+            yield taken
+    reader.left_out["whole_events"] += budget.cut_events - before.cut_events
+    for name, count in sorted(reader.left_out.items()):
+        if count:
+            yield _limit(range_id, name, count, plan)
+
+
+def _limit(range_id: str, name: str, count: int, plan: NetworkPlan) -> Event:
+    values = {
+        "connections": conversations.MAX_CONVERSATIONS,
+        "bytes": conversations.MAX_STREAM_BYTES,
+        "events": MAX_EVENTS,
+        "frames": MAX_FRAMES,
+        "steps": MAX_STEPS,
+        "whole_events": plan.bounds.recorded_bytes,
+    }
+    data: dict[str, JsonValue] = {
+        "limit": f"traffic_analysis_{name}",
+        "value": values[name],
+        "count": count,
+    }
+    return Event(
+        kind=Kind.LIMIT_HIT,
+        data={**data, "effect": IN_PACKETS, "range": range_id, "traffic_analysis": True},
+    )
+
+
+class _Reader:
+    """One range's record: who serves where, and what was left out of it."""
+
+    def __init__(self, layout: RangeLayout, plan: NetworkPlan) -> None:
+        self.left_out: Counter[str] = Counter()
+        self._cells: Mapping[str, str] = {port.address: port.name for port in layout.cells}
+        self.is_full = False
+        self._body_bytes = plan.bounds.recorded_body_bytes
+        self._kept_bytes = plan.bounds.recorded_stream_bytes
+        self._open = {
+            layout.cell(target.id).address: target.id
+            for target in plan.reached_cells
+            if target.all_ports
+        }
+        self._named = {
+            (layout.cell(target.id).address, port.number): (target.id, port.protocol in _WEB)
+            for target in plan.reached_cells
+            for port in target.ports
+        }
+        self._number = 0
+        self._steps = MAX_STEPS
+
+    def read(self, records: Sequence[BinaryIO]) -> Iterator[Event]:
+        """All of it; `left_out` is right when it has ended."""
+        listener = Listener(self._is_served)
+        frames = heapq.merge(*map(sent_frames, records), key=itemgetter(0))
+        for segment in read_segments(islice(frames, MAX_FRAMES)):
+            listener.take(segment)
+        self.left_out["frames"] += next(frames, None) is not None
+        for conversation in listener.finish():
+            if self.is_full:  # reading costs processor, whether or not it is told
+                self.left_out["connections"] += 1
+                continue
+            self.left_out["bytes"] += conversation.cut_bytes
+            if server := self._web_server(conversation.server):
+                yield from self._told(server, conversation)
+        self.left_out += listener.left_out
+        yield from self._strays(listener)
+
+    def _is_served(self, end: End) -> bool:
+        return end in self._named or end[0] in self._open
+
+    def _web_server(self, end: End) -> str:
+        name, speaks_web = self._named.get(end, (self._open.get(end[0], ""), True))
+        return name if speaks_web else ""
+
+    def _told(self, stand_in: str, conversation: Conversation) -> Iterator[Event]:
+        found, rest = exchanges(conversation, self._steps)
+        self._steps -= rest.steps
+        self.left_out["steps"] += rest.is_out_of_steps
+        tie: dict[str, JsonValue] = {
+            "cell": self._cells.get(conversation.client[0], ""),
+            "stand_in": stand_in,
+        }
+        if conversation.ambiguous:
+            tie["ambiguous"] = True
+        for exchange in found:
+            self._number += 1
+            exchange = exchange.cut_to(self._body_bytes)
+            yield _asked({**tie, "exchange": self._number}, conversation, exchange)
+            if exchange.response is not None:
+                yield _answered(
+                    {**tie, "exchange": self._number}, conversation, exchange, exchange.response
+                )
+        if (
+            rest.sent
+            or rest.received
+            or conversation.has_gap
+            or conversation.cut_bytes
+            or (conversation.ambiguous and not found)
+        ):
+            yield self._unread(tie, conversation, rest)
+
+    def _unread(
+        self, tie: Mapping[str, JsonValue], conversation: Conversation, rest: Rest
+    ) -> Event:
+        data: dict[str, JsonValue] = {
+            **tie,
+            "address": conversation.server[0],
+            "port": conversation.server[1],
+            "verdict": "allowed",
+            "reason": _why_unread(conversation, rest),
+            "bytes": len(rest.sent),
+            "sent_bytes": len(rest.received),
+            "at_s": round(conversation.began_s, 6),
+        }
+        # The server's view, as a gateway has it
+        said = (("received", rest.sent), ("sent", rest.received))
+        bodies = tuple(
+            _body(name, SeenBody.of(text, self._kept_bytes)) for name, text in said if text
+        )
+        return Event(kind=Kind.NETWORK_STREAM, data=data, bodies=bodies)
+
+    def _strays(self, listener: Listener) -> Iterator[Event]:
+        for (source, target, port), (count, size) in listener.strays.items():
+            data: dict[str, JsonValue] = {
+                "cell": self._cells.get(source, ""),
+                "protocol": "tcp",
+                "address": target,
+                "port": port,
+                "verdict": "allowed",
+                "reason": _STRAY,
+                "bytes": size,
+                "count": count,
+                "name": self._cells.get(target, ""),
+            }
+            yield Event(kind=Kind.NETWORK_FLOW, data=data)
+
+
+def _why_unread(conversation: Conversation, rest: Rest) -> str:
+    if rest.reason != NO_HTTP:
+        return rest.reason
+    if conversation.has_gap:
+        return _MISSING
+    return _TOO_LONG if conversation.cut_bytes else NO_HTTP
+
+
+def _asked(tie: Mapping[str, JsonValue], conversation: Conversation, exchange: Exchange) -> Event:
+    host = exchange.host or f"{conversation.server[0]}:{conversation.server[1]}"
+    url = exchange.target if "://" in exchange.target else f"http://{host}{exchange.target}"
+    data: dict[str, JsonValue] = {
+        **tie,
+        "method": printable(exchange.method, max_chars=32),
+        "url": printable(url, max_chars=MAX_SHOWN_URL_CHARS),
+        "verdict": "allowed",
+        "reason": "a target cell's port",
+        "address": conversation.server[0],
+        "port": conversation.server[1],
+        "bytes": exchange.request.total_bytes,
+        **_headers(exchange.request_headers),
+        "at_s": round(conversation.began_s, 6),
+    }
+    bodies = (_body("request", exchange.request),) if exchange.request.total_bytes else ()
+    return Event(kind=Kind.NETWORK_HTTP, data=data, bodies=bodies)
+
+
+def _answered(
+    tie: Mapping[str, JsonValue], conversation: Conversation, exchange: Exchange, response: SeenBody
+) -> Event:
+    data: dict[str, JsonValue] = {
+        **tie,
+        "status": exchange.status,
+        "bytes": response.total_bytes,
+        "duration_ms": round((conversation.ended_s - conversation.began_s) * 1000, 3),
+        **_headers(exchange.response_headers),
+        **({"reason": _NO_END} if exchange.is_cut else {}),
+    }
+    bodies = (_body("response", response),) if response.total_bytes else ()
+    return Event(kind=Kind.NETWORK_HTTP_ANSWERED, data=data, bodies=bodies)
+
+
+def _headers(headers: tuple[tuple[bytes, bytes], ...]) -> dict[str, JsonValue]:
+    # A trailer may have very many, and to look at each costs the reader's time.
+    pairs, _ = shown_headers(headers[:MAX_SHOWN_HEADERS])
+    dropped = len(headers) - len(pairs)
+    return {"headers": pairs, **({"dropped_headers": dropped} if dropped else {})}
+
+
+def _body(name: str, seen: SeenBody) -> Body:
+    return Body(name=name, content=seen.kept, total_bytes=seen.total_bytes, sha256=seen.sha256)

@@ -1,0 +1,94 @@
+"""A gateway's process before it serves: it waits for its owner's word, is handed its sockets and
+shuts itself in. Runs in a fork of the fork server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from belljar.network import ipc
+from belljar.network.confine import Confinement, confine
+from belljar.network.gateway.config import GatewayConfig, Listeners
+from belljar.network.gateway.guard import warm_up
+from belljar.network.gateway.standstill import watched_loop
+from belljar.plan.network import GATEWAY_OTHER_FILES
+
+Serve = Callable[[GatewayConfig, Listeners, socket.socket], NoReturn]
+
+
+def run_gateway(fds: list[int], parent: int, serve: Serve) -> NoReturn:
+    """`fds`: the events' socket, the supervisor's socket, the document, standard error."""
+    events, supervisor = socket.socket(fileno=fds[0]), socket.socket(fileno=fds[1])
+    for standard in (1, 2):  # the fork server's are shared with all its children
+        os.dup2(fds[3], standard)
+    os.close(fds[3])
+    _wait_for_go(events)
+    document = ipc.from_file(fds[2])
+    config = GatewayConfig.from_json(document["config"])
+    random.seed()
+    # Its pair of sockets and its epoll are the last it makes: what a descriptor holds in the kernel
+    # is within no limit of a process.
+    asyncio.set_event_loop(watched_loop(config.bounds.standstill_s))
+    # The supervisor makes its namespace first: where the kernel's limit is reached, it says so.
+    listeners = receive_listeners(supervisor)
+    supervisor.close()
+    if config.guard is not None:
+        warm_up(config.guard)
+    confine(_confinement(document, config), parent=parent)
+    serve(config, listeners, events)
+    print("the gateway has returned", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def _wait_for_go(owner: socket.socket) -> None:
+    message, fds = ipc.receive(owner)
+    if message != {"go": True} or fds:
+        raise ValueError("the owner has not said go")
+
+
+def _confinement(document: Mapping[str, Any], config: GatewayConfig) -> Confinement:
+    uid = document["uid"]
+    return Confinement(
+        uid=None if uid is None else int(uid),
+        directories={str(name): Path(path) for name, path in document["directories"].items()},
+        memory_bytes=int(document["memory_bytes"]),
+        descriptors=config.bounds.connections + GATEWAY_OTHER_FILES,
+    )
+
+
+def send_listeners(gateway: socket.socket, listeners: Mapping[str, socket.socket]) -> None:
+    """The supervisor's side: `dns_udp`, `dns_tcp`, `sink`, and TCP ports by their number.
+
+    Raises `OSError`, `ipc.Closed`.
+    """
+    names = list(listeners)
+    for at in range(0, len(names), ipc.MAX_DESCRIPTORS):
+        part = names[at : at + ipc.MAX_DESCRIPTORS]
+        fds = [listeners[name].fileno() for name in part]
+        ipc.send(gateway, {"listeners": part, "more": at + len(part) < len(names)}, fds)
+
+
+def receive_listeners(supervisor: socket.socket) -> Listeners:
+    """The gateway's side. Raises `ValueError`, `ipc.Closed`."""
+    found: dict[str, socket.socket] = {}
+    more = True
+    while more:
+        message, fds = ipc.receive(supervisor)
+        found |= {
+            name: socket.socket(fileno=fd)
+            for name, fd in zip(message["listeners"], fds, strict=True)
+        }
+        more = bool(message["more"])
+    for listener in found.values():
+        listener.settimeout(0.0)
+    tcp = {int(name): listener for name, listener in found.items() if name.isdecimal()}
+    return Listeners(
+        dns_udp=found["dns_udp"], dns_tcp=found["dns_tcp"], tcp=tcp, sink=found.get("sink")
+    )

@@ -1,0 +1,448 @@
+"""What the processes of a range say to each other, over sequenced unix sockets: one bounded codec.
+
+Between processes of ours: a JSON object a datagram, with descriptors (`send`, `receive`), and files
+in memory for what a process is started with (`as_file`, `from_file`).
+
+From a gateway to its owner, which may be compromised: events and requests with bodies. Up: a head,
+`{"id", "kind", "data", "bodies": [{"name", "kept_bytes", "total_bytes", "sha256"}]}`, then the kept
+bytes of each body in turn, in as many datagrams as it takes, none with bytes of two bodies. A
+request has the kind `ask`, `data` `{"what"}` and one body. The first is `ready`; then `alive`,
+without data, every few seconds; the last is `ended`, `data` `{"unreported"}`. Down: `{"ack": id}`
+when an event is on record; `{"answer": id, "ok", "bytes"}` and so many bytes, to a request (`dial`,
+body `{"host", "port", "stand_in"}`, also gets a descriptor with the head); `{"end": seconds}`: the
+range ends, and within that the gateway has to report what is in progress. `UpDecoder` checks every
+field, length and order; anything else is a violation.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from belljar.events import Body, JsonValue, Kind
+from belljar.network.gateway.context import MAX_ANSWER_BYTES, MAX_QUESTION_BYTES
+
+MAX_MESSAGE_BYTES: Final = 128 << 10
+MAX_DESCRIPTORS: Final = 250
+_MAX_DOCUMENT_BYTES: Final = 16 << 20
+_INT: Final = struct.Struct("@i")
+_T = TypeVar("_T")
+MAX_DATAGRAM_BYTES: Final = 64 << 10
+MAX_BODIES: Final = 8
+MAX_BODY_BYTES: Final = 1 << 20
+"""Kept of one body."""
+ASK: Final = "ask"
+DIAL: Final = "dial"
+"""What is asked for a connected socket to a real upstream."""
+READY: Final = "ready"
+ALIVE: Final = "alive"
+ENDED: Final = "ended"
+_MAX_ID: Final = (1 << 53) - 1
+_MAX_DEPTH: Final = 16
+_MAX_INT: Final = (1 << 53) - 1
+_BODY_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}", re.ASCII)
+_SHA256: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_QUESTION: Final = re.compile(r"[a-z][a-z0-9_.]{0,63}", re.ASCII)
+KINDS: Final = frozenset(
+    {
+        Kind.NETWORK_DNS,
+        Kind.NETWORK_TLS,
+        Kind.NETWORK_HTTP,
+        Kind.NETWORK_HTTP_ANSWERED,
+        Kind.NETWORK_WEBSOCKET,
+        Kind.NETWORK_STREAM,
+        Kind.NETWORK_CONNECTION,
+        Kind.NETWORK_ATTEMPT,
+        Kind.LIMIT_HIT,
+        Kind.GUARD_HIT,
+        Kind.GUARD_UNSCANNED,
+    }
+)
+"""What a gateway may put on record. All else is said by others."""
+
+
+class Closed(Exception):  # noqa: N818 - an end, not an error
+    """The other side is gone."""
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected ends."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def send(to: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
+    """Send one object, and copies of the descriptors.
+
+    Raises `Closed`, and `ValueError` for what is too large.
+    """
+    text = json.dumps(message, separators=(",", ":")).encode()
+    if len(text) > MAX_MESSAGE_BYTES or len(fds) > MAX_DESCRIPTORS:
+        raise ValueError(f"a message of {len(text)} bytes and {len(fds)} descriptors")
+    try:
+        if fds:
+            socket.send_fds(to, [text], list(fds))
+        else:
+            to.send(text)
+    except (BrokenPipeError, ConnectionResetError) as exc:
+        raise Closed from exc
+
+
+def receive(source: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """The next object, and its descriptors, which are the caller's to close.
+
+    Raises `Closed`, and `ValueError` for what is no such message.
+
+    A socket that doesn't block raises `BlockingIOError` when there is none.
+    """
+    text, fds, flags = _to_the_last(partial(_take, source))
+    try:
+        if not text:
+            raise Closed
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            raise ValueError("a message was cut off")
+        message = json.loads(text)
+        if not isinstance(message, dict):
+            raise ValueError("a message that is no object")
+    except BaseException:
+        for fd in fds:
+            os.close(fd)
+        raise
+    return message, fds
+
+
+def receive_bytes(source: socket.socket, max_bytes: int) -> bytes:
+    """The next datagram, whatever it is. Raises `Closed`."""
+    datagram = _to_the_last(partial(source.recv, max_bytes))
+    if not datagram:
+        raise Closed
+    return datagram
+
+
+def _to_the_last(read: Callable[[], _T]) -> _T:
+    """Of one that has ended with something unread the kernel tells that first, once, and only then
+    what it had said.
+    """
+    try:
+        return read()
+    except ConnectionResetError:
+        return read()
+
+
+def _take(source: socket.socket) -> tuple[bytes, list[int], int]:
+    """`socket.recv_fds` of Python 3.11 drops its flags, so descriptors would go on to whatever is
+    started next.
+    """
+    room = socket.CMSG_LEN(MAX_DESCRIPTORS * _INT.size)
+    text, ancillary, flags, _ = source.recvmsg(MAX_MESSAGE_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+    fds: list[int] = []
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds += [
+                number for (number,) in _INT.iter_unpack(data[: len(data) - len(data) % _INT.size])
+            ]
+    return text, fds, flags
+
+
+def as_file(document: Mapping[str, Any]) -> int:
+    """A descriptor of a file in memory that holds the document, for a process that is to be started
+    with it. The caller closes it.
+    """
+    fd = new_file()
+    try:
+        fill(fd, document)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def new_file() -> int:
+    """A descriptor of an empty file in memory. The caller closes it."""
+    return os.memfd_create("document", os.MFD_CLOEXEC)
+
+
+def fill(fd: int, document: Mapping[str, Any]) -> None:
+    """Write the document into the file, which stays open."""
+    with os.fdopen(os.dup(fd), "w") as file:
+        file.write(json.dumps(document))  # json.dump would do it in Python, eight times as slow
+
+
+def from_file(fd: int) -> dict[str, Any]:
+    """The document of `as_file`; closes the descriptor. Raises `ValueError` when there is none."""
+    with os.fdopen(fd, "rb") as file:
+        file.seek(0)
+        text = file.read(_MAX_DOCUMENT_BYTES + 1)
+    if len(text) > _MAX_DOCUMENT_BYTES:
+        raise ValueError("the document is too long")
+    document = json.loads(text)
+    if not isinstance(document, dict):
+        raise ValueError("no document")
+    return document
+
+
+# ---- events and requests of a gateway
+
+
+class WireViolation(ValueError):  # noqa: N818 - as the channel's ProtocolViolation
+    """The other side sent what the protocol forbids. Its word is worth nothing from here on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """An event of the gateway, whole."""
+
+    id: int
+    kind: Kind
+    data: Mapping[str, JsonValue]
+    bodies: tuple[Body, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """It serves from now on; `certificate` among its data is the CA's, PEM."""
+
+    id: int
+    data: Mapping[str, JsonValue]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alive:
+    """Its loop turns."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """Nothing comes any more; so much that was in progress is in no event."""
+
+    id: int
+    unreported: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A question of the gateway, whole."""
+
+    id: int
+    what: str
+    body: bytes
+
+
+def encode_ack(id: int) -> bytes:  # noqa: A002 - the wire's word
+    """The datagram that says: on record."""
+    return _head({"ack": id})
+
+
+def encode_end(within_s: float) -> bytes:
+    """The datagram that says: the range ends."""
+    return _head({"end": within_s})
+
+
+def encode_answer(id: int, body: bytes, *, ok: bool = True) -> list[bytes]:  # noqa: A002 - the wire's word
+    """The datagrams of an answer; `ok` False: there is none, and the body says why.
+
+    Raises `ValueError` when it is too large.
+    """
+    if len(body) > MAX_ANSWER_BYTES:
+        raise ValueError(f"an answer of {len(body)} bytes")
+    pieces = (body[at : at + MAX_DATAGRAM_BYTES] for at in range(0, len(body), MAX_DATAGRAM_BYTES))
+    return [_head({"answer": id, "ok": ok, "bytes": len(body)}), *pieces]
+
+
+class UpDecoder:
+    """The owner's: datagrams in, whole events and questions out.
+
+    Holds at most one event: 8 bodies of 1 MiB, or one question.
+    """
+
+    def __init__(self, kinds: frozenset[Kind] = KINDS) -> None:
+        """`kinds`: what the other side may put on record."""
+        self._kinds = kinds
+        self._head: Mapping[str, Any] | None = None
+        self._wanted: list[int] = []
+        self._parts: list[bytearray] = []
+        self._last_id = -1
+        self._is_ready = self._is_over = False
+
+    def feed(self, datagram: bytes) -> Said | Asked | Ready | Alive | Ended | None:
+        """The event that this datagram completes.
+
+        Raises `WireViolation`; after that nothing more may be fed.
+        """
+        if not datagram or len(datagram) > MAX_DATAGRAM_BYTES:
+            raise WireViolation(f"a datagram of {len(datagram)} bytes")
+        if self._head is None:
+            self._begin(_object(datagram))
+        else:
+            self._continue(datagram)
+        return self._finish()
+
+    def _begin(self, head: Mapping[str, Any]) -> None:
+        number = _count(head.get("id"), _MAX_ID, "id")
+        if number <= self._last_id:
+            raise WireViolation("ids must grow")
+        _exactly(head, {"id", "kind", "data", "bodies"})
+        _check_event(head, self._kinds)
+        if self._is_over:
+            raise WireViolation("a word after the last")
+        self._is_over = head["kind"] == ENDED
+        if head["kind"] == READY and self._is_ready:
+            raise WireViolation("`ready` is said once")
+        self._is_ready |= head["kind"] == READY
+        self._wanted = [ref["kept_bytes"] for ref in head["bodies"]]
+        self._head, self._last_id = head, number
+        self._parts = [bytearray() for _ in self._wanted]
+
+    def _continue(self, datagram: bytes) -> None:
+        for part, wanted in zip(self._parts, self._wanted, strict=True):
+            if len(part) < wanted:
+                if len(part) + len(datagram) > wanted:
+                    raise WireViolation("more bytes than a body has")
+                part += datagram
+                return
+        raise WireViolation("bytes that belong to no body")
+
+    def _finish(self) -> Said | Asked | Ready | Alive | Ended | None:
+        head = self._head
+        if head is None or any(
+            len(part) < wanted for part, wanted in zip(self._parts, self._wanted, strict=True)
+        ):
+            return None
+        contents = [bytes(part) for part in self._parts]
+        self._head, self._parts, self._wanted = None, [], []
+        if head["kind"] == ASK:
+            return Asked(id=head["id"], what=head["data"]["what"], body=contents[0])
+        if head["kind"] == READY:
+            return Ready(id=head["id"], data=head["data"])
+        if head["kind"] == ALIVE:
+            return Alive(id=head["id"])
+        if head["kind"] == ENDED:
+            return Ended(id=head["id"], unreported=head["data"]["unreported"])
+        bodies = (
+            Body(
+                name=ref["name"],
+                content=content,
+                total_bytes=ref["total_bytes"],
+                sha256=ref["sha256"],
+            )
+            for ref, content in zip(head["bodies"], contents, strict=True)
+        )
+        return Said(id=head["id"], kind=Kind(head["kind"]), data=head["data"], bodies=tuple(bodies))
+
+
+def _head(value: Mapping[str, Any]) -> bytes:
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+    if len(text) > MAX_DATAGRAM_BYTES:
+        raise ValueError(f"{len(text)} bytes; a datagram has at most {MAX_DATAGRAM_BYTES}")
+    return text
+
+
+def _object(datagram: bytes) -> Mapping[str, Any]:
+    """A JSON object without a name twice, NaN, lone surrogates, integers that JSON can't carry, or
+    more than 16 levels.
+    """
+    try:
+        value = json.loads(datagram, object_pairs_hook=_each_once, parse_constant=_no_constant)
+        _check_value(value, _MAX_DEPTH)
+    except RecursionError as exc:
+        raise WireViolation("too deep") from exc
+    except ValueError as exc:
+        raise WireViolation(f"no JSON of ours: {type(exc).__name__}") from exc
+    if not isinstance(value, dict):
+        raise WireViolation("not an object")
+    return value
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise WireViolation("a name twice")
+    return found
+
+
+def _no_constant(word: str) -> None:
+    raise WireViolation(word)
+
+
+def _check_value(value: Any, depth: int) -> None:  # noqa: ANN401 - JSON values of any shape
+    if depth == 0:
+        raise WireViolation("too deep")
+    if isinstance(value, str):
+        value.encode()  # a lone surrogate can't be
+    elif isinstance(value, float):
+        # Nor NaN; a ledger writes greater ones with all their digits
+        if not abs(value) <= _MAX_INT:
+            raise WireViolation("a number beyond 2^53")
+    elif isinstance(value, int):
+        if abs(value) > _MAX_INT:
+            raise WireViolation("an integer beyond 2^53")
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            name.encode()
+            _check_value(item, depth - 1)
+    elif isinstance(value, list):
+        for item in value:
+            _check_value(item, depth - 1)
+
+
+def _check_event(head: Mapping[str, Any], kinds: frozenset[Kind]) -> None:
+    kind = head["kind"]
+    if not isinstance(kind, str) or kind not in {*kinds, ASK, READY, ALIVE, ENDED}:
+        raise WireViolation("a kind that a gateway can't record")
+    if not isinstance(head["data"], dict):
+        raise WireViolation("data is no object")
+    refs = head["bodies"]
+    if not isinstance(refs, list) or len(refs) > MAX_BODIES:
+        raise WireViolation("bodies are no list of at most 8")
+    for ref in refs:
+        _check_ref(ref, MAX_QUESTION_BYTES if kind == ASK else MAX_BODY_BYTES)
+    if kind == ASK:
+        _check_question(head["data"], refs)
+    if kind == ALIVE and (head["data"] or refs):
+        raise WireViolation("a sign of life that says more")
+    if kind == ENDED:
+        _exactly(head["data"], {"unreported"})
+        _count(head["data"]["unreported"], _MAX_INT, "unreported")
+        if refs:
+            raise WireViolation("a last word that says more")
+    if len({ref["name"] for ref in refs}) != len(refs):
+        raise WireViolation("a body's name twice")
+
+
+def _check_question(data: Mapping[str, Any], refs: list[Any]) -> None:
+    _exactly(data, {"what"})
+    if not isinstance(data["what"], str) or _QUESTION.fullmatch(data["what"]) is None:
+        raise WireViolation("no question's name")
+    if len(refs) != 1 or refs[0]["kept_bytes"] != refs[0]["total_bytes"]:
+        raise WireViolation("a question has one body, whole")
+
+
+def _check_ref(ref: object, most_bytes: int) -> None:
+    if not isinstance(ref, dict):
+        raise WireViolation("a body is no object")
+    _exactly(ref, {"name", "kept_bytes", "total_bytes", "sha256"})
+    kept = _count(ref["kept_bytes"], most_bytes, "kept_bytes")
+    if _count(ref["total_bytes"], _MAX_INT, "total_bytes") < kept:
+        raise WireViolation("more kept than there was")
+    for name, pattern in (("name", _BODY_NAME), ("sha256", _SHA256)):
+        if not isinstance(ref[name], str) or pattern.fullmatch(ref[name]) is None:
+            raise WireViolation(f"a body's {name}")
+
+
+def _exactly(value: Mapping[str, Any], names: set[str]) -> None:
+    if set(value) != names:
+        raise WireViolation(f"fields other than {', '.join(sorted(names))}")
+
+
+def _count(value: object, most: int, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+        raise WireViolation(f"{name} is no count up to {most}")
+    return value

@@ -1,0 +1,390 @@
+"""Real upstreams, the owner's side: may this be dialled, and at which address?
+
+The gateway has no route: it asks, and is handed a connected socket, or a reason.
+
+The verdicts are pure. What is asked is believed in nothing: host, port and id must be those of an
+upstream of the range's own plan. A name is resolved once a range, by the host's own resolver, never
+for a guest's question; every address of the answer must be a public one, or none is dialled; then
+the answer is pinned, so that a second one (DNS rebinding) is never asked for.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from pathlib import Path
+from typing import Final
+
+from belljar.errors import HostError
+from belljar.events import JsonValue
+from belljar.network.owner.spending import RunSpending, SpentError
+from belljar.network.supervisor import netlink
+from belljar.plan import rules
+from belljar.plan.network import NetworkPlan, UpstreamPlan
+from belljar.units import printable
+
+CONNECT_TIMEOUT_S: Final = 10.0
+MAX_ADDRESSES: Final = 64
+"""Of one answer: with more it is refused."""
+MAX_TRIED: Final = 3
+"""Of the pinned addresses, in the resolver's order."""
+_MAX_BUNDLE_BYTES: Final = 4 << 20
+_LEAST_PREFIX: Final = {4: 8, 6: 16}
+"""Of a route without a gateway: what leads to a network at the end of a link.
+
+A wider one leads to the world (a tunnel's `0.0.0.0/1`).
+"""
+
+# Beside what no cell may reach (`plan.rules`), what IANA's special-purpose registries (RFC 6890)
+# hold as of 2024, spelled out: what `ipaddress` calls global differs between Python's versions.
+FORBIDDEN: Final[tuple[IPv4Network | IPv6Network, ...]] = (
+    *rules.FORBIDDEN,
+    *map(
+        ip_network,
+        (
+            "192.0.2.0/24",  # documentation
+            "192.88.99.0/24",  # 6to4 relays (RFC 7526)
+            "198.51.100.0/24",  # documentation
+            "203.0.113.0/24",  # documentation
+            "224.0.0.0/4",  # multicast
+            "::/8",  # unspecified, loopback, IPv4-mapped and IPv4-compatible
+            "64:ff9b::/96",  # NAT64 (RFC 6052): some IPv4 address behind it
+            "64:ff9b:1::/48",  # NAT64, local (RFC 8215)
+            "100::/64",  # discard
+            "2001::/23",  # protocol assignments, Teredo, ORCHID
+            "2001:db8::/32",  # documentation
+            "2002::/16",  # 6to4: some IPv4 address within
+            "3fff::/20",  # documentation (RFC 9637)
+            "5f00::/16",  # segment routing
+            "fc00::/7",  # unique local; fd00:ec2::254 is a metadata service
+            "fe80::/10",  # link-local
+            "fec0::/10",  # site-local (RFC 3879)
+            "ff00::/8",  # multicast
+        ),
+    ),
+)
+_BUNDLES: Final = (
+    "/etc/ssl/certs/ca-certificates.crt",  # Debian, Alpine, Arch
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",  # Red Hat
+    "/var/lib/ca-certificates/ca-bundle.pem",  # SUSE
+    "/etc/ssl/cert.pem",
+)
+
+
+class NotAnUpstream(ValueError):  # noqa: N818 - a verdict on who asks
+    """The gateway asks for what the plan does not have.
+
+    No gateway of ours does: the range is to be ended.
+    """
+
+
+class Refused(ValueError):  # noqa: N818 - a verdict on an upstream
+    """The upstream can't be had; the text says why."""
+
+
+class _NotTried(Refused):
+    """Nothing was dialled, which is still to be put on record."""
+
+
+def wanted(body: bytes, network: NetworkPlan) -> tuple[UpstreamPlan, int]:
+    """The upstream of the plan, and its port, that a question is for: `{"host", "port",
+    "stand_in"}` as JSON. Raises `NotAnUpstream`.
+    """
+    try:
+        asked = json.loads(body)
+    except (ValueError, RecursionError) as exc:
+        raise NotAnUpstream("a question to dial that is no JSON") from exc
+    if not isinstance(asked, dict) or set(asked) != {"host", "port", "stand_in"}:
+        raise NotAnUpstream("a question to dial with other fields")
+    host, port, stand_in = asked["host"], asked["port"], asked["stand_in"]
+    for upstream in network.upstreams:
+        # A port that is `true` or 443.0 equals no port of ours.
+        if (
+            (upstream.host, upstream.id) == (host, stand_in)
+            and type(port) is int
+            and port in upstream.ports
+        ):
+            return upstream, port
+    what = printable(f"{host}:{port} as {stand_in}", max_chars=300)
+    raise NotAnUpstream(f"a question to dial what is no upstream of this range: {what}")
+
+
+Network = IPv4Network | IPv6Network
+
+
+def problem_of(address: str, own: Collection[str], near: Collection[Network] = ()) -> str:
+    """Why an address may not be dialled; empty when it may.
+
+    `own` are this host's, and `near` the networks that it is on, whose addresses may be public
+    ones.
+    """
+    try:
+        parsed = ip_address(address)
+    except ValueError:
+        return "is no address"
+    if isinstance(parsed, IPv6Address) and parsed.scope_id is not None:
+        return "is of one link"
+    if str(parsed) in {str(ip_address(each.partition("%")[0])) for each in own}:
+        return "is this host's own"
+    if any(parsed in net for net in FORBIDDEN if net.version == parsed.version) or not _is_public(
+        parsed
+    ):
+        return "is not a public one"
+    if any(parsed in net for net in near if net.version == parsed.version):
+        return "is of a network that this host is on"
+    return ""
+
+
+def judge(addresses: Sequence[str], own: Collection[str], near: Collection[Network] = ()) -> str:
+    """Why the resolver's answer is refused; empty when each of its addresses may be dialled.
+
+    One that may not be spoils all: a name that also stands for something private is not what the
+    policy's author meant.
+    """
+    if not addresses:
+        return "the name has no address"
+    if len(addresses) > MAX_ADDRESSES:
+        return f"the name has {len(addresses)} addresses"
+    problems = ((address, problem_of(address, own, near)) for address in addresses)
+    found = next(((address, problem) for address, problem in problems if problem), None)
+    return "" if found is None else f"{printable(found[0], max_chars=80)} {found[1]}"
+
+
+def _is_public(parsed: IPv4Address | IPv6Address) -> bool:
+    return parsed.is_global and not (
+        parsed.is_multicast or parsed.is_reserved or parsed.is_unspecified
+    )
+
+
+def resolve(host: str, port: int) -> tuple[str, ...]:
+    """The host's own resolver's addresses, in its order, none twice.
+
+    Raises `OSError`. Takes as long as that resolver's settings let it.
+
+    The name is absolute: no search domain is put behind it (resolv.conf(5)), and of `/etc/hosts`
+    only a line counts whose name has the dot at its end too.
+    """
+    found = socket.getaddrinfo(f"{host}.", port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+    return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def is_ours(address: str) -> bool:
+    """Whether the kernel holds the address as this host's own: it lets a socket have it as its
+    name. True when that can't be found out.
+    """
+    try:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))
+    except OSError as exc:
+        return exc.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+    return True
+
+
+def networks_near() -> tuple[Network, ...]:
+    """The networks to which this host has a route of its own without a gateway, in any table.
+
+    Raises `OSError`.
+    """
+    with netlink.open_socket() as kernel:
+        routes = [
+            route
+            for family in (socket.AF_INET, socket.AF_INET6)
+            for route in netlink.list_routes(kernel, family)
+        ]
+    return tuple(
+        route.to
+        for route in routes
+        if route.is_direct and route.to.prefixlen >= _LEAST_PREFIX[route.to.version]
+    )
+
+
+def connect(address: str, port: int) -> socket.socket:
+    """A TCP connection to exactly this address.
+
+    Raises `OSError`; after `CONNECT_TIMEOUT_S` `TimeoutError`.
+
+    It is connected for good: one whose non-blocking connect was never finished falls back to
+    unconnected when it is reset, and whoever holds it could then lead it elsewhere by
+    `sendto(MSG_FASTOPEN)` (Linux, `__inet_stream_connect`). So connect is called a second time,
+    which finishes it.
+    """
+    end = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        end.settimeout(CONNECT_TIMEOUT_S)
+        end.connect((address, port))
+        if (number := end.connect_ex((address, port))) not in (0, errno.EISCONN):
+            raise OSError(number, os.strerror(number))
+    except BaseException:
+        end.close()
+        raise
+    return end
+
+
+def read_authorities() -> str:
+    """The public certification authorities that this host trusts, PEM.
+
+    Raises `HostError` when it has no bundle of them.
+    """
+    usual = ssl.get_default_verify_paths().cafile
+    for path in ((usual,) if usual else ()) + _BUNDLES:
+        with suppress(OSError, UnicodeError):
+            text = Path(path).read_text("utf-8")
+            if "BEGIN CERTIFICATE" in text and len(text) <= _MAX_BUNDLE_BYTES:
+                return text
+    raise HostError(
+        "this host has no bundle of public certification authorities, so no upstream's certificate could be checked",
+        where=_BUNDLES[0],
+        hint="install the package ca-certificates",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """What of the world a range's upstreams are reached by.
+
+    A test gives its own; whatever `resolve` says, `judge` has the last word on it.
+    """
+
+    resolve: Callable[[str, int], tuple[str, ...]] = resolve
+    is_ours: Callable[[str], bool] = is_ours
+    networks_near: Callable[[], tuple[Network, ...]] = networks_near
+    connect: Callable[[str, int], socket.socket] = connect
+    read_authorities: Callable[[], str] = read_authorities
+
+
+Say = Callable[[Mapping[str, JsonValue]], None]
+"""Puts a `network.upstream` on record; returns when it is there."""
+
+
+class Dialler:
+    """One range's. Thread-safe; every method blocks."""
+
+    def __init__(self, network: NetworkPlan, reach: Reach, spending: RunSpending) -> None:
+        self._network, self._reach, self._spending = network, reach, spending
+        self._number = spending.new_range()
+        self._locks = {upstream.host: threading.Lock() for upstream in network.upstreams}
+        self._pins: dict[str, tuple[str, ...]] = {}
+        self._refused: dict[str, str] = {}
+
+    def dial(self, body: bytes, say: Say) -> socket.socket:
+        """A connected socket, the caller's to close.
+
+        What is dialled and what is refused is on record before it is done.
+
+        Raises:
+            NotAnUpstream: the range is to be ended. Refused: the name has no public address, or
+                nobody answers there.
+        """
+        try:
+            upstream, port = wanted(body, self._network)
+        except NotAnUpstream as exc:
+            say(
+                {
+                    "host": "",
+                    "port": None,
+                    "address": "",
+                    "verdict": "refused",
+                    "reason": "",
+                    "problem": str(exc),
+                }
+            )
+            raise
+        about: dict[str, JsonValue] = {
+            "host": upstream.host,
+            "port": port,
+            "reason": upstream.reason,
+        }
+        try:
+            with self._spending.dialling(self._number, upstream):
+                addresses = self._pinned(upstream.host, port)
+                return self._first_of(upstream, addresses[:MAX_TRIED], port, about, say)
+        except (_NotTried, SpentError) as exc:
+            say({**about, "address": "", "verdict": "refused", "problem": str(exc)})
+            raise Refused(str(exc)) from exc
+
+    def look(self, say: Say) -> None:
+        """Take in what has passed over the connections that were handed out, and record those that
+        had to be ended.
+        """
+        for upstream, problem in self._spending.look(self._number):
+            about: dict[str, JsonValue] = {
+                "host": upstream.host,
+                "port": None,
+                "reason": upstream.reason,
+            }
+            say({**about, "address": "", "verdict": "cut", "problem": problem})
+
+    def close(self) -> None:
+        """End every connection. Idempotent."""
+        self._spending.close(self._number)
+
+    def _pinned(self, host: str, port: int) -> tuple[str, ...]:
+        """The addresses of the first answer, for good, judged at each dial; a refused answer is
+        refused for good. Raises `_NotTried`.
+        """
+        with self._locks[host]:
+            if host in self._refused:
+                raise _NotTried(self._refused[host])
+            addresses = self._pins.get(host) or self._resolved(host, port)
+            problem = judge(
+                addresses,
+                [address for address in addresses if self._reach.is_ours(address)],
+                self._near(),
+            )
+            if problem:
+                self._refused[host] = problem
+                raise _NotTried(problem)
+            self._pins[host] = addresses
+            return addresses
+
+    def _near(self) -> tuple[Network, ...]:
+        try:
+            return self._reach.networks_near()
+        except OSError as exc:
+            raise _NotTried(
+                f"this host's own networks can't be read: {exc.strerror or type(exc).__name__}"
+            ) from exc
+
+    def _resolved(self, host: str, port: int) -> tuple[str, ...]:
+        try:
+            return self._reach.resolve(host, port)
+        except (OSError, UnicodeError) as exc:
+            raise _NotTried(
+                f"the name can't be resolved: {printable(str(exc), max_chars=200)}"
+            ) from exc
+
+    def _first_of(
+        self,
+        upstream: UpstreamPlan,
+        addresses: Sequence[str],
+        port: int,
+        about: Mapping[str, JsonValue],
+        say: Say,
+    ) -> socket.socket:
+        problem = ""
+        for number, address in enumerate(addresses):
+            if number:
+                self._spending.charge_dial(self._number, upstream)
+            say({**about, "address": address, "verdict": "dialled", "problem": ""})
+            try:
+                end = self._reach.connect(address, port)
+            except OSError as exc:
+                problem = printable(exc.strerror or type(exc).__name__, max_chars=200)
+                say({**about, "address": address, "verdict": "failed", "problem": problem})
+                continue
+            try:
+                self._spending.keep(self._number, upstream, end)
+            except BaseException:
+                end.close()
+                raise
+            return end
+        raise Refused(f"nobody answers there: {problem}")

@@ -1,0 +1,286 @@
+"""How the processes of a range come to be: what they are told, what they are handed, and when they
+may begin. Blocking, the owner's side.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from belljar.errors import HostError
+from belljar.host.tools import SEARCH_PATH
+from belljar.network import ipc
+from belljar.network.capture.packets import held, join
+from belljar.network.confine import FILES_ROOT
+from belljar.network.gateway.bounds import Bounds
+from belljar.network.gateway.config import (
+    HTTP_PORT,
+    GatewayConfig,
+    GuardConfig,
+    as_neighbour,
+    as_stand_in,
+)
+from belljar.network.owner.dial import Reach
+from belljar.network.owner.processes import SERVE, ForkServer
+from belljar.network.owner.range_state import Lines
+from belljar.network.owner.spending import RunSpending
+from belljar.plan.addresses import RangeLayout
+from belljar.plan.network import NetworkPlan, StandInPlan
+from belljar.plan.rules import render_rules
+
+CHECK_EVERY_S: Final = 5.0
+TIMEOUT_S: Final = 30.0
+PACKETS: Final = "packets.pcap"
+PACKETS_BESIDE: Final = ("packets-2.pcap", "packets-3.pcap")
+_SEED_BYTES: Final = 32
+_MOST_FILES_LOOKED_AT: Final = 200_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeSpec:
+    """What a range is made from.
+
+    Args:
+        network: the plan; `layout`: its addresses, made for it and its cells.
+        directory: an existing directory for the packet record, which stays.
+        check_every_s: how often the rules are read back, and a gateway says that it lives.
+        timeout_s: for how long beyond that a part may say nothing to an owner who listens, and the
+            supervisor's word may wait for an owner who does not.
+        serve: `module:function` of the gateway.
+        reach: how the plan's upstreams are reached; `spending`: what the run has spent on them.
+        guard: what holds back what cells send; None: nothing is.
+        services: what the gateway's decoy services hold, by stand-in: secret settings beside the
+            plan's.
+    """
+
+    network: NetworkPlan
+    layout: RangeLayout
+    directory: Path
+    check_every_s: float = CHECK_EVERY_S
+    timeout_s: float = TIMEOUT_S
+    serve: str = SERVE
+    reach: Reach = field(default_factory=Reach)
+    spending: RunSpending = field(default_factory=RunSpending)
+    guard: GuardConfig | None = None
+    services: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uids:
+    """Who supervisor and gateway are on the host, when root starts them; None: the user."""
+
+    supervisor: int | None
+    gateway: int | None
+
+
+def fork_pair(fork_server: ForkServer, spec: RangeSpec, uids: Uids, held: Sequence[int]) -> Lines:
+    """Supervisor and gateway, waiting for the word to begin.
+
+    `held` are descriptors that the supervisor keeps as long as it lives. Raises `HostError`,
+    `CellError`.
+    """
+    nft = _find_nft()
+    directories = _directories(spec.network, uids.gateway)
+
+    def write_documents() -> None:
+        ipc.fill(rules, render_rules(spec.layout, spec.network))
+        ipc.fill(supervisor_document, _for_supervisor(spec, nft, uids.supervisor))
+        ipc.fill(gateway_document, _for_gateway(spec, uids.gateway, directories))
+
+    with ExitStack() as stack:
+        control, supervisors_control = _pair(stack)
+        events, gateways_events = _pair(stack)
+        to_gateway, to_supervisor = _pair(stack)
+        words, wrote = (stack.enter_context(_closing(fd)) for fd in os.pipe())
+        files = stack.enter_context(_packet_files(spec.directory))
+        new_files = [stack.enter_context(_closing(ipc.new_file())) for _ in range(3)]
+        rules, supervisor_document, gateway_document = new_files
+        given = {
+            "supervisor": [
+                supervisors_control.fileno(),
+                to_gateway.fileno(),
+                supervisor_document,
+                wrote,
+                rules,
+                *files,
+                *held,
+            ],
+            "gateway": [gateways_events.fileno(), to_supervisor.fileno(), gateway_document, wrote],
+        }
+        # They read what was written when they may go
+        supervisor, gateway = fork_server.fork(given, meanwhile=write_documents)
+        return Lines(
+            supervisor=supervisor,
+            gateway=gateway,
+            control=socket.socket(fileno=os.dup(control.fileno())),
+            events=socket.socket(fileno=os.dup(events.fileno())),
+            words=os.dup(words),
+            fork_server=fork_server,
+        )
+
+
+def close_lines(lines: Lines) -> None:
+    """The owner's ends."""
+    lines.control.close()
+    lines.events.close()
+    for fd in (lines.words, lines.supervisor.pidfd, lines.gateway.pidfd):
+        os.close(fd)
+
+
+def _pair(stack: ExitStack) -> tuple[socket.socket, socket.socket]:
+    first, second = ipc.pair()
+    return stack.enter_context(first), stack.enter_context(second)
+
+
+@contextmanager
+def _closing(fd: int) -> Iterator[int]:
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def _packet_files(directory: Path) -> Iterator[list[int]]:
+    """Never over what is there: a record is written once."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with ExitStack() as stack:
+        try:
+            files = [
+                stack.enter_context(_closing(os.open(directory / name, flags, 0o600)))
+                for name in (PACKETS, *PACKETS_BESIDE)
+            ]
+        except OSError as exc:
+            raise HostError(
+                f"the packet record can't be made: {exc.strerror}",
+                where=str(exc.filename or directory),
+                hint="free some space there, or put BELLJAR_HOME elsewhere",
+            ) from exc
+        yield files
+
+
+def packet_files(directory: Path) -> tuple[Path, ...]:
+    """Those of the packet record that hold a frame. Raises `OSError`."""
+    return held(directory / name for name in (PACKETS, *PACKETS_BESIDE))
+
+
+def join_packets(directory: Path) -> str:
+    """Put the packet record into one file.
+
+    When the disk has no room for that: what became of it.
+    """
+    beside = [directory / name for name in PACKETS_BESIDE]
+    if not any(path.exists() for path in beside):
+        return ""
+    try:
+        join(directory / PACKETS, *beside)
+    except OSError as exc:
+        names = " and ".join(path.name for path in packet_files(directory))
+        return f"{exc.strerror}: the packet record stays in several files, {names}, each whole"
+    return ""
+
+
+def _for_supervisor(spec: RangeSpec, nft: str, uid: int | None) -> dict[str, Any]:
+    return {
+        "layout": spec.layout.to_json(),
+        "network": spec.network.to_json(),
+        "nft": nft,
+        "uid": uid,
+        "check_every_s": spec.check_every_s,
+        "timeout_s": spec.timeout_s,
+    }
+
+
+def _for_gateway(spec: RangeSpec, uid: int | None, directories: dict[str, str]) -> dict[str, Any]:
+    inside = (
+        replace(
+            item,
+            directory=Path(FILES_ROOT, item.id) if item.id in directories else None,
+            settings={**item.settings, **spec.services.get(item.id, {})},
+        )
+        for item in spec.network.stand_ins
+        if not item.is_target
+    )
+    config = GatewayConfig(
+        layout=spec.layout,
+        stand_ins=(
+            *inside,
+            *map(as_neighbour, spec.network.reached_cells),
+            *map(as_stand_in, spec.network.upstreams),
+        ),
+        authorities=spec.reach.read_authorities() if _has_encrypted(spec.network) else "",
+        range_seed=os.urandom(_SEED_BYTES).hex(),
+        bounds=Bounds.of(spec.network.bounds, alive_every_s=spec.check_every_s),
+        guard=spec.guard,
+    )
+    memory_bytes = spec.network.bounds.gateway_memory_bytes
+    return {
+        "config": config.to_json(),
+        "uid": uid,
+        "directories": directories,
+        "memory_bytes": memory_bytes,
+    }
+
+
+def _has_encrypted(network: NetworkPlan) -> bool:
+    return any(port != HTTP_PORT for upstream in network.upstreams for port in upstream.ports)
+
+
+def _directories(network: NetworkPlan, uid: int | None) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for item in network.stand_ins:
+        if item.directory is not None and not item.is_target:
+            _check_readable(item, item.directory, uid)
+            found[item.id] = str(item.directory)
+    return found
+
+
+def _check_readable(stand_in: StandInPlan, directory: Path, uid: int | None) -> None:
+    """Root's gateway is nobody that the files belong to: what others may not read it can't answer
+    with. Raises `HostError`.
+    """
+    if not directory.is_dir():
+        raise HostError(
+            f"the files of the stand-in {stand_in.id} are missing",
+            where=str(directory),
+            hint="put them there; `belljar policy check FILE` looks at them again",
+        )
+    if uid is None:
+        return
+    looked_at = 0
+    for folder, folders, files in os.walk(directory):
+        for name in (".", *folders, *files):
+            looked_at += 1
+            _refuse_unreadable(stand_in, Path(folder, name))
+        if looked_at > _MOST_FILES_LOOKED_AT:
+            return
+
+
+def _refuse_unreadable(stand_in: StandInPlan, path: Path) -> None:
+    found = path.lstat()
+    is_folder = path.is_dir() and not path.is_symlink()
+    wanted = 0o005 if is_folder else 0o004
+    if not path.is_symlink() and found.st_mode & wanted != wanted:
+        raise HostError(
+            f"the gateway could not read a file of the stand-in {stand_in.id}: it runs as a uid of its own",
+            where=str(path),
+            hint=f"chmod -R o+rX {stand_in.directory}",
+        )
+
+
+def _find_nft() -> str:
+    """Where `belljar doctor` looks for it too."""
+    nft = shutil.which("nft", path=f"{os.environ.get('PATH', '')}:{SEARCH_PATH}")
+    if nft is None:
+        raise HostError(
+            "nft can't be found",
+            where="PATH",
+            hint="run `belljar setup`, or install the package nftables",
+        )
+    return str(Path(nft).resolve())

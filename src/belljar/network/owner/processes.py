@@ -1,0 +1,328 @@
+"""The owner's side of a range's processes: the fork server, which all ranges of this process share,
+and its children. Blocking, thread-safe.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import belljar
+from belljar.errors import BelljarError, CellError, HostError
+from belljar.network import ipc
+from belljar.plan.jail import IdLine, JailIds
+from belljar.plan.obstacles import NETWORK_EXTRA_HINT
+from belljar.process import ProcessId, identify
+from belljar.units import printable
+
+SERVE: Final = "belljar.network.gateway.serve:serve"
+_START_TIMEOUT_S: Final = 30.0
+_END_TIMEOUT_S: Final = 3.0
+_ANSWER_TIMEOUT_S: Final = 20.0
+_FEWER_HINT: Final = "run fewer cells at once, or raise the limit of processes"
+_GONE_HINT: Final = (
+    "nothing of it runs on: start again; `belljar ledger show last` tells what came before"
+)
+_MAX_DIAGNOSIS_BYTES: Final = 16 << 10
+# `-I` keeps the environment and the working directory out; what this process could import, it is
+# told by argument.
+_BOOT: Final = "import json, sys; sys.path[:] = json.loads(sys.argv[3]); from belljar.network.fork_server import main; main(sys.argv[1:])"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Child:
+    """A fork of the fork server. `pidfd` is whoever holds this object's to close."""
+
+    process: ProcessId
+    pidfd: int
+
+    def kill(self) -> None:
+        """SIGKILL; harmless when it has ended."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def wait_ended(self, timeout_s: float) -> bool:
+        """Whether it has ended by then."""
+        return bool(wait_readable([self.pidfd], timeout_s))
+
+
+def wait_readable(fds: Sequence[int], timeout_s: float | None = None) -> set[int]:
+    """Those of the descriptors (of whatever number) that can be read, or have ended, by then."""
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return {fd for fd, _ in poll.poll(None if timeout_s is None else timeout_s * 1000)}
+
+
+class ForkServer:
+    """A fork server that has been started. `users` is `started_fork_server`'s to count."""
+
+    def __init__(self, serve: str = SERVE) -> None:
+        """Raises `HostError`."""
+        ours, theirs = ipc.pair()
+        self.users = 0
+        self._socket = ours
+        self._lock = threading.Lock()
+        self._is_ready = False
+        self._said = 0
+        self._words = os.memfd_create("stderr", os.MFD_CLOEXEC)
+        with theirs:
+            self._process = self._started(theirs, serve)
+        self.process = identify(self._process.pid)
+
+    def _started(self, end: socket.socket, serve: str) -> subprocess.Popen[bytes]:
+        try:
+            return subprocess.Popen(
+                [
+                    sys.executable,
+                    "-I",
+                    "-c",
+                    _BOOT,
+                    str(end.fileno()),
+                    serve,
+                    json.dumps(_import_path()),
+                ],
+                pass_fds=[end.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=self._words,
+                stderr=self._words,
+                env={"LC_ALL": "C.UTF-8"},
+                cwd="/",
+                start_new_session=True,  # Ctrl-C is the owner's to hear
+            )
+        except OSError as exc:
+            self._socket.close()
+            os.close(self._words)
+            raise HostError(
+                f"the ranges' fork server can't be started: {exc.strerror}",
+                where=sys.executable,
+                hint=_FEWER_HINT,
+            ) from exc
+
+    def is_alive(self) -> bool:
+        """Whether it can still fork."""
+        return self._process.poll() is None
+
+    def wait_ready(self) -> None:
+        """Until it has imported all that its children need.
+
+        Raises `HostError`, `CellError`: then it never will.
+        """
+        with self._lock:
+            if self._is_ready:
+                return
+            self._socket.settimeout(_START_TIMEOUT_S)
+            try:
+                ipc.receive(self._socket)
+            except (ipc.Closed, TimeoutError) as exc:
+                error = self._why_not_ready()
+                self._process.kill()  # who comes next gets another
+                raise error from exc
+            self._socket.settimeout(_ANSWER_TIMEOUT_S)
+            self._is_ready = True
+
+    def fork(
+        self, roles: Mapping[str, Sequence[int]], meanwhile: Callable[[], object] = tuple
+    ) -> list[Child]:
+        """A child for each role, with copies of its descriptors, all or none.
+
+        `meanwhile` is called as they are made. Raises `CellError`, and what `meanwhile` raises.
+        """
+        answers: list[tuple[dict[str, Any], list[int]]] = []
+        with ExitStack() as undo:
+            with self._lock:
+                numbers = [self._say({"fork": role}, fds) for role, fds in roles.items()]
+                try:
+                    meanwhile()
+                finally:
+                    for number in numbers:
+                        answers.append(self._hear(number))
+                        undo.callback(_discard, answers[-1][1])
+            children = [_child(role, *answer) for role, answer in zip(roles, answers, strict=True)]
+            undo.pop_all()
+            return children
+
+    def how_ended(self, child: Child) -> str:
+        """`exit 1`, `SIGKILL`; empty when it is not known, or no longer."""
+        give_up = time.monotonic() + 1.0
+        with suppress(CellError):
+            while time.monotonic() < give_up:
+                with self._lock:
+                    message, _ = self._hear(self._say({"ended": child.process.pid}))
+                if message["status"] is not None:
+                    code = os.waitstatus_to_exitcode(int(message["status"]))
+                    return f"exit {code}" if code >= 0 else signal.Signals(-code).name
+                time.sleep(0.005)  # its end is seen here before the fork server has buried it
+        return ""
+
+    def diagnosis(self) -> str:
+        """What it wrote on standard error, escaped and bounded."""
+        return printable(os.pread(self._words, _MAX_DIAGNOSIS_BYTES, 0).strip(), max_chars=2000)
+
+    def end(self) -> None:
+        """Its children die with it. Bounded."""
+        self._socket.close()
+        if not self._is_ready:  # it would import to the last before it saw that nobody waits
+            self._process.kill()
+        try:
+            self._process.wait(_END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        os.close(self._words)
+
+    def _why_not_ready(self) -> BelljarError:
+        """What ended it by force is no lack of this host's."""
+        try:
+            ended = self._process.wait(_END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            ended = None
+        if ended is not None and ended < 0:
+            what = f"the ranges' fork server ended ({signal.Signals(-ended).name}) while it started"
+            return CellError(what, where=sys.executable, hint=_GONE_HINT)
+        said = self.diagnosis() or "it said nothing"
+        return HostError(
+            f"the ranges' fork server did not start: {said}",
+            where=sys.executable,
+            hint=NETWORK_EXTRA_HINT,
+        )
+
+    def _say(self, message: dict[str, Any], fds: Sequence[int] = ()) -> int:
+        """The number under which it is answered."""
+        self._said += 1
+        with self._is_there():
+            ipc.send(self._socket, {**message, "number": self._said}, fds)
+        return self._said
+
+    def _hear(self, number: int) -> tuple[dict[str, Any], list[int]]:
+        """What it answers to that.
+
+        A child that it made for somebody who no longer waits is killed.
+        """
+        with self._is_there():
+            while True:
+                message, fds = ipc.receive(self._socket)
+                if message.get("number") == number:
+                    return message, fds
+                _discard(fds)
+
+    @contextmanager
+    def _is_there(self) -> Iterator[None]:
+        try:
+            yield
+        except (ipc.Closed, OSError) as exc:
+            raise CellError(
+                f"the ranges' fork server is gone{': ' + self.diagnosis() if self.diagnosis() else ''}",
+                where="the ranges' fork server",
+                hint=_GONE_HINT,
+            ) from exc
+
+
+def _child(role: str, message: Mapping[str, Any], fds: Sequence[int]) -> Child:
+    if "pid" not in message or len(fds) != 1:
+        raise CellError(
+            str(message.get("error", "no process was made")), where="the ranges' fork server"
+        )
+    process = identify(int(message["pid"]))
+    if process is None:
+        raise CellError(f"a {role} ended at once", where="the ranges' fork server", hint=_GONE_HINT)
+    return Child(process=process, pidfd=fds[0])
+
+
+def _discard(pidfds: Sequence[int]) -> None:
+    for pidfd in pidfds:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        os.close(pidfd)
+
+
+_running: dict[tuple[int, Path, str], ForkServer] = {}
+_running_lock: Final = threading.Lock()
+
+
+@contextmanager
+def shared_fork_server(home: Path, serve: str = SERVE) -> Iterator[ForkServer]:
+    """As `started_fork_server`, when it can fork. Raises `HostError`, `CellError`."""
+    with started_fork_server(home, serve) as fork_server:
+        fork_server.wait_ready()
+        yield fork_server
+
+
+@contextmanager
+def started_fork_server(home: Path, serve: str = SERVE) -> Iterator[ForkServer]:
+    """This process's fork server for the store, started by the first who needs it, or when it has
+    died, and ended by the last who leaves it. Raises `HostError`.
+
+    It may still import: `wait_ready`.
+    """
+    fork_server = _take(home, serve)
+    try:
+        yield fork_server
+    finally:
+        _leave(fork_server)
+
+
+def _take(home: Path, serve: str) -> ForkServer:
+    key = (os.getpid(), home, serve)  # what a fork of this process inherits is its parent's
+    with _running_lock:
+        fork_server = _running.get(key)
+        if fork_server is None or not fork_server.is_alive():
+            fork_server = _running[key] = ForkServer(serve)
+        fork_server.users += 1
+        return fork_server
+
+
+def _leave(fork_server: ForkServer) -> None:
+    with _running_lock:
+        fork_server.users -= 1
+        if fork_server.users > 0:
+            return
+        for key in [key for key, running in _running.items() if running is fork_server]:
+            del _running[key]
+        fork_server.end()
+
+
+def map_ids(child: Child, ids: JailIds) -> None:
+    """Write the maps of the user namespace that the child has made, by the programs that may.
+
+    Raises `HostError`.
+    """
+    for program, lines in ((ids.newgidmap, ids.gid_map), (ids.newuidmap, ids.uid_map)):
+        if program is None:
+            raise RuntimeError("root needs no such maps")
+        _map(program, child.process.pid, lines)
+
+
+def _map(program: Path, pid: int, lines: Sequence[IdLine]) -> None:
+    words = [str(number) for line in lines for number in line]
+    done = subprocess.run(
+        [str(program), str(pid), *words],
+        capture_output=True,
+        check=False,
+        timeout=10,
+        env={"PATH": "/usr/bin:/bin"},
+    )
+    if done.returncode != 0:
+        raise HostError(
+            f"the host gives this user no ids for a range: {printable(done.stderr.strip(), max_chars=300)}",
+            where=str(program),
+            hint="`belljar doctor` says what this user needs",
+        )
+
+
+def _import_path() -> list[str]:
+    """Where this process finds modules, this package first."""
+    own = str(Path(belljar.__file__).parents[1])
+    return [own, *(path for path in sys.path if path and Path(path).is_absolute() and path != own)]

@@ -1,0 +1,335 @@
+"""A packet record read back, when its range has ended: by a process of its own, whose word is
+checked as a gateway's is. Blocking.
+
+Cells wrote what is read, so whoever reads it may be taken over, and cells decide what it takes: the
+reader (`reader_process`) can reach nothing, and its memory, its processor time and its time are
+bounded. What it told until it ended is kept; that the rest was not read is on record too, and why.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from belljar.errors import BelljarError, LedgerError
+from belljar.events import Event, JsonValue, Kind, Recorder, Trust
+from belljar.isolation.identity import hold_identity
+from belljar.network import ipc
+from belljar.network.capture.exchanges import NOT_FURTHER
+from belljar.network.capture.traffic_analysis import IN_PACKETS, MAX_EVENTS
+from belljar.network.ipc import MAX_DATAGRAM_BYTES, Ready, Said, UpDecoder, WireViolation
+from belljar.network.owner.budget import Budget, cost_bytes
+from belljar.network.owner.groups import RangeGroups
+from belljar.network.owner.processes import Child, ForkServer, shared_fork_server, wait_readable
+from belljar.plan.addresses import RangeLayout
+from belljar.plan.jail import GroupLimits
+from belljar.plan.network import NetworkPlan
+from belljar.process import ProcessId
+from belljar.store.journal import Journal, new_range_id, own_entry
+from belljar.units import printable
+
+KINDS: Final = frozenset(
+    {
+        Kind.NETWORK_HTTP,
+        Kind.NETWORK_HTTP_ANSWERED,
+        Kind.NETWORK_STREAM,
+        Kind.NETWORK_FLOW,
+        Kind.LIMIT_HIT,
+    }
+)
+"""What a reader may put on record."""
+READER_LIMIT: Final = "traffic_analysis_reader"
+"""The name, in `limit.hit`, of a record that was not read to its end."""
+LOST_LIMIT: Final = "traffic_analysis_packets"
+"""Likewise, of packets that are neither in the record nor in an event: thrown away, or never
+written.
+"""
+MAX_LIMITS: Final = 20
+_MAX_LIMIT_BYTES: Final = 4 << 10
+LEAST_PROCESSOR_S: Final = 20
+MOST_PROCESSOR_S: Final = 120
+LEAST_MEMORY_BYTES: Final = 512 << 20
+MOST_MEMORY_BYTES: Final = 2 << 30
+_MEMORY_A_BYTE: Final = 4
+_BYTES_A_SECOND: Final = 6 << 20
+_TIMEOUT: Final = 6
+"""How many seconds may pass for each of the processor's: a host has other work."""
+_END_TIMEOUT_S: Final = 5.0
+_MAX_WORDS_BYTES: Final = 2000
+_GROUP_BESIDE_BYTES: Final = 128 << 20
+"""What the reader's control group allows beside its own limit: what the fork shares, and files."""
+_GROUP_PROCESSES: Final = 8
+_ONE_AT_A_TIME: Final = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What is to be read, and what that may take.
+
+    Args:
+        files: the packet record's, each in the order of time.
+        budget: the range's, as far as it is spent: no more may be told.
+        lost_packets: how many are not in the files.
+        processor_s, memory_bytes: of the reader, which ends there. Six times as long it is waited
+            for.
+    """
+
+    files: tuple[Path, ...]
+    range_id: str
+    layout: RangeLayout
+    network: NetworkPlan
+    budget: Budget
+    lost_packets: int = 0
+    processor_s: int = LEAST_PROCESSOR_S
+    memory_bytes: int = LEAST_MEMORY_BYTES
+    """Beside what the fork gave it: of 64 MiB of packets it was seen to take 210 MiB at most."""
+
+    @classmethod
+    def of(
+        cls,
+        files: Sequence[Path],
+        counters: Mapping[str, int],
+        *,
+        range_id: str,
+        layout: RangeLayout,
+        network: NetworkPlan,
+    ) -> Task:
+        """With what a range counted until its end; 20 s of the processor, for more than 120 MiB one
+        for each 6 MiB, at most 120; 512 MiB, for more than 128 MiB four times as much, at most 2
+        GiB. Raises `OSError`.
+        """
+        spent = replace(
+            Budget.of(network.bounds.recorded_bytes),
+            spent_bytes=counters.get("recorded_bytes", 0),
+            events=counters.get("events_recorded", 0),
+            cut_events=counters.get("events_cut", 0),
+        )
+        lost = sum(
+            counters.get(name, 0) for name in ("packets_unaccounted", "packets_not_recorded")
+        )
+        size = sum(path.stat().st_size for path in files)
+        return cls(
+            files=tuple(files),
+            range_id=range_id,
+            layout=layout,
+            network=network,
+            budget=spent,
+            lost_packets=lost,
+            processor_s=max(LEAST_PROCESSOR_S, min(MOST_PROCESSOR_S, size // _BYTES_A_SECOND)),
+            memory_bytes=max(LEAST_MEMORY_BYTES, min(MOST_MEMORY_BYTES, size * _MEMORY_A_BYTE)),
+        )
+
+    def to_json(self, uid: int | None) -> dict[str, Any]:
+        """For the reader's process, which has the files already."""
+        return {
+            "range": self.range_id,
+            "layout": self.layout.to_json(),
+            "network": self.network.to_json(),
+            "budget": asdict(self.budget),
+            "processor_s": self.processor_s,
+            "memory_bytes": self.memory_bytes,
+            "uid": uid,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reader:
+    """A reader that runs. `words`: what it wrote on standard error."""
+
+    child: Child
+    end: socket.socket
+    words: int
+    fork_server: ForkServer
+
+    def how_ended(self) -> str:
+        self.child.wait_ended(_END_TIMEOUT_S)
+        said = printable(os.pread(self.words, _MAX_WORDS_BYTES, 0).strip(), max_chars=500)
+        how = self.fork_server.how_ended(self.child) or "nobody knows how"
+        return f"its reader ended ({how}{': ' if said else ''}{said})"
+
+
+def read_back(task: Task, *, home: Path, recorder: Recorder) -> None:
+    """Record what cells said to each other, as `traffic_analysis.seen_exchanges` tells it.
+
+    One record at a time is read in this process.
+
+    At a bound of the reader's, when it dies, breaks its protocol, or can't be made, what was told
+    is kept, and a `limit.hit` named `traffic_analysis_reader` says why the rest was not read:
+    nothing is raised. Packets that are in no file are told in any case
+    (`traffic_analysis_packets`). Raises `LedgerError` when something can't be recorded.
+    """
+    if task.lost_packets:
+        most = task.network.bounds.packet_record_bytes
+        recorder.record(
+            _limit(task, LOST_LIMIT, most, task.lost_packets, "what they said is not on record")
+        )
+    with _ONE_AT_A_TIME:
+        why = _read(task, home, recorder) if task.files else ""
+    if why:
+        recorder.record(
+            _limit(task, READER_LIMIT, task.processor_s, 1, f"{NOT_FURTHER}: {why}; {IN_PACKETS}")
+        )
+
+
+def _limit(task: Task, name: str, value: int, count: int, effect: str) -> Event:
+    data: dict[str, JsonValue] = {"limit": name, "value": value, "count": count, "effect": effect}
+    return Event(
+        kind=Kind.LIMIT_HIT, data={**data, "range": task.range_id, "traffic_analysis": True}
+    )
+
+
+def _read(task: Task, home: Path, recorder: Recorder) -> str:
+    """Why not all of it was read; empty when all was."""
+    with ExitStack() as stack:
+        try:
+            reader = stack.enter_context(_started(task, home))
+        except (BelljarError, OSError, ValueError) as exc:
+            said = exc.what if isinstance(exc, BelljarError) else str(exc)
+            return f"it has no reader: {printable(said, max_chars=500)}"
+        try:
+            ipc.send(reader.end, {"go": True})
+            return take_in(reader.end, Taker(task, recorder), timeout_s=task.processor_s * _TIMEOUT)
+        except ipc.Closed:
+            return reader.how_ended()
+
+
+def take_in(end: socket.socket, taker: Taker, *, timeout_s: float) -> str:
+    """Record what the other side says until it has said all; else why no more is heard of it.
+
+    Raises `ipc.Closed` when it is gone before, and `LedgerError`.
+    """
+    give_up = time.monotonic() + timeout_s
+    while not taker.is_done:
+        if not wait_readable([end.fileno()], max(0.0, give_up - time.monotonic())):
+            return f"its reader took more than {timeout_s:.0f} s"
+        datagram = ipc.receive_bytes(end, MAX_DATAGRAM_BYTES + 1)
+        try:
+            taker.take(datagram)
+        except WireViolation as exc:
+            return f"its reader broke its protocol: {printable(str(exc), max_chars=500)}"
+    return ""
+
+
+class Taker:
+    """What a reader says, checked and recorded: only such events as it may tell, no more than the
+    range's budget has room for. `is_done`: it has said all.
+    """
+
+    def __init__(self, task: Task, recorder: Recorder) -> None:
+        self.is_done = False
+        self._task, self._recorder = task, recorder
+        self._decoder = UpDecoder(KINDS)
+        self._budget, self._most_events = task.budget, task.budget.events + MAX_EVENTS
+        self._limits = 0
+
+    def take(self, datagram: bytes) -> None:
+        """One datagram more.
+
+        Raises `WireViolation`; `LedgerError` when an event can't be recorded.
+        """
+        match self._decoder.feed(datagram):
+            case None:
+                return
+            case Said() as said:
+                data = {"range": "", **said.data} | {
+                    "range": self._task.range_id,
+                    "traffic_analysis": True,
+                }
+                event = Event(
+                    kind=said.kind, data=data, bodies=said.bodies, trust=Trust.HOST_OBSERVED
+                )
+                self._record(
+                    self._limit(event) if event.kind == Kind.LIMIT_HIT else self._spend(event)
+                )
+            case Ready():
+                self.is_done = True
+            case _:
+                raise WireViolation("a word that is no reader's")
+
+    def _spend(self, event: Event) -> Event:
+        self._budget, taken = self._budget.take(event)
+        if taken is None or self._budget.events > self._most_events:
+            raise WireViolation("more events than it may tell")
+        return taken
+
+    def _limit(self, event: Event) -> Event:
+        """These tell that the budget is spent: they are counted beside it."""
+        self._limits += 1
+        if self._limits > MAX_LIMITS or event.bodies or cost_bytes(event) > _MAX_LIMIT_BYTES:
+            raise WireViolation("more limits than there are")
+        return event
+
+    def _record(self, event: Event) -> None:
+        try:
+            self._recorder.record(event)
+        except ValueError as exc:  # data that the kind doesn't allow
+            raise WireViolation(f"what can't be recorded: {exc}") from exc
+        except OSError as exc:
+            raise LedgerError(
+                f"an event of the range can't be recorded: {exc}", where=self._task.range_id
+            ) from exc
+
+
+@contextmanager
+def _grouped(task: Task, home: Path) -> Iterator[Callable[[ProcessId], None]]:
+    """Control groups of the reader's own, on the journal as long as they are there; call what is
+    yielded with the reader.
+
+    Groups that can't be removed stay on the journal, for `belljar reap`. Raises `HostError`,
+    `OSError`.
+    """
+    limits = GroupLimits(
+        memory_max_bytes=task.memory_bytes + _GROUP_BESIDE_BYTES,
+        cpu_quota_percent=100,
+        processes=_GROUP_PROCESSES,
+    )
+    reader_id, journal = new_range_id(), Journal(home)
+    groups = RangeGroups(reader_id, task.network.controllers, limits)
+    entry = own_entry(reader_id, "range", cgroups=groups.directories)
+    journal.write(entry)
+
+    def join(process: ProcessId) -> None:
+        journal.update(entry, child=process, processes=(process,))
+        groups.join(process)
+
+    try:
+        groups.make()
+        yield join
+    finally:
+        groups.end()
+        if not any(directory.exists() for directory in groups.directories):
+            journal.remove(reader_id)
+
+
+@contextmanager
+def _started(task: Task, home: Path) -> Iterator[_Reader]:
+    """A reader that waits for `go`; it has ended when the block is left.
+
+    Raises `BelljarError`, `OSError`.
+    """
+    with ExitStack() as stack:
+        held = stack.enter_context(hold_identity(home))
+        fork_server = stack.enter_context(shared_fork_server(home))
+        ours, theirs = (stack.enter_context(end) for end in ipc.pair())
+        document, words = (
+            ipc.as_file(task.to_json(held.own_uid)),
+            os.memfd_create("words", os.MFD_CLOEXEC),
+        )
+        for fd in (document, words):
+            stack.callback(os.close, fd)
+        files = [stack.enter_context(path.open("rb")).fileno() for path in task.files]
+        join = stack.enter_context(_grouped(task, home))
+        (child,) = fork_server.fork({"reader": [theirs.fileno(), document, words, *files]})
+        stack.callback(os.close, child.pidfd)
+        stack.callback(child.wait_ended, _END_TIMEOUT_S)
+        stack.callback(child.kill)
+        join(child.process)
+        theirs.close()  # its end is seen only when nobody else has it
+        yield _Reader(child=child, end=ours, words=words, fork_server=fork_server)

@@ -1,0 +1,302 @@
+"""A range's namespace and its ports: what is set before rules, what a port is, and in which order.
+
+Blocking, small, in the supervisor's process.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import os
+import socket
+import struct
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from belljar.errors import CellError
+from belljar.network import syscalls
+from belljar.network.supervisor import netlink
+from belljar.network.supervisor.standing import SETTINGS
+from belljar.plan.addresses import CellPort, RangeLayout
+from belljar.plan.rules import SINK_MARK
+
+INNER_DEVICE: Final = "eth0"
+_SINK_TABLE: Final = 100
+_SINK_PRIORITY: Final = 100
+_SIOCETHTOOL: Final = 0x8946
+_ETHTOOL_SET: Final = {
+    "transmit checksums": 0x17,
+    "scatter-gather": 0x19,
+    "TCP segmentation": 0x1F,
+    "generic segmentation": 0x24,
+}
+_IFREQ: Final = struct.Struct("16sP16x")
+# A connection's buffers in the kernel are nobody's memory limit: small, they are at most 1.3 GiB
+# for ten thousand.
+MOST_BYTES_PER_S: Final = 64 << 20
+FRAME_BYTES: Final = 2048
+"""What a frame costs whoever records it besides its bytes: as much as so many of them."""
+_BURST_BYTES: Final = 256 << 10
+# More than a microVM's wire may have waiting, so that it waits and nothing is lost
+_QUEUE_BYTES: Final = 3 << 19
+_TCP_BUFFER: Final = "4096 32768 65536"
+# Forwarding first: to set it sets others anew (ip-sysctl.rst).
+_IPV4: Final = (
+    ("ip_unprivileged_port_start", "0"),
+    # Refusals are answered as often as the rules say: the kernel's own limit (six, then one a
+    # second for each cell) would leave clients waiting.
+    ("icmp_ratemask", "0"),
+    ("tcp_rmem", _TCP_BUFFER),
+    ("tcp_wmem", _TCP_BUFFER),
+    *(
+        (f"conf/{name}/{setting}", value)
+        for name in ("all", "default")
+        for setting, value in (
+            ("arp_ignore", "8"),  # no ARP request is answered
+            ("accept_redirects", "0"),
+            ("secure_redirects", "0"),
+            ("send_redirects", "0"),
+            ("accept_source_route", "0"),
+            ("rp_filter", "1"),
+            ("proxy_arp", "0"),
+        )
+    ),
+)
+# Not disabled: the kernel would drop a cell's IPv6 before the rules count it. No device has an
+# address of it.
+_IPV6: Final = tuple(
+    (f"conf/{name}/{setting}", value)
+    for name in ("all", "default")
+    for setting, value in (
+        ("addr_gen_mode", "1"),
+        ("accept_ra", "0"),
+        ("accept_redirects", "0"),
+        ("forwarding", "0"),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Port:
+    """A cell's port that is up: its number in the range's namespace, and where its other end is."""
+
+    cell: str
+    device: str
+    address: str
+    index: int
+    peer: tuple[int, int | None] | None
+
+
+def prepare_namespace(layout: RangeLayout, *, forwards: bool) -> socket.socket:
+    """What stands before rules and ports: settings, loopback, the addresses that are the range's
+    own. The socket to the kernel's tables of it.
+    """
+    _write(SETTINGS / "ipv4/ip_forward", "1" if forwards else "0")
+    for name, value in _IPV4:
+        _write(SETTINGS / "ipv4" / name, value)
+    for name, value in _IPV6:
+        with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
+            _write(SETTINGS / "ipv6" / name, value)
+    kernel = netlink.open_socket()
+    loopback = socket.if_nametoindex("lo")
+    netlink.exchange(kernel, netlink.set_link(loopback, up=True))
+    netlink.exchange(
+        kernel, *(netlink.local_route(loopback, prefix) for prefix in layout.local_prefixes)
+    )
+    if layout.sink_port is not None:
+        everything = netlink.local_route(loopback, "0.0.0.0/0", table=_SINK_TABLE)
+        # The sink's answers bear the mark too, and are to leave.
+        own = netlink.rule_for_own(_SINK_PRIORITY - 1)
+        netlink.exchange(
+            kernel, everything, own, netlink.rule_for_mark(SINK_MARK, _SINK_TABLE, _SINK_PRIORITY)
+        )
+    return kernel
+
+
+def make_port(
+    kernel: socket.socket,
+    inner: socket.socket,
+    namespace_fd: int,
+    port: CellPort,
+    resolver: str,
+    *,
+    offloads: bool,
+    bytes_per_s: int,
+) -> Port:
+    """Hang the cell at its port: everything is set before either end is up.
+
+    Raises `OSError`; then nothing of it is left.
+
+    Args:
+        kernel: of the range's namespace.
+        inner: the same, of the cell's.
+        offloads: False for a cell that takes frames as they are (a VM): they are then whole, and
+            have their checksums.
+        bytes_per_s: in each direction; see `line_bytes_per_s`.
+    """
+    request = netlink.veth(
+        port.outer_device, port.gateway_mac, INNER_DEVICE, port.mac, namespace_fd
+    )
+    netlink.exchange(kernel, request)
+    outer_index = socket.if_nametoindex(port.outer_device)
+    try:
+        if not offloads:
+            switch_off_offloads(port.outer_device)
+        _set_outer(kernel, outer_index, port, bytes_per_s)
+        _set_inner(inner, port, resolver, bytes_per_s)
+        netlink.exchange(
+            kernel,
+            netlink.set_link(outer_index, up=True),
+            netlink.route_on_link(outer_index, port.address),
+        )
+    except BaseException:
+        with contextlib.suppress(OSError):
+            netlink.exchange(kernel, netlink.delete_link(outer_index))
+        raise
+    peer = next(link.peer for link in netlink.list_links(kernel) if link.index == outer_index)
+    return Port(
+        cell=port.name, device=port.outer_device, address=port.address, index=outer_index, peer=peer
+    )
+
+
+def line_bytes_per_s(buffer_bytes: int, ports: int) -> int:
+    """How fast a port is in each direction, when there are so many: what is not yet recorded waits
+    in the buffer, so an eighth of a second's frames must have room there. All ports together get
+    `MOST_BYTES_PER_S`, or less where the buffer is small, each the same. Pure.
+    """
+    return min(MOST_BYTES_PER_S, 4 * buffer_bytes) // max(1, ports)
+
+
+def _set_line(kernel: socket.socket, index: int, bytes_per_s: int) -> None:
+    request = netlink.line(
+        index,
+        bytes_per_s=bytes_per_s,
+        burst_bytes=_BURST_BYTES,
+        queue_bytes=_QUEUE_BYTES,
+        frame_bytes=FRAME_BYTES,
+    )
+    try:
+        netlink.exchange(kernel, request)
+    except FileNotFoundError as exc:
+        raise OSError(
+            exc.errno, "it has no token bucket (sch_tbf), by which a port gets its rate"
+        ) from exc
+
+
+def _set_outer(kernel: socket.socket, index: int, port: CellPort, bytes_per_s: int) -> None:
+    _set_line(kernel, index, bytes_per_s)
+    netlink.exchange(kernel, netlink.neighbour(index, port.address, port.mac))
+
+
+def _set_inner(inner: socket.socket, port: CellPort, resolver: str, bytes_per_s: int) -> None:
+    """The cell's end is up before the other, so that it is ready when the first frame can pass."""
+    index = next(link.index for link in netlink.list_links(inner) if link.name == INNER_DEVICE)
+    _set_line(inner, index, bytes_per_s)
+    with contextlib.suppress(OSError):  # a kernel without IPv6
+        netlink.exchange(inner, netlink.without_ipv6_address(index))
+    netlink.exchange(
+        inner,
+        netlink.address(index, port.address),
+        netlink.neighbour(index, resolver, port.gateway_mac),
+        netlink.set_link(index, up=True),
+        netlink.route_on_link(index, resolver),
+        netlink.default_route(index, resolver),
+    )
+
+
+def strange(listed: Iterable[netlink.Link], ports: Mapping[int, Port]) -> Iterator[str]:
+    """What somebody else has put up here, or led elsewhere, in words.
+
+    One that is down (the kernel makes some itself) lets nothing pass. Pure.
+    """
+    for link in listed:
+        if link.index not in ports:
+            if link.is_up and link.name != "lo":
+                yield f"a device is up that is no cell's port: {link.name}"
+        elif link.peer != ports[link.index].peer and not _is_ending(link):
+            yield f"the port of the cell {ports[link.index].cell} leads elsewhere"
+
+
+def _is_ending(link: netlink.Link) -> bool:
+    """Its other end's namespace has lost its last process: the kernel takes first its number away
+    (NETNSA_NSID_NOT_ASSIGNED), then both ends.
+    """
+    return link.peer is None or link.peer[1] == -1
+
+
+def all_down(kernel: socket.socket) -> None:
+    """Nothing passes any more. One that can't be put down (it has just gone) keeps no other up."""
+    for link in netlink.list_links(kernel):
+        if link.is_up:
+            with contextlib.suppress(OSError):
+                netlink.exchange(kernel, netlink.set_link(link.index, up=False))
+
+
+def socket_within(namespace_fd: int) -> socket.socket:
+    """A socket to the kernel's tables of another namespace.
+
+    This thread is elsewhere for a moment; it must be able to come back.
+    """
+    with _within(namespace_fd):
+        return netlink.open_socket()
+
+
+def tables_of(namespace: int) -> socket.socket:
+    """A socket to the kernel's tables of the namespace, opened in a thread of its own: who was in a
+    namespace and comes back may be seen half-way.
+
+    Raises `CellError`.
+    """
+    found: list[socket.socket] = []
+    failed: list[OSError] = []
+
+    def enter() -> None:
+        try:
+            found.append(socket_within(namespace))
+        except OSError as exc:
+            failed.append(exc)
+
+    thread = threading.Thread(target=enter, name="namespace")
+    thread.start()
+    thread.join()
+    if failed:
+        raise CellError(
+            f"the cell's network namespace can't be entered: {failed[0].strerror}"
+        ) from failed[0]
+    return found[0]
+
+
+@contextlib.contextmanager
+def _within(namespace_fd: int) -> Iterator[None]:
+    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        syscalls.enter(namespace_fd, syscalls.CLONE_NEWNET)
+        try:
+            yield
+        finally:
+            syscalls.enter(home, syscalls.CLONE_NEWNET)
+    finally:
+        os.close(home)
+
+
+def switch_off_offloads(device: str) -> None:
+    """Frames that leave by it are whole: each with its checksums, none larger than the device's MTU
+    (SIOCETHTOOL). Raises `OSError`.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for command in _ETHTOOL_SET.values():
+            value = array.array("I", [command, 0])
+            request = _IFREQ.pack(device.encode("ascii"), value.buffer_info()[0])
+            fcntl.ioctl(any_socket, _SIOCETHTOOL, request)
+
+
+def _write(path: Path, value: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, value.encode())
+    finally:
+        os.close(fd)

@@ -1,0 +1,499 @@
+"""The supervisor of one range: its namespace, rules, ports, listeners and packet record, from the
+first to the last. Runs in a fork of the fork server.
+
+It makes the namespace, puts the rules in force before there is any port, hands the listeners to the
+gateway, and then does what its owner asks (`attach`, `check`, `end`), tells what the rules logged,
+and reads the rules back every few seconds and whenever the kernel says that one has changed.
+Whatever it can't do ends it: every port is down before it says why, and so it is when its owner
+takes in nothing. Of what a guest sends it reads fixed headers and nothing else.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Final, NoReturn
+
+from belljar.errors import BelljarError, HostError
+from belljar.network import ipc, syscalls
+from belljar.network.capture.accounting import Connections, batches
+from belljar.network.capture.packets import FILES, RECORD, PacketFiles, Tap
+from belljar.network.confine import NO_CORE, limit_address_space
+from belljar.network.gateway.main import send_listeners
+from belljar.network.seccomp import supervisor_filter
+from belljar.network.supervisor import links, netlink, nflog, nft
+from belljar.network.supervisor.flows import Flows
+from belljar.network.supervisor.standing import Standing, differences, read_settings, read_standing
+from belljar.plan.addresses import RangeLayout
+from belljar.plan.network import DNS_PORT, NetworkPlan
+from belljar.plan.rules import (
+    LOG_GROUP,
+    LOG_SNAP_BYTES,
+    SINK_MARK,
+    KnownRules,
+    Reason,
+    changed_rules,
+    counts,
+    known_rules,
+    logged,
+)
+from belljar.process import PORTS_DOWN
+
+_BACKLOG: Final = 1024
+_IP_TRANSPARENT: Final = 19
+_RIGHTS: Final = (syscalls.CAP_NET_ADMIN, syscalls.CAP_NET_RAW)
+_RIGHTS_IN_OWN_NAMESPACE: Final = (*_RIGHTS, syscalls.CAP_SYS_ADMIN)
+"""In a user namespace of its own it enters the cells' namespaces itself, which needs this one."""
+_LIMITS: Final = {
+    resource.RLIMIT_NOFILE: 512,
+    resource.RLIMIT_CORE: NO_CORE,
+    resource.RLIMIT_MEMLOCK: 0,
+}
+_LOGS_AT_ONCE: Final = 256
+_ALL_LOGS: Final = 1 << 16
+"""Many more than the socket has room for."""
+_STRANGE_TOLD: Final = 8
+_AT_RISK_A_MESSAGE: Final = 100
+_CHANGED_BACK: Final = "its rules were changed, and changed back"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Task:
+    layout: RangeLayout
+    network: NetworkPlan
+    nft: str
+    uid: int | None
+    check_every_s: float
+    timeout_s: float
+
+
+def run_supervisor(fds: list[int], parent: int) -> NoReturn:
+    """`fds`: the owner's socket, the gateway's, the document, standard error, the rules, the packet
+    files, and what it only holds.
+    """
+    owner, gateway = socket.socket(fileno=fds[0]), socket.socket(fileno=fds[1])
+    for standard in (1, 2):  # the fork server's are shared with all its children
+        os.dup2(fds[3], standard)
+    os.close(fds[3])
+    if ipc.receive(owner) != ({"go": True}, []):
+        raise ValueError("the owner has not said go")
+    task = _read_task(fds[2])
+    try:
+        supervisor = _Supervisor(task, owner, fds[4], fds[5 : 5 + FILES])
+        supervisor.make(gateway, parent)
+        gateway.close()
+        supervisor.work()
+    except ipc.Closed:
+        os._exit(0)
+    except (BelljarError, OSError) as exc:
+        with suppress(ipc.Closed, BlockingIOError):
+            ipc.send(
+                owner,
+                {"failed": _said(exc), "host": isinstance(exc, HostError), "hint": _hint(exc)},
+            )
+    os._exit(1)
+
+
+def _read_task(fd: int) -> _Task:
+    document = ipc.from_file(fd)
+    return _Task(
+        layout=RangeLayout.from_json(document["layout"]),
+        network=NetworkPlan.from_json(document["network"]),
+        nft=str(document["nft"]),
+        uid=document["uid"],
+        check_every_s=float(document["check_every_s"]),
+        timeout_s=float(document["timeout_s"]),
+    )
+
+
+def _said(exc: BelljarError | OSError) -> str:
+    return (
+        exc.what
+        if isinstance(exc, BelljarError)
+        else f"{exc.filename or 'the kernel'}: {exc.strerror or exc}"
+    )
+
+
+def _hint(exc: BelljarError | OSError) -> str:
+    if isinstance(exc, BelljarError):
+        return exc.hint
+    return "free some space for the run directories" if exc.filename == RECORD else ""
+
+
+def _unshare(kind: int, name: str) -> None:
+    try:
+        syscalls.unshare(kind)
+    except OSError as exc:
+        limit = f"user.max_{name}_namespaces"
+        hint = "let this user make it: a container's or a service's seccomp or AppArmor profile may forbid it"
+        if exc.errno == errno.ENOSPC:
+            hint = f"as root: raise {limit} (sysctl), here or in the user namespace around this one; or run fewer ranges"
+        what = f"the kernel gives the range no {name} namespace of its own: {exc.strerror}"
+        raise HostError(what, where="unshare(2)", hint=hint) from exc
+
+
+def _ports_down(*_: object) -> NoReturn:
+    raise _PortsDown
+
+
+class _PortsDown(BaseException):
+    """The kill switch was used: nothing may pass from here on."""
+
+
+class _Unheard(OSError):  # noqa: N818 - an end
+    """The owner has not taken in a word for too long: nobody watches this range, so nothing of it
+    may go on.
+    """
+
+
+class _Supervisor:
+    def __init__(self, task: _Task, owner: socket.socket, rules: int, files: Sequence[int]) -> None:
+        self._task, self._owner, self._rules, self._fds = task, owner, rules, files
+        owner.setsockopt(
+            socket.SOL_SOCKET,
+            socket.SO_SNDTIMEO,
+            struct.pack("@ll", int(task.timeout_s), int(task.timeout_s % 1 * 1_000_000)),
+        )
+        self._flows = Flows(task.layout)
+        self._connections = Connections(task.layout)
+        self._kernel: socket.socket | None = None
+        self._next_check = 0.0
+        self._ports: dict[int, links.Port] = {}
+        self._left: Standing | None = None
+        self._known: KnownRules | None = None
+
+    def make(self, gateway: socket.socket, parent: int) -> None:
+        """Everything but the ports. Raises `OSError`, `HostError`."""
+        task = self._task
+        if task.uid is None:
+            self._enter_user_namespace(parent)
+        _unshare(syscalls.CLONE_NEWNET, "net")
+        self._kernel = links.prepare_namespace(task.layout, forwards=bool(task.network.targets))
+        self._drop_rights(parent)
+        self._hand_listeners(gateway)
+        with nft.Loading(task.nft, self._rules) as loading:
+            self._left = read_standing(self._kernel, ())
+            self._tap = Tap()
+            most = task.network.bounds.packet_record_bytes
+            self._files = PacketFiles(self._fds, most, self._connections)
+            self._log = nflog.open_log(LOG_GROUP, LOG_SNAP_BYTES)
+            loading.finish()
+        self._confine()
+        self._changes = nflog.open_changes()
+        self._check()
+        ipc.send(self._owner, {"started": True})
+
+    def _hand_listeners(self, gateway: socket.socket) -> None:
+        """Before the rules, which it need not wait for: nothing can reach them while there is no
+        port.
+        """
+        listeners = open_listeners(self._task.layout, self._task.network)
+        send_listeners(gateway, listeners)
+        for listener in listeners.values():
+            listener.close()
+
+    def _enter_user_namespace(self, parent: int) -> None:
+        """Its ids are the owner's to map: the programs that may are started by him."""
+        _unshare(syscalls.CLONE_NEWUSER, "user")
+        ipc.send(self._owner, {"unshared": True})
+        if ipc.receive(self._owner) != ({"mapped": True}, []):
+            raise ValueError("the owner has mapped no ids")
+        os.setresgid(0, 0, 0)
+        os.setresuid(0, 0, 0)
+        syscalls.die_with_parent(parent)
+
+    def _drop_rights(self, parent: int) -> None:
+        uid = self._task.uid
+        rights = _RIGHTS_IN_OWN_NAMESPACE if uid is None else _RIGHTS
+        syscalls.no_new_privileges()
+        syscalls.bound_capabilities(rights)
+        if uid is not None:
+            syscalls.keep_capabilities()
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+        syscalls.set_capabilities(rights, ambient=True)
+        # An ordinary user's looks for survivors need to see its namespaces
+        syscalls.set_dumpable(uid is None)
+        syscalls.die_with_parent(parent)
+
+    def _confine(self) -> None:
+        """No way back: what is left is to ask the kernel by netlink, run nft, and write frames."""
+        limit_address_space(self._task.network.bounds.supervisor_memory_bytes)
+        for limit, value in _LIMITS.items():
+            resource.setrlimit(limit, (value, value))
+        syscalls.install_filter(supervisor_filter(may_enter=self._task.uid is None))
+
+    def work(self) -> NoReturn:
+        """Until the owner is gone or has had enough, or the kill switch is used (`PORTS_DOWN`)."""
+        signal.signal(PORTS_DOWN, _ports_down)
+        try:
+            while True:
+                self._turn()
+        except _PortsDown:
+            for _ in range(2):  # what was interrupted may have left a reply unread
+                self._shut()
+            os._exit(1)
+        except BaseException:
+            self._shut()
+            raise
+
+    def _turn(self) -> None:
+        sources = [self._owner, self._log, self._changes, self._tap.socket]
+        ready, _, _ = select.select(sources, [], [], max(0.0, self._next_check - time.monotonic()))
+        if self._tap.socket in ready:
+            self._tap.read_into(self._files)
+        if self._log in ready:
+            self._read_log(_LOGS_AT_ONCE)
+        if self._changes in ready:
+            self._end_as_changed()
+        if self._owner in ready:
+            self._obey(*ipc.receive(self._owner))
+        if time.monotonic() >= self._next_check:
+            self._check()
+            self._tell_counted()
+
+    def _read_log(self, most: int) -> bool:
+        """Whether nothing is left."""
+        for taken, datagram in enumerate(nflog.read_all(self._log), 1):
+            for packet in nflog.parse_log(datagram):
+                if (flow := self._flows.take(packet)) is not None:
+                    self._tell(flow=flow)
+            if taken >= most:
+                return False
+        return True
+
+    def _obey(self, message: Mapping[str, Any], fds: list[int]) -> None:
+        number = message["id"]
+        try:
+            match message["do"]:
+                case "attach":
+                    self._attach(message, fds)
+                case "check":
+                    self._check()
+                case "end":
+                    self._end(number)
+        except _Unheard:
+            raise
+        except (OSError, KeyError, StopIteration) as exc:
+            self._tell(refused=number, reason=_said(exc) if isinstance(exc, OSError) else repr(exc))
+        else:
+            self._tell(done=number)
+        finally:
+            for fd in fds:
+                with suppress(OSError):
+                    os.close(fd)
+
+    def _attach(self, message: Mapping[str, Any], fds: list[int]) -> None:
+        port = self._task.layout.cell(message["cell"])
+        self._remove_stale(port.outer_device)
+        inner = (
+            netlink.adopt_socket(os.dup(fds[1])) if len(fds) > 1 else links.socket_within(fds[0])
+        )
+        with inner:
+            made = links.make_port(
+                self._tables(),
+                inner,
+                fds[0],
+                port,
+                self._task.layout.resolver,
+                offloads=bool(message["offloads"]),
+                bytes_per_s=links.line_bytes_per_s(
+                    self._tap.buffer_bytes, len(self._task.layout.cells)
+                ),
+            )
+        self._ports[made.index] = made
+        left = self._standing()
+        self._left = replace(left, settings={**left.settings, **read_settings((made.device,))})
+        self._flows.attached(made.index, made.cell)
+
+    def _remove_stale(self, device: str) -> None:
+        """A cell whose start is tried again has a new namespace; the kernel may not have ended the
+        last yet.
+        """
+        kernel = self._tables()
+        for index in [index for index, made in self._ports.items() if made.device == device]:
+            if any(link.index == index for link in netlink.list_links(kernel)):
+                with suppress(OSError):  # it has gone meanwhile
+                    netlink.exchange(kernel, netlink.delete_link(index))
+
+    def _check(self) -> None:
+        """Ends this process, all ports down, when rules, routes or settings are not what they were,
+        or a device is up that is no port.
+        """
+        listed = self._look_at_rules(self._strange)
+        if self._read_log(_ALL_LOGS):
+            self._flows.count_lost(logged(listed))
+        self._tell(counters=self._counters(listed))
+
+    def _look_at_rules(self, meanwhile: Callable[[], Sequence[str]] = tuple) -> Mapping[str, Any]:
+        # What has changed until now is in the listing
+        told = sum(1 for _ in nflog.read_all(self._changes))
+        with nft.Listing(self._task.nft) as listing:
+            strange = meanwhile()
+            self._known = self._known or known_rules(ipc.from_file(self._rules))
+            listed = listing.read()
+        self._next_check = time.monotonic() + self._task.check_every_s
+        self._end_if_changed(
+            (*changed_rules(self._known, listed), *strange) or (_CHANGED_BACK,) * (told > 0)
+        )
+        return listed
+
+    def _end_as_changed(self) -> NoReturn:
+        """Rules have been changed: nothing passes from here on, not even while they are read back,
+        and what has passed is in the packet record.
+        """
+        self._shut()
+        try:
+            self._take_all()
+            self._look_at_rules()
+        except _Unheard:
+            raise
+        except (BelljarError, OSError) as exc:
+            self._end_if_changed([f"its rules were changed, and can't be read back: {_said(exc)}"])
+        self._end_if_changed([_CHANGED_BACK])
+        os._exit(1)
+
+    def _end_if_changed(self, differences: Sequence[str]) -> None:
+        if differences:
+            self._shut()
+            self._tell(breach=list(differences))
+            os._exit(1)
+
+    def _strange(self) -> list[str]:
+        """What is another way in this namespace than it was left, devices first."""
+        kernel = self._tables()
+        found = [*links.strange(netlink.list_links(kernel), self._ports)][:_STRANGE_TOLD]
+        # Twice: a listing during which a cell's device goes may lack what is there.
+        return found or (self._differences(kernel) and self._differences(kernel))
+
+    def _differences(self, kernel: socket.socket) -> list[str]:
+        devices = [port.device for port in self._ports.values()]
+        addresses = {index: port.address for index, port in self._ports.items()}
+        return [*differences(self._standing(), read_standing(kernel, devices), addresses)]
+
+    def _standing(self) -> Standing:
+        if self._left is None:
+            raise RuntimeError("there is no namespace yet")
+        return self._left
+
+    def _counters(self, listed: Mapping[str, Any]) -> dict[str, int]:
+        packets = counts(listed)
+        return {
+            **{str(reason): number for reason, number in packets.items()},
+            "only_counted": sum(packets.values()) - packets[Reason.ARP] - logged(listed),
+            "packets_recorded": self._files.packets,
+            "packets_recorded_and_dropped": self._files.dropped_packets,
+            "evidence_dropped": self._files.dropped_evidence,
+            "packets_not_recorded": self._tap.count_lost(),
+            "logs_lost": self._flows.lost,
+        }
+
+    def _tell_counted(self) -> None:
+        for flow in self._flows.flush():
+            self._tell(flow=flow)
+
+    def _end(self, number: int) -> NoReturn:
+        """The last packets, logs and counts, with every port down.
+
+        The counts are of a moment after which nothing more came.
+        """
+        self._end_if_changed(self._strange())
+        self._shut()
+        self._take_all()
+        listed = self._look_at_rules()
+        while self._take_all():  # had been on their way when the ports were put down
+            listed = self._look_at_rules()
+        self._flows.count_lost(logged(listed))
+        self._tell_counted()
+        for batch in batches(self._connections.at_risk(), _AT_RISK_A_MESSAGE):
+            self._tell(at_risk=batch)
+        self._tell(counters=self._counters(listed))
+        self._tell(done=number)
+        os._exit(0)
+
+    def _take_all(self) -> bool:
+        """Read what the kernel has for this process; whether there was anything."""
+        before = self._files.packets, self._flows.taken
+        while self._tap.read_into(self._files):
+            pass
+        while not self._read_log(_ALL_LOGS):
+            pass
+        return before != (self._files.packets, self._flows.taken)
+
+    def _shut(self) -> None:
+        with suppress(OSError):
+            links.all_down(self._tables())
+
+    def _tables(self) -> socket.socket:
+        if self._kernel is None:
+            raise RuntimeError("there is no namespace yet")
+        return self._kernel
+
+    def _record_until_heard(self) -> bool:
+        """Wait until the owner has room for a word, and take frames meanwhile: nobody else makes
+        room for them. False: `timeout_s` are over.
+        """
+        give_up = time.monotonic() + self._task.timeout_s
+        while (left_s := give_up - time.monotonic()) > 0:
+            readable, writable, _ = select.select([self._tap.socket], [self._owner], [], left_s)
+            if writable:
+                return True
+            if readable:
+                self._tap.read_into(self._files)
+        return False
+
+    def _tell(self, **message: Any) -> None:  # noqa: ANN401 - JSON values
+        try:
+            if not self._record_until_heard():
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            ipc.send(self._owner, message)
+        except BlockingIOError as exc:
+            raise _Unheard(exc.errno, "it has taken in nothing for too long", "the owner") from exc
+
+
+def open_listeners(layout: RangeLayout, network: NetworkPlan) -> dict[str, socket.socket]:
+    """The range's listeners in this namespace, on every address but for `dns_udp`, which is the
+    resolver's: `dns_tcp`, TCP ports by number, and `sink`.
+
+    Raises `OSError`: a port is taken.
+    """
+    found = {"dns_udp": _udp(layout.resolver, DNS_PORT), "dns_tcp": _tcp(DNS_PORT)}
+    found |= {str(port): _tcp(port) for port in network.gateway_ports() if port != DNS_PORT}
+    if layout.sink_port is not None:
+        found["sink"] = _tcp(layout.sink_port, is_sink=True)
+    return found
+
+
+def _udp(address: str, port: int) -> socket.socket:
+    """Bound to one address: of several, the kernel would not know from which to answer."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    _bind(listener, address, port)
+    return listener
+
+
+def _tcp(port: int, *, is_sink: bool = False) -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    if is_sink:  # it answers for addresses that nobody has
+        listener.setsockopt(socket.IPPROTO_IP, _IP_TRANSPARENT, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, SINK_MARK)
+    _bind(listener, "0.0.0.0", port)  # noqa: S104 - the range's own namespace, which has no way out
+    listener.listen(_BACKLOG)
+    return listener
+
+
+def _bind(listener: socket.socket, address: str, port: int) -> None:
+    try:
+        listener.bind((address, port))
+    except OSError as exc:
+        listener.close()
+        raise OSError(exc.errno, exc.strerror, f"port {port} of the range") from exc

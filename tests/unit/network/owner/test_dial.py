@@ -1,0 +1,391 @@
+"""What may be dialled: upstreams of the plan alone, at public addresses alone, pinned, and on record before it is done."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import struct
+from collections.abc import Mapping
+from ipaddress import IPv4Address, IPv6Address, ip_network
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar.errors import HostError
+from belljar.network.owner import dial
+from belljar.network.owner.dial import (
+    FORBIDDEN,
+    MAX_ADDRESSES,
+    MAX_TRIED,
+    Dialler,
+    NotAnUpstream,
+    Reach,
+    Refused,
+    is_ours,
+    judge,
+    problem_of,
+    read_authorities,
+    wanted,
+)
+from belljar.network.owner.spending import RunSpending
+from belljar.plan.network import DIAL_BYTES, NetworkPlan, UpstreamPlan
+
+REAL = UpstreamPlan(
+    host="real.example",
+    ports=(80, 443),
+    methods=("GET",),
+    budget_bytes=1 << 20,
+    run_budget_bytes=100 << 20,
+    reason="only there is it current",
+)
+OTHER = UpstreamPlan(
+    host="other.example",
+    ports=(8443,),
+    methods=("GET",),
+    budget_bytes=1,
+    run_budget_bytes=100 << 20,
+    reason="likewise, elsewhere",
+)
+PLAN = NetworkPlan(upstreams=(REAL, OTHER))
+PUBLIC = ("93.184.215.14", "2606:2800:21f:cb07:6820:80da:af6b:8b2c")
+
+
+def question(**changes: object) -> bytes:
+    """What our gateway asks, or something near it."""
+    return json.dumps({"host": "real.example", "port": 443, "stand_in": "upstream:real.example", **changes}).encode()
+
+
+class World:
+    """A resolver and a network that remember what was asked of them; and what was said, in one order with it."""
+
+    def __init__(
+        self, *answers: tuple[str, ...] | OSError, dead: tuple[str, ...] = (), ours: tuple[str, ...] = ()
+    ) -> None:
+        self.log: list[tuple[Any, ...]] = []
+        self._answers, self._dead, self._ours = list(answers), dead, ours
+        self.near: tuple[Any, ...] | OSError = ()
+        reach = Reach(
+            resolve=self._resolve, connect=self._connect, is_ours=ours.__contains__, networks_near=self._networks_near
+        )
+        self.spending = RunSpending()
+        self.dialler = Dialler(PLAN, reach, self.spending)
+
+    def dial(self, **changes: object) -> None:
+        """One question; the socket is closed."""
+        self.dialler.dial(question(**changes), self._say).close()
+        self.dialler.look(self._say)
+
+    def _networks_near(self) -> tuple[Any, ...]:
+        if isinstance(self.near, OSError):
+            raise self.near
+        return self.near
+
+    def _resolve(self, host: str, port: int) -> tuple[str, ...]:
+        self.log.append(("resolved", host))
+        answer = self._answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    def _connect(self, address: str, port: int) -> socket.socket:
+        self.log.append(("connected", address, port))
+        if address in self._dead:
+            raise ConnectionRefusedError(111, "Connection refused")
+        return socket.socket()  # of TCP: what passed can be asked of it
+
+    def _say(self, data: Mapping[str, Any]) -> None:
+        self.log.append((data["verdict"], data["address"], data["problem"]))
+
+
+@given(st.ip_addresses(v=4) | st.ip_addresses(v=6))
+def test_no_forbidden_address_passes_and_what_is_left_is_global(address: IPv4Address | IPv6Address) -> None:
+    """An address passes only if Python calls it global and no net of the list has it; written out or short."""
+    if not problem_of(str(address), ()):
+        assert address.is_global
+        assert not address.is_multicast
+        assert not any(address in net for net in FORBIDDEN)
+    assert problem_of(str(address), ()) == problem_of(address.exploded, ())
+
+
+@given(st.sampled_from(FORBIDDEN), st.data())
+def test_every_address_of_a_forbidden_net_is_refused(net: Any, data: st.DataObject) -> None:  # noqa: ANN401 - either version's
+    """Private, loopback, link-local, metadata, multicast, documentation, tunnels: any address of them."""
+    number = data.draw(st.integers(int(net[0]), int(net[-1])))
+    address = IPv4Address(number) if net.version == 4 else IPv6Address(number)
+    assert problem_of(str(address), ())
+
+
+@given(st.ip_addresses(v=4))
+def test_an_address_in_another_s_clothes_is_refused(address: IPv4Address) -> None:
+    """IPv4 within IPv6 (mapped, compatible, NAT64, 6to4, Teredo) hides what would be reached: none passes, public or not."""
+    number = int(address)
+    clothed = (
+        f"::ffff:{address}",
+        f"::{address}",
+        f"64:ff9b::{address}",
+        str(IPv6Address((0x2002 << 112) | (number << 80))),
+        str(IPv6Address((0x20010000 << 96) | (number ^ 0xFFFFFFFF))),
+    )
+    assert all(problem_of(each, ()) for each in clothed)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["0.0.0.0", "0.1.2.3", "127.0.0.1", "10.1.2.3",  # noqa: S104 - refused, not bound
+     "169.254.169.254", "168.63.129.16", "100.100.100.200", "224.0.0.1",
+     "255.255.255.255", "::", "::1", "fe80::1", "fe80::1%eth0", "2606:2800::1%1", "fd00:ec2::254", "ff02::1", "2130706433", "0x7f.1",
+     "127.1", "real.example", "", "93.184.215.14 "],
+)  # fmt: skip
+def test_what_is_no_public_address_is_refused(address: str) -> None:
+    """Each by name; and what is no address in its plain spelling is none at all."""
+    assert problem_of(address, ())
+
+
+@pytest.mark.parametrize("address", PUBLIC)
+def test_a_public_address_passes_unless_it_is_this_host_s(address: str) -> None:
+    """In any spelling."""
+    assert problem_of(address, ()) == ""
+    spelled = IPv6Address(address).exploded.upper() if ":" in address else address
+    assert problem_of(address, (spelled,)) == "is this host's own"
+
+
+@given(st.lists(st.sampled_from(PUBLIC), max_size=3), st.ip_addresses(), st.lists(st.sampled_from(PUBLIC), max_size=3))
+def test_one_bad_address_spoils_the_answer(before: list[str], one: Any, after: list[str]) -> None:  # noqa: ANN401 - either version's
+    """An answer passes only if each address of it does."""
+    assert bool(judge([*before, str(one), *after], ())) == bool(problem_of(str(one), ()))
+
+
+def test_no_address_and_too_many_are_refused() -> None:
+    """An empty answer; and one of a size that nobody needs."""
+    assert judge((), ()) == "the name has no address"
+    assert judge(PUBLIC[:1] * MAX_ADDRESSES, ()) == ""
+    assert judge(PUBLIC[:1] * (MAX_ADDRESSES + 1), ())
+
+
+def test_a_question_of_ours_is_understood() -> None:
+    """Host, port and id of one upstream."""
+    assert wanted(question(), PLAN) == (REAL, 443)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        question(host="elsewhere.example"),
+        question(host="REAL.example"),
+        question(host="other.example"),
+        question(host="other.example", port=443, stand_in="upstream:other.example"),
+        question(stand_in="upstream:other.example"),
+        question(port=22),
+        question(port="443"),
+        question(port=443.0),
+        question(port=True),
+        question(host=["real.example"]),
+        question(host=None),
+        question(more=1),
+        b"{}",
+        b"[]",
+        b"\xff",
+        b"",
+        b"[" * 100_000,
+    ],
+)
+def test_a_question_for_anything_else_is_a_violation(body: bytes) -> None:
+    """Another host, port, pairing, type, or no question at all."""
+    with pytest.raises(NotAnUpstream):
+        wanted(body, PLAN)
+
+
+@given(
+    st.binary(max_size=200)
+    | st.recursive(st.none() | st.text() | st.integers(), st.lists).map(lambda it: json.dumps(it).encode())
+)
+def test_whatever_a_gateway_asks_is_an_upstream_or_a_violation(body: bytes) -> None:
+    """Nothing else is raised."""
+    with pytest.raises(NotAnUpstream):
+        wanted(body, PLAN)
+
+
+def test_a_dial_is_on_record_before_it_is_done() -> None:
+    """Resolved, judged, said, dialled; with the reason that the policy gives."""
+    world = World(PUBLIC[:1])
+    world.dial()
+    assert world.log == [("resolved", REAL.host), ("dialled", PUBLIC[0], ""), ("connected", PUBLIC[0], 443)]
+
+
+def test_the_first_answer_is_pinned() -> None:
+    """A name that would resolve to something else the second time (DNS rebinding) is not asked for again."""
+    world = World(PUBLIC[:1], ("127.0.0.1",))
+    world.dial()
+    world.dial(port=80)
+    assert [entry for entry in world.log if entry[0] != "dialled"] == [
+        ("resolved", REAL.host),
+        ("connected", PUBLIC[0], 443),
+        ("connected", PUBLIC[0], 80),
+    ]
+
+
+def test_a_refused_answer_stays_refused_and_is_on_record_each_time() -> None:
+    """One private address among public ones: nothing is dialled, nor is it asked for again until an answer is better."""
+    world = World((PUBLIC[0], "10.0.0.1"), PUBLIC[:1])
+    for _ in range(2):
+        with pytest.raises(Refused, match=r"10\.0\.0\.1 is not a public one"):
+            world.dial()
+    said = ("refused", "", "10.0.0.1 is not a public one")
+    assert world.log == [("resolved", REAL.host), said, said]
+
+
+def test_this_host_s_own_public_address_is_refused() -> None:
+    """Or a listener of the host's would be an upstream."""
+    world = World(PUBLIC, ours=PUBLIC[1:])
+    with pytest.raises(Refused, match="this host's own"):
+        world.dial()
+    assert not any(entry[0] == "connected" for entry in world.log)
+
+
+@pytest.mark.parametrize(("address", "net"), [(PUBLIC[0], "93.184.215.0/24"), (PUBLIC[1], "2606:2800:21f::/48")])
+def test_a_network_that_this_host_is_on_is_refused(address: str, net: str) -> None:
+    """A LAN may have public addresses. It is looked at before each dial: also one that the host joined after the name was pinned."""
+    world = World((address,))
+    world.dial()
+    world.near = (ip_network(net),)
+    for _ in range(2):
+        with pytest.raises(Refused, match="of a network that this host is on"):
+            world.dial()
+    assert [entry[0] for entry in world.log] == ["resolved", "dialled", "connected", "refused", "refused"]
+
+
+def test_networks_that_can_t_be_read_are_no_permission() -> None:
+    """Nothing is dialled as long as the kernel does not list them."""
+    world = World(PUBLIC, PUBLIC)
+    world.near = OSError(1, "Operation not permitted")
+    with pytest.raises(Refused, match="own networks can't be read: Operation not permitted"):
+        world.dial()
+    world.near = ()
+    world.dial()
+    assert [entry[0] for entry in world.log] == ["resolved", "refused", "resolved", "dialled", "connected"]
+
+
+def test_a_name_that_does_not_resolve_now_may_later() -> None:
+    """A failure is on record, and pins nothing."""
+    world = World(socket.gaierror(-3, "Temporary failure"), PUBLIC[:1])
+    with pytest.raises(Refused, match="can't be resolved"):
+        world.dial()
+    world.dial()
+    assert [entry[0] for entry in world.log] == ["resolved", "refused", "resolved", "dialled", "connected"]
+
+
+def test_the_next_pinned_address_is_tried() -> None:
+    """Each on record, and how it ended; three at most."""
+    world = World(("1.0.0.1", "1.0.0.2", "1.0.0.3", "1.0.0.4"), dead=("1.0.0.1", "1.0.0.2", "1.0.0.3", "1.0.0.4"))
+    with pytest.raises(Refused, match="nobody answers"):
+        world.dial()
+    assert sum(entry[0] == "connected" for entry in world.log) == MAX_TRIED
+    assert world.log[1:4] == [
+        ("dialled", "1.0.0.1", ""),
+        ("connected", "1.0.0.1", 443),
+        ("failed", "1.0.0.1", "Connection refused"),
+    ]
+
+
+def test_what_is_no_upstream_is_on_record_and_never_resolved() -> None:
+    """The violation is said before it is raised."""
+    world = World()
+    with pytest.raises(NotAnUpstream):
+        world.dial(host="elsewhere.example")
+    assert [entry[0] for entry in world.log] == ["refused"]
+
+
+def test_what_can_t_be_recorded_is_not_dialled() -> None:
+    """The record comes first."""
+    world = World(PUBLIC[:1])
+
+    def fail(_data: Mapping[str, Any]) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        world.dialler.dial(question(), fail)
+    assert world.log == [("resolved", REAL.host)]
+
+
+def test_the_kernel_says_what_is_this_host_s() -> None:
+    """Loopback is; an address of a net for documentation is not."""
+    assert is_ours("127.0.0.1")
+    assert not is_ours("203.0.113.7")
+    assert not is_ours("2001:db8::7")
+
+
+def test_an_address_that_answers_is_connected_to_and_one_that_does_not_is_an_error() -> None:
+    """By TCP, to exactly the address."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with dial.connect("127.0.0.1", port) as end:
+            assert end.getpeername() == ("127.0.0.1", port)
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        with pytest.raises(ConnectionRefusedError):
+            dial.connect("127.0.0.1", deaf.getsockname()[1])
+
+
+def test_without_a_bundle_of_authorities_nothing_can_be_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of the host, with its hint; where there is one it is PEM that OpenSSL takes."""
+    if "BEGIN CERTIFICATE" in (text := read_authorities()):
+        ssl.create_default_context(cadata=text)
+    monkeypatch.setattr(dial, "_BUNDLES", ("/nonexistent",))
+    monkeypatch.setenv("SSL_CERT_FILE", "/nonexistent")
+    with pytest.raises(HostError, match="no bundle"):
+        read_authorities()
+
+
+def test_a_connection_that_was_reset_can_t_be_made_to_lead_elsewhere() -> None:
+    """Linux lets `sendto(MSG_FASTOPEN)` connect a socket whose non-blocking connect was never finished and that was then reset: whoever holds it could go anywhere
+    without `connect`. Ours is finished."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as elsewhere:
+        end = dial.connect("127.0.0.1", server.getsockname()[1])
+        with end:
+            accepted, _ = server.accept()
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            accepted.close()
+            end.setblocking(True)
+            with pytest.raises(ConnectionResetError):
+                end.recv(1)
+            for _ in range(3):
+                with pytest.raises(OSError, match=r"."):
+                    end.sendto(b"x", socket.MSG_FASTOPEN, elsewhere.getsockname())
+            elsewhere.settimeout(0)
+            with pytest.raises(BlockingIOError):
+                elsewhere.accept()
+
+
+def test_each_address_that_is_tried_costs_budget() -> None:
+    """So does a dial that comes to nothing; when it is used up nothing is resolved or dialled any more, and that is on record."""
+    addresses = ("1.0.0.1", "1.0.0.2", "1.0.0.3")
+    dead = World(addresses, dead=addresses)
+    with pytest.raises(Refused, match="nobody answers"):
+        dead.dial()
+    assert dead.spending.spent_bytes(REAL.host) == MAX_TRIED * DIAL_BYTES
+    world = World(*[socket.gaierror(-3, "Temporary failure")] * 5000)
+    for _ in range(REAL.budget_bytes // DIAL_BYTES):
+        with pytest.raises(Refused, match="can't be resolved"):
+            world.dial()
+    resolved = len(world.log)
+    with pytest.raises(Refused, match="budget for one sample is used up"):
+        world.dial()
+    assert world.log[resolved:] == [("refused", "", "the upstream's budget for one sample is used up")]
+
+
+def test_a_connection_that_can_t_be_watched_is_not_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No descriptor is left for it: it is closed, and the dial fails."""
+    world = World(PUBLIC[:1])
+    made: list[socket.socket] = []
+
+    def keep(_number: int, _upstream: UpstreamPlan, end: socket.socket) -> None:
+        made.append(end)
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(world.spending, "keep", keep)
+    with pytest.raises(OSError, match="Too many open files"):
+        world.dial()
+    assert [end.fileno() for end in made] == [-1]

@@ -1,0 +1,55 @@
+"""The control groups of a range's own processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from belljar.errors import HostError
+from belljar.isolation import cgroup
+from belljar.network.owner.groups import RangeGroups
+from belljar.plan.jail import GroupLimits
+from belljar.process import ProcessId
+
+LIMITS = GroupLimits(memory_max_bytes=1 << 20, cpu_quota_percent=50, processes=3)
+RANGE = "r-0123456789ab"
+
+
+def test_limits_are_set_before_a_process_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they will be is known first; then they are made and limited; processes join; what they counted is told; they are removed when empty."""
+    (tmp_path / "cgroup.subtree_control").write_text("cpu memory pids")
+    parents = dict.fromkeys(("cpu", "memory", "pids"), tmp_path)
+    monkeypatch.setattr(cgroup, "_host_parents", lambda: (parents, True))
+    groups = RangeGroups(RANGE, parents, LIMITS)
+    (group,) = groups.directories
+    assert group.name == f"cell-{RANGE}"
+    assert not group.exists()
+    groups.make()
+    limits = {name: (group / name).read_text() for name in ("memory.max", "cpu.max", "pids.max")}
+    assert limits == {"memory.max": "1048576", "cpu.max": "50000 100000", "pids.max": "3"}
+    groups.join(ProcessId(pid=77, start_ticks=1))
+    assert (group / "cgroup.procs").read_text() == "77"
+    (group / "memory.events").write_text("oom_kill 2\n")
+    (group / "memory.peak").write_text("4096\n")
+    assert groups.end() == {"oom_kills": 2, "memory_peak_bytes": 4096}
+    assert group.exists()  # a process is in it
+    for file in group.iterdir():
+        file.unlink()
+    groups.end()
+    assert not group.exists()
+
+
+def test_without_controllers_there_is_nothing_to_do() -> None:
+    """As where a user is handed none."""
+    groups = RangeGroups(RANGE, (), LIMITS)
+    groups.make()
+    groups.join(ProcessId(pid=77, start_ticks=1))
+    assert (groups.directories, groups.end()) == ((), {})
+
+
+def test_a_controller_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan counts on it."""
+    monkeypatch.setattr(cgroup, "_host_parents", lambda: ({"cpu": tmp_path}, True))
+    with pytest.raises(HostError, match="memory"):
+        RangeGroups(RANGE, ("cpu", "memory"), LIMITS)

@@ -1,0 +1,186 @@
+"""The owner's end of a gateway's events: what it takes, and that nothing else is taken."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from belljar.events import Body, Kind
+from belljar.network import ipc as wire
+from belljar.network.gateway.context import MAX_ANSWER_BYTES
+from belljar.network.gateway.reporter import Item, datagrams
+
+TEXT = st.text(st.characters(codec="utf-8"), max_size=40)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53) + 1, 2**53 - 1) | st.floats(-(2**53) + 1, 2**53 - 1) | TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def body(name: str, content: bytes, extra: int = 0) -> Body:
+    """A body of which so many bytes were left out."""
+    return Body(
+        name=name, content=content, total_bytes=len(content) + extra, sha256=hashlib.sha256(content).hexdigest()
+    )
+
+
+def head(**changes: object) -> bytes:
+    """A good event's head, with changes."""
+    return json.dumps({"id": 1, "kind": "network.dns", "data": {}, "bodies": [], **changes}).encode()
+
+
+def feed_all(decoder: wire.UpDecoder, sent: list[bytes]) -> list[object]:
+    """What came out."""
+    return [said for datagram in sent if (said := decoder.feed(datagram)) is not None]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(sorted(wire.KINDS)),
+            st.dictionaries(TEXT, VALUES, max_size=4),
+            st.lists(st.binary(max_size=200_000), max_size=3),
+        ),
+        max_size=3,
+    )
+)
+def test_what_a_gateway_sends_arrives(events: list[tuple[str, dict[str, Any], list[bytes]]]) -> None:
+    """Events of any size, one after the other, come out as they went in."""
+    decoder = wire.UpDecoder()
+    for number, (kind, data, contents) in enumerate(events, 1):
+        bodies = tuple(body(f"b{index}", content, index) for index, content in enumerate(contents))
+        (said,) = feed_all(decoder, datagrams(number, Item(kind, data, bodies)))
+        assert said == wire.Said(id=number, kind=Kind(kind), data=data, bodies=bodies)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.binary(max_size=300) | st.just(head()) | st.builds(lambda value: json.dumps(value).encode(), VALUES),
+        max_size=6,
+    )
+)
+def test_anything_else_is_a_violation_or_waits(sent: list[bytes]) -> None:
+    """Whatever is fed, the decoder takes it, waits for more, or says that it is a violation; nothing else is raised."""
+    decoder = wire.UpDecoder()
+    for datagram in sent:
+        try:
+            decoder.feed(datagram)
+        except wire.WireViolation:
+            return
+
+
+REF = {"name": "b", "kept_bytes": 1, "total_bytes": 1, "sha256": "0" * 64}
+BAD = {
+    "empty": b"",
+    "too long": b" " * (wire.MAX_DATAGRAM_BYTES + 1),
+    "no object": b"[]",
+    "deep": b"[" * 60_000,
+    "not a number": head().replace(b"{}", b'{"x": NaN}'),
+    "infinite": head().replace(b"{}", b'{"x": 1e999}'),
+    "beyond 2^53": head(data={"x": 2**53}),
+    "a float beyond 2^53": head().replace(b"{}", b'{"x": 1e16}'),
+    "a lone surrogate": head(data={"x": "\ud800"}),
+    "17 levels": head(data=json.loads('{"x":' * 17 + "1" + "}" * 17)),
+    "a name twice": b'{"id": 1, "id": 2, "kind": "network.dns", "data": {}, "bodies": []}',
+    "a field too many": head(more=1),
+    "no id": head(id=None),
+    "a true id": head(id=True),
+    "a negative id": head(id=-1),
+    "another's kind": head(kind="cell.destroyed"),
+    "the supervisor's kind": head(kind="network.flow"),
+    "no kind": head(kind=["network.dns"]),
+    "no data": head(data=[]),
+    "bodies that are none": head(bodies={}),
+    "nine bodies": head(bodies=[{**REF, "name": f"b{index}"} for index in range(9)]),
+    "a name twice among bodies": head(bodies=[REF, REF]),
+    "a body too large": head(bodies=[{**REF, "kept_bytes": wire.MAX_BODY_BYTES + 1, "total_bytes": 2**40}]),
+    "more kept than there was": head(bodies=[{**REF, "total_bytes": 0}]),
+    "a path for a name": head(bodies=[{**REF, "name": "../x"}]),
+    "no digest": head(bodies=[{**REF, "sha256": "0" * 63}]),
+    "a question without a body": head(kind="ask", data={"what": "chat"}),
+    "a question that is cut": head(kind="ask", data={"what": "chat"}, bodies=[{**REF, "total_bytes": 2}]),
+    "a sign of life with data": head(kind="alive", data={"x": 1}),
+    "a sign of life with a body": head(kind="alive", bodies=[REF]),
+    "a question of no name": head(kind="ask", data={"what": "../x"}, bodies=[REF]),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_each_violation_is_seen(name: str) -> None:
+    """One case for each rule of the protocol."""
+    with pytest.raises(wire.WireViolation):
+        wire.UpDecoder().feed(BAD[name])
+
+
+def test_a_sign_of_life() -> None:
+    """Has nothing but its number."""
+    assert wire.UpDecoder().feed(head(kind="alive")) == wire.Alive(id=1)
+
+
+def word(number: int, kind: str, data: object, bodies: object = ()) -> bytes:
+    """A gateway's."""
+    return json.dumps({"id": number, "kind": kind, "data": data, "bodies": list(bodies)}).encode()  # type: ignore[call-overload]
+
+
+def test_the_last_word_is_the_last() -> None:
+    """It says how much is unreported, and nothing else; nothing follows it."""
+    decoder = wire.UpDecoder()
+    assert decoder.feed(word(1, "ended", {"unreported": 3})) == wire.Ended(id=1, unreported=3)
+    with pytest.raises(wire.WireViolation, match="after the last"):
+        decoder.feed(word(2, "alive", {}))
+    assert json.loads(wire.encode_end(1.5)) == {"end": 1.5}
+
+
+@pytest.mark.parametrize(
+    "data", [{}, {"unreported": -1}, {"unreported": True}, {"unreported": 1.0}, {"unreported": 0, "more": 0}]
+)
+def test_a_last_word_of_another_kind_is_a_violation(data: object) -> None:
+    """Another count than a count, or another field."""
+    with pytest.raises(wire.WireViolation):
+        wire.UpDecoder().feed(word(1, "ended", data))
+
+
+def test_a_last_word_has_no_body() -> None:
+    """That would be an event."""
+    body = {"name": "b", "kept_bytes": 0, "total_bytes": 0, "sha256": "0" * 64}
+    with pytest.raises(wire.WireViolation, match="says more"):
+        wire.UpDecoder().feed(word(1, "ended", {"unreported": 0}, [body]))
+
+
+def test_ids_must_grow_and_bodies_may_not_overflow() -> None:
+    """A number twice, and a byte more than a body has, are violations."""
+    decoder = wire.UpDecoder()
+    assert decoder.feed(head()) is not None
+    with pytest.raises(wire.WireViolation):
+        decoder.feed(head())
+    decoder = wire.UpDecoder()
+    assert decoder.feed(head(bodies=[REF])) is None
+    with pytest.raises(wire.WireViolation):
+        decoder.feed(b"xy")
+
+
+def test_ready_is_said_once() -> None:
+    """Each is remembered by its owner: a gateway that says it again and again would fill his memory."""
+    decoder = wire.UpDecoder()
+    assert isinstance(decoder.feed(head(kind="ready")), wire.Ready)
+    assert isinstance(decoder.feed(head(id=2)), wire.Said)
+    with pytest.raises(wire.WireViolation, match="once"):
+        decoder.feed(head(id=3, kind="ready"))
+
+
+def test_answers() -> None:
+    """An answer is its head and so many bytes; one that is too large is the owner's own error."""
+    said, *pieces = wire.encode_answer(7, b"x" * 100_000)
+    assert json.loads(said) == {"answer": 7, "ok": True, "bytes": 100_000}
+    assert b"".join(pieces) == b"x" * 100_000
+    assert json.loads(wire.encode_ack(3)) == {"ack": 3}
+    with pytest.raises(ValueError, match="an answer of"):
+        wire.encode_answer(1, bytes(MAX_ANSWER_BYTES + 1))
