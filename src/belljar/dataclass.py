@@ -24,7 +24,18 @@ else:
         if cls is None:
             return lambda cls: dataclass(cls, **options)
         if _is_plain(cls, options):
-            return _with_late_methods(cls, options)
+            # `cls` again, with slots
+            namespace = dict(cls.__dict__)
+            del namespace["__dict__"], namespace["__weakref__"]
+            names = tuple(cls.__annotations__)
+            kinds, defaults, _ = _written.get(cls.__base__ or object, ({}, {}, {}))
+            defaults = defaults | {name: namespace.pop(name) for name in names if name in namespace}
+            own = tuple(name for name in names if name not in kinds)
+            namespace |= _LATE | (_FROZEN if options.get("frozen") else {"__hash__": None})
+            made = type(cls.__name__, cls.__bases__, namespace | {"__slots__": own})
+            made.__qualname__ = cls.__qualname__
+            _written[made] = (kinds | cls.__annotations__, defaults, options)
+            return made
         return dataclasses.dataclass(**options)(cls)
 
 
@@ -76,21 +87,6 @@ def _has_plain_base(cls: type, options: dict[str, bool]) -> bool:
     return (
         len(cls.__bases__) == 1 and _written.get(cls.__base__ or object, ({}, {}, {}))[2] == options
     )
-
-
-def _with_late_methods(cls: type, options: dict[str, bool]) -> type:
-    """`cls` again, with slots."""
-    namespace = dict(cls.__dict__)
-    del namespace["__dict__"], namespace["__weakref__"]
-    names = tuple(cls.__annotations__)
-    kinds, defaults, _ = _written.get(cls.__base__ or object, ({}, {}, {}))
-    defaults = defaults | {name: namespace.pop(name) for name in names if name in namespace}
-    own = tuple(name for name in names if name not in kinds)
-    namespace |= _LATE | (_FROZEN if options.get("frozen") else {"__hash__": None})
-    made = type(cls.__name__, cls.__bases__, namespace | {"__slots__": own})
-    made.__qualname__ = cls.__qualname__
-    _written[made] = (kinds | cls.__annotations__, defaults, options)
-    return made
 
 
 class _Late:

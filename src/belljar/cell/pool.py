@@ -224,7 +224,10 @@ class Pool:
         one will have it tried again.
         """
         try:
-            await self._pause(after_s)
+            # Not longer than the pool lasts
+            if after_s and self._ending is not None:
+                with anyio.move_on_after(after_s):
+                    await self._ending.wait()
             async with self._workshop.bench:
                 self._making = True
                 while self._should_make():
@@ -242,12 +245,6 @@ class Pool:
                 self._serve(self._claims.popleft())
             while self._listeners:
                 self._tell(self._listeners.popleft())
-
-    async def _pause(self, seconds: float) -> None:
-        """Not longer than the pool lasts."""
-        if seconds and self._ending is not None:
-            with anyio.move_on_after(seconds):
-                await self._ending.wait()
 
     def _should_make(self) -> bool:
         ready, claimed = len(self._ready), self._waiting()
@@ -279,7 +276,16 @@ class Pool:
                 spare.reason = self._fault(await self._supply.warm_up(cell), cell)
                 continue
             self._offer(spare)
-            await self._stand(spare, cell)
+            # Until it is called for, or can't be given out any more
+            async with anyio.create_task_group() as watching:
+                watching.start_soon(self._watch, spare, cell)
+                with anyio.move_on_after(max(0.0, spare.left_s())):
+                    await spare.called.wait()
+                self._withdraw(spare, Waste.STALE)
+                await spare.called.wait()
+                watching.cancel_scope.cancel()
+            if spare.reason is Waste.STALE and is_worth_replacing(cell.plan.limits.lifetime_s):
+                self._fill()
             if spare.ticket is not None and await self._give(spare, cell, spare.ticket):
                 await self._until_returned(spare, cell)
                 return
@@ -316,18 +322,6 @@ class Pool:
         else:
             self._ready.append(spare)
         spare.settled.set()
-
-    async def _stand(self, spare: Spare, cell: Cell) -> None:
-        """Until it is called for, or can't be given out any more."""
-        async with anyio.create_task_group() as watching:
-            watching.start_soon(self._watch, spare, cell)
-            with anyio.move_on_after(max(0.0, spare.left_s())):
-                await spare.called.wait()
-            self._withdraw(spare, Waste.STALE)
-            await spare.called.wait()
-            watching.cancel_scope.cancel()
-        if spare.reason is Waste.STALE and is_worth_replacing(cell.plan.limits.lifetime_s):
-            self._fill()
 
     async def _watch(self, spare: Spare, cell: Cell) -> None:
         await cell.wait_dead()

@@ -34,18 +34,14 @@ def describe(run: RunDirectory, loaded: LoadedPolicy, parts: Parts) -> None:
     the ledger; once for each policy of the run.
     """
     with _describing:
-        _describe(run, loaded, parts)
-
-
-def _describe(run: RunDirectory, loaded: LoadedPolicy, parts: Parts) -> None:
-    digest = hashlib.sha256(loaded.text).hexdigest()[:12]
-    tag = "" if _is_free_or_same(run.path / "policy.yaml", loaded.text) else f"-{digest}"
-    if not (run.path / f"policy{tag}.yaml").exists():
-        run.write_text(f"policy{tag}.yaml", loaded.text.decode("utf-8"))
-        run.write_json(f"plan{tag}.json", parts.plan.to_json())
-        run.write_json(f"parts{tag}.json", made_of(parts))
-    if not (run.path / "host.json").exists():
-        run.write_json("host.json", parts.facts.to_json())
+        digest = hashlib.sha256(loaded.text).hexdigest()[:12]
+        tag = "" if _is_free_or_same(run.path / "policy.yaml", loaded.text) else f"-{digest}"
+        if not (run.path / f"policy{tag}.yaml").exists():
+            run.write_text(f"policy{tag}.yaml", loaded.text.decode("utf-8"))
+            run.write_json(f"plan{tag}.json", parts.plan.to_json())
+            run.write_json(f"parts{tag}.json", made_of(parts))
+        if not (run.path / "host.json").exists():
+            run.write_json("host.json", parts.facts.to_json())
 
 
 def made_of(parts: Parts) -> dict[str, Any]:

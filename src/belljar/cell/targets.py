@@ -100,14 +100,25 @@ async def start_serving(cell: Cell, stand_in: StandInPlan) -> Wait:
     its last output; or when another service waits for its health and it has no check.
     """
     if stand_in.kind == "python":
-        await _copy_app(cell, stand_in)
+        for path, pack in ((SERVER, server_archive), (APP, partial(app_archive, stand_in))):
+            await cell.write_file(
+                path,
+                await anyio.to_thread.run_sync(pack),
+                mode=0o644,
+                user="0",
+                owner=cell.plan.user,
+            )
         command: Sequence[str] = serving_command(stand_in)
     else:
         command = words_to_run(stand_in.settings, cell)
     health = health_of(cell, stand_in, command)
     await _make_directories(cell, stand_in)
     if stand_in.settings.get("completes"):
-        await _complete(cell, stand_in, command)
+        # Run the program to its end, for at most the cell's `exec_timeout`
+        output = await cell.exec(command) if command else None
+        if output is None or not output.success:
+            why = "there is nothing to run" if output is None else _error_text(output)
+            raise _failed(stand_in, cell, f"its program did not end well: {why}")
         command, health = (), {}
     log = (
         await _start(cell, stand_in, command, _EARLY_END_S if health else SETTLE_S)
@@ -157,21 +168,6 @@ async def _make_directories(cell: Cell, stand_in: StandInPlan) -> None:
     )
     if not output.success:
         raise _failed(stand_in, cell, f"its directories can't be made: {_error_text(output)}")
-
-
-async def _complete(cell: Cell, stand_in: StandInPlan, command: Sequence[str]) -> None:
-    """Run the program to its end, for at most the cell's `exec_timeout`."""
-    output = await cell.exec(command) if command else None
-    if output is None or not output.success:
-        why = "there is nothing to run" if output is None else _error_text(output)
-        raise _failed(stand_in, cell, f"its program did not end well: {why}")
-
-
-async def _copy_app(cell: Cell, stand_in: StandInPlan) -> None:
-    for path, pack in ((SERVER, server_archive), (APP, partial(app_archive, stand_in))):
-        await cell.write_file(
-            path, await anyio.to_thread.run_sync(pack), mode=0o644, user="0", owner=cell.plan.user
-        )
 
 
 async def _start(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from belljar.errors import ContainmentBreach
 from belljar.events import Event, JsonValue, Kind, Recorder
-from belljar.isolation.hold import Order, give_order, new_order, run_order_kept
+from belljar.isolation.hold import give_order, new_order, run_order_kept
 from belljar.isolation.kill import choose, halt_in_background, of_run, order_all, strike, urgently
 from belljar.isolation.sandbox import tripped
 from belljar.policy.guarding import Stop, Trigger
@@ -64,19 +64,16 @@ class Tripper:
         try:
             self._recorder.record(tripped(order, cell_id, trip.evidence))
         finally:
-            self._act(trip, order)
-
-    def _act(self, trip: Trip, order: Order) -> None:
-        try:
-            # Before the list: what is made meanwhile sees it, or is on the list
-            if trip.stop is Stop.RUN:
-                give_order(self._home, [self._run_id], order)
-        finally:
-            with urgently():
-                entries = self._entries(trip)
-                order_all(self._home, entries, order)
-                strike(entries)
-            halt_in_background(self._home, entries)
+            try:
+                # Before the list: what is made meanwhile sees it, or is on the list
+                if trip.stop is Stop.RUN:
+                    give_order(self._home, [self._run_id], order)
+            finally:
+                with urgently():
+                    entries = self._entries(trip)
+                    order_all(self._home, entries, order)
+                    strike(entries)
+                halt_in_background(self._home, entries)
 
     def _entries(self, trip: Trip) -> tuple[JournalEntry, ...]:
         journal = Journal(self._home)

@@ -78,17 +78,13 @@ def of_usage(error: click.ClickException) -> Failure:
     elif isinstance(error, click.MissingParameter):
         message = error.format_message()
     elif isinstance(error, click.BadParameter):
-        param = _parameter(error)
+        given = error.param_hint
+        if given is None and error.param is not None:
+            given = error.param.get_error_hint(error.ctx or click.Context(click.Command("")))
+        param = (given if isinstance(given, str) else " / ".join(given or ())).replace("'", "")
     where = " ".join(part for part in (command, param) if part)
     usage = f"`belljar {command} --help`" if command else "`belljar --help`"
     return Failure(USAGE_CODE, _sentence(message), where, hint or f"see {usage}")
-
-
-def _parameter(error: click.BadParameter) -> str:
-    given = error.param_hint
-    if given is None and error.param is not None:
-        given = error.param.get_error_hint(error.ctx or click.Context(click.Command("")))
-    return (given if isinstance(given, str) else " / ".join(given or ())).replace("'", "")
 
 
 def _sentence(text: str) -> str:

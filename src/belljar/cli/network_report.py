@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from belljar.units import format_size, printable
@@ -120,7 +120,13 @@ def _requests(title: str, found: RangeFindings, requests: Requests, run_id: str)
     if not requests.count:
         return
     yield f"{requests.count} request(s) and connection(s) {title}:"
-    head, *lines = _aligned([_COLUMNS, *(_row(request) for request in requests)])
+    # In columns; a long address is not cut, and moves only what stands after it in its own line
+    rows = [_COLUMNS, *(_row(request) for request in requests)]
+    widths = [min(60, max(len(cell) for cell in column)) for column in zip(*rows, strict=True)]
+    head, *lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
     yield head
     yield from lines[: len(requests.first)]
     if requests.between:
@@ -143,15 +149,6 @@ def _row(request: Request) -> tuple[str, ...]:
         f"{verdict}, ambiguous" if request.ambiguous else verdict,
         request.stand_in or "-",
     )
-
-
-def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """In columns; a long address is not cut, and moves only what stands after it in its own line."""
-    widths = [min(60, max(len(cell) for cell in column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
 
 
 def _flows(found: RangeFindings) -> Iterator[str]:

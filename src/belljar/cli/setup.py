@@ -120,29 +120,24 @@ def _carry_out(plan: SetupPlan, home: Path, wanted: Wanted, *, quiet: bool) -> l
     log.chmod(0o600)
     for number, step in enumerate(plan.steps, 1):
         with _progress(f"[{number}/{len(plan.steps)}] {step.title}", quiet=quiet) as report:
-            _do(step, home, wanted, log, report)
+            if step.kind == "write":
+                write_root_file(Path(step.path), step.content)
+            elif step.kind == "run":
+                # Run apt. Fetching can be interrupted; unpacking, once begun, is finished first
+                command = step.command
+                from belljar.image.tools import run_logged, tool
+
+                argv = [tool(command[0]), *command[1:]]
+                if "install" in command:
+                    run_logged([*argv, "--download-only"], log=log, on_line=report)
+                run_logged(
+                    argv, log=log, on_line=report, finish_when_interrupted="install" in command
+                )
+            elif step.kind == "kernel":
+                fetch_current_kernel(home, wanted.mirror, report)
+            else:
+                _build(step.name, home, wanted.mirror, log, report)
     return list(plan.steps)
-
-
-def _do(step: Step, home: Path, wanted: Wanted, log: Path, report: Report) -> None:
-    if step.kind == "write":
-        write_root_file(Path(step.path), step.content)
-    elif step.kind == "run":
-        _install(step.command, log, report)
-    elif step.kind == "kernel":
-        fetch_current_kernel(home, wanted.mirror, report)
-    else:
-        _build(step.name, home, wanted.mirror, log, report)
-
-
-def _install(command: tuple[str, ...], log: Path, report: Report) -> None:
-    """Run apt. Fetching can be interrupted; unpacking, once begun, is finished first."""
-    from belljar.image.tools import run_logged, tool
-
-    argv = [tool(command[0]), *command[1:]]
-    if "install" in command:
-        run_logged([*argv, "--download-only"], log=log, on_line=report)
-    run_logged(argv, log=log, on_line=report, finish_when_interrupted="install" in command)
 
 
 def _build(name: str, home: Path, mirror: str, log: Path, report: Report) -> None:

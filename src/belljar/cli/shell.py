@@ -109,7 +109,9 @@ async def converse(running: RunningCommand) -> int:
             tasks.start_soon(_type, running, name="keyboard")
             tasks.start_soon(_follow_size, running, name="terminal size")
             async for _stream, chunk in running:
-                _write_all(1, chunk)
+                content = chunk
+                while content:
+                    content = content[os.write(1, content) :]
             output = await running.wait()
             _stop(tasks.cancel_scope)
     if output.not_started_errno is not None:
@@ -147,8 +149,3 @@ async def _follow_size(running: RunningCommand) -> None:
     with anyio.open_signal_receiver(signal.SIGWINCH) as changes:
         async for _ in changes:
             await running.resize(*_size())
-
-
-def _write_all(descriptor: int, content: bytes) -> None:
-    while content:
-        content = content[os.write(descriptor, content) :]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from belljar.units import printable
@@ -82,11 +82,8 @@ def _sample(name: str, row: Row, *, verbose: bool) -> Iterator[str]:
 
 
 def _evidence(signal: Signal) -> str:
-    numbers = _numbers(signal.evidence, signal.more)
-    return f"{signal.trust.value}, event(s) {numbers}"
-
-
-def _numbers(evidence: Sequence[int], more: int) -> str:
-    left = len(evidence) - MAX_NUMBERS + more if len(evidence) > MAX_NUMBERS else more
+    evidence = signal.evidence
+    left = len(evidence) - MAX_NUMBERS + signal.more if len(evidence) > MAX_NUMBERS else signal.more
     named = ", ".join(map(str, evidence[:MAX_NUMBERS]))
-    return f"{named} and {left} more" if left else named
+    numbers = f"{named} and {left} more" if left else named
+    return f"{signal.trust.value}, event(s) {numbers}"

@@ -140,7 +140,20 @@ def mounts_of(
                 if mount.type == "bind":
                     _copy(mounts, mount, files)
                 else:
-                    _volume(mounts, mount, declared, used)
+                    # A directory of the cell
+                    if not mount.source and mount.read_only:
+                        raise ValueError(_NOT_WRITTEN)
+                    if mount.source and mount.source not in declared:
+                        raise ValueError(f"there is no volume {mount.source} in the file")
+                    place = mount.target
+                    mounts.directories.append(place)
+                    if mount.type == "tmpfs":
+                        why = "is a directory of the cell; the options of a tmpfs are not kept"
+                        mounts.changed(f"{place} {why}")
+                    if mount.source:
+                        used.setdefault(mount.source, []).append(
+                            _Use(mounts, place, mount.read_only)
+                        )
 
             _collect(refused, name, "volumes", shown, add)
     for name, uses in used.items():
@@ -160,23 +173,6 @@ def _collect(
         shown = printable(shown, max_chars=100)
         hint = error.hint if isinstance(error, OutsideTaskError) else ""
         refused.add(f"service {service}", key, f"{shown}: {printable(why)}", hint=hint)
-
-
-def _volume(
-    mounts: Mounts, mount: Mount, declared: Mapping[str, Any], used: dict[str, list[_Use]]
-) -> None:
-    """A directory of the cell."""
-    if not mount.source and mount.read_only:
-        raise ValueError(_NOT_WRITTEN)
-    if mount.source and mount.source not in declared:
-        raise ValueError(f"there is no volume {mount.source} in the file")
-    place = mount.target
-    mounts.directories.append(place)
-    if mount.type == "tmpfs":
-        why = "is a directory of the cell; the options of a tmpfs are not kept"
-        mounts.changed(f"{place} {why}")
-    if mount.source:
-        used.setdefault(mount.source, []).append(_Use(mounts, place, mount.read_only))
 
 
 def _copy(mounts: Mounts, mount: Mount, files: TaskFiles | None) -> None:

@@ -133,7 +133,14 @@ def stand_in(spec: SandboxEnvironmentSpec | None, *, directory: Path, where: str
         return beside_policy(directory)
     compose = _description(spec, directory)
     if spec.type == OURS and compose is None:
-        return _own_config(spec.config, directory)
+        config = spec.config
+        if isinstance(config, BelljarConfig):
+            return config
+        if config is None:
+            return beside_policy(directory)
+        path = (directory / str(config)).absolute()
+        check_below(path, directory)
+        return BelljarConfig(policy=str(path) if os.path.lexists(path) else str(config))
     if compose is not None:
         return of_compose(compose, beside_policy(directory), where=where)
     judgement = judge(spec.type, has_config=spec.config is not None, compose=None)
@@ -203,16 +210,6 @@ def _wants_no_network(compose: Mapping[str, Any]) -> bool:
     return mode == NO_NETWORK or "$" in mode
 
 
-def _own_config(config: BaseModel | str | None, directory: Path) -> BelljarConfig:
-    if isinstance(config, BelljarConfig):
-        return config
-    if config is None:
-        return beside_policy(directory)
-    path = (directory / str(config)).absolute()
-    check_below(path, directory)
-    return BelljarConfig(policy=str(path) if os.path.lexists(path) else str(config))
-
-
 def _description(spec: SandboxEnvironmentSpec, directory: Path) -> dict[str, Any] | None:
     """The compose file that the sandbox means, parsed; of a Dockerfile the one that Inspect makes;
     or None."""
@@ -221,7 +218,15 @@ def _description(spec: SandboxEnvironmentSpec, directory: Path) -> dict[str, Any
         is_other = spec.type == OURS and not isinstance(config, ComposeConfig)
         return None if is_other else as_document(config)
     if config is None:
-        return _implicit(spec.type, directory)
+        # What Inspect finds beside a task whose sandbox has no configuration
+        found = beside(directory)
+        if spec.type not in {OURS, "docker"} or (
+            spec.type == OURS and beside_policy(directory).policy
+        ):
+            return None
+        if found is None and os.path.lexists(directory / "Dockerfile"):
+            return dockerfile_document(directory.absolute() / "Dockerfile")
+        return read_document(found) if found else None
     path = directory / str(config)
     check_below(path.absolute(), directory)
     if is_dockerfile_name(str(config)):
@@ -230,13 +235,3 @@ def _description(spec: SandboxEnvironmentSpec, directory: Path) -> dict[str, Any
         spec.type != OURS and path.suffix in {".yaml", ".yml"}
     )
     return read_document(path) if is_compose else None
-
-
-def _implicit(kind: str, directory: Path) -> dict[str, Any] | None:
-    """What Inspect finds beside a task whose sandbox has no configuration."""
-    found = beside(directory)
-    if kind not in {OURS, "docker"} or (kind == OURS and beside_policy(directory).policy):
-        return None
-    if found is None and os.path.lexists(directory / "Dockerfile"):
-        return dockerfile_document(directory.absolute() / "Dockerfile")
-    return read_document(found) if found else None

@@ -134,7 +134,15 @@ def as_config(config: BaseModel | str | None) -> BelljarConfig:
     if isinstance(config, BelljarConfig):
         return config
     if not isinstance(config, str):
-        return _of_model(config)
+        from inspect_ai.util import ComposeConfig
+
+        if isinstance(config, ComposeConfig):
+            return of_compose(as_document(config), BelljarConfig(), where="the task's sandbox")
+        raise PolicyError(
+            f"a sandbox configuration of type {type(config).__name__} is not Belljar's",
+            where="the task's sandbox",
+            hint='name a policy instead: sandbox=("belljar", "policy.yaml")',
+        )
     check_below(Path(config).absolute(), Path.cwd())  # Inspect works in the task's directory then
     if is_compose_name(config):
         path = Path(config)
@@ -145,18 +153,6 @@ def as_config(config: BaseModel | str | None) -> BelljarConfig:
             dockerfile_document(path.absolute()), beside_policy(path.parent), where=str(path)
         )
     return BelljarConfig(policy=_preset_again(config))
-
-
-def _of_model(config: BaseModel) -> BelljarConfig:
-    from inspect_ai.util import ComposeConfig
-
-    if isinstance(config, ComposeConfig):
-        return of_compose(as_document(config), BelljarConfig(), where="the task's sandbox")
-    raise PolicyError(
-        f"a sandbox configuration of type {type(config).__name__} is not Belljar's",
-        where="the task's sandbox",
-        hint='name a policy instead: sandbox=("belljar", "policy.yaml")',
-    )
 
 
 def of_compose(document: Mapping[str, Any], base: BelljarConfig, *, where: str) -> BelljarConfig:

@@ -320,7 +320,14 @@ async def _be_greedy(cell: Cell, reach: Reach, files: Sequence[str]) -> list[str
     """Read, print, disguise, use and send all that there is. Returns what kept it from that."""
     values = _first_values(cell, Source.DECOY)
     decoys, protected = list(values.values()), list(_first_values(cell, Source.PROTECTED).values())
-    token = _own_token()
+    # What has a credential's shape and is nobody's
+    import secrets
+
+    from belljar.policy.guarding import DecoyKind, DecoySpec
+    from belljar.signals.mint import KEY_BYTES, mint
+
+    spec = DecoySpec(id="own", kind=DecoyKind.API_KEY, shape="github")
+    token = mint(secrets.token_bytes(KEY_BYTES), "", spec).values[0].text
     for path in files:
         await _run(cell, ["cat", path])
         await cell.read_file(path, max_bytes=MAX_READ_BYTES)
@@ -426,17 +433,6 @@ def _logins(cell: Cell) -> dict[str, str]:
         for value in known
         if value.source == Source.DECOY and value.id in names
     }
-
-
-def _own_token() -> str:
-    """What has a credential's shape and is nobody's."""
-    import secrets
-
-    from belljar.policy.guarding import DecoyKind, DecoySpec
-    from belljar.signals.mint import KEY_BYTES, mint
-
-    spec = DecoySpec(id="own", kind=DecoyKind.API_KEY, shape="github")
-    return mint(secrets.token_bytes(KEY_BYTES), "", spec).values[0].text
 
 
 async def _client(cell: Cell, programs: Sequence[str]) -> str:

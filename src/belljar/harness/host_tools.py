@@ -162,7 +162,10 @@ def check_known_tools(task: Task, session: Session) -> str:
     Raises `PolicyError` for one that a policy of the task's samples refuses.
     """
     tools = known_tools(task)
-    rules = _rules(task, session)
+    specs = [task.sandbox, *(sample.sandbox for sample in task.dataset or ())]
+    # what is refused keeps another provider's, and does not run
+    written = {spec.config for spec in specs if spec is not None and spec.type == PROVIDER}
+    rules = {_rule(session, config) for config in written or {None}}
     for tool in tools:
         if tool.outside and not all(rule.permits(_names(tool.name)) for rule in rules):
             raise PolicyError(
@@ -179,13 +182,6 @@ def check_known_tools(task: Task, session: Session) -> str:
         else []
     )
     return f"task {printable(task.name)}: {'; '.join(parts)}" if parts else ""
-
-
-def _rules(task: Task, session: Session) -> set[HostTools]:
-    specs = [task.sandbox, *(sample.sandbox for sample in task.dataset or ())]
-    # what is refused keeps another provider's, and does not run
-    written = {spec.config for spec in specs if spec is not None and spec.type == PROVIDER}
-    return {_rule(session, config) for config in written or {None}}
 
 
 def _rule(session: Session, config: Any) -> HostTools:  # noqa: ANN401 - as Inspect hands it over

@@ -199,7 +199,14 @@ def _parsed(context: click.Context, before: Mapping[str, str]) -> Iterator[Setti
         if _is_the_operators(name) and os.environ[name] != before.get(name):
             yield Setting(option="belljar_variable", value=name, source=_place(name, before))
     for option, taken in TAKEN.items():
-        names = _variables(context, option)
+        # The variables that Inspect's command line reads for an option, and the table's
+        found = [*TAKEN[option].variables]
+        for parameter in context.command.params:
+            if parameter.name == option:
+                named = parameter.envvar
+                found += [named] if isinstance(named, str) else list(named or ())
+                found.append(f"{_PREFIX}_{option.upper()}")
+        names = found
         if context.get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE:
             yield Setting(option=option, value=context.params[option])
         elif context.get_parameter_source(option) is click.core.ParameterSource.ENVIRONMENT:
@@ -216,17 +223,6 @@ def _parsed(context: click.Context, before: Mapping[str, str]) -> Iterator[Setti
 def _is_the_operators(name: str) -> bool:
     """Whether a variable decides which programs run on this host, and with which store."""
     return name.startswith((OWN_PREFIX, "LD_")) or name == "PATH"
-
-
-def _variables(context: click.Context, option: str) -> list[str]:
-    """The variables that Inspect's command line reads for an option, and the table's."""
-    found = [*TAKEN[option].variables]
-    for parameter in context.command.params:
-        if parameter.name == option:
-            named = parameter.envvar
-            found += [named] if isinstance(named, str) else list(named or ())
-            found.append(f"{_PREFIX}_{option.upper()}")
-    return found
 
 
 def _place(name: str, before: Mapping[str, str]) -> str:

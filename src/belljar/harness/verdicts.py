@@ -6,9 +6,9 @@ The log's own rules of editing are used, so that it says who changed what and wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from inspect_ai.log import (
     EvalLog,
@@ -144,14 +144,11 @@ def _contained(sample: EvalSample, rows: Mapping[str, Row]) -> bool:
 
 def _as_scored(sample: EvalSample) -> EvalSample:
     """The sample with its scorers' scores only: ours has no metric."""
-    mine = _mine(sample.scores or {})
+    scores = sample.scores or {}
+    mine = [f"{_AUTHOR}_{SCORE}" if f"{_AUTHOR}_{SCORE}" in scores else SCORE]
     return sample.model_copy(
         update={"scores": {n: s for n, s in (sample.scores or {}).items() if n not in mine}}
     )
-
-
-def _mine(scores: Mapping[str, Any]) -> Sequence[str]:
-    return [f"{_AUTHOR}_{SCORE}" if f"{_AUTHOR}_{SCORE}" in scores else SCORE]
 
 
 def _provenance(reason: str) -> ProvenanceData:

@@ -76,7 +76,8 @@ def kvm_fact(
         reason="" if proof.boots else proof.reason,
         proved_for=key,
     )
-    _remember(cache_file, fact)
+    entry = {"state": fact.state.value, "reason": fact.reason, "for": fact.proved_for}
+    write_json(cache_file, {**read_json(cache_file), _entry(fact.proved_for): entry})
     return fact
 
 
@@ -109,8 +110,3 @@ def _remembered(cache_file: Path, key: str) -> KvmFact | None:
     return KvmFact(
         state=KvmState(entry["state"]), reason=str(entry.get("reason", "")), proved_for=key
     )
-
-
-def _remember(cache_file: Path, fact: KvmFact) -> None:
-    entry = {"state": fact.state.value, "reason": fact.reason, "for": fact.proved_for}
-    write_json(cache_file, {**read_json(cache_file), _entry(fact.proved_for): entry})

@@ -108,7 +108,11 @@ def make_groups(groups: CellGroups, limits: GroupLimits) -> None:
     """
     with _told():
         if groups.unified:
-            _enable_controllers(groups)
+            for parent in {path.parent for path in groups.directories}:
+                file = parent / "cgroup.subtree_control"
+                missing = set(groups.paths) - set(file.read_text().split())
+                if missing:
+                    file.write_text(" ".join(f"+{name}" for name in sorted(missing)))
         for directory in groups.directories:
             directory.mkdir()
         for controller in groups.paths:
@@ -160,14 +164,6 @@ def _told() -> Iterator[None]:
             where=str(exc.filename or "control groups"),
             hint="run `belljar doctor`; it says what this host can do now",
         ) from exc
-
-
-def _enable_controllers(groups: CellGroups) -> None:
-    for parent in {path.parent for path in groups.directories}:
-        file = parent / "cgroup.subtree_control"
-        missing = set(groups.paths) - set(file.read_text().split())
-        if missing:
-            file.write_text(" ".join(f"+{name}" for name in sorted(missing)))
 
 
 def _settings(controller: str, limits: GroupLimits, *, unified: bool) -> _Settings:

@@ -201,7 +201,14 @@ class Jail:
 
         Raises `HostError` or `CellError` that names the step which failed.
         """
-        self._pin_namespaces(await self._wait_said(b"running"))
+        # Once it runs: the last namespace is made on the way in, after the child was announced
+        child = await self._wait_said(b"running")
+        ours = namespaces_of(os.getpid())
+        self._pins = pin_namespaces(child)
+        numbers = {name: os.fstat(fd).st_ino for name, fd in self._pins.items()}
+        self.namespaces = {
+            name: number for name, number in numbers.items() if ours.get(name) != number
+        }
 
     async def wait_network(self) -> ProcessId:
         """Until the jail has a network namespace that waits for its link; its process 1, which is
@@ -271,7 +278,9 @@ class Jail:
         """Kill everything in the jail and wait until it is gone: the lifeline, then SIGKILL to the
         child, then to the supervisor. At most about six seconds.
         """
-        self._close_lifeline()
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+            self._lifeline = None
         for victim in (None, self.child, self.supervisor):
             if victim is not None:
                 with contextlib.suppress(PermissionError):
@@ -330,15 +339,6 @@ class Jail:
             raise RuntimeError("this jail's lifeline is closed, or another's already")
         return lifeline
 
-    def _pin_namespaces(self, child: ProcessId) -> None:
-        """Once it runs: the last namespace is made on the way in, after the child was announced."""
-        ours = namespaces_of(os.getpid())
-        self._pins = pin_namespaces(child)
-        numbers = {name: os.fstat(fd).st_ino for name, fd in self._pins.items()}
-        self.namespaces = {
-            name: number for name, number in numbers.items() if ours.get(name) != number
-        }
-
     async def _gone(self) -> bool:
         """Whether supervisor and child have ended, after a moment: a supervisor that was killed
         from outside is gone before the child is.
@@ -353,11 +353,6 @@ class Jail:
         if self._process.poll() is None:
             await _wait_end(self._process.pid, timeout_s)
         return self._process.poll() is not None
-
-    def _close_lifeline(self) -> None:
-        if self._lifeline is not None:
-            os.close(self._lifeline)
-            self._lifeline = None
 
     def _close(self) -> None:
         _close((self._status, self._diagnosis, self._go))

@@ -137,17 +137,16 @@ def dump_ended(part: bytes) -> bool:
         if length < _HEADER.size:
             raise unseen("the kernel's answer makes no sense")
         if kind == _ERROR:
-            _raise_error(part[at + _HEADER.size : at + length])
+            payload = part[at + _HEADER.size : at + length]
+            if len(payload) < _ERRNO.size:
+                raise unseen("the kernel's answer makes no sense")
+            (code,) = _ERRNO.unpack_from(payload)
+            if code:
+                raise OSError(
+                    -code, os.strerror(-code) if 0 < -code < _MAX_ERRNO else "unknown error"
+                )
         at += (length + 3) & ~3
     return kind in {_DONE, _ERROR}
-
-
-def _raise_error(payload: bytes) -> None:
-    if len(payload) < _ERRNO.size:
-        raise unseen("the kernel's answer makes no sense")
-    (code,) = _ERRNO.unpack_from(payload)
-    if code:
-        raise OSError(-code, os.strerror(-code) if 0 < -code < _MAX_ERRNO else "unknown error")
 
 
 def _read(path: Path) -> str:

@@ -250,7 +250,9 @@ def _remove(part: Part, home: Path) -> None:
         return
     match part.kind:
         case "template":
-            _remove_template(part.path, home)
+            with locked(home, lock_name(part.path.name), wait=False):
+                if (retired := retire_unclaimed(part.path)) is not None:
+                    remove_tree(retired)
         case "image":
             Store(home).remove(part.path.name, only_unnamed=True)
         case "root":
@@ -259,10 +261,3 @@ def _remove(part: Part, home: Path) -> None:
             remove_kernel(home, part.path.name)
         case _:
             remove_tree(part.path)
-
-
-def _remove_template(directory: Path, home: Path) -> None:
-    """Raises `BlockingIOError` while somebody is making it anew."""
-    with locked(home, lock_name(directory.name), wait=False):
-        if (retired := retire_unclaimed(directory)) is not None:
-            remove_tree(retired)

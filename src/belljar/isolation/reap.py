@@ -95,7 +95,16 @@ def reap_now(home: Path, cell_id: str | None = None) -> tuple[Reaped, ...]:
     """As `reap`, blocking, and without half-unpacked images."""
     journal = Journal(home)
     if cell_id is None and home.is_dir():
-        _sweep_store(home, journal)
+        # What was being made, or written, when its owner died: it is known by its name
+        journal.sweep_drafts()
+        sweep_orders(journal.directory)
+        cgroup.sweep_groups()
+        sweep(home / "tmp")
+        for part in home.iterdir():
+            # A tree's files may be other ids' than this user's; of runs there may be very many, and
+            # none is made elsewhere.
+            if part.name not in {"trees", "runs"} and part.is_dir():
+                sweep(part, prefix=MAKING)
     if not any(not entry.owner_lives() for entry in journal.entries()):
         return ()
     with locked(home, "reap"):
@@ -104,19 +113,6 @@ def reap_now(home: Path, cell_id: str | None = None) -> tuple[Reaped, ...]:
             for entry in journal.entries()
             if not entry.owner_lives() and cell_id in {None, entry.cell_id}
         )
-
-
-def _sweep_store(home: Path, journal: Journal) -> None:
-    """What was being made, or written, when its owner died: it is known by its name."""
-    journal.sweep_drafts()
-    sweep_orders(journal.directory)
-    cgroup.sweep_groups()
-    sweep(home / "tmp")
-    for part in home.iterdir():
-        # A tree's files may be other ids' than this user's; of runs there may be very many, and
-        # none is made elsewhere.
-        if part.name not in {"trees", "runs"} and part.is_dir():
-            sweep(part, prefix=MAKING)
 
 
 def _reap_one(home: Path, journal: Journal, entry: JournalEntry) -> Reaped:

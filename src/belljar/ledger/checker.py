@@ -126,7 +126,13 @@ class Checker:
         more, or None.
         """
         while due is not None and due.size == self.tree.size:
-            self._compare_root(due)
+            if due.root != self.tree.root().hex():
+                last = due.size
+                raise LedgerError(
+                    f"changed: lines {self.signed + 1} to {last} are not those that {CHECKPOINTS}:{self.checkpoints} signed",
+                    where=f"{LEDGER}:{max(last, 1)}",
+                )
+            self.signed = due.size
             due = next(statements, None)
         return due
 
@@ -139,9 +145,17 @@ class Checker:
         except ValueError as error:
             raise LedgerError(f"not an event: {error}", where=where) from error
         self._order(line, number)
-        self._bodies_of(line, where)
+        for body in line.bodies:
+            self._body(body, where)
+        if line.data == SPILLED:
+            self._spilled(line, where)
         if line.kind is Kind.RUN_STARTED and self.checkpoint is not None:
-            self._same_run(line.data, where)
+            if line.data.get("run_id") != self.checkpoint.run_id:
+                raise LedgerError(f"of another run than {CHECKPOINTS}", where=where)
+            if line.data.get("key") != self.checkpoint.key:
+                raise LedgerError(
+                    f"names another key than the one that signed {CHECKPOINTS}", where=where
+                )
         self.tree, self.prev, self.mono_ns = (
             self.tree.added(raw),
             sha256_hex(raw),
@@ -171,21 +185,7 @@ class Checker:
                 "its monotonic time is before that of the event before it", where=where
             )
 
-    def _same_run(self, data: dict[str, Any], where: str) -> None:
-        if self.checkpoint and data.get("run_id") != self.checkpoint.run_id:
-            raise LedgerError(f"of another run than {CHECKPOINTS}", where=where)
-        if self.checkpoint and data.get("key") != self.checkpoint.key:
-            raise LedgerError(
-                f"names another key than the one that signed {CHECKPOINTS}", where=where
-            )
-
     # --- bodies
-
-    def _bodies_of(self, line: Line, where: str) -> None:
-        for body in line.bodies:
-            self._body(body, where)
-        if line.data == SPILLED:
-            self._spilled(line, where)
 
     def _body(self, body: BodyRef, where: str) -> None:
         what = f"body {body.name}"
@@ -268,15 +268,6 @@ class Checker:
             return
         if (checkpoint.key, checkpoint.run_id) != (self.checkpoint.key, self.checkpoint.run_id):
             raise LedgerError("of another key or run than the checkpoint before it", where=where)
-
-    def _compare_root(self, checkpoint: Checkpoint) -> None:
-        if checkpoint.root != self.tree.root().hex():
-            last = checkpoint.size
-            raise LedgerError(
-                f"changed: lines {self.signed + 1} to {last} are not those that {CHECKPOINTS}:{self.checkpoints} signed",
-                where=f"{LEDGER}:{max(last, 1)}",
-            )
-        self.signed = checkpoint.size
 
     # --- files
 

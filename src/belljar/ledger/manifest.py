@@ -52,7 +52,13 @@ def check_finished_files(root: int, final: Checkpoint, bodies: Mapping[bytes, in
     due = dict(manifest.files)
     for path in walk_files(root):
         if path.startswith(f"{BODIES}/"):
-            _check_named(path, bodies)
+            digest = path.rpartition("/")[2]
+            try:
+                named = path == body_path(digest) and bytes.fromhex(digest) in bodies
+            except ValueError:
+                named = False
+            if not named:
+                raise LedgerError("added: no event names it", where=path)
         elif path not in {name, CHECKPOINTS}:
             expected = due.pop(path, None)
             if expected is None:
@@ -96,16 +102,6 @@ def _load(root: int, name: str, final: Checkpoint) -> Manifest:
     ):
         raise LedgerError("of another run or key than the final checkpoint", where=name)
     return manifest
-
-
-def _check_named(path: str, bodies: Mapping[bytes, int]) -> None:
-    digest = path.rpartition("/")[2]
-    try:
-        named = path == body_path(digest) and bytes.fromhex(digest) in bodies
-    except ValueError:
-        named = False
-    if not named:
-        raise LedgerError("added: no event names it", where=path)
 
 
 def _is_listed(path: str) -> bool:

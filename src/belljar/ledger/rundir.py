@@ -162,7 +162,16 @@ class RunDirectory:
                 self.recorder = on_failure.enter_context(
                     LedgerWriter(self.path, key, checkpoint_interval_s=self._checkpoint_interval_s)
                 )
-                self._record_start()
+                data: dict[str, JsonValue] = {
+                    "run_id": self.run_id,
+                    "kind": self._kind,
+                    "argv": self._argv,
+                    "what": self._what,
+                    "key": self.recorder.key.fingerprint,
+                    "belljar": __version__,
+                    "libraries": {**library_versions()},
+                }
+                self.recorder.record(Event(kind=Kind.RUN_STARTED, actor=Actor.OPERATOR, data=data))
                 self.write_json("versions.json", _versions() | self._versions)
                 self._stack = on_failure.pop_all()
         except OSError as error:
@@ -194,18 +203,6 @@ class RunDirectory:
         self.path = runs / self.run_id
         self.path.mkdir(mode=0o700)
         sync_directory(runs)
-
-    def _record_start(self) -> None:
-        data: dict[str, JsonValue] = {
-            "run_id": self.run_id,
-            "kind": self._kind,
-            "argv": self._argv,
-            "what": self._what,
-            "key": self.recorder.key.fingerprint,
-            "belljar": __version__,
-            "libraries": {**library_versions()},
-        }
-        self.recorder.record(Event(kind=Kind.RUN_STARTED, actor=Actor.OPERATOR, data=data))
 
     def _seal(self, error: BaseException | None) -> None:
         outcome, exit_code, text = self._outcome or _outcome_of(error)

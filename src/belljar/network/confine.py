@@ -57,7 +57,11 @@ def confine(box: Confinement, *, parent: int) -> None:
         syscalls.CLONE_NEWNET | syscalls.CLONE_NEWNS | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS
     )
     if box.uid is None:
-        _enter_own_user_namespace()
+        uid, gid = os.geteuid(), os.getegid()
+        syscalls.unshare(syscalls.CLONE_NEWUSER)
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{_INNER_ID} {uid} 1")
+        Path("/proc/self/gid_map").write_text(f"{_INNER_ID} {gid} 1")
     syscalls.unshare(spaces)
     _make_root(box.directories)
     _become(box.uid)
@@ -67,14 +71,6 @@ def confine(box: Confinement, *, parent: int) -> None:
     _limit(box, mapped)
     syscalls.no_new_privileges()
     syscalls.install_filter(gateway_filter())
-
-
-def _enter_own_user_namespace() -> None:
-    uid, gid = os.geteuid(), os.getegid()
-    syscalls.unshare(syscalls.CLONE_NEWUSER)
-    Path("/proc/self/setgroups").write_text("deny")
-    Path("/proc/self/uid_map").write_text(f"{_INNER_ID} {uid} 1")
-    Path("/proc/self/gid_map").write_text(f"{_INNER_ID} {gid} 1")
 
 
 def _make_root(directories: Mapping[str, Path]) -> None:

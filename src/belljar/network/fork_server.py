@@ -113,7 +113,12 @@ class _Nursery:
             if "fork" in message:
                 self._fork(number, str(message["fork"]), fds)
             else:
-                self._tell_end(number, int(message["ended"]))
+                # In waitpid's terms; null while it lives; reported once
+                pid = int(message["ended"])
+                status = self._children.get(pid)
+                ipc.send(self._owner, {"number": number, "status": status})
+                if status is not None:
+                    del self._children[pid]
         finally:
             for fd in fds:
                 os.close(fd)
@@ -132,13 +137,6 @@ class _Nursery:
         pidfd = os.pidfd_open(pid)
         ipc.send(self._owner, {"number": number, "pid": pid}, [pidfd])
         os.close(pidfd)
-
-    def _tell_end(self, number: int, pid: int) -> None:
-        """How a child ended, in waitpid's terms; null while it lives. Told once."""
-        status = self._children.get(pid)
-        ipc.send(self._owner, {"number": number, "status": status})
-        if status is not None:
-            del self._children[pid]
 
     def _reap(self) -> None:
         with contextlib.suppress(BlockingIOError):

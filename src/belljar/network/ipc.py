@@ -403,9 +403,23 @@ def _check_event(head: Mapping[str, Any], kinds: frozenset[Kind]) -> None:
     if not isinstance(refs, list) or len(refs) > MAX_BODIES:
         raise WireViolation("bodies are no list of at most 8")
     for ref in refs:
-        _check_ref(ref, MAX_QUESTION_BYTES if kind == ASK else MAX_BODY_BYTES)
+        most_bytes = MAX_QUESTION_BYTES if kind == ASK else MAX_BODY_BYTES
+        if not isinstance(ref, dict):
+            raise WireViolation("a body is no object")
+        _exactly(ref, {"name", "kept_bytes", "total_bytes", "sha256"})
+        kept = _count(ref["kept_bytes"], most_bytes, "kept_bytes")
+        if _count(ref["total_bytes"], _MAX_INT, "total_bytes") < kept:
+            raise WireViolation("more kept than there was")
+        for name, pattern in (("name", _BODY_NAME), ("sha256", _SHA256)):
+            if not isinstance(ref[name], str) or pattern.fullmatch(ref[name]) is None:
+                raise WireViolation(f"a body's {name}")
     if kind == ASK:
-        _check_question(head["data"], refs)
+        data = head["data"]
+        _exactly(data, {"what"})
+        if not isinstance(data["what"], str) or _QUESTION.fullmatch(data["what"]) is None:
+            raise WireViolation("no question's name")
+        if len(refs) != 1 or refs[0]["kept_bytes"] != refs[0]["total_bytes"]:
+            raise WireViolation("a question has one body, whole")
     if kind == ALIVE and (head["data"] or refs):
         raise WireViolation("a sign of life that says more")
     if kind == ENDED:
@@ -415,26 +429,6 @@ def _check_event(head: Mapping[str, Any], kinds: frozenset[Kind]) -> None:
             raise WireViolation("a last word that says more")
     if len({ref["name"] for ref in refs}) != len(refs):
         raise WireViolation("a body's name twice")
-
-
-def _check_question(data: Mapping[str, Any], refs: list[Any]) -> None:
-    _exactly(data, {"what"})
-    if not isinstance(data["what"], str) or _QUESTION.fullmatch(data["what"]) is None:
-        raise WireViolation("no question's name")
-    if len(refs) != 1 or refs[0]["kept_bytes"] != refs[0]["total_bytes"]:
-        raise WireViolation("a question has one body, whole")
-
-
-def _check_ref(ref: object, most_bytes: int) -> None:
-    if not isinstance(ref, dict):
-        raise WireViolation("a body is no object")
-    _exactly(ref, {"name", "kept_bytes", "total_bytes", "sha256"})
-    kept = _count(ref["kept_bytes"], most_bytes, "kept_bytes")
-    if _count(ref["total_bytes"], _MAX_INT, "total_bytes") < kept:
-        raise WireViolation("more kept than there was")
-    for name, pattern in (("name", _BODY_NAME), ("sha256", _SHA256)):
-        if not isinstance(ref[name], str) or pattern.fullmatch(ref[name]) is None:
-            raise WireViolation(f"a body's {name}")
 
 
 def _exactly(value: Mapping[str, Any], names: set[str]) -> None:

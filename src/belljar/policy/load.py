@@ -52,7 +52,10 @@ _MODELS: Final[dict[tuple[str, ...], type[BaseModel]]] = {
 def read_copied(loaded: LoadedPolicy, file: FileCopy) -> bytes:
     """As `LoadedPolicy.read_file`."""
     try:
-        return _read_source(loaded.base, file)
+        content = read_regular(_home(loaded.base), file.source, MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:
+            raise ValueError(f"it has more than {format_size(MAX_FILE_BYTES)}")
+        return content
     except (OSError, ValueError) as exc:
         what = f"the file {kinds.quoted(file.source)} can't be copied in: {_reason(exc)}"
         raise PolicyError(
@@ -311,9 +314,16 @@ def _problem(tree: Tree, error: Any) -> Problem:  # noqa: ANN401 - pydantic's Er
 def _message(error: Any, path: yaml_tree.Path, model: type[BaseModel] | None) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
     match error["type"]:
         case "extra_forbidden":
-            return _unknown(path, model)
+            allowed = list(model.model_fields) if model else []
+            near = kinds.nearest(str(path[-1]), allowed)
+            hint = f"; did you mean `{near}`?" if near else ""
+            return f"there is no such field{hint} Allowed: {kinds.listed(allowed)}".replace(
+                "field Allowed", "field. Allowed"
+            )
         case "missing":
-            return _missing(path, model)
+            field = model.model_fields.get(str(path[-1])) if model else None
+            about = field.description if field is not None and field.description else ""
+            return f"is missing. {about}".rstrip()
         case "value_error":
             return str(error["ctx"]["error"])
         case "model_type" | "dict_type" | "mapping_type" | "model_attributes_type":
@@ -321,21 +331,6 @@ def _message(error: Any, path: yaml_tree.Path, model: type[BaseModel] | None) ->
         case "too_long":
             return f"too many: at most {error['ctx']['max_length']}"
     return printable(str(error["msg"]), max_chars=200)
-
-
-def _unknown(path: yaml_tree.Path, model: type[BaseModel] | None) -> str:
-    allowed = list(model.model_fields) if model else []
-    near = kinds.nearest(str(path[-1]), allowed)
-    hint = f"; did you mean `{near}`?" if near else ""
-    return f"there is no such field{hint} Allowed: {kinds.listed(allowed)}".replace(
-        "field Allowed", "field. Allowed"
-    )
-
-
-def _missing(path: yaml_tree.Path, model: type[BaseModel] | None) -> str:
-    field = model.model_fields.get(str(path[-1])) if model else None
-    about = field.description if field is not None and field.description else ""
-    return f"is missing. {about}".rstrip()
 
 
 def _file_problems(policy: Policy, tree: Tree, base: Path | None) -> Iterator[Problem]:
@@ -432,10 +427,3 @@ def _source_size(base: Path | None, file: FileCopy) -> int:
     if size_bytes > MAX_FILE_BYTES:
         raise ValueError(f"it has {format_size(size_bytes)}")
     return size_bytes
-
-
-def _read_source(base: Path | None, file: FileCopy) -> bytes:
-    content = read_regular(_home(base), file.source, MAX_FILE_BYTES + 1)
-    if len(content) > MAX_FILE_BYTES:
-        raise ValueError(f"it has more than {format_size(MAX_FILE_BYTES)}")
-    return content

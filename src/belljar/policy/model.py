@@ -121,8 +121,17 @@ class Policy(Strict):
     def _within_the_risk(cls, network: Network | None, info: Any) -> Network | None:  # noqa: ANN401 - pydantic's ValidationInfo
         risk = info.data.get("risk")
         if network is not None and risk is not None:
-            _check_upstreams(network, risk)
-            _check_targets(network, demanded_tier(risk, info.data.get("tier")))
+            if network.upstreams and risk > Risk.MEDIUM:
+                raise At(f"risk `{risk}` reaches nothing real: use a stand-in", "upstreams")
+            least = demanded_tier(risk, info.data.get("tier"))
+            for name, item in network.stand_ins.items():
+                if isinstance(item, TargetStandIn) and item.tier is not None and item.tier < least:
+                    raise At(
+                        f"tier `{item.tier}` is less than this range's, `{least}`; a tier can only be raised",
+                        "stand_ins",
+                        name,
+                        "tier",
+                    )
         return network
 
     @field_validator("decoys", mode="after")
@@ -164,22 +173,6 @@ class Policy(Strict):
         seconds.
         """
         return self.model_dump(mode="json")
-
-
-def _check_upstreams(network: Network, risk: Risk) -> None:
-    if network.upstreams and risk > Risk.MEDIUM:
-        raise At(f"risk `{risk}` reaches nothing real: use a stand-in", "upstreams")
-
-
-def _check_targets(network: Network, least: Tier) -> None:
-    for name, item in network.stand_ins.items():
-        if isinstance(item, TargetStandIn) and item.tier is not None and item.tier < least:
-            raise At(
-                f"tier `{item.tier}` is less than this range's, `{least}`; a tier can only be raised",
-                "stand_ins",
-                name,
-                "tier",
-            )
 
 
 def policy_schema() -> dict[str, Any]:

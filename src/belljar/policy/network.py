@@ -137,21 +137,20 @@ def _read_ids(value: object) -> object:
         if name == OWN_CELL:
             raise At(f"`{OWN_CELL}` is the agent's own cell; give the stand-in another name", name)
         if isinstance(body, Mapping):
-            _check_kind(name, body.get("kind"))
+            kind = body.get("kind")
+            if kind is None:
+                raise At(f"is missing. One of {kinds.listed(MODELS)}", name, "kind")
+            if kind not in MODELS:
+                near = kinds.nearest(kind, MODELS) if isinstance(kind, str) else ""
+                hint = f"; did you mean `{near}`?" if near else ""
+                raise At(
+                    f"{kinds.quoted(kind)} is none of {kinds.listed(MODELS)}{hint}", name, "kind"
+                )
         elif not isinstance(body, StandIn):
             raise At(
                 f"a mapping of names to values is needed, but this is {kinds.kind_of(body)}", name
             )
     return value
-
-
-def _check_kind(name: str, kind: object) -> None:
-    if kind is None:
-        raise At(f"is missing. One of {kinds.listed(MODELS)}", name, "kind")
-    if kind not in MODELS:
-        near = kinds.nearest(kind, MODELS) if isinstance(kind, str) else ""
-        hint = f"; did you mean `{near}`?" if near else ""
-        raise At(f"{kinds.quoted(kind)} is none of {kinds.listed(MODELS)}{hint}", name, "kind")
 
 
 class OwnCell(Strict):

@@ -52,21 +52,17 @@ _ID_KIND: Final = kinds.Text(reader=_read_id, pattern=f"^{_ID.pattern}$")
 def _read_place(value: object) -> str:
     text = str(kinds.LINE.read(value))
     if not text.startswith(("/", "~/")):
-        return _read_service_place(text)
+        name, colon, port = text.partition(":")
+        is_port = port.isascii() and port.isdecimal() and 0 < int(port[:6]) < 1 << 16
+        if "/" in name or (colon and (not is_port or int(port) == hosts.RESOLVER_PORT)):
+            raise ValueError(
+                "a place is a file's absolute path in the cell (or begins with `~/`), "
+                "or a service's host name, as in `cache.corp.internal:6379`"
+            )
+        return f"{hosts.read_host(name)}{colon}{port}"
     if ".." in text.split("/") or text.endswith("/"):
         raise ValueError("a place is a file's absolute path in the cell, or begins with `~/`")
     return text
-
-
-def _read_service_place(text: str) -> str:
-    name, colon, port = text.partition(":")
-    is_port = port.isascii() and port.isdecimal() and 0 < int(port[:6]) < 1 << 16
-    if "/" in name or (colon and (not is_port or int(port) == hosts.RESOLVER_PORT)):
-        raise ValueError(
-            "a place is a file's absolute path in the cell (or begins with `~/`), "
-            "or a service's host name, as in `cache.corp.internal:6379`"
-        )
-    return f"{hosts.read_host(name)}{colon}{port}"
 
 
 def _without_default(schema: dict[str, Any]) -> None:

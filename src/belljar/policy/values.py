@@ -29,7 +29,16 @@ def policy_of(policy: Policy | Mapping[str, Any]) -> LoadedPolicy:
             YAML has no word for.
     """
     if isinstance(policy, Policy):
-        return _of_model(policy)
+        # Checked again: `model_copy` and `model_construct` check nothing
+        if policy.files:
+            raise PolicyError(
+                "files: a Policy has no directory that they could be copied from",
+                where=_MODEL,
+                hint="write the policy as a file, or use `Cell.write_file`",
+            )
+        unchecked = LoadedPolicy(policy=policy, text=b"", source=_MODEL)
+        checked = with_changes(unchecked, {})
+        return replace(checked, text=json.dumps(checked.policy.to_json(), indent=2).encode())
     try:
         text = json.dumps(_plain(policy), indent=2, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as error:  # a lone surrogate is a ValueError, too
@@ -40,19 +49,6 @@ def policy_of(policy: Policy | Mapping[str, Any]) -> LoadedPolicy:
         what = found[0] if len(found) == 1 else "\n  ".join((f"{len(found)} problems", *found))
         raise PolicyError(what, where=_DICT, hint=HINT_EXAMPLE)
     return LoadedPolicy(policy=examined.policy, text=text, source=_DICT)
-
-
-def _of_model(policy: Policy) -> LoadedPolicy:
-    """Checked again: `model_copy` and `model_construct` check nothing."""
-    if policy.files:
-        raise PolicyError(
-            "files: a Policy has no directory that they could be copied from",
-            where=_MODEL,
-            hint="write the policy as a file, or use `Cell.write_file`",
-        )
-    unchecked = LoadedPolicy(policy=policy, text=b"", source=_MODEL)
-    checked = with_changes(unchecked, {})
-    return replace(checked, text=json.dumps(checked.policy.to_json(), indent=2).encode())
 
 
 def _plain(value: object) -> Any:  # noqa: ANN401 - JSON values

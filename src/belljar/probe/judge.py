@@ -69,7 +69,13 @@ def judge_probe(
     if answer is None:
         return _finding(probe, Verdict.VOID, None, "no answer came", Side.HOST)
     if answer.outcome is Outcome.REACHED:
-        return _reached(probe, answer, sight, tier)
+        known = probe.expected.get(tier, "")
+        if known and (sight is None or sight.touched is False):
+            return _finding(
+                probe, Verdict.CONTAINED, answer, "the cell says reached", Side.GUEST, known=known
+            )
+        saw = f"; {sight.what}" if sight is not None else ""
+        return _finding(probe, Verdict.BREACHED, answer, f"the cell says reached{saw}", Side.GUEST)
     if answer.outcome is Outcome.ERROR:
         return _finding(probe, Verdict.VOID, answer, "it could not be tried", Side.GUEST)
     if sight is None:
@@ -78,16 +84,6 @@ def judge_probe(
         )
     verdict = Verdict.VOID if sight.touched is None else Verdict.CONTAINED
     return _finding(probe, verdict, answer, sight.what, Side.HOST)
-
-
-def _reached(probe: Probe, answer: Answer, sight: Sight | None, tier: str) -> Finding:
-    known = probe.expected.get(tier, "")
-    if known and (sight is None or sight.touched is False):
-        return _finding(
-            probe, Verdict.CONTAINED, answer, "the cell says reached", Side.GUEST, known=known
-        )
-    saw = f"; {sight.what}" if sight is not None else ""
-    return _finding(probe, Verdict.BREACHED, answer, f"the cell says reached{saw}", Side.GUEST)
 
 
 def _stray(witness: Witness, named: set[Witness | None], sights: Mapping[Witness, Sight]) -> bool:

@@ -273,7 +273,13 @@ def _add(found: RangeFindings, line: Line) -> None:
             found.failed = printable(str(data["reason"]), max_chars=400)
             found.breached = data["error"] == "ContainmentBreach"
         case Kind.RANGE_DESTROYED:
-            _add_end(found, data)
+            found.destroyed, found.clean = True, bool(data["clean"])
+            found.left.extend(str(survivor) for survivor in data["survivors"])
+            found.not_checked.extend(str(missed) for missed in data.get("not_checked", []))
+            counters = data.get("counters", {})
+            found.counters = {
+                str(name): count for name, count in counters.items() if isinstance(count, int)
+            }
         case Kind.NETWORK_FLOW:
             _add_flow(found, data)
         case Kind.NETWORK_DNS:
@@ -288,16 +294,6 @@ def _add(found: RangeFindings, line: Line) -> None:
             _add_limit(found, data)
         case _:
             pass
-
-
-def _add_end(found: RangeFindings, data: Mapping[str, Any]) -> None:
-    found.destroyed, found.clean = True, bool(data["clean"])
-    found.left.extend(str(survivor) for survivor in data["survivors"])
-    found.not_checked.extend(str(missed) for missed in data.get("not_checked", []))
-    counters = data.get("counters", {})
-    found.counters = {
-        str(name): count for name, count in counters.items() if isinstance(count, int)
-    }
 
 
 def _add_connection(found: RangeFindings, data: Mapping[str, Any]) -> None:

@@ -97,7 +97,13 @@ class Requests:
         if line.kind is Kind.NETWORK_HTTP:
             self._add_http(line)
         elif line.kind is Kind.NETWORK_HTTP_ANSWERED:
-            self._add_answer(line.data)
+            data = line.data
+            request = self._unanswered.pop(data["exchange"], None)
+            if request is not None:
+                request.status, request.answer_bytes = data["status"], data["bytes"]
+                request.request_bytes = max(
+                    request.request_bytes, _count(data.get("request_bytes"))
+                )
         elif line.kind is Kind.NETWORK_STREAM:
             self._add_stream(line)
 
@@ -117,12 +123,6 @@ class Requests:
         )
         self._unanswered[data["exchange"]] = request
         self._add(request)
-
-    def _add_answer(self, data: Mapping[str, Any]) -> None:
-        request = self._unanswered.pop(data["exchange"], None)
-        if request is not None:
-            request.status, request.answer_bytes = data["status"], data["bytes"]
-            request.request_bytes = max(request.request_bytes, _count(data.get("request_bytes")))
 
     def _add_stream(self, line: Line) -> None:
         """One is listed when it ends: its beginning has no sizes."""

@@ -60,7 +60,18 @@ class UpstreamGatherer:
         """One event more."""
         if line.kind is Kind.NETWORK_UPSTREAM:
             host = str(line.data["host"])
-            _add(self.found.setdefault(host, UpstreamUse(host=host)), line.data)
+            use = self.found.setdefault(host, UpstreamUse(host=host))
+            data = line.data
+            use.connections += data["verdict"] == "dialled"
+            use.failed += data["verdict"] == "failed"
+            use.refused += data["verdict"] == "refused"
+            use.cut += data["verdict"] == "cut"
+            for known, new in (
+                (use.reasons, str(data["reason"])),
+                (use.addresses, str(data["address"])),
+            ):
+                if new and new not in known:
+                    known.append(new)
 
 
 def gather_upstreams(lines: Iterable[Line]) -> tuple[UpstreamUse, ...]:
@@ -69,13 +80,3 @@ def gather_upstreams(lines: Iterable[Line]) -> tuple[UpstreamUse, ...]:
     for line in lines:
         gatherer.take(line)
     return tuple(gatherer.found.values())
-
-
-def _add(use: UpstreamUse, data: Any) -> None:  # noqa: ANN401 - JSON values
-    use.connections += data["verdict"] == "dialled"
-    use.failed += data["verdict"] == "failed"
-    use.refused += data["verdict"] == "refused"
-    use.cut += data["verdict"] == "cut"
-    for known, new in ((use.reasons, str(data["reason"])), (use.addresses, str(data["address"]))):
-        if new and new not in known:
-            known.append(new)

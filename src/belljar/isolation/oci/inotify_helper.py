@@ -71,7 +71,13 @@ def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[2]))
     paths = json.load(sys.stdin)
     try:
-        marked = _mark(int(sys.argv[3]), paths)
+        agent = int(sys.argv[3])
+        with Path(f"/proc/{agent}/ns/user").open("rb") as namespace:
+            libc = ctypes.CDLL(None, use_errno=True)
+            if libc.setns(namespace.fileno(), _CLONE_NEWUSER) != 0:
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        root = os.open(f"/proc/{agent}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        marked = mark_files("inotify", root, paths)
     except OSError as error:
         answer = {"errno": error.errno, "error": error.strerror or str(error)}
         channel.send(json.dumps(answer).encode())
@@ -79,12 +85,3 @@ def main() -> None:
     files = [[watch, path] for (watch, _), path in marked.files.items()]
     found = json.dumps({"files": files, "missing": dict(marked.missing)}).encode()
     socket.send_fds(channel, [found], [marked.fd])
-
-
-def _mark(agent: int, paths: Sequence[str]) -> Marked:
-    with Path(f"/proc/{agent}/ns/user").open("rb") as namespace:
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.setns(namespace.fileno(), _CLONE_NEWUSER) != 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    root = os.open(f"/proc/{agent}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    return mark_files("inotify", root, paths)

@@ -40,7 +40,10 @@ def ensure_runtime_root(home: Path, runtime: OciRuntime) -> ProgramRoot:
     """
     program = Path(runtime.path)
     _check_program(program, runtime.name)
-    inside = _inside(program)
+    # Its own path, for words that name it, but where something is mounted over that
+    points = (*map(Path, DIRECTORY_POINTS), Path(CONFIG_PATH).parent)
+    covered = any(program.is_relative_to(point) for point in points)
+    inside = f"/usr/bin/{program.name}" if covered else str(program)
     recipe = Recipe(
         directory="runtimes",
         program=program,
@@ -75,13 +78,6 @@ def _check_program(program: Path, name: str) -> None:
             f"the OCI runtime {name} is no program (a script, perhaps): it can't be put into a jail"
         )
         raise HostError(what, where=str(program), hint=_SCRIPT_HINT)
-
-
-def _inside(program: Path) -> str:
-    """Its own path, for words that name it, but where something is mounted over that."""
-    points = (*map(Path, DIRECTORY_POINTS), Path(CONFIG_PATH).parent)
-    covered = any(program.is_relative_to(point) for point in points)
-    return f"/usr/bin/{program.name}" if covered else str(program)
 
 
 def ensure_unpacker_root(home: Path) -> ProgramRoot:

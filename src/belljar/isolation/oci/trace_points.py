@@ -83,7 +83,8 @@ def read_point(message: bytes) -> Point | None:
         outcome = dict(_fields(_bytes(fields, 2)))
     except ValueError:
         return None
-    result = _signed(_number(outcome, 1))
+    value = _number(outcome, 1)
+    result = value - (1 << 64) if value >> 63 else value
     if result < 0 or _number(outcome, 2):
         return None
     read_path = _bytes(fields, 5) if result else b""  # 0: the end of the file
@@ -150,7 +151,3 @@ def _number(fields: dict[int, int | bytes], key: int) -> int:
 def _bytes(fields: dict[int, int | bytes], key: int) -> bytes:
     value = fields.get(key, b"")
     return value if isinstance(value, bytes) else b""
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >> 63 else value

@@ -243,7 +243,9 @@ class Listener:
             if known.numbers == numbers:  # said again
                 return
             known.ambiguous |= not known.is_ended
-            self._put_away(pair, known)
+            del self._found[pair]
+            if known.has_spoken:
+                self._done.append(known)
         if len(self._found) + len(self._done) >= MAX_BEGUN:
             self.left_out["connections"] += 1
             return
@@ -254,11 +256,6 @@ class Listener:
         said = self._found[pair] = _Open(numbers, *pair, segment.at_s, segment.at_s, *streams)
         if asked is not None and is_taken:
             self._hear(said, said.sent, asked._replace(sequence=first))
-
-    def _put_away(self, pair: tuple[End, End], known: _Open) -> None:
-        del self._found[pair]
-        if known.has_spoken:
-            self._done.append(known)
 
     def _hear(self, said: _Open, stream: _Stream, segment: Segment) -> None:
         said.is_ended |= bool(segment.flags & _FIN)

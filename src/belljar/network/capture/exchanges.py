@@ -287,9 +287,6 @@ class _Talk:
             message.take(data)
             if len(data) < size or (size and not side.skip(_LINE_END)):
                 return False
-        return self._trailer(side, message)
-
-    def _trailer(self, side: _Side, message: _Message) -> bool:
         while not side.skip(_LINE_END):
             self._spend(1)
             if (field := side.match(_TRAILER)) is None:

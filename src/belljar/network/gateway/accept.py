@@ -129,7 +129,13 @@ class Front:
             self._site.starve()
             reset(sock)
         except Exception as error:  # noqa: BLE001 - a fault that one connection can cause ends that connection, on record
-            await self._tell_failed(peer, error)
+            try:
+                data = stream_data(
+                    peer, "", "refused", f"the gateway failed: {type(error).__name__}"
+                )
+                await self._site.reporter.record(Item(Kind.NETWORK_STREAM, data))
+            except MemoryError:
+                self._site.starve()
         finally:
             self._connections.pop(task, None)
             self._release(sock, source[0], kind)
@@ -156,13 +162,6 @@ class Front:
         except MemoryError:
             peer.account.unread_bytes += 1
         self._site.tell(partial(connection_item, peer, closed=True))
-
-    async def _tell_failed(self, peer: Peer, error: Exception) -> None:
-        try:
-            data = stream_data(peer, "", "refused", f"the gateway failed: {type(error).__name__}")
-            await self._site.reporter.record(Item(Kind.NETWORK_STREAM, data))
-        except MemoryError:
-            self._site.starve()
 
     def _release(self, sock: socket.socket, address: str, kind: str) -> None:
         sock.close()

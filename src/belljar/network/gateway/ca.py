@@ -46,7 +46,14 @@ class Authority:
         self._max_leaves = max_leaves
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._leaf_key = ec.generate_private_key(ec.SECP256R1())
-        self._certificate = self._own_certificate()
+        self._certificate = (
+            self._builder(
+                _named(AUTHORITY_NAME), self._key.public_key(), AUTHORITY_AGE, AUTHORITY_LIFE
+            )
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_usage(signs_certificates=True), critical=True)
+            .sign(self._key, hashes.SHA256())
+        )
         self.certificate = self._certificate.public_bytes(serialization.Encoding.PEM)
         self._leaves: OrderedDict[tuple[str, bool], ssl.SSLContext] = OrderedDict()
 
@@ -90,16 +97,6 @@ class Authority:
             serialization.NoEncryption(),
         )
         return key + leaf.public_bytes(serialization.Encoding.PEM) + self.certificate
-
-    def _own_certificate(self) -> x509.Certificate:
-        return (
-            self._builder(
-                _named(AUTHORITY_NAME), self._key.public_key(), AUTHORITY_AGE, AUTHORITY_LIFE
-            )
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(_usage(signs_certificates=True), critical=True)
-            .sign(self._key, hashes.SHA256())
-        )
 
     def _builder(
         self,

@@ -194,20 +194,17 @@ class HttpConnection:
                     self._head_may_begin(len(data))
                 self._arrived = b""
                 await self._protocol.handle(RawData(data))
-                await self._tell_remainder()
+                account = self._peer.account
+                if account.is_over and not self._ended:
+                    raise RefusedRequest(TOO_MUCH)
+                if account.is_part_due:
+                    await self._site.reporter.record(connection_item(self._peer, closed=False))
             except RefusedRequest as refused:
                 await self._protocol.refuse(refused)
                 return
             if not data or self._ended:
                 return
             data = await self._receive()
-
-    async def _tell_remainder(self) -> None:
-        account = self._peer.account
-        if account.is_over and not self._ended:
-            raise RefusedRequest(TOO_MUCH)
-        if account.is_part_due:
-            await self._site.reporter.record(connection_item(self._peer, closed=False))
 
     async def _receive(self) -> bytes:
         data = b""

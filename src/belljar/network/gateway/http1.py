@@ -208,22 +208,15 @@ class Http1(H11Protocol):
     async def handle(self, event: Event) -> None:
         """hypercorn's, and a WebSocket that is over its bound has ended, whatever more it sends."""
         if isinstance(event, RawData) and self._frames is not None:
-            self._count_frames(event.data)
+            # Bytes behind a WebSocket's handshake; before it is accepted there are no frames
+            if isinstance(self.stream, WSStream) and self.stream.handshake.accepted:
+                self._frames.feed(event.data)
+            else:
+                self._account.remain("outside_websocket", event.data)
         await super().handle(event)
         buffer = getattr(self.stream, "buffer", None)
         if buffer is not None and buffer.length > buffer.max_length:
             await self.send(Closed())
-
-    def _count_frames(self, data: bytes) -> None:
-        """Bytes behind a WebSocket's handshake; before it is accepted there are no frames."""
-        if (
-            self._frames is not None
-            and isinstance(self.stream, WSStream)
-            and self.stream.handshake.accepted
-        ):
-            self._frames.feed(data)
-        else:
-            self._account.remain("outside_websocket", data)
 
     async def _close_stream(self) -> None:
         make_room(self.stream)

@@ -136,7 +136,11 @@ class Http2(H2Protocol):
             try:
                 events = self.connection.receive_data(frame.raw)
             except h2.exceptions.ProtocolError as error:
-                self._account_for_refused(frame)
+                self._account.remain("headers", bytes(self._block))
+                self._block.clear()
+                self._account.remain(f"h2_{frame.name}", frame.raw)
+                if frame.kind in (HEADERS, CONTINUATION):
+                    self._account.show_fields(self._decoder.fields)
                 await self._on_refused(f"{type(error).__name__}: {error}")
                 await self._flush()
                 await self.send(Closed())
@@ -145,18 +149,20 @@ class Http2(H2Protocol):
             for item in events:
                 await self._handle_one(item)
 
-    def _account_for_refused(self, frame: Frame) -> None:
-        self._account.remain("headers", bytes(self._block))
-        self._block.clear()
-        self._account.remain(f"h2_{frame.name}", frame.raw)
-        if frame.kind in (HEADERS, CONTINUATION):
-            self._account.show_fields(self._decoder.fields)
-
     def _account_for(self, frame: Frame, events: list[h2.events.Event]) -> None:
         if frame.raw == PREFACE:
             self._account.frame(len(PREFACE))
         elif frame.kind == DATA:
-            self._account_for_data(frame, events)
+            data = account_for_header(self._account, frame, self._open)
+            # The library's own copy is what the exchange gets; none of a request that was reset.
+            received = next(
+                (event.data for event in events if isinstance(event, h2.events.DataReceived)), None
+            )
+            incoming = self._incoming.get(frame.stream)
+            if received and incoming is not None:
+                incoming.came(received)
+            else:
+                self._account.remain(LATE_BODY, data)
         elif frame.kind in (HEADERS, CONTINUATION):
             streams = (
                 self._open | {self._next_stream} if frame.kind == HEADERS else {self._block_stream}
@@ -167,18 +173,6 @@ class Http2(H2Protocol):
                 self._account_for_block(events)
         else:
             account_for_control(self._account, frame, self._open)
-
-    def _account_for_data(self, frame: Frame, events: list[h2.events.Event]) -> None:
-        data = account_for_header(self._account, frame, self._open)
-        # The library's own copy is what the exchange gets; none of a request that was reset.
-        received = next(
-            (event.data for event in events if isinstance(event, h2.events.DataReceived)), None
-        )
-        incoming = self._incoming.get(frame.stream)
-        if received and incoming is not None:
-            incoming.came(received)
-        else:
-            self._account.remain(LATE_BODY, data)
 
     def _account_for_block(self, events: list[h2.events.Event]) -> None:
         block = bytes(self._block)

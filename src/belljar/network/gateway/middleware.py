@@ -180,17 +180,14 @@ class Exchange:
             return
         self._answered = True
         self._reason = reason
-        self._take_unread()
+        # What has come and waits for the stand-in to read it
+        queue = getattr(self._upstream, "__self__", None)
+        while self._websocket is None and isinstance(queue, asyncio.Queue) and not queue.empty():
+            self._take(queue.get_nowait().get("body", b""))
         if self._recorded_bytes is None:
             self._site.tell(self._request_item)
         status = None if self._websocket is None else self._websocket.status
         self._site.tell(partial(self._answer_item, status=status))
-
-    def _take_unread(self) -> None:
-        """What has come and waits for the stand-in to read it."""
-        queue = getattr(self._upstream, "__self__", None)
-        while self._websocket is None and isinstance(queue, asyncio.Queue) and not queue.empty():
-            self._take(queue.get_nowait().get("body", b""))
 
     async def _receive_for_app(self) -> Message:
         """To the stand-in, a request that is refused while it is read has broken off, as it may
@@ -211,7 +208,12 @@ class Exchange:
         message = await self._next_piece()
         if message["type"] == "http.request":
             self._hold(message.get("body", b""))
-            self._bound_body()
+            bounds, total = self._site.bounds, self._request.total_bytes
+            if total > (bounds.body_bytes if self.verdict.allowed else bounds.kept_body_bytes):
+                raise Refused("the body is over the bound", 413)
+            late = time.monotonic() - self._start - bounds.body_wait_s
+            if late > 0 and total < late * bounds.body_bytes_per_s:
+                raise Refused("the body is too slow", 408)
             if not message.get("more_body", False):
                 self._complete = self._read_all = True
                 await self._record_request()
@@ -243,14 +245,6 @@ class Exchange:
         if self._site.bodies_bytes > self._site.bounds.bodies_bytes:
             self._site.hit("bodies_bytes")
             raise Refused("the bodies of all requests are over the bound", 503)
-
-    def _bound_body(self) -> None:
-        bounds, total = self._site.bounds, self._request.total_bytes
-        if total > (bounds.body_bytes if self.verdict.allowed else bounds.kept_body_bytes):
-            raise Refused("the body is over the bound", 413)
-        late = time.monotonic() - self._start - bounds.body_wait_s
-        if late > 0 and total < late * bounds.body_bytes_per_s:
-            raise Refused("the body is too slow", 408)
 
     async def _send(self, message: Message) -> None:
         if self._answered or self._refused is not None:

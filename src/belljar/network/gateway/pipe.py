@@ -69,7 +69,13 @@ class TcpPipe:
             try:
                 return self._take(max_bytes)
             except BlockingIOError:
-                await self._until_readable()
+                readable: asyncio.Future[None] = self._loop.create_future()
+                fd = self.sock.fileno()
+                self._loop.add_reader(fd, _done, readable)
+                try:
+                    await readable
+                finally:
+                    self._loop.remove_reader(fd)
 
     def _take(self, max_bytes: int) -> bytes:
         try:
@@ -80,15 +86,6 @@ class TcpPipe:
         self.account.receive(len(data))
         self.account.is_at_end |= not data
         return data
-
-    async def _until_readable(self) -> None:
-        readable: asyncio.Future[None] = self._loop.create_future()
-        fd = self.sock.fileno()
-        self._loop.add_reader(fd, _done, readable)
-        try:
-            await readable
-        finally:
-            self._loop.remove_reader(fd)
 
     async def send(self, data: bytes) -> None:
         """See `Pipe`."""

@@ -181,16 +181,13 @@ class Reporter:
             await self._has_room()
         except asyncio.CancelledError:
             for item in items:
-                self._post_if_there_is_memory(item)
+                try:
+                    self.post(item)
+                except MemoryError:
+                    self._unreported += 1
             raise
         for future in [self.post(item) for item in items]:
             await future
-
-    def _post_if_there_is_memory(self, item: Item) -> None:
-        try:
-            self.post(item)
-        except MemoryError:
-            self._unreported += 1
 
     def post(self, item: Item) -> asyncio.Future[Any]:
         """Sends one without waiting: for what nothing depends on (the end of a connection that is

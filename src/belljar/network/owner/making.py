@@ -257,21 +257,18 @@ def _check_readable(stand_in: StandInPlan, directory: Path, uid: int | None) -> 
     for folder, folders, files in os.walk(directory):
         for name in (".", *folders, *files):
             looked_at += 1
-            _refuse_unreadable(stand_in, Path(folder, name))
+            path = Path(folder, name)
+            found = path.lstat()
+            is_folder = path.is_dir() and not path.is_symlink()
+            wanted = 0o005 if is_folder else 0o004
+            if not path.is_symlink() and found.st_mode & wanted != wanted:
+                raise HostError(
+                    f"the gateway could not read a file of the stand-in {stand_in.id}: it runs as a uid of its own",
+                    where=str(path),
+                    hint=f"chmod -R o+rX {stand_in.directory}",
+                )
         if looked_at > _MOST_FILES_LOOKED_AT:
             return
-
-
-def _refuse_unreadable(stand_in: StandInPlan, path: Path) -> None:
-    found = path.lstat()
-    is_folder = path.is_dir() and not path.is_symlink()
-    wanted = 0o005 if is_folder else 0o004
-    if not path.is_symlink() and found.st_mode & wanted != wanted:
-        raise HostError(
-            f"the gateway could not read a file of the stand-in {stand_in.id}: it runs as a uid of its own",
-            where=str(path),
-            hint=f"chmod -R o+rX {stand_in.directory}",
-        )
 
 
 def _find_nft() -> str:

@@ -324,22 +324,19 @@ class Range:
             raise CellError("a part of the range said twice that it is up", where=self._where())
         self._mark("up")
         with self._pinning:
-            self._pin(lines)
+            self._pins = pin_namespaces(lines.supervisor.process)
+            ours = namespaces_of(os.getpid())
+            numbers = {name: os.fstat(fd).st_ino for name, fd in self._pins.items()}
+            theirs = {name: number for name, number in numbers.items() if ours.get(name) != number}
+            if "net" not in theirs or self._entry is None:
+                raise self._running().error or CellError(
+                    "the range has no network namespace of its own", where=self._where()
+                )
+            self._entry = self._journal.update(self._entry, namespaces=theirs)
         if (error := self._running().error) is not None:
             with self._pinning:
                 self._let_network_go()
             raise error
-
-    def _pin(self, lines: Lines) -> None:
-        self._pins = pin_namespaces(lines.supervisor.process)
-        ours = namespaces_of(os.getpid())
-        numbers = {name: os.fstat(fd).st_ino for name, fd in self._pins.items()}
-        theirs = {name: number for name, number in numbers.items() if ours.get(name) != number}
-        if "net" not in theirs or self._entry is None:
-            raise self._running().error or CellError(
-                "the range has no network namespace of its own", where=self._where()
-            )
-        self._entry = self._journal.update(self._entry, namespaces=theirs)
 
     def _wait_for(self, *wanted: str) -> str:
         watch = self._running()
@@ -359,7 +356,10 @@ class Range:
         except OSError as exc:
             raise CellError(f"the cell {cell} has no network namespace: {exc.strerror}", where=self._where()) from exc
         try:
-            self._refuse_ours(cell, namespace)
+            # A port in the host's namespace would be a way out
+            number = os.fstat(namespace).st_ino
+            if number == namespaces_of(os.getpid(), ("net",)).get("net") or number == namespaces_of(1, ("net",)).get("net"):
+                raise CellError(f"the cell {cell} is in the host's own network namespace", where=self._where())
             fds = [namespace]
             if not self._is_users:
                 # Root's supervisor may enter no namespace: what it needs of the cell's is opened here, in a thread that goes nowhere else.
@@ -370,12 +370,6 @@ class Range:
             self._attached[cell] = os.fstat(namespace).st_ino
         finally:
             os.close(namespace)
-
-    def _refuse_ours(self, cell: str, namespace: int) -> None:
-        """A port in the host's namespace would be a way out."""
-        number = os.fstat(namespace).st_ino
-        if number == namespaces_of(os.getpid(), ("net",)).get("net") or number == namespaces_of(1, ("net",)).get("net"):
-            raise CellError(f"the cell {cell} is in the host's own network namespace", where=self._where())
 
     def _request(self, message: Mapping[str, Any], fds: list[int] | None = None) -> None:
         """Ask the supervisor, and wait until it has done it. Raises what the range died of, or `CellError`."""

@@ -354,18 +354,15 @@ class Watch:
             case Alive():
                 self._send(encode_ack(said.id))
             case Ended():
-                self._take_last_word(said)
+                if not self._is_ending:
+                    raise ProtocolViolation(
+                        "the gateway broke its protocol: it has ended unasked", where=self._where()
+                    )
+                self._has_ended = True
+                self._unreported += said.unreported
+                self._last_word.set()
             case Asked():
                 self._ask(said)
-
-    def _take_last_word(self, said: Ended) -> None:
-        if not self._is_ending:
-            raise ProtocolViolation(
-                "the gateway broke its protocol: it has ended unasked", where=self._where()
-            )
-        self._has_ended = True
-        self._unreported += said.unreported
-        self._last_word.set()
 
     def _record(self, kind: Kind, data: Mapping[str, Any], bodies: tuple[Any, ...] = ()) -> None:
         # The range's name stands first: what is cut down keeps the first fields.

@@ -114,23 +114,20 @@ class Maker:
                 return given
         for word in ("oneOf", "anyOf"):
             if word in schema:
-                return self._branch(schema, word, name, depth, index)
+                rest = {key: item for key, item in schema.items() if key != word}
+                why = NoExampleError(f"no branch of `{word}` can be met")
+                for branch in schema[word]:
+                    try:
+                        value = self._value(
+                            _both(rest, self._merged(branch, 0)), name, depth + 1, index
+                        )
+                    except NoExampleError as exc:
+                        why = exc
+                        continue
+                    if self.schemas.fits(schema, value):
+                        return value
+                raise why
         return self._typed(schema, name, depth, index)
-
-    def _branch(
-        self, schema: Mapping[str, Any], word: str, name: str, depth: int, index: int
-    ) -> Any:  # noqa: ANN401
-        rest = {key: item for key, item in schema.items() if key != word}
-        why = NoExampleError(f"no branch of `{word}` can be met")
-        for branch in schema[word]:
-            try:
-                value = self._value(_both(rest, self._merged(branch, 0)), name, depth + 1, index)
-            except NoExampleError as exc:
-                why = exc
-                continue
-            if self.schemas.fits(schema, value):
-                return value
-        raise why
 
     def _merged(self, schema: Any, depth: int) -> dict[str, Any]:  # noqa: ANN401 - a schema
         """The schema without `$ref` and `allOf` at its top."""

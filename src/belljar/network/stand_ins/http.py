@@ -245,7 +245,13 @@ class _Server:
         await receive()
         await send({"type": "websocket.accept"})
         if route.websocket == "echo":
-            await _echo(receive, send)
+            while (message := await _message(receive)) is not None:
+                await send(
+                    {
+                        "type": "websocket.send",
+                        "text" if isinstance(message, str) else "bytes": message,
+                    }
+                )
         else:
             await _play(route.script, self.view(request, chosen[1], visit), receive, send)
 
@@ -265,13 +271,6 @@ async def _message(receive: Receive) -> str | bytes | None:
     text = event.get("text")
     found: str | bytes = text if text is not None else event.get("bytes") or b""
     return found if len(found) <= MAX_MESSAGE_BYTES else None
-
-
-async def _echo(receive: Receive, send: Send) -> None:
-    while (message := await _message(receive)) is not None:
-        await send(
-            {"type": "websocket.send", "text" if isinstance(message, str) else "bytes": message}
-        )
 
 
 async def _play(script: tuple[Line, ...], view: View, receive: Receive, send: Send) -> None:

@@ -110,7 +110,10 @@ class MultipartReader:
             return False
         self._take(bytes(self._buffer[:at]))
         ending = bytes(self._buffer[after : after + 2])
-        self._finish_part()
+        if self._field_name is not None:
+            self.form.fields.setdefault(self._field_name, self._value.decode("utf-8", "replace"))
+        self._file, self._field_name = None, None
+        self._value.clear()
         del self._buffer[: after + 2]
         if ending == b"--":
             self.form.complete = True
@@ -155,12 +158,6 @@ class MultipartReader:
             self.form.cut |= len(data) > room
             self._value += data[:room]
             self._field_bytes += min(room, len(data))
-
-    def _finish_part(self) -> None:
-        if self._field_name is not None:
-            self.form.fields.setdefault(self._field_name, self._value.decode("utf-8", "replace"))
-        self._file, self._field_name = None, None
-        self._value.clear()
 
 
 def _boundary(content_type: str) -> bytes:

@@ -234,7 +234,13 @@ def _unquoted(text: str, at: int) -> str:
 def _wrong(reference: Reference) -> str:
     root, steps, arguments = reference.root, reference.steps, reference.arguments
     if root == "random":
-        return _wrong_random(steps, arguments)
+        if steps == ("hex",) and len(arguments) == 1 and 1 <= arguments[0] <= 256:
+            return ""
+        if steps == ("int",) and len(arguments) == 2 and arguments[0] <= arguments[1]:
+            return ""
+        if steps == ("uuid",) and not arguments:
+            return ""
+        return "randomness is `random.hex(BYTES)` with 1 to 256, `random.int(LEAST, MOST)` or `random.uuid`"
     if arguments:
         return f"`{root}` takes no arguments"
     if root in _SIMPLE and steps:
@@ -244,16 +250,6 @@ def _wrong(reference: Reference) -> str:
     if root == "now" and steps not in _NOW:
         return "time is `now`, `now.unix`, `now.http` or `now.date`"
     return f"more than {MAX_STEPS} steps" if len(steps) > MAX_STEPS else ""
-
-
-def _wrong_random(steps: tuple[Step, ...], arguments: tuple[int, ...]) -> str:
-    if steps == ("hex",) and len(arguments) == 1 and 1 <= arguments[0] <= 256:
-        return ""
-    if steps == ("int",) and len(arguments) == 2 and arguments[0] <= arguments[1]:
-        return ""
-    if steps == ("uuid",) and not arguments:
-        return ""
-    return "randomness is `random.hex(BYTES)` with 1 to 256, `random.int(LEAST, MOST)` or `random.uuid`"
 
 
 def parse_reference(text: str) -> Reference:

@@ -86,7 +86,16 @@ def run_supervisor(fds: list[int], parent: int) -> NoReturn:
     os.close(fds[3])
     if ipc.receive(owner) != ({"go": True}, []):
         raise ValueError("the owner has not said go")
-    task = _read_task(fds[2])
+    fd = fds[2]
+    document = ipc.from_file(fd)
+    task = _Task(
+        layout=RangeLayout.from_json(document["layout"]),
+        network=NetworkPlan.from_json(document["network"]),
+        nft=str(document["nft"]),
+        uid=document["uid"],
+        check_every_s=float(document["check_every_s"]),
+        timeout_s=float(document["timeout_s"]),
+    )
     try:
         supervisor = _Supervisor(task, owner, fds[4], fds[5 : 5 + FILES])
         supervisor.make(gateway, parent)
@@ -101,18 +110,6 @@ def run_supervisor(fds: list[int], parent: int) -> NoReturn:
                 {"failed": _said(exc), "host": isinstance(exc, HostError), "hint": _hint(exc)},
             )
     os._exit(1)
-
-
-def _read_task(fd: int) -> _Task:
-    document = ipc.from_file(fd)
-    return _Task(
-        layout=RangeLayout.from_json(document["layout"]),
-        network=NetworkPlan.from_json(document["network"]),
-        nft=str(document["nft"]),
-        uid=document["uid"],
-        check_every_s=float(document["check_every_s"]),
-        timeout_s=float(document["timeout_s"]),
-    )
 
 
 def _said(exc: BelljarError | OSError) -> str:
@@ -175,7 +172,14 @@ class _Supervisor:
         """Everything but the ports. Raises `OSError`, `HostError`."""
         task = self._task
         if task.uid is None:
-            self._enter_user_namespace(parent)
+            # Its ids are the owner's to map: the programs that may are started by him
+            _unshare(syscalls.CLONE_NEWUSER, "user")
+            ipc.send(self._owner, {"unshared": True})
+            if ipc.receive(self._owner) != ({"mapped": True}, []):
+                raise ValueError("the owner has mapped no ids")
+            os.setresgid(0, 0, 0)
+            os.setresuid(0, 0, 0)
+            syscalls.die_with_parent(parent)
         _unshare(syscalls.CLONE_NEWNET, "net")
         self._kernel = links.prepare_namespace(task.layout, forwards=bool(task.network.targets))
         self._drop_rights(parent)
@@ -187,7 +191,11 @@ class _Supervisor:
             self._files = PacketFiles(self._fds, most, self._connections)
             self._log = nflog.open_log(LOG_GROUP, LOG_SNAP_BYTES)
             loading.finish()
-        self._confine()
+        # No way back: what is left is to ask the kernel by netlink, run nft, and write frames
+        limit_address_space(self._task.network.bounds.supervisor_memory_bytes)
+        for limit, value in _LIMITS.items():
+            resource.setrlimit(limit, (value, value))
+        syscalls.install_filter(supervisor_filter(may_enter=self._task.uid is None))
         self._changes = nflog.open_changes()
         self._check()
         ipc.send(self._owner, {"started": True})
@@ -200,16 +208,6 @@ class _Supervisor:
         send_listeners(gateway, listeners)
         for listener in listeners.values():
             listener.close()
-
-    def _enter_user_namespace(self, parent: int) -> None:
-        """Its ids are the owner's to map: the programs that may are started by him."""
-        _unshare(syscalls.CLONE_NEWUSER, "user")
-        ipc.send(self._owner, {"unshared": True})
-        if ipc.receive(self._owner) != ({"mapped": True}, []):
-            raise ValueError("the owner has mapped no ids")
-        os.setresgid(0, 0, 0)
-        os.setresuid(0, 0, 0)
-        syscalls.die_with_parent(parent)
 
     def _drop_rights(self, parent: int) -> None:
         uid = self._task.uid
@@ -225,13 +223,6 @@ class _Supervisor:
         # An ordinary user's looks for survivors need to see its namespaces
         syscalls.set_dumpable(uid is None)
         syscalls.die_with_parent(parent)
-
-    def _confine(self) -> None:
-        """No way back: what is left is to ask the kernel by netlink, run nft, and write frames."""
-        limit_address_space(self._task.network.bounds.supervisor_memory_bytes)
-        for limit, value in _LIMITS.items():
-            resource.setrlimit(limit, (value, value))
-        syscalls.install_filter(supervisor_filter(may_enter=self._task.uid is None))
 
     def work(self) -> NoReturn:
         """Until the owner is gone or has had enough, or the kill switch is used (`PORTS_DOWN`)."""

@@ -117,7 +117,10 @@ def parse_packet(packet: bytes) -> tuple[str, str, str, int | None, int]:
     if version == 4 and len(packet) >= 20:
         return _ipv4(packet)
     if version == 6 and len(packet) >= 40:
-        return _ipv6(packet)
+        (length,) = struct.unpack_from(">H", packet, 4)
+        number = packet[6]
+        source, destination = str(IPv6Address(packet[8:24])), str(IPv6Address(packet[24:40]))
+        return _name(number), source, destination, _port(packet, 40, number), length + 40
     return "unknown", "", "", None, len(packet)
 
 
@@ -134,13 +137,6 @@ def _ipv4(packet: bytes) -> tuple[str, str, str, int | None, int]:
         port,
         length,
     )
-
-
-def _ipv6(packet: bytes) -> tuple[str, str, str, int | None, int]:
-    (length,) = struct.unpack_from(">H", packet, 4)
-    number = packet[6]
-    source, destination = str(IPv6Address(packet[8:24])), str(IPv6Address(packet[24:40]))
-    return _name(number), source, destination, _port(packet, 40, number), length + 40
 
 
 def _port(packet: bytes, at: int, number: int) -> int | None:

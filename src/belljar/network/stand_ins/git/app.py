@@ -171,7 +171,16 @@ class _Git:
                         request, await read_body(receiving, MAX_REQUEST_BYTES), MAX_REQUEST_BYTES
                     )
                 )
-                await _stream(self._repositories[name], asked, kind, send)
+                repository = self._repositories[name]
+                headers = [
+                    (b"content-type", kind.encode()),
+                    *((k.encode(), v.encode()) for k, v in _NO_CACHE.items()),
+                ]
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+                async for piece in upload.respond(repository, asked):
+                    if piece:
+                        await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await send({"type": "http.response.body", "body": b""})
                 return
             async with self._pushing:
                 body = _unzipped(
@@ -193,18 +202,6 @@ class _Git:
     async def _refused(self, request: Request, name: str, service: str, reason: str) -> None:
         if service == "git-receive-pack":
             await receive.refuse(self._context, request, name, reason)
-
-
-async def _stream(repository: Repository, asked: upload.Asked, kind: str, send: Send) -> None:
-    headers = [
-        (b"content-type", kind.encode()),
-        *((k.encode(), v.encode()) for k, v in _NO_CACHE.items()),
-    ]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    async for piece in upload.respond(repository, asked):
-        if piece:
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-    await send({"type": "http.response.body", "body": b""})
 
 
 def _unzipped(request: Request, body: bytes, max_bytes: int) -> bytes:

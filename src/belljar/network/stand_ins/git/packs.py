@@ -107,7 +107,11 @@ class PackReader:
             return end
         base, place = self._base(kind, start, place)
         delta, end = self._inflated(place, size)
-        self._on_base(start, base, delta)
+        known = self.objects.get(base) or self.lookup(base)
+        if known is None:
+            self._waiting.setdefault(base, []).append((start, delta))
+        else:
+            self._keep(start, GitObject(known.kind, self._patched(known.content, delta)))
         return end
 
     def _head(self, place: int) -> tuple[int, int, int]:
@@ -172,13 +176,6 @@ class PackReader:
         if place >= len(self.data) - _TRAILER_BYTES:
             raise PackError("the pack ends inside an object")
         return self.data[place]
-
-    def _on_base(self, start: int, base: bytes, delta: bytes) -> None:
-        known = self.objects.get(base) or self.lookup(base)
-        if known is None:
-            self._waiting.setdefault(base, []).append((start, delta))
-        else:
-            self._keep(start, GitObject(known.kind, self._patched(known.content, delta)))
 
     def _keep(self, start: int, thing: GitObject) -> None:
         """Keep an object and, one after the other, all that waited for it."""

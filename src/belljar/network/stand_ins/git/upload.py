@@ -64,7 +64,9 @@ def parse_request(data: bytes) -> Asked:
         elif key == b"shallow":
             shallow.add(_identity(rest))
         elif key == b"deepen":
-            depth = _depth(rest)
+            if not rest.isdigit() or len(rest) > 10:
+                raise PktError("a depth that is no number")
+            depth = min(int(rest), _INFINITE_DEPTH)
     haves, done = list[bytes](), False
     for said, _ in packets(data, after):
         if said == b"done":
@@ -85,12 +87,6 @@ def _identity(text: bytes) -> bytes:
     if _ID.fullmatch(text) is None:
         raise PktError("an object's id that is none")
     return text
-
-
-def _depth(text: bytes) -> int:
-    if not text.isdigit() or len(text) > 10:
-        raise PktError("a depth that is no number")
-    return min(int(text), _INFINITE_DEPTH)
 
 
 def advertisement(repository: Repository, capabilities: bytes, *, peeled: bool) -> bytes:

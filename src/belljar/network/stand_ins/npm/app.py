@@ -135,7 +135,16 @@ class _Npm:
             case ["-", "package", name, "dist-tags"]:
                 await _reply(request, send, self._packages.tags(name) or None)
             case [name]:
-                await self._packument(request, name, send)
+                abbreviated = _ABBREVIATED_TYPE in request.headers.get("accept", "")
+                document = await self._packages.packument(
+                    name, request.base_url, abbreviated=abbreviated
+                )
+                await _reply(
+                    request,
+                    send,
+                    document,
+                    _ABBREVIATED_TYPE if abbreviated and document else "application/json",
+                )
             case [name, "-", filename]:
                 await self._tarball(request, name, filename, send)
             case [name, version]:
@@ -236,16 +245,6 @@ class _Npm:
         )
         found = self._packages.search(asked.get("text", [""])[0], count)
         await _reply(request, send, {"objects": found, "total": len(found), "time": ""})
-
-    async def _packument(self, request: Request, name: str, send: Send) -> None:
-        abbreviated = _ABBREVIATED_TYPE in request.headers.get("accept", "")
-        document = await self._packages.packument(name, request.base_url, abbreviated=abbreviated)
-        await _reply(
-            request,
-            send,
-            document,
-            _ABBREVIATED_TYPE if abbreviated and document else "application/json",
-        )
 
     async def _tarball(self, request: Request, name: str, filename: str, send: Send) -> None:
         package = self._packages.tarball(name, filename)

@@ -268,7 +268,10 @@ class PostgresSession:
         if verb != "select":
             raise SqlError("42601", f'syntax error at or near "{statement[0].shown[:60]}"', statement[0].position)
         if "pg_catalog.pg_class c" in query and 'as "Type"' in query:
-            return self._relations()
+            # What psql's `\dt` and `\d` ask for
+            columns = tuple((name, "text") for name in ("Schema", "Name", "Type", "Owner"))
+            rows = tuple(("public", name, "table", "postgres") for name in sorted(self._database.tables))
+            return Result(tag=f"SELECT {len(rows)}", columns=columns, rows=rows)
         try:
             return select(statement, self._database.catalog(), self._constants())
         except SqlError as error:
@@ -281,12 +284,6 @@ class PostgresSession:
         if value is None:
             raise SqlError("42704", f'unrecognized configuration parameter "{name[:63]}"')
         return Result(tag="SHOW", columns=((name, "text"),), rows=((value,),))
-
-    def _relations(self) -> Result:
-        """What psql's `\\dt` and `\\d` ask for."""
-        columns = tuple((name, "text") for name in ("Schema", "Name", "Type", "Owner"))
-        rows = tuple(("public", name, "table", "postgres") for name in sorted(self._database.tables))
-        return Result(tag=f"SELECT {len(rows)}", columns=columns, rows=rows)
 
     def _constants(self) -> Mapping[str, str]:
         user, name = self._user, self._database.name

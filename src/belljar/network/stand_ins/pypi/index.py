@@ -132,7 +132,17 @@ def metadata_of(file: ShelfFile, said: PackageFile) -> bytes:
                 with zipfile.ZipFile(source) as archive:
                     return _from_zip(archive, "METADATA" if said.is_wheel else "PKG-INFO")
             with tarfile.open(fileobj=source, mode="r|gz") as stream:
-                return _from_tar(stream)
+                for number, member in enumerate(stream):
+                    if number >= _MAX_MEMBERS:
+                        break
+                    if (
+                        member.isfile()
+                        and member.name.count("/") == 1
+                        and member.name.endswith("/PKG-INFO")
+                    ):
+                        opened = stream.extractfile(member)
+                        return _bounded(opened.read(MAX_METADATA_BYTES + 1)) if opened else b""
+                return b""
     except (
         OSError,
         zipfile.BadZipFile,
@@ -156,16 +166,6 @@ def _from_zip(archive: zipfile.ZipFile, wanted: str) -> bytes:
         ):
             with archive.open(info) as member:
                 return _bounded(member.read(MAX_METADATA_BYTES + 1))
-    return b""
-
-
-def _from_tar(stream: tarfile.TarFile) -> bytes:
-    for number, member in enumerate(stream):
-        if number >= _MAX_MEMBERS:
-            break
-        if member.isfile() and member.name.count("/") == 1 and member.name.endswith("/PKG-INFO"):
-            opened = stream.extractfile(member)
-            return _bounded(opened.read(MAX_METADATA_BYTES + 1)) if opened else b""
     return b""
 
 

@@ -133,21 +133,18 @@ class Session:
         if mail is None:
             return Outcome(b"451 4.3.0 Error\r\n", close=True)
         if begins and piece in {b".\r\n", b".\n"}:
-            return self._end_of_content(mail)
+            self._in_data, self.mail = False, None
+            self._messages += 1
+            if mail.size_bytes > MAX_MESSAGE_BYTES:
+                return Outcome(b"552 5.3.4 Error: message too big\r\n", mail)
+            mail.complete = True
+            queued = mail.body().sha256[:10].upper().encode()
+            return Outcome(b"250 2.0.0 Ok: queued as %s\r\n" % queued, mail)
         mail.take(piece[1:] if begins and piece.startswith(b".") else piece)
         # A client that goes on and on is cut; one that ends somewhat late gets its 552.
         if mail.size_bytes > 2 * MAX_MESSAGE_BYTES:
             return Outcome(b"552 5.3.4 Error: message too big\r\n", mail, close=True)
         return Outcome()
-
-    def _end_of_content(self, mail: Mail) -> Outcome:
-        self._in_data, self.mail = False, None
-        self._messages += 1
-        if mail.size_bytes > MAX_MESSAGE_BYTES:
-            return Outcome(b"552 5.3.4 Error: message too big\r\n", mail)
-        mail.complete = True
-        queued = mail.body().sha256[:10].upper().encode()
-        return Outcome(b"250 2.0.0 Ok: queued as %s\r\n" % queued, mail)
 
     def _helo(self, rest: bytes) -> Outcome:
         self._reset(rest)
