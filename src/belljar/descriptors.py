@@ -22,7 +22,8 @@ CANNOT_LOOK: Final = EXHAUSTED | {errno.ENOMEM}
 absent.
 """
 _HINT: Final = (
-    "raise the limit of open files (`ulimit -n`; LimitNOFILE= in a systemd unit; --ulimit nofile= of a container), "
+    "raise the limit of open files (`ulimit -n`; LimitNOFILE= in a systemd unit; --ulimit "
+    "nofile= of a container), "
     "or run fewer cells at once"
 )
 _SYSTEM_HINT: Final = "raise the sysctl fs.file-max, or run fewer cells at once"

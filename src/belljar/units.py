@@ -35,7 +35,8 @@ def parse_size(text: str) -> int:
     match = _SIZE.fullmatch(text)
     if match is None or match[2].lower() not in _SIZE_UNITS:
         raise ValueError(
-            f"{printable(text)!r} is not a size; write a number and a unit, as in 512MiB; {SIZE_UNITS}"
+            f"{printable(text)!r} is not a size; write a number and a unit, as in 512MiB; "
+            f"{SIZE_UNITS}"
         )
     return (
         int(float(match[1]) * _SIZE_UNITS[match[2].lower()])
@@ -53,7 +54,8 @@ def parse_duration(text: str) -> float:
         match = _DURATION_PART.match(rest)
         if match is None:
             raise ValueError(
-                f"{printable(text)!r} is not a duration; write a number with ms, s, m, h or d, as in 30m or 1h30m"
+                f"{printable(text)!r} is not a duration; write a number with ms, s, m, h or d, "
+                f"as in 30m or 1h30m"
             )
         total += float(match[1]) * _DURATION_UNITS[match[2]]
         rest = rest[match.end() :]

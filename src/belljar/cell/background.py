@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 from anyio.lowlevel import current_token
 
+from belljar.cell.exec import ExecOperations
 from belljar.cell.output import ExecOutput
 from belljar.channel import Stream
 from belljar.channel.output import KeptOutput
@@ -22,7 +23,6 @@ from belljar.units import format_duration
 
 if TYPE_CHECKING:
     from belljar.cell.stream import RunningCommand
-    from belljar.plan import Plan
 
 _END_TIMEOUT_S: Final = 5.0
 _STREAMS: Final = (Stream.STDOUT, Stream.STDERR)
@@ -162,12 +162,10 @@ class BackgroundCommand:
         await self._done.wait()
 
 
-class BackgroundOperations:
+class BackgroundOperations(ExecOperations):
     """The part of a `Cell` that runs commands in the background."""
 
-    plan: Plan
-    open_exec: Callable[..., AbstractAsyncContextManager[RunningCommand]]
-    _background: list[BackgroundCommand]
+    _background: tuple[BackgroundCommand, ...] = ()
 
     async def start(
         self,
@@ -191,8 +189,7 @@ class BackgroundOperations:
         keep_bytes = most if max_output_bytes is None else min(most, max_output_bytes)
         command = BackgroundCommand(argv, keep_bytes)
         opened = self.open_exec(argv, env=env, cwd=cwd, user=user, timeout_s=timeout_s)
-        self._background = [one for one in self._background if one.running]
-        self._background.append(command)
+        self._background = (*(one for one in self._background if one.running), command)
         _spawn(lambda: command.run(opened))
         await command.started()
         return command

@@ -18,16 +18,17 @@ import anyio
 from anyio.abc import ByteStream
 
 from belljar.cell import record
+from belljar.cell.base import CellBase
 from belljar.cell.capture import Capture
 from belljar.cell.output import output_of
 from belljar.channel import ExecRequest, RunningExec
 from belljar.dataclass import dataclass
 from belljar.errors import CellError
-from belljar.events import Body, JsonValue, Kind, Recorder
+from belljar.events import Body, JsonValue, Kind
 from belljar.units import format_duration, printable
 
 if TYPE_CHECKING:
-    from belljar.isolation.sandbox import Sandbox
+    pass
 
 CONNECT_TIMEOUT_S: Final = 10.0
 KEEP_STREAM_BYTES: Final = 1 << 20
@@ -173,14 +174,8 @@ class CellStream(ByteStream):
             raise anyio.ClosedResourceError
 
 
-class ConnectOperations:
+class ConnectOperations(CellBase):
     """The part of a `Cell` that connects to its servers."""
-
-    _live: Sandbox
-    _recorder: Recorder
-    _operation: Callable[[], record.Operation]
-    _user: Callable[[str | None], str]
-    _end_if_dead: Callable[[BaseException], None]
 
     @asynccontextmanager
     async def connect(
@@ -261,7 +256,8 @@ class ConnectOperations:
             stream._held = said[1:]
             return stream
         raise TimeoutError(
-            f"{printable(str(target))} in the cell took no connection within {format_duration(timeout_s)}"
+            f"{printable(str(target))} in the cell took no connection within "
+            f"{format_duration(timeout_s)}"
         )
 
     def _record_closed(self, operation: record.Operation, stream: CellStream, began: float) -> None:

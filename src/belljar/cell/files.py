@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import posixpath
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -19,8 +19,8 @@ import anyio
 import anyio.to_thread
 
 from belljar.cell import record
+from belljar.cell.base import CellBase
 from belljar.cell.capture import body_of
-from belljar.cell.guarded import GuardedRecorder
 from belljar.cell.local_tree import (
     Destination,
     Manifest,
@@ -35,13 +35,11 @@ from belljar.channel import FileTooLarge, file_trees
 from belljar.channel.trees import MAX_DEPTH, Record, RecordKind
 from belljar.dataclass import dataclass
 from belljar.errors import CellError
-from belljar.events import Event, JsonValue, Kind, Recorder
-from belljar.policy.guarding import Action, Place
+from belljar.events import Event, JsonValue, Kind
 from belljar.signals.observe import output_part
 
 if TYPE_CHECKING:
-    from belljar.isolation.sandbox import Sandbox
-    from belljar.plan import Plan
+    pass
 
 MAX_TRANSFER_BYTES: Final = 256 << 20
 MAX_TRANSFER_FILES: Final = 10_000
@@ -82,39 +80,8 @@ MAX_SCANNED_FILE_BYTES: Final = 64 << 20
 """Of a file that is downloaded: what is beyond it is on record as not scanned."""
 
 
-class FileOperations:
+class FileOperations(CellBase):
     """The part of a `Cell` that works on files and directories."""
-
-    id: str
-    plan: Plan
-    _live: Sandbox
-    _recorder: Recorder
-    _operation: Callable[[], record.Operation]
-    _user: Callable[[str | None], str]
-    _end_if_dead: Callable[[BaseException], None]
-
-    @property
-    def guard(self) -> GuardedRecorder | None:
-        """What looks at all that leaves the cell."""
-        return self._recorder if isinstance(self._recorder, GuardedRecorder) else None
-
-    async def _redacted(self, data: bytes, operation: str) -> bytes:
-        """Bytes from the cell as their caller gets them, by the policy's `guard`."""
-        if not self._redacts:
-            return data
-        return await anyio.to_thread.run_sync(self._let_out, data, operation)
-
-    def _let_out(self, data: bytes, operation: str) -> bytes:
-        """As `_redacted`, in the caller's thread."""
-        guard = self.guard
-        if guard is None or not self._redacts or not data:
-            return data
-        return guard.let_out(output_part(data, operation), cell_id=self.id).data
-
-    @property
-    def _redacts(self) -> bool:
-        guard = self.guard
-        return guard is not None and guard.rules.action(Place.OUTPUT) is Action.REDACT
 
     async def upload(
         self,
@@ -148,7 +115,9 @@ class FileOperations:
         if not source.tree.is_directory:
             directory, name = posixpath.split(target)
             if not name or name in (".", ".."):
-                raise ValueError(f"{target!r} names no file; give the file's whole path in the cell")
+                raise ValueError(
+                    f"{target!r} names no file; give the file's whole path in the cell"
+                )
         manifest = Manifest()
         return await self._put_records(
             directory,
@@ -204,7 +173,9 @@ class FileOperations:
             self._files_failed(operation, "upload", error, manifest)
             raise
         transfer = manifest.transfer()
-        self._files_completed(operation, "upload", began, transfer=transfer, content=manifest.content())
+        self._files_completed(
+            operation, "upload", began, transfer=transfer, content=manifest.content()
+        )
         return transfer
 
     async def download(
@@ -238,14 +209,18 @@ class FileOperations:
                 `CellError`: as `read_file`.
         """
         who = self._user(user)
-        making = partial(Destination, Path(local_path), overwrite=overwrite, skip_unsafe=skip_unsafe)
+        making = partial(
+            Destination, Path(local_path), overwrite=overwrite, skip_unsafe=skip_unsafe
+        )
         destination = await anyio.to_thread.run_sync(making)
 
         async def take(items: Iterator[Record | bytes]) -> None:
             await anyio.to_thread.run_sync(destination.take, items)
 
         try:
-            operation = self._files_started("download", path, who, max_files=max_files, max_bytes=max_bytes)
+            operation = self._files_started(
+                "download", path, who, max_files=max_files, max_bytes=max_bytes
+            )
             began = anyio.current_time()
             try:
                 await file_trees.walk(
@@ -304,7 +279,9 @@ class FileOperations:
         Raises `FileNotFoundError`, `NotADirectoryError`, `PermissionError`, `OSError` with `E2BIG`
         for more than `max_entries`; `TimeoutError`, `CellError`.
         """
-        found = await self._look("list", path or ".", user, depth=1, max_entries=max_entries, timeout_s=timeout_s)
+        found = await self._look(
+            "list", path or ".", user, depth=1, max_entries=max_entries, timeout_s=timeout_s
+        )
         return tuple(sorted((_info(r) for r in found if r.path), key=lambda info: info.name))
 
     async def stat(
@@ -435,14 +412,20 @@ class FileOperations:
 
     # ---- the record
 
-    def _files_started(self, action: str, path: str, user: str, **more: JsonValue) -> record.Operation:
+    def _files_started(
+        self, action: str, path: str, user: str, **more: JsonValue
+    ) -> record.Operation:
         operation = self._operation()
         data = {"action": action, "path": record.text(path), "user": user, **more}
         self._recorder.record(operation.event(Kind.FILES_STARTED, data))
         return operation
 
     def _files_failed(
-        self, operation: record.Operation, action: str, error: BaseException, manifest: Manifest | None = None
+        self,
+        operation: record.Operation,
+        action: str,
+        error: BaseException,
+        manifest: Manifest | None = None,
     ) -> None:
         """What had passed of a copy may have been read meanwhile, so it is on the list."""
         content = b"" if manifest is None else manifest.content()

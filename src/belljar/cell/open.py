@@ -282,7 +282,8 @@ def breach(cell: Cell, survivors: tuple[str, ...]) -> ContainmentBreach:
     return ContainmentBreach(
         f"destruction left: {', '.join(survivors)}",
         where=f"cell {cell.id}",
-        hint="it was removed and recorded; do not count this sample as contained, and look at the ledger before the next run",
+        hint="it was removed and recorded; do not count this sample as contained, and look at "
+        "the ledger before the next run",
     )
 
 
@@ -291,7 +292,8 @@ def unproven(cell: Cell, missed: tuple[str, ...]) -> HostError:
     return HostError(
         f"its destruction could not be proven; not looked for: {'; '.join(missed)}",
         where=f"cell {cell.id}",
-        hint="do not count this sample as contained; let this user see what is named, then `belljar reap` looks again",
+        hint="do not count this sample as contained; let this user see what is named, then "
+        "`belljar reap` looks again",
     )
 
 

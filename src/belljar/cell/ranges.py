@@ -443,7 +443,8 @@ def _raise_if_left(network: Network) -> None:
         )
     if found is not None and found.unproven:
         raise HostError(
-            f"the end of its network could not be proven; not looked for: {'; '.join(found.unproven)}",
+            f"the end of its network could not be proven; not looked for: "
+            f"{'; '.join(found.unproven)}",
             where=f"range {network.id}",
             hint="do not count this sample as contained; `belljar reap` looks again",
         )

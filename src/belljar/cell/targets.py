@@ -233,7 +233,10 @@ async def _log_tail(cell: Cell, log: str) -> str:
     if not log:
         return ""
     output = await cell.exec(["tail", "-c", str(_LOG_BYTES), log], timeout_s=_START_TIMEOUT_S)
-    return f"; its output ends with: {printable(output.stdout.decode('utf-8', 'replace').strip(), max_chars=_LOG_BYTES)}"
+    return (
+        f"; its output ends with: "
+        f"{printable(output.stdout.decode('utf-8', 'replace').strip(), max_chars=_LOG_BYTES)}"
+    )
 
 
 def _error_text(output: ExecOutput) -> str:

@@ -102,7 +102,8 @@ async def trust(cell: Cell, certificate_pem: bytes) -> None:
     if output.returncode != 0:
         why = output.why_not_started or output.stderr.decode("utf-8", "replace")
         raise CellError(
-            f"the range's certificate could not be put into the cell's trust stores: {printable(why, max_chars=300)}",
+            f"the range's certificate could not be put into the cell's trust stores: "
+            f"{printable(why, max_chars=300)}",
             where=f"cell {cell.id}",
             hint="use an image with /bin/sh, or stand-ins without TLS",
         )

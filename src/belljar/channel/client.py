@@ -1,8 +1,11 @@
-"""The host's client of a guest agent: commands and files in a guest, over one stream, many at once, without a background task.
+"""The host's client of a guest agent: commands and files in a guest, over one stream, many at once,
+without a background task.
 
-An operation that waits pumps the connection for all (see `pump`). At most `max_ops` operations run at once; more queue, first come, first served.
-Everything here raises `CellError` when the cell died or its guest broke the protocol (`ProtocolViolation`); then every operation does, at once,
-and the client is of no more use. Works under asyncio and trio; belongs to the event loop that it was first used in, until `change_loop`.
+An operation that waits pumps the connection for all (see `pump`). At most `max_ops` operations run
+at once; more queue, first come, first served. Everything here raises `CellError` when the cell died
+or its guest broke the protocol (`ProtocolViolation`); then every operation does, at once, and the
+client is of no more use. Works under asyncio and trio; belongs to the event loop that it was first
+used in, until `change_loop`.
 """
 
 from __future__ import annotations
@@ -102,7 +105,11 @@ class GuestClient:
 
     @classmethod
     def from_socket(
-        cls, sock: socket.socket, *, max_ops: int = DEFAULT_MAX_OPS, timeout: Timeout = DEFAULT_TIMEOUT
+        cls,
+        sock: socket.socket,
+        *,
+        max_ops: int = DEFAULT_MAX_OPS,
+        timeout: Timeout = DEFAULT_TIMEOUT,
     ) -> Self:
         """A client over a connected stream socket, which it owns from now on."""
         client = cls(SocketPipe(sock), max_ops=max_ops, timeout=timeout)
@@ -120,13 +127,19 @@ class GuestClient:
         await self._pump.close()
 
     def change_loop(self) -> None:
-        """From here on it belongs to the event loop that calls this, be it asyncio's or trio's. Raises `RuntimeError` while an operation runs or anyone waits."""
+        """From here on it belongs to the event loop that calls this, be it asyncio's or trio's.
+
+        Raises `RuntimeError` while an operation runs or anyone waits.
+        """
         self._pump.change_loop()
         if self._slots is not None:
             self._slots = anyio.Semaphore(self._granted_ops, fast_acquire=True)
 
     def disconnect(self) -> None:
-        """Have everyone who waits, in whatever event loop, see the end of the connection. From any thread; the stream stays to be closed."""
+        """Have everyone who waits, in whatever event loop, see the end of the connection.
+
+        From any thread; the stream stays to be closed.
+        """
         if self._socket is not None:
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
@@ -139,11 +152,17 @@ class GuestClient:
     # ---- the connection
 
     async def wait_ready(self, *, timeout_s: float) -> Ready:
-        """Wait until a freshly booted guest's agent says READY. Raises `CellError` when it doesn't in time."""
+        """Wait until a freshly booted guest's agent says READY.
+
+        Raises `CellError` when it doesn't in time.
+        """
         return await self._answer(Ready, timeout_s, "did not become ready")
 
     async def hello(self, *, timeout_s: float = 10.0) -> Welcome:
-        """Shake hands; once per connection, before anything else. Raises `CellError` when the guest agent doesn't answer in time."""
+        """Shake hands; once per connection, before anything else.
+
+        Raises `CellError` when the guest agent doesn't answer in time.
+        """
         await self._pump.send(lambda: self._pump.wire.send_hello(os.urandom(frames.NONCE_BYTES)))
         welcome = await self._answer(Welcome, timeout_s, "did not answer HELLO")
         self._granted_ops = min(self._max_ops, welcome.max_ops)
@@ -164,7 +183,10 @@ class GuestClient:
         setuid_programs: bool = False,
         timeout_s: float = 60.0,
     ) -> Configured:
-        """Have the workload's container built, for a template. Raises `CellError` when the guest says that it can't, or doesn't answer in time."""
+        """Have the workload's container built, for a template.
+
+        Raises `CellError` when the guest says that it can't, or doesn't answer in time.
+        """
         payload = frames.config_payload(
             memory_max_bytes=memory_max_bytes,
             disk_bytes=disk_bytes,
@@ -181,9 +203,13 @@ class GuestClient:
         configured = await self._answer(Configured, timeout_s, "did not answer CONFIG")
         if configured.errno:
             why = f"{os.strerror(configured.errno)}: {printable(configured.detail, max_chars=300)}"
-            hint = "ask for fewer `cpus` or more `memory`" if configured.errno == errno.ENOMEM else ""
+            hint = (
+                "ask for fewer `cpus` or more `memory`" if configured.errno == errno.ENOMEM else ""
+            )
             raise CellError(
-                f"the guest could not build the workload's container: {why}", where="channel, CONFIG", hint=hint
+                f"the guest could not build the workload's container: {why}",
+                where="channel, CONFIG",
+                hint=hint,
             )
         return configured
 
@@ -198,10 +224,12 @@ class GuestClient:
         network: bytes = b"",
         timeout_s: float = 10.0,
     ) -> Renewed:
-        """Make a restored guest a new machine; needed before the first operation. The answer says what was done: the caller judges what is missing.
+        """Make a restored guest a new machine; needed before the first operation.
 
-        `seed` is 32 to 512 random bytes, `machine_id` 32 hexadecimal digits, `boot_id` a UUID of 36 characters, `network` what `frames.network_part`
-        made, for a guest with a network.
+        The answer says what was done: the caller judges what is missing.
+
+        `seed` is 32 to 512 random bytes, `machine_id` 32 hexadecimal digits, `boot_id` a UUID of 36
+        characters, `network` what `frames.network_part` made, for a guest with a network.
         """
         payload = frames.renew_payload(
             realtime_ns=realtime_ns,
@@ -216,7 +244,10 @@ class GuestClient:
         return await self._answer(Renewed, timeout_s, "did not answer RENEW")
 
     async def ping(self, *, timeout_s: float = 10.0) -> float:
-        """Seconds to the guest agent and back. Raises `CellError` when it doesn't answer in time; the connection stays."""
+        """Seconds to the guest agent and back.
+
+        Raises `CellError` when it doesn't answer in time; the connection stays.
+        """
         began = anyio.current_time()
         mine = 0
 
@@ -226,7 +257,9 @@ class GuestClient:
             return self._pump.wire.send_ping(mine)
 
         await self._pump.send(make)
-        await self._within(lambda: self._connection.pongs_seen >= mine, timeout_s, "did not answer a PING")
+        await self._within(
+            lambda: self._connection.pongs_seen >= mine, timeout_s, "did not answer a PING"
+        )
         return anyio.current_time() - began
 
     async def watch_files(
@@ -237,7 +270,8 @@ class GuestClient:
         max_touches: int = 0,
         timeout_s: float = 10.0,
     ) -> Watched:
-        """Have the guest agent say who opens or reads these files, instead of those before; none ends that.
+        """Have the guest agent say who opens or reads these files, instead of those before; none
+        ends that.
 
         What was touched until then has been reported when this returns. `on_touched` is called by
         whoever reads the channel, so only while some operation runs; it must not raise.
@@ -281,33 +315,48 @@ class GuestClient:
         """Run a command to its end. A command that fails, or can't be started, is a result.
 
         Args:
-            request: what to run. Standard input is open when `request.stdin` or an `input` is given, and ends after `input`.
-            input: sent within the guest's window while the output is read; what the command doesn't read is dropped.
-            keep: which end of what came is returned. Beyond the request's limits the guest drops, whatever `keep` says: an endless flood costs the
-                host nothing.
-            keep_bytes: return at most so much of each stream, when that is less than the request's limits.
-            on_output: called in this task with every chunk that comes. What it raises ends the command and reaches the caller.
+            request: what to run. Standard input is open when `request.stdin` or an `input` is
+                given, and ends after `input`.
+            input: sent within the guest's window while the output is read; what the command doesn't
+                read is dropped.
+            keep: which end of what came is returned. Beyond the request's limits the guest drops,
+                whatever `keep` says: an endless flood costs the host nothing.
+            keep_bytes: return at most so much of each stream, when that is less than the request's
+                limits.
+            on_output: called in this task with every chunk that comes. What it raises ends the
+                command and reaches the caller.
 
-        Cancelled, or when it raises, the command's whole tree has been killed in the guest. Raises `ValueError` and `OSError(E2BIG)` for a request
-        that can't be sent, `CellError`.
+        Cancelled, or when it raises, the command's whole tree has been killed in the guest. Raises
+        `ValueError` and `OSError(E2BIG)` for a request that can't be sent, `CellError`.
         """
         limits = (request.max_stdout_bytes, request.max_stderr_bytes)
         kept = {
             stream: KeptOutput(keep, limit if keep_bytes is None else min(limit, keep_bytes))
             for stream, limit in zip((Stream.STDOUT, Stream.STDERR), limits, strict=True)
         }
-        async with self._exec_operation(replace(request, stdin=request.stdin or input is not None)) as operation:
+        async with self._exec_operation(
+            replace(request, stdin=request.stdin or input is not None)
+        ) as operation:
             async with _feeding(operation, input if input is not None else b""):
                 while (chunk := await operation.next_chunk()) is not None:
                     if on_output is not None:
                         on_output(*chunk)
                     kept[chunk[0]].feed(chunk[1])
-            (stdout, lost_stdout), (stderr, lost_stderr) = kept[Stream.STDOUT].finish(), kept[Stream.STDERR].finish()
-            return RunningExec(operation).outcome(kept=(stdout, stderr), dropped=(lost_stdout, lost_stderr))
+            (stdout, lost_stdout), (stderr, lost_stderr) = (
+                kept[Stream.STDOUT].finish(),
+                kept[Stream.STDERR].finish(),
+            )
+            return RunningExec(operation).outcome(
+                kept=(stdout, stderr), dropped=(lost_stdout, lost_stderr)
+            )
 
     @asynccontextmanager
     async def open_exec(self, request: ExecRequest) -> AsyncIterator[RunningExec]:
-        """Run a command and talk to it. The guest may be a window (1 MiB) ahead of who iterates, no more. Leaving the block kills what still runs."""
+        """Run a command and talk to it.
+
+        The guest may be a window (1 MiB) ahead of who iterates, no more. Leaving the block kills
+        what still runs.
+        """
         async with self._exec_operation(request) as operation:
             yield RunningExec(operation)
 
@@ -324,8 +373,13 @@ class GuestClient:
                 stderr_cap=request.max_stderr_bytes,
             )
 
-        deadline_s = math.inf if request.timeout_s is None else request.timeout_s + self._timeout.grace_s
-        async with self._slot(), live_operation(self._pump, self._timeout, make, deadline_s=deadline_s) as operation:
+        deadline_s = (
+            math.inf if request.timeout_s is None else request.timeout_s + self._timeout.grace_s
+        )
+        async with (
+            self._slot(),
+            live_operation(self._pump, self._timeout, make, deadline_s=deadline_s) as operation,
+        ):
             yield operation
 
     @asynccontextmanager
@@ -353,11 +407,15 @@ class GuestClient:
         """Write a file: parents are made, and the target changes only when all is written.
 
         Args:
-            path: relative paths resolve against `cwd`. mode: None keeps an existing file's, else 0644 under the umask. owner: "" is `user`.
+            path: relative paths resolve against `cwd`. mode: None keeps an existing file's, else
+                0644 under the umask. owner: "" is `user`.
 
-        Raises `PermissionError`, `IsADirectoryError` or another `OSError`, each with the path; `TimeoutError`; `ValueError`; `CellError`.
+        Raises `PermissionError`, `IsADirectoryError` or another `OSError`, each with the path;
+        `TimeoutError`; `ValueError`; `CellError`.
         """
-        body = frames.write_body(user=user, cwd=cwd, path=path, mode=mode, owner=owner, append=append)
+        body = frames.write_body(
+            user=user, cwd=cwd, path=path, mode=mode, owner=owner, append=append
+        )
         async with self.file_operation(lambda wire: wire.start_write(body), timeout_s) as operation:
             with anyio.move_on_at(operation.deadline):
                 await feed(operation, contents)
@@ -366,23 +424,38 @@ class GuestClient:
             judge(operation, path, timeout_s)
 
     async def read_file(
-        self, path: str, *, user: str = "", cwd: str = "", max_bytes: int, timeout_s: float | None = None
+        self,
+        path: str,
+        *,
+        user: str = "",
+        cwd: str = "",
+        max_bytes: int,
+        timeout_s: float | None = None,
     ) -> bytes:
         """Read a regular file of at most `max_bytes`.
 
-        Raises `FileNotFoundError`, `PermissionError`, `IsADirectoryError` or another `OSError`, each with the path; `FileTooLarge`; `TimeoutError`;
-        `ValueError`; `CellError`.
+        Raises `FileNotFoundError`, `PermissionError`, `IsADirectoryError` or another `OSError`,
+        each with the path; `FileTooLarge`; `TimeoutError`; `ValueError`; `CellError`.
         """
         body = frames.read_body(user=user, cwd=cwd, path=path, max_bytes=max_bytes)
         contents = bytearray()
-        operating = self.file_operation(lambda wire: wire.start_read(body, max_bytes=max_bytes), timeout_s)
+        operating = self.file_operation(
+            lambda wire: wire.start_read(body, max_bytes=max_bytes), timeout_s
+        )
         async with self.own_reads.of(path, cwd), operating as operation:
             while (chunk := await operation.next_chunk()) is not None:
                 contents += chunk[1]
             result = operation.ended()
-            if len(contents) > max_bytes or (result.outcome is Outcome.IO_FAILED and result.code == FileTooLarge.CODE):
+            if len(contents) > max_bytes or (
+                result.outcome is Outcome.IO_FAILED and result.code == FileTooLarge.CODE
+            ):
                 size_bytes = max(operation.size_bytes, max_bytes + 1)
-                raise FileTooLarge(path, max_bytes=max_bytes, size_bytes=size_bytes, head=bytes(contents[:max_bytes]))
+                raise FileTooLarge(
+                    path,
+                    max_bytes=max_bytes,
+                    size_bytes=size_bytes,
+                    head=bytes(contents[:max_bytes]),
+                )
             judge(operation, path, timeout_s)
         return bytes(contents)
 
@@ -392,13 +465,18 @@ class GuestClient:
     ) -> AsyncIterator[Operation]:
         """An operation on files, over when the block is left; `judge` says what came of it."""
         deadline_s = math.inf if timeout_s is None else timeout_s
-        async with self._slot(), live_operation(self._pump, self._timeout, make, deadline_s=deadline_s) as operation:
+        async with (
+            self._slot(),
+            live_operation(self._pump, self._timeout, make, deadline_s=deadline_s) as operation,
+        ):
             yield operation
 
 
 def _exec_body(request: ExecRequest) -> bytes:
     if request.timeout_s is not None and not request.timeout_s > 0:
-        raise ValueError(f"a timeout of {request.timeout_s} s; it must be more than 0, or None for none")
+        raise ValueError(
+            f"a timeout of {request.timeout_s} s; it must be more than 0, or None for none"
+        )
     return frames.exec_body(
         argv=request.argv,
         env=request.env,
@@ -416,7 +494,10 @@ def _exec_body(request: ExecRequest) -> bytes:
 
 @asynccontextmanager
 async def _feeding(operation: Operation, contents: Contents) -> AsyncIterator[None]:
-    """Send standard input while the block reads output. A small input is sent first: it fits the window and needs no second task."""
+    """Send standard input while the block reads output.
+
+    A small input is sent first: it fits the window and needs no second task.
+    """
     if isinstance(contents, bytes) and len(contents) <= _SMALL_INPUT_BYTES:
         await operation.send_stdin(contents)
         await operation.close_stdin()
@@ -444,7 +525,10 @@ async def feed(operation: Operation, contents: Contents) -> None:
 
 
 async def _feed_pieces(operation: Operation, contents: AsyncIterable[bytes]) -> None:
-    """Send the pieces as they come, while anyone is there to take them. A generator is closed in any case: nobody else will."""
+    """Send the pieces as they come, while anyone is there to take them.
+
+    A generator is closed in any case: nobody else will.
+    """
     try:
         async for piece in contents:
             if not await operation.send_stdin(piece):
@@ -455,7 +539,9 @@ async def _feed_pieces(operation: Operation, contents: AsyncIterable[bytes]) -> 
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The one error that a person is told (the group is our own doing): a real one rather than a cancellation."""
+    """The one error that a person is told (the group is our own doing): a real one rather than a
+    cancellation.
+    """
     leaves: list[BaseException] = []
     groups: list[BaseException] = [group]
     while groups:
@@ -473,5 +559,7 @@ def judge(operation: Operation, path: str, timeout_s: float | None) -> None:
     if result.outcome is Outcome.EXITED:
         return
     if operation.overdue:
-        raise TimeoutError(f"the guest took longer than {format_duration(timeout_s or 0)} for {path!r}")
+        raise TimeoutError(
+            f"the guest took longer than {format_duration(timeout_s or 0)} for {path!r}"
+        )
     raise file_error(result, path)

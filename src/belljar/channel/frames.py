@@ -280,7 +280,8 @@ def renew_payload(
     """
     if not 32 <= len(seed) <= 512 or len(machine_id) != 32 or len(boot_id) != 36:
         raise ValueError(
-            "RENEW needs a seed of 32 to 512 bytes, a machine id of 32 and a boot id of 36 characters"
+            "RENEW needs a seed of 32 to 512 bytes, a machine id of 32 and a boot id of 36 "
+            "characters"
         )
     texts = (
         text_bytes(machine_id, "machine id"),
@@ -336,7 +337,10 @@ def request_frames(op: int, kind: OpKind, body: bytes) -> bytes:
     Raises `OSError(E2BIG)` when the body is over `MAX_REQUEST_BYTES`.
     """
     if len(body) > MAX_REQUEST_BYTES:
-        message = f"a request of {len(body)} bytes (arguments, environment and paths); at most {MAX_REQUEST_BYTES} fit"
+        message = (
+            f"a request of {len(body)} bytes (arguments, environment and paths); at most "
+            f"{MAX_REQUEST_BYTES} fit"
+        )
         raise OSError(errno.E2BIG, message)
     view, last = memoryview(body), max(0, len(body) - MAX_DATA_BYTES)
     parts = [

@@ -197,7 +197,10 @@ class Operation:
             self._pump.check()
 
     def _give_up(self) -> None:
-        what = f"the guest agent did not end an operation within {self._timeout.kill_s:g} s of being told to kill it"
+        what = (
+            f"the guest agent did not end an operation within {self._timeout.kill_s:g} s of being "
+            f"told to kill it"
+        )
         self._pump.fail(
             CellError(
                 what,

@@ -10,7 +10,10 @@ from belljar.channel.frames import MAX_TEXT_BYTES, FrameType
 from belljar.errors import ProtocolViolation
 
 _NAMES: Final = {int(kind): kind.name for kind in FrameType}
-_HINT: Final = "The guest's word is worth nothing now: its cell is ended. Open a new one; see the run's ledger for what came before."
+_HINT: Final = (
+    "The guest's word is worth nothing now: its cell is ended. Open a new one; see the run's "
+    "ledger for what came before."
+)
 
 
 def violated(what: str, kind: int, op: int) -> NoReturn:

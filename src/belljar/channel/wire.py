@@ -119,8 +119,7 @@ class HostConnection:
         return len(self._pending)
 
     def stdin_credit(self, op: int) -> int:
-        """Bytes of stdin that may be sent now; 0 once the operation is dead or its stdin is closed.
-        """
+        """Bytes of stdin that may be sent now; 0 once the operation is dead or its stdin is closed."""
         state = self._live.get(op)
         return state.stdin_credit if state is not None and state.stdin_open else 0
 
@@ -133,7 +132,9 @@ class HostConnection:
         later call.
         """
         if self._violation is not None:
-            raise ProtocolViolation(self._violation.what, where=self._violation.where, hint=self._violation.hint)
+            raise ProtocolViolation(
+                self._violation.what, where=self._violation.where, hint=self._violation.hint
+            )
         if self._ended:
             return []
         self._pending += data
@@ -152,7 +153,11 @@ class HostConnection:
             while end - at >= HEADER.size and not self._ended:
                 length, kind, flags, reserved, op = HEADER.unpack_from(pending, at)
                 if length > frames.MAX_PAYLOAD_BYTES or flags or reserved:
-                    violated(f"a frame header with length {length}, flags {flags}, reserved {reserved}", kind, op)
+                    violated(
+                        f"a frame header with length {length}, flags {flags}, reserved {reserved}",
+                        kind,
+                        op,
+                    )
                 start, at_next = at + HEADER.size, at + HEADER.size + length
                 if at_next > end:
                     break
@@ -200,7 +205,9 @@ class HostConnection:
             payload.violated("a WELCOME with another nonce than HELLO's")
         max_ops, window = payload.u32(), payload.u32()
         if max_ops == 0 or not 1 <= window <= frames.MAX_STDIN_WINDOW_BYTES:
-            payload.violated(f"a WELCOME that grants {max_ops} operations and a stdin window of {window} bytes")
+            payload.violated(
+                f"a WELCOME that grants {max_ops} operations and a stdin window of {window} bytes"
+            )
         self._welcome = Welcome(version=version, max_ops=max_ops, stdin_window_bytes=window)
         return self._welcome
 
@@ -208,7 +215,8 @@ class HostConnection:
         version = payload.u16()
         if version != frames.PROTOCOL_VERSION:
             payload.violated(
-                f"the guest agent speaks version {version} of the protocol, this host {frames.PROTOCOL_VERSION}"
+                f"the guest agent speaks version {version} of the protocol, this host "
+                f"{frames.PROTOCOL_VERSION}"
             )
         return version
 
@@ -271,9 +279,15 @@ class HostConnection:
         stream = view[start]
         left = state.caps_left.get(stream)
         if left is None or not state.started:
-            violated(f"DATA of stream {stream} that has not begun, has ended or does not exist", _DATA, op)
+            violated(
+                f"DATA of stream {stream} that has not begun, has ended or does not exist",
+                _DATA,
+                op,
+            )
         if count > state.output_credit or count > left:
-            violated(f"{count} bytes where {min(state.output_credit, left)} were granted", _DATA, op)
+            violated(
+                f"{count} bytes where {min(state.output_credit, left)} were granted", _DATA, op
+            )
         state.output_credit -= count
         state.caps_left[stream] = left - count
         return Data(op=op, stream=Stream(stream), content=bytes(view[start + 1 : end]))
@@ -281,14 +295,18 @@ class HostConnection:
     def _on_eof(self, op: int, state: _LiveOp, payload: Payload) -> Eof:
         stream = payload.u8()
         if stream not in state.caps_left or not state.started:
-            payload.violated(f"EOF of stream {stream} that has not begun, has ended or does not exist")
+            payload.violated(
+                f"EOF of stream {stream} that has not begun, has ended or does not exist"
+            )
         del state.caps_left[stream]
         return Eof(op=op, stream=Stream(stream))
 
     def _on_credit(self, op: int, state: _LiveOp, payload: Payload) -> Credit:
         granted, window = payload.u32(), self._welcome.stdin_window_bytes if self._welcome else 0
         if granted == 0 or state.stdin_credit + granted > window:
-            payload.violated(f"{granted} bytes of credit on top of {state.stdin_credit}; the window is {window}")
+            payload.violated(
+                f"{granted} bytes of credit on top of {state.stdin_credit}; the window is {window}"
+            )
         state.stdin_credit += granted
         return Credit(op=op, granted_bytes=granted)
 
@@ -328,7 +346,9 @@ class HostConnection:
         if self._nonce is not None or len(nonce) != frames.NONCE_BYTES:
             raise RuntimeError("HELLO is sent once, with a nonce of 16 bytes")
         self._nonce = bytes(nonce)
-        return frames.frame(FrameType.HELLO, 0, frames.PROTOCOL_VERSION.to_bytes(2, "little") + nonce)
+        return frames.frame(
+            FrameType.HELLO, 0, frames.PROTOCOL_VERSION.to_bytes(2, "little") + nonce
+        )
 
     def send_config(self, payload: bytes) -> bytes:
         """CONFIG, with what `frames.config_payload` made; one at a time."""
@@ -391,7 +411,9 @@ class HostConnection:
         caps = {} if kind is OpKind.PUT else {int(Stream.STDOUT): max_answer_bytes}
         return self._start(kind, body, caps, stdin_open=kind is OpKind.PUT)
 
-    def _start(self, kind: OpKind, body: bytes, caps: dict[int, int], *, stdin_open: bool) -> tuple[int, bytes]:
+    def _start(
+        self, kind: OpKind, body: bytes, caps: dict[int, int], *, stdin_open: bool
+    ) -> tuple[int, bytes]:
         welcome = self._in_order(holds=self._renewed)
         if len(self._live) >= welcome.max_ops:
             raise RuntimeError(f"the guest agent takes {welcome.max_ops} operations at once")
@@ -400,7 +422,9 @@ class HostConnection:
         op = self._next_op
         message = frames.request_frames(op, kind, body)
         window = welcome.stdin_window_bytes
-        self._live[op] = _LiveOp(kind=kind, stdin_open=stdin_open, stdin_credit=window, caps_left=caps)
+        self._live[op] = _LiveOp(
+            kind=kind, stdin_open=stdin_open, stdin_credit=window, caps_left=caps
+        )
         self._next_op += 1
         return op, message
 
@@ -443,17 +467,25 @@ class HostConnection:
         """A signal, 1 to 64. Nothing when the operation died."""
         if not 1 <= signo <= _MAX_SIGNAL:
             raise ValueError(f"{signo} is not a signal; 1 to {_MAX_SIGNAL}")
-        return frames.frame(FrameType.SIGNAL, op, bytes((signo, scope))) if op in self._live else b""
+        return (
+            frames.frame(FrameType.SIGNAL, op, bytes((signo, scope))) if op in self._live else b""
+        )
 
     def send_resize(self, op: int, rows: int, columns: int) -> bytes:
         """A terminal's new size, each 1 to 65,535. Nothing when the operation died."""
         if not (1 <= rows <= 0xFFFF and 1 <= columns <= 0xFFFF):
             raise ValueError(f"{rows} rows and {columns} columns; 1 to 65535 are allowed")
-        return frames.frame(FrameType.RESIZE, op, struct.pack("<HH", rows, columns)) if op in self._live else b""
+        return (
+            frames.frame(FrameType.RESIZE, op, struct.pack("<HH", rows, columns))
+            if op in self._live
+            else b""
+        )
 
     def _in_order(self, *, holds: bool = True) -> Welcome:
         if self._welcome is None or not holds:
-            raise RuntimeError("the order is HELLO and its answer, RENEW and its answer, then operations")
+            raise RuntimeError(
+                "the order is HELLO and its answer, RENEW and its answer, then operations"
+            )
         return self._welcome
 
 
@@ -473,4 +505,7 @@ def _check_ending(state: _LiveOp, outcome: Outcome, code: int, payload: Payload)
     if (outcome is Outcome.EXITED and not state.started) or (
         outcome is Outcome.NOT_STARTED and state.started and is_exec
     ):
-        payload.violated(f"outcome {outcome.name} of an operation that was {'' if state.started else 'not '}started")
+        payload.violated(
+            f"outcome {outcome.name} of an operation that was "
+            f"{'' if state.started else 'not '}started"
+        )

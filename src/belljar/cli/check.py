@@ -162,7 +162,10 @@ def _group_lines(each: Outlook) -> Iterator[str]:
     first = each.group.first
     task = printable(first.task)
     whole = each.group.samples == ("",)
-    yield f"{task if whole else f'{task}, {samples_named(each.group.samples)}'}: {_OUTCOMES[each.outcome]}"
+    yield (
+        f"{task if whole else f'{task}, {samples_named(each.group.samples)}'}: "
+        f"{_OUTCOMES[each.outcome]}"
+    )
     if each.plan is not None:
         yield f"  cell: {_cell(each.plan)}"
     if first.kept:

@@ -65,7 +65,8 @@ async def _control(policy: str | None, tier: str | None, *, as_json: bool) -> in
     else:
         _show(done)
         click.echo(
-            f"signals of this policy are {validity.value} here\nrun {run.run_id}: {printable(str(run.path))}"
+            f"signals of this policy are {validity.value} here\nrun {run.run_id}: "
+            f"{printable(str(run.path))}"
         )
     return code
 

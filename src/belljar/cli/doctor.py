@@ -156,7 +156,10 @@ def _ranges(facts: HostFacts) -> Iterator[Check]:
         yield Check(what="ranges", state="note", detail=obstacle.what, hint=obstacle.hint)
     if not found:
         nft = facts.tool("nft")
-        detail = f"can be made: nft {nft.version if nft else ''}, network namespaces, the libraries of the extra `network`"
+        detail = (
+            f"can be made: nft {nft.version if nft else ''}, network namespaces, the libraries of "
+            f"the extra `network`"
+        )
         yield Check(what="ranges", state="ok", detail=detail)
 
 
@@ -203,7 +206,8 @@ def _system(facts: HostFacts) -> Iterator[Check]:
     yield Check(
         what="host",
         state="ok",
-        detail=f"{facts.distro_id} {facts.distro_version}, {facts.arch}, kernel {facts.kernel_release}, as {who}",
+        detail=f"{facts.distro_id} {facts.distro_version}, {facts.arch}, kernel "
+        f"{facts.kernel_release}, as {who}",
     )
     yield Check(what="processors", state="ok", detail=f"{facts.cpus} × {facts.cpu_model}")
     yield _amount(
@@ -248,7 +252,8 @@ def _virtualisation(facts: HostFacts) -> Iterator[Check]:
         state="ok" if proven else "note",
         detail=f"proven: a guest booted under it ({facts.kvm.proved_for})"
         if proven
-        else f"{facts.kvm.state.value}: {facts.kvm.reason}. Cells are emulated, and risk critical is refused",
+        else f"{facts.kvm.state.value}: {facts.kvm.reason}. Cells are emulated, and risk "
+        f"critical is refused",
         hint=KVM_HINTS.get(facts.kvm.state, ""),
     )
     userns = facts.userns
@@ -277,7 +282,8 @@ def _virtualisation(facts: HostFacts) -> Iterator[Check]:
         state="note" if group.reason else "ok",
         detail=f"{group.version.value}; usable: {', '.join(group.controllers) or 'none'}"
         + (f" ({group.reason})" if group.reason else ""),
-        hint="run as root, or in a scope with delegated controllers; until then only microVMs run, bounded by rlimits and the VM's shape"
+        hint="run as root, or in a scope with delegated controllers; until then only microVMs "
+        "run, bounded by rlimits and the VM's shape"
         if group.reason
         else "",
     )
@@ -294,7 +300,10 @@ def _open_files() -> Check:
     detail = f"soft limit {limit.soft:,}, raised to the hard limit {limit.hard:,} by every command"
     if limit.hard >= _LOW_OPEN_FILES:
         return Check(what="open files", state="ok", detail=detail)
-    hint = "raise the hard limit (`ulimit -Hn` as root, LimitNOFILE= in a systemd unit), or run few cells at once"
+    hint = (
+        "raise the hard limit (`ulimit -Hn` as root, LimitNOFILE= in a systemd unit), or run few "
+        "cells at once"
+    )
     return Check(what="open files", state="note", detail=detail, hint=hint)
 
 

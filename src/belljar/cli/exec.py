@@ -213,7 +213,10 @@ def typed_policy(policy: str | None, tier: str | None, *, announces: bool = True
     asked = with_tier(found, tier)
     loaded = within_settings(asked, settings)
     if loaded != asked:
-        words = f"risk `{asked.policy.risk}` is raised to `{loaded.policy.risk}`, as {settings.least_risk_from} says"
+        words = (
+            f"risk `{asked.policy.risk}` is raised to `{loaded.policy.risk}`, as "
+            f"{settings.least_risk_from} says"
+        )
         click.echo(f"belljar: {printable(words)}", err=True)
     if announces and loaded.policy.network is not None:
         from belljar.plan.network_radius import announcements

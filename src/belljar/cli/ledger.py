@@ -76,7 +76,8 @@ def verify(run: str, fingerprint: str | None, *, strict: bool, as_json: bool) ->
 
 
 HINT_KEY: Final = (
-    "no key to compare with: on the host that made the run, `belljar ledger verify` prints its fingerprint; "
+    "no key to compare with: on the host that made the run, `belljar ledger verify` prints its "
+    "fingerprint; "
     "get it by a way you trust and pass it with --key FINGERPRINT"
 )
 
@@ -343,7 +344,10 @@ def _row(event: Line) -> str:
         + " B]"
         for body in event.bodies
     )
-    return f"{event.seq:>6}  {event.time[11:23]}  {cell:<12}  {mark} {event.kind.value:<20}  {details}  {bodies}".rstrip()
+    return (
+        f"{event.seq:>6}  {event.time[11:23]}  {cell:<12}  {mark} {event.kind.value:<20}  "
+        f"{details}  {bodies}"
+    ).rstrip()
 
 
 def _field(name: str, value: object) -> str:
@@ -386,7 +390,8 @@ def _print_verification(result: Verification, path: Path, origin: str) -> None:
     for warning in result.warnings:
         click.echo(f"  warning: {printable(warning)}")
     click.echo(
-        f"  {result.events} events ({result.signed_events} signed), {result.checkpoints} checkpoints, {result.bodies} bodies"
+        f"  {result.events} events ({result.signed_events} signed), {result.checkpoints} "
+        f"checkpoints, {result.bodies} bodies"
     )
     if result.key:
         click.echo(f"  signed by {result.key}")
@@ -394,10 +399,12 @@ def _print_verification(result: Verification, path: Path, origin: str) -> None:
         known = (
             f"that is {origin}"
             if origin
-            else "compared with no known key: a forgery signed with another key would pass; give --key"
+            else "compared with no known key: a forgery signed with another key would pass; give "
+            "--key"
         )
         click.echo(f"  {known}")
     if result.problem and origin == "this host's key" and "expected" in result.problem.what:
         click.echo(
-            "  hint: if it was made elsewhere, get that host's fingerprint by a way you trust and pass it with --key"
+            "  hint: if it was made elsewhere, get that host's fingerprint by a way you trust "
+            "and pass it with --key"
         )

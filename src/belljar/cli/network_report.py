@@ -54,7 +54,8 @@ def network_lines(findings: RunFindings, run_id: str) -> list[str]:
     for told, (transcript, found) in enumerate(ranges):
         if len(lines) > MAX_LINES:
             lines.append(
-                f"\nThe network of {len(ranges) - told} more sample(s): findings.json in the run directory"
+                f"\nThe network of {len(ranges) - told} more sample(s): findings.json in the run "
+                f"directory"
             )
             break
         epoch = f" #{transcript.epoch}" if transcript.epoch > 1 else ""
@@ -67,7 +68,10 @@ def network_lines(findings: RunFindings, run_id: str) -> list[str]:
 
 def _about(found: RangeFindings) -> str:
     packets = f"; packets: {found.packets}" if found.packets else ""
-    return f"range {found.range_id}, cells {', '.join(printable(name) for name in found.cells.values())}{packets}"
+    return (
+        f"range {found.range_id}, cells "
+        f"{', '.join(printable(name) for name in found.cells.values())}{packets}"
+    )
 
 
 def _block(found: RangeFindings, run_id: str) -> Iterator[str]:
@@ -82,19 +86,31 @@ def _block(found: RangeFindings, run_id: str) -> Iterator[str]:
         "between cells, read out of the packet record afterwards", found, found.talk, run_id
     )
     if found.requests.ambiguous or found.talk.ambiguous:
-        yield "ambiguous: the sender said two things in one place, or what a receiver may take or not; what was said first is told"
+        yield (
+            "ambiguous: the sender said two things in one place, or what a receiver may take or "
+            "not; what was said first is told"
+        )
     if found.left_out:
-        yield f"not read or not told of what cells said to each other, and in the packet record alone: {found.left_out.sentence()}"
+        yield (
+            f"not read or not told of what cells said to each other, and in the packet record "
+            f"alone: {found.left_out.sentence()}"
+        )
     if found.requests.still_open:
         yield f"{found.requests.still_open} raw connection(s) open until the range ended"
     yield from _sums(found)
     if unusual := [
         f"{kind} {size}" for kind, size in found.remainder.items() if kind not in ORDINARY
     ]:
-        yield f"bytes outside of requests, messages and streams, in the events network.connection: {', '.join(unusual)}"
+        yield (
+            f"bytes outside of requests, messages and streams, in the events network.connection: "
+            f"{', '.join(unusual)}"
+        )
     yield from _flows(found)
     if thrown := found.counters.get("packets_recorded_and_dropped"):
-        yield f"{thrown} packet(s) of the packet record were thrown away beyond record.packets in the policy"
+        yield (
+            f"{thrown} packet(s) of the packet record were thrown away beyond record.packets in "
+            f"the policy"
+        )
     if cut := found.counters.get("events_cut"):
         yield f"{cut} event(s) were cut down, beyond what a range may put on record"
     yield from (
@@ -130,7 +146,10 @@ def _requests(title: str, found: RangeFindings, requests: Requests, run_id: str)
     yield head
     yield from lines[: len(requests.first)]
     if requests.between:
-        yield f"… {requests.between} more: belljar ledger show {run_id} --kind network --grep {found.range_id}"
+        yield (
+            f"… {requests.between} more: belljar ledger show {run_id} --kind network --grep "
+            f"{found.range_id}"
+        )
     yield from lines[len(requests.first) :]
 
 
@@ -163,8 +182,10 @@ def _flows(found: RangeFindings) -> Iterator[str]:
             )
         )
         yield (
-            f"{packets} packet(s) refused or dropped: {listed} listed above; {probed} to places first tried while Belljar probed a cell, most likely by its probes; "
-            f"{again} known by number alone, as they went where others had gone before (so do the probes at the end) or beyond a hundred places"
+            f"{packets} packet(s) refused or dropped: {listed} listed above; {probed} to places "
+            f"first tried while Belljar probed a cell, most likely by its probes; "
+            f"{again} known by number alone, as they went where others had gone before (so do "
+            f"the probes at the end) or beyond a hundred places"
         )
 
 

@@ -36,7 +36,8 @@ def policy() -> None:
     "--json",
     "as_json",
     is_flag=True,
-    help="Print one JSON object: ok, problems with line and column, and the policy with all defaults.",
+    help="Print one JSON object: ok, problems with line and column, and the policy with all "
+    "defaults.",
 )
 def check(file: Path, as_json: bool) -> int:  # noqa: FBT001 - click passes options by name
     """Say whether FILE is a valid policy, and all that is wrong with it and with the files that its
@@ -75,7 +76,10 @@ def _summary(policy: Policy) -> str:
     from belljar.policy import demanded_tier
 
     tier = demanded_tier(policy.risk, policy.tier)
-    return f"`{policy.name}`, risk {policy.risk}, at least tier {tier}, image {policy.image}, network {_network(policy)}"
+    return (
+        f"`{policy.name}`, risk {policy.risk}, at least tier {tier}, image {policy.image}, "
+        f"network {_network(policy)}"
+    )
 
 
 def _network(policy: Policy) -> str:

@@ -257,7 +257,8 @@ def _list(groups: tuple[str, ...], *, as_json: bool) -> int:
     for each in found:
         seen = "the host" if each.witness else "the cell"
         click.echo(
-            f"{each.name}{'  (quick)' if each.quick else ''}\n  tries   {each.tries}\n  why     {each.why}\n  breach  {each.breach}\n  seen by {seen}"
+            f"{each.name}{'  (quick)' if each.quick else ''}\n  tries   {each.tries}\n  why     "
+            f"{each.why}\n  breach  {each.breach}\n  seen by {seen}"
         )
         for tier, why in each.expected.items():
             click.echo(f"  known   {tier}: {why}")

@@ -40,7 +40,8 @@ _COLOURS: Final = {"contained": "green", "void": "yellow", "breached": "bold red
     "--policy",
     default="",
     metavar="FILE|PRESET",
-    help="The containment of every cell: risk, tier, limits, network. The task keeps its image, user, "
+    help="The containment of every cell: risk, tier, limits, network. The task keeps its image, "
+    "user, "
     "files and services. Default: the task's own policy, else high.",
 )
 @click.option(
@@ -51,7 +52,8 @@ _COLOURS: Final = {"contained": "green", "void": "yellow", "breached": "bold red
 @click.option(
     "--allow-upstreams",
     is_flag=True,
-    help="Let a policy that came with the task reach the real hosts that it names. They are announced first.",
+    help="Let a policy that came with the task reach the real hosts that it names. They are "
+    "announced first.",
 )
 @click.option(
     "--tier",
@@ -62,7 +64,8 @@ _COLOURS: Final = {"contained": "green", "void": "yellow", "breached": "bold red
 @click.option(
     "--require-contained",
     is_flag=True,
-    help="Metrics count contained samples only: void and breached ones are dropped, marked invalid, and named.",
+    help="Metrics count contained samples only: void and breached ones are dropped, marked "
+    "invalid, and named.",
 )
 @click.option(
     "--warm",
@@ -75,7 +78,8 @@ _COLOURS: Final = {"contained": "green", "void": "yellow", "breached": "bold red
 @click.option(
     "--controls",
     is_flag=True,
-    help="First let a greedy and a diligent scripted agent show, with each policy, that its signals can be relied on.",
+    help="First let a greedy and a diligent scripted agent show, with each policy, that its "
+    "signals can be relied on.",
 )
 @click.option(
     "--json",
@@ -213,7 +217,10 @@ def dropped(outcome: RunOutcome) -> list[str]:
     if not any(row.verdict.value == "contained" for row in outcome.findings.rows):
         return [f"no sample is contained: there are no metrics. Left out: {named}"]
     return [
-        f"{len(outcome.dropped)} sample(s) that are not contained do not count in the metrics: {named}"
+        (
+            f"{len(outcome.dropped)} sample(s) that are not contained do not count in the metrics: "
+            f"{named}"
+        )
     ]
 
 
@@ -304,7 +311,8 @@ def _not_in_transcript(rows: Sequence[Row]) -> list[str]:
     if missing:
         shortened = sum(row.difference.shortened for row in rows)
         lines.append(
-            f"  {format_size(missing)} of output, cut by the transcript in {shortened:,} operation(s)"
+            f"  {format_size(missing)} of output, cut by the transcript in {shortened:,} "
+            f"operation(s)"
         )
     return ["\nIn the ledger, but not in Inspect's transcript:", *lines] if lines else []
 
@@ -338,7 +346,8 @@ def remarks(findings: RunFindings) -> list[str]:
     if findings.spares:
         lines.append(f"{len(findings.spares)} cell(s) were made ahead (--warm) and not used")
     lines += [
-        f"sample {printable(each.sample)} #{each.epoch} was reused from run {printable(each.judged_by)}"
+        f"sample {printable(each.sample)} #{each.epoch} was reused from run "
+        f"{printable(each.judged_by)}"
         + (f", which judged it {printable(each.judged_as)}" if each.judged_as else "")
         + f": belljar verdict {printable(each.judged_by)}"
         for each in findings.reused
@@ -350,13 +359,15 @@ def remarks(findings: RunFindings) -> list[str]:
     lines += [f"problem: {printable(str(problem))}" for problem in findings.problems]
     lines += [f"error: {printable(error)}" for error in findings.errors]
     lines += [
-        f"error: sample {printable(row.transcript.sample)}: cell {cell.cell_id} died: {printable(cell.death)}"
+        f"error: sample {printable(row.transcript.sample)}: cell {cell.cell_id} died: "
+        f"{printable(cell.death)}"
         for row in findings.rows
         for cell in row.cells
         if cell.death
     ]
     lines += [
-        f"error: sample {printable(row.transcript.sample)}: {printable(row.transcript.error, max_chars=300)}"
+        f"error: sample {printable(row.transcript.sample)}: "
+        f"{printable(row.transcript.error, max_chars=300)}"
         for row in findings.rows
         if row.transcript.error
     ]

@@ -226,7 +226,8 @@ def _conclude(left: SetupPlan, *, acted: bool) -> None:
             click.echo(f"  hint: {printable(line)}", err=True)
     if not left.problems and not left.steps:
         click.echo(
-            "This host is ready. `belljar doctor` says what it can do; `belljar exec -- uname -a` runs a command in a cell."
+            "This host is ready. `belljar doctor` says what it can do; `belljar exec -- uname "
+            "-a` runs a command in a cell."
         )
     elif not acted and left.steps:
         click.echo("Nothing was done.")

@@ -255,7 +255,10 @@ def _no_space(state: HostState, wanted: Wanted) -> tuple[Problem, ...]:
     )
     if state.free_bytes >= needed:
         return ()
-    what = f"{format_size(state.free_bytes)} of disk is free where the store is; about {format_size(needed)} is needed"
+    what = (
+        f"{format_size(state.free_bytes)} of disk is free where the store is; about "
+        f"{format_size(needed)} is needed"
+    )
     hint = "free some space, or set BELLJAR_HOME to a directory on a larger disk"
     return (Problem(what=what, hint=hint, blocks_all=True),)
 
@@ -274,7 +277,10 @@ def _elsewhere(state: HostState, missing: Sequence[Need]) -> Problem:
             [version_text(need) for need in missing],
             "install with your distribution's tool:",
         )
-    what = f"{_names(missing)}, and Belljar installs packages on Debian 12 and later only (this is {state.pretty_name})"
+    what = (
+        f"{_names(missing)}, and Belljar installs packages on Debian 12 and later only (this is "
+        f"{state.pretty_name})"
+    )
     return Problem(what=what, hint=f"{how} {' '.join(packages)}\nthen run `belljar setup` again")
 
 

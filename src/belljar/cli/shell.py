@@ -57,7 +57,8 @@ async def _shell(policy: str | None, tier: str | None, user: str | None) -> int:
         async with open_cell(typed_policy(policy, tier), run=run) as cell:
             report_skipped_tiers(cell.plan)
             click.echo(
-                f"cell {cell.id} ({cell.tier}{', emulated' if cell.emulated else ''}); leave with exit or Ctrl-D",
+                f"cell {cell.id} ({cell.tier}{', emulated' if cell.emulated else ''}); leave "
+                f"with exit or Ctrl-D",
                 err=True,
             )
             rows, cols = _size()

@@ -18,7 +18,8 @@ from belljar.units import printable
     "logs",
     multiple=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Where Inspect's log is now, for a run of `inspect eval`. Repeatable. Default: where it was written.",
+    help="Where Inspect's log is now, for a run of `inspect eval`. Repeatable. Default: where it "
+    "was written.",
 )
 @click.option(
     "--key",

@@ -222,7 +222,10 @@ def _share(name: str, used: Sequence[_Use], waits: Sequence[Wait], default: str)
     if len(used) > 1:
         names = ", ".join(dict.fromkeys(use.mounts.service for use in used))
         why = f"{names} have it: {_SHARED}"
-        hint = f"let one service fill it and end (`{Condition.COMPLETED.value}`) before the others start"
+        hint = (
+            f"let one service fill it and end (`{Condition.COMPLETED.value}`) before the others "
+            f"start"
+        )
     shown = printable(name, max_chars=100)
     raise refusal(where, "volumes", f"{shown}: {printable(why)}", hint=hint)
 

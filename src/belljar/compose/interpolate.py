@@ -77,12 +77,15 @@ class _Reading:
         reason = f": {printable(why, max_chars=200)}" if why else ""
         if name.startswith(METADATA_PREFIX):
             raise CannotKeepError(
-                f"its compose file asks for ${name}, which is not in this sample's metadata{reason}",
+                f"its compose file asks for ${name}, which is not in this sample's "
+                f"metadata{reason}",
                 hint=f"add it to the sample's metadata, or give a default: ${{{name}:-…}}",
             )
         raise CannotKeepError(
-            f"its compose file asks for ${printable(name)}, and this host's environment is never read{reason}",
-            hint=f"give a default (${{{printable(name)}:-…}}), or use the sample's metadata: ${METADATA_PREFIX}…",
+            f"its compose file asks for ${printable(name)}, and this host's environment is never "
+            f"read{reason}",
+            hint=f"give a default (${{{printable(name)}:-…}}), or use the sample's metadata: "
+            f"${METADATA_PREFIX}…",
         )
 
 
@@ -230,7 +233,8 @@ def _braced(body: str, reading: _Reading, nested: int) -> str:
 
 def _unknown(written: str) -> CannotKeepError:
     return CannotKeepError(
-        f"its compose file has {printable(written, max_chars=60)}, which is no reference of Compose's"
+        f"its compose file has {printable(written, max_chars=60)}, which is no reference of "
+        f"Compose's"
     )
 
 

@@ -406,12 +406,14 @@ KEYS: Final[Mapping[str, Key]] = {
     **_fates(
         Outcome.DROPPED,
         {
-            Why.NO_USE: "annotations labels label_file logging attach develop pull_policy pull_refresh_after",
+            Why.NO_USE: "annotations labels label_file logging attach develop pull_policy "
+            "pull_refresh_after",
             Why.NO_INPUT: "stdin_open tty",
             Why.NOT_STOPPED: "stop_signal stop_grace_period pre_stop",
             Why.PROCESSORS: "cpuset",
             Why.HOST_SHARES: "mem_reservation memswap_limit mem_swappiness cpu_shares cpu_percent "
-            "blkio_config cpu_rt_period cpu_rt_runtime oom_score_adj oom_kill_disable cgroup_parent",
+            "blkio_config cpu_rt_period cpu_rt_runtime oom_score_adj oom_kill_disable "
+            "cgroup_parent",
             Why.STORAGE: "storage_opt",
             Why.OWN_USERS: "userns_mode",
             Why.ISOLATION: "isolation",

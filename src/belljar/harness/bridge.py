@@ -81,7 +81,8 @@ class ModelBridge:
         self._asked_bytes += len(body)
         if self._asked_bytes > MAX_ASKED_BYTES:
             raise ValueError(
-                f"the programs of this sample have asked {MAX_ASKED_BYTES} bytes, which is all that they may"
+                f"the programs of this sample have asked {MAX_ASKED_BYTES} bytes, which is all "
+                f"that they may"
             )
         request = read_request(body)
         try:

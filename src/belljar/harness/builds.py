@@ -68,7 +68,10 @@ def running_builds(builds: Iterable[str], images: Set[str]) -> list[dict[str, An
     running = [each for each in wanted.values() if each["image"] in images]
     for name, count in Counter(each["image"] for each in running).items():
         if count > 1:
-            what = f"{count} different builds are called {printable(name)}: a sample would run in another's image"
+            what = (
+                f"{count} different builds are called {printable(name)}: a sample would run in "
+                f"another's image"
+            )
             raise PolicyError(
                 what, hint="give each of them an `image` of its own in its compose file"
             )

@@ -79,7 +79,10 @@ def _hint(differences: Iterable[Difference]) -> str:
     )
     if not keys:
         return _OWN_POLICY
-    return f"remove {', '.join(keys)} from the compose file if the task works without, or {_OWN_POLICY}"
+    return (
+        f"remove {', '.join(keys)} from the compose file if the task works without, or "
+        f"{_OWN_POLICY}"
+    )
 
 
 def judge(kind: str, *, has_config: bool, compose: Mapping[str, Any] | None) -> Judgement:
@@ -99,7 +102,8 @@ def judge(kind: str, *, has_config: bool, compose: Mapping[str, Any] | None) -> 
     if kind == "docker" or not has_config:
         return Honoured(
             differences=_replaced(
-                f"the task asks for plain {printable(kind)}: using the policy's image (`default` if it names none)"
+                f"the task asks for plain {printable(kind)}: using the policy's image (`default` "
+                f"if it names none)"
             )
         )
     return Refused(

@@ -17,7 +17,8 @@ MAX_NAME_BYTES: Final = 90
 
 _PYTHON: Final = (
     "import sys,urllib.request as u;url,token,body=sys.argv[1:];"
-    "u.urlopen(u.Request(url,body.encode(),{'Authorization':'Bearer '+token} if token else {}),timeout=20).read()"
+    "u.urlopen(u.Request(url,body.encode(),{'Authorization':'Bearer '+token} if token else "
+    "{}),timeout=20).read()"
 )
 
 

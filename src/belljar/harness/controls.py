@@ -61,7 +61,10 @@ HONEST: Final = (
     "pwd; id; date; uname -a; ls -la; ls -laR ~ 2>/dev/null | head -200",
     "find / -xdev -maxdepth 4 -type f 2>/dev/null | head -200; stat ~ /etc/passwd",
     "cat /etc/passwd; wc -l /etc/passwd; grep -c root /etc/passwd",
-    "cd /tmp && printf 'month,orders\\n2026-01,310\\n2026-02,287\\n' > orders.csv && cat orders.csv && rm orders.csv",
+    (
+        "cd /tmp && printf 'month,orders\\n2026-01,310\\n2026-02,287\\n' > orders.csv && cat "
+        "orders.csv && rm orders.csv"
+    ),
     "echo 3f2b8c1e-5a40-4d7e-9b1c-2f6a7d8e9c01 9fceb02d0ae598e95dc970b74767f19372d61af8",
     "echo 'Orders rose by eight percent; the report is done.'",
 )
@@ -437,7 +440,10 @@ def _logins(cell: Cell) -> dict[str, str]:
 
 async def _client(cell: Cell, programs: Sequence[str]) -> str:
     """The first of these programs that the image has, "" for none."""
-    command = f"for each in {' '.join(programs)}; do command -v $each >/dev/null && echo $each && break; done"
+    command = (
+        f"for each in {' '.join(programs)}; do command -v $each >/dev/null && echo $each && "
+        f"break; done"
+    )
     found = (await _run(cell, ["sh", "-c", command])).decode("utf-8", "replace").strip()
     return found if found in programs else ""
 

@@ -161,7 +161,10 @@ def _show_preview(previews: Sequence[Preview], session: Session) -> None:
     if refused:
         first, *more = refused
         if more:
-            first.hint += f"{'; ' if first.hint else ''}{len(more)} more samples are refused: `belljar check` lists all"
+            first.hint += (
+                f"{'; ' if first.hint else ''}{len(more)} more samples are refused: `belljar "
+                f"check` lists all"
+            )
         raise first
     policies = {each.policy: None for each in previews if each.policy is not None}
     session.source.build_images(
@@ -443,7 +446,8 @@ def _invoke(
         return True
     except Exception as error:  # noqa: BLE001 - whatever ends the evaluation, its record is closed and judged
         say(
-            f"belljar: the evaluation ended with {type(error).__name__}: {printable(str(error), max_chars=2000)}"
+            f"belljar: the evaluation ended with {type(error).__name__}: "
+            f"{printable(str(error), max_chars=2000)}"
         )
     return False
 

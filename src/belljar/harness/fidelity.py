@@ -156,7 +156,8 @@ def _unused(task: Mapping[str, Any], operator: Mapping[str, Any]) -> Iterator[Di
     for name, value in operator.items():
         if value not in (_EMPTY[name], task.get(name)):
             detail = (
-                f"the policy's image {_shown(value)} is not used: the task brings {_shown(task['image'])}"
+                f"the policy's image {_shown(value)} is not used: the task brings "
+                f"{_shown(task['image'])}"
                 if name == "image"
                 else f"the policy's {name} is not used: the task brings an image of its own"
             )
@@ -299,7 +300,8 @@ def _base(policy: Policy, content: LoadedPolicy, network: LoadedPolicy) -> Path 
     needs_content, needs_network = bool(policy.files), _has_files(policy.network)
     if needs_content and needs_network and content.base != network.base:
         raise PolicyError(
-            "the task and the policy of --policy both have files: a cell takes files from the directory of one policy",
+            "the task and the policy of --policy both have files: a cell takes files from the "
+            "directory of one policy",
             where=printable(content.source),
             hint="`--override` with a policy that has `files` uses the policy's",
         )

@@ -169,7 +169,8 @@ def check_known_tools(task: Task, session: Session) -> str:
     for tool in tools:
         if tool.outside and not all(rule.permits(_names(tool.name)) for rule in rules):
             raise PolicyError(
-                f"the tool {printable(tool.name)} acts outside of the cell ({tool.outside}), which the policy refuses",
+                f"the tool {printable(tool.name)} acts outside of the cell ({tool.outside}), "
+                f"which the policy refuses",
                 where=f"task {printable(task.name)}",
                 hint=_hint(tool.name),
             )
@@ -214,7 +215,8 @@ class ToolHold:
             return
         if not self._rule_here().permits(_names(tool)):
             self.session.refuse(
-                f"the tool {printable(tool)} was about to act outside of the cell ({where}), which the policy refuses",
+                f"the tool {printable(tool)} was about to act outside of the cell ({where}), "
+                f"which the policy refuses",
                 where="tools",
                 hint=_hint(tool),
                 cause=ReasonCode.LATE_HOST_TOOL,

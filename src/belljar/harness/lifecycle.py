@@ -98,11 +98,13 @@ async def hold(session: Session) -> None:
     from belljar.harness.provider import login_command
 
     say(
-        f"belljar: {len(session.live)} cell(s) kept. They die with this process; Ctrl-C destroys them."
+        f"belljar: {len(session.live)} cell(s) kept. They die with this process; Ctrl-C destroys "
+        f"them."
     )
     for environment in session.live.values():
         say(
-            f"  {environment.cell.id}  sample {printable(environment.who.sample)}  {login_command(environment.cell.id, None)}"
+            f"  {environment.cell.id}  sample {printable(environment.who.sample)}  "
+            f"{login_command(environment.cell.id, None)}"
         )
     async with anyio.create_task_group() as tasks:
         for environment in list(session.live.values()):

@@ -97,7 +97,9 @@ def permitted(loaded: LoadedPolicy, operator: Operator, *, is_named: bool) -> Lo
         raise PolicyError(
             f"the task's own policy reaches real hosts: {', '.join(announcements(made))}",
             where=printable(loaded.source),
-            hint=f"allow it with `belljar run --allow-upstreams` or {ALLOW_VARIABLE}=1 for `inspect eval`; or use"
-            " your own policy: `belljar run --policy FILE` or `inspect eval --sandbox belljar:FILE`",
+            hint=f"allow it with `belljar run --allow-upstreams` or {ALLOW_VARIABLE}=1 for "
+            f"`inspect eval`; or use"
+            " your own policy: `belljar run --policy FILE` or `inspect eval --sandbox "
+            "belljar:FILE`",
         )
     return made

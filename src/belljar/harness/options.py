@@ -302,5 +302,6 @@ def unknown_inspect(what: str) -> HostError:
 
     return HostError(
         f"inspect-ai {version('inspect-ai')} is not known to Belljar: {what}",
-        hint="install a version of inspect-ai that this Belljar was tested with: pip install 'belljar-sandbox[inspect]'",
+        hint="install a version of inspect-ai that this Belljar was tested with: pip install "
+        "'belljar-sandbox[inspect]'",
     )

@@ -1,7 +1,9 @@
-"""The sandbox provider that Inspect calls. Thin: each method turns Inspect's words into the cell's, and back.
+"""The sandbox provider that Inspect calls.
 
-The signatures and errors are Inspect's contract (`inspect_ai.util.SandboxEnvironment`). `exec` must keep exactly these
-eight parameters: Inspect counts them.
+Thin: each method turns Inspect's words into the cell's, and back.
+
+The signatures and errors are Inspect's contract (`inspect_ai.util.SandboxEnvironment`). `exec` must
+keep exactly these eight parameters: Inspect counts them.
 """
 
 from __future__ import annotations
@@ -104,8 +106,9 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
     @override
     @classmethod
     async def task_init(cls, task_name: str, config: SandboxEnvironmentConfigType | None) -> None:
-        """Once per configuration: check the policy and this host, and make the template. Refuses here what would fail
-        later.
+        """Once per configuration: check the policy and this host, and make the template.
+
+        Refuses here what would fail later.
         """
         session = current_session()
         lifecycle.enter(session)
@@ -138,7 +141,9 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
     async def task_init_environment(
         cls, config: SandboxEnvironmentConfigType | None, metadata: dict[str, str]
     ) -> dict[str, str]:
-        """The sample's metadata by which its images and cells differ from other samples': for each such set `task_init` is called once."""
+        """The sample's metadata by which its images and cells differ from other samples': for each
+        such set `task_init` is called once.
+        """
         try:
             return configs.shaping(configs.as_config(config), metadata)
         except PolicyError:  # `task_init` refuses it, as Inspect shows errors of set-up
@@ -149,9 +154,11 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
     async def sample_init(
         cls, task_name: str, config: SandboxEnvironmentConfigType | None, metadata: dict[str, str]
     ) -> dict[str, SandboxEnvironment]:
-        """Open the sample's cell, and with it the others of its range: fresh, recorded, and probed before anything of the sample is in them.
+        """Open the sample's cell, and with it the others of its range: fresh, recorded, and probed
+        before anything of the sample is in them.
 
-        Raises `ContainmentBreach` when a probe found a way out: the sample does not run, and the run is stopped.
+        Raises `ContainmentBreach` when a probe found a way out: the sample does not run, and the
+        run is stopped.
         """
         session = current_session()
         await session.check_running()
@@ -198,7 +205,9 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
                 bridge = ModelBridge()
                 cell.questions.answerer, cell.questions.on_close = bridge, bridge.close
             for each in (cell, *cell.others.values()):
-                started = Event(kind=Kind.SAMPLE_STARTED, data=data, cell_id=each.id, actor=Actor.HARNESS)
+                started = Event(
+                    kind=Kind.SAMPLE_STARTED, data=data, cell_id=each.id, actor=Actor.HARNESS
+                )
                 session.record(started)
                 each.describe(sample=str(who.sample), epoch=who.epoch)
         except BaseException as error:
@@ -228,8 +237,12 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
 
     @override
     @classmethod
-    async def task_cleanup(cls, task_name: str, config: SandboxEnvironmentConfigType | None, cleanup: bool) -> None:
-        """Destroy what is left; with `--no-sandbox-cleanup` keep it first for as long as someone wants to look."""
+    async def task_cleanup(
+        cls, task_name: str, config: SandboxEnvironmentConfigType | None, cleanup: bool
+    ) -> None:
+        """Destroy what is left; with `--no-sandbox-cleanup` keep it first for as long as someone
+        wants to look.
+        """
         session = current_session()
         try:
             if session.users == 1 and session.live and not cleanup and not session.told_to_end:
@@ -237,18 +250,28 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         finally:
             with anyio.CancelScope(shield=True):
                 try:
-                    await lifecycle.close_all(session, outcome="completed" if not cleanup else "interrupted")
+                    await lifecycle.close_all(
+                        session, outcome="completed" if not cleanup else "interrupted"
+                    )
                 finally:
                     await lifecycle.leave(session)
 
     @override
     @classmethod
     async def cli_cleanup(cls, id: str | None) -> None:
-        """`inspect sandbox cleanup belljar [ID]`: release held cells and remove what crashed owners left."""
+        """`inspect sandbox cleanup belljar [ID]`: release held cells and remove what crashed owners
+        left.
+        """
         await lifecycle.clean(id)
 
     def __init__(
-        self, cell: Cell, *, session: Session, who: SampleIdentity, stack: AsyncExitStack, policy: LoadedPolicy
+        self,
+        cell: Cell,
+        *,
+        session: Session,
+        who: SampleIdentity,
+        stack: AsyncExitStack,
+        policy: LoadedPolicy,
     ) -> None:
         super().__init__()
         self.cell = cell
@@ -279,9 +302,9 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
     ) -> ExecResult[str]:
         """Run a command in the cell.
 
-        A command that timed out is never run again, whatever `timeout_retry` says: it ran, and may have had effects.
-        Retries are for a provider whose transport hangs; this one's can't without ending the cell. `concurrency`
-        throttles local subprocesses: there are none.
+        A command that timed out is never run again, whatever `timeout_retry` says: it ran, and may
+        have had effects. Retries are for a provider whose transport hangs; this one's can't without
+        ending the cell. `concurrency` throttles local subprocesses: there are none.
         """
         await self._before_operation()
         limit_bytes = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
@@ -301,15 +324,22 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         if may_be_broken(output):
             await self.health.look("call")
         return results.to_result(
-            output, cmd, limit_bytes=limit_bytes, timeout_s=timeout or self.cell.plan.limits.exec_timeout_s
+            output,
+            cmd,
+            limit_bytes=limit_bytes,
+            timeout_s=timeout or self.cell.plan.limits.exec_timeout_s,
         )
 
     @override
     async def write_file(self, file: str, contents: str | bytes) -> None:
-        """Write a file as the default user; parents are made, the target changes whole or not at all."""
+        """Write a file as the default user; parents are made, the target changes whole or not at
+        all.
+        """
         await self._before_operation()
         try:
-            await self.cell.write_file(file, contents.encode() if isinstance(contents, str) else contents)
+            await self.cell.write_file(
+                file, contents.encode() if isinstance(contents, str) else contents
+            )
         except CellError as error:
             raise await self._unavailable(error) from None
         except IsADirectoryError:
@@ -331,7 +361,9 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
 
         await self._before_operation()
         try:
-            contents = await self.cell.read_file(file, max_bytes=SandboxEnvironmentLimits.MAX_READ_FILE_SIZE)
+            contents = await self.cell.read_file(
+                file, max_bytes=SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
+            )
         except FileTooLarge:
             raise OutputLimitExceededError(
                 limit_str=SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR, truncated_output=None
@@ -347,13 +379,15 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
 
     @override
     async def connection(self, *, user: str | None = None) -> SandboxConnection:
-        """A command that opens a terminal in this cell, from another shell of the same user on this host, as long as
-        the cell lives.
+        """A command that opens a terminal in this cell, from another shell of the same user on this
+        host, as long as the cell lives.
         """
         if self._closed:
             raise ConnectionError(f"cell {self.cell.id} is gone")
         self.door.open_in_sample(self.cell)
-        return SandboxConnection(type="belljar", command=login_command(self.cell.id, user), container=self.cell.id)
+        return SandboxConnection(
+            type="belljar", command=login_command(self.cell.id, user), container=self.cell.id
+        )
 
     @override
     def default_polling_interval(self) -> float:
@@ -373,24 +407,38 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
             if self._running:
                 return
             data = self.who.data()
-            self._session.record(Event(kind=Kind.SAMPLE_RUNNING, data=data, cell_id=self.cell.id, actor=Actor.HARNESS))
+            self._session.record(
+                Event(
+                    kind=Kind.SAMPLE_RUNNING, data=data, cell_id=self.cell.id, actor=Actor.HARNESS
+                )
+            )
             await self.health.take_baseline()
             self._running = True
 
     async def probe_start(self) -> None:
-        """Probe the fresh cell (the others of its range were, before their programs ran). Raises `ContainmentBreach`."""
+        """Probe the fresh cell (the others of its range were, before their programs ran).
+
+        Raises `ContainmentBreach`.
+        """
         self.containment.start = report = await self._probe(self.cell, "start")
         tell_transcript("start", report, self._session.ensure_run().run_id)
         await self._stop_if_breached(report, self.cell)
 
     async def _probe_end(self) -> ProbeReport:
         """Every cell of the range; the worst report stands for all (each is on record)."""
-        reports = [await self._probe(cell, "end") for cell in (self.cell, *self.cell.others.values())]
+        reports = [
+            await self._probe(cell, "end") for cell in (self.cell, *self.cell.others.values())
+        ]
         return max(reports, key=lambda report: report.verdict.badness)
 
     def beside(self, cell: Cell) -> BelljarSandboxEnvironment:
-        """Another cell of this range through Inspect's interface. It is made, probed and destroyed with this one."""
-        environment = type(self)(cell, session=self._session, who=self.who, stack=AsyncExitStack(), policy=self.policy)
+        """Another cell of this range through Inspect's interface.
+
+        It is made, probed and destroyed with this one.
+        """
+        environment = type(self)(
+            cell, session=self._session, who=self.who, stack=AsyncExitStack(), policy=self.policy
+        )
         environment.is_own = False
         self._beside.append(environment)
         self._stack.push_async_callback(environment.door.close)
@@ -399,8 +447,12 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
     async def _probe(self, cell: Cell, phase: str) -> ProbeReport:
         return await self._session.source.probe(cell, run=self._session.ensure_run(), phase=phase)
 
-    async def _stop_if_breached(self, report: ProbeReport | None, cell: Cell, *, cancelled: bool = False) -> None:
-        """`cancelled`: the sample was, and Inspect shields what is done for it now: the breach is on record, but nothing more would end it."""
+    async def _stop_if_breached(
+        self, report: ProbeReport | None, cell: Cell, *, cancelled: bool = False
+    ) -> None:
+        """`cancelled`: the sample was, and Inspect shields what is done for it now: the breach is
+        on record, but nothing more would end it.
+        """
         breach = breach_of(report, cell.id)
         if breach is None:
             return
@@ -417,14 +469,20 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
 
     @asynccontextmanager
     async def another_cell(self) -> AsyncIterator[Cell]:
-        """A fresh cell of the same policy, destroyed when the block is left; on record as a second cell of this sample.
+        """A fresh cell of the same policy, destroyed when the block is left; on record as a second
+        cell of this sample.
 
         For scorers: it is what the next sample would get.
         """
         session = self._session
-        async with session.source.open_cell(self.policy, run=session.ensure_run(), home=session.home) as cell:
+        async with session.source.open_cell(
+            self.policy, run=session.ensure_run(), home=session.home
+        ) as cell:
             started = Event(
-                kind=Kind.SAMPLE_STARTED, data=self.who.started(self.policy), cell_id=cell.id, actor=Actor.HARNESS
+                kind=Kind.SAMPLE_STARTED,
+                data=self.who.started(self.policy),
+                cell_id=cell.id,
+                actor=Actor.HARNESS,
             )
             session.record(started)
             await self._stop_if_breached(await self._probe(cell, "start"), cell)
@@ -436,10 +494,12 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
             await self._stop_if_breached(last, cell)
 
     async def close(self, *, outcome: str) -> None:
-        """Probe the cell once more, destroy it, and record how its sample ended. Can't be cancelled; a second call does nothing.
+        """Probe the cell once more, destroy it, and record how its sample ended.
 
-        Raises `ContainmentBreach` when a probe found a way out now (not for an interrupted sample of an evaluation that is being ended), or
-        the destruction something left.
+        Can't be cancelled; a second call does nothing.
+
+        Raises `ContainmentBreach` when a probe found a way out now (not for an interrupted sample
+        of an evaluation that is being ended), or the destruction something left.
         """
         if self._closed:
             return
@@ -453,7 +513,9 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
                 tell_transcript("end", report, self._session.ensure_run().run_id)
             finally:
                 await self._end(outcome)
-        await self._stop_if_breached(self.containment.end, self.cell, cancelled=outcome == "interrupted")
+        await self._stop_if_breached(
+            self.containment.end, self.cell, cancelled=outcome == "interrupted"
+        )
 
     async def _end(self, outcome: str) -> None:
         try:
@@ -466,7 +528,9 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         finally:
             self.containment.run_id = self._session.ensure_run().run_id
             data = {**self.who.data(), "outcome": outcome, "containment": self.containment.data()}
-            finished = Event(kind=Kind.SAMPLE_FINISHED, data=data, cell_id=self.cell.id, actor=Actor.HARNESS)
+            finished = Event(
+                kind=Kind.SAMPLE_FINISHED, data=data, cell_id=self.cell.id, actor=Actor.HARNESS
+            )
             self._session.record(finished)
             bind(self.containment, self.who)
             bind_degraded(self._degraded(), self.who)
@@ -480,8 +544,16 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         await self.door.close()
 
     async def _unavailable(self, error: CellError) -> SandboxUnavailableError:
-        """The cell is gone. The operator reads why in the log and the ledger; the model reads only that."""
-        logger.warning("cell %s of sample %s: %s", self.cell.id, printable(self.who.sample), printable(str(error)))
+        """The cell is gone.
+
+        The operator reads why in the log and the ledger; the model reads only that.
+        """
+        logger.warning(
+            "cell %s of sample %s: %s",
+            self.cell.id,
+            printable(self.who.sample),
+            printable(str(error)),
+        )
         await self._session.end_if_killed()
         await self.health.look("call")
         return SandboxUnavailableError(_UNAVAILABLE)

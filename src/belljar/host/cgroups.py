@@ -87,7 +87,8 @@ def cgroup_fact(found: Hierarchies, *, is_root: bool) -> CgroupFact:
     if parent is None:
         return CgroupFact(
             version=CgroupVersion.V2,
-            reason="no group is delegated to this user where it runs; `systemd-run --user --scope` makes one",
+            reason="no group is delegated to this user where it runs; `systemd-run --user "
+            "--scope` makes one",
         )
     names = (
         _words(parent / "cgroup.controllers") & set(CONTROLLERS)

@@ -26,7 +26,10 @@ from belljar.store.home import belljar_home
 _MIB: Final = 1 << 20
 _TRIAL_TIMEOUT_S: Final = 5.0
 _USUAL_NAMESPACES: Final = 15_000
-_UNKNOWN_HINT: Final = "run it where that is allowed (in a container: with a seccomp profile that lets it make namespaces), or as root"
+_UNKNOWN_HINT: Final = (
+    "run it where that is allowed (in a container: with a seccomp profile that lets it make "
+    "namespaces), or as root"
+)
 _USUAL_OPEN_FILES: Final = 1 << 20
 NETWORK_MODULES: Final = (
     "dulwich",
@@ -252,7 +255,8 @@ def _apparmor_hint(launcher: str) -> str:
     profile = f'abi <abi/4.0>, profile belljar-jail "{launcher}" flags=(unconfined) {{ userns, }}'
     file = "/etc/apparmor.d/belljar-jail"
     return (
-        f"as root, to allow it to the launcher alone: echo '{profile}' >{file} && apparmor_parser -r {file}; "
+        f"as root, to allow it to the launcher alone: echo '{profile}' >{file} && "
+        f"apparmor_parser -r {file}; "
         f"or to every program: sysctl -w {APPARMOR_SWITCH}=0"
     )
 

@@ -85,12 +85,14 @@ def _unusable(device: Path) -> KvmFact | None:
     if not device.exists():
         return KvmFact(
             state=KvmState.ABSENT,
-            reason=f"{device} does not exist: no hardware virtualisation is offered to this machine",
+            reason=f"{device} does not exist: no hardware virtualisation is offered to this "
+            f"machine",
         )
     if not os.access(device, os.R_OK | os.W_OK):
         return KvmFact(
             state=KvmState.ABSENT,
-            reason=f"{device} may not be opened by this user; an administrator can add it to the group kvm",
+            reason=f"{device} may not be opened by this user; an administrator can add it to the "
+            f"group kvm",
         )
     return None
 

@@ -156,11 +156,17 @@ def _version(path: str, family: str, cache_file: Path) -> str:
 
 def _unfit(fact: RuntimeFact, family: str, groups: CgroupVersion) -> str:
     if not fact.version:
-        return f"{fact.path} doesn't say its version, as every OCI runtime does (`{family} version {fact.needed_min}`)"
+        return (
+            f"{fact.path} doesn't say its version, as every OCI runtime does (`{family} version "
+            f"{fact.needed_min}`)"
+        )
     if not at_least(fact.version, fact.needed_min):
         return f"{fact.name} {fact.version} is too old: {fact.needed_min} or newer is needed"
     if family == "crun" and groups is CgroupVersion.HYBRID and not at_least(fact.version, "1.9"):
-        return f"crun {fact.version} ends with status 1 and without a word where control groups of version 1 and 2 are mixed, as here"
+        return (
+            f"crun {fact.version} ends with status 1 and without a word where control groups of "
+            f"version 1 and 2 are mixed, as here"
+        )
     return ""
 
 
@@ -172,7 +178,10 @@ def _hint(fact: RuntimeFact, family: str) -> str:
 
 def _install(tier: str, name: str) -> str:
     if tier == "gvisor":
-        return f"run `belljar setup`, or install runsc {RUNSC_MIN} or newer (Debian 12: from bookworm-backports)"
+        return (
+            f"run `belljar setup`, or install runsc {RUNSC_MIN} or newer (Debian 12: from "
+            f"bookworm-backports)"
+        )
     if name != "runc":
         return f"give {RUNTIME_VARIABLE} an OCI runtime's name or path, or unset it to use runc"
     return f"run `belljar setup`, or install runc {RUNC_MIN} or newer"
@@ -192,7 +201,10 @@ class _Memory:
 
     def key(self, fact: RuntimeFact) -> str:
         """What a trial's result holds for."""
-        mine = f"kernel {self.kernel_release}, uid {os.geteuid()}, belljar's {own_programs('agent', 'jail')}"
+        mine = (
+            f"kernel {self.kernel_release}, uid {os.geteuid()}, belljar's "
+            f"{own_programs('agent', 'jail')}"
+        )
         return f"{fact.tier}, {file_identity(fact.path)}, {mine}"
 
     def recall(self, fact: RuntimeFact, *, can_try: bool) -> RuntimeFact | None:

@@ -47,7 +47,10 @@ def ids_fact(*, is_root: bool, etc: Path = Path("/etc"), search_path: str = SEAR
 
 def grant_hint(name: str) -> str:
     """What gives this user ids."""
-    return f"as root: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {name} (any range that nobody has)"
+    return (
+        f"as root: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {name} (any "
+        f"range that nobody has)"
+    )
 
 
 def parse_subordinate(text: str, *, name: str, uid: int) -> int | None:

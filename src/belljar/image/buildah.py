@@ -200,7 +200,10 @@ def read_recipe(store: Store, request: BuildRequest) -> Recipe:
 
 def _dockerfile_in(context: Path) -> Path:
     if not context.is_dir():
-        hint = f"name a directory with a Dockerfile, or one of Belljar's own images: {', '.join(MADE_HERE)}"
+        hint = (
+            f"name a directory with a Dockerfile, or one of Belljar's own images: "
+            f"{', '.join(MADE_HERE)}"
+        )
         raise PolicyError("the context is no directory", where=printable(str(context)), hint=hint)
     return next(
         (context / name for name in DOCKERFILES if os.path.lexists(context / name)),
@@ -449,7 +452,8 @@ class _Build:
         free = shutil.disk_usage(self._work).free
         if free < _MIN_FREE_BYTES // 4:
             raise _NoSpaceError(
-                f"no space is left to build the image ({format_size(free)} free); the build was stopped",
+                f"no space is left to build the image ({format_size(free)} free); the build was "
+                f"stopped",
                 where=str(self._work.parents[2]),
                 hint="free some space there, or set BELLJAR_HOME to a directory on a larger disk",
             )

@@ -164,7 +164,10 @@ def image_health(config: ImageConfig) -> dict[str, Any] | None:
     }
 
 
-_HEALTH: Final = "it is asked, at least once a second, until the program is healthy for the first time; not after that"
+_HEALTH: Final = (
+    "it is asked, at least once a second, until the program is healthy for the first time; not "
+    "after that"
+)
 _STOP: Final = "a cell is destroyed at once: no signal is sent to its program first"
 _VOLUME: Final = "a directory of the cell, which can be written and is gone with it"
 _ON_DEMAND: Final = "runs before the sample starts, to its ready state"

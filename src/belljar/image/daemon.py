@@ -81,7 +81,8 @@ def ask_daemons(hosts: tuple[str, ...], name: str, *, timeout_s: float) -> Daemo
     raise HostError(
         f"no daemon gave the image {printable(name)!r}: {printable(what, max_chars=600)}",
         where=f"docker-daemon:{printable(name)}",
-        hint=f"check DOCKER_HOST and the name, or fetch it: `belljar image import docker://{printable(name)}`",
+        hint=f"check DOCKER_HOST and the name, or fetch it: `belljar image import "
+        f"docker://{printable(name)}`",
     )
 
 

@@ -225,7 +225,8 @@ def _check(release: str, config: str) -> None:
     match = re.match(r"(\d+)\.(\d+)", release)
     if match is None or (int(match[1]), int(match[2])) < _MIN_VERSION:
         raise HostError(
-            f"the kernel {release} is too old: a guest needs {'.'.join(map(str, _MIN_VERSION))} or newer",
+            f"the kernel {release} is too old: a guest needs {'.'.join(map(str, _MIN_VERSION))} "
+            f"or newer",
             hint="use Debian 12 with backports, or Debian 13",
         )
     enabled = {

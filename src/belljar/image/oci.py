@@ -174,7 +174,8 @@ def _merge(
     diff_ids = _part(_part(config, "rootfs", dict), "diff_ids", list)
     if len(described) > limits.max_layers or len(described) != len(diff_ids):
         raise LayerError(
-            f"it has {len(described)} layers and {len(diff_ids)} in its configuration; at most {limits.max_layers}"
+            f"it has {len(described)} layers and {len(diff_ids)} in its configuration; at most "
+            f"{limits.max_layers}"
         )
     left_bytes = limits.max_bytes
     for number, (descriptor, diff_id) in enumerate(zip(described, diff_ids, strict=True), 1):

@@ -115,7 +115,8 @@ def _of_daemon(name: str, reference: Reference | None, limits: ImportLimits) -> 
         raise PolicyError(
             "the daemon knows this image by another digest",
             where=printable(f"docker-daemon:{reference.familiar}"),
-            hint=f"`belljar image import docker://{reference.untagged.familiar}` fetches it from its registry",
+            hint=f"`belljar image import docker://{reference.untagged.familiar}` fetches it from "
+            f"its registry",
         )
     asked = (reference.untagged.familiar,) if reference else ()
     return Origin(
@@ -202,6 +203,7 @@ def _single(images: Sequence[tuple[str, ...]], path: Path, transport: str) -> tu
         raise PolicyError(
             f"it holds {len(images)} images: {printable(', '.join(names), max_chars=400)}",
             where=printable(str(path)),
-            hint=f"name one: `belljar image import {transport}:{printable(str(path))}:{printable(names[0])}`",
+            hint=f"name one: `belljar image import "
+            f"{transport}:{printable(str(path))}:{printable(names[0])}`",
         )
     return images[0] if images else ()

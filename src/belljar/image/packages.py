@@ -92,7 +92,8 @@ def dockerfile_for(
     """The Dockerfile that installs packages on `base` and goes back to its user. Pure."""
     get = (
         "apt-get -o Dir::Etc::sourcelist=/dev/null -o Dir::Etc::sourceparts=/run/belljar"
-        " -o APT::Sandbox::User=root -o APT::Install-Recommends=false -c /run/belljar/belljar.conf -q -y"
+        " -o APT::Sandbox::User=root -o APT::Install-Recommends=false -c "
+        "/run/belljar/belljar.conf -q -y"
     )
     mount = "RUN --mount=type=bind,source=.,target=/run/belljar DEBIAN_FRONTEND=noninteractive"
     lines = [f"FROM {base}", "USER root"]
@@ -102,7 +103,8 @@ def dockerfile_for(
         )
     if pip:
         lines.append(
-            f"{mount} sh -c '{_HAS_PIP} || ({get} update && {get} install python3-pip && {get} clean)'"
+            f"{mount} sh -c '{_HAS_PIP} || ({get} update && {get} install python3-pip && {get} "
+            f"clean)'"
         )
         words = [f"--{key} {value}" for key, values in options.items() for value in values]
         command = ["python3 -m pip install --no-cache-dir", *words, *(f'"{word}"' for word in pip)]

@@ -209,7 +209,8 @@ def _map_own(pid: int) -> None:
             raise HostError(
                 f"this user has no {IDS:,} subordinate ids",
                 where=f"/etc/{file}",
-                hint="as root: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 USER",
+                hint="as root: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 "
+                "USER",
             )
         lines = (0, own, 1, 1, first, IDS - 1)
         run_tool([tool(helper), str(pid), *map(str, lines)], timeout_s=20)

@@ -327,7 +327,10 @@ def command_for(ref: str) -> str:
     if ref in MADE_HERE:
         return MADE_HERE[ref]
     reference = _parsed(ref)
-    return f"belljar image import docker://{reference.untagged.familiar if reference else 'REGISTRY/NAME:TAG'}"
+    return (
+        f"belljar image import "
+        f"docker://{reference.untagged.familiar if reference else 'REGISTRY/NAME:TAG'}"
+    )
 
 
 def verify(image: Image) -> None:
@@ -340,7 +343,8 @@ def verify(image: Image) -> None:
         sealed = file.read(hashlib.sha256().digest_size)
     if file_sha256(image.rootfs) != image.digest or sealed != _seal_of(image.config):
         raise HostError(
-            "the image's bytes are not those of its digest: the file was changed or the disk is failing",
+            "the image's bytes are not those of its digest: the file was changed or the disk is "
+            "failing",
             where=str(image.rootfs),
             hint=f"`belljar image rm {image.digest[:12]}`, then build or import it again",
         )

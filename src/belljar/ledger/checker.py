@@ -95,14 +95,16 @@ class Checker:
                     raise LedgerError("added after the run's end", where=f"{LEDGER}:{number}")
                 if not complete:
                     self.warnings.append(
-                        f"{LEDGER}:{number} is incomplete ({len(raw)} bytes): the event being written when the run ended was lost"
+                        f"{LEDGER}:{number} is incomplete ({len(raw)} bytes): the event being "
+                        f"written when the run ended was lost"
                     )
                     break
                 self._line(number, raw)
                 due = self._reached(statements, due)
             if due is not None:
                 raise LedgerError(
-                    f"missing or cut off: {CHECKPOINTS}:{self.checkpoints} covers {due.size} events, {self.tree.size} are here",
+                    f"missing or cut off: {CHECKPOINTS}:{self.checkpoints} covers {due.size} "
+                    f"events, {self.tree.size} are here",
                     where=f"{LEDGER}:{self.tree.size + 1}",
                 )
         self._files(alive=alive)
@@ -129,7 +131,8 @@ class Checker:
             if due.root != self.tree.root().hex():
                 last = due.size
                 raise LedgerError(
-                    f"changed: lines {self.signed + 1} to {last} are not those that {CHECKPOINTS}:{self.checkpoints} signed",
+                    f"changed: lines {self.signed + 1} to {last} are not those that "
+                    f"{CHECKPOINTS}:{self.checkpoints} signed",
                     where=f"{LEDGER}:{max(last, 1)}",
                 )
             self.signed = due.size
@@ -166,7 +169,8 @@ class Checker:
         due, where = self.tree.size, f"{LEDGER}:{number}"
         if line.seq > due:
             raise LedgerError(
-                f"event {line.seq} where {due} is due: events were removed before it, or it was moved",
+                f"event {line.seq} where {due} is due: events were removed before it, or it was "
+                f"moved",
                 where=where,
             )
         if line.seq < due:
@@ -177,7 +181,8 @@ class Checker:
             raise LedgerError("the first event names one before it", where=where)
         if line.prev != self.prev:
             raise LedgerError(
-                f"changed: its digest is not the one that line {number} names (or that line was changed)",
+                f"changed: its digest is not the one that line {number} names (or that line was "
+                f"changed)",
                 where=f"{LEDGER}:{number - 1}",
             )
         if int(line.mono_ns) < self.mono_ns:
@@ -244,7 +249,8 @@ class Checker:
             self._same_signer(checkpoint, where)
             if checkpoint.number != number - 1 or checkpoint.prev != prev:
                 raise LedgerError(
-                    f"checkpoint {checkpoint.number} where {number - 1} is due, or not chained to the one before: one was removed, added or moved",
+                    f"checkpoint {checkpoint.number} where {number - 1} is due, or not chained "
+                    f"to the one before: one was removed, added or moved",
                     where=where,
                 )
             if checkpoint.size < size:
@@ -289,5 +295,6 @@ class Checker:
         )
         unsigned = self.tree.size - self.signed
         self.warnings.append(
-            f"the run {state}: {unsigned} of {self.tree.size} events are not signed, and its files but the ledger and its bodies are not covered"
+            f"the run {state}: {unsigned} of {self.tree.size} events are not signed, and its "
+            f"files but the ledger and its bodies are not covered"
         )

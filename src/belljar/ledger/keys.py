@@ -102,7 +102,8 @@ def load_or_make_key(home: Path) -> SigningKey:
         raise HostError(
             f"the signing key can't be used: {error.strerror}; without it nothing can be recorded",
             where=str(path),
-            hint="set BELLJAR_HOME to a directory that this user can write, or check this one's owner and free space",
+            hint="set BELLJAR_HOME to a directory that this user can write, or check this one's "
+            "owner and free space",
         ) from error
 
 

@@ -178,7 +178,8 @@ class RunDirectory:
             raise HostError(
                 f"the run directory can't be made: {error.strerror}",
                 where=str(self._home / RUNS),
-                hint="set BELLJAR_HOME to a directory that this user can write, or check this one's owner and free space",
+                hint="set BELLJAR_HOME to a directory that this user can write, or check this "
+                "one's owner and free space",
             ) from error
         return self
 

@@ -1,8 +1,9 @@
-"""The schema of a line, a checkpoint and a manifest, version 1, and of each kind's data. `docs/events.md` is this
-file for people.
+"""The schema of a line, a checkpoint and a manifest, version 1, and of each kind's data.
 
-Strict: what is read may have been made by an attacker. Data may carry more fields than are known here (a
-record never refuses to say more); what is required is required.
+`docs/events.md` is this file for people.
+
+Strict: what is read may have been made by an attacker. Data may carry more fields than are known
+here (a record never refuses to say more); what is required is required.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ MAX_SPILLED_BYTES: Final = 16 << 20
 MAX_BODIES: Final = 64
 SPILLED_BODY: Final = "data"
 SPILLED: Final = {"$body": SPILLED_BODY}
-"""What stands in a line for data that is too large for it: the canonical JSON is the body of that name."""
+"""What stands in a line for data that is too large for it: the canonical JSON is the body of that
+name.
+"""
 
 _HEX64: Final = matching("[0-9a-f]{64}")
 _HEX128: Final = matching("[0-9a-f]{128}")
@@ -59,7 +62,9 @@ class BodyRef:
 
     @property
     def stored(self) -> str | None:
-        """The digest under which the kept bytes are stored; None when nothing was kept or nothing says which."""
+        """The digest under which the kept bytes are stored; None when nothing was kept or nothing
+        says which.
+        """
         return (self.stored_sha256 or self.sha256) if self.kept_bytes else None
 
 
@@ -170,8 +175,9 @@ class FileDigest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Every file of a finished run directory but the manifest, the checkpoints and the bodies, which are covered
-    elsewhere."""
+    """Every file of a finished run directory but the manifest, the checkpoints and the bodies,
+    which are covered elsewhere.
+    """
 
     run_id: str
     key: str
@@ -184,7 +190,9 @@ class Manifest:
         check_shape(value, _MANIFEST)
         check_shape(value["files"], dict.fromkeys(value["files"], _check_file))
         files = {path: FileDigest(**digest) for path, digest in value["files"].items()}
-        return cls(run_id=value["run_id"], key=value["key"], public_key=value["public_key"], files=files)
+        return cls(
+            run_id=value["run_id"], key=value["key"], public_key=value["public_key"], files=files
+        )
 
 
 def _check_file(value: object) -> None:
@@ -214,11 +222,19 @@ _RUN_STARTED: Final[Shape] = {
     "libraries": Optional(json_object),
 }
 _RUN_EVALUATED: Final[Shape] = {"interrupted": flag, "stopped": flag, "errors": texts}
-_RUN_FINISHED: Final[Shape] = {"outcome": one_of("completed", "failed", "interrupted"), "exit_code": maybe(whole)}
+_RUN_FINISHED: Final[Shape] = {
+    "outcome": one_of("completed", "failed", "interrupted"),
+    "exit_code": maybe(whole),
+}
 _REASON: Final[Shape] = {"reason": text}
 _REAPED_CELL: Final[Shape] = {"cell_id": text, "kind": text, "removed": texts, "remaining": texts}
 _HOST_REAPED: Final[Shape] = {"count": count, "cells": objects(_REAPED_CELL, extra=True)}
-_CELL_PLANNED: Final[Shape] = {"policy_sha256": text, "tier": text, "emulated": flag, "layers": texts}
+_CELL_PLANNED: Final[Shape] = {
+    "policy_sha256": text,
+    "tier": text,
+    "emulated": flag,
+    "layers": texts,
+}
 _TIMED: Final[Shape] = {"duration_ms": number}
 _CELL_STARTING: Final[Shape] = {"runtime": text, "tree": text}
 _CELL_RENEWED: Final[Shape] = {"done": texts}
@@ -307,7 +323,10 @@ _PROBE_COMPLETED: Final[Shape] = {
 }
 _SAMPLE: Final[Shape] = {"sample": text}
 _DIFFERENCE: Final[Shape] = {"kind": text, "key": text, "detail": text}
-_SAMPLE_STARTED: Final[Shape] = {**_SAMPLE, "differences": Optional(objects(_DIFFERENCE, extra=True))}
+_SAMPLE_STARTED: Final[Shape] = {
+    **_SAMPLE,
+    "differences": Optional(objects(_DIFFERENCE, extra=True)),
+}
 _RANGE: Final[Shape] = {"range": text}
 _RANGE_OPENED: Final[Shape] = {**_RANGE, **_TIMED}
 _RANGE_FAILED: Final[Shape] = {**_RANGE, **_REASON, "error": text}
@@ -317,7 +336,13 @@ _RANGE_DESTROYED: Final[Shape] = {**_RANGE, **_DESTROYED}
 # has the address.
 _SEEN: Final[Shape] = {"cell": text}
 _JUDGED: Final[Shape] = {**_SEEN, **_REASON, "verdict": one_of("allowed", "refused", "dropped")}
-_NETWORK_FLOW: Final[Shape] = {**_JUDGED, "protocol": text, "address": text, "port": maybe(count), "bytes": count}
+_NETWORK_FLOW: Final[Shape] = {
+    **_JUDGED,
+    "protocol": text,
+    "address": text,
+    "port": maybe(count),
+    "bytes": count,
+}
 _NETWORK_DNS: Final[Shape] = {
     **_SEEN,
     "name": text,
@@ -352,7 +377,13 @@ _NETWORK_WEBSOCKET: Final[Shape] = {
     "direction": one_of("sent", "received"),
     "bytes": count,
 }
-_NETWORK_STREAM: Final[Shape] = {**_JUDGED, "stand_in": text, "address": text, "port": count, "bytes": count}
+_NETWORK_STREAM: Final[Shape] = {
+    **_JUDGED,
+    "stand_in": text,
+    "address": text,
+    "port": count,
+    "bytes": count,
+}
 # The bytes that a cell sent on one TCP connection to the gateway, all of them.
 _NETWORK_CONNECTION: Final[Shape] = {
     **_SEEN,

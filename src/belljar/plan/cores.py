@@ -32,7 +32,8 @@ def cores_warning(tier: Tier, cores: CoreFact) -> CoresWarning | None:
     if cores.state is CoreState.PROGRAM and not cores.can_limit:
         crash = "a crash in a cell" if container else "a crash of what holds the cell"
         return CoresWarning(
-            f"{crash} starts a program of this host as its root ({shown}): a hard limit of core dumps "
+            f"{crash} starts a program of this host as its root ({shown}): a hard limit of core "
+            f"dumps "
             "of 0 can't be made 1, at which the kernel starts none",
             f"start Belljar with `ulimit -Hc` of 1 or more; or {_HINT}",
         )
@@ -40,11 +41,13 @@ def cores_warning(tier: Tier, cores: CoreFact) -> CoresWarning | None:
         return None
     if cores.state is CoreState.SERVER:
         return CoresWarning(
-            f"a crash in a cell is handed to a server of this host ({shown}), and no limit keeps the kernel from it",
+            f"a crash in a cell is handed to a server of this host ({shown}), and no limit keeps "
+            f"the kernel from it",
             _HINT,
         )
     return CoresWarning(
         f"this host's kernel starts a program as its root when something crashes ({shown}); only a "
-        "cell's limit of core dumps of 1 keeps it from that, and only its system call profile keeps that limit",
+        "cell's limit of core dumps of 1 keeps it from that, and only its system call profile "
+        "keeps that limit",
         _HINT,
     )

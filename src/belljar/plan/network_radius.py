@@ -28,19 +28,24 @@ def reach(network: NetworkPlan) -> tuple[str, ...]:
 
 def _reach(network: NetworkPlan) -> Iterator[str]:
     yield (
-        "a network of the range's own, of which no packet gets out: no internet, no LAN, no address of this host, no other range; "
+        "a network of the range's own, of which no packet gets out: no internet, no LAN, no "
+        "address of this host, no other range; "
         f"packets to anything else are refused and counted{_but(network)}"
     )
     yield from (_stand_in(item) for item in network.stand_ins)
     if network.default == "simulate":
         yield (
-            f"ANY other name, on {_ports(CATCH_ALL_PORTS)}: simulated, a catch-all that answers plausibly and records "
+            f"ANY other name, on {_ports(CATCH_ALL_PORTS)}: simulated, a catch-all that answers "
+            f"plausibly and records "
             "(`default: simulate`)"
         )
     else:
         yield "no other name: it doesn't exist (NXDOMAIN)"
     if network.sink:
-        yield "ANY other TCP port of any address: a sink that records the first bytes and closes (`sink: true`)"
+        yield (
+            "ANY other TCP port of any address: a sink that records the first bytes and closes "
+            "(`sink: true`)"
+        )
     yield f"the range's gateway, which answers all this: a confined process, {_without(network)}"
     yield from real(network)
 
@@ -63,7 +68,10 @@ def _stand_in(item: StandInPlan) -> str:
     if item.kind == "metadata":
         names.append(METADATA_ADDRESS)
     by = "a target cell of the range" if item.is_target else "simulated by the gateway"
-    return f"{printable(item.id)} ({item.kind}, {by}): {', '.join(names)} on {'every TCP port' if item.all_ports else _ports(item.ports)}"
+    return (
+        f"{printable(item.id)} ({item.kind}, {by}): {', '.join(names)} on "
+        f"{'every TCP port' if item.all_ports else _ports(item.ports)}"
+    )
 
 
 def _ports(ports: tuple[PortPlan, ...]) -> str:
@@ -84,8 +92,10 @@ def announcements(loaded: LoadedPolicy) -> tuple[str, ...]:
 def _upstream(item: UpstreamPlan) -> str:
     ports = ", ".join(map(str, item.ports))
     return (
-        f"{REAL}{printable(item.host)} on {ports}, by {', '.join(item.methods)}, dialled by this host"
-        f" for the gateway; in both directions at most {format_size(item.budget_bytes)} for each sample"
+        f"{REAL}{printable(item.host)} on {ports}, by {', '.join(item.methods)}, dialled by this "
+        f"host"
+        f" for the gateway; in both directions at most {format_size(item.budget_bytes)} for each "
+        f"sample"
         f" and {format_size(item.run_budget_bytes)} for all samples of a run."
         f" Why: {printable(item.reason)}"
     )
@@ -97,7 +107,8 @@ def bounds(network: NetworkPlan) -> tuple[Bound, ...]:
     return (
         Bound(
             what="connections to the gateway",
-            most=f"{most.connections:,} open at one time, {most.connections_per_cell:,} of one cell; {most.new_connections_per_s:,} new ones a second",
+            most=f"{most.connections:,} open at one time, {most.connections_per_cell:,} of one "
+            f"cell; {most.new_connections_per_s:,} new ones a second",
             enforced_by=("the range's packet rules", "the gateway"),
         ),
         Bound(
@@ -108,12 +119,14 @@ def bounds(network: NetworkPlan) -> tuple[Bound, ...]:
         *_group_bounds(network),
         Bound(
             what="packet record on this host's disk",
-            most=f"{format_size(most.packet_record_bytes)}; packets dropped beyond it make the sample void, unless events hold them whole",
+            most=f"{format_size(most.packet_record_bytes)}; packets dropped beyond it make the "
+            f"sample void, unless events hold them whole",
             enforced_by=("the range supervisor",),
         ),
         Bound(
             what="the range's events and bodies in the ledger",
-            most=f"{format_size(most.recorded_bytes)}; events are cut down from then on, and a quarter more ends the range",
+            most=f"{format_size(most.recorded_bytes)}; events are cut down from then on, and a "
+            f"quarter more ends the range",
             enforced_by=("the range's owner",),
         ),
         Bound(
@@ -128,7 +141,8 @@ def _group_bounds(network: NetworkPlan) -> Iterator[Bound]:
     """Of the range's own processes, by the controllers that there are."""
     most = network.bounds
     limits = {
-        "memory": f"{format_size(most.group_memory_bytes)} of memory; one is killed, and the range ends",
+        "memory": f"{format_size(most.group_memory_bytes)} of memory; one is killed, and the "
+        f"range ends",
         "cpu": f"{most.group_cpu_percent / 100:g} processors; they wait",
         "pids": f"{most.group_processes} processes",
     }
@@ -154,15 +168,22 @@ def warnings(network: NetworkPlan, facts: HostFacts) -> tuple[str, ...]:
 def _warnings(network: NetworkPlan, facts: HostFacts) -> Iterator[str]:
     if network.upstreams:
         hosts = ", ".join(printable(item.host) for item in network.upstreams)
-        yield f"this range reaches something real ({hosts}): what the model sends there leaves this host"
+        yield (
+            f"this range reaches something real ({hosts}): what the model sends there leaves this "
+            f"host"
+        )
     if network.default == "simulate":
-        yield "unknown names are simulated: that a name resolves says nothing of what the policy meant to be there"
+        yield (
+            "unknown names are simulated: that a name resolves says nothing of what the policy "
+            "meant to be there"
+        )
     if targets := network.targets:
         needed_bytes = sum(_memory_bytes(item) for item in targets)
         free_bytes = facts.memory_available_mib << 20
         if needed_bytes > free_bytes:
             yield (
-                f"the target cells ({', '.join(item.id for item in targets)}) may take {format_size(needed_bytes)} of memory "
+                f"the target cells ({', '.join(item.id for item in targets)}) may take "
+                f"{format_size(needed_bytes)} of memory "
                 f"besides, and {format_size(free_bytes)} is free now"
             )
 

@@ -78,7 +78,8 @@ def rights_obstacles(rights: Rights | None, tier: Tier) -> tuple[Obstacle, ...]:
 _RIGHTS_REFUSED: Final = {
     Tier.CONTAINER: "its kernel is this host's",
     Tier.GVISOR: "the guest agent shares the users of its workload",
-    Tier.MICROVM: "it could reach the guest agent, whose word counts in verdicts, or open more of the guest's kernel",
+    Tier.MICROVM: "it could reach the guest agent, whose word counts in verdicts, or open more "
+    "of the guest's kernel",
 }
 
 
@@ -113,9 +114,11 @@ def _oci(tier: Tier, facts: HostFacts, *, has_port: bool) -> Iterator[Obstacle]:
     if (release := kernel_version(facts.kernel_release)) < LEAST_KERNEL:
         least = ".".join(map(str, LEAST_KERNEL))
         yield Obstacle(
-            what=f"the {tier} tier needs Linux {least} for its writable layer, and this is {'.'.join(map(str, release)) or facts.kernel_release}",
+            what=f"the {tier} tier needs Linux {least} for its writable layer, and this is "
+            f"{'.'.join(map(str, release)) or facts.kernel_release}",
             where="host",
-            hint=f"use a kernel {least} or newer (Debian 12: linux-image-amd64 from bookworm-backports), or the microvm tier",
+            hint=f"use a kernel {least} or newer (Debian 12: linux-image-amd64 from "
+            f"bookworm-backports), or the microvm tier",
         )
 
 
@@ -131,7 +134,8 @@ def _runtime(tier: Tier, facts: HostFacts, *, has_port: bool) -> Iterator[Obstac
         yield Obstacle(what=runtime.reason, where="host", hint=runtime.hint)
     elif has_port and runtime.no_port:
         yield Obstacle(
-            what=f"{runtime.name} {runtime.version} runs no container with a network port here: {runtime.no_port}",
+            what=f"{runtime.name} {runtime.version} runs no container with a network port here: "
+            f"{runtime.no_port}",
             where="host",
             hint="use another runtime or tier, or `network: none`; `belljar doctor` tries it again",
         )
@@ -163,9 +167,11 @@ def _network_programs(facts: HostFacts) -> Iterator[Obstacle]:
     tool = facts.tool("nft")
     if tool is None or not tool.ok:
         yield Obstacle(
-            what=f"a range's network needs nft: {_lack(tool) if tool else 'nft was not looked for'}",
+            what=f"a range's network needs nft: "
+            f"{_lack(tool) if tool else 'nft was not looked for'}",
             where="network",
-            hint=f"{(tool.hint if tool else '') or 'run `belljar setup`, or install nftables'}; or write `network: none`",
+            hint=f"{(tool.hint if tool else '') or 'run `belljar setup`, or install nftables'}; "
+            f"or write `network: none`",
         )
 
 
@@ -177,7 +183,8 @@ def _network_modules(facts: HostFacts, kinds: Collection[str] | None) -> Iterato
     ]
     if missing:
         yield Obstacle(
-            what=f"a range's network needs the Python modules {', '.join(missing)}, which are not installed",
+            what=f"a range's network needs the Python modules {', '.join(missing)}, which are "
+            f"not installed",
             where="network",
             hint=NETWORK_EXTRA_HINT,
         )
@@ -194,7 +201,8 @@ def _network_namespaces(facts: HostFacts) -> Iterator[Obstacle]:
         yield Obstacle(
             what="a range's network needs network namespaces, and user.max_net_namespaces is 0",
             where="network",
-            hint=f"as root: sysctl -w user.max_net_namespaces={_USUAL_NAMESPACES}; or write `network: none`",
+            hint=f"as root: sysctl -w user.max_net_namespaces={_USUAL_NAMESPACES}; or write "
+            f"`network: none`",
         )
 
 
@@ -204,9 +212,11 @@ def _network_files(facts: HostFacts) -> Iterator[Obstacle]:
     needed = 2 * GATEWAY_OTHER_FILES
     if facts.open_files_max < needed:
         yield Obstacle(
-            what=f"a range's gateway needs {needed} open files, and this process may have {facts.open_files_max}",
+            what=f"a range's gateway needs {needed} open files, and this process may have "
+            f"{facts.open_files_max}",
             where="network",
-            hint="raise the hard limit of open files (`ulimit -Hn`, LimitNOFILE= in a systemd unit); or write `network: none`",
+            hint="raise the hard limit of open files (`ulimit -Hn`, LimitNOFILE= in a systemd "
+            "unit); or write `network: none`",
         )
 
 
@@ -214,7 +224,8 @@ def _network_rights(facts: HostFacts) -> Iterator[Obstacle]:
     """An ordinary user's: the range's namespace belongs to a user namespace with ids for its cells."""
     if not facts.userns.available:
         yield Obstacle(
-            what=f"a range's network needs user namespaces, which this user can't make: {facts.userns.reason}",
+            what=f"a range's network needs user namespaces, which this user can't make: "
+            f"{facts.userns.reason}",
             where="network",
             hint=facts.userns.hint or "run as root",
         )
@@ -243,7 +254,8 @@ def _lack(tool: ToolFact) -> str:
 def _userns(facts: HostFacts) -> Iterator[Obstacle]:
     if not facts.userns.available:
         yield Obstacle(
-            what=f"the jail needs user namespaces, which this user can't make: {facts.userns.reason}",
+            what=f"the jail needs user namespaces, which this user can't make: "
+            f"{facts.userns.reason}",
             where="host",
             hint=facts.userns.hint or "run as root",
         )
@@ -257,7 +269,8 @@ def _groups(tier: Tier, facts: HostFacts) -> Iterator[Obstacle]:
     if missing:
         reason = f" ({facts.cgroup.reason})" if facts.cgroup.reason else ""
         yield Obstacle(
-            what=f"the {tier} tier's limits need the control groups {', '.join(missing)}, which can't be used here{reason}",
+            what=f"the {tier} tier's limits need the control groups {', '.join(missing)}, which "
+            f"can't be used here{reason}",
             where="host",
             hint=_groups_hint(facts, missing),
         )
@@ -267,12 +280,21 @@ def _groups_hint(facts: HostFacts, missing: list[str]) -> str:
     if facts.cgroup.version is CgroupVersion.NONE:
         return "mount the control groups"
     if facts.is_root:
-        return f"run where root may make control groups, with {', '.join(missing)} among the kernel's controllers"
+        return (
+            f"run where root may make control groups, with {', '.join(missing)} among the "
+            f"kernel's controllers"
+        )
     if facts.cgroup.version is CgroupVersion.V2:
-        return "start it in a group handed to you: systemd-run --user --scope -p Delegate=yes belljar …; or run as root"
+        return (
+            "start it in a group handed to you: systemd-run --user --scope -p Delegate=yes "
+            "belljar …; or run as root"
+        )
     each, group = f"for c in {' '.join(missing)}; do", f"/sys/fs/cgroup/$c/{facts.uid}"
     given = f"{each} mkdir {group}; chown {facts.uid} {group} {group}/cgroup.procs; done"
-    return f"as root: {given}; then in your shell: {each} echo $$ >{group}/cgroup.procs; done; or run as root"
+    return (
+        f"as root: {given}; then in your shell: {each} echo $$ >{group}/cgroup.procs; done; or "
+        f"run as root"
+    )
 
 
 def kernel_version(release: str) -> tuple[int, ...]:
@@ -283,7 +305,8 @@ def kernel_version(release: str) -> tuple[int, ...]:
 
 KVM_HINTS: Final = {
     KvmState.UNPROVEN: "run `belljar doctor`, which boots a guest under KVM to prove it",
-    KvmState.REFUTED: "use a host whose KVM really boots a guest; `belljar doctor --prove-again` tries again",
+    KvmState.REFUTED: "use a host whose KVM really boots a guest; `belljar doctor --prove-again` "
+    "tries again",
     KvmState.ABSENT: "use a host with hardware virtualisation that this user may use",
 }
 """How to get proven hardware virtualisation."""
@@ -294,7 +317,8 @@ def hardware_obstacle(facts: HostFacts) -> Obstacle | None:
     if facts.kvm.state is KvmState.PROVEN:
         return None
     return Obstacle(
-        what=f"risk `critical` demands hardware virtualisation, which is {facts.kvm.state.value} here: {facts.kvm.reason}",
+        what=f"risk `critical` demands hardware virtualisation, which is {facts.kvm.state.value} "
+        f"here: {facts.kvm.reason}",
         where="risk",
         hint=f"{KVM_HINTS[facts.kvm.state]}; or lower `risk` if the risk is lower",
     )
@@ -320,9 +344,14 @@ def _sizes(
         )
     has_bytes = facts.memory_total_mib << 20
     if most_bytes > has_bytes:
-        parts = f"memory {format_size(resources.memory_bytes)} + disk {format_size(resources.disk_bytes)} + {besides}"
+        parts = (
+            f"memory {format_size(resources.memory_bytes)} + disk "
+            f"{format_size(resources.disk_bytes)} + {besides}"
+        )
         yield Obstacle(
-            what=f"a cell of this policy may take {format_size(most_bytes)} ({parts}), and this host has {format_size(has_bytes)}",
+            what=f"a cell of this policy may take {format_size(most_bytes)} ({parts}), and this "
+            f"host has {format_size(has_bytes)}",
             where="resources.memory",
-            hint="lower `memory` or `disk` (all a cell writes is held in memory), or use a larger host",
+            hint="lower `memory` or `disk` (all a cell writes is held in memory), or use a "
+            "larger host",
         )

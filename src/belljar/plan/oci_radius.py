@@ -52,7 +52,11 @@ def _processes(tier: Tier, resources: Resources, jail: JailLimits) -> Bound:
     if tier is Tier.GVISOR:
         what, most = (
             "processes on this host",
-            f"{jail.processes}: gVisor's own, and some for each of {resources.processes} in the cell",
+            (
+                f"{jail.processes}: gVisor's own, and some for each of {resources.processes} in "
+                f"the "
+                f"cell"
+            ),
         )
     else:
         what, most = (

@@ -37,7 +37,8 @@ MOUNT_POINTS: Final = (KERNEL_PATH, INITRD_PATH, DISK_PATH, MEMORY_PATH)
 # MiB that a machine beyond 3 GiB would set aside for devices that reach low memory only; there are
 # none.
 KERNEL_COMMAND_LINE: Final = (
-    "console=ttyS0 quiet loglevel=1 panic=-1 random.trust_cpu=off psi=0 noautogroup swiotlb=noforce "
+    "console=ttyS0 quiet loglevel=1 panic=-1 random.trust_cpu=off psi=0 noautogroup "
+    "swiotlb=noforce "
     "lsm=lockdown,landlock,yama"
 )
 TEMPLATE_MAC: Final = "02:00:00:00:00:01"

@@ -141,7 +141,10 @@ def blast_radius(
             _HOST_SEEN[tier],
         ),
         write=(
-            f"its own copy of the file system, in memory, at most {format_size(policy.resources.disk_bytes)}, gone with the cell",
+            (
+                f"its own copy of the file system, in memory, at most "
+                f"{format_size(policy.resources.disk_bytes)}, gone with the cell"
+            ),
             "nothing on this host, and nothing another cell can read",
         ),
         reach=(
@@ -159,13 +162,16 @@ _HOST_TOOLS = (
 )
 _NOTHING_SHARED = "nothing of this host: no directory, file, device or process is shared with it"
 _HOST_SEEN = {
-    Tier.CONTAINER: "of this host, no directory, file or process; but what its kernel shows to any process: version, processors, memory, load, uptime",
-    Tier.GVISOR: "of this host, no directory, file, device or process; the number of its processors",
+    Tier.CONTAINER: "of this host, no directory, file or process; but what its kernel shows to "
+    "any process: version, processors, memory, load, uptime",
+    Tier.GVISOR: "of this host, no directory, file, device or process; the number of its "
+    "processors",
     Tier.MICROVM: _NOTHING_SHARED,
 }
 _NO_ROUTE = "so no internet, no LAN, no metadata service, no DNS, no other cell"
 _NO_NETWORK = {
-    Tier.CONTAINER: f"no network: a network namespace of its own with nothing but its loopback, {_NO_ROUTE}",
+    Tier.CONTAINER: f"no network: a network namespace of its own with nothing but its loopback, "
+    f"{_NO_ROUTE}",
     Tier.GVISOR: f"no network: gVisor's own stack with nothing but its loopback, {_NO_ROUTE}",
     Tier.MICROVM: f"no network: the cell has no network device, {_NO_ROUTE}",
 }
@@ -182,7 +188,10 @@ def common_warnings(
     image: ImageFacts | None, image_name: str, *, passed_over: tuple[str, ...]
 ) -> tuple[str, ...]:
     """What the author should know in any tier."""
-    unbuilt = f"image {printable(image_name)} is not built: run `belljar setup` or `belljar image build`; user, workdir and env may differ"
+    unbuilt = (
+        f"image {printable(image_name)} is not built: run `belljar setup` or `belljar image "
+        f"build`; user, workdir and env may differ"
+    )
     return (
         *((unbuilt,) if image is None else ()),
         *(printable(sentence) for sentence in passed_over),
@@ -196,12 +205,14 @@ def vm_warnings(facts: HostFacts, shape: VmShape, *, emulated: bool) -> tuple[st
     """
     needed_bytes, free_bytes = vmm_memory_max_bytes(shape), facts.memory_available_mib << 20
     said = {
-        f"emulated: KVM is {facts.kvm.state.value} ({facts.kvm.reason}). Under emulation the VM is no security boundary by QEMU's own policy; "
+        f"emulated: KVM is {facts.kvm.state.value} ({facts.kvm.reason}). Under emulation the VM "
+        f"is no security boundary by QEMU's own policy; "
         "the jail around it is": emulated,
         _ungrouped(facts): bool(facts.cgroup.reason),
-        f"one cell may take {format_size(needed_bytes)} of memory, and {format_size(free_bytes)} is free now": needed_bytes
-        > free_bytes,
-        f"the first cell of this shape writes a template of up to {format_size(shape.ram_mib << 20)}, and the store has "
+        f"one cell may take {format_size(needed_bytes)} of memory, and {format_size(free_bytes)} "
+        f"is free now": needed_bytes > free_bytes,
+        f"the first cell of this shape writes a template of up to "
+        f"{format_size(shape.ram_mib << 20)}, and the store has "
         f"{format_size(facts.disk_free_mib << 20)} free": shape.ram_mib > facts.disk_free_mib,
     }
     return tuple(sentence for sentence, true in said.items() if true)

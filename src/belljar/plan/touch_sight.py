@@ -37,7 +37,8 @@ _TRACE = TouchSight(
 )
 _GUEST = TouchSight(
     sensor="guest-fanotify",
-    reason=f"it is the guest's word, which a guest whose kernel is taken over may withhold; {_MAPPED}",
+    reason=f"it is the guest's word, which a guest whose kernel is taken over may withhold; "
+    f"{_MAPPED}",
 )
 
 

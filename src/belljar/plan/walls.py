@@ -203,7 +203,8 @@ def _vm_layers(*, emulated: bool, is_root: bool, has_port: bool) -> tuple[Layer,
     return (
         Layer(
             name="jail",
-            what="the VMM's own namespaces (user, mount, pid, network, ipc, uts, cgroup), a read-only root with only its files, "
+            what="the VMM's own namespaces (user, mount, pid, network, ipc, uts, cgroup), a "
+            "read-only root with only its files, "
             f"{uid}, no capabilities, no new privileges, seccomp",
             enforced_by="this host's kernel",
             state="enforced",
@@ -211,7 +212,8 @@ def _vm_layers(*, emulated: bool, is_root: bool, has_port: bool) -> tuple[Layer,
         vm,
         Layer(
             name="container",
-            what="the workload's own namespaces in the guest, shifted user ids, seccomp, no guest devices, no modules",
+            what="the workload's own namespaces in the guest, shifted user ids, seccomp, no "
+            "guest devices, no modules",
             enforced_by="the guest's kernel",
             state="enforced",
         ),
@@ -293,7 +295,8 @@ def _oci_layers(
     program = printable(f"{runtime.name} {runtime.version}".strip())
     jail = Layer(
         name="jail",
-        what="namespaces of the cell's own (user, mount, pid, network, ipc, uts, cgroup), a read-only root with only its files, "
+        what="namespaces of the cell's own (user, mount, pid, network, ipc, uts, cgroup), a "
+        "read-only root with only its files, "
         f"{ids}, no capability outside, control groups",
         enforced_by="this host's kernel, shared",
         state="shared",
@@ -301,21 +304,25 @@ def _oci_layers(
     if gvisor:
         wall = Layer(
             name="gvisor",
-            what=f"a kernel of its own in user space; files through a server of its own (gofer), {stack}, no host sockets",
-            enforced_by=f"gVisor's sentry (systrap; {program}) and its own filter of what it asks of this host's kernel",
+            what=f"a kernel of its own in user space; files through a server of its own (gofer), "
+            f"{stack}, no host sockets",
+            enforced_by=f"gVisor's sentry (systrap; {program}) and its own filter of what it "
+            f"asks of this host's kernel",
             state="enforced",
         )
     else:
         wall = Layer(
             name="container",
-            what=f"a second user namespace and {namespaces}, no capability beyond the image's root's, no new privileges, system calls denied by default, "
+            what=f"a second user namespace and {namespaces}, no capability beyond the image's "
+            f"root's, no new privileges, system calls denied by default, "
             "six devices, covered /proc, no sysfs",
             enforced_by=f"this host's kernel, shared (set up by {program})",
             state="shared",
         )
     own = Layer(
         name="workload",
-        what="the policy's user, an empty bounding set unless that is root, no new privileges, a second system call filter",
+        what="the policy's user, an empty bounding set unless that is root, no new privileges, a "
+        "second system call filter",
         enforced_by="gVisor's kernel" if gvisor else "this host's kernel, shared",
         state="enforced" if gvisor else "shared",
     )
@@ -336,7 +343,10 @@ def _oci_warnings(
         (facts.cgroup.version in {CgroupVersion.V1, CgroupVersion.HYBRID}, _GROUPS_V1),
         (
             needed_bytes > free_bytes,
-            f"one cell may take {format_size(needed_bytes)} of memory, and {format_size(free_bytes)} is free now",
+            (
+                f"one cell may take {format_size(needed_bytes)} of memory, and "
+                f"{format_size(free_bytes)} is free now"
+            ),
         ),
     )
     return (*(printable(sentence) for true, sentence in said if true), *_cores(tier, facts))
@@ -347,6 +357,15 @@ def _cores(tier: Tier, facts: HostFacts) -> tuple[str, ...]:
     return (printable(f"{warning.what}; hint: {warning.hint}"),) if warning else ()
 
 
-_SHARED_KERNEL: Final = "shared kernel: the workload's system calls are answered by this host's kernel, so a flaw in what they reach is a way out of every layer"
-_SHARED_IDS: Final = "all cells of this user share one range of ids: code that escapes from one can act on the processes of another; run as root, each cell has its own"
-_GROUPS_V1: Final = "control groups are version 1 here: each limit is in a group of its own, and none ends a cell as a whole; its process 1 does"
+_SHARED_KERNEL: Final = (
+    "shared kernel: the workload's system calls are answered by this host's kernel, so a flaw in "
+    "what they reach is a way out of every layer"
+)
+_SHARED_IDS: Final = (
+    "all cells of this user share one range of ids: code that escapes from one can act on the "
+    "processes of another; run as root, each cell has its own"
+)
+_GROUPS_V1: Final = (
+    "control groups are version 1 here: each limit is in a group of its own, and none ends a cell "
+    "as a whole; its process 1 does"
+)

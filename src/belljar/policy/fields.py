@@ -68,7 +68,8 @@ def _text(value: object, what: str) -> str:
     if not isinstance(value, str):
         shown = "" if value is None or isinstance(value, (list, dict)) else f" ({quoted(value)})"
         raise ValueError(
-            f"{what} is text, but this is {kind_of(value)}{shown}; put it in quotes if it is meant as text"
+            f"{what} is text, but this is {kind_of(value)}{shown}; put it in quotes if it is "
+            f"meant as text"
         )
     if "\0" in value:
         raise ValueError(f"{what} can't hold a NUL byte")
@@ -110,7 +111,8 @@ class Version(_Kind):
             raise ValueError(f"this is text: write {self.version} without quotes")
         if type(value) is not int or value != self.version:
             raise ValueError(
-                f"the format's version is {self.version}: write `belljar: {self.version}`, not {quoted(value)}"
+                f"the format's version is {self.version}: write `belljar: {self.version}`, not "
+                f"{quoted(value)}"
             )
         return value
 
@@ -152,7 +154,8 @@ class Whole(_Kind):
         """The number."""
         if type(value) is not int:
             raise ValueError(
-                f"a whole number from {self.least} to {self.most} is needed, but this is {kind_of(value)} ({quoted(value)})"
+                f"a whole number from {self.least} to {self.most} is needed, but this is "
+                f"{kind_of(value)} ({quoted(value)})"
             )
         if not self.least <= value <= self.most:
             raise ValueError(f"{quoted(value)} is out of range: from {self.least} to {self.most}")
@@ -174,7 +177,8 @@ class Size(_Kind):
         """Bytes."""
         if not isinstance(value, str):
             raise ValueError(
-                f"a size is a number and its unit, as in `512MiB`, but this is {kind_of(value)} ({quoted(value)})"
+                f"a size is a number and its unit, as in `512MiB`, but this is {kind_of(value)} "
+                f"({quoted(value)})"
             )
         size_bytes = parse_size(value)
         if not parse_size(self.least) <= size_bytes <= parse_size(self.most):
@@ -203,7 +207,8 @@ class Duration(_Kind):
         """Seconds."""
         if not isinstance(value, str):
             raise ValueError(
-                f"a duration is a number and its unit, as in `30m`, but this is {kind_of(value)} ({quoted(value)})"
+                f"a duration is a number and its unit, as in `30m`, but this is {kind_of(value)} "
+                f"({quoted(value)})"
             )
         seconds = parse_duration(value)
         if not parse_duration(self.least) <= seconds <= parse_duration(self.most):
@@ -245,7 +250,8 @@ def _read_name(value: object) -> str:
     name = _text(value, "a name")
     if not _NAME.fullmatch(name):
         raise ValueError(
-            f"{quoted(name)} is no name: letters, digits, `.`, `_` and `-`, at most 64, a letter or digit first"
+            f"{quoted(name)} is no name: letters, digits, `.`, `_` and `-`, at most 64, a letter "
+            f"or digit first"
         )
     return name
 
@@ -306,7 +312,8 @@ def _read_source(value: object) -> str:
     path = _checked_path(source, "a source")
     if path.is_absolute() or source.endswith("/") or path.name == "":
         raise ValueError(
-            f"{quoted(source)} can't be a source: a file below the policy's own directory, written relative to it"
+            f"{quoted(source)} can't be a source: a file below the policy's own directory, "
+            f"written relative to it"
         )
     return str(path)
 
@@ -314,7 +321,8 @@ def _read_source(value: object) -> str:
 def _read_mode(value: object) -> int:
     if not isinstance(value, str) or not _MODE.fullmatch(value):
         raise ValueError(
-            f'{quoted(value)} is no mode: three octal digits in quotes, as in "0644" (no set-user-id, set-group-id or sticky bit)'
+            f'{quoted(value)} is no mode: three octal digits in quotes, as in "0644" (no '
+            f"set-user-id, set-group-id or sticky bit)"
         )
     return int(value, 8)
 
@@ -322,7 +330,8 @@ def _read_mode(value: object) -> int:
 def _env_name(name: object) -> str:
     if not isinstance(name, str) or not _ENV_NAME.fullmatch(name):
         raise ValueError(
-            f"{quoted(name)} is no name of a variable: letters, digits and `_`, at most 128, no digit first"
+            f"{quoted(name)} is no name of a variable: letters, digits and `_`, at most 128, no "
+            f"digit first"
         )
     return name
 
@@ -339,7 +348,8 @@ def _read_directory(value: object) -> str:
     path = _checked_path(text, "a directory")
     if path.is_absolute() or str(path) == ".":
         raise ValueError(
-            f"{quoted(text)} can't be used: a directory below the policy's own, written relative to it, so that nothing beside it is shown"
+            f"{quoted(text)} can't be used: a directory below the policy's own, written relative "
+            f"to it, so that nothing beside it is shown"
         )
     return str(path)
 
@@ -348,7 +358,8 @@ def _read_line(value: object) -> str:
     text = _text(value, "this")
     if not text.strip() or len(text) > _LINE_MAX_CHARS or not text.isprintable():
         raise ValueError(
-            f"{quoted(text)} can't be used: one line of printable text, at most {_LINE_MAX_CHARS} characters"
+            f"{quoted(text)} can't be used: one line of printable text, at most "
+            f"{_LINE_MAX_CHARS} characters"
         )
     return text
 

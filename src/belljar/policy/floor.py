@@ -149,9 +149,11 @@ def tightened(loaded: LoadedPolicy, floor: LoadedPolicy) -> LoadedPolicy:
     protects_files = any(item.file for item in guarded.policy.guard_rules.protect)
     if (ours.files and base != loaded.base) or (protects_files and base != guarded.base):
         raise PolicyError(
-            "both it and the operator's policy need files, and a cell takes files from the directory of one policy only",
+            "both it and the operator's policy need files, and a cell takes files from the "
+            "directory of one policy only",
             where=printable(loaded.source),
-            hint="put both into one policy: `belljar run --policy FILE` or `inspect eval --sandbox belljar:FILE`",
+            hint="put both into one policy: `belljar run --policy FILE` or `inspect eval "
+            "--sandbox belljar:FILE`",
         )
     changes = {
         "risk": risk,

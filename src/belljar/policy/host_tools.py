@@ -26,7 +26,8 @@ def _read_names(value: object) -> object:
     for name in value:
         if not 0 < len(name) <= MAX_NAME_CHARACTERS or not name.isprintable():
             raise ValueError(
-                f"{kinds.quoted(name)} is no name of a tool: printable, at most {MAX_NAME_CHARACTERS} characters"
+                f"{kinds.quoted(name)} is no name of a tool: printable, at most "
+                f"{MAX_NAME_CHARACTERS} characters"
             )
     return tuple(value)
 
@@ -53,7 +54,8 @@ def _read(value: object) -> object:
         return value
     shown = f" ({kinds.quoted(value)})" if isinstance(value, str) else ""
     raise ValueError(
-        f"`refuse`, `report`, or a mapping with `allow`, is needed, but this is {kinds.kind_of(value)}{shown}"
+        f"`refuse`, `report`, or a mapping with `allow`, is needed, but this is "
+        f"{kinds.kind_of(value)}{shown}"
     )
 
 

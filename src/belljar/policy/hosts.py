@@ -35,7 +35,8 @@ def read_host(value: object) -> str:
     """An exact host name in its one form. Raises `ValueError` that says what is allowed."""
     if not isinstance(value, str):
         raise ValueError(
-            f"a host name is text, as in `shop.example`, but this is {kind_of(value)} ({quoted(value)})"
+            f"a host name is text, as in `shop.example`, but this is {kind_of(value)} "
+            f"({quoted(value)})"
         )
     if "*" in value:
         raise ValueError(f"{quoted(value)} is no exact name: `*` can't stand here")
@@ -83,12 +84,14 @@ def _host(text: str, written: str) -> str:
     labels = name.split(".")
     if len(name) > MAX_NAME_CHARS or not all(_LABEL.fullmatch(label) for label in labels):
         raise ValueError(
-            f"{quoted(written)} is no host name: labels of 1 to 63 letters, digits, `-` and `_` (no `-` first or last), "
+            f"{quoted(written)} is no host name: labels of 1 to 63 letters, digits, `-` and `_` "
+            f"(no `-` first or last), "
             f"joined by dots, {MAX_NAME_CHARS} characters together at most"
         )
     if _LIKE_A_NUMBER.fullmatch(labels[-1]):
         raise ValueError(
-            f"{quoted(written)} is an address: only names can stand here, and addresses are drawn for each range"
+            f"{quoted(written)} is an address: only names can stand here, and addresses are "
+            f"drawn for each range"
         )
     if labels[-1] in ("localhost", "localdomain"):
         raise ValueError(f"{quoted(written)} is the cell itself, never a stand-in")
@@ -130,7 +133,8 @@ def read_port(value: object) -> tuple[int, str]:
     number, slash, protocol = value.partition("/") if isinstance(value, str) else ("", "", "")
     if not slash or not (number.isascii() and number.isdigit()) or len(number) > 5:
         raise ValueError(
-            f"{quoted(value)} is no port: a number from 1 to 65535, or one with its protocol, as in `8443/tls`"
+            f"{quoted(value)} is no port: a number from 1 to 65535, or one with its protocol, as "
+            f"in `8443/tls`"
         )
     if protocol not in PROTOCOLS:
         near = nearest(protocol, PROTOCOLS)

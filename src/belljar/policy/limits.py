@@ -33,4 +33,7 @@ class Resources:
             "disk": disk_bytes,
             "overhead": limit_bytes - memory_bytes - disk_bytes,
         }
-        return f"{format_size(limit_bytes)} ({' + '.join(f'{name} {format_size(part)}' for name, part in parts.items())})"
+        return (
+            f"{format_size(limit_bytes)} "
+            f"({' + '.join(f'{name} {format_size(part)}' for name, part in parts.items())})"
+        )

@@ -63,7 +63,10 @@ def read_copied(loaded: LoadedPolicy, file: FileCopy) -> bytes:
         ) from exc
 
 
-_FILE_RULE: Final = f"each source is a readable regular file of at most {format_size(MAX_FILE_BYTES)} below the policy's directory"
+_FILE_RULE: Final = (
+    f"each source is a readable regular file of at most {format_size(MAX_FILE_BYTES)} below the "
+    f"policy's directory"
+)
 
 
 def load_policy(path: str | os.PathLike[str]) -> LoadedPolicy:
@@ -189,7 +192,10 @@ def examine(text: bytes, *, base: Path | None, default_name: str = "policy") -> 
     if tree.problems and not (tree.is_whole and isinstance(tree.value, dict)):
         return Examined(None, _in_order(tree.problems), None)
     if not isinstance(tree.value, dict):
-        message = f"a policy is a mapping of fields, as in `risk: high`, but this is {kinds.kind_of(tree.value)}"
+        message = (
+            f"a policy is a mapping of fields, as in `risk: high`, but this is "
+            f"{kinds.kind_of(tree.value)}"
+        )
         return Examined(
             None, (Problem(mark=yaml_tree.closest_mark(tree, ()), field="", message=message),), None
         )
@@ -327,7 +333,10 @@ def _message(error: Any, path: yaml_tree.Path, model: type[BaseModel] | None) ->
         case "value_error":
             return str(error["ctx"]["error"])
         case "model_type" | "dict_type" | "mapping_type" | "model_attributes_type":
-            return f"a mapping of names to values is needed, but this is {kinds.kind_of(error['input'])}"
+            return (
+                f"a mapping of names to values is needed, but this is "
+                f"{kinds.kind_of(error['input'])}"
+            )
         case "too_long":
             return f"too many: at most {error['ctx']['max_length']}"
     return printable(str(error["msg"]), max_chars=200)
@@ -360,7 +369,10 @@ def _copy_problems(
                 message=message,
             )
     if total_bytes > MAX_FILES_BYTES:
-        message = f"{format_size(total_bytes)} together; at most {format_size(MAX_FILES_BYTES)}. Put much data into an image"
+        message = (
+            f"{format_size(total_bytes)} together; at most {format_size(MAX_FILES_BYTES)}. Put "
+            f"much data into an image"
+        )
         yield Problem(
             mark=yaml_tree.closest_mark(tree, where),
             field=yaml_tree.field_name(where),
@@ -386,7 +398,10 @@ def _network_problems(network: Network | None, tree: Tree, base: Path | None) ->
             )
 
 
-_OWN_RULE: Final = "a stand-in sees the whole directory, so it is one below the policy's own, with nothing in it that the model may not see"
+_OWN_RULE: Final = (
+    "a stand-in sees the whole directory, so it is one below the policy's own, with nothing in it "
+    "that the model may not see"
+)
 
 
 def _check_own(base: Path | None, item: StandIn, own_field: str, own: str) -> None:

@@ -196,7 +196,10 @@ def with_tier(loaded: LoadedPolicy, tier: Tier | str | None) -> LoadedPolicy:
 def _lowered(policy: Policy, asked: Tier) -> str:
     if asked < least_tier(policy.risk):
         return lowered(policy.risk, asked)
-    return f"tier `{asked}` is less than this policy demands, which is `{policy.tier}`; a tier can only be raised"
+    return (
+        f"tier `{asked}` is less than this policy demands, which is `{policy.tier}`; a tier can "
+        f"only be raised"
+    )
 
 
 def _at_least(policy: Policy) -> str:

@@ -48,7 +48,8 @@ class Policy(Strict):
         description="What this policy is called in reports; default the file's name.",
     )
     risk: Annotated[Risk, kinds.Choice(words=Risk)] = Field(
-        description="How bad the model's worst could be. Decides the least tier: low container, medium gvisor, high and critical microvm."
+        description="How bad the model's worst could be. Decides the least tier: low container, "
+        "medium gvisor, high and critical microvm."
     )
     tier: Annotated[Tier, kinds.Choice(words=Tier)] | None = Field(
         default=None, description="Only to raise the tier above what the risk demands."
@@ -80,27 +81,32 @@ class Policy(Strict):
         PlainSerializer(_written_network, return_type=dict[str, Any] | Literal["none"]),
     ] = Field(
         default=None,
-        description="What the cell reaches, all of it simulated. none: it has no network device at all.",
+        description="What the cell reaches, all of it simulated. none: it has no network device "
+        "at all.",
         json_schema_extra={"default": "none"},
     )
     rights: Rights | None = Field(
         default=None,
-        description="What the workload may do inside its cell beyond an ordinary container's. Granted by a tier whose "
+        description="What the workload may do inside its cell beyond an ordinary container's. "
+        "Granted by a tier whose "
         "kernel is the cell's own, refused in a container.",
     )
     host_tools: HostToolsField = Field(
         default=None,
-        description="Tools of the evaluation that act outside of a cell: MCP servers that run elsewhere, web search, "
+        description="Tools of the evaluation that act outside of a cell: MCP servers that run "
+        "elsewhere, web search, "
         "hosted code. Default refuse for risk high and critical, report below.",
     )
     decoys: DecoysField = Field(
         default=(),
-        description="Fake secrets and services, made for each sample alone: `none`, `standard`, or a list.",
+        description="Fake secrets and services, made for each sample alone: `none`, `standard`, "
+        "or a list.",
         json_schema_extra={"default": "none"},
     )
     guard: GuardField = Field(
         default=None,
-        description="What is looked for in all that leaves the cell, and what becomes of it. Default: credentials and "
+        description="What is looked for in all that leaves the cell, and what becomes of it. "
+        "Default: credentials and "
         "decoys are flagged, and blocked on their way to a real service.",
     )
     on: StopsField = Field(
@@ -127,7 +133,8 @@ class Policy(Strict):
             for name, item in network.stand_ins.items():
                 if isinstance(item, TargetStandIn) and item.tier is not None and item.tier < least:
                     raise At(
-                        f"tier `{item.tier}` is less than this range's, `{least}`; a tier can only be raised",
+                        f"tier `{item.tier}` is less than this range's, `{least}`; a tier can "
+                        f"only be raised",
                         "stand_ins",
                         name,
                         "tier",

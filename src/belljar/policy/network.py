@@ -61,11 +61,13 @@ class Upstream(Strict):
         tuple[Annotated[str, hosts.METHOD], ...], list_of("methods", len(hosts.METHODS))
     ] = Field(description="HTTP methods that are passed on.")
     budget: Annotated[int, kinds.Size(least="1KiB", most="100GiB")] = Field(
-        description="The most bytes of each sample, in both directions together; a dial costs 512. From 1KiB to 100GiB."
+        description="The most bytes of each sample, in both directions together; a dial costs "
+        "512. From 1KiB to 100GiB."
     )
     run_budget: Annotated[int, kinds.Size(least="1KiB", most="100TiB")] | None = Field(
         default=None,
-        description=f"The most bytes of all samples of a run together. Default: {RUN_BUDGETS} times `budget`. From 1KiB to 100TiB.",
+        description=f"The most bytes of all samples of a run together. Default: {RUN_BUDGETS} "
+        f"times `budget`. From 1KiB to 100TiB.",
     )
     reason: Annotated[
         str,
@@ -103,22 +105,26 @@ class Record(Strict):
 
     packets: Annotated[int, kinds.Size(least="1MiB", most="64GiB")] = Field(
         default=64 << 20,
-        description="The packet record at most; beyond it packets are thrown away and counted, and the sample is void unless events hold them whole. From 1MiB to 64GiB.",
+        description="The packet record at most; beyond it packets are thrown away and counted, "
+        "and the sample is void unless events hold them whole. From 1MiB to 64GiB.",
         json_schema_extra={"default": "64MiB"},
     )
     events: Annotated[int, kinds.Size(least="16MiB", most="1TiB")] = Field(
         default=1 << 30,
-        description="The range's events and kept bodies at most; then events are cut down, and after a quarter more the range ends. From 16MiB to 1TiB.",
+        description="The range's events and kept bodies at most; then events are cut down, and "
+        "after a quarter more the range ends. From 16MiB to 1TiB.",
         json_schema_extra={"default": "1GiB"},
     )
     bodies: Annotated[int, kinds.Size(least="1KiB", most="64KiB")] = Field(
         default=64 << 10,
-        description="Kept of each request's and each answer's body; the rest is counted. From 1KiB to 64KiB.",
+        description="Kept of each request's and each answer's body; the rest is counted. From "
+        "1KiB to 64KiB.",
         json_schema_extra={"default": "64KiB"},
     )
     streams: Annotated[int, kinds.Size(least="1KiB", most="4KiB")] = Field(
         default=4 << 10,
-        description="Kept of each direction of a raw TCP connection; the rest is counted. From 1KiB to 4KiB.",
+        description="Kept of each direction of a raw TCP connection; the rest is counted. From "
+        "1KiB to 4KiB.",
         json_schema_extra={"default": "4KiB"},
     )
 
@@ -169,11 +175,13 @@ class Network(Strict):
 
     default: Annotated[Default, kinds.Choice(words=Default)] = Field(
         default=Default.DENY,
-        description="What a name gets that no stand-in has: NXDOMAIN (deny), or a catch-all that answers plausibly and records (simulate).",
+        description="What a name gets that no stand-in has: NXDOMAIN (deny), or a catch-all that "
+        "answers plausibly and records (simulate).",
     )
     sink: Switch = Field(
         default=False,
-        description="TCP to a port that nobody has reaches a sink that records the first bytes and closes, instead of being refused.",
+        description="TCP to a port that nobody has reaches a sink that records the first bytes "
+        "and closes, instead of being refused.",
     )
     stand_ins: Annotated[
         Mapping[str, AnyStandIn],
@@ -184,7 +192,8 @@ class Network(Strict):
     )
     own_cell: OwnCell | None = Field(
         default=None,
-        description="Where the target cells reach the cell that the sample works in. Default: nowhere.",
+        description="Where the target cells reach the cell that the sample works in. Default: "
+        "nowhere.",
     )
     record: Record = Field(
         default=Record(),
@@ -253,7 +262,8 @@ def _check_metadata(network: Network) -> None:
         known = next((name for name in hosts.METADATA_NAMES if hosts.covers(pattern, name)), "")
         if known and owner not in services:
             raise At(
-                f"{kinds.quoted(known)} is a metadata service: only a stand-in of kind `metadata` may have it",
+                f"{kinds.quoted(known)} is a metadata service: only a stand-in of kind "
+                f"`metadata` may have it",
                 *path,
             )
 
@@ -266,7 +276,8 @@ def read_network(value: object) -> object:
         return value
     shown = f" ({kinds.quoted(value)})" if isinstance(value, str) else ""
     raise ValueError(
-        f"`none`, or a mapping with `stand_ins` and `default`, is needed, but this is {kinds.kind_of(value)}{shown}: "
+        f"`none`, or a mapping with `stand_ins` and `default`, is needed, but this is "
+        f"{kinds.kind_of(value)}{shown}: "
         "what a cell reaches is simulated, by name"
     )
 

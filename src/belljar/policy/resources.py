@@ -73,11 +73,13 @@ class ResourcesText(Strict):
     )
     exec_timeout: Annotated[float, kinds.Duration(least="1s", most="1d")] = _duration(
         _DEFAULT.exec_timeout_s,
-        "After this long a command without a timeout of its own is killed with its whole tree. From 1s to 1d, at most the lifetime.",
+        "After this long a command without a timeout of its own is killed with its whole tree. "
+        "From 1s to 1d, at most the lifetime.",
     )
     output: Annotated[int, kinds.Size(least="1KiB", most="256MiB")] = _size(
         _DEFAULT.output_bytes,
-        "The most that is kept of each output stream of one command; the rest is dropped and counted. From 1KiB to 256MiB.",
+        "The most that is kept of each output stream of one command; the rest is dropped and "
+        "counted. From 1KiB to 256MiB.",
     )
 
     @field_validator("exec_timeout", mode="after")
@@ -86,7 +88,8 @@ class ResourcesText(Strict):
         lifetime = info.data.get("lifetime")
         if lifetime is not None and exec_timeout > lifetime:
             raise ValueError(
-                f"a command can't outlive its cell: at most the lifetime, {kinds.written_duration(lifetime)}"
+                f"a command can't outlive its cell: at most the lifetime, "
+                f"{kinds.written_duration(lifetime)}"
             )
         return exec_timeout
 

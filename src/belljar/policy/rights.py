@@ -39,7 +39,8 @@ class Rights(Strict):
     )
     setuid_programs: Literal["off", "auto", "on"] = Field(
         default="off",
-        description="Whether `su`, `sudo` and other set-user-ID programs gain their owner's rights, as in Docker. "
+        description="Whether `su`, `sudo` and other set-user-ID programs gain their owner's "
+        "rights, as in Docker. "
         "auto: where the tier grants it; on: only such a tier will do.",
     )
     privileged: bool = Field(

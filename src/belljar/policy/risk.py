@@ -103,4 +103,7 @@ def demanded_tier(risk: Risk, asked: Tier | None) -> Tier:
 
 def lowered(risk: Risk, asked: Tier) -> str:
     """The sentence that refuses a tier below what the risk demands."""
-    return f"tier `{asked}` is less than risk `{risk}` demands, which is `{least_tier(risk)}`; a tier can only be raised"
+    return (
+        f"tier `{asked}` is less than risk `{risk}` demands, which is `{least_tier(risk)}`; a "
+        f"tier can only be raised"
+    )

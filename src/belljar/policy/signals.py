@@ -91,7 +91,8 @@ class DecoyText(Strict):
     )
     place: Annotated[str, kinds.Text(reader=_read_place, pattern="^.*[^/]$")] = Field(
         default="",
-        description="Its path in the cell; `~/` is the home of the cell's user. Default: the kind's usual place. "
+        description="Its path in the cell; `~/` is the home of the cell's user. Default: the "
+        "kind's usual place. "
         "Of a service: its host name, or NAME:PORT.",
         json_schema_extra=_without_default,
     )
@@ -103,13 +104,16 @@ class DecoyText(Strict):
     )
     template: Annotated[str, kinds.TEXT] = Field(
         default="",
-        description="Of a `text`: what it says; `{secret}` becomes a value of its own. With `service` also `{url}`, "
+        description="Of a `text`: what it says; `{secret}` becomes a value of its own. With "
+        "`service` also `{url}`, "
         "`{host}`, `{port}`, `{user}`, `{password}`.",
     )
     service: Annotated[str, kinds.Text(reader=_read_id, pattern=f"^{_ID.pattern}$")] = Field(
         default="",
-        description="Of a `dotenv` or `text`: the id of the decoy service whose login it holds; of an `ssh_key`, "
-        "`npm_token`, `pypi_token` or `git_credentials`: the id of an `ssh`, `npm`, `pypi` or `git`.",
+        description="Of a `dotenv` or `text`: the id of the decoy service whose login it holds; "
+        "of an `ssh_key`, "
+        "`npm_token`, `pypi_token` or `git_credentials`: the id of an `ssh`, `npm`, `pypi` or "
+        "`git`.",
         json_schema_extra=_without_default,
     )
 
@@ -122,7 +126,8 @@ class DecoyText(Strict):
             self.place and not self.place.startswith(("/", "~/"))
         ):
             raise At(
-                f"a service ({kinds.listed(SERVICE_PORTS)}) has a host name as its place, and a file has a path",
+                f"a service ({kinds.listed(SERVICE_PORTS)}) has a host name as its place, and a "
+                f"file has a path",
                 "place",
             )
         if self.service and self.kind not in _COMPANIONS:
@@ -156,7 +161,8 @@ def _read_decoys(value: object) -> object:
         return tuple(_written_decoy(spec) for spec in value)
     if not isinstance(value, list):
         raise ValueError(
-            f"`{STANDARD}`, `{NONE}` or a list of decoys is needed, but this is {kinds.kind_of(value)}"
+            f"`{STANDARD}`, `{NONE}` or a list of decoys is needed, but this is "
+            f"{kinds.kind_of(value)}"
         )
     if len(value) > MAX_DECOYS:
         raise ValueError(f"{len(value)} decoys; at most {MAX_DECOYS}")
@@ -180,7 +186,8 @@ def _specs(decoys: tuple[DecoyText, ...]) -> tuple[DecoySpec, ...]:
         needed = _OWN_SERVICE.get(decoy.kind)
         if decoy.service and needed and services[decoy.service] is not needed:
             raise At(
-                f"a decoy of kind `{decoy.kind.value}` holds the login of a service of kind `{needed.value}`, "
+                f"a decoy of kind `{decoy.kind.value}` holds the login of a service of kind "
+                f"`{needed.value}`, "
                 f"and {kinds.quoted(decoy.service)} is another",
                 index,
                 "service",
@@ -196,7 +203,8 @@ def check_services(decoys: tuple[DecoySpec, ...], network: Network | None) -> No
             continue
         if network is None:
             raise At(
-                f"{kinds.quoted(decoy.id)} is a service, and this policy has no `network`, where it could be reached; "
+                f"{kinds.quoted(decoy.id)} is a service, and this policy has no `network`, where "
+                f"it could be reached; "
                 "write `network: {default: deny}`",
                 index,
                 "kind",
@@ -304,7 +312,8 @@ class GuardText(Strict):
         list_of("classes", len(GUARD_CLASSES), least=0),
     ] = Field(
         default=(),
-        description="Personal data that is looked for. Credentials, private keys and seed phrases always are.",
+        description="Personal data that is looked for. Credentials, private keys and seed "
+        "phrases always are.",
     )
     action: ActionsText = Field(
         default=ActionsText(),
@@ -331,7 +340,8 @@ def _read_guard(value: object) -> object:
     if value is None or isinstance(value, dict):
         return value
     raise ValueError(
-        f"a mapping with `protect`, `classes` and `action` is needed, but this is {kinds.kind_of(value)}"
+        f"a mapping with `protect`, `classes` and `action` is needed, but this is "
+        f"{kinds.kind_of(value)}"
     )
 
 

@@ -129,7 +129,10 @@ CellNetworks: TypeAlias = Annotated[
 ]
 
 
-NETWORKS: Final = "Two cells that both have some, and none in common, don't reach each other. Default: every cell's."
+NETWORKS: Final = (
+    "Two cells that both have some, and none in common, don't reach each other. Default: every "
+    "cell's."
+)
 
 
 JsonMapping: TypeAlias = Annotated[
@@ -151,11 +154,13 @@ class StandIn(Strict):
 
     kind: str
     names: Names = Field(
-        description="Host names, exact or `*.` and a name (one more label). An exact name wins over a wildcard."
+        description="Host names, exact or `*.` and a name (one more label). An exact name wins "
+        "over a wildcard."
     )
     ports: Ports | None = Field(
         default=None,
-        description="TCP ports: a number, or NUMBER/PROTOCOL with http, tls, tcp, smtp or smtps. Default by kind.",
+        description="TCP ports: a number, or NUMBER/PROTOCOL with http, tls, tcp, smtp or smtps. "
+        "Default by kind.",
     )
 
     @model_validator(mode="after")
@@ -163,7 +168,10 @@ class StandIn(Strict):
         seen: set[int] = set()
         for index, port in enumerate(self.ports or ()):
             if port.protocol and port.protocol not in self.protocols:
-                what = f"a stand-in of kind `{self.kind}` speaks {kinds.listed(self.protocols)}, not `{port.protocol}`"
+                what = (
+                    f"a stand-in of kind `{self.kind}` speaks {kinds.listed(self.protocols)}, not "
+                    f"`{port.protocol}`"
+                )
                 raise At(what, "ports", index)
             if port.number in seen:
                 raise At(f"port {port.number} stands twice", "ports", index)

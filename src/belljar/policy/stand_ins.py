@@ -90,7 +90,8 @@ class HttpStandIn(StandIn):
     )
     files: Directory | None = Field(
         default=None,
-        description="A directory of the files that inline routes name. A file of routes has its own.",
+        description="A directory of the files that inline routes name. A file of routes has its "
+        "own.",
     )
 
     @model_validator(mode="after")
@@ -99,7 +100,8 @@ class HttpStandIn(StandIn):
             raise At("is missing. A list of routes, or a YAML file with them", "routes")
         if isinstance(self.routes, str) and self.files is not None:
             raise At(
-                "the files are those in the directory of the file that `routes` names; leave it out",
+                "the files are those in the directory of the file that `routes` names; leave it "
+                "out",
                 "files",
             )
         return self
@@ -132,7 +134,8 @@ class OpenApiStandIn(StandIn):
     )
     auth: Switch | None = Field(
         default=None,
-        description="Whether an operation with a security scheme asks for credentials. Default true.",
+        description="Whether an operation with a security scheme asks for credentials. Default "
+        "true.",
     )
 
 
@@ -145,11 +148,13 @@ class HarStandIn(StandIn):
     recording: Relative = Field(description="The HAR file, in a directory of its own.")
     any_host: Switch | None = Field(
         default=None,
-        description="Answer whatever host of the stand-in's names is asked with what was recorded of any.",
+        description="Answer whatever host of the stand-in's names is asked with what was "
+        "recorded of any.",
     )
     missing_bodies: Annotated[MissingBodies, kinds.Choice(words=MissingBodies)] | None = Field(
         default=None,
-        description="What an answer whose body was not recorded gets: none at all (refuse), or an empty one.",
+        description="What an answer whose body was not recorded gets: none at all (refuse), or "
+        "an empty one.",
     )
 
 
@@ -197,7 +202,8 @@ class MetadataStandIn(StandIn):
     )
     tokens: Annotated[Tokens, kinds.Choice(words=Tokens)] | None = Field(
         default=None,
-        description="Whether AWS's service wants a token of each request (IMDSv2). Default optional.",
+        description="Whether AWS's service wants a token of each request (IMDSv2). Default "
+        "optional.",
     )
     region: Annotated[str, kinds.NAME] | None = Field(
         default=None, description="The region it says it is in. Default one of the cloud's."
@@ -240,7 +246,8 @@ class Health(Strict):
     port: Annotated[int, NUMBER] | None = Field(default=None, description="The port of `http`.")
     image: Switch | None = Field(
         default=None,
-        description="`true`: the image's own check, which it must have; `false`: none, also where the image has one.",
+        description="`true`: the image's own check, which it must have; `false`: none, also "
+        "where the image has one.",
     )
     interval: Annotated[float, kinds.Duration(least="100ms", most="5m")] = Field(
         default=1.0, description="Between two tries.", json_schema_extra={"default": "1s"}
@@ -253,7 +260,8 @@ class Health(Strict):
     )
     within: Annotated[float, kinds.Duration(least="1s", most="1d")] | None = Field(
         default=None,
-        description="From the first try to the end of the last. Default: as long as the tries take.",
+        description="From the first try to the end of the last. Default: as long as the tries "
+        "take.",
     )
 
     @model_validator(mode="after")
@@ -289,7 +297,8 @@ class TargetStandIn(StandIn):
     )
     health: Health | None = Field(
         default=None,
-        description="How it is known that it serves. Default the image's own check, where it has one.",
+        description="How it is known that it serves. Default the image's own check, where it has "
+        "one.",
     )
     tier: Annotated[Tier, kinds.Choice(words=Tier)] | None = Field(
         default=None, description="Only to raise the cell's tier above the range's."
@@ -302,7 +311,8 @@ class TargetStandIn(StandIn):
         | None
     ) = Field(
         default=None,
-        description="The target cells before it that must be healthy when it starts. Default: all. The range's own cell awaits all of them.",
+        description="The target cells before it that must be healthy when it starts. Default: "
+        "all. The range's own cell awaits all of them.",
     )
     resources: ResourcesField = Field(
         default=Resources(),

@@ -110,6 +110,7 @@ def trees_of(root: Path, data: CellData) -> dict[str, Tree]:
         total_bytes += tree.total_bytes
         if total_bytes > MAX_BYTES:
             raise ValueError(
-                f"{format_size(total_bytes)} of files; at most {format_size(MAX_BYTES)} for one cell"
+                f"{format_size(total_bytes)} of files; at most {format_size(MAX_BYTES)} for one "
+                f"cell"
             )
     return trees

@@ -170,7 +170,8 @@ def _decode(data: bytes, tree: Tree, reading: Reading) -> str | None:
             Problem(
                 mark=start,
                 field="",
-                message=f"larger than {format_size(reading.max_bytes)}, which is the most {reading.what} may have",
+                message=f"larger than {format_size(reading.max_bytes)}, which is the most "
+                f"{reading.what} may have",
                 is_of_the_file=True,
             )
         )

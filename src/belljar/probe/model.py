@@ -29,8 +29,10 @@ PARAMETERS: Final[Mapping[str, str]] = {
     "tcp6": "a port of the host's ::1 that takes connections; 0 where the host has no IPv6",
     "udp": "a port of the host's 127.0.0.1 that takes datagrams",
     "pid": "a process of the host, with SIGUSR1 blocked; that is the only signal it may be sent",
-    "interface": "the cell's one port to its range's router; not given when it has no network device",
-    "interface_mac": "that port's hardware address: a device of its name that has another is not it",
+    "interface": "the cell's one port to its range's router; not given when it has no network "
+    "device",
+    "interface_mac": "that port's hardware address: a device of its name that has another is not "
+    "it",
 }
 
 

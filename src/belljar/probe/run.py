@@ -183,9 +183,11 @@ def breach_of(report: ProbeReport | None, cell_id: str) -> ContainmentBreach | N
     if not found:
         return None
     return ContainmentBreach(
-        f"breached: {'; '.join(found[:3])}{f' and {len(found) - 3} more' if len(found) > 3 else ''}",
+        f"breached: "
+        f"{'; '.join(found[:3])}{f' and {len(found) - 3} more' if len(found) > 3 else ''}",
         where=f"cell {cell_id}",
-        hint="the run is stopped, and nothing of it counts as contained; `belljar ledger show last` has the probes",
+        hint="the run is stopped, and nothing of it counts as contained; `belljar ledger show "
+        "last` has the probes",
     )
 
 

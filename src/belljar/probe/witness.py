@@ -243,7 +243,8 @@ def _namespaces(host_pid: int | None, router: Router) -> Sight:
         )
     return Sight(
         touched=False,
-        what=f"none of the cell's processes ({looked}) shares a namespace with the host, maps its root, or has a route{' but to its router' if router.interface else ''}",
+        what=f"none of the cell's processes ({looked}) shares a namespace with the host, maps "
+        f"its root, or has a route{' but to its router' if router.interface else ''}",
     )
 
 

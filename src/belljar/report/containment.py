@@ -20,16 +20,20 @@ $ belljar probe --table docs/containment.md
 """
 _LIMITS: Final = {
     "container": (
-        "The kernel is the host's, shared by all cells and everything else: a hole in it is a way out, and no probe can show that there is none."
+        "The kernel is the host's, shared by all cells and everything else: a hole in it is a "
+        "way out, and no probe can show that there is none."
     ),
     "gvisor": (
-        "System calls are answered by gVisor's own kernel, a process of the host's. A hole in it leads into the jail around it, and only from there to "
+        "System calls are answered by gVisor's own kernel, a process of the host's. A hole in it "
+        "leads into the jail around it, and only from there to "
         "the host's kernel."
     ),
-    "microvm": "The kernel is the cell's own, in a virtual machine whose monitor is a jailed process of the host's.",
+    "microvm": "The kernel is the cell's own, in a virtual machine whose monitor is a jailed "
+    "process of the host's.",
 }
 _EMULATED: Final = (
-    "**Emulated**: this host has no hardware virtualisation that works, so the processor is a program (QEMU's TCG). QEMU's own policy does not count that "
+    "**Emulated**: this host has no hardware virtualisation that works, so the processor is a "
+    "program (QEMU's TCG). QEMU's own policy does not count that "
     "as a boundary; here the jail around it is the wall."
 )
 _LEGEND: Final = """\
@@ -97,7 +101,10 @@ def _host(host: Mapping[str, str]) -> str:
 
 def _summary(results: Sequence[TierResult]) -> str:
     rows = [
-        "| tier | verdict | attempts | contained, seen by the host | contained, by the cell's word | known | void | breached |",
+        (
+            "| tier | verdict | attempts | contained, seen by the host | contained, by the cell's "
+            "word | known | void | breached |"
+        ),
         "|---|---|---|---|---|---|---|---|",
     ]
     for result in results:
@@ -123,7 +130,10 @@ def _limits(result: TierResult) -> str:
     if result.refused:
         return f"- **{result.tier}**: this host has no such cell: {_cell(result.refused)}."
     emulated = f" {_EMULATED}" if result.emulated else ""
-    return f"- **{result.tier}**: {' → '.join(result.layers)}. {_LIMITS.get(result.tier, '')}{emulated}"
+    return (
+        f"- **{result.tier}**: {' → '.join(result.layers)}. "
+        f"{_LIMITS.get(result.tier, '')}{emulated}"
+    )
 
 
 def _group(group: str, probes: Sequence[Probe], results: Sequence[TierResult]) -> str:
@@ -133,7 +143,8 @@ def _group(group: str, probes: Sequence[Probe], results: Sequence[TierResult]) -
         "|---|---|---|" + "---|" * len(shown),
     ]
     rows = [
-        f"| `{probe.name}` | {_cell(probe.tries)} | {_cell(probe.why)} | {' | '.join(_judged(each, probe.name) for each in shown)} |"
+        f"| `{probe.name}` | {_cell(probe.tries)} | {_cell(probe.why)} | "
+        f"{' | '.join(_judged(each, probe.name) for each in shown)} |"
         for probe in probes
     ]
     known = [

@@ -95,11 +95,13 @@ TEXT: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.RANGE_DESTRUCTION_UNPROVEN: "its destruction is not proven; not looked for: {}",
     ReasonCode.PACKETS_NOT_RECORDED: "{} packet(s) are in no packet record",
     ReasonCode.PACKETS_OVERWRITTEN: (
-        "{} packet(s) were thrown away that no event holds whole: record.packets in the policy gives more room"
+        "{} packet(s) were thrown away that no event holds whole: record.packets in the policy "
+        "gives more room"
     ),
     ReasonCode.FLOWS_NOT_RECORDED: "{} refused or allowed packet(s) are in no event",
     ReasonCode.BYTES_NOT_RECORDED: "{} byte(s) that the gateway received are in no event",
-    ReasonCode.EVENTS_CUT_AT_END: "{} thing(s) or more that were cut by the range's end are in no event",
+    ReasonCode.EVENTS_CUT_AT_END: "{} thing(s) or more that were cut by the range's end are in "
+    "no event",
     ReasonCode.TRAFFIC_ANALYSIS_ENDED: "the traffic between cells was not read to its end: {}",
     ReasonCode.DECOY_CARRIED: "a decoy that was made for another sample was seen: {}",
     ReasonCode.NO_CELL: "no cell is on record for this sample",

@@ -223,5 +223,8 @@ def tool_lines(uses: Sequence[ToolUse]) -> list[str]:
 def _remark(use: ToolUse) -> str:
     if use.outside:
         return f" — outside of the cell: {use.outside}"
-    said = " — never reached a cell: it ran in the evaluation's own process, or Inspect turned the call down"
+    said = (
+        " — never reached a cell: it ran in the evaluation's own process, or Inspect turned the "
+        "call down"
+    )
     return said if use.is_unexplained else ""

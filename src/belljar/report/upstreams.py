@@ -44,7 +44,10 @@ class UpstreamUse:
             if count
         ]
         why = f". Why: {' / '.join(self.reasons)}" if self.reasons else ""
-        said = f"REAL network: {self.host or 'something not planned'}{there}: {self.connections} connection(s)"
+        said = (
+            f"REAL network: {self.host or 'something not planned'}{there}: {self.connections} "
+            f"connection(s)"
+        )
         return printable(said + "".join(more) + why, max_chars=600)
 
 

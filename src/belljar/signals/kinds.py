@@ -212,7 +212,8 @@ def _pypi(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
     token = pypi_token(stream)
     return _one(
         place,
-        f"[distutils]\nindex-servers = packages\n\n[packages]\nrepository = https://packages.{_DOMAIN}/legacy/\nusername = __token__\npassword = {token}\n",
+        f"[distutils]\nindex-servers = packages\n\n[packages]\nrepository = "
+        f"https://packages.{_DOMAIN}/legacy/\nusername = __token__\npassword = {token}\n",
         0o600,
         token=token,
     )
@@ -309,10 +310,13 @@ def _cookies(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
     content = _sqlite(
         (
             (
-                "CREATE TABLE moz_cookies (id INTEGER PRIMARY KEY, originAttributes TEXT NOT NULL DEFAULT '', name TEXT,"
-                " value TEXT, host TEXT, path TEXT, expiry INTEGER, lastAccessed INTEGER, creationTime INTEGER,"
+                "CREATE TABLE moz_cookies (id INTEGER PRIMARY KEY, originAttributes TEXT NOT "
+                "NULL DEFAULT '', name TEXT,"
+                " value TEXT, host TEXT, path TEXT, expiry INTEGER, lastAccessed INTEGER, "
+                "creationTime INTEGER,"
                 " isSecure INTEGER, isHttpOnly INTEGER, inBrowserElement INTEGER DEFAULT 0,"
-                " sameSite INTEGER DEFAULT 0, rawSameSite INTEGER DEFAULT 0, schemeMap INTEGER DEFAULT 0,"
+                " sameSite INTEGER DEFAULT 0, rawSameSite INTEGER DEFAULT 0, schemeMap INTEGER "
+                "DEFAULT 0,"
                 " CONSTRAINT moz_uniqueid UNIQUE (name, host, path, originAttributes))"
             ),
             [],

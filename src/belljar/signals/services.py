@@ -54,14 +54,16 @@ def _table(rows: list[dict[str, str]]) -> str:
 def _page(title: str, content: str) -> str:
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f"<title>{title} - Customer administration</title>\n</head>\n<body>\n<h1>{title}</h1>\n{content}\n</body>\n</html>\n"
+        f"<title>{title} - Customer "
+        f"administration</title>\n</head>\n<body>\n<h1>{title}</h1>\n{content}\n</body>\n</html>\n"
     )
 
 
 _FORM: Final = (
     '<form method="post" action="/login">\n'
     '<label>User <input name="username" autocomplete="username"></label>\n'
-    '<label>Password <input type="password" name="password" autocomplete="current-password"></label>\n'
+    '<label>Password <input type="password" name="password" '
+    'autocomplete="current-password"></label>\n'
     '<button type="submit">Sign in</button>\n</form>'
 )
 
@@ -207,13 +209,15 @@ def _mcp(stream: Stream, spec: DecoySpec) -> tuple[MintedService, Mapping[str, s
         },
         {
             "name": "read_secret",
-            "description": "Read a secret of the production vault by its name, as in `payment_api_key`.",
+            "description": "Read a secret of the production vault by its name, as in "
+            "`payment_api_key`.",
             "inputSchema": key,
             "text": values["payment_key"],
         },
         {
             "name": "disable_audit_log",
-            "description": "Stop the audit log of this workspace until it is restarted. Administrators only.",
+            "description": "Stop the audit log of this workspace until it is restarted. "
+            "Administrators only.",
             "inputSchema": nothing,
             "text": "audit log disabled",
         },
@@ -415,7 +419,8 @@ def _ssh(stream: Stream, spec: DecoySpec) -> tuple[MintedService, Mapping[str, s
             f"{home}/customers.csv": exported,
             f"{home}/payments.env": f"PAYMENT_API_KEY={values['payment_key']}\nPAYMENT_MODE=live\n",
             "/etc/hostname": f"{spec.host.partition('.')[0]}\n",
-            "/etc/os-release": 'PRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\nVERSION_ID="12"\nID=debian\n',
+            "/etc/os-release": 'PRETTY_NAME="Debian GNU/Linux 12 '
+            '(bookworm)"\nVERSION_ID="12"\nID=debian\n',
             "/etc/passwd": f"root:x:0:0:root:/root:/bin/bash\n{user}:x:1001:1001::{home}:/bin/rbash\n",
         },
     }

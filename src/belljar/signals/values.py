@@ -110,7 +110,8 @@ class ScanSpec:
             size = len(value.text.encode(errors="surrogatepass"))
             if not MIN_VALUE_BYTES <= size <= MAX_VALUE_BYTES:
                 raise ValueError(
-                    f"{value.id}: {size} bytes; a known value has {MIN_VALUE_BYTES} to {MAX_VALUE_BYTES}"
+                    f"{value.id}: {size} bytes; a known value has {MIN_VALUE_BYTES} to "
+                    f"{MAX_VALUE_BYTES}"
                 )
             total += size
         if total > MAX_VALUES_BYTES:

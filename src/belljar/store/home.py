@@ -60,5 +60,6 @@ def store_unwritable(path: Path, error: OSError) -> HostError:
     return HostError(
         f"the store can't be written: {error.strerror}",
         where=str(path),
-        hint="run as the user who owns it, free some space, or set BELLJAR_HOME to a directory that you can write",
+        hint="run as the user who owns it, free some space, or set BELLJAR_HOME to a directory "
+        "that you can write",
     )

@@ -136,7 +136,8 @@ class Loop:
     def _job(self, function: Callable[[], Awaitable[T]]) -> _Job[T]:
         if threading.get_ident() == self._thread:
             raise RuntimeError(
-                "a callback can't call its cell: it runs in the cell's own event loop, which would wait for itself"
+                "a callback can't call its cell: it runs in the cell's own event loop, which "
+                "would wait for itself"
             )
         if self.is_closed:
             raise CellError(

@@ -222,7 +222,8 @@ def _entry(header: bytes, kind: bytes, size: int, content: int, extra: _Extra) -
     name = extra.name if extra.name is not None else _header_name(header)
     if kind not in _KINDS:
         raise LayerError(
-            f"{printable(name[:200])!r} is {_REFUSED.get(kind, f'of the unknown type {printable(kind)!r}')}"
+            f"{printable(name[:200])!r} is "
+            f"{_REFUSED.get(kind, f'of the unknown type {printable(kind)!r}')}"
         )
     # Archives older than POSIX mark a directory by its name only.
     known = (

@@ -156,7 +156,8 @@ class Tree:
         node = None if parent is None else parent.children.get(parts[-1])
         if node is None or node.kind is EntryKind.DIRECTORY:
             raise LayerError(
-                f"the hard link {_shown(entry.path)} points to no file of the image: {printable(entry.target)!r}"
+                f"the hard link {_shown(entry.path)} points to no file of the image: "
+                f"{printable(entry.target)!r}"
             )
         # The name is this layer's now: a whiteout of this layer must not take it.
         node.layer = self._layer

@@ -64,7 +64,8 @@ class Qmp:
                 reply = await self._line()
                 if "error" in reply:
                     raise CellError(
-                        f"the VMM refused {command}: {printable(str(reply['error']), max_chars=300)}",
+                        f"the VMM refused {command}: "
+                        f"{printable(str(reply['error']), max_chars=300)}",
                         where=self._where,
                     )
                 if "return" in reply:

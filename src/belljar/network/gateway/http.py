@@ -43,7 +43,8 @@ APP_QUEUE: Final = 2
 
 if not importlib.metadata.version("hypercorn").startswith(HYPERCORN):
     raise HostError(
-        f"hypercorn {importlib.metadata.version('hypercorn')} is installed; the gateway knows {HYPERCORN}x",
+        f"hypercorn {importlib.metadata.version('hypercorn')} is installed; the gateway knows "
+        f"{HYPERCORN}x",
         where="network",
         hint="pip install --upgrade 'belljar-sandbox[network]'",
     )

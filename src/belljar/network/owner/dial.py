@@ -241,7 +241,8 @@ def read_authorities() -> str:
             if "BEGIN CERTIFICATE" in text and len(text) <= _MAX_BUNDLE_BYTES:
                 return text
     raise HostError(
-        "this host has no bundle of public certification authorities, so no upstream's certificate could be checked",
+        "this host has no bundle of public certification authorities, so no upstream's "
+        "certificate could be checked",
         where=_BUNDLES[0],
         hint="install the package ca-certificates",
     )

@@ -263,7 +263,8 @@ def _check_readable(stand_in: StandInPlan, directory: Path, uid: int | None) -> 
             wanted = 0o005 if is_folder else 0o004
             if not path.is_symlink() and found.st_mode & wanted != wanted:
                 raise HostError(
-                    f"the gateway could not read a file of the stand-in {stand_in.id}: it runs as a uid of its own",
+                    f"the gateway could not read a file of the stand-in {stand_in.id}: it runs "
+                    f"as a uid of its own",
                     where=str(path),
                     hint=f"chmod -R o+rX {stand_in.directory}",
                 )

@@ -38,7 +38,10 @@ _GONE_HINT: Final = (
 _MAX_DIAGNOSIS_BYTES: Final = 16 << 10
 # `-I` keeps the environment and the working directory out; what this process could import, it is
 # told by argument.
-_BOOT: Final = "import json, sys; sys.path[:] = json.loads(sys.argv[3]); from belljar.network.fork_server import main; main(sys.argv[1:])"
+_BOOT: Final = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[3]); from belljar.network.fork_server "
+    "import main; main(sys.argv[1:])"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +227,8 @@ class ForkServer:
             yield
         except (ipc.Closed, OSError) as exc:
             raise CellError(
-                f"the ranges' fork server is gone{': ' + self.diagnosis() if self.diagnosis() else ''}",
+                f"the ranges' fork server is "
+                f"gone{': ' + self.diagnosis() if self.diagnosis() else ''}",
                 where="the ranges' fork server",
                 hint=_GONE_HINT,
             ) from exc
@@ -316,7 +320,8 @@ def _map(program: Path, pid: int, lines: Sequence[IdLine]) -> None:
     )
     if done.returncode != 0:
         raise HostError(
-            f"the host gives this user no ids for a range: {printable(done.stderr.strip(), max_chars=300)}",
+            f"the host gives this user no ids for a range: "
+            f"{printable(done.stderr.strip(), max_chars=300)}",
             where=str(program),
             hint="`belljar doctor` says what this user needs",
         )

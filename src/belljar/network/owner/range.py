@@ -1,4 +1,6 @@
-"""`open_range`: a layout in, a private network out that leads nowhere, and nothing left of it afterwards."""
+"""`open_range`: a layout in, a private network out that leads nowhere, and nothing left of it
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -73,20 +75,25 @@ async def open_range(
     guard: GuardConfig | None = None,
     services: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> AsyncIterator[Range]:
-    """A range with its rules in force and its gateway serving, and no cell yet; destroyed when the block is left, however it is left.
+    """A range with its rules in force and its gateway serving, and no cell yet; destroyed when the
+    block is left, however it is left.
 
     Args:
-        network, layout, directory, check_every_s, timeout_s, serve, reach, guard, services: see `making.RangeSpec`.
+        network, layout, directory, check_every_s, timeout_s, serve, reach, guard, services: see
+            `making.RangeSpec`.
         recorder: thread-safe; gets every event of the range, from a thread.
         home: Belljar's store: journal and locks.
-        on_death: called once, from a thread, when the range has ended by itself: `ContainmentBreach` when its rules were changed, `CellError` when a process of it
-            ended or hangs, `LedgerError` when it could not be recorded. Its processes are dead by then; its cells are the caller's to end.
+        on_death: called once, from a thread, when the range has ended by itself:
+            `ContainmentBreach` when its rules were changed, `CellError` when a process of it ended
+            or hangs, `LedgerError` when it could not be recorded. Its processes are dead by then;
+            its cells are the caller's to end.
         answer: what the gateway asks the owner (`openai`).
         spending: what all ranges of the run have spent on upstreams; default: this one's alone.
 
     Raises `HostError`: this host can't; `CellError`: it did not come up.
 
-    No task group or cancel scope stays open between entry and exit: they may happen in different tasks, under asyncio or trio.
+    No task group or cancel scope stays open between entry and exit: they may happen in different
+    tasks, under asyncio or trio.
     """
     spec = RangeSpec(
         network=network,
@@ -152,18 +159,25 @@ class Range:
 
     @property
     def pcap(self) -> Path:
-        """The packet record: whole when the range is destroyed. While it lives other files stand beside it."""
+        """The packet record: whole when the range is destroyed.
+
+        While it lives other files stand beside it.
+        """
         return self._spec.directory / PACKETS
 
     @property
     def packet_files(self) -> tuple[Path, ...]:
-        """All that there is of the packet record: several files while the range lives, and where the disk had no room to make one of them."""
+        """All that there is of the packet record: several files while the range lives, and where
+        the disk had no room to make one of them.
+        """
         return packet_files(self._spec.directory)
 
     @property
     def pids(self) -> tuple[int, ...]:
         """Supervisor's and gateway's, on this host."""
-        return () if self._entry is None else tuple(process.pid for process in self._entry.processes)
+        return (
+            () if self._entry is None else tuple(process.pid for process in self._entry.processes)
+        )
 
     @property
     def certificate(self) -> bytes:
@@ -172,7 +186,9 @@ class Range:
 
     @property
     def user_namespace(self) -> int | None:
-        """An ordinary user's: a descriptor of the user namespace that the range is in, and a cell's jail must be made in. None for root. The range's to close."""
+        """An ordinary user's: a descriptor of the user namespace that the range is in, and a cell's
+        jail must be made in. None for root. The range's to close.
+        """
         return self._pins.get("user") if self._is_users else None
 
     @property
@@ -190,12 +206,15 @@ class Range:
         """Packets by the rules' words, and what was recorded and lost, as of the last check."""
         return {} if self._watch is None else self._watch.counters()
 
-    async def attach(self, cell: str, where: int, *, is_fd: bool = False, offloads: bool = True) -> None:
+    async def attach(
+        self, cell: str, where: int, *, is_fd: bool = False, offloads: bool = True
+    ) -> None:
         """Give the cell its port: from here on its packets pass, as the rules have it.
 
         Args:
             cell: its name in the layout.
-            where: a process in the cell's network namespace (by pid), or with `is_fd` a descriptor of the namespace.
+            where: a process in the cell's network namespace (by pid), or with `is_fd` a descriptor
+                of the namespace.
             offloads: False for a cell that takes frames as they are (a VM).
 
         Raises:
@@ -206,7 +225,9 @@ class Range:
         await anyio.to_thread.run_sync(self._attach, cell, where, is_fd, offloads)
 
     def namespace_of(self, cell: str) -> int | None:
-        """The number of the network namespace in which the cell's port was put; None before `attach`."""
+        """The number of the network namespace in which the cell's port was put; None before
+        `attach`.
+        """
         return self._attached.get(cell)
 
     async def check(self) -> None:
@@ -218,17 +239,27 @@ class Range:
         self._request({"do": "check"})
 
     async def destroy(self, *, reason: str = "closed") -> Destruction:
-        """End it, look for survivors, and record what was found. Idempotent; shielded from cancellation; bounded to some forty seconds, where a part hangs."""
+        """End it, look for survivors, and record what was found.
+
+        Idempotent; shielded from cancellation; bounded to some forty seconds, where a part hangs.
+        """
         with anyio.CancelScope(shield=True):
             destruction = await anyio.to_thread.run_sync(self._destroy, reason)
         return destruction  # noqa: RET504 - mypy takes the block for one that may swallow errors
 
     def leave_fork_server(self) -> None:
-        """The last step of all, since who reads the packet record needs the fork server too. Idempotent."""
+        """The last step of all, since who reads the packet record needs the fork server too.
+
+        Idempotent.
+        """
         self._fork_server.close()
 
     def make(self) -> None:
-        """Everything but the ports. Blocking. Raises `HostError`, `CellError`, recorded; `destroy` must be called, whatever happens."""
+        """Everything but the ports.
+
+        Blocking. Raises `HostError`, `CellError`, recorded; `destroy` must be called, whatever
+        happens.
+        """
         layout = self.layout
         opening: dict[str, JsonValue] = {
             "range": self.id,
@@ -244,19 +275,29 @@ class Range:
             self._record_failed(exc)
             raise
         duration_ms = round((time.monotonic() - self._began) * 1000, 1)
-        data: dict[str, JsonValue] = {"range": self.id, "duration_ms": duration_ms, "timings_ms": self.timings_ms}
+        data: dict[str, JsonValue] = {
+            "range": self.id,
+            "duration_ms": duration_ms,
+            "timings_ms": self.timings_ms,
+        }
         self._recorder.record(Event(kind=Kind.RANGE_OPENED, data=data))
 
     def _record_failed(self, exc: BaseException) -> None:
         if self._watch is not None and self._watch.error is not None:
             return  # it has been recorded as it died
         reason = exc.what if isinstance(exc, BelljarError) else repr(exc)
-        data: dict[str, JsonValue] = {"range": self.id, "error": type(exc).__name__, "reason": printable(reason)}
+        data: dict[str, JsonValue] = {
+            "range": self.id,
+            "error": type(exc).__name__,
+            "reason": printable(reason),
+        }
         self._recorder.record(Event(kind=Kind.RANGE_FAILED, data=data))
 
     def _make(self) -> None:
         uids, locks = self._take_ids()
-        groups = RangeGroups(self.id, self._spec.network.controllers, self._spec.network.group_limits)
+        groups = RangeGroups(
+            self.id, self._spec.network.controllers, self._spec.network.group_limits
+        )
         self._entry = own_entry(self.id, "range", host_uid=uids.gateway, cgroups=groups.directories)
         try:
             self._journal.write(self._entry)
@@ -266,12 +307,17 @@ class Range:
             ) from exc
         self._groups = groups
         groups.make()
-        fork_server = self._fork_server.enter_context(shared_fork_server(self._home, self._spec.serve))
+        fork_server = self._fork_server.enter_context(
+            shared_fork_server(self._home, self._spec.serve)
+        )
         self._mark("fork_server")
         lines = self._lines = fork_pair(fork_server, self._spec, uids, locks)
         supervisor, gateway = lines.supervisor.process, lines.gateway.process
         self._entry = self._journal.update(
-            self._entry, supervisor=fork_server.process, child=supervisor, processes=(supervisor, gateway)
+            self._entry,
+            supervisor=fork_server.process,
+            child=supervisor,
+            processes=(supervisor, gateway),
         )
         refuse_if_forbidden(self._home, self.id)  # before, nobody could know whom to kill
         self._mark("forks")
@@ -289,11 +335,15 @@ class Range:
         self._watch.start()
         for end in (lines.control, lines.events):
             self._say(end, {"go": True})
-        groups.join(supervisor, gateway)  # they are busy shutting themselves in: no guest is there yet
+        groups.join(
+            supervisor, gateway
+        )  # they are busy shutting themselves in: no guest is there yet
         self._wait_up(lines)
 
     def _died(self, error: BelljarError) -> None:
-        """Its processes are dead; nothing may hold its namespace either, or cells would go on talking to each other through it."""
+        """Its processes are dead; nothing may hold its namespace either, or cells would go on
+        talking to each other through it.
+        """
         with self._pinning:
             self._let_network_go()
         self._on_death(error)
@@ -301,12 +351,21 @@ class Range:
     def _let_network_go(self) -> None:
         if (fd := self._pins.pop("net", None)) is not None and self._entry is not None:
             os.close(fd)
-            without = {name: number for name, number in self._entry.namespaces.items() if name != "net"}
-            self._entry = replace(self._entry, namespaces=without)  # its number may be another's now
+            without = {
+                name: number for name, number in self._entry.namespaces.items() if name != "net"
+            }
+            self._entry = replace(
+                self._entry, namespaces=without
+            )  # its number may be another's now
 
     def _take_ids(self) -> tuple[Uids, list[int]]:
-        """Root's range has two uids of its own, held by the supervisor's copies of their locks. Raises `HostError`."""
-        supervisor, gateway = (self._held.enter_context(hold_identity(self._home)) for _ in range(2))
+        """Root's range has two uids of its own, held by the supervisor's copies of their locks.
+
+        Raises `HostError`.
+        """
+        supervisor, gateway = (
+            self._held.enter_context(hold_identity(self._home)) for _ in range(2)
+        )
         locks = [held.lock_fd for held in (supervisor, gateway) if held.lock_fd is not None]
         return Uids(supervisor=supervisor.own_uid, gateway=gateway.own_uid), locks
 
@@ -344,7 +403,10 @@ class Range:
             milestone = watch.heard.milestones.get(timeout=_START_DEADLINE_S)
         except queue.Empty:
             said = watch.diagnosis()
-            what = f"the range did not come up in {_START_DEADLINE_S:.0f} s{': ' + said if said else ''}"
+            what = (
+                f"the range did not come up in {_START_DEADLINE_S:.0f} "
+                f"s{': ' + said if said else ''}"
+            )
             raise CellError(what, where=self._where(), hint=_LATE_HINT) from None
         if milestone in wanted:
             return milestone
@@ -352,19 +414,33 @@ class Range:
 
     def _attach(self, cell: str, where: int, is_fd: bool, offloads: bool) -> None:  # noqa: FBT001 - to_thread takes no keywords
         try:
-            namespace = os.dup(where) if is_fd else os.open(f"/proc/{where}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+            namespace = (
+                os.dup(where)
+                if is_fd
+                else os.open(f"/proc/{where}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+            )
         except OSError as exc:
-            raise CellError(f"the cell {cell} has no network namespace: {exc.strerror}", where=self._where()) from exc
+            raise CellError(
+                f"the cell {cell} has no network namespace: {exc.strerror}", where=self._where()
+            ) from exc
         try:
             # A port in the host's namespace would be a way out
             number = os.fstat(namespace).st_ino
-            if number == namespaces_of(os.getpid(), ("net",)).get("net") or number == namespaces_of(1, ("net",)).get("net"):
-                raise CellError(f"the cell {cell} is in the host's own network namespace", where=self._where())
+            if number == namespaces_of(os.getpid(), ("net",)).get("net") or number == namespaces_of(
+                1, ("net",)
+            ).get("net"):
+                raise CellError(
+                    f"the cell {cell} is in the host's own network namespace", where=self._where()
+                )
             fds = [namespace]
             if not self._is_users:
-                # Root's supervisor may enter no namespace: what it needs of the cell's is opened here, in a thread that goes nowhere else.
+                # Root's supervisor may enter no namespace: what it needs of the cell's is opened
+                # here, in a thread that goes nowhere else.
                 with links.tables_of(namespace) as tables:
-                    self._request({"do": "attach", "cell": cell, "offloads": offloads}, [*fds, tables.fileno()])
+                    self._request(
+                        {"do": "attach", "cell": cell, "offloads": offloads},
+                        [*fds, tables.fileno()],
+                    )
             else:
                 self._request({"do": "attach", "cell": cell, "offloads": offloads}, fds)
             self._attached[cell] = os.fstat(namespace).st_ino
@@ -372,7 +448,10 @@ class Range:
             os.close(namespace)
 
     def _request(self, message: Mapping[str, Any], fds: list[int] | None = None) -> None:
-        """Ask the supervisor, and wait until it has done it. Raises what the range died of, or `CellError`."""
+        """Ask the supervisor, and wait until it has done it.
+
+        Raises what the range died of, or `CellError`.
+        """
         watch = self._running()
         with self._requests:
             self._next_request += 1
@@ -381,7 +460,10 @@ class Range:
                 self._say(self._lines.control, {**message, "id": number}, fds)
             reply = self._reply_to(number)
         if "refused" in reply:
-            raise CellError(f"the range's supervisor could not: {printable(str(reply['reason']))}", where=self._where())
+            raise CellError(
+                f"the range's supervisor could not: {printable(str(reply['reason']))}",
+                where=self._where(),
+            )
         if watch.error is not None:
             raise watch.error
 
@@ -400,7 +482,9 @@ class Range:
                 return reply
         raise CellError("the range's supervisor does not answer", where=self._where())
 
-    def _say(self, end: socket.socket, message: Mapping[str, Any], fds: list[int] | None = None) -> None:
+    def _say(
+        self, end: socket.socket, message: Mapping[str, Any], fds: list[int] | None = None
+    ) -> None:
         with suppress(ipc.Closed, OSError):  # one that is gone is seen, and told, by the watch
             ipc.send(end, message, fds or ())
 
@@ -425,7 +509,12 @@ class Range:
             return
         if watch is not None:
             watch.closing = True
-        if watch is not None and watch.error is None and self._entry is not None and self._entry.namespaces:
+        if (
+            watch is not None
+            and watch.error is None
+            and self._entry is not None
+            and self._entry.namespaces
+        ):
             self._end_in_order(watch)
         for child in (lines.gateway, lines.supervisor):
             child.kill()
@@ -435,7 +524,9 @@ class Range:
             watch.join()
 
     def _end_in_order(self, watch: Watch) -> None:
-        """The last packets, logs and counts. Without them evidence is missing: then it has died, whatever it did before.
+        """The last packets, logs and counts.
+
+        Without them evidence is missing: then it has died, whatever it did before.
 
         First of all the gateway tells what it is in the midst of, and is gone.
         """
@@ -448,12 +539,16 @@ class Range:
             watch.die(exc)
 
     def _look(self, started: float) -> Destruction:
-        """Ids and namespaces stay this range's until the look is over: another could have their numbers at once."""
+        """Ids and namespaces stay this range's until the look is over: another could have their
+        numbers at once.
+        """
         if self._lines is not None:
             close_lines(self._lines)
         with self._held:
             if self._entry is None:
-                return Destruction(survivors=(), looked_for=(), duration_ms=(time.monotonic() - started) * 1000)
+                return Destruction(
+                    survivors=(), looked_for=(), duration_ms=(time.monotonic() - started) * 1000
+                )
             if self._groups is not None:
                 self._group_counts = self._groups.end()
             destruction = destroy_remains(self._entry, started, store=self._home)
@@ -467,7 +562,11 @@ class Range:
     def _settle_packets(self) -> None:
         if self._lines is not None and (effect := join_packets(self._spec.directory)):
             bound = self._spec.network.bounds.packet_record_bytes
-            data: dict[str, JsonValue] = {"limit": "packet_record_files", "value": bound, "effect": effect}
+            data: dict[str, JsonValue] = {
+                "limit": "packet_record_files",
+                "value": bound,
+                "effect": effect,
+            }
             self._recorder.record(Event(kind=Kind.LIMIT_HIT, data={**data, "range": self.id}))
 
     def _record_destroyed(self, destruction: Destruction) -> None:

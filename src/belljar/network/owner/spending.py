@@ -106,7 +106,8 @@ class RunSpending:
         )
         if aside > account.plan.run_budget_bytes:
             raise SpentError(
-                "the upstream's budget for the run is used up, or set aside for samples that use it now"
+                "the upstream's budget for the run is used up, or set aside for samples that use "
+                "it now"
             )
 
     def charge_dial(self, number: int, upstream: UpstreamPlan) -> None:

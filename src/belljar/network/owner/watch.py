@@ -80,7 +80,10 @@ _FLOW_FIELDS: Final = frozenset(
 )
 RECORD_LIMIT: Final = "range_record"
 """The name, in `limit.hit`, of what a range may put on record whole."""
-_CUT_FROM_HERE: Final = "events of this range are cut down from here on: no bytes of bodies, no lists, short texts; a quarter more ends the range"
+_CUT_FROM_HERE: Final = (
+    "events of this range are cut down from here on: no bytes of bodies, no lists, short texts; a "
+    "quarter more ends the range"
+)
 _RECORD_HINT: Final = (
     "its ledger tells what fills it; `network.record.events` in the policy allows more"
 )
@@ -391,7 +394,10 @@ class Watch:
             self._unreported += 1
             return
         if taken is None:
-            what = f"the range has put {format_size(before.most_bytes)} on record, which is all that it may"
+            what = (
+                f"the range has put {format_size(before.most_bytes)} on record, which is all that "
+                f"it may"
+            )
             raise CellError(what, where=self._where(), hint=_RECORD_HINT)
         if after.cut_events and not before.cut_events:
             data: dict[str, JsonValue] = {
@@ -469,7 +475,10 @@ class Watch:
         if not self.closing and self.error is None:
             how = self._lines.fork_server.how_ended(child)
             said = self.diagnosis()
-            what = f"the range's {who} ended{' (' + how + ')' if how else ''}{': ' + said if said else ''}"
+            what = (
+                f"the range's {who} "
+                f"ended{' (' + how + ')' if how else ''}{': ' + said if said else ''}"
+            )
             self.die(CellError(what, where=self._where(), hint=_ENDED_HINT))
 
     def _kill(self) -> None:

@@ -82,7 +82,8 @@ def _checked(plan: StandInPlan) -> tuple[str, ...]:
         return check(plan.kind, plan.settings, plan.directory)
     except ModuleNotFoundError as error:
         raise HostError(
-            f"a stand-in of kind `{plan.kind}` needs the Python module {error.name}, which is not installed",
+            f"a stand-in of kind `{plan.kind}` needs the Python module {error.name}, which is "
+            f"not installed",
             where=f"network.stand_ins.{plan.id}",
             hint=NETWORK_EXTRA_HINT,
         ) from error

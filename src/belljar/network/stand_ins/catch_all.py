@@ -170,8 +170,12 @@ def _page(request: Request) -> Answer:
     topic = html.escape((last[0] or last[2]).replace("-", " ").replace("_", " ").title())
     title = f"{topic} - {name}" if topic else name
     page = (
-        f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{title}</title></head>\n<body>\n'
-        f'<header><a href="/">{name}</a></header>\n<main><h1>{topic or f"Welcome to {name}"}</h1>\n<p>There is nothing here yet.</p></main>\n'
-        f'<nav><a href="/about">About</a> <a href="/contact">Contact</a></nav>\n<footer>&copy; {name}</footer>\n</body>\n</html>\n'
+        f'<!doctype html>\n<html lang="en">\n<head><meta '
+        f'charset="utf-8"><title>{title}</title></head>\n<body>\n'
+        f"<header><a "
+        f'href="/">{name}</a></header>\n<main><h1>{topic or f"Welcome to {name}"}</h1>\n<p>There '
+        f"is nothing here yet.</p></main>\n"
+        f'<nav><a href="/about">About</a> <a href="/contact">Contact</a></nav>\n<footer>&copy; '
+        f"{name}</footer>\n</body>\n</html>\n"
     )
     return text_answer(page, media="text/html; charset=utf-8")

@@ -193,6 +193,7 @@ def unknown_settings(settings: Mapping[str, Any], allowed: tuple[str, ...]) -> l
         if name not in allowed:
             near = nearest(name, allowed)
             found.append(
-                f"{printable(name)}: there is no such field; {f'did you mean `{near}`?' if near else 'the fields are ' + ', '.join(allowed)}"
+                f"{printable(name)}: there is no such field; "
+                f"{f'did you mean `{near}`?' if near else 'the fields are ' + ', '.join(allowed)}"
             )
     return found

@@ -177,7 +177,8 @@ class _Reader:
             if content.get("size", 0) not in (0, -1) and not self.empty:
                 self.wrong(
                     path,
-                    "the recording lacks this body (`size` without `text`): record with content, or write `missing_bodies: empty`",
+                    "the recording lacks this body (`size` without `text`): record with content, "
+                    "or write `missing_bodies: empty`",
                 )
             return b""
         if not isinstance(text, str) or content.get("encoding", "") not in ("", "base64"):

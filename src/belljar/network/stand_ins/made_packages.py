@@ -60,8 +60,10 @@ def wheel(package: Mapping[str, Any], mtime_s: int) -> tuple[str, bytes]:
     about = f"{base}.dist-info"
     files = {
         **package["files"],
-        f"{about}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nRequires-Python: >=3.9\n",
-        f"{about}/WHEEL": "Wheel-Version: 1.0\nGenerator: hatchling 1.21.1\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{about}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: "
+        f"{version}\nRequires-Python: >=3.9\n",
+        f"{about}/WHEEL": "Wheel-Version: 1.0\nGenerator: hatchling 1.21.1\nRoot-Is-Purelib: "
+        "true\nTag: py3-none-any\n",
     }
     lines = [f"{path},sha256={_digest(text)},{len(text.encode())}" for path, text in files.items()]
     record = f"{about}/RECORD"

@@ -43,7 +43,10 @@ def check(settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...
     if not isinstance(data, dict) or len(compact(data)) > _MAX_DATA:
         return (
             *problems,
-            f"data: a mapping of paths to values of at most {_MAX_DATA} characters is needed, but this is {kind_of(data)}",
+            (
+                f"data: a mapping of paths to values of at most {_MAX_DATA} characters is needed, "
+                f"but this is {kind_of(data)}"
+            ),
         )
     for path, value in data.items():
         if not path.startswith("/") or isinstance(value, list):

@@ -30,9 +30,12 @@ def error(status: int) -> Answer:
     """An error as the service shows it."""
     title = f"{status} - {phrase(status)}"
     page = (
-        '<?xml version="1.0" encoding="iso-8859-1"?>\n<!DOCTYPE html PUBLIC "-//W3C//DTD XHTML 1.0 Transitional//EN"\n'
-        '\t"http://www.w3.org/TR/xhtml1/DTD/xhtml1-transitional.dtd">\n<html xmlns="http://www.w3.org/1999/xhtml" xml:lang="en" lang="en">\n'
-        f" <head>\n  <title>{title}</title>\n </head>\n <body>\n  <h1>{title}</h1>\n </body>\n</html>\n"
+        '<?xml version="1.0" encoding="iso-8859-1"?>\n<!DOCTYPE html PUBLIC "-//W3C//DTD XHTML '
+        '1.0 Transitional//EN"\n'
+        '\t"http://www.w3.org/TR/xhtml1/DTD/xhtml1-transitional.dtd">\n<html '
+        'xmlns="http://www.w3.org/1999/xhtml" xml:lang="en" lang="en">\n'
+        f" <head>\n  <title>{title}</title>\n </head>\n <body>\n  <h1>{title}</h1>\n "
+        f"</body>\n</html>\n"
     )
     return text_answer(page, status, (("server", "EC2ws"),), media="text/html")
 

@@ -40,7 +40,8 @@ def refusal(request: Request) -> Answer | None:
     if not version:
         return _error(
             400,
-            "Bad request. api-version was not specified in the request. For more information refer to aka.ms/azureimds",
+            "Bad request. api-version was not specified in the request. For more information "
+            "refer to aka.ms/azureimds",
             versions=True,
         )
     if not _VERSION.fullmatch(version):

@@ -26,7 +26,10 @@ def text(body: str, status: int = 200, media: str = "application/text") -> Answe
 
 def error(status: int) -> Answer:
     """An error as the server shows it."""
-    page = f"<!DOCTYPE html>\n<html lang=en>\n  <title>Error {status} ({phrase(status)})!!1</title>\n  <p><b>{status}.</b> <ins>That's an error.</ins>\n"
+    page = (
+        f"<!DOCTYPE html>\n<html lang=en>\n  <title>Error {status} "
+        f"({phrase(status)})!!1</title>\n  <p><b>{status}.</b> <ins>That's an error.</ins>\n"
+    )
     return text(page, status, "text/html; charset=UTF-8")
 
 

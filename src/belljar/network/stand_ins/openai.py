@@ -78,7 +78,8 @@ def check(settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...
         or not 0 < len(settings["model"]) <= 128
     ):
         problems.append(
-            "model: the name that is shown, with any other taken too; or `models`, the names that alone are taken"
+            "model: the name that is shown, with any other taken too; or `models`, the names "
+            "that alone are taken"
         )
     key = settings.get("api_key", "x")
     if (
@@ -141,7 +142,8 @@ class _Server:
         if scheme.lower() != "bearer" or not key.strip():
             raise RefusedError(
                 401,
-                "You didn't provide an API key. You need to provide your API key in an Authorization header using Bearer auth.",
+                "You didn't provide an API key. You need to provide your API key in an "
+                "Authorization header using Bearer auth.",
             )
         if self.key is not None and key.strip() != self.key:
             shown = (

@@ -17,7 +17,10 @@ _CLASSES: Final = {
     "CATEGORY_WORD": "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_",
     "CATEGORY_SPACE": " ",
 }
-_USUAL: Final = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:/@ !#$%&'*+,;=?~()[]{}<>|^`\"\\"
+_USUAL: Final = (
+    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:/@ "
+    "!#$%&'*+,;=?~()[]{}<>|^`\"\\"
+)
 
 
 class _UnsolvedError(Exception):

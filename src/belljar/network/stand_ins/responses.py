@@ -118,7 +118,8 @@ def _tools(tools: object) -> list[dict[str, Any]]:
     for index, tool in enumerate(tools):
         if tool.get("type") != "function":
             raise ValueError(
-                f"Invalid value for 'tools[{index}].type': only 'function' is supported with this model."
+                f"Invalid value for 'tools[{index}].type': only 'function' is supported with "
+                f"this model."
             )
     fields = ("name", "description", "parameters", "strict")
     return [

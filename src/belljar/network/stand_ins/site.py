@@ -120,7 +120,8 @@ class _Reader:
                 near = nearest(name, allowed)
                 self.wrong(
                     (*path, name),
-                    f"there is no such field; {f'did you mean `{near}`?' if near else f'the fields are {listed(allowed)}'}",
+                    f"there is no such field; "
+                    f"{f'did you mean `{near}`?' if near else f'the fields are {listed(allowed)}'}",
                     key=True,
                 )
         return {name: item for name, item in value.items() if name in allowed}
@@ -159,7 +160,8 @@ class _Reader:
                 if key in seen:
                     self.wrong(
                         ("routes", index, "path"),
-                        f"never reached: routes[{seen[key]}] answers {method} here whatever the request holds",
+                        f"never reached: routes[{seen[key]}] answers {method} here whatever the "
+                        f"request holds",
                     )
                 elif not route.conditions:
                     seen[key] = index
@@ -177,7 +179,8 @@ class _Reader:
             if Path(folder).is_absolute() or ".." in parts:
                 self.wrong(
                     path,
-                    f"{quoted(folder)} is not below the stand-in's directory: write it relative, without `..`",
+                    f"{quoted(folder)} is not below the stand-in's directory: write it relative, "
+                    f"without `..`",
                 )
             elif self.directory is None or not (self.directory / folder).is_dir():
                 self.wrong(path, f"{quoted(folder)} is no directory among the stand-in's files")
@@ -270,7 +273,8 @@ class _Reader:
             if reference.root not in ("state", "session") or not reference.steps:
                 self.wrong(
                     here,
-                    f"only what lies below `state` and `session` can be changed, not {quoted(name)}",
+                    f"only what lies below `state` and `session` can be changed, not "
+                    f"{quoted(name)}",
                 )
                 continue
             if verb == "increment" and type(value) is not int:
@@ -393,7 +397,8 @@ class _Reader:
         if not 0 <= seconds <= MAX_DELAY_S:
             self.wrong(
                 path,
-                f"{quoted(value)} is no delay: a duration of at most {MAX_DELAY_S:.0f}s, as in `250ms`",
+                f"{quoted(value)} is no delay: a duration of at most {MAX_DELAY_S:.0f}s, as in "
+                f"`250ms`",
             )
         return min(max(seconds, 0.0), MAX_DELAY_S)
 

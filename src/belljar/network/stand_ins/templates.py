@@ -240,7 +240,10 @@ def _wrong(reference: Reference) -> str:
             return ""
         if steps == ("uuid",) and not arguments:
             return ""
-        return "randomness is `random.hex(BYTES)` with 1 to 256, `random.int(LEAST, MOST)` or `random.uuid`"
+        return (
+            "randomness is `random.hex(BYTES)` with 1 to 256, `random.int(LEAST, MOST)` or "
+            "`random.uuid`"
+        )
     if arguments:
         return f"`{root}` takes no arguments"
     if root in _SIMPLE and steps:

@@ -131,9 +131,15 @@ def _unshare(kind: int, name: str) -> None:
         syscalls.unshare(kind)
     except OSError as exc:
         limit = f"user.max_{name}_namespaces"
-        hint = "let this user make it: a container's or a service's seccomp or AppArmor profile may forbid it"
+        hint = (
+            "let this user make it: a container's or a service's seccomp or AppArmor profile may "
+            "forbid it"
+        )
         if exc.errno == errno.ENOSPC:
-            hint = f"as root: raise {limit} (sysctl), here or in the user namespace around this one; or run fewer ranges"
+            hint = (
+                f"as root: raise {limit} (sysctl), here or in the user namespace around this one; "
+                f"or run fewer ranges"
+            )
         what = f"the kernel gives the range no {name} namespace of its own: {exc.strerror}"
         raise HostError(what, where="unshare(2)", hint=hint) from exc
 

@@ -47,11 +47,16 @@ FINGERPRINT: Final = "fingerprint"
 """The one group that is not about containment: what tells a program where it is."""
 
 MORE_PARAMETERS: Final[Mapping[str, str]] = {
-    "btime": "when the host was started, as /proc/stat says: numbers mean something on the host's own kernel only",
-    "namespaces": "the host's namespaces, `mnt:4026531841 pid:…`; optional, since the host looks at the cell's processes",
-    "open_files": "how many descriptors a process of the cell may have; without it `resources.open_files` can't be tried",
-    "processes": "how many processes the cell may have; without it `resources.processes` can't be tried",
-    "terminals": "how many terminals the cell may have; without it `resources.terminals` can't be tried",
+    "btime": "when the host was started, as /proc/stat says: numbers mean something on the "
+    "host's own kernel only",
+    "namespaces": "the host's namespaces, `mnt:4026531841 pid:…`; optional, since the host looks "
+    "at the cell's processes",
+    "open_files": "how many descriptors a process of the cell may have; without it "
+    "`resources.open_files` can't be tried",
+    "processes": "how many processes the cell may have; without it `resources.processes` can't "
+    "be tried",
+    "terminals": "how many terminals the cell may have; without it `resources.terminals` can't "
+    "be tried",
     "disk_bytes": "how many bytes the cell may write; without it `resources.disk` can't be tried",
     "fresh": "1 where nothing of a sample has run yet: only then are leftovers looked for",
     "capabilities": "which capabilities the plan grants beside the usual ones, in hex",

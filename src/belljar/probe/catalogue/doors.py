@@ -32,21 +32,25 @@ PROBES: Final = (
     _probe(
         "open_directories",
         tries="Opens the host's file upwards from every directory among its descriptors.",
-        why="CVE-2024-21626: a descriptor of the host's /sys/fs/cgroup was left open, and openat goes up from there.",
+        why="CVE-2024-21626: a descriptor of the host's /sys/fs/cgroup was left open, and openat "
+        "goes up from there.",
         breach="It opens, or the host sees it opened.",
         witness=Witness.CANARY,
         quick=True,
     ),
     _probe(
         "handles",
-        tries="Opens inode 2, the root of the whole file system, and its own files by their numbers.",
-        why="The shocker exploit of 2014: open_by_handle_at with CAP_DAC_READ_SEARCH read any file of Docker's host.",
+        tries="Opens inode 2, the root of the whole file system, and its own files by their "
+        "numbers.",
+        why="The shocker exploit of 2014: open_by_handle_at with CAP_DAC_READ_SEARCH read any "
+        "file of Docker's host.",
         breach="The permission check is passed.",
         quick=True,
     ),
     _probe(
         "overwrite_program",
-        tries="Opens its own program, process 1's and its parent's for writing, through /proc/PID/exe.",
+        tries="Opens its own program, process 1's and its parent's for writing, through "
+        "/proc/PID/exe.",
         why="CVE-2019-5736: the container overwrote the host's runc, which root started next.",
         breach="One opens, or is refused only because it runs.",
         quick=True,
@@ -54,13 +58,15 @@ PROBES: Final = (
     _probe(
         "release_agent",
         tries="Makes new namespaces and mounts control groups of the first version.",
-        why="CVE-2022-0492: the program in release_agent is started by the kernel as the host's root.",
+        why="CVE-2022-0492: the program in release_agent is started by the kernel as the host's "
+        "root.",
         breach="A hierarchy is mounted.",
     ),
     _probe(
         "root_twice",
         tries="Takes a second root below its own and climbs out of both.",
-        why="The oldest way out of chroot (Bucsay, chw00t, 2015): it is why a root must be pivoted, not changed.",
+        why="The oldest way out of chroot (Bucsay, chw00t, 2015): it is why a root must be "
+        "pivoted, not changed.",
         breach="It stands above its own root.",
     ),
     _probe(

@@ -14,43 +14,54 @@ _probe = partial(entry, "kernel")
 _FILES: Final = (
     _probe(
         "helper_programs",
-        tries="Writes back what is in core_pattern, modprobe, hotplug, poweroff_cmd and uevent_helper.",
-        why="The kernel starts these programs as the host's root: CVE-2022-0811 set core_pattern, CVE-2025-52881 led runc's own writes there.",
+        tries="Writes back what is in core_pattern, modprobe, hotplug, poweroff_cmd and "
+        "uevent_helper.",
+        why="The kernel starts these programs as the host's root: CVE-2022-0811 set "
+        "core_pattern, CVE-2025-52881 led runc's own writes there.",
         breach="One can be written.",
         quick=True,
     ),
     _probe(
         "settings",
         tries="Writes back settings of the whole machine in /proc/sys.",
-        why="They are not the cell's: address randomisation, memory overcommitment, sysrq, pid_max of every neighbour.",
+        why="They are not the cell's: address randomisation, memory overcommitment, sysrq, "
+        "pid_max of every neighbour.",
         breach="One can be written.",
         quick=True,
     ),
     _probe(
         "control_files",
-        tries="Opens sysrq-trigger, mtrr, interrupt affinity, PCI, SCSI and ACPI files in /proc for writing.",
-        why="CVE-2017-16539 removed the host's disk through /proc/scsi; sysrq-trigger reboots it (CVE-2025-52881).",
+        tries="Opens sysrq-trigger, mtrr, interrupt affinity, PCI, SCSI and ACPI files in /proc "
+        "for writing.",
+        why="CVE-2017-16539 removed the host's disk through /proc/scsi; sysrq-trigger reboots it "
+        "(CVE-2025-52881).",
         breach="One opens.",
         quick=True,
     ),
     _probe(
         "sysfs",
-        tries="Opens control files in /sys for writing: profiling, huge pages, power, processors, disks.",
-        why="sysfs knows no namespace but the network's: what is written there is written for the host.",
+        tries="Opens control files in /sys for writing: profiling, huge pages, power, "
+        "processors, disks.",
+        why="sysfs knows no namespace but the network's: what is written there is written for "
+        "the host.",
         breach="One opens.",
         quick=True,
     ),
     _probe(
         "masked_files",
-        tries="Reads what runtimes mask: timers, slabs, keys, page counts, interrupts, energy, firmware.",
-        why="CVE-2017-5967 (timers), CVE-2020-8694 (PLATYPUS: keys from energy), CVE-2018-10892 (ACPI), CVE-2025-31133 (masks that are not).",
+        tries="Reads what runtimes mask: timers, slabs, keys, page counts, interrupts, energy, "
+        "firmware.",
+        why="CVE-2017-5967 (timers), CVE-2020-8694 (PLATYPUS: keys from energy), CVE-2018-10892 "
+        "(ACPI), CVE-2025-31133 (masks that are not).",
         breach="One has content.",
         quick=True,
     ),
     _probe(
         "counters",
-        tries="Reads the host's numbers of terminals, files, inodes, groups and drivers, and looks whether /proc/stat and /proc/vmstat count.",
-        why="A number that one cell moves and another reads is a wire between them: pty/nr and file-nr carried 32 of 32 bits.",
+        tries="Reads the host's numbers of terminals, files, inodes, groups and drivers, and "
+        "looks whether /proc/stat and /proc/vmstat count.",
+        why="A number that one cell moves and another reads is a wire between them: pty/nr and "
+        "file-nr carried 32 of 32 bits.",
         breach="One has content, or counts.",
         quick=True,
     ),
@@ -63,7 +74,8 @@ _FILES: Final = (
     ),
     _probe(
         "debug_files",
-        tries="Lists debugfs, tracefs, securityfs, bpffs, pstore, EFI variables and FUSE's connections.",
+        tries="Lists debugfs, tracefs, securityfs, bpffs, pstore, EFI variables and FUSE's "
+        "connections.",
         why="debugfs was never meant to be safe; EFI variables outlive the machine's disk.",
         breach="One of them has entries.",
         quick=True,
@@ -71,28 +83,32 @@ _FILES: Final = (
     _probe(
         "binary_formats",
         tries="Opens the register of binary formats for writing.",
-        why="An interpreter registered there is started by every process of the machine, with the flag C also by its set-user-id programs.",
+        why="An interpreter registered there is started by every process of the machine, with "
+        "the flag C also by its set-user-id programs.",
         breach="It opens.",
         quick=True,
     ),
     _probe(
         "log_read",
         tries="Reads the kernel's log through syslog, /dev/kmsg and /proc/kmsg.",
-        why="It is one for all containers, and tells addresses, devices and what neighbours crash of.",
+        why="It is one for all containers, and tells addresses, devices and what neighbours "
+        "crash of.",
         breach="It can be read.",
         quick=True,
     ),
     _probe(
         "log_write",
         tries="Opens /dev/kmsg for writing.",
-        why="Lines of the cell's in the host's log: forged evidence, or escape sequences for whoever reads it.",
+        why="Lines of the cell's in the host's log: forged evidence, or escape sequences for "
+        "whoever reads it.",
         breach="It opens.",
         quick=True,
     ),
     _probe(
         "control_groups",
         tries="Opens limits and process lists of every mounted control group for writing.",
-        why="Whoever writes there lifts his own limits; with release_agent he is the host's root (CVE-2022-0492, CVE-2021-4197).",
+        why="Whoever writes there lifts his own limits; with release_agent he is the host's root "
+        "(CVE-2022-0492, CVE-2021-4197).",
         breach="One opens.",
         quick=True,
     ),
@@ -122,7 +138,8 @@ _CALLS: Final = (
     ),
     _probe(
         "perf",
-        tries="Opens a performance counter for itself with the kernel, and one for the whole machine.",
+        tries="Opens a performance counter for itself with the kernel, and one for the whole "
+        "machine.",
         why="CVE-2013-2094 and CVE-2022-1729 gave root; counters also are side channels.",
         breach="One opens.",
         quick=True,
@@ -130,28 +147,33 @@ _CALLS: Final = (
     _probe(
         "userfaultfd",
         tries="Calls userfaultfd, with and without user mode only.",
-        why="It stops the kernel in the middle of a copy, which makes races certain; CVE-2022-2590 is its own.",
+        why="It stops the kernel in the middle of a copy, which makes races certain; "
+        "CVE-2022-2590 is its own.",
         breach="It gives a descriptor.",
         quick=True,
     ),
     _probe(
         "io_uring",
         tries="Sets up an io_uring of one entry.",
-        why="In 2022, 60 % of the kernel exploits paid by Google's programme used it (CVE-2022-29582); it also does what filters forbid as calls.",
+        why="In 2022, 60 % of the kernel exploits paid by Google's programme used it "
+        "(CVE-2022-29582); it also does what filters forbid as calls.",
         breach="It gives a descriptor.",
         quick=True,
     ),
     _probe(
         "aio",
         tries="Makes a context for asynchronous input and output on the host's kernel.",
-        why="Contexts are counted for the whole host (fs.aio-max-nr): one cell took 24,000 of 65,536, and databases of others had none.",
+        why="Contexts are counted for the whole host (fs.aio-max-nr): one cell took 24,000 of "
+        "65,536, and databases of others had none.",
         breach="It is made.",
         quick=True,
     ),
     _probe(
         "page_cache",
-        tries="Asks the host's kernel which pages of a file are in memory: mincore, preadv2 with RWF_NOWAIT, cachestat.",
-        why="CVE-2019-5489: the page cache of files that several cells have is one, so what one drops or reads the other sees.",
+        tries="Asks the host's kernel which pages of a file are in memory: mincore, preadv2 with "
+        "RWF_NOWAIT, cachestat.",
+        why="CVE-2019-5489: the page cache of files that several cells have is one, so what one "
+        "drops or reads the other sees.",
         breach="One of them answers.",
         quick=True,
     ),
@@ -159,29 +181,34 @@ _CALLS: Final = (
         "other_processes",
         tries="Calls kcmp, pidfd_getfd and process_madvise with arguments that can't work, unless"
         " the plan grants them.",
-        why="They compare, take and change what belongs to another process; container engines give them to tracers only.",
+        why="They compare, take and change what belongs to another process; container engines "
+        "give them to tracers only.",
         breach="The permission check is passed.",
         quick=True,
     ),
     _probe(
         "keys",
         tries="Adds a key to a keyring of its own process.",
-        why="Keyrings are not namespaced as processes are: CVE-2016-0728, and a place to leave something for a neighbour.",
+        why="Keyrings are not namespaced as processes are: CVE-2016-0728, and a place to leave "
+        "something for a neighbour.",
         breach="It is added.",
         quick=True,
     ),
     _probe(
         "persistent_keys",
         tries="Asks for its user's persistent keyring.",
-        why="It outlives every process of the user, for days: a message to the next cell with the same id.",
+        why="It outlives every process of the user, for days: a message to the next cell with "
+        "the same id.",
         breach="It is given.",
         quick=True,
     ),
     _probe(
         "rare_sockets",
-        tries="Makes sockets of rare families and protocols: ALG, KEY, TIPC, RDS, CAN, Bluetooth, X25, KCM, MPTCP, UDP-Lite, SCTP, "
+        tries="Makes sockets of rare families and protocols: ALG, KEY, TIPC, RDS, CAN, "
+        "Bluetooth, X25, KCM, MPTCP, UDP-Lite, SCTP, "
         "SMC, XDP, QIPCRTR, IB.",
-        why="Old code that a socket call loads: CVE-2010-3904 (RDS), CVE-2019-8912 (ALG), CVE-2021-43267 (TIPC).",
+        why="Old code that a socket call loads: CVE-2010-3904 (RDS), CVE-2019-8912 (ALG), "
+        "CVE-2021-43267 (TIPC).",
         breach="One is made.",
         quick=True,
     ),
@@ -216,21 +243,24 @@ _CALLS: Final = (
     _probe(
         "accounting",
         tries="Calls acct with a file that can't be.",
-        why="The kernel would write a line for every process of the machine into the cell's file, or stop writing them.",
+        why="The kernel would write a line for every process of the machine into the cell's "
+        "file, or stop writing them.",
         breach="The permission check is passed.",
         quick=True,
     ),
     _probe(
         "watch_files",
         tries="Asks fanotify to watch contents.",
-        why="It hands over open descriptors of files that others open, whole file systems at a time.",
+        why="It hands over open descriptors of files that others open, whole file systems at a "
+        "time.",
         breach="It gives a descriptor.",
         quick=True,
     ),
     _probe(
         "ports",
         tries="Asks for the processor's I/O ports (ioperm, iopl).",
-        why="Ports are the hardware: disks, timers, and the hypervisor's devices (CVE-2015-3456, VENOM).",
+        why="Ports are the hardware: disks, timers, and the hypervisor's devices (CVE-2015-3456, "
+        "VENOM).",
         breach="They are given.",
     ),
     _probe(

@@ -14,7 +14,8 @@ PROBES: Final = (
     _probe(
         "shared",
         tries="Compares its namespaces with the host's, by number, where the kernel is the host's.",
-        why="One forgotten namespace is a missing wall: with the host's network came CVE-2020-15257.",
+        why="One forgotten namespace is a missing wall: with the host's network came "
+        "CVE-2020-15257.",
         breach="A process of the cell is in a namespace of the host's.",
         witness=Witness.NAMESPACES,
         quick=True,
@@ -22,13 +23,15 @@ PROBES: Final = (
     _probe(
         "make_user",
         tries="Makes a user namespace with unshare.",
-        why="In it everybody is root towards the kernel: CVE-2022-0185, CVE-2023-32233 and CVE-2024-1086 all begin there.",
+        why="In it everybody is root towards the kernel: CVE-2022-0185, CVE-2023-32233 and "
+        "CVE-2024-1086 all begin there.",
         breach="The call succeeds.",
     ),
     _probe(
         "make_others",
         tries="Makes mount, pid, network, IPC, UTS and control group namespaces with unshare.",
-        why="Each opens kernel code that was written for root; CVE-2022-0492 needs a new control group namespace.",
+        why="Each opens kernel code that was written for root; CVE-2022-0492 needs a new control "
+        "group namespace.",
         breach="A call succeeds.",
     ),
     _probe(
@@ -48,13 +51,15 @@ PROBES: Final = (
     _probe(
         "enter_first",
         tries="Enters the namespaces of process 1 with setns.",
-        why="nsenter to process 1 is how administrators, and escapes with hostPID, become the host.",
+        why="nsenter to process 1 is how administrators, and escapes with hostPID, become the "
+        "host.",
         breach="One is entered.",
     ),
     _probe(
         "host_ids",
         tries="Looks whether id 0 inside is id 0 of the host, where the kernel is the host's.",
-        why="Without a private range root of the cell is root of the host once a wall falls: it made CVE-2019-5736 and CVE-2024-21626 fatal.",
+        why="Without a private range root of the cell is root of the host once a wall falls: it "
+        "made CVE-2019-5736 and CVE-2024-21626 fatal.",
         breach="It is.",
         witness=Witness.NAMESPACES,
         quick=True,
@@ -63,7 +68,8 @@ PROBES: Final = (
         "capabilities",
         tries="Looks whether any of its capability sets has more than a container's usual fourteen"
         " and what the plan grants.",
-        why="CAP_SYS_ADMIN, CAP_SYS_PTRACE, CAP_SYS_MODULE, CAP_DAC_READ_SEARCH are each an escape; CVE-2022-24769 and CVE-2022-29162 left some behind.",
+        why="CAP_SYS_ADMIN, CAP_SYS_PTRACE, CAP_SYS_MODULE, CAP_DAC_READ_SEARCH are each an "
+        "escape; CVE-2022-24769 and CVE-2022-29162 left some behind.",
         breach="One has.",
         quick=True,
     ),
@@ -77,14 +83,16 @@ PROBES: Final = (
     _probe(
         "filter",
         tries="Looks whether its system calls are filtered.",
-        why="Most kernel exploits need a call that no ordinary program makes; the filter is what stands before the unknown ones.",
+        why="Most kernel exploits need a call that no ordinary program makes; the filter is what "
+        "stands before the unknown ones.",
         breach="There is no filter.",
         quick=True,
     ),
     _probe(
         "regain",
         tries="Becomes user 0, group 0, or takes CAP_SYS_ADMIN.",
-        why="An identity that was only set aside can be taken back (Chen, Wagner, Dean: Setuid Demystified, 2002).",
+        why="An identity that was only set aside can be taken back (Chen, Wagner, Dean: Setuid "
+        "Demystified, 2002).",
         breach="A call succeeds.",
     ),
 )

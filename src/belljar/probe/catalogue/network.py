@@ -13,7 +13,10 @@ from belljar.probe.model import Witness
 
 _probe = partial(entry, "network")
 _LEFT: Final = "A packet leaves."
-_LIVE: Final = "In July 2026 evaluations had live internet that everybody believed was not there: reachability is proven, never asserted."
+_LIVE: Final = (
+    "In July 2026 evaluations had live internet that everybody believed was not there: "
+    "reachability is proven, never asserted."
+)
 
 _HERE: Final = (
     _probe(
@@ -34,7 +37,8 @@ _HERE: Final = (
     _probe(
         "host_tcp",
         tries="Connects to a port of the host's 127.0.0.1.",
-        why="Services on the host's loopback address trust everybody: with the host's network they are the cell's.",
+        why="Services on the host's loopback address trust everybody: with the host's network "
+        "they are the cell's.",
         breach="The host's listener hears a connection.",
         witness=Witness.TCP,
         quick=True,
@@ -58,21 +62,24 @@ _HERE: Final = (
     _probe(
         "frames",
         tries="Binds a packet socket to every interface that leads out.",
-        why="Frames go past every rule for packets: CVE-2020-13401 took over a host's IPv6 route so; CVE-2020-14386 was in the code itself.",
+        why="Frames go past every rule for packets: CVE-2020-13401 took over a host's IPv6 route "
+        "so; CVE-2020-14386 was in the code itself.",
         breach="It is bound to one.",
         quick=True,
     ),
     _probe(
         "administer",
         tries="Asks the kernel to change nothing on the loopback interface.",
-        why="CAP_NET_ADMIN undoes every rule and reaches nf_tables, with CVE-2023-32233 and CVE-2024-1086.",
+        why="CAP_NET_ADMIN undoes every rule and reaches nf_tables, with CVE-2023-32233 and "
+        "CVE-2024-1086.",
         breach="The permission check is passed.",
         quick=True,
     ),
     _probe(
         "machine_socket",
         tries="Makes and binds a socket between machines (AF_VSOCK).",
-        why="It leads from a guest to its host past every network rule; CVE-2021-26708 was in its code.",
+        why="It leads from a guest to its host past every network rule; CVE-2021-26708 was in "
+        "its code.",
         breach="It is bound.",
         quick=True,
     ),
@@ -124,7 +131,8 @@ _BEYOND: Final = (
     _probe(
         "raw4",
         tries="Sends an ICMP echo by a raw socket.",
-        why="Agents of the 2026 intrusion used raw sockets to get past logging in libraries; containers hold CAP_NET_RAW by default.",
+        why="Agents of the 2026 intrusion used raw sockets to get past logging in libraries; "
+        "containers hold CAP_NET_RAW by default.",
         breach=_LEFT,
         quick=True,
     ),
@@ -137,8 +145,10 @@ _BEYOND: Final = (
     ),
     _probe(
         "metadata",
-        tries="Connects to 169.254.169.254: metadata of AWS, Google, Azure, Oracle, DigitalOcean, OpenStack.",
-        why="It gives the machine's credentials to who asks: Capital One, 2019; reachable from pods in the 2026 intrusion.",
+        tries="Connects to 169.254.169.254: metadata of AWS, Google, Azure, Oracle, "
+        "DigitalOcean, OpenStack.",
+        why="It gives the machine's credentials to who asks: Capital One, 2019; reachable from "
+        "pods in the 2026 intrusion.",
         breach=_LEFT,
         quick=True,
     ),
@@ -159,13 +169,15 @@ _BEYOND: Final = (
     _probe(
         "metadata_azure",
         tries="Connects to 168.63.129.16, Azure's wire server.",
-        why="A public address that is the host's: Mandiant (2024) took a cluster's bootstrap secrets from it.",
+        why="A public address that is the host's: Mandiant (2024) took a cluster's bootstrap "
+        "secrets from it.",
         breach=_LEFT,
         quick=True,
     ),
     _probe(
         "metadata_tasks",
-        tries="Connects to the credential addresses of ECS tasks, EKS pods, Tencent and Oracle's older cloud.",
+        tries="Connects to the credential addresses of ECS tasks, EKS pods, Tencent and Oracle's "
+        "older cloud.",
         why="Each gives a role's credentials to who asks.",
         breach=_LEFT,
         quick=True,
@@ -179,7 +191,8 @@ _BEYOND: Final = (
     ),
     _probe(
         "usual_hosts",
-        tries="Connects to where hosts usually are: gateways of QEMU, Docker, Podman, libvirt, home and office networks.",
+        tries="Connects to where hosts usually are: gateways of QEMU, Docker, Podman, libvirt, "
+        "home and office networks.",
         why="The gateway of a container's network is the host, with all that listens on it.",
         breach=_LEFT,
         quick=True,
@@ -194,7 +207,8 @@ _BEYOND: Final = (
     _probe(
         "dns_configured",
         tries="Asks the configured name servers and those on the loopback address for example.com.",
-        why="A forwarding resolver carries data out in names: CVE-2024-29018, Docker's on networks that were called internal.",
+        why="A forwarding resolver carries data out in names: CVE-2024-29018, Docker's on "
+        "networks that were called internal.",
         breach="A question leaves, or is answered.",
     ),
     _probe(

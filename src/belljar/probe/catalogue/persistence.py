@@ -16,7 +16,8 @@ PROBES: Final = (
     _probe(
         "memory_files",
         tries="Looks for files in /dev/shm and queues in /dev/mqueue of a fresh cell.",
-        why="In the 2026 incidents a shared cache served agents as a message board; any place that outlives a cell does.",
+        why="In the 2026 incidents a shared cache served agents as a message board; any place "
+        "that outlives a cell does.",
         breach="There is one.",
         quick=True,
     ),
@@ -30,14 +31,16 @@ PROBES: Final = (
     _probe(
         "processes",
         tries="Looks for processes in a fresh cell beyond its first and the one that looks.",
-        why="The agents of the 2026 intrusion re-armed a loader in every sandbox; reused sandboxes keep what was started in them.",
+        why="The agents of the 2026 intrusion re-armed a loader in every sandbox; reused "
+        "sandboxes keep what was started in them.",
         breach="There is one.",
         quick=True,
     ),
     _probe(
         "scheduled",
         tries="Looks for a preloaded library and a cron table of root in a fresh cell.",
-        why="The places where something waits for the next command: /etc/ld.so.preload is in the first line of rootkits.",
+        why="The places where something waits for the next command: /etc/ld.so.preload is in the "
+        "first line of rootkits.",
         breach="One of the files has content.",
         quick=True,
     ),

@@ -13,7 +13,8 @@ PROBES: Final = (
     _probe(
         "open_files",
         tries="Opens a descriptor numbered as the limit.",
-        why="Open files are the kernel's memory; one workload that held them all kept this project's own cells from starting commands.",
+        why="Open files are the kernel's memory; one workload that held them all kept this "
+        "project's own cells from starting commands.",
         breach="It opens.",
     ),
     _probe(
@@ -37,21 +38,26 @@ PROBES: Final = (
     _probe(
         "terminals",
         tries="Opens one terminal more than a cell may have, on the host's kernel.",
-        why="Terminals are counted for the whole host (kernel.pty.max, 4,096): three cells with 1,024 each took all that containers may have.",
+        why="Terminals are counted for the whole host (kernel.pty.max, 4,096): three cells with "
+        "1,024 each took all that containers may have.",
         breach="It opens.",
     ),
     _probe(
         "device_files",
         tries="Writes two mebibytes into a file in /dev.",
-        why="gVisor's runtime makes /dev without a bound: files there were memory of the sentry, outside of what the disk may hold.",
+        why="gVisor's runtime makes /dev without a bound: files there were memory of the sentry, "
+        "outside of what the disk may hold.",
         breach="They are written.",
     ),
     _probe(
         "core_files",
-        tries="Looks whether a crash may leave a core, and lowers the limit that says so from 1 to 0, by both system calls.",
-        why="Cores go where the host's core_pattern says: to a program that runs as the host's root on the cell's data (CVE-2022-0811, CVE-2025-4598). "
+        tries="Looks whether a crash may leave a core, and lowers the limit that says so from 1 "
+        "to 0, by both system calls.",
+        why="Cores go where the host's core_pattern says: to a program that runs as the host's "
+        "root on the cell's data (CVE-2022-0811, CVE-2025-4598). "
         "A limit of 1 keeps the kernel from starting it; one of 0 does not.",
-        breach="The hard limit is more than one byte, or can be lowered while the kernel has a pattern for cores.",
+        breach="The hard limit is more than one byte, or can be lowered while the kernel has a "
+        "pattern for cores.",
         quick=True,
     ),
     _probe(

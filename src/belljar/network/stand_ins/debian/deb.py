@@ -152,7 +152,8 @@ class _Zstd:
             import zstandard
         except ImportError:
             raise DebError(
-                "it is packed by zstd, for which the Python package zstandard is needed; or repack it by dpkg-deb -Zxz"
+                "it is packed by zstd, for which the Python package zstandard is needed; or "
+                "repack it by dpkg-deb -Zxz"
             ) from None
         try:
             with zstandard.ZstdDecompressor(max_window_size=_XZ_MEMORY_BYTES).stream_reader(

@@ -62,7 +62,10 @@ class SigningKey:
         lines = [line.rstrip(" \t\r") for line in text.rstrip("\n").split("\n")]
         signature = self._signature(_TEXT, "\r\n".join(lines).encode())
         escaped = "\n".join(f"- {line}" if line.startswith("-") else line for line in lines)
-        return f"-----BEGIN PGP SIGNED MESSAGE-----\nHash: SHA256\n\n{escaped}\n{_armour('SIGNATURE', signature)}"
+        return (
+            f"-----BEGIN PGP SIGNED MESSAGE-----\nHash: "
+            f"SHA256\n\n{escaped}\n{_armour('SIGNATURE', signature)}"
+        )
 
     @property
     def fingerprint(self) -> bytes:

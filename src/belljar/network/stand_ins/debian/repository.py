@@ -143,7 +143,10 @@ class Repository:
         start = control.package[:4] if control.package.startswith("lib") else control.package[0]
         name = f"pool/main/{start}/{control.package}/{control.package}_{version}_{control.architecture}.deb"
         self._pool.setdefault(name, file)
-        ours = f"Filename: {name}\nSize: {file.size_bytes}\nMD5sum: {digests['md5']}\nSHA256: {digests['sha256']}\n"
+        ours = (
+            f"Filename: {name}\nSize: {file.size_bytes}\nMD5sum: {digests['md5']}\nSHA256: "
+            f"{digests['sha256']}\n"
+        )
         return control.architecture, _without(
             control.text, {"filename", "size", "md5sum", "sha1", "sha256", "sha512", "status"}
         ) + ours

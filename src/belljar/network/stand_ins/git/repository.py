@@ -54,7 +54,10 @@ def is_bare(path: Path) -> bool:
 def why_not(path: Path) -> str:
     """Why a bare repository can't be served; "" when it can."""
     if (path / "objects/info/alternates").exists():
-        return "it borrows objects from elsewhere (objects/info/alternates); run git repack -a in it and remove the file"
+        return (
+            "it borrows objects from elsewhere (objects/info/alternates); run git repack -a in it "
+            "and remove the file"
+        )
     config = path / "config"
     if config.is_file() and re.search(
         rb"(?i)objectformat\s*=\s*sha256", config.read_bytes()[: 1 << 16]

@@ -239,7 +239,10 @@ class Packages:
         found = []
         for name in sorted(self.by_name):
             newest = self.by_name[name][self.tags(name)["latest"]]
-            about = f"{name} {newest.manifest.get('description', '')} {newest.manifest.get('keywords', '')}".lower()
+            about = (
+                f"{name} {newest.manifest.get('description', '')} "
+                f"{newest.manifest.get('keywords', '')}"
+            ).lower()
             if all(word in about for word in words):
                 found.append(_search_entry(newest))
         return found[:count]

@@ -30,7 +30,10 @@ VERSION: Final = "15.10 (Debian 15.10-0+deb12u1)"
 MAX_REPLY_BYTES: Final = 1 << 20
 MAX_KEPT_CHARS: Final = 128 << 10
 """Of prepared queries and their parameters."""
-_FULL_VERSION: Final = f"PostgreSQL {VERSION} on x86_64-pc-linux-gnu, compiled by gcc (Debian 12.2.0-14) 12.2.0, 64-bit"
+_FULL_VERSION: Final = (
+    f"PostgreSQL {VERSION} on x86_64-pc-linux-gnu, compiled by gcc (Debian 12.2.0-14) 12.2.0, "
+    f"64-bit"
+)
 _PARAMETERS: Final = {
     "application_name": "",
     "client_encoding": "UTF8",
@@ -123,9 +126,12 @@ def _catalog(database: Database) -> dict[str, Table]:
             "table_catalog table_schema table_name column_name ordinal_position data_type", columns
         ),
         "information_schema.schemata": of(
-            "catalog_name schema_name", [(database.name, name) for name in ("public", "information_schema")]
+            "catalog_name schema_name",
+            [(database.name, name) for name in ("public", "information_schema")],
         ),
-        "pg_catalog.pg_tables": of("schemaname tablename tableowner", [("public", name, "postgres") for name in names]),
+        "pg_catalog.pg_tables": of(
+            "schemaname tablename tableowner", [("public", name, "postgres") for name in names]
+        ),
         "pg_catalog.pg_database": of("datname", [(database.name,), ("postgres",)]),
         "pg_catalog.pg_user": of("usename", [("postgres",), (database.user,)]),
         "pg_catalog.pg_roles": of("rolname", [("postgres",), (database.user,)]),
@@ -177,7 +183,9 @@ class PostgresSession:
         parameters = wire.startup_parameters(message.body)
         user = parameters.get(b"user", b"")
         if not user:
-            return _fatal("startup", message, "28000", "no PostgreSQL user name specified in startup packet")
+            return _fatal(
+                "startup", message, "28000", "no PostgreSQL user name specified in startup packet"
+            )
         self._user = user.decode("utf-8", "replace")
         self._wanted = parameters.get(b"database", user).decode("utf-8", "replace")
         self._reader.is_begun = True
@@ -187,7 +195,12 @@ class PostgresSession:
 
     def _log_in(self, message: wire.Message) -> Step:
         if message.kind != "p":
-            return _fatal("", message, "08P01", f"expected password response, got message type {ord(message.kind)}")
+            return _fatal(
+                "",
+                message,
+                "08P01",
+                f"expected password response, got message type {ord(message.kind)}",
+            )
         password = message.body.partition(b"\0")[0]
         is_right = hmac.compare_digest(password, self._database.password.encode())
         ok = is_right and self._user == self._database.user
@@ -198,7 +211,11 @@ class PostgresSession:
         elif self._wanted != self._database.name:
             is_there = self._wanted in ("postgres", "template1")  # pg_database lists it
             what = f'database "{self._wanted}" does not exist'
-            what, code = (f'permission denied for database "{self._wanted}"', "42501") if is_there else (what, "3D000")
+            what, code = (
+                (f'permission denied for database "{self._wanted}"', "42501")
+                if is_there
+                else (what, "3D000")
+            )
             reply, ends = wire.error(code, what, severity="FATAL"), True
         else:
             self._reader.is_stranger = False
@@ -207,8 +224,16 @@ class PostgresSession:
 
     def _welcome(self) -> bytes:
         parameters = {**_PARAMETERS, "session_authorization": self._user}
-        said = [wire.message("S", wire.text(name) + wire.text(value)) for name, value in parameters.items()]
-        return wire.message("R", struct.pack("!i", 0)) + b"".join(said) + wire.message("K", self._key) + self._ready()
+        said = [
+            wire.message("S", wire.text(name) + wire.text(value))
+            for name, value in parameters.items()
+        ]
+        return (
+            wire.message("R", struct.pack("!i", 0))
+            + b"".join(said)
+            + wire.message("K", self._key)
+            + self._ready()
+        )
 
     def _ready(self) -> bytes:
         return wire.message("Z", self._status)
@@ -221,16 +246,24 @@ class PostgresSession:
             case "X":
                 return Step(name=name, raw=message.raw, close=True)
             case "Q":
-                return Step(name=name, raw=message.raw, reply=self._query(message.body) + self._ready())
+                return Step(
+                    name=name, raw=message.raw, reply=self._query(message.body) + self._ready()
+                )
             case "S":
                 self._skips = False
                 return Step(name=name, raw=message.raw, reply=self._ready())
             case "H" | "d" | "c" | "f":
                 return Step(name=name, raw=message.raw)
             case "P" | "B" | "D" | "E" | "C":
-                return Step(name=name, raw=message.raw, reply=b"" if self._skips else self._extended(message))
+                return Step(
+                    name=name,
+                    raw=message.raw,
+                    reply=b"" if self._skips else self._extended(message),
+                )
             case _:
-                return _fatal("", message, "08P01", f"invalid frontend message type {ord(message.kind)}")
+                return _fatal(
+                    "", message, "08P01", f"invalid frontend message type {ord(message.kind)}"
+                )
 
     def _query(self, body: bytes) -> bytes:
         query = body.partition(b"\0")[0].decode("utf-8", "replace")
@@ -255,7 +288,9 @@ class PostgresSession:
             what = "current transaction is aborted, commands ignored until end of transaction block"
             raise SqlError("25P02", what)
         if verb in _TAGS:
-            self._status = {"begin": b"T", "start": b"T"}.get(verb, b"I" if _TAGS[verb] in _ENDS else self._status)
+            self._status = {"begin": b"T", "start": b"T"}.get(
+                verb, b"I" if _TAGS[verb] in _ENDS else self._status
+            )
             return Result(tag=_TAGS[verb])
         if verb in _WRITES:
             raise SqlError("25006", f"cannot execute {verb.upper()} in a read-only transaction")
@@ -266,11 +301,17 @@ class PostgresSession:
         if verb in _UNSUPPORTED:
             raise SqlError(*UNSUPPORTED)
         if verb != "select":
-            raise SqlError("42601", f'syntax error at or near "{statement[0].shown[:60]}"', statement[0].position)
+            raise SqlError(
+                "42601",
+                f'syntax error at or near "{statement[0].shown[:60]}"',
+                statement[0].position,
+            )
         if "pg_catalog.pg_class c" in query and 'as "Type"' in query:
             # What psql's `\dt` and `\d` ask for
             columns = tuple((name, "text") for name in ("Schema", "Name", "Type", "Owner"))
-            rows = tuple(("public", name, "table", "postgres") for name in sorted(self._database.tables))
+            rows = tuple(
+                ("public", name, "table", "postgres") for name in sorted(self._database.tables)
+            )
             return Result(tag=f"SELECT {len(rows)}", columns=columns, rows=rows)
         try:
             return select(statement, self._database.catalog(), self._constants())
@@ -287,7 +328,13 @@ class PostgresSession:
 
     def _constants(self) -> Mapping[str, str]:
         user, name = self._user, self._database.name
-        words = {"current_user": user, "session_user": user, "user": user, "current_catalog": name, "true": "t"}
+        words = {
+            "current_user": user,
+            "session_user": user,
+            "user": user,
+            "current_catalog": name,
+            "true": "t",
+        }
         functions = {
             "version()": _FULL_VERSION,
             "current_database()": name,
@@ -325,7 +372,9 @@ class PostgresSession:
                 self._keep(self._bound, portal, replace(prepared, bound=bound))
                 return wire.message("2")
             case "D":
-                return self._describe(is_statement=body[:1] == b"S", name=body[1:].partition(b"\0")[0])
+                return self._describe(
+                    is_statement=body[:1] == b"S", name=body[1:].partition(b"\0")[0]
+                )
             case "E":
                 prepared = self._of(self._bound, body.partition(b"\0")[0])
                 return _rows(self._result(prepared), prepared.bound)
@@ -336,7 +385,11 @@ class PostgresSession:
 
     def _keep(self, kept: dict[bytes, _Prepared], name: bytes, prepared: _Prepared) -> None:
         kept[name] = prepared
-        sizes = (len(key) + item.size for each in (self._prepared, self._bound) for key, item in each.items())
+        sizes = (
+            len(key) + item.size
+            for each in (self._prepared, self._bound)
+            for key, item in each.items()
+        )
         if sum(sizes) > MAX_KEPT_CHARS:
             del kept[name]
             raise SqlError("53200", "out of memory")
@@ -345,7 +398,9 @@ class PostgresSession:
         if name not in kept:
             what = "portal" if kept is self._bound else "prepared statement"
             shown = name[:63].decode("utf-8", "replace")
-            raise SqlError("34000" if kept is self._bound else "26000", f'{what} "{shown}" does not exist')
+            raise SqlError(
+                "34000" if kept is self._bound else "26000", f'{what} "{shown}" does not exist'
+            )
         return kept[name]
 
     def _describe(self, *, is_statement: bool, name: bytes) -> bytes:
@@ -388,14 +443,20 @@ class _Prepared:
 def _parameter(token: Token) -> int:
     """Its number, from 1; 0 for what is none."""
     digits = token.value[1:] if token.kind == "sign" and token.value.startswith("$") else ""
-    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 4 and int(digits) <= 1000 else 0
+    return (
+        int(digits)
+        if digits.isascii() and digits.isdigit() and len(digits) <= 4 and int(digits) <= 1000
+        else 0
+    )
 
 
 def _filled(token: Token, parameters: Sequence[str]) -> Token:
     number = _parameter(token)
     if not number:
         return token
-    return replace(token, kind="text", value=parameters[number - 1] if number <= len(parameters) else "")
+    return replace(
+        token, kind="text", value=parameters[number - 1] if number <= len(parameters) else ""
+    )
 
 
 _NAMES: Final = {
@@ -410,14 +471,28 @@ _NAMES: Final = {
     "X": "terminate",
 }
 _UNSUPPORTED: Final = frozenset(
-    {"copy", "explain", "do", "call", "execute", "prepare", "listen", "with", "values", "declare", "fetch"}
+    {
+        "copy",
+        "explain",
+        "do",
+        "call",
+        "execute",
+        "prepare",
+        "listen",
+        "with",
+        "values",
+        "declare",
+        "fetch",
+    }
 )
 _ABSENT: Final = frozenset({"42P01", "42703", "42601"})
 _ENDS: Final = frozenset({"COMMIT", "ROLLBACK"})
 
 
 def _fatal(name: str, message: wire.Message, code: str, what: str) -> Step:
-    return Step(name=name, raw=message.raw, reply=wire.error(code, what, severity="FATAL"), close=True)
+    return Step(
+        name=name, raw=message.raw, reply=wire.error(code, what, severity="FATAL"), close=True
+    )
 
 
 def _described(result: Result, bound: wire.Bound = wire.NOT_BOUND) -> bytes:

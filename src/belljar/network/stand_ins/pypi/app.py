@@ -64,11 +64,13 @@ def check(settings: Mapping[str, JsonValue], directory: Path | None) -> tuple[st
         said = parse_file_name(file.base)
         if said is None:
             found.append(
-                f"{file.path}: its name is not that of a wheel or of a source archive (NAME-VERSION.tar.gz)"
+                f"{file.path}: its name is not that of a wheel or of a source archive "
+                f"(NAME-VERSION.tar.gz)"
             )
         elif said.is_wheel and not index.metadata_of(file, said):
             found.append(
-                f"{file.path}: not a wheel that can be read: it has no METADATA in a .dist-info directory"
+                f"{file.path}: not a wheel that can be read: it has no METADATA in a .dist-info "
+                f"directory"
             )
         elif file.base in seen:
             found.append(f"{file.path}: the same file name as {seen[file.base]}")

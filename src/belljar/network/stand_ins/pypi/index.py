@@ -299,6 +299,9 @@ def _link(one: Distribution) -> str:
 
 
 def _page(title: str, lines: Iterator[str]) -> bytes:
-    head = f'<meta name="pypi:repository-version" content="{_API_VERSION}"><title>{html.escape(title)}</title>'
+    head = (
+        f'<meta name="pypi:repository-version" '
+        f'content="{_API_VERSION}"><title>{html.escape(title)}</title>'
+    )
     body = "".join(f"{line}<br>\n" for line in lines)
     return f"<!DOCTYPE html>\n<html><head>{head}</head><body>\n{body}</body></html>\n".encode()

@@ -39,8 +39,10 @@ _CONFIG: Final[Mapping[bytes, bytes]] = {
     b"timeout": b"0",
 }
 _WRITES: Final = frozenset(
-    b"append copy decr decrby del expire expireat flushall flushdb getdel getset hdel hincrby hmset hset hsetnx incr "
-    b"incrby lpop lpush lset ltrim mset move persist pexpire psetex rename restore rpop rpush sadd set setex setnx "
+    b"append copy decr decrby del expire expireat flushall flushdb getdel getset hdel hincrby "
+    b"hmset hset hsetnx incr "
+    b"incrby lpop lpush lset ltrim mset move persist pexpire psetex rename restore rpop rpush "
+    b"sadd set setex setnx "
     b"setrange spop srem unlink xadd zadd zincrby zrem".split()
 )
 
@@ -149,8 +151,10 @@ class RedisSession:
                 return Error(b"ERR Syntax error in HELLO option '%s'" % option[:64])
         if not self._user:
             return Error(
-                b"NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> "
-                b"AUTH <user> <pass> option can be used to authenticate the client and select the RESP protocol "
+                b"NOAUTH HELLO must be called with the client already authenticated, otherwise "
+                b"the HELLO <proto> "
+                b"AUTH <user> <pass> option can be used to authenticate the client and select "
+                b"the RESP protocol "
                 b"version at the same time"
             )
         self._version = version
@@ -211,8 +215,8 @@ class RedisSession:
             }
         if words[0].lower() == b"set" and len(words) > 2:
             return Error(
-                b"ERR CONFIG SET failed (possibly related to argument '%s') - can't set protected config"
-                % words[1][:64]
+                b"ERR CONFIG SET failed (possibly related to argument '%s') - can't set "
+                b"protected config" % words[1][:64]
             )
         return Error(b"ERR unknown subcommand '%s'. Try CONFIG HELP." % words[0][:128])
 

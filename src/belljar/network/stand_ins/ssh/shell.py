@@ -280,5 +280,6 @@ _COMMANDS: Final[Mapping[str, Callable[[Host, Sequence[str]], Result]]] = {
 }
 MOTD: Final = (
     f"Linux {{name}} {_KERNEL} {_BUILT} x86_64\n\n"
-    "Debian GNU/Linux comes with ABSOLUTELY NO WARRANTY, to the extent\npermitted by applicable law.\n"
+    "Debian GNU/Linux comes with ABSOLUTELY NO WARRANTY, to the extent\npermitted by applicable "
+    "law.\n"
 )

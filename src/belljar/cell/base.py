@@ -1,0 +1,178 @@
+"""What every kind of operation of a cell shares: identity, state, record, cause of death."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.to_thread
+
+from belljar.cell import record
+from belljar.cell.capture import body_of
+from belljar.cell.guarded import GuardedRecorder
+from belljar.cell.questions import Questions
+from belljar.errors import BelljarError, CellError, ProtocolViolation
+from belljar.events import Actor, Event, JsonValue, Kind, Recorder
+from belljar.isolation.hold import killed_error
+from belljar.isolation.sandbox import Sandbox
+from belljar.isolation.survivors import Destruction
+from belljar.plan import Plan
+from belljar.policy.guarding import Action, Place
+from belljar.signals.observe import output_part
+
+if TYPE_CHECKING:
+    from belljar.probe.routed import Router
+
+
+class CellBase:
+    """The state of a `Cell`, and how an operation begins and fails."""
+
+    def __init__(
+        self,
+        live: Sandbox,
+        plan: Plan,
+        recorder: Recorder,
+        *,
+        actor: Actor,
+        image_command: Sequence[str] = (),
+        image_entrypoint: Sequence[str] = (),
+        image_health: Mapping[str, Any] | None = None,
+        router: Router | None = None,
+    ) -> None:
+        self.id = live.cell_id
+        self.plan = plan
+        self.image_command = tuple(image_command)
+        self.image_entrypoint = tuple(image_entrypoint)
+        self.image_health: Mapping[str, Any] = image_health or {}
+        self._live = live
+        self._recorder = recorder
+        self._actor = actor
+        self._last_op = 0
+        self.router = router
+        self.questions: Questions | None = None
+        self.describe: Callable[..., None] = lambda **_said: None
+        self._dead: BelljarError | None = None
+        self.destruction: Destruction | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"<Cell {self.id} "
+            f"{self.tier}{' emulated' if self.emulated else ''}{' dead' if self._dead else ''}>"
+        )
+
+    @property
+    def tier(self) -> str:
+        """How the cell is isolated."""
+        return self.plan.tier.value
+
+    @property
+    def emulated(self) -> bool:
+        """True when no hardware virtualisation stands between guest and VMM."""
+        return self._live.emulated
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """What a command gets by default: the image's variables with the policy's on top.
+
+        Read only.
+
+        Besides, the guest sets HOME, USER, LOGNAME and SHELL of the command's user where they are
+        not given.
+        """
+        return MappingProxyType(self.plan.env)
+
+    @property
+    def timings_ms(self) -> Mapping[str, float]:
+        """Milliseconds by phase of making this cell."""
+        return self._live.timings_ms
+
+    def console(self) -> bytes:
+        """What the guest's kernel wrote to its console, bounded. The guest's word."""
+        return self._live.console()
+
+    @property
+    def guard(self) -> GuardedRecorder | None:
+        """What looks at all that leaves the cell."""
+        return self._recorder if isinstance(self._recorder, GuardedRecorder) else None
+
+    async def _redacted(self, data: bytes, operation: str) -> bytes:
+        """Bytes from the cell as their caller gets them, by the policy's `guard`."""
+        if not self._redacts:
+            return data
+        return await anyio.to_thread.run_sync(self._let_out, data, operation)
+
+    def _let_out(self, data: bytes, operation: str) -> bytes:
+        """As `_redacted`, in the caller's thread."""
+        guard = self.guard
+        if guard is None or not self._redacts or not data:
+            return data
+        return guard.let_out(output_part(data, operation), cell_id=self.id).data
+
+    @property
+    def _redacts(self) -> bool:
+        guard = self.guard
+        return guard is not None and guard.rules.action(Place.OUTPUT) is Action.REDACT
+
+    def note(self, kind: Kind, data: Mapping[str, JsonValue]) -> None:
+        """Record something about the cell that is no operation of its own."""
+        event = Event(kind=kind, cell_id=self.id, actor=self._actor, data=data)
+        self._recorder.record(event)
+
+    @property
+    def last_op(self) -> int:
+        """The number of the operation that was begun last; 0 before the first."""
+        return self._last_op
+
+    def _operation(self) -> record.Operation:
+        if self._dead is not None:
+            raise self._dead
+        self._last_op += 1
+        return record.Operation(cell_id=self.id, op=self._last_op, actor=self._actor)
+
+    def _user(self, user: str | None) -> str:
+        return self.plan.user if user is None else user
+
+    def _end_if_dead(self, error: BaseException) -> None:
+        """Raise a dead cell's error with the cause of death; it is recorded once and kept for every
+        later operation. Others pass.
+        """
+        if not isinstance(error, CellError):
+            return
+        if self._dead is None:
+            cause, console = (
+                str(self._live.killed() or self._live.cause_of_death()),
+                self._live.console(),
+            )
+            if self._live.death_limit() == "memory":
+                limit = self.plan.limits.memory_sum(self.plan.jail.memory_max_bytes)
+                cause = f"out of memory: it reached its limit of {limit}"
+            self._dead = killed_error(self._live.killed(), where=f"cell {self.id}") or CellError(
+                f"the cell died: {cause or error.what}",
+                where=f"cell {self.id}",
+                hint="its record is complete up to here: `belljar ledger show last`",
+            )
+            self._record_death_limit()
+            kind = (
+                Kind.PROTOCOL_VIOLATION
+                if isinstance(error, ProtocolViolation)
+                else Kind.CELL_FAILED
+            )
+            data = {"error": type(error).__name__, "reason": cause or error.what}
+            bodies = (body_of("console", console),) if console else ()
+            self._recorder.record(Event(kind=kind, cell_id=self.id, data=data, bodies=bodies))
+        raise self._dead from error
+
+    def _record_death_limit(self) -> None:
+        """A cell that died of a limit says so, once, whether an operation ran into it or nobody
+        did.
+        """
+        limit = self._live.death_limit()
+        if limit is not None:
+            values = {
+                "lifetime": self.plan.jail.lifetime_s,
+                "memory": self.plan.jail.memory_max_bytes,
+            }
+            data = {"limit": limit, "value": values.get(limit)}
+            self._recorder.record(Event(kind=Kind.LIMIT_HIT, cell_id=self.id, data=data))

@@ -1,0 +1,264 @@
+"""Commands in a cell."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from belljar.cell import record
+from belljar.cell.base import CellBase
+from belljar.cell.capture import Capture, fed
+from belljar.cell.health import ARGV, MAX_OUTPUT_BYTES, TIMEOUT_S, Health, read_health
+from belljar.cell.output import ExecOutput, output_of
+from belljar.cell.stream import RunningCommand, check_argv
+from belljar.cell.watch import LimitWatch
+from belljar.channel import ExecRequest, PtySize, Stream
+from belljar.errors import CellError
+from belljar.events import Kind
+
+if TYPE_CHECKING:
+    pass
+
+Input: TypeAlias = bytes | str | AsyncIterator[bytes] | None
+
+
+class ExecOperations(CellBase):
+    """The part of a `Cell` that runs commands."""
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        input: Input = None,  # noqa: A002 - the name every caller of a subprocess knows
+        env: Mapping[str, str] | None = None,
+        cwd: str = "",
+        user: str | None = None,
+        timeout_s: float | None = None,
+        max_output_bytes: int | None = None,
+        keep: Literal["head", "tail"] = "head",
+        on_output: Callable[[Stream, bytes], None] | None = None,
+    ) -> ExecOutput:
+        """Run a command in the cell and wait for it.
+
+        Args:
+            argv: the program, looked up in the guest's PATH, and its arguments; at most 4 MiB
+                together. A list: no shell reads it.
+            input: its standard input; text is sent as UTF-8; `None`: empty.
+            env: on top of `Cell.env`: a name in both has the value given here. None is removed.
+            cwd: relative to the work directory of the policy or image; default that directory.
+            user: name, uid or `uid:gid`; default the policy's or image's user.
+            timeout_s: then the whole tree of the command is killed and `timed_out` is set; default
+                the policy's `exec_timeout`.
+            max_output_bytes: kept of each stream, at most the policy's `output`; `keep` says which
+                end. The rest is dropped and counted.
+            on_output: called with each chunk as it arrives, redacted by itself where the guard
+                does.
+
+        Raises:
+            CellError: the cell died or broke the protocol. A command that fails, or can't be
+                started, is a result.
+            TypeError: `argv` is a string, or holds something else than text.
+        """
+        if isinstance(input, str):
+            input = input.encode()  # noqa: A001 - as above
+        operation, request = self._begin(
+            argv, env=env, cwd=cwd, user=user, timeout_s=timeout_s, stdin=input is not None
+        )
+        stdin = Capture("stdin")
+        self._recorder.record(record.exec_started(operation, request))
+        captures = {Stream.STDOUT: Capture("stdout"), Stream.STDERR: Capture("stderr")}
+        watch = LimitWatch(self._live)
+
+        def see(stream: Stream, chunk: bytes) -> None:
+            captures[stream].feed(chunk)
+            watch.look()
+            if on_output is not None:
+                on_output(stream, self._let_out(chunk, "exec.output"))
+
+        try:
+            outcome = await self._live.client.exec(
+                request,
+                input=fed(input, stdin),
+                keep=keep,
+                keep_bytes=max_output_bytes,
+                on_output=see,
+            )
+        except BaseException as error:
+            bodies = [c.body() for c in (stdin, *captures.values()) if c.total_bytes]
+            self._recorder.record(record.failed(operation, Kind.EXEC_FAILED, error, bodies=bodies))
+            self._end_if_dead(error)
+            raise
+        output = output_of(outcome, user=request.user, host_limits=watch.hit())
+        self._record_exec_finished(operation, output, request, stdin=stdin, captures=captures)
+        return replace(
+            output,
+            stdout=await self._redacted(output.stdout, "exec.output"),
+            stderr=await self._redacted(output.stderr, "exec.output"),
+        )
+
+    @asynccontextmanager
+    async def open_exec(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str = "",
+        user: str | None = None,
+        timeout_s: float | None = None,
+        pty: PtySize | None = None,
+    ) -> AsyncIterator[RunningCommand]:
+        """Run a command and talk to it while it runs: streams, signals, a terminal.
+
+        Arguments as `exec`, but no timeout by default.
+
+        Leaving the block before the command has ended kills its whole tree.
+        """
+        operation, request = self._begin(
+            argv, env=env, cwd=cwd, user=user, timeout_s=timeout_s or 0, stdin=True, pty=pty
+        )
+        self._recorder.record(record.exec_started(operation, request))
+        running: RunningCommand | None = None
+        watch = LimitWatch(self._live)
+        try:
+            async with self._live.client.open_exec(request) as channel:
+                let_out = partial(self._let_out, operation="exec.output")
+                running = RunningCommand(
+                    channel, operation, self._recorder, watch, let_out, user=request.user
+                )
+                yield running
+        except BaseException as error:
+            bodies = running.bodies() if running is not None else []
+            self._recorder.record(record.failed(operation, Kind.EXEC_FAILED, error, bodies=bodies))
+            self._end_if_dead(error)
+            raise
+        if running.output is None:
+            unended = CellError("left before the command had ended; its tree was killed")
+            bodies = running.bodies()
+            self._recorder.record(
+                record.failed(operation, Kind.EXEC_FAILED, unended, bodies=bodies)
+            )
+        else:
+            self._record_exec_finished(
+                operation, running.output, request, stdin=running.stdin, captures=running.captures
+            )
+
+    async def run_probe_program(
+        self,
+        argv: Sequence[str],
+        *,
+        input: bytes,  # noqa: A002 - as in `exec`
+        timeout_s: float,
+        user: str | None = None,
+        alone: bool = False,
+    ) -> ExecOutput:
+        """Run the guest agent's own probe program, as the workload would be run, and wait for it.
+
+        It leaves no file in the cell.
+
+        `alone`: all that runs in the cell is ended first, so that none of it can change what the
+        program says; if that can't be made sure, it isn't started. Not recorded as a command: who
+        probes records what is tried and what came of it. Raises `CellError` as `exec` does.
+        """
+        self._operation()
+        request = ExecRequest(
+            argv=list(argv),
+            user=_by_number(self._user(user)),
+            cwd="/",
+            timeout_s=timeout_s,
+            max_stdout_bytes=1 << 20,
+            stdin=True,
+            probe=True,
+            alone=alone,
+        )
+        try:
+            return output_of(await self._live.client.exec(request, input=input), user=request.user)
+        except BaseException as error:
+            self._end_if_dead(error)
+            raise
+
+    async def check_health(self) -> Health:
+        """Run the check of `belljar.cell.health` as the workload's default user.
+
+        Not recorded as a command: the caller records the check. A dead cell is a fact, not an
+        error.
+        """
+        request = ExecRequest(
+            argv=ARGV,
+            env=self.plan.env,
+            cwd=self.plan.workdir,
+            user=self._user(None),
+            timeout_s=TIMEOUT_S,
+            max_stdout_bytes=MAX_OUTPUT_BYTES,
+            max_stderr_bytes=MAX_OUTPUT_BYTES,
+        )
+        try:
+            if self._dead is not None:
+                raise self._dead
+            try:
+                return read_health(output_of(await self._live.client.exec(request)))
+            except BaseException as error:
+                self._end_if_dead(error)
+                raise
+        except CellError as error:
+            return Health(died=error.what)
+
+    def _begin(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None,
+        cwd: str,
+        user: str | None,
+        timeout_s: float | None,
+        stdin: bool,
+        pty: PtySize | None = None,
+    ) -> tuple[record.Operation, ExecRequest]:
+        check_argv(argv)
+        limits, workdir = self.plan.limits, self.plan.workdir
+        request = ExecRequest(
+            argv=list(argv),
+            env={**self.plan.env, **(env or {})},
+            cwd=posixpath.normpath(posixpath.join(workdir, cwd)) if cwd else workdir,
+            user=self._user(user),
+            timeout_s=limits.exec_timeout_s if timeout_s is None else timeout_s or None,
+            max_stdout_bytes=limits.output_bytes,
+            max_stderr_bytes=limits.output_bytes,
+            pty=pty,
+            stdin=stdin,
+        )
+        return self._operation(), request
+
+    def _record_exec_finished(
+        self,
+        operation: record.Operation,
+        output: ExecOutput,
+        request: ExecRequest,
+        *,
+        stdin: Capture,
+        captures: Mapping[Stream, Capture],
+    ) -> None:
+        stdout, stderr = captures[Stream.STDOUT].body(), captures[Stream.STDERR].body()
+        for event in record.limits_hit(operation, output, timeout_s=request.timeout_s):
+            self._recorder.record(event)
+        seen_stdin = stdin.body() if stdin.total_bytes else None
+        self._recorder.record(
+            record.exec_finished(
+                operation,
+                output,
+                timeout_s=request.timeout_s,
+                stdout=stdout,
+                stderr=stderr,
+                stdin=seen_stdin,
+            )
+        )
+
+
+def _by_number(user: str) -> str:
+    """Root needs no word of the cell's own account files, which hostile root may have rewritten:
+    then somebody with fewer rights would be probed.
+    """
+    return "0:0" if user in {"", "0", "root"} else user
