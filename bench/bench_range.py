@@ -20,6 +20,7 @@ import anyio
 
 from belljar.events import MemoryRecorder
 from belljar.host.cgroups import cgroup_fact, parse_hierarchies
+from belljar.network.owner.making import RangeSpec
 from belljar.network.owner.processes import SERVE
 from belljar.network.owner.range import Range, open_range
 from belljar.plan.addresses import RangeLayout, lay_out
@@ -99,7 +100,11 @@ async def _round(home: Path, serve: str, pid: int, figures: dict[str, list[float
 
 def _range(home: Path, serve: str) -> Any:  # noqa: ANN401 - an async context manager
     directory = Path(tempfile.mkdtemp(dir=home))
-    return open_range(NETWORK, layout(), recorder=MemoryRecorder(), home=home, directory=directory, serve=serve)
+    return open_range(
+        RangeSpec(network=NETWORK, layout=layout(), directory=directory, serve=serve),
+        recorder=MemoryRecorder(),
+        home=home,
+    )
 
 
 class _cell:  # noqa: N801 - used as a function

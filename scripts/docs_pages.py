@@ -23,7 +23,7 @@ from belljar.cli.main import COMMANDS, root
 from belljar.compose.keys import KEYS, Outcome
 from belljar.compose.model import Network, Place, reasons_of
 from belljar.ledger import shapes
-from belljar.ledger.schema import DATA
+from belljar.ledger.kinds import DATA
 from belljar.ledger.shapes import Check
 from belljar.policy import policy_schema
 from belljar.report.reasons import TEXT, ReasonCode

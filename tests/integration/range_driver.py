@@ -23,6 +23,7 @@ import anyio
 
 from belljar.errors import BelljarError
 from belljar.events import Event, MemoryRecorder
+from belljar.network.owner.making import RangeSpec
 from belljar.network.owner.processes import SERVE
 from belljar.network.owner.range import Range, open_range
 from belljar.plan.addresses import lay_out
@@ -136,17 +137,16 @@ class Scene:
         self.died.set()
 
     @contextlib.asynccontextmanager
-    async def open(self, **options: Any) -> AsyncIterator[Range]:  # noqa: ANN401 - options of open_range
+    async def open(self, **options: Any) -> AsyncIterator[Range]:  # noqa: ANN401 - RangeSpec's, and answer
         """The range."""
+        answer = options.pop("answer", None)
         options = {"serve": PLAIN, **options}
         async with open_range(
-            self.network,
-            self.layout,
+            RangeSpec(network=self.network, layout=self.layout, directory=self.directory, **options),
             recorder=self.recorder,
             home=self.home,
-            directory=self.directory,
             on_death=self.on_death,
-            **options,
+            answer=answer,
         ) as made:
             yield made
 

@@ -17,6 +17,7 @@ from belljar.errors import CellError, HostError, LedgerError
 from belljar.events import Event, Kind, MemoryRecorder
 from belljar.network import ipc
 from belljar.network.owner import processes
+from belljar.network.owner.making import RangeSpec
 from belljar.network.owner.processes import ForkServer, shared_fork_server, started_fork_server
 from belljar.network.owner.range import open_range
 from belljar.plan.addresses import lay_out
@@ -127,6 +128,8 @@ async def test_a_range_whose_end_can_not_be_recorded_leaves_none(tmp_path: Path)
     network = NetworkPlan()
     layout = lay_out(network, ["agent"], random_bytes=bytes(16), avoid=[])
     with pytest.raises(LedgerError):
-        async with open_range(network, layout, recorder=Full(), home=tmp_path, directory=tmp_path / "none"):
+        async with open_range(
+            RangeSpec(network=network, layout=layout, directory=tmp_path / "none"), recorder=Full(), home=tmp_path
+        ):
             pass
     assert not [home for _, home, _ in processes._running if home == tmp_path]

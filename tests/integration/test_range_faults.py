@@ -190,6 +190,7 @@ import sys
 from pathlib import Path
 import anyio
 from belljar.errors import BelljarError
+from belljar.network.owner.making import RangeSpec
 from belljar.network.owner.range import open_range
 from belljar.plan.addresses import lay_out
 from belljar.plan.network import NetworkPlan
@@ -203,7 +204,7 @@ async def main():
     network = NetworkPlan()
     layout = lay_out(network, ("agent",), random_bytes=bytes(64), avoid=())
     try:
-        async with open_range(network, layout, recorder=Recorder(), home=home, directory=home):
+        async with open_range(RangeSpec(network=network, layout=layout, directory=home), recorder=Recorder(), home=home):
             print("opened")
     except BelljarError as error:
         print(error.exit_code, error)

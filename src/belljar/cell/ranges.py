@@ -45,6 +45,7 @@ from belljar.isolation.hold import refuse_if_held, refuse_if_stopped
 from belljar.isolation.port import PortSettings
 from belljar.ledger import RunDirectory
 from belljar.network.gateway.config import GuardConfig
+from belljar.network.owner.making import RangeSpec
 from belljar.network.owner.processes import started_fork_server
 from belljar.network.owner.range import Range as Network
 from belljar.network.owner.range import open_range as open_network
@@ -302,16 +303,18 @@ async def _open_network(
     }
     network = await stack.enter_async_context(
         open_network(
-            plan,
-            layout,
+            RangeSpec(
+                network=plan,
+                layout=layout,
+                directory=_packet_directory(run),
+                spending=_spending_of(run),
+                guard=guard_config(recorder, plan),
+                services=services,
+            ),
             recorder=recorder,
             home=home,
-            directory=_packet_directory(run),
             answer=answer,
             on_death=partial(_mark_failed, cells),
-            spending=_spending_of(run),
-            guard=guard_config(recorder, plan),
-            services=services,
         )
     )
     stack.push_async_exit(partial(_after, network, plan, home, recorder))

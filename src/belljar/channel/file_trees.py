@@ -11,7 +11,8 @@ from collections.abc import AsyncIterable, Awaitable, Callable, Iterator
 import anyio
 
 from belljar.channel import payloads, trees
-from belljar.channel.client import GuestClient, feed, judge
+from belljar.channel.client import GuestClient
+from belljar.channel.feeding import feed, judge
 from belljar.channel.frames import FrameType, OpKind, Outcome, Stage
 from belljar.channel.outcomes import FileTooLarge
 from belljar.channel.trees import TreeReader, Usage

@@ -132,9 +132,8 @@ class HostConnection:
         later call.
         """
         if self._violation is not None:
-            raise ProtocolViolation(
-                self._violation.what, where=self._violation.where, hint=self._violation.hint
-            )
+            old = self._violation
+            raise ProtocolViolation(old.what, where=old.where, hint=old.hint)
         if self._ended:
             return []
         self._pending += data
@@ -212,11 +211,10 @@ class HostConnection:
         return self._welcome
 
     def _version(self, payload: Payload) -> int:
-        version = payload.u16()
-        if version != frames.PROTOCOL_VERSION:
+        version, ours = payload.u16(), frames.PROTOCOL_VERSION
+        if version != ours:
             payload.violated(
-                f"the guest agent speaks version {version} of the protocol, this host "
-                f"{frames.PROTOCOL_VERSION}"
+                f"the agent speaks version {version} of the protocol, this host {ours}"
             )
         return version
 
@@ -295,9 +293,7 @@ class HostConnection:
     def _on_eof(self, op: int, state: _LiveOp, payload: Payload) -> Eof:
         stream = payload.u8()
         if stream not in state.caps_left or not state.started:
-            payload.violated(
-                f"EOF of stream {stream} that has not begun, has ended or does not exist"
-            )
+            payload.violated(f"EOF of stream {stream}, which has not begun, has ended or is none")
         del state.caps_left[stream]
         return Eof(op=op, stream=Stream(stream))
 
@@ -483,16 +479,12 @@ class HostConnection:
 
     def _in_order(self, *, holds: bool = True) -> Welcome:
         if self._welcome is None or not holds:
-            raise RuntimeError(
-                "the order is HELLO and its answer, RENEW and its answer, then operations"
-            )
+            raise RuntimeError("the order is HELLO, RENEW and their answers, then operations")
         return self._welcome
 
 
 def _check_ending(state: _LiveOp, outcome: Outcome, code: int, payload: Payload) -> None:
-    """An ending that can't be: a code out of its range, a file operation with an exit status, a
-    success that never started.
-    """
+    """No code out of its range, no file operation with an exit status, no success unstarted."""
     is_exec = state.kind is OpKind.EXEC
     codes = {
         Outcome.EXITED: range(256 if is_exec else 1),
@@ -502,10 +494,7 @@ def _check_ending(state: _LiveOp, outcome: Outcome, code: int, payload: Payload)
     }
     if code not in codes[outcome]:
         payload.violated(f"outcome {outcome.name} with code {code}")
-    if (outcome is Outcome.EXITED and not state.started) or (
-        outcome is Outcome.NOT_STARTED and state.started and is_exec
-    ):
-        payload.violated(
-            f"outcome {outcome.name} of an operation that was "
-            f"{'' if state.started else 'not '}started"
-        )
+    is_late = outcome is Outcome.NOT_STARTED and state.started and is_exec
+    if is_late or (outcome is Outcome.EXITED and not state.started):
+        negated = "" if state.started else "not "
+        payload.violated(f"outcome {outcome.name} of an operation that was {negated}started")

@@ -116,6 +116,10 @@ def matching(pattern: str) -> Check:
     return check
 
 
+HEX64: Final = matching("[0-9a-f]{64}")
+RUN_ID: Final = matching("[0-9A-Za-z][0-9A-Za-z.-]{0,63}")
+
+
 def maybe(check: Check) -> Check:
     """As `check`, or null."""
 

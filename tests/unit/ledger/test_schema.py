@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from belljar.events import Kind
 from belljar.ledger.chain import canonical
 from belljar.ledger.checker import parse_line
-from belljar.ledger.schema import DATA, SCHEMA_VERSION, check_data
+from belljar.ledger.kinds import DATA
+from belljar.ledger.schema import SCHEMA_VERSION, check_data
 from belljar.ledger.shapes import Optional
 
 LINE = {

@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import os
 import queue
-import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,15 +22,11 @@ from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.isolation.hold import read_order, refuse_if_forbidden
 from belljar.isolation.identity import hold_identity, user_range
 from belljar.isolation.survivors import Destruction, destroy_remains
-from belljar.network import ipc
-from belljar.network.gateway.config import GuardConfig
 from belljar.network.owner.budget import Budget
-from belljar.network.owner.dial import Dialler, Reach
+from belljar.network.owner.dial import Dialler
 from belljar.network.owner.groups import RangeGroups
 from belljar.network.owner.making import (
-    CHECK_EVERY_S,
     PACKETS,
-    TIMEOUT_S,
     RangeSpec,
     Uids,
     close_lines,
@@ -39,48 +34,34 @@ from belljar.network.owner.making import (
     join_packets,
     packet_files,
 )
-from belljar.network.owner.processes import SERVE, map_ids, shared_fork_server
+from belljar.network.owner.processes import map_ids, shared_fork_server
 from belljar.network.owner.range_state import Answer, Lines
-from belljar.network.owner.spending import RunSpending
+from belljar.network.owner.requests import Requests, send
 from belljar.network.owner.watch import Watch
 from belljar.network.supervisor import links
 from belljar.plan.addresses import RangeLayout
-from belljar.plan.network import NetworkPlan
 from belljar.process import close_all, namespaces_of, pin_namespaces
 from belljar.store.journal import Journal, JournalEntry, new_range_id, own_entry
 from belljar.units import printable
 
 _START_DEADLINE_S: Final = 20.0
 _LATE_HINT: Final = "a busy host may need another try; `belljar doctor` says what this one lacks"
-_ANSWER_DEADLINE_S: Final = 30.0
 _END_DEADLINE_S: Final = 5.0
-HOSTS_REACH: Final = Reach()
 
 
 @asynccontextmanager
 async def open_range(
-    network: NetworkPlan,
-    layout: RangeLayout,
+    spec: RangeSpec,
     *,
     recorder: Recorder,
     home: Path,
-    directory: Path,
     on_death: Callable[[BelljarError], None] = lambda _error: None,
     answer: Answer | None = None,
-    check_every_s: float = CHECK_EVERY_S,
-    timeout_s: float = TIMEOUT_S,
-    serve: str = SERVE,
-    reach: Reach = HOSTS_REACH,
-    spending: RunSpending | None = None,
-    guard: GuardConfig | None = None,
-    services: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> AsyncIterator[Range]:
     """A range with its rules in force and its gateway serving, and no cell yet; destroyed when the
     block is left, however it is left.
 
     Args:
-        network, layout, directory, check_every_s, timeout_s, serve, reach, guard, services: see
-            `making.RangeSpec`.
         recorder: thread-safe; gets every event of the range, from a thread.
         home: Belljar's store: journal and locks.
         on_death: called once, from a thread, when the range has ended by itself:
@@ -88,25 +69,12 @@ async def open_range(
             or hangs, `LedgerError` when it could not be recorded. Its processes are dead by then;
             its cells are the caller's to end.
         answer: what the gateway asks the owner (`openai`).
-        spending: what all ranges of the run have spent on upstreams; default: this one's alone.
 
     Raises `HostError`: this host can't; `CellError`: it did not come up.
 
     No task group or cancel scope stays open between entry and exit: they may happen in different
     tasks, under asyncio or trio.
     """
-    spec = RangeSpec(
-        network=network,
-        layout=layout,
-        directory=directory,
-        check_every_s=check_every_s,
-        timeout_s=timeout_s,
-        serve=serve,
-        reach=reach,
-        spending=spending or RunSpending(),
-        guard=guard,
-        services=services or {},
-    )
     await anyio.lowlevel.checkpoint()
     made = Range(spec, recorder=recorder, home=home, on_death=on_death, answer=answer)
     try:
@@ -147,8 +115,7 @@ class Range:
         self._attached: dict[str, int] = {}
         self._groups: RangeGroups | None = None
         self._group_counts: dict[str, int] = {}
-        self._requests = threading.Lock()
-        self._next_request = 0
+        self._supervisor: Requests | None = None
         self._ending, self._pinning = threading.Lock(), threading.Lock()
         self._began, self._is_users = time.monotonic(), os.geteuid() != 0
 
@@ -175,9 +142,7 @@ class Range:
     @property
     def pids(self) -> tuple[int, ...]:
         """Supervisor's and gateway's, on this host."""
-        return (
-            () if self._entry is None else tuple(process.pid for process in self._entry.processes)
-        )
+        return tuple(process.pid for process in self._entry.processes) if self._entry else ()
 
     @property
     def certificate(self) -> bytes:
@@ -272,26 +237,18 @@ class Range:
         try:
             self._make()
         except BaseException as exc:
-            self._record_failed(exc)
+            if self._watch is None or self._watch.error is None:  # else on record since it died
+                reason = exc.what if isinstance(exc, BelljarError) else repr(exc)
+                failed = {"error": type(exc).__name__, "reason": printable(reason)}
+                self._recorder.record(
+                    Event(kind=Kind.RANGE_FAILED, data={"range": self.id, **failed})
+                )
             raise
-        duration_ms = round((time.monotonic() - self._began) * 1000, 1)
-        data: dict[str, JsonValue] = {
-            "range": self.id,
-            "duration_ms": duration_ms,
+        took: dict[str, JsonValue] = {
+            "duration_ms": self._elapsed_ms(),
             "timings_ms": self.timings_ms,
         }
-        self._recorder.record(Event(kind=Kind.RANGE_OPENED, data=data))
-
-    def _record_failed(self, exc: BaseException) -> None:
-        if self._watch is not None and self._watch.error is not None:
-            return  # it has been recorded as it died
-        reason = exc.what if isinstance(exc, BelljarError) else repr(exc)
-        data: dict[str, JsonValue] = {
-            "range": self.id,
-            "error": type(exc).__name__,
-            "reason": printable(reason),
-        }
-        self._recorder.record(Event(kind=Kind.RANGE_FAILED, data=data))
+        self._recorder.record(Event(kind=Kind.RANGE_OPENED, data={"range": self.id, **took}))
 
     def _make(self) -> None:
         uids, locks = self._take_ids()
@@ -302,9 +259,8 @@ class Range:
         try:
             self._journal.write(self._entry)
         except OSError as exc:
-            raise HostError(
-                f"the journal can't be written: {exc.strerror}", where=str(self._journal.directory)
-            ) from exc
+            what = f"the journal can't be written: {exc.strerror}"
+            raise HostError(what, where=str(self._journal.directory)) from exc
         self._groups = groups
         groups.make()
         fork_server = self._fork_server.enter_context(
@@ -333,11 +289,11 @@ class Range:
             killed=lambda: read_order(self._home, self.id),
         )
         self._watch.start()
+        self._supervisor = Requests(lines.control, self._watch, where=self._where())
         for end in (lines.control, lines.events):
-            self._say(end, {"go": True})
-        groups.join(
-            supervisor, gateway
-        )  # they are busy shutting themselves in: no guest is there yet
+            send(end, {"go": True})
+        # They are busy shutting themselves in: no guest is there yet
+        groups.join(supervisor, gateway)
         self._wait_up(lines)
 
     def _died(self, error: BelljarError) -> None:
@@ -351,12 +307,9 @@ class Range:
     def _let_network_go(self) -> None:
         if (fd := self._pins.pop("net", None)) is not None and self._entry is not None:
             os.close(fd)
-            without = {
-                name: number for name, number in self._entry.namespaces.items() if name != "net"
-            }
-            self._entry = replace(
-                self._entry, namespaces=without
-            )  # its number may be another's now
+            # Its number may be another's now
+            left = {name: n for name, n in self._entry.namespaces.items() if name != "net"}
+            self._entry = replace(self._entry, namespaces=left)
 
     def _take_ids(self) -> tuple[Uids, list[int]]:
         """Root's range has two uids of its own, held by the supervisor's copies of their locks.
@@ -376,7 +329,7 @@ class Range:
             if ids is None:
                 raise RuntimeError("an ordinary user's identity without a range")
             map_ids(lines.supervisor, ids)
-            self._say(lines.control, {"mapped": True})
+            send(lines.control, {"mapped": True})
             self._mark("ids")
         waited = {self._wait_for("started", "ready"), self._wait_for("started", "ready")}
         if waited != {"started", "ready"}:
@@ -403,10 +356,8 @@ class Range:
             milestone = watch.heard.milestones.get(timeout=_START_DEADLINE_S)
         except queue.Empty:
             said = watch.diagnosis()
-            what = (
-                f"the range did not come up in {_START_DEADLINE_S:.0f} "
-                f"s{': ' + said if said else ''}"
-            )
+            detail = f": {said}" if said else ""
+            what = f"the range did not come up in {_START_DEADLINE_S:.0f} s{detail}"
             raise CellError(what, where=self._where(), hint=_LATE_HINT) from None
         if milestone in wanted:
             return milestone
@@ -426,81 +377,54 @@ class Range:
         try:
             # A port in the host's namespace would be a way out
             number = os.fstat(namespace).st_ino
-            if number == namespaces_of(os.getpid(), ("net",)).get("net") or number == namespaces_of(
-                1, ("net",)
-            ).get("net"):
-                raise CellError(
-                    f"the cell {cell} is in the host's own network namespace", where=self._where()
-                )
-            fds = [namespace]
-            if not self._is_users:
+            hosts = {namespaces_of(pid, ("net",)).get("net") for pid in (os.getpid(), 1)}
+            if number in hosts:
+                what = f"the cell {cell} is in the host's own network namespace"
+                raise CellError(what, where=self._where())
+            wanted = {"do": "attach", "cell": cell, "offloads": offloads}
+            if self._is_users:
+                self._request(wanted, [namespace])
+            else:
                 # Root's supervisor may enter no namespace: what it needs of the cell's is opened
                 # here, in a thread that goes nowhere else.
                 with links.tables_of(namespace) as tables:
-                    self._request(
-                        {"do": "attach", "cell": cell, "offloads": offloads},
-                        [*fds, tables.fileno()],
-                    )
-            else:
-                self._request({"do": "attach", "cell": cell, "offloads": offloads}, fds)
-            self._attached[cell] = os.fstat(namespace).st_ino
+                    self._request(wanted, [namespace, tables.fileno()])
+            self._attached[cell] = number
         finally:
             os.close(namespace)
 
-    def _request(self, message: Mapping[str, Any], fds: list[int] | None = None) -> None:
+    def _request(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
         """Ask the supervisor, and wait until it has done it.
 
         Raises what the range died of, or `CellError`.
         """
-        watch = self._running()
-        with self._requests:
-            self._next_request += 1
-            number = self._next_request
-            if self._lines is not None:
-                self._say(self._lines.control, {**message, "id": number}, fds)
-            reply = self._reply_to(number)
-        if "refused" in reply:
-            raise CellError(
-                f"the range's supervisor could not: {printable(str(reply['reason']))}",
-                where=self._where(),
-            )
-        if watch.error is not None:
-            raise watch.error
-
-    def _reply_to(self, number: int) -> Mapping[str, Any]:
-        watch = self._running()
-        give_up = time.monotonic() + _ANSWER_DEADLINE_S
-        while (left_s := give_up - time.monotonic()) > 0:
-            try:
-                reply = watch.heard.answers.get(timeout=left_s)
-            except queue.Empty:
-                break
-            if reply is None:
-                watch.heard.answers.put(None)  # for whoever asks next
-                raise watch.error or CellError("the range has ended", where=self._where())
-            if number in (reply.get("done"), reply.get("refused")):
-                return reply
-        raise CellError("the range's supervisor does not answer", where=self._where())
-
-    def _say(
-        self, end: socket.socket, message: Mapping[str, Any], fds: list[int] | None = None
-    ) -> None:
-        with suppress(ipc.Closed, OSError):  # one that is gone is seen, and told, by the watch
-            ipc.send(end, message, fds or ())
+        self._running()
+        if self._supervisor is None:
+            raise CellError("the range does not run", where=self._where())
+        self._supervisor.ask(message, fds)
 
     def _destroy(self, reason: str) -> Destruction:
         with self._ending:
             if self.destruction is not None:
                 return self.destruction
             started = time.monotonic()
-            data: dict[str, JsonValue] = {"range": self.id, "reason": reason}
+            ending = {"range": self.id, "reason": reason}
             try:
-                self._recorder.record(Event(kind=Kind.RANGE_DESTROYING, data=data))
+                self._recorder.record(Event(kind=Kind.RANGE_DESTROYING, data=ending))
             finally:
                 self._end_processes()
                 self.destruction = destruction = self._look(started)
                 self._settle_packets()
-            self._record_destroyed(destruction)
+            proof: dict[str, JsonValue] = {
+                "range": self.id,
+                "clean": destruction.clean,
+                "survivors": list(destruction.survivors),
+                "checked": list(destruction.looked_for),
+                "not_checked": list(destruction.not_checked),
+                "duration_ms": round(destruction.duration_ms, 1),
+                "counters": {**self.counters(), **self._group_counts},
+            }
+            self._recorder.record(Event(kind=Kind.RANGE_DESTROYED, data=proof))
             return destruction
 
     def _end_processes(self) -> None:
@@ -509,12 +433,8 @@ class Range:
             return
         if watch is not None:
             watch.closing = True
-        if (
-            watch is not None
-            and watch.error is None
-            and self._entry is not None
-            and self._entry.namespaces
-        ):
+        has_namespaces = self._entry is not None and self._entry.namespaces
+        if watch is not None and watch.error is None and has_namespaces:
             self._end_in_order(watch)
         for child in (lines.gateway, lines.supervisor):
             child.kill()
@@ -546,9 +466,8 @@ class Range:
             close_lines(self._lines)
         with self._held:
             if self._entry is None:
-                return Destruction(
-                    survivors=(), looked_for=(), duration_ms=(time.monotonic() - started) * 1000
-                )
+                duration_ms = (time.monotonic() - started) * 1000
+                return Destruction(survivors=(), looked_for=(), duration_ms=duration_ms)
             if self._groups is not None:
                 self._group_counts = self._groups.end()
             destruction = destroy_remains(self._entry, started, store=self._home)
@@ -562,24 +481,9 @@ class Range:
     def _settle_packets(self) -> None:
         if self._lines is not None and (effect := join_packets(self._spec.directory)):
             bound = self._spec.network.bounds.packet_record_bytes
-            data: dict[str, JsonValue] = {
-                "limit": "packet_record_files",
-                "value": bound,
-                "effect": effect,
-            }
-            self._recorder.record(Event(kind=Kind.LIMIT_HIT, data={**data, "range": self.id}))
-
-    def _record_destroyed(self, destruction: Destruction) -> None:
-        data: dict[str, JsonValue] = {
-            "range": self.id,
-            "clean": destruction.clean,
-            "survivors": list(destruction.survivors),
-            "checked": list(destruction.looked_for),
-            "not_checked": list(destruction.not_checked),
-            "duration_ms": round(destruction.duration_ms, 1),
-            "counters": {**self.counters(), **self._group_counts},
-        }
-        self._recorder.record(Event(kind=Kind.RANGE_DESTROYED, data=data))
+            hit: dict[str, JsonValue] = {"limit": "packet_record_files", "value": bound}
+            hit |= {"effect": effect, "range": self.id}
+            self._recorder.record(Event(kind=Kind.LIMIT_HIT, data=hit))
 
     def _running(self) -> Watch:
         if self._watch is None:
@@ -587,7 +491,10 @@ class Range:
         return self._watch
 
     def _mark(self, phase: str) -> None:
-        self.timings_ms[phase] = round((time.monotonic() - self._began) * 1000, 1)
+        self.timings_ms[phase] = self._elapsed_ms()
+
+    def _elapsed_ms(self) -> float:
+        return round((time.monotonic() - self._began) * 1000, 1)
 
     def _where(self) -> str:
         return f"range {self.id}"

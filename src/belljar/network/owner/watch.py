@@ -463,9 +463,8 @@ class Watch:
                 for word in words:
                     socket.send_fds(self._lines.events, [word], list(fds))
         except BlockingIOError:
-            self.die(
-                ProtocolViolation("the gateway does not read what it is told", where=self._where())
-            )
+            what = "the gateway does not read what it is sent"
+            self.die(ProtocolViolation(what, where=self._where()))
         except OSError:  # one that is gone is seen elsewhere
             pass
 
@@ -475,10 +474,8 @@ class Watch:
         if not self.closing and self.error is None:
             how = self._lines.fork_server.how_ended(child)
             said = self.diagnosis()
-            what = (
-                f"the range's {who} "
-                f"ended{' (' + how + ')' if how else ''}{': ' + said if said else ''}"
-            )
+            detail = f"{' (' + how + ')' if how else ''}{': ' + said if said else ''}"
+            what = f"the range's {who} ended{detail}"
             self.die(CellError(what, where=self._where(), hint=_ENDED_HINT))
 
     def _kill(self) -> None:

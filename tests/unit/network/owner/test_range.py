@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from belljar.events import MemoryRecorder
+from belljar.network.owner.making import RangeSpec
 from belljar.network.owner.range import open_range
 from belljar.plan.addresses import lay_out
 from belljar.plan.network import NetworkPlan
@@ -20,7 +21,9 @@ async def test_one_that_was_not_begun_is_not_ended(tmp_path: Path) -> None:
     layout = lay_out(network, ["agent"], random_bytes=bytes(16), avoid=[])
     with anyio.CancelScope() as scope:
         scope.cancel()
-        async with open_range(network, layout, recorder=recorder, home=tmp_path, directory=tmp_path):
+        async with open_range(
+            RangeSpec(network=network, layout=layout, directory=tmp_path), recorder=recorder, home=tmp_path
+        ):
             raise AssertionError("it was opened")
     assert scope.cancelled_caught
     assert recorder.events == []

@@ -443,20 +443,16 @@ class _Prepared:
 def _parameter(token: Token) -> int:
     """Its number, from 1; 0 for what is none."""
     digits = token.value[1:] if token.kind == "sign" and token.value.startswith("$") else ""
-    return (
-        int(digits)
-        if digits.isascii() and digits.isdigit() and len(digits) <= 4 and int(digits) <= 1000
-        else 0
-    )
+    is_number = digits.isascii() and digits.isdigit() and len(digits) <= 4
+    return int(digits) if is_number and int(digits) <= 1000 else 0
 
 
 def _filled(token: Token, parameters: Sequence[str]) -> Token:
     number = _parameter(token)
     if not number:
         return token
-    return replace(
-        token, kind="text", value=parameters[number - 1] if number <= len(parameters) else ""
-    )
+    value = parameters[number - 1] if number <= len(parameters) else ""
+    return replace(token, kind="text", value=value)
 
 
 _NAMES: Final = {
@@ -471,19 +467,8 @@ _NAMES: Final = {
     "X": "terminate",
 }
 _UNSUPPORTED: Final = frozenset(
-    {
-        "copy",
-        "explain",
-        "do",
-        "call",
-        "execute",
-        "prepare",
-        "listen",
-        "with",
-        "values",
-        "declare",
-        "fetch",
-    }
+    {"copy", "explain", "do", "call", "execute", "prepare", "listen", "with", "values", "declare"}
+    | {"fetch"}
 )
 _ABSENT: Final = frozenset({"42P01", "42703", "42601"})
 _ENDS: Final = frozenset({"COMMIT", "ROLLBACK"})
