@@ -128,8 +128,7 @@ class HostConnection:
     def feed(self, data: bytes | bytearray | memoryview) -> list[GuestEvent]:
         """Take bytes as they came, in pieces of any size; return the events they complete.
 
-        Raises `ProtocolViolation` for the first thing the protocol forbids, and again for every
-        later call.
+        Raises `ProtocolViolation` for what the protocol forbids, and then for every later call.
         """
         if self._violation is not None:
             old = self._violation
@@ -293,7 +292,8 @@ class HostConnection:
     def _on_eof(self, op: int, state: _LiveOp, payload: Payload) -> Eof:
         stream = payload.u8()
         if stream not in state.caps_left or not state.started:
-            payload.violated(f"EOF of stream {stream}, which has not begun, has ended or is none")
+            what = f"EOF of stream {stream} that has not begun, has ended or does not exist"
+            payload.violated(what)
         del state.caps_left[stream]
         return Eof(op=op, stream=Stream(stream))
 
