@@ -131,7 +131,7 @@ def with_client(
     scene = scene_of(tmp_path, run_budget)
 
     async def run() -> dict[str, Any]:
-        async with scene.open(serve=SERVE, reach=world.reach(), spending=spending) as made:
+        async with scene.open(serve=SERVE, reach=world.reach(), spending=spending or RunSpending()) as made:
             with cell(made) as agent:
                 await made.attach("agent", agent.pid)
                 certificate = tmp_path / "range.pem"
