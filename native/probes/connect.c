@@ -1,4 +1,4 @@
-/* `PROGRAM connect tcp PORT` and `PROGRAM connect unix PATH`: no probe, but a stream of the host's to a server in the cell (design/0010-probes.md). Connects on
+/* `PROGRAM connect tcp PORT` and `PROGRAM connect unix PATH`: no probe, but a stream of the host's to a server in the cell (design/evidence.md). Connects on
  * the cell's own loopback, says one byte (0, or errno) and carries bytes between the socket and its standard streams, each way until its own end. SIGTERM: the
  * host wants no more of what the server sends; what it has sent itself is still delivered. */
 #include "probe.h"

@@ -1,4 +1,4 @@
-/* Tries, from inside a cell, what a workload that wants out would try. One line an attempt; `design/0010-probes.md` has the rules.
+/* Tries, from inside a cell, what a workload that wants out would try. One line an attempt; `design/evidence.md` has the rules.
  *
  * An attempt does no harm when it succeeds: it opens, reads, writes the value that is there, binds. It says what happened and judges nothing. */
 #pragma once

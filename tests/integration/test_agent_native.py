@@ -1,6 +1,6 @@
 """The real agent, spoken to in raw frames: what a client would hide. Native mode, on this host, without a container.
 
-`tests/contract/` holds what a client sees of it; here are the orders and bounds of frames that design/0002-channel.md promises.
+`tests/contract/` holds what a client sees of it; here are the orders and bounds of frames that docs/channel.md promises.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The protocol's numbers and the host's encoders, exactly as `design/0002-channel.md` has them.
+"""The protocol's numbers and the host's encoders, exactly as `docs/channel.md` has them.
 
 Pure functions, no state.
 

@@ -1,7 +1,7 @@
 """The host's end of the connection, without any I/O: bytes in → checked events out, requests in →
 bytes out.
 
-The guest is hostile. `feed` accepts exactly what `design/0002-channel.md` allows at this moment of
+The guest is hostile. `feed` accepts exactly what `docs/channel.md` allows at this moment of
 the conversation; anything else raises `ProtocolViolation` and poisons the connection for good.
 Memory is bounded: at most one incomplete frame is kept between two calls, and an operation's output
 by the credit and the caps that the host itself gave.

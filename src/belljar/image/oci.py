@@ -1,7 +1,7 @@
 """Importing container images: skopeo fetches; the result is read with bounds, merged in memory.
 
 No digest, size or name of the archive is trusted.
-Design note 0007 says why no tool unpacks it on the host.
+`design/policy.md` says why no tool unpacks it on the host.
 """
 
 from __future__ import annotations

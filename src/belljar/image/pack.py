@@ -16,7 +16,7 @@ from typing import IO, Final
 from belljar.errors import HostError
 from belljar.image.tools import drained, failed, plain_env, started, tool
 
-# In an emulated guest, lz4 reads as fast as plain data at half the size (design/0007).
+# In an emulated guest, lz4 reads as fast as plain data at half the size (design/policy.md).
 _COMPRESSION: Final = ("-comp", "lz4")
 _BLOCK: Final = ("-b", "128K")
 _ROOT: Final = ("-root-mode", "755", "-root-uid", "0", "-root-gid", "0")

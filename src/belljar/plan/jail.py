@@ -1,9 +1,9 @@
 """The launcher's command line, purely: what the jail gives to the one program in it, and how much.
 
 Without `ids`, a VMM's jail: the program gets a read-only root, the files listed, the descriptors
-listed, one uid (nobody's, when root starts it), and nothing else; see `design/0004-microvm.md`.
+listed, one uid (nobody's, when root starts it), and nothing else; see `design/isolation.md`.
 With `ids`, an OCI runtime's: a range of ids, mounts of its own and capabilities over just these;
-see `design/0009-tiers.md`.
+see `native/jail/README.md`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Two runtimes, one shape: `runc` (container tier) and `runsc` (gvisor tier).
 
 Paths here are paths *inside the jail*, where the runtime runs: a read-only root, the image's tree
 under a bounded writable layer, the agent. What differs between two cells of a plan is `OciCell`;
-all else is in the plan. OCI runtime specification 1.0.2; see `design/0009-tiers.md`.
+all else is in the plan. OCI runtime specification 1.0.2; see `design/isolation.md`.
 """
 
 from __future__ import annotations
