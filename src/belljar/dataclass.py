@@ -147,38 +147,43 @@ def _init(
         body.append(assign.format(name, value))
     if hasattr(cls, "__post_init__"):
         body.append("self.__post_init__()")
-    exec(f"def __init__({', '.join(arguments)}):\n " + "\n ".join(body), scope)  # noqa: S102 - names of fields
+    exec(f"def __init__({', '.join(arguments)}):\n " + "\n ".join(body), scope)  # noqa: S102
     init = scope["__init__"]
     init.__qualname__ = f"{cls.__qualname__}.__init__"
     init.__annotations__ = {**kinds, "return": None}
     return init
 
 
+def _names(instance: Any) -> list[str]:  # noqa: ANN401 - any dataclass
+    return [field.name for field in dataclasses.fields(instance)]
+
+
 def _refuse_set(self: object, name: str, value: object) -> None:
-    if type(self) in _written or name in {field.name for field in dataclasses.fields(self)}:  # type: ignore[arg-type]
+    if type(self) in _written or name in _names(self):
         raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
     object.__setattr__(self, name, value)
 
 
 def _refuse_delete(self: object, name: str) -> None:
-    if type(self) in _written or name in {field.name for field in dataclasses.fields(self)}:  # type: ignore[arg-type]
+    if type(self) in _written or name in _names(self):
         raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
     object.__delattr__(self, name)
 
 
 def _getstate(self: object) -> list[Any]:
-    return [getattr(self, field.name) for field in dataclasses.fields(self)]  # type: ignore[arg-type]
+    return [getattr(self, name) for name in _names(self)]
 
 
 def _setstate(self: object, state: list[Any]) -> None:
-    for field, value in zip(dataclasses.fields(self), state, strict=True):  # type: ignore[arg-type]
-        object.__setattr__(self, field.name, value)
+    for name, value in zip(_names(self), state, strict=True):
+        object.__setattr__(self, name, value)
 
 
 _LATE: Final = {
     name: _Late(name)
     for name in (
-        "__init__", "__repr__", "__eq__", "__match_args__", "__dataclass_fields__", "__dataclass_params__"
+        "__init__", "__repr__", "__eq__", "__match_args__", "__dataclass_fields__",
+        "__dataclass_params__",
     )
 }  # fmt: skip
 _FROZEN: Final = {

@@ -91,10 +91,12 @@ def format_duration(seconds: float) -> str:
 
 
 def printable(text: str | bytes, *, max_chars: int = 4096) -> str:
-    """The text with everything that could act on a terminal or hide (controls, escapes, bidi and other format characters, lone surrogates) made visible.
+    """The text with everything made visible that could act on a terminal or hide: controls,
+    escapes, bidi and other format characters, lone surrogates.
 
-    Newlines and tabs become `\\n` and `\\t`. Undecodable bytes become `\\xNN`. Longer than `max_chars`: cut, and the cut is said. Used wherever a dynamic
-    string is shown, whatever its origin: which strings a guest can influence is an analysis that rots.
+    Newlines and tabs become `\\n` and `\\t`, undecodable bytes `\\xNN`. Text longer than
+    `max_chars` is cut and marked as cut. Used wherever a dynamic string is shown, whatever its
+    origin: which strings a guest can influence changes with the code.
     """
     if isinstance(text, bytes):
         text = text[: 4 * max_chars + 4].decode("utf-8", "backslashreplace") + (

@@ -174,7 +174,9 @@ class GuardedRecorder:
         return ScanSpec(values=self._values, classes=self.rules.classes, key_hex=self._key.hex())
 
     def flush(self, timeout_s: float = DRAIN_TIMEOUT_S) -> bool:
-        """Return when all that was recorded until now is looked at; False when that takes longer."""
+        """Return when all that was recorded until now is looked at; False when that takes
+        longer.
+        """
         with self._lock:
             if self._thread is None or self._is_closed:
                 return True
@@ -228,7 +230,7 @@ class GuardedRecorder:
             except LedgerError:
                 # It takes no more: the run fails by that at its next event.
                 return
-            except Exception as error:  # noqa: BLE001 - what is not scanned is on record, whatever the reason
+            except Exception as error:  # noqa: BLE001
                 with suppress(BelljarError):
                     self._report_unscanned(job, f"the scan failed: {type(error).__name__}")
             finally:

@@ -222,7 +222,12 @@ async def standing_cell(
         raise unproven(cell, destruction.unproven)
 
 
-def _describe_cell(journal: Journal, cell_id: str, about: CellAbout, **said: Any) -> None:  # noqa: ANN401 - its fields
+def _describe_cell(
+    journal: Journal,
+    cell_id: str,
+    about: CellAbout,
+    **said: Any,  # noqa: ANN401 - its fields
+) -> None:
     """Say what a cell is for; one that nobody can list is a cell all the same."""
     with suppress(OSError):
         journal.describe(cell_id, replace(about, **said))

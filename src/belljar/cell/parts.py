@@ -37,7 +37,11 @@ class MachineParts:
 Parts: TypeAlias = ContainerParts | MachineParts
 
 
-def gather_parts(loaded: LoadedPolicy, home: Path, has_port: bool = False) -> Parts:  # noqa: FBT001, FBT002 - to_thread takes no keywords
+def gather_parts(
+    loaded: LoadedPolicy,
+    home: Path,
+    has_port: bool = False,  # noqa: FBT001, FBT002 - to_thread takes no keywords
+) -> Parts:
     """Read the host, find the images of the cell and its range, and the kernel, make the plan.
 
     Blocks: run it in a thread. `has_port`: as `make_plan`.

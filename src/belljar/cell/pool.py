@@ -237,7 +237,7 @@ class Pool:
                     await spare.settled.wait()
                     if spare.cell is None or spare.reason:
                         break
-        except Exception as error:  # noqa: BLE001 - nothing that goes wrong here ends the cells that are out
+        except Exception as error:  # noqa: BLE001
             self.troubles.append(error)
         finally:
             self._filling = self._making = False
@@ -262,7 +262,7 @@ class Pool:
                     spare.cell = cell
                     self.counts.made += 1
                     await self._hold(spare, cell)
-        except Exception as failure:  # noqa: BLE001 - told to whom it concerns: the taker, the pool's owner, or the record alone
+        except Exception as failure:  # noqa: BLE001
             error = failure
         finally:
             self._close(spare, error)

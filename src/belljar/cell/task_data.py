@@ -1,4 +1,6 @@
-"""What a task gives its cells besides their images, put into one cell before anything runs in it."""
+"""What a task gives its cells besides their images, put into one cell before anything
+runs in it.
+"""
 
 from __future__ import annotations
 
@@ -152,7 +154,9 @@ async def _write(
 
 
 async def _make_directories(cell: Cell, target: str, tree: Tree) -> None:
-    """The directory instead of what its image has there, as a mount hides that; with all below it."""
+    """The directory instead of what its image has there, as a mount hides that; with all
+    below it.
+    """
     await _run(cell, target, ["rm", "-rf", "--", target])
     directories = [entry for entry in tree.entries if entry.kind is EntryKind.DIRECTORY]
     paths = [posixpath.join(target, entry.path) if entry.path else target for entry in directories]

@@ -93,7 +93,9 @@ class TrippingRecorder:
         self._inner, self._tripper, self._stops = inner, tripper, stops
 
     def record(self, event: Event) -> int:
-        """As the recorder below, whose error is raised after what it could not record has tripped."""
+        """As the recorder below, whose error is raised after what it could not record has
+        tripped.
+        """
         try:
             number = self._inner.record(event)
         except BaseException:

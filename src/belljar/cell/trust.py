@@ -75,11 +75,15 @@ if ! [ -f {BUNDLE} ]; then
   if ! [ -f {BUNDLE} ]; then printf '%s\\n' "$pem" > {BUNDLE}; fi
 fi
 if command -v openssl > /dev/null && [ -d {_HASHED} ]; then
-  h=$(printf '%s\n' "$pem" | openssl x509 -noout -subject_hash) && printf '%s\n' "$pem" > "{_HASHED}/$h.0"
+  h=$(printf '%s\n' "$pem" | openssl x509 -noout -subject_hash) &&
+    printf '%s\n' "$pem" > "{_HASHED}/$h.0"
 fi
 if command -v keytool > /dev/null; then
-  for j in {stores}; do if [ -f "$j" ]; then readlink -f "$j"; fi; done | sort -u | while read -r j; do
-    said=$(printf '%s\\n' "$pem" | keytool -importcert -noprompt -alias local-root -keystore "$j" -storepass changeit 2>&1) ||
+  for j in {stores}; do
+    if [ -f "$j" ]; then readlink -f "$j"; fi
+  done | sort -u | while read -r j; do
+    said=$(printf '%s\\n' "$pem" | keytool -importcert -noprompt -alias local-root \\
+        -keystore "$j" -storepass changeit 2>&1) ||
       printf 'programs that use %s will not trust the local root: %s\\n' "$j" "$said" >&2
   done
 fi

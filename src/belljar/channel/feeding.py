@@ -1,4 +1,6 @@
-"""What a command reads on standard input, sent while its output is received; and what a failed file operation raises."""
+"""What a command reads on standard input, sent while its output is received; and what a failed file
+operation raises.
+"""
 
 from __future__ import annotations
 

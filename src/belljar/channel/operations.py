@@ -285,7 +285,9 @@ class RunningExec:
         return chunk
 
     async def receive_stdout(self) -> bytes | None:
-        """What has come of its standard output, or None when that has ended, though it may run on."""
+        """What has come of its standard output, or None when that has ended, though it
+        may run on.
+        """
         while (chunk := await self._operation.next_chunk(until=Stream.STDOUT)) is not None:
             if chunk[0] is Stream.STDOUT:
                 return chunk[1]

@@ -64,7 +64,10 @@ class Payload:
         return int.from_bytes(self.take(8), "little")
 
     def text(self) -> str:
-        """A `str` of at most `MAX_TEXT_BYTES`. Bytes that are no UTF-8 become `\\xNN`; controls are kept: escape it where it is shown."""
+        """A `str` of at most `MAX_TEXT_BYTES`; bytes that are no UTF-8 become `\\xNN`.
+
+        Control characters are kept: escape it where it is shown.
+        """
         count = self.u32()
         if count > MAX_TEXT_BYTES:
             self.violated(f"a text of {count} bytes; at most {MAX_TEXT_BYTES} are allowed")

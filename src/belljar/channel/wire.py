@@ -119,7 +119,9 @@ class HostConnection:
         return len(self._pending)
 
     def stdin_credit(self, op: int) -> int:
-        """Bytes of stdin that may be sent now; 0 once the operation is dead or its stdin is closed."""
+        """Bytes of stdin that may be sent now; 0 once the operation is dead or its stdin
+        is closed.
+        """
         state = self._live.get(op)
         return state.stdin_credit if state is not None and state.stdin_open else 0
 

@@ -55,7 +55,7 @@ async def _until_signal(bound: Callable[[], Awaitable[T]]) -> T:
             with work:
                 try:
                     outcome.append(await bound())
-                except Exception as error:  # noqa: BLE001 - raised again below: the task group would wrap it
+                except Exception as error:  # noqa: BLE001
                     errors.append(error)
                     await _let_signals_in(work)
             tasks.cancel_scope.cancel()

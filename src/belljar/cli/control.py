@@ -32,7 +32,11 @@ def control(policy: str | None, tier: str | None, *, as_json: bool) -> int:
     nothing is stopped. `belljar run --controls` does the same before an evaluation.
 
     \b
-    Exit codes: 0 both passed · 1 a control failed: signals are invalid · 3 this host can't · 4 the policy is wrong
+    Exit codes:
+      0  both passed
+      1  a control failed: signals are invalid
+      3  this host can't
+      4  the policy is wrong
     """
     from belljar.cli._async import run_async
 

@@ -50,7 +50,7 @@ class Check:
     is_flag=True,
     help="Boot a guest and run containers even if the results are remembered.",
 )
-def doctor(as_json: bool, no_prove: bool, prove_again: bool) -> int:  # noqa: FBT001 - click passes options by name
+def doctor(as_json: bool, no_prove: bool, prove_again: bool) -> int:  # noqa: FBT001
     """Say what this host can do in each tier, and why not. Installs and changes nothing.
 
     KVM counts only when a guest really boots under it, an OCI runtime only when it ran a container;

@@ -129,8 +129,10 @@ def exec_command(
 ) -> int:
     """Run one command in a fresh cell, which is destroyed afterwards.
 
-    POLICY is a policy file or a preset (low, medium, high, critical); default: high. Standard input, output and error pass through (what could
-    act on a terminal is escaped there); the exit code is the command's (124 when it timed out). Everything is recorded: `belljar ledger show last`.
+    POLICY is a policy file or a preset (low, medium, high, critical); default: high. Standard
+    input, output and error pass through; on a terminal, control characters are escaped. The exit
+    code is the command's (124 when it timed out). Everything is recorded:
+    `belljar ledger show last`.
 
     Without a command, the entrypoint and command of the policy's image are run.
 

@@ -159,7 +159,7 @@ def ls(as_json: bool) -> None:  # noqa: FBT001 - click passes options by name
 @click.argument("ref")
 @click.option("--verify", is_flag=True, help="Hash the image's bytes again.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def inspect(ref: str, verify: bool, as_json: bool) -> None:  # noqa: FBT001 - click passes options by name
+def inspect(ref: str, verify: bool, as_json: bool) -> None:  # noqa: FBT001
     """Show the image REF."""
     from belljar.image import verify as verify_image
 

@@ -92,12 +92,13 @@ def build(
     """Build an image from a Dockerfile in CONTEXT, without Docker.
 
     \b
-    belljar image build -t tools:1 DIRECTORY                a Dockerfile; needs buildah (belljar setup --with build)
-    belljar image build -t tools:1 --network --apt jq       packages on top of --base
-    belljar image build default                             Belljar's own images: default, debian-dev
+    belljar image build -t tools:1 DIRECTORY           a Dockerfile; needs buildah
+    belljar image build -t tools:1 --network --apt jq  packages on top of --base
+    belljar image build default                        Belljar's own: default, debian-dev
 
-    The bases must be in the store (`belljar image import`). Build steps have no network unless --network is given. A build
-    with the same Dockerfile, context, arguments and bases is not made again.
+    The bases must be in the store (`belljar image import`). Build steps have no network unless
+    --network is given. A build with the same Dockerfile, context, arguments and bases is not made
+    again. `belljar setup --with build` installs buildah.
     """
     from belljar.cli.image import print_image
 

@@ -50,9 +50,13 @@ def verify(run: str, fingerprint: str | None, *, strict: bool, as_json: bool) ->
     """Check every event, signature, body and file of RUN, offline.
 
     \b
-    Exit code 0: nothing is wrong. 1: something is; the first bad line or file is named.
-    A run whose process died is "unfinished": what is there is checked, and the exit code is 0, or 1 with --strict.
-    On a host without a key of its own --strict needs --key: anyone can sign a forged record with a new key.
+    Exit codes:
+      0  nothing is wrong
+      1  something is wrong: the first bad line or file is named
+
+    A run whose process died is "unfinished": what is there is checked, and the exit code is 0, or 1
+    with --strict. On a host without a key of its own --strict needs --key: anyone can sign a forged
+    record with a new key.
     """
     from belljar.ledger import verify as verify_run
 
@@ -125,7 +129,7 @@ def show(
     """Print the events of RUN. Does not verify them.
 
     With --output each body follows its event, at most 64 KiB of it, line by line and escaped; with
-    --json it is the body's `content_base64`. `belljar ledger verify` tells whether it is the original.
+    --json it is the body's `content_base64`. `belljar ledger verify` checks that it is unchanged.
 
     \b
     Example:

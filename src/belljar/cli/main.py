@@ -100,7 +100,11 @@ class _LateGroup(click.Group):
         """In the order a new user needs them."""
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - as above
+    def get_command(
+        self,
+        ctx: click.Context,  # noqa: ARG002 - as above
+        cmd_name: str,
+    ) -> click.Command | None:
         """Import one command."""
         late = COMMANDS.get(cmd_name)
         if late is None:
@@ -139,7 +143,11 @@ class _LateGroup(click.Group):
             raise failures.Misuse(f"there is no command `{args[0]}`", hint=hint)
         return super().resolve_command(ctx, args)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - as above
+    def format_commands(
+        self,
+        ctx: click.Context,  # noqa: ARG002 - as above
+        formatter: click.HelpFormatter,
+    ) -> None:
         """Names and summaries, nothing imported."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, late.summary) for name, late in COMMANDS.items()])
@@ -154,8 +162,14 @@ def root() -> None:
     """Run high-risk AI evaluations in sealed, ephemeral, recorded cells.
 
     \b
-    Exit codes: 0 ok · 1 evaluation or check failed · 2 usage, or containment evidence missing or breached
-                3 this host can't · 4 the policy (or input file) is wrong · 5 a cell or its record failed · 130 interrupted
+    Exit codes:
+      0    success
+      1    an evaluation or check failed
+      2    wrong usage; or containment was breached, or evidence of it is missing
+      3    this host can't
+      4    the policy, task or input file is wrong
+      5    a cell or its record failed
+      130  interrupted
     `belljar exec` ends with the exit code of the command it ran.
     """
 

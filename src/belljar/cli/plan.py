@@ -33,7 +33,12 @@ MAX_WIDTH: Final = 110
     is_flag=True,
     help="Don't boot a guest or run a container, even if that was never tried here.",
 )
-def plan(policy: str | None, tier: str | None, as_json: bool, no_prove: bool) -> int:  # noqa: FBT001 - click passes options by name
+def plan(
+    policy: str | None,
+    tier: str | None,
+    as_json: bool,  # noqa: FBT001 - click passes options by name
+    no_prove: bool,  # noqa: FBT001 - click passes options by name
+) -> int:
     """Print what a cell of POLICY can read, write, reach and consume here, and which walls stand
     between it and this host.
 

@@ -79,11 +79,16 @@ def probe(
 ) -> int:
     """Try to get out of a fresh cell, from inside, and let the host judge what came of it.
 
-    POLICY is a policy file or a preset; default: high. Where the host looks (a canary file, listeners, a sentinel process; ids, namespaces
-    and routes of the cell's processes) its word decides; the cell's own word can make a breach, never hide one. Recorded: `belljar ledger show last`.
+    POLICY is a policy file or a preset; default: high. The host looks as well: at a canary file,
+    listeners, a sentinel process, and the ids, namespaces and routes of the cell's processes. What
+    the cell says can make a breach, never hide one. Recorded: `belljar ledger show last`.
 
     \b
-    Exit codes: 0 contained · 2 breached, or void: evidence is missing (as of `belljar run`) · 3 this host can't · 4 the policy is wrong
+    Exit codes:
+      0  contained
+      2  breached, or void: evidence is missing
+      3  this host can't
+      4  the policy is wrong
 
     \b
     Examples:

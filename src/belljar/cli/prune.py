@@ -43,7 +43,7 @@ def _duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def prune(unused_for: float, everything: bool, dry_run: bool, as_json: bool) -> int:  # noqa: FBT001 - click passes options by name
+def prune(unused_for: float, everything: bool, dry_run: bool, as_json: bool) -> int:  # noqa: FBT001
     """Remove what cells were made from and nobody uses any more, and say what was freed.
 
     Templates and unpacked images whose image is gone or that were not used for a while, roots of

@@ -101,13 +101,20 @@ def run(
 ) -> int:
     """Run an Inspect evaluation in cells, one for each sample.
 
-    TASK is a file, file@task or package/task. All other options are those of `inspect eval` (--model, --limit,
-    --epochs, -T name=value, …); `inspect eval --help` lists them. The sandbox that the task names is replaced by a
-    cell, or the run is refused and says why.
+    TASK is a file, file@task or package/task. All other options are those of `inspect eval`
+    (--model, --limit, --epochs, -T name=value, …); `inspect eval --help` lists them. The sandbox
+    that the task names is replaced by a cell, or the run is refused and says why.
+
+    Ends with a table of the samples and the run directory.
 
     \b
-    Ends with a table of the samples and the run directory. Exit codes: 0 all contained · 1 evaluation errors
-      2 containment evidence missing or breached · 3 this host can't · 4 the policy or the task is wrong · 130 interrupted
+    Exit codes:
+      0    all samples are contained
+      1    the evaluation had errors
+      2    containment was breached, or evidence of it is missing
+      3    this host can't
+      4    the policy or the task is wrong
+      130  interrupted
 
     \b
     Examples:

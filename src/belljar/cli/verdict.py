@@ -34,14 +34,18 @@ from belljar.units import printable
 def verdict(
     run: str, logs: tuple[Path, ...], fingerprint: str | None, *, verbose: bool, as_json: bool
 ) -> None:
-    """Judge RUN by its ledger and Inspect's log, offline. Nothing that it says of itself is taken for granted.
+    """Judge RUN offline, by its ledger and Inspect's log. Both are verified first.
 
-    RUN is a run id, the beginning of one, `last`, or the path of a run directory; of `belljar run` or of
-    `inspect eval --sandbox belljar`. A void or breached sample is listed with its reasons.
+    RUN is a run id, the beginning of one, `last`, or the path of a run directory; of `belljar run`
+    or of `inspect eval --sandbox belljar`. A void or breached sample is listed with its reasons.
 
     \b
-    Exit codes, as those of `belljar run`: 0 all contained · 1 evaluation errors
-      2 containment evidence missing or breached · 3, 4, 5 the run was refused · 130 interrupted
+    Exit codes, as those of `belljar run`:
+      0        all samples are contained
+      1        the evaluation had errors
+      2        containment was breached, or evidence of it is missing
+      3, 4, 5  the run was refused
+      130      the run was interrupted
     """
     from belljar.cli.ledger import expected_key, is_path, run_path
     from belljar.cli.run import findings_json, show_findings

@@ -325,7 +325,7 @@ def _included(item: object, files: TaskFiles, reading: _Include) -> dict[str, An
     return together
 
 
-def _with_base(name: str, service: Any, files: TaskFiles, reading: _Include) -> Any:  # noqa: ANN401 - YAML
+def _with_base(name: str, service: Any, files: TaskFiles, reading: _Include) -> Any:  # noqa: ANN401
     asked = service.get("extends") if isinstance(service, Mapping) else None
     if not isinstance(asked, Mapping) or asked.get("file") is None:
         return service

@@ -100,7 +100,9 @@ def bind(containment: Containment, who: SampleIdentity) -> None:
 
 
 def tell_transcript(phase: str, report: ProbeReport, run_id: str) -> None:
-    """Say in the sample's transcript that its cell was probed, for which run, and what came of it."""
+    """Say in the sample's transcript that its cell was probed, for which run, and what
+    came of it.
+    """
     from inspect_ai.log import transcript
 
     said: dict[str, Any] = {"phase": phase, "run_id": run_id, **_brief(report)}

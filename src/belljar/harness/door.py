@@ -149,14 +149,14 @@ class Door:
             async with stream:
                 try:
                     await self._visit(stream, cell, limits)
-                except Exception as error:  # noqa: BLE001 - a visit that goes wrong must never end the sample it visits
+                except Exception as error:  # noqa: BLE001
                     logger.info("a visit to cell %s ended: %s", cell.id, printable(str(error)))
 
         async with await SocketListener.from_socket(self._listening.dup()) as listener:
             await listener.serve(visit)
 
     async def _visit(self, stream: SocketStream, cell: Cell, limits: _Limits) -> None:
-        if not may_enter(stream.extra(SocketAttribute.raw_socket)):  # noqa: S610 - anyio's typed attributes, not Django's
+        if not may_enter(stream.extra(SocketAttribute.raw_socket)):  # noqa: S610
             return
         async with contextlib.aclosing(_incoming(stream)) as incoming:
             with anyio.fail_after(_OPENING_S):
@@ -227,7 +227,9 @@ async def _connection(
     cell: Cell,
     target: int | str,
 ) -> None:
-    """A client of `belljar forward`: both ways until both sides have ended, or the client leaves."""
+    """A client of `belljar forward`: both ways until both sides have ended, or the client
+    leaves.
+    """
     status = "0"
     try:
         async with cell.connect(target) as server, anyio.create_task_group() as tasks:

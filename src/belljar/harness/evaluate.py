@@ -444,7 +444,7 @@ def _invoke(
             say(f"belljar: inspect: {_plain(error.message)}")
     except (KeyboardInterrupt, click.Abort):
         return True
-    except Exception as error:  # noqa: BLE001 - whatever ends the evaluation, its record is closed and judged
+    except Exception as error:  # noqa: BLE001
         say(
             f"belljar: the evaluation ended with {type(error).__name__}: "
             f"{printable(str(error), max_chars=2000)}"

@@ -85,7 +85,8 @@ elif step["channel"] == "dns":
 elif step["channel"] == "websocket":
     wire = socket.create_connection((HOST, 80), 60)
     key = base64.b64encode(os.urandom(16)).decode()
-    wire.sendall((f"GET /socket HTTP/1.1\r\nHost: {HOST}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    wire.sendall((f"GET /socket HTTP/1.1\r\nHost: {HOST}\r\n"
+                  "Upgrade: websocket\r\nConnection: Upgrade\r\n"
                   f"Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n").encode())
     answer = b""
     while b"\r\n\r\n" not in answer:

@@ -283,7 +283,12 @@ def hold_tools(session: Session) -> Iterator[ToolHold]:
             _holding = None
 
 
-def _replace(stack: ExitStack, owner: Any, name: str, make: Callable[[Any], Any]) -> None:  # noqa: ANN401 - a module or class
+def _replace(
+    stack: ExitStack,
+    owner: Any,  # noqa: ANN401 - a module or class
+    name: str,
+    make: Callable[[Any], Any],
+) -> None:
     original = getattr(owner, name, None)
     if not callable(original):
         raise unknown_inspect(f"{owner.__name__} has no `{name}`")
@@ -328,7 +333,12 @@ def _hold_bridge(hold: ToolHold, stack: ExitStack) -> None:
     from inspect_ai.agent._bridge.sandbox import service
 
     def make(original: Any) -> Any:  # noqa: ANN401 - Inspect's function
-        async def execute_host_tool(bridge: Any, server: str, tool: str, arguments: Any) -> Any:  # noqa: ANN401 - Inspect's
+        async def execute_host_tool(
+            bridge: Any,  # noqa: ANN401 - Inspect's
+            server: str,
+            tool: str,
+            arguments: Any,  # noqa: ANN401 - Inspect's
+        ) -> Any:  # noqa: ANN401 - Inspect's
             known = _known(bridge.bridged_tools.get(server, {}).get(tool))
             if known is not None:
                 hold.check(known.name, known.outside)
@@ -344,7 +354,13 @@ def _hold_mcp(hold: ToolHold, stack: ExitStack) -> None:
     from inspect_ai.tool._mcp._local import MCPServerLocalSession
 
     def make(original: Any) -> Any:  # noqa: ANN401 - Inspect's method
-        def init(self: Any, client: Callable[[], Any], *, name: str, **more: Any) -> None:  # noqa: ANN401 - Inspect's
+        def init(
+            self: Any,  # noqa: ANN401 - Inspect's
+            client: Callable[[], Any],
+            *,
+            name: str,
+            **more: Any,  # noqa: ANN401 - Inspect's
+        ) -> None:
             def connect() -> Any:  # noqa: ANN401 - Inspect's context manager
                 hold.check(name, None if _is_in_sandbox(client) else Outside.MCP)
                 return client()

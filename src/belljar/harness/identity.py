@@ -85,4 +85,4 @@ def is_preparing() -> bool:
 
 def _absolute(location: str) -> str:
     """Where the log is, whoever asks: Inspect names it from the directory it runs in."""
-    return location if "://" in location else os.path.abspath(location)  # noqa: PTH100 - Path would resolve no `..`
+    return location if "://" in location else os.path.abspath(location)  # noqa: PTH100

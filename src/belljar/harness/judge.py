@@ -55,7 +55,9 @@ def put_on_record(run: RunDirectory, findings: RunFindings, dropped: Sequence[st
 
 
 def check_ledger(run: RunDirectory) -> tuple[LedgerState, str]:
-    """What verification says of the record of a run of this process: not finished yet, or sealed."""
+    """What verification says of the record of a run of this process: not finished yet, or
+    sealed.
+    """
     key = run.recorder.key.fingerprint
     try:
         result = verify(run.path, expected_key=key, expected_run=run.run_id)
@@ -173,7 +175,9 @@ def _readable(path: Path) -> Iterator[Line]:
 def _logs(
     path: Path, record: RunRecord, given: Sequence[str], *, has_samples: bool, remote: bool
 ) -> list[LogRecord]:
-    """Inspect's logs: those in the run directory under `belljar run`, else where Inspect put them."""
+    """Inspect's logs: those in the run directory under `belljar run`, else where Inspect
+    put them.
+    """
     from belljar.harness.transcript import logs_in, read_log
 
     if record.kind == EVALUATION:

@@ -173,7 +173,9 @@ class _Known:
 
 
 def missing_images(policies: Iterable[LoadedPolicy], home: Path) -> tuple[MissingImage, ...]:
-    """The images of these cells and the other cells of their ranges that the store does not have."""
+    """The images of these cells and the other cells of their ranges that the store does
+    not have.
+    """
     from belljar.image import Store
     from belljar.image.missing import missing_images as missing_in
 

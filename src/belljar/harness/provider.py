@@ -313,7 +313,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
             raise
 
     @overload
-    async def read_file(self, file: str, text: Literal[True] = True) -> str: ...  # noqa: FBT002 - Inspect's signature
+    async def read_file(self, file: str, text: Literal[True] = True) -> str: ...  # noqa: FBT002
 
     @overload
     async def read_file(self, file: str, text: Literal[False]) -> bytes: ...

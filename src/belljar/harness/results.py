@@ -68,7 +68,8 @@ def timed_out(timeout_s: float | None, partial: str) -> TimeoutError:
     after = f" after {timeout_s:g} seconds" if timeout_s is not None else ""
     error = TimeoutError(f"Command timed out{after}")
     if partial:
-        error.truncated_output = partial  # type: ignore[attr-defined]  # Inspect's proxy reads this attribute
+        # Inspect's proxy reads this attribute.
+        error.truncated_output = partial  # type: ignore[attr-defined]
     return error
 
 

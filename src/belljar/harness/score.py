@@ -22,7 +22,7 @@ def belljar_signals() -> Scorer:
     `signals_so_far` in a scorer of your own.
     """
 
-    async def score(state: TaskState, target: Target) -> Score:  # noqa: ARG001 - Inspect's signature
+    async def score(state: TaskState, target: Target) -> Score:  # noqa: ARG001
         found = await signals_so_far()
         return Score(
             value={code.value: int(found.has(code)) for code in SignalCode},

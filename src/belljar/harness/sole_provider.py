@@ -16,7 +16,7 @@ from inspect_ai.hooks import Hooks, SampleAttemptStart, hooks
 from inspect_ai.util import SandboxEnvironment
 from typing_extensions import override
 
-import belljar.harness._registry  # noqa: F401 - known to Inspect even where the entry point is not installed
+import belljar.harness._registry  # noqa: F401
 from belljar.errors import BelljarError, HostError
 from belljar.harness import config as configs
 from belljar.harness.lifecycle import say
@@ -193,7 +193,7 @@ def _hold_instances(hold: SoleProvider, stack: ExitStack) -> None:
         check(cls)
         return object.__new__(cls)
 
-    def init(self: SandboxEnvironment, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - as the original
+    def init(self: SandboxEnvironment, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         check(type(self))
         made(self, *args, **kwargs)
 
@@ -209,7 +209,7 @@ def _hold_instances(hold: SoleProvider, stack: ExitStack) -> None:
         raise unknown_inspect("the making of sandboxes can't be held")
 
 
-def _new(cls: type, *_args: Any, **_more: Any) -> Any:  # noqa: ANN401 - as `object.__new__`, for a class with an `__init__`
+def _new(cls: type, *_args: Any, **_more: Any) -> Any:  # noqa: ANN401
     return object.__new__(cls)
 
 

@@ -194,7 +194,9 @@ def _words(file: Path) -> set[str]:
 
 
 def own_memory_limit_bytes(found: Hierarchies) -> int | None:
-    """The memory limit of the group this process is in, or None when it has none that can be read."""
+    """The memory limit of the group this process is in, or None when it has none that can
+    be read.
+    """
     if "memory" in found.v1:
         group, name = (
             found.v1["memory"] / found.own.get("memory", "/").lstrip("/"),

@@ -90,7 +90,8 @@ _EMPTIED: Final = (
 _LEFT_OUT: Final = re.compile(
     r"etc/apt/sources\.list|etc/apt/apt\.conf\.d/99mmdebstrap|etc/dpkg/dpkg\.cfg\.d/99mmdebstrap"
     r"|etc/(?:passwd|group|shadow|gshadow|subuid|subgid)-|etc/\.pwd\.lock"
-    r"|etc/ssh/ssh_host_.*|var/lib/dbus/machine-id|var/lib/dpkg/[a-z-]+-old|var/lib/systemd/random-seed"
+    r"|etc/ssh/ssh_host_.*|var/lib/dbus/machine-id|var/lib/dpkg/[a-z-]+-old|var/lib/systemd/"
+    r"random-seed"
     r"|usr/share/doc/[^/]+/(?!copyright$).+|root/\.(?:bash_history|wget-hsts|cache)(?:/.*)?"
 )
 # The guest agent writes a cell's own over these when it is renewed: here they only exist.

@@ -183,7 +183,8 @@ def _take(
 def _copied(context: Path, name: Path, target: Path | None, left_bytes: int) -> bytes:
     digest = hashlib.sha256()
     try:
-        with open_regular(context, str(name)) as fd, open(target or os.devnull, "wb") as into:  # noqa: PTH123
+        sink = Path(target or os.devnull)
+        with open_regular(context, str(name)) as fd, sink.open("wb") as into:
             while chunk := os.read(fd, _CHUNK_BYTES):
                 left_bytes -= len(chunk)
                 if left_bytes < 0:

@@ -33,7 +33,8 @@ Report = Callable[[str], None]
 _T = TypeVar("_T")
 _DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
 _LAYER_TYPES: Final = re.compile(
-    r"application/vnd\.(?:oci\.image\.layer\.v1\.tar(?:\+(?:gzip|zstd))?|docker\.image\.rootfs\.diff\.tar(?:\.(?:gzip|zstd))?)"
+    r"application/vnd\.(?:oci\.image\.layer\.v1\.tar(?:\+(?:gzip|zstd))?"
+    r"|docker\.image\.rootfs\.diff\.tar(?:\.(?:gzip|zstd))?)"
 )
 _MIN_FREE_BYTES: Final = 256 << 20
 

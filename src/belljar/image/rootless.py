@@ -47,7 +47,8 @@ done
 mkdir /tmp/sys
 mount --rbind /sys /tmp/sys
 findmnt -n -r -o TARGET -R /tmp | tail -n +2 | while read -r path; do
-  options=$(findmnt -n -o VFS-OPTIONS -M "$path") && mount -o "remount,bind,$options,ro" "$path" || [ ! -x "$path" ]
+  options=$(findmnt -n -o VFS-OPTIONS -M "$path") &&
+    mount -o "remount,bind,$options,ro" "$path" || [ ! -x "$path" ]
 done
 mkdir -p /tmp/dev/pts /tmp/dev/shm /tmp/etc/ssl /tmp/proc /tmp/run /tmp/tmp /tmp/var /tmp/old
 ln -s /tmp/tmp /tmp/var/tmp
@@ -61,7 +62,9 @@ echo root:x:0: > /tmp/etc/group
 echo 127.0.0.1 localhost > /tmp/etc/hosts
 [ ! -f /etc/ld.so.cache ] || cp -L /etc/ld.so.cache /tmp/etc
 if [ "$1" = network ]; then
-  for name in resolv.conf hosts nsswitch.conf; do [ ! -f /etc/$name ] || cp -L /etc/$name /tmp/etc; done
+  for name in resolv.conf hosts nsswitch.conf; do
+    [ ! -f /etc/$name ] || cp -L /etc/$name /tmp/etc
+  done
   [ ! -d /etc/ssl ] || mount --rbind /etc/ssl /tmp/etc/ssl
 fi
 shift

@@ -1,8 +1,9 @@
 """Checkpoints: what is signed, and whether a line of `checkpoints.jsonl` is one. Pure.
 
-They have a file of their own so that the ledger holds events only: a checkpoint in the ledger would be covered by the
-    next one, so the last could never be, and its writing would have to take turns with `record`. Here a checkpoint is
-    signed and forced to the disk by another thread while events go on.
+They have a file of their own so that the ledger holds events only: a checkpoint in the ledger would
+be covered by the next one, so the last could never be, and its writing would have to take turns
+with `record`. Here a checkpoint is signed and forced to the disk by another thread while events go
+on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The Merkle tree hash of RFC 9162, section 2.1.1, computed as leaves arrive. Pure.
 
-Why a tree beside the hash chain: one 32-byte root commits to a prefix of the ledger, and a proof of one event needs
-    only a path, not the whole file.
+Why a tree beside the hash chain: one 32-byte root commits to a prefix of the ledger, and a proof of
+one event needs only a path, not the whole file.
 """
 
 from __future__ import annotations

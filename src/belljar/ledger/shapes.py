@@ -27,7 +27,7 @@ class Optional:
 Shape: TypeAlias = Mapping[str, Check | Optional]
 
 
-def check_shape(value: Any, shape: Shape, *, extra: bool = False) -> None:  # noqa: ANN401 - JSON values
+def check_shape(value: Any, shape: Shape, *, extra: bool = False) -> None:  # noqa: ANN401
     """Whether `value` is an object of this shape; with `extra` it may have more fields.
 
     Raises `ValueError` that names the first field that is wrong.

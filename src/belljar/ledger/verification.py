@@ -1,10 +1,11 @@
 """Whether a run directory is what its writer left: offline, streaming, trusting nothing in it.
 
-Found: any change to, removal, addition or reordering of events, bodies, checkpoints and files, and the cutting-off of
-    a finished run, as long as the signing key stayed secret and is known to who verifies. Not found: what the key's
-    holder forges; the last events of an *unfinished* run that no checkpoint signed yet (their number is told); and
-    the cutting-back of a finished run to an earlier checkpoint with the manifest removed, which looks like a crash.
-    So an unfinished run is never evidence.
+Found: any change to, removal, addition or reordering of events, bodies, checkpoints and files, and
+the cutting-off of a finished run, as long as the signing key stayed secret and is known to who
+verifies. Not found: what the key's holder forges; the last events of an *unfinished* run that no
+checkpoint signed yet (their number is reported); and the cutting-back of a finished run to an
+earlier checkpoint with the manifest removed, which looks like a crash. So an unfinished run is
+never evidence.
 """
 
 from __future__ import annotations

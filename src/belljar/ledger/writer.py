@@ -1,9 +1,9 @@
 """The one writer of a run's ledger.
 
-What survives what: a line is handed to the kernel before `record` returns, so this process's death, however sudden,
-    loses at most the event being written. The disk is forced at checkpoints (about every half second), so a power
-    loss may lose what came after the last checkpoint; it never leaves a checkpoint without the events it covers,
-    because they are forced first.
+What survives what: a line is handed to the kernel before `record` returns, so this process's death,
+however sudden, loses at most the event being written. The disk is forced at checkpoints (about
+every half second), so a power loss may lose what came after the last checkpoint; it never leaves a
+checkpoint without the events it covers, because they are forced first.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def preload() -> None:
 
 
 class _Nursery:
-    def __init__(self, owner: socket.socket, serve: Any) -> None:  # noqa: ANN401 - the gateway's function
+    def __init__(self, owner: socket.socket, serve: Any) -> None:  # noqa: ANN401
         self._owner = owner
         self._children: dict[int, int | None] = {}
         self._roles: Mapping[str, Child] = {

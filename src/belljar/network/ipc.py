@@ -246,7 +246,7 @@ def encode_end(within_s: float) -> bytes:
     return _head({"end": within_s})
 
 
-def encode_answer(id: int, body: bytes, *, ok: bool = True) -> list[bytes]:  # noqa: A002 - the wire's word
+def encode_answer(id: int, body: bytes, *, ok: bool = True) -> list[bytes]:  # noqa: A002
     """The datagrams of an answer; `ok` False: there is none, and the body says why.
 
     Raises `ValueError` when it is too large.

@@ -107,14 +107,17 @@ class JailMount:
     made if it lies on a tmpfs mounted before.
 
     - `bind`: `source`, a file or directory, as a `JailBind`.
-    - `tree`: `source`, a directory: read-only, nosuid, nodev; `shift` (first id on disk, first host id shown, count; root only) makes it id-mapped, and
-      read-only for good: nobody in the jail can undo it.
+    - `tree`: `source`, a directory: read-only, nosuid, nodev; `shift` (first id on disk, first host
+      id shown, count; root only) makes it id-mapped and permanently read-only.
     - `device`: `source`, one character device.
-    - `tmpfs`: at most `size_bytes` and `inodes`; `mode` is its root's; nosuid, nodev, and noexec unless `executable`.
+    - `tmpfs`: at most `size_bytes` and `inodes`; `mode` is its root's; nosuid, nodev, and noexec
+      unless `executable`.
     - `proc`, `sysfs` (read-only): of the jail's own pid and network namespaces, nothing covered.
-    - `cgroup` (read-only): the second version's groups from the jail's own on, on `/sys/fs/cgroup`. runc does not start where it sees no groups at all.
-    - `overlay`: of `lower`, `upper` and `work`, paths in the new root. The last two are made (on a tmpfs); `upper` gets `lower`'s mode and the workload's root as
-      owner. Needs Linux 6.6 (a tmpfs with user attributes).
+    - `cgroup` (read-only): version 2's groups from the jail's own on, at `/sys/fs/cgroup`. runc
+      does not start where it sees no groups at all.
+    - `overlay`: of `lower`, `upper` and `work`, paths in the new root. The last two are made (on a
+      tmpfs); `upper` gets `lower`'s mode and the workload's root as owner. Needs Linux 6.6 (a tmpfs
+      with user attributes).
     """
 
     kind: MountKind

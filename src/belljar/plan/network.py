@@ -433,7 +433,7 @@ def _own_cell(own: OwnCell) -> StandInPlan:
     )
 
 
-def _each(read: Any, items: Iterable[Mapping[str, Any]]) -> tuple[Any, ...]:  # noqa: ANN401 - one of the readers above
+def _each(read: Any, items: Iterable[Mapping[str, Any]]) -> tuple[Any, ...]:  # noqa: ANN401
     return tuple(read(item) for item in items)
 
 

@@ -26,7 +26,7 @@ def field(protocol: str, name: str) -> Statement:
     return {"payload": {"protocol": protocol, "field": name}}
 
 
-def match(left: Statement, right: Any, op: str = "==") -> Statement:  # noqa: ANN401 - JSON values of any shape
+def match(left: Statement, right: Any, op: str = "==") -> Statement:  # noqa: ANN401
     """Goes on only when it holds."""
     return {"match": {"op": op, "left": left, "right": right}}
 

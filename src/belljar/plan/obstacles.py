@@ -58,7 +58,9 @@ def tier_obstacles(tier: Tier, facts: HostFacts, *, has_port: bool = False) -> t
 
 
 def rights_obstacles(rights: Rights | None, tier: Tier) -> tuple[Obstacle, ...]:
-    """Why the tier can't grant the rights that a policy asks for; empty when it grants all of them."""
+    """Why the tier can't grant the rights that a policy asks for; empty when it grants
+    all of them.
+    """
     refused = ", ".join(refusals(rights, tier))
     if not refused:
         return ()
@@ -221,7 +223,9 @@ def _network_files(facts: HostFacts) -> Iterator[Obstacle]:
 
 
 def _network_rights(facts: HostFacts) -> Iterator[Obstacle]:
-    """An ordinary user's: the range's namespace belongs to a user namespace with ids for its cells."""
+    """An ordinary user's: the range's namespace belongs to a user namespace with ids for
+    its cells.
+    """
     if not facts.userns.available:
         yield Obstacle(
             what=f"a range's network needs user namespaces, which this user can't make: "

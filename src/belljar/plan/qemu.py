@@ -209,7 +209,8 @@ def _monitor_and_console(fds: VmFds) -> tuple[str, ...]:
 
 
 def _devices(fds: VmFds) -> tuple[str, ...]:
-    disk = f"driver=raw,node-name=disk,read-only=on,file.driver=file,file.filename={DISK_PATH},file.locking=off"
+    file = f"file.driver=file,file.filename={DISK_PATH},file.locking=off"
+    disk = f"driver=raw,node-name=disk,read-only=on,{file}"
     return (
         *("-device", "virtio-serial-device", "-chardev", f"socket,id=agent,fd={fds.agent}"),
         *("-device", f"virtserialport,chardev=agent,name={AGENT_PORT}"),

@@ -143,7 +143,9 @@ def _too_many(max_entries: int) -> ValueError:
 
 
 def _link(fd: int, name: str, at: str) -> str:
-    """A link's text, if it stays in the tree: what it says must not tell where the host keeps it."""
+    """A link's text, if it stays in the tree: what it says must not tell where the host
+    keeps it.
+    """
     link = os.readlink(name, dir_fd=fd)
     if not link_stays(at, link):
         raise ValueError(f"the link {printable(at)} leads out of its directory")

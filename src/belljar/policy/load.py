@@ -317,7 +317,11 @@ def _problem(tree: Tree, error: Any) -> Problem:  # noqa: ANN401 - pydantic's Er
     )
 
 
-def _message(error: Any, path: yaml_tree.Path, model: type[BaseModel] | None) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
+def _message(
+    error: Any,  # noqa: ANN401 - pydantic's ErrorDetails
+    path: yaml_tree.Path,
+    model: type[BaseModel] | None,
+) -> str:
     match error["type"]:
         case "extra_forbidden":
             allowed = list(model.model_fields) if model else []

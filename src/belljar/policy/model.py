@@ -116,7 +116,7 @@ class Policy(Strict):
 
     @field_validator("tier", mode="after")
     @classmethod
-    def _only_raised(cls, tier: Tier | None, info: Any) -> Tier | None:  # noqa: ANN401 - pydantic's ValidationInfo
+    def _only_raised(cls, tier: Tier | None, info: Any) -> Tier | None:  # noqa: ANN401
         risk = info.data.get("risk")
         if tier is not None and risk is not None and tier < least_tier(risk):
             raise ValueError(f"{lowered(risk, tier)}. Leave `tier` out or raise it")
@@ -124,7 +124,7 @@ class Policy(Strict):
 
     @field_validator("network", mode="after")
     @classmethod
-    def _within_the_risk(cls, network: Network | None, info: Any) -> Network | None:  # noqa: ANN401 - pydantic's ValidationInfo
+    def _within_the_risk(cls, network: Network | None, info: Any) -> Network | None:  # noqa: ANN401
         risk = info.data.get("risk")
         if network is not None and risk is not None:
             if network.upstreams and risk > Risk.MEDIUM:
@@ -143,7 +143,11 @@ class Policy(Strict):
 
     @field_validator("decoys", mode="after")
     @classmethod
-    def _services_have_a_network(cls, decoys: DecoysField, info: Any) -> DecoysField:  # noqa: ANN401 - pydantic's ValidationInfo
+    def _services_have_a_network(
+        cls,
+        decoys: DecoysField,
+        info: Any,  # noqa: ANN401 - pydantic's ValidationInfo
+    ) -> DecoysField:
         if "network" in info.data:
             check_services(decoys, info.data["network"])
         return decoys

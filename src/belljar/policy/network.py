@@ -160,7 +160,9 @@ def _read_ids(value: object) -> object:
 
 
 class OwnCell(Strict):
-    """How the other cells of the range reach the range's own cell: not at all, unless it is said."""
+    """How the other cells of the range reach the range's own cell: not at all, unless it
+    is said.
+    """
 
     names: HostNames = Field(description="Host names, exact.")
     ports: TargetPorts = Field(description="TCP ports that can be reached; `[all]`: every one.")

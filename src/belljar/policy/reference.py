@@ -33,7 +33,8 @@ IMAGE_ID: Final = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 """The digest of an image's configuration, which Docker calls its id, or of an image in the store.
 """
 _REFERENCE: Final = re.compile(
-    rf"(?:(?P<host>{_HOST})/)?(?P<path>{_PATH})(?::(?P<tag>{_TAG}))?(?:@(?P<digest>sha256:[0-9a-f]{{64}}))?",
+    rf"(?:(?P<host>{_HOST})/)?(?P<path>{_PATH})(?::(?P<tag>{_TAG}))?(?:@(?P<digest>sha256:[0-9a-f]"
+    rf"{{64}}))?",
     re.ASCII,
 )
 _HEX_NAME: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)

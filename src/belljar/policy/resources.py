@@ -84,7 +84,7 @@ class ResourcesText(Strict):
 
     @field_validator("exec_timeout", mode="after")
     @classmethod
-    def _within_lifetime(cls, exec_timeout: float, info: Any) -> float:  # noqa: ANN401 - pydantic's ValidationInfo
+    def _within_lifetime(cls, exec_timeout: float, info: Any) -> float:  # noqa: ANN401
         lifetime = info.data.get("lifetime")
         if lifetime is not None and exec_timeout > lifetime:
             raise ValueError(

@@ -62,7 +62,9 @@ def list_of(what: str, most: int, *, least: int = 1) -> BeforeValidator:
 
 
 class Port(Strict):
-    """A TCP port and what is spoken there; protocol "": what is usual at that number for the kind."""
+    """A TCP port and what is spoken there; protocol "": what is usual at that number for
+    the kind.
+    """
 
     number: int
     protocol: str = ""

@@ -1,4 +1,6 @@
-"""Probing a running cell: lay out what the host watches, have the program try, look, judge, record."""
+"""Probing a running cell: lay out what the host watches, have the program try, look,
+judge, record.
+"""
 
 from __future__ import annotations
 
@@ -162,7 +164,11 @@ async def probe_cell(
         )
     finally:
         report = _report(wanted, attempt, cell.tier, ProbeReport(
-            verdict=Verdict.VOID, findings=(), which=words, user=str(about["user"]), duration_ms=(time.monotonic() - began) * 1000
+            verdict=Verdict.VOID,
+            findings=(),
+            which=words,
+            user=str(about["user"]),
+            duration_ms=(time.monotonic() - began) * 1000,
         ))  # fmt: skip
         recorder.record(_completed(cell, report, attempt.output, phase=phase, actor=actor))
     return report

@@ -174,7 +174,9 @@ class CellFindings:
 
     @property
     def end_reasons(self) -> list[Reason]:
-        """What would be amiss of a cell that no sample had: a breach, or an end that is not proven."""
+        """What would be amiss of a cell that no sample had: a breach, or an end that is
+        not proven.
+        """
         breached = [
             self._reason(ReasonCode.PROBES_BREACHED, breach)
             for probing in self.probings

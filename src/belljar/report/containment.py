@@ -11,8 +11,8 @@ from belljar.probe.model import Finding, Probe, ProbeReport, Side, Verdict, wors
 _HEAD: Final = """\
 # What the containment tests try
 
-Every probe in every tier, on one host: what was *tried from inside* a fresh cell, and the result. A way out that no
-probe knows is in no table. Make this page for your own host:
+Every probe in every tier, on one host: what was *tried from inside* a fresh cell, and the result. A
+way out that no probe knows is in no table. Make this page for your own host:
 
 ```console
 $ belljar probe --table docs/containment.md
@@ -39,7 +39,7 @@ _EMULATED: Final = (
 _LEGEND: Final = """\
 | result | means |
 |---|---|
-| host | contained, and the host checked it (canary file, listeners, a sentinel process; ids, namespaces and routes of the cell's processes) |
+| host | contained, and the host checked it: canary file, listeners, processes |
 | cell | contained, by the word of the attempt alone |
 | known | reached, for the reason given below |
 | void | no evidence |

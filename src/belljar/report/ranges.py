@@ -153,7 +153,9 @@ class RangeFindings:
 
     @property
     def end_reasons(self) -> list[Reason]:
-        """What would be amiss of a range that nobody had used: it died, or its end is not proven."""
+        """What would be amiss of a range that nobody had used: it died, or its end is not
+        proven.
+        """
         code = ReasonCode.RANGE_BREACHED if self.breached else ReasonCode.RANGE_FAILED
         died = [self._reason(code, self.failed)] if self.failed or self.breached else []
         if not self.destroyed:

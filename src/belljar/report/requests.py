@@ -83,7 +83,9 @@ class Requests:
 
     @property
     def still_open(self) -> int:
-        """Raw connections with a beginning on record and no end: they lasted as long as the range."""
+        """Raw connections with a beginning on record and no end: they lasted as long as
+        the range.
+        """
         return sum(self._open.values())
 
     def name_places(self, places: Places) -> None:

@@ -70,7 +70,8 @@ _ESCAPES: Final[tuple[tuple[str, bytes, re.Pattern[bytes]], ...]] = (
         "escape",
         b"\\",
         re.compile(
-            rb"\\(u\{[0-9A-Fa-f]{1,6}\}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|x[0-9A-Fa-f]{2}|[0-7]{3}|\r?\n|[^uUx0-9\n])"
+            rb"\\(u\{[0-9A-Fa-f]{1,6}\}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|x[0-9A-Fa-f]{2}|[0-7]{3}"
+            rb"|\r?\n|[^uUx0-9\n])"
         ),
     ),
     ("quoted-printable", b"=", re.compile(rb"=(?:([0-9A-F]{2})|[ \t]*\r?\n)")),
@@ -397,11 +398,14 @@ def turned(data: bytes, held: Held = None) -> Iterator[Decoded]:
 
 
 REVERSED_MARK: Final = re.compile(
-    rb"[0-9A-Fa-f]{2}%|;[0-9a-zA-Z]{2,6}#&|;(?:pma|tl|tg|touq)&|[0-9A-Fa-fn-s]{2}[xk]\\|[0-9A-Fa-fn-s]{4}[uh]\\|[0-7]{3}\\"
-    rb"|[0-9A-F]{2}=[0-9A-F]{2}=|\x08\x8b\x1f|[\x9c\x01\xda\x5e]\x78\Z|\xfd\x2f\xb5\x28|[0-9a-f]{2}x0[, ]"
+    rb"[0-9A-Fa-f]{2}%|;[0-9a-zA-Z]{2,6}#&|;(?:pma|tl|tg|touq)&|[0-9A-Fa-fn-s]{2}[xk]\\"
+    rb"|[0-9A-Fa-fn-s]{4}[uh]\\|[0-7]{3}\\"
+    rb"|[0-9A-F]{2}=[0-9A-F]{2}=|\x08\x8b\x1f|[\x9c\x01\xda\x5e]\x78\Z|\xfd\x2f\xb5\x28"
+    rb"|[0-9a-f]{2}x0[, ]"
 )
 ROT13_MARK: Final = re.compile(
-    rb"%(?:[0-9][N-Sn-s]|[N-Sn-s][0-9N-Sn-s])|&#k[0-9n-s]{2}|\\[hk][0-9n-s]{2}|=[0-9][N-S]=|0k[0-9n-s]{2}"
+    rb"%(?:[0-9][N-Sn-s]|[N-Sn-s][0-9N-Sn-s])|&#k[0-9n-s]{2}|\\[hk][0-9n-s]{2}|=[0-9][N-S]="
+    rb"|0k[0-9n-s]{2}"
 )
 
 

@@ -193,7 +193,8 @@ def _kubeconfig(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
 
 def _dotenv(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
     word, secret, host = password(stream), stream.take(32).hex(), _host(stream, "db")
-    text = f"APP_ENV=production\nDATABASE_URL=postgresql://app:{word}@{host}:5432/app\nSECRET_KEY={secret}\n"
+    database = f"postgresql://app:{word}@{host}:5432/app"
+    text = f"APP_ENV=production\nDATABASE_URL={database}\nSECRET_KEY={secret}\n"
     return _one(place, text, 0o600, database_password=word, secret_key=secret, host=host)
 
 
@@ -321,7 +322,7 @@ def _cookies(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
             ),
             [],
         ),
-        (f"INSERT INTO moz_cookies VALUES ({', '.join('?' * 15)})", rows),  # noqa: S608 - marks alone
+        (f"INSERT INTO moz_cookies VALUES ({', '.join('?' * 15)})", rows),  # noqa: S608
         ("PRAGMA user_version = 12", []),  # Firefox's number of this schema
     )
     return _one(place, content, 0o600, **values)

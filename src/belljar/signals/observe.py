@@ -64,8 +64,8 @@ HEADER: Final = "header"
 _CREDENTIAL_HEADER: Final = re.compile(rb"(?i)auth|cookie|token|key|secret|session|credential")
 _NAME: Final = rb"(pass(word|wd)?|pwd|token|api[_-]?key|access[_-]?key|secret|auth|credential)"
 _PRESENTED: Final = re.compile(
-    rb"(?i)(?:(?:^|[?&;])[a-z0-9_.%%\[\]-]*%s[\]%%a-z0-9]{0,3}=|%s[\"']\s*:\s*[\"']?|name=\"[^\"]*%s\"\s*\r?\n\r?\n)$"
-    % (_NAME, _NAME, _NAME)
+    rb"(?i)(?:(?:^|[?&;])[a-z0-9_.%%\[\]-]*%s[\]%%a-z0-9]{0,3}=|%s[\"']\s*:\s*[\"']?"
+    rb"|name=\"[^\"]*%s\"\s*\r?\n\r?\n)$" % (_NAME, _NAME, _NAME)
 )
 """What stands before a value that is presented as a credential, in a form, a query or JSON. A file
 that is uploaded has such lines too (`aws_secret_access_key = …`): its values are sent."""

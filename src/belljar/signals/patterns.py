@@ -70,7 +70,8 @@ def entropy(text: bytes) -> float:
 
 
 _PLACEHOLDER: Final = re.compile(
-    rb"(?i)example|placeholder|changeme|your[_-]?|redacted|dummy|sample|xxxx|\*\*\*\*|\.\.\.\.|<[a-z]|\$\{|\{\{|1234567890|abcdefgh|0000000"
+    rb"(?i)example|placeholder|changeme|your[_-]?|redacted|dummy|sample|xxxx|\*\*\*\*|\.\.\.\."
+    rb"|<[a-z]|\$\{|\{\{|1234567890|abcdefgh|0000000"
 )
 
 
@@ -90,9 +91,11 @@ def _is_secret(text: bytes) -> bool:
 _CODE: Final = re.compile(
     rb"[()\[\]{}]|^[a-z_.]+$|://|^[A-Za-z]+(?:[._-]+[A-Za-z]+)*$"
     rb"|^[a-z]+[0-9]{0,3}\.[a-z]+[0-9]{0,3}[a-z]*$|^\$[A-Za-z_]\w*$|^--?[A-Za-z]+(?:-[a-z]+)*$"
-    rb"|^(?:/[A-Z]?[a-z._-]+[0-9]{0,2})+$|^[a-z0-9_+-]+(?:[./][a-z0-9_+-]+)*/[a-z0-9_+-]+\.[a-z]{1,4}$"
+    rb"|^(?:/[A-Z]?[a-z._-]+[0-9]{0,2})+$|^[a-z0-9_+-]+(?:[./][a-z0-9_+-]+)*/[a-z0-9_+-]+\.[a-z]{1,"
+    rb"4}$"
     rb"|^[~^v]?[0-9]+\.[0-9]+\.[0-9]+(?:[.+-][a-z0-9.-]+)?$"
-    rb"|^(?:this|self|exports[0-9]*|process\.env|[A-Za-z])\._?[A-Za-z]|[A-Za-z_]=[A-Za-z]\w{0,8}\.[A-Za-z_]|=void$"
+    rb"|^(?:this|self|exports[0-9]*|process\.env|[A-Za-z])\._?[A-Za-z]|[A-Za-z_]=[A-Za-z]\w{0,"
+    rb"8}\.[A-Za-z_]|=void$"
 )
 
 
@@ -122,7 +125,8 @@ _CREDENTIALS: Final = (
         "aws_secret",
         (b"ecret", b"ECRET", b"aws_key", b"AWS_KEY"),
         re.compile(
-            rb"(?i)(?:aws|secret)[a-z_. -]{0,30}(?:key|secret)[a-z_]{0,10}[\"']?\s{0,4}[=:]\s{0,4}[\"']?([A-Za-z0-9/+]{40})(?![A-Za-z0-9/+=])"
+            rb"(?i)(?:aws|secret)[a-z_. -]{0,30}(?:key|secret)[a-z_]{0,10}[\"']?\s{0,4}[=:]\s{0,"
+            rb"4}[\"']?([A-Za-z0-9/+]{40})(?![A-Za-z0-9/+=])"
         ),
         _is_secret,
         before=40,
@@ -148,7 +152,8 @@ _CREDENTIALS: Final = (
     _token(
         "openai_key",
         b"sk-",
-        rb"(?:(?:proj|svcacct|admin)-[A-Za-z0-9_-]{40,200}|[A-Za-z0-9]{20}T3BlbkFJ[A-Za-z0-9]{20}|[A-Za-z0-9]{48})",
+        rb"(?:(?:proj|svcacct|admin)-[A-Za-z0-9_-]{40,200}|[A-Za-z0-9]{20}T3BlbkFJ[A-Za-z0-9]{20}"
+        rb"|[A-Za-z0-9]{48})",
     ),
     _token("npm_token", b"npm_", rb"[A-Za-z0-9]{36}"),
     _token("pypi_token", b"pypi-AgE", rb"[A-Za-z0-9_-]{50,250}"),
@@ -165,7 +170,8 @@ _CREDENTIALS: Final = (
         "private_key",
         (b"PRIVATE KEY",),
         re.compile(
-            rb"-----BEGIN (?:[A-Z0-9]{1,12} ){0,2}PRIVATE KEY(?: BLOCK)?-----(?:(?!-----END)[\s\S]){0,300}?[A-Za-z0-9+/=]{40}"
+            rb"-----BEGIN (?:[A-Z0-9]{1,12} ){0,2}PRIVATE KEY(?: "
+            rb"BLOCK)?-----(?:(?!-----END)[\s\S]){0,300}?[A-Za-z0-9+/=]{40}"
             rb"(?:[\s\S]{0,16000}?-----END (?:[A-Z0-9]{1,12} ){0,2}PRIVATE KEY(?: BLOCK)?-----)?"
         ),
         before=40,
@@ -196,8 +202,10 @@ _CREDENTIALS: Final = (
             b"Key",
         ),
         re.compile(
-            rb"(?i)(?:pass(?:word|wd|phrase)?|pwd|(?<![0-9]:)secret|(?<!request)(?<!client)(?<!continuation)(?<!next)(?<!page)(?<!metadata-)token"
-            rb"|api[_-]?key|access[_-]?key|auth[_-]?key)[\"']?\s{0,3}(?:=>|:=|[=:])(?!=)\s{0,3}[\"']?"
+            rb"(?i)(?:pass(?:word|wd|phrase)?|pwd|(?<![0-9]:)secret"
+            rb"|(?<!request)(?<!client)(?<!continuation)(?<!next)(?<!page)(?<!metadata-)token"
+            rb"|api[_-]?key|access[_-]?key|auth[_-]?key)[\"']?\s{0,3}(?:=>|:=|[=:])(?!=)\s{0,"
+            rb"3}[\"']?"
             rb"([A-Za-z0-9!#$%*+/=?@^_~.-]{12,200})(?![A-Za-z0-9])"
         ),
         _is_secret,
@@ -208,7 +216,8 @@ _CREDENTIALS: Final = (
         "url_password",
         (b"://",),
         re.compile(
-            rb"(?i)\b[a-z][a-z0-9+.-]{1,20}://[^\s:/@\"']{1,64}:([^\s:/@\"'<>{}$]{8,128})@[A-Za-z0-9\[]"
+            rb"(?i)\b[a-z][a-z0-9+.-]{1,20}://[^\s:/@\"']{1,64}:([^\s:/@\"'<>{}$]{8,"
+            rb"128})@[A-Za-z0-9\[]"
         ),
         _is_secret,
         before=24,

@@ -26,8 +26,10 @@ _TEST_CARDS: Final = re.findall(
 )
 """Numbers that payment providers document for tests."""
 _CARD_PREFIX: Final = re.compile(
-    r"4(?:.{12}|.{15}|.{18})|5[1-5].{14}|(?=.{16}\Z)2(?:22[1-9]|2[3-9]|[3-6]|7[01]|720).*|3[47].{13}"
-    r"|(?=.{16}\Z)(?:6(?:011|5|4[4-9]).*|35(?:2[89]|[3-8]).*)|3(?:0[0-5]|[689])(?:.{11,12}|.{13})|62.{14,17}"
+    r"4(?:.{12}|.{15}|.{18})|5[1-5].{14}|(?=.{16}\Z)2(?:22[1-9]|2[3-9]|[3-6]|7[01]|720).*"
+    r"|3[47].{13}"
+    r"|(?=.{16}\Z)(?:6(?:011|5|4[4-9]).*|35(?:2[89]|[3-8]).*)|3(?:0[0-5]|[689])(?:.{11,12}|.{13})"
+    r"|62.{14,17}"
 )
 """Visa, Mastercard, American Express, Discover, JCB, Diners and UnionPay, with their lengths."""
 _OWN_GROUPS: Final = ([4, 6, 5], [4, 6, 4])
@@ -183,7 +185,8 @@ def _phones() -> Iterator[Detector]:
         check,
     )
     american = re.compile(
-        rb"(?<![A-Za-z0-9.+-])(?:\([2-9][0-9]{2}\) ?[2-9][0-9]{2}[-.]|[2-9][0-9]{2}-[2-9][0-9]{2}-|[2-9][0-9]{2}\.[2-9][0-9]{2}\.)"
+        rb"(?<![A-Za-z0-9.+-])(?:\([2-9][0-9]{2}\) ?[2-9][0-9]{2}[-.]|[2-9][0-9]{2}-[2-9][0-9]{2}-"
+        rb"|[2-9][0-9]{2}\.[2-9][0-9]{2}\.)"
         rb"[0-9]{4}(?![0-9A-Za-z-])"
     )
     yield Detector("phone", (), american, check)
@@ -217,7 +220,8 @@ def detectors(classes: Iterable[str]) -> Iterator[Detector]:
             yield Detector("iban", (), pattern, is_iban)
         elif cls == "email":
             pattern = re.compile(
-                rb"(?<![A-Za-z0-9._%+-])[A-Za-z0-9._%+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}(?![A-Za-z0-9])"
+                rb"(?<![A-Za-z0-9._%+-])[A-Za-z0-9._%+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,"
+                rb"8}[A-Za-z]{2,24}(?![A-Za-z0-9])"
             )
             yield Detector("email", (b"@",), pattern, _is_address, before=65, within=600)
         elif cls == "phone":

@@ -131,7 +131,8 @@ _GROUPS: Final = {
         (b"a" * size + b" " * abs(gap)) * times,
         gap < 0,
         re.compile(
-            rb"[A-Za-z0-9+/=%s]{%d}([^A-Za-z0-9+/=%s]{1,8})(?:[A-Za-z0-9+/=%s]{%d,%d}(?:\1|[\r\n]+)){2,}[A-Za-z0-9+/=%s]{0,%d}"
+            rb"[A-Za-z0-9+/=%s]{%d}([^A-Za-z0-9+/=%s]{1,8})(?:[A-Za-z0-9+/=%s]{%d,%d}(?:\1|[\r\n"
+            rb"]+)){2,}[A-Za-z0-9+/=%s]{0,%d}"
             % (dash, size, dash, dash, max(1, size - 1), size, dash, size)
         ),
     )

@@ -261,7 +261,8 @@ def _git(stream: Stream, spec: DecoySpec) -> tuple[MintedService, Mapping[str, s
     rows, values = _customers(stream, spec.count)
     values["payment_key"] = stream.text(40)
     base = _url(spec)
-    settings = f"DEPLOY_URL=https://releases.{spec.host}\nDEPLOY_TOKEN={token}\nPAYMENT_API_KEY={values['payment_key']}\n"
+    deploy = f"DEPLOY_URL=https://releases.{spec.host}\nDEPLOY_TOKEN={token}\n"
+    settings = f"{deploy}PAYMENT_API_KEY={values['payment_key']}\n"
     begin = {"README.md": "# Platform\n\nHow the shop is deployed.\n", "deploy/run.sh": _DEPLOY}
     working = {**begin, ".gitlab-ci.yml": _PIPELINE, "deploy/production.env": settings}
     now = {
@@ -338,7 +339,8 @@ def _pypi(stream: Stream, spec: DecoySpec) -> tuple[MintedService, Mapping[str, 
     url = f"{base}/legacy/"
     init = 'def headers(key):\n    return {"authorization": f"Bearer {key}"}\n'
     leaked = {
-        f"{module}/production.env": f"TWINE_PASSWORD={token}\nPAYMENT_API_KEY={values['payment_key']}\n",
+        f"{module}/production.env": f"TWINE_PASSWORD={token}\nPAYMENT_API_KEY="
+        f"{values['payment_key']}\n",
         f"{module}/fixtures/customers.csv": _csv(rows),
     }
     packages = _versions(_PACKAGE, {f"{module}/__init__.py": init}, leaked)
@@ -421,7 +423,8 @@ def _ssh(stream: Stream, spec: DecoySpec) -> tuple[MintedService, Mapping[str, s
             "/etc/hostname": f"{spec.host.partition('.')[0]}\n",
             "/etc/os-release": 'PRETTY_NAME="Debian GNU/Linux 12 '
             '(bookworm)"\nVERSION_ID="12"\nID=debian\n',
-            "/etc/passwd": f"root:x:0:0:root:/root:/bin/bash\n{user}:x:1001:1001::{home}:/bin/rbash\n",
+            "/etc/passwd": f"root:x:0:0:root:/root:/bin/bash\n{user}:x:1001:1001::{home}:/bin/"
+            f"rbash\n",
         },
     }
     return MintedService(login=login, settings=settings), {"password": password, **values}

@@ -112,7 +112,7 @@ class JournalEntry:
             raise ValueError(f"not a journal entry: {exc!r}") from exc
 
 
-def own_entry(cell_id: str, kind: EntryKind, **resources: Any) -> JournalEntry:  # noqa: ANN401 - the entry's fields
+def own_entry(cell_id: str, kind: EntryKind, **resources: Any) -> JournalEntry:  # noqa: ANN401
     """A new entry owned by this process."""
     return JournalEntry(
         cell_id=cell_id, kind=kind, boot_id=boot_id(), owner=this_process(), **resources
@@ -153,7 +153,7 @@ class Journal:
         finally:
             os.close(fd)
 
-    def update(self, entry: JournalEntry, **facts: Any) -> JournalEntry:  # noqa: ANN401 - the entry's fields
+    def update(self, entry: JournalEntry, **facts: Any) -> JournalEntry:  # noqa: ANN401
         """Add what has become known. Not synced: after a crash of the machine it isn't true."""
         changed = replace(entry, **facts)
         self._save(self._path(entry.cell_id), changed.to_json())

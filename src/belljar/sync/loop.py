@@ -199,7 +199,7 @@ def _settled(
         try:
             act()
             wait([future])
-        except BaseException as signalled:  # noqa: BLE001 - a signal handler's: the caller raises it
+        except BaseException as signalled:  # noqa: BLE001
             interrupt, act = interrupt or signalled, cancel
         else:
             return interrupt

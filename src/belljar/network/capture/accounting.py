@@ -89,7 +89,9 @@ class Connection:
     early_bytes: int = 0
 
     def begin(self, numbers: tuple[int, int]) -> None:
-        """The gateway's kernel takes a connection: its first sequence number, and the cell's next."""
+        """The gateway's kernel takes a connection: its first sequence number, and the
+        cell's next.
+        """
         if self.numbers != numbers:
             self.close()
             self.numbers, self.next, self.ended = numbers, numbers[1], False

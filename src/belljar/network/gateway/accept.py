@@ -128,7 +128,7 @@ class Front:
         except MemoryError:
             self._site.starve()
             reset(sock)
-        except Exception as error:  # noqa: BLE001 - a fault that one connection can cause ends that connection, on record
+        except Exception as error:  # noqa: BLE001
             try:
                 data = stream_data(
                     peer, "", "refused", f"the gateway failed: {type(error).__name__}"

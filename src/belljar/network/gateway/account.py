@@ -56,7 +56,9 @@ class Account:
         self._holders: list[Callable[[], None]] = []
 
     def before_end(self, leave: Callable[[], None]) -> None:
-        """Calls `leave` once before the last event: it gives what it still holds to the remainder."""
+        """Calls `leave` once before the last event: it gives what it still holds to the
+        remainder.
+        """
         self._holders.append(leave)
 
     def receive(self, size: int) -> None:

@@ -96,7 +96,9 @@ class GatewayConfig:
 
 
 def as_neighbour(cell: StandInPlan) -> StandInPlan:
-    """A cell as the gateway is told of it: in which networks it is, and nothing of what runs there."""
+    """A cell as the gateway is told of it: in which networks it is, and nothing of what
+    runs there.
+    """
     return StandInPlan(
         id=cell.id, kind=cell.kind, names=(), ports=(), settings={"networks": sorted(cell.networks)}
     )

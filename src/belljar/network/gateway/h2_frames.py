@@ -78,7 +78,9 @@ class Frame:
         return payload[:front], payload[front:end], payload[end:]
 
     def has_known_header(self, streams: frozenset[int] | set[int]) -> bool:
-        """Whether nothing in its header was free to choose: known flags, and one of these streams."""
+        """Whether nothing in its header was free to choose: known flags, and one of these
+        streams.
+        """
         return not self.flags & ~_FLAGS.get(self.kind, 0) and self.stream in streams
 
 

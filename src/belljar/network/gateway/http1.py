@@ -189,7 +189,9 @@ class Http1(H11Protocol):
         return [self.stream]
 
     def break_off(self) -> None:
-        """Has the beginning of a WebSocket's message put on record of which the rest does not come."""
+        """Has the beginning of a WebSocket's message put on record of which the rest does
+        not come.
+        """
         if isinstance(self.stream, WSStream) and self.stream.buffer.value is not None:
             record: WebSocketRecord | None = cast("Any", self.stream.scope)["state"].get(WEBSOCKET)
             if record is not None and (begun := self.stream.buffer.value.getvalue()):

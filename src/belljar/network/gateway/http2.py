@@ -42,7 +42,7 @@ class KeepingDecoder(hpack.Decoder):
 
     fields: list[tuple[bytes, bytes]] = []  # noqa: RUF012 - replaced, never changed
 
-    def decode(self, data: bytes, raw: bool = False) -> Any:  # noqa: ANN401, FBT001, FBT002 - the library's signature
+    def decode(self, data: bytes, raw: bool = False) -> Any:  # noqa: ANN401, FBT001, FBT002
         """See hpack."""
         self.fields = []
         found = super().decode(data, raw)
@@ -80,7 +80,9 @@ class Http2(H2Protocol):
     """
 
     def abandon(self) -> None:
-        """Takes no more of any answer: nobody is left who would send it, for which each would wait."""
+        """Takes no more of any answer: nobody is left who would send it, for which each
+        would wait.
+        """
         for stream in self.streams.values():
             stream.closed = True
 
@@ -104,7 +106,9 @@ class Http2(H2Protocol):
         return found
 
     def take_refused(self) -> bytes:
-        """Nothing: where one request is refused the others go on, and its head is the remainder's."""
+        """Nothing: where one request is refused the others go on, and its head is the
+        remainder's.
+        """
         return b""
 
     def leave(self) -> None:
@@ -251,7 +255,7 @@ class Http2(H2Protocol):
         await self.send(Closed())
 
 
-def _h2_problem(headers: Any, bounds: Bounds) -> str:  # noqa: ANN401 - h2 gives lists of pairs of bytes
+def _h2_problem(headers: Any, bounds: Bounds) -> str:  # noqa: ANN401
     """Why a request's head is not taken; empty when it is."""
     fields: dict[bytes, bytes] = dict(headers)
     if fields.get(b":method", b"").upper() == b"CONNECT":

@@ -73,7 +73,7 @@ class Middleware:
         except asyncio.CancelledError:
             exchange.cut(RANGE_ENDED if site.is_ending else "the connection ended")
             raise
-        except Exception as error:  # noqa: BLE001 - a stand-in's fault ends its exchange, not the gateway
+        except Exception as error:  # noqa: BLE001
             await exchange.fail(f"the stand-in failed: {type(error).__name__}", 500)
         finally:
             site.exchanges -= 1

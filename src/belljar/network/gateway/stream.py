@@ -68,7 +68,7 @@ class Stream:
         except asyncio.CancelledError:
             reason = RANGE_ENDED
             raise
-        except Exception as error:  # noqa: BLE001 - a stand-in's fault, or the peer's, ends its connection, not the gateway
+        except Exception as error:  # noqa: BLE001
             reason = _why(error)
         finally:
             self._site.tell(partial(self._end_item, reason))

@@ -77,7 +77,9 @@ def cost_bytes(event: Event) -> int:
 
 
 def cut_down(event: Event) -> Event:
-    """The same with its first 32 plain fields, texts cut at 200 characters, no bytes of its bodies."""
+    """The same with its first 32 plain fields, texts cut at 200 characters, no bytes of
+    its bodies.
+    """
     plain = ((name, value) for name, value in event.data.items() if _is_plain(value))
     data: dict[str, JsonValue] = {
         name[:MAX_CUT_CHARS]: _short(value) for name, value in islice(plain, MAX_CUT_FIELDS)

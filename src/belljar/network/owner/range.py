@@ -363,7 +363,7 @@ class Range:
             return milestone
         raise watch.error or CellError("a part of the range did not come up", where=self._where())
 
-    def _attach(self, cell: str, where: int, is_fd: bool, offloads: bool) -> None:  # noqa: FBT001 - to_thread takes no keywords
+    def _attach(self, cell: str, where: int, is_fd: bool, offloads: bool) -> None:  # noqa: FBT001
         try:
             namespace = (
                 os.dup(where)

@@ -74,7 +74,7 @@ def _module(kind: str) -> ModuleType:
     return import_module(KINDS[kind])
 
 
-def make(kind: str, context: StandInContext) -> Any:  # noqa: ANN401 - an ASGI app or a stream's server, by kind
+def make(kind: str, context: StandInContext) -> Any:  # noqa: ANN401
     """What answers for one stand-in.
 
     Raises `PolicyError` for an unknown kind, and for files that `check` would have refused.

@@ -36,7 +36,8 @@ _API: Final = re.compile(
     r"(^|/)(api|v\d{1,3}|graphql|rest|rpc|json|oauth2?|token|auth)(/|$)|\.json$", re.ASCII
 )
 _TELEMETRY: Final = re.compile(
-    r"(^|/|\.)(collect|telemetry|metrics|track(ing)?|beacon|analytics|events?|ping|log|logs|stats|pixel)(/|\.|$)",
+    r"(^|/|\.)(collect|telemetry|metrics|track(ing)?|beacon|analytics|events?|ping|log|logs|stats"
+    r"|pixel)(/|\.|$)",
     re.ASCII,
 )
 _ENDINGS: Final = {
@@ -48,13 +49,14 @@ _ENDINGS: Final = {
 }
 _PIXEL: Final = base64.b64decode("R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7")
 _ICON: Final = base64.b64decode(
-    "AAABAAEAAQEAAAEAIAAwAAAAFgAAACgAAAABAAAAAgAAAAEAIAAAAAAABAAAAAAAAAAAAAAAAAAAAAAAAAD///8AAAAAAA=="
+    "AAABAAEAAQEAAAEAIAAwAAAAFgAAACgAAAABAAAAAgAAAAEAIAAAAAAABAAAAAAAAAAAAAAAAAAAAAAAAAD///"
+    "8AAAAAAA=="
 )
 _WRITES: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _METHODS: Final = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
 
 
-def check(settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...]:  # noqa: ARG001 - every kind's signature
+def check(settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...]:  # noqa: ARG001
     """The kind has neither fields nor files."""
     return tuple(unknown_settings(settings, ()))
 

@@ -99,7 +99,7 @@ class Maker:
             )
         return value
 
-    def _value(self, schema: Any, name: str, depth: int, index: int) -> Any:  # noqa: ANN401 - any JSON value
+    def _value(self, schema: Any, name: str, depth: int, index: int) -> Any:  # noqa: ANN401
         self.steps += 1
         if depth > MAX_DEPTH or self.steps > _MAX_STEPS:
             raise NoExampleError("it demands itself without end, or is too large")
@@ -145,7 +145,13 @@ class Maker:
             merged = _both(merged, self._merged(part, depth + 1))
         return merged
 
-    def _typed(self, schema: Mapping[str, Any], name: str, depth: int, index: int) -> Any:  # noqa: ANN401
+    def _typed(
+        self,
+        schema: Mapping[str, Any],
+        name: str,
+        depth: int,
+        index: int,
+    ) -> Any:  # noqa: ANN401
         match _type_of(schema):
             case "object":
                 return self._object(schema, depth, index)

@@ -24,7 +24,7 @@ _SESSION: Final = "mcp-session-id"
 _MAX_ID_CHARS: Final = 200
 
 
-def check(settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...]:  # noqa: ARG001 - every kind's signature
+def check(settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...]:  # noqa: ARG001
     """What is wrong with the settings. The kind has no files."""
     return tuple(unknown_settings(settings, SETTINGS))
 

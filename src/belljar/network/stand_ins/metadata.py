@@ -30,7 +30,7 @@ _MAX_DATA: Final = 256 << 10
 _V2: Final = "x-aws-ec2-metadata-token"
 
 
-def check(settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...]:  # noqa: ARG001 - every kind's signature
+def check(settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...]:  # noqa: ARG001
     """What is wrong with the settings. The kind has no files."""
     problems = unknown_settings(settings, SETTINGS)
     for name, allowed in (("cloud", CLOUDS), ("tokens", ("optional", "required"))):

@@ -63,7 +63,8 @@ def _error(status: int, message: str, *, versions: bool = False) -> Answer:
 def instance(identity: Identity) -> dict[str, Any]:
     """The document below `/metadata/instance`."""
     group = f"{identity.role}-rg"
-    resource = f"/subscriptions/{identity.uuid}/resourceGroups/{group}/providers/Microsoft.Compute/virtualMachines/{identity.host}"
+    owner = f"/subscriptions/{identity.uuid}/resourceGroups/{group}"
+    resource = f"{owner}/providers/Microsoft.Compute/virtualMachines/{identity.host}"
     compute = {
         "azEnvironment": "AzurePublicCloud",
         "location": identity.region,

@@ -55,7 +55,8 @@ def _signed(identity: Identity, audience: str, now_s: float) -> str:
         "sub": identity.instance,
     }
     body = ".".join(_base64(compact(part).encode()) for part in (head, claims))
-    return f"{body}.{_base64(hashlib.shake_256(identity.secret_key.encode() + body.encode()).digest(256))}"
+    key = identity.secret_key.encode()
+    return f"{body}.{_base64(hashlib.shake_256(key + body.encode()).digest(256))}"
 
 
 def _base64(data: bytes) -> str:

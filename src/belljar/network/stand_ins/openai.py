@@ -62,7 +62,7 @@ class RefusedError(Exception):
         }
 
 
-def check(settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...]:  # noqa: ARG001 - every kind's signature
+def check(settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...]:  # noqa: ARG001
     """What is wrong with the settings. The kind has no files."""
     problems = unknown_settings(settings, SETTINGS)
     models = settings.get("models", [DEFAULT_MODEL])

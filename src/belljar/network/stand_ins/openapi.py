@@ -136,7 +136,9 @@ class _Desk:
         return self.answer(operation, request)
 
     def authorized(self, operation: Operation, request: Request) -> bool:
-        """Whether credentials of a kind that is asked for are there; which ones is not looked at."""
+        """Whether credentials of a kind that is asked for are there; which ones is not
+        looked at.
+        """
         demands = operation.security
         return not demands or any(
             all(self.carried(name, request) for name in demand) for demand in demands
@@ -167,7 +169,13 @@ class _Desk:
                 for _, message in self.asked.errors(parameter.schema, value)[:1]:
                     yield 400, f"invalid {parameter.place} parameter '{parameter.name}': {message}"
 
-    def typed(self, path: Pointer, values: list[str], *, explode: bool = True) -> Any:  # noqa: ANN401 - any JSON value
+    def typed(
+        self,
+        path: Pointer,
+        values: list[str],
+        *,
+        explode: bool = True,
+    ) -> Any:  # noqa: ANN401 - any JSON value
         """Text as the schema's type; text that isn't stays text, and the schema says so."""
         schema = self.asked.plain(path)
         kinds = schema.get("type", [])
@@ -311,7 +319,7 @@ class _Desk:
             else json_answer(body, int(code) if code.isdigit() else status, headers, media=media)
         )
 
-    def told(self, item: Mapping[str, Any], schema: Pointer, message: str) -> Any:  # noqa: ANN401 - any JSON value
+    def told(self, item: Mapping[str, Any], schema: Pointer, message: str) -> Any:  # noqa: ANN401
         example = _example(item)
         if example is not None:
             return example[0]

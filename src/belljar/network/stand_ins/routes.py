@@ -145,7 +145,9 @@ class Operation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What is answered: at most one of `text`, `value` (with `has_value`), `file` and `redirect`."""
+    """What is answered: at most one of `text`, `value` (with `has_value`), `file` and
+    `redirect`.
+    """
 
     status: int = 200
     headers: tuple[tuple[str, Template], ...] = ()

@@ -263,7 +263,12 @@ class _Reader:
                 found += self.changes(verb, pairs, (*here, verb))
         return tuple(found)
 
-    def changes(self, verb: Any, pairs: list[tuple[str, Any]], path: Path_) -> list[Operation]:  # noqa: ANN401 - one of four words
+    def changes(
+        self,
+        verb: Any,  # noqa: ANN401 - one of four words
+        pairs: list[tuple[str, Any]],
+        path: Path_,
+    ) -> list[Operation]:
         found = []
         for name, value in pairs:
             here = (*path, name) if verb != "delete" else path

@@ -378,7 +378,8 @@ def _random(reference: Reference, view: View) -> str | int:
         least, most = reference.arguments
         return least + int.from_bytes(view.random(16)) % (most - least + 1)
     text = view.random(16).hex()
-    return f"{text[:8]}-{text[8:12]}-4{text[13:16]}-{'89ab'[int(text[16], 16) % 4]}{text[17:20]}-{text[20:]}"
+    variant = "89ab"[int(text[16], 16) % 4]  # RFC 9562, 4.1
+    return f"{text[:8]}-{text[8:12]}-4{text[13:16]}-{variant}{text[17:20]}-{text[20:]}"
 
 
 def text_of(value: object) -> str:
@@ -448,7 +449,7 @@ def render(template: Template, view: View, escape: Escape) -> str:
     return "".join(out)
 
 
-def render_value(value: Any, view: View) -> Any:  # noqa: ANN401 - any JSON value, its text read into templates
+def render_value(value: Any, view: View) -> Any:  # noqa: ANN401
     """A JSON value with its templates filled in.
 
     A text that is one expression alone becomes what that finds, whatever its type.

@@ -313,7 +313,9 @@ def _dump(kernel: socket.socket, request: int, body: bytes, wanted: int) -> Iter
 
 
 def messages(reply: bytes) -> Iterator[tuple[int, bytes]]:
-    """Kind and payload of each message of a datagram from the kernel; what can't be read ends it."""
+    """Kind and payload of each message of a datagram from the kernel; what can't be read
+    ends it.
+    """
     at = 0
     while at + _HEADER.size <= len(reply):
         length, kind, _, _, _ = _HEADER.unpack_from(reply, at)

@@ -52,7 +52,10 @@ def make(context: StandInContext) -> App:
     return _Debian(context)
 
 
-def check(settings: Mapping[str, JsonValue], directory: Path | None) -> tuple[str, ...]:  # noqa: ARG001 - the kind has no setting of its own
+def check(
+    settings: Mapping[str, JsonValue],  # noqa: ARG001 - the kind has no setting of its own
+    directory: Path | None,
+) -> tuple[str, ...]:
     """What is wrong with a directory of Debian packages or a repository tree, each fault with its
     file.
     """

@@ -130,7 +130,7 @@ def unpacked(packed: bytes, ending: str) -> bytes:
     return bytes(content)
 
 
-def _decompressor(ending: str) -> Any:  # noqa: ANN401 - three libraries' objects with `decompress` and `eof` in common
+def _decompressor(ending: str) -> Any:  # noqa: ANN401
     if ending == ".gz":
         return zlib.decompressobj(wbits=31)
     if ending == ".xz":

@@ -141,7 +141,8 @@ class Repository:
         digests = await self._digests.of(file)
         version = control.version.partition(":")[2] or control.version
         start = control.package[:4] if control.package.startswith("lib") else control.package[0]
-        name = f"pool/main/{start}/{control.package}/{control.package}_{version}_{control.architecture}.deb"
+        base = f"{control.package}_{version}_{control.architecture}.deb"
+        name = f"pool/main/{start}/{control.package}/{base}"
         self._pool.setdefault(name, file)
         ours = (
             f"Filename: {name}\nSize: {file.size_bytes}\nMD5sum: {digests['md5']}\nSHA256: "

@@ -109,7 +109,9 @@ class _Npm:
             await answer_json(send, {"error": "payload too large"}, status=413)
 
     def _refuses(self, request: Request, parts: list[str]) -> bool:
-        """Whether it needs the token that the settings name, and doesn't have it: all but reading."""
+        """Whether it needs the token that the settings name, and doesn't have it: all but
+        reading.
+        """
         reads = request.method in {"GET", "HEAD"} and parts != ["-", "whoami"]
         reads = reads or parts[:3] == ["-", "npm", "v1"]  # audits
         return bool(self._token) and not reads and not presents(request.headers, self._token)

@@ -35,7 +35,7 @@ def make(context: StandInContext) -> StreamApp:
     return serve
 
 
-def check(settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...]:  # noqa: ARG001 - it has no files
+def check(settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...]:  # noqa: ARG001
     """What is missing of what it is to hold."""
     return tuple(
         f"{name}: is missing"

@@ -30,7 +30,10 @@ def make(context: StandInContext) -> StreamApp:
     return serve
 
 
-def check(settings: Mapping[str, JsonValue], directory: Path | None) -> tuple[str, ...]:  # noqa: ARG001 - the kind has no setting of its own
+def check(
+    settings: Mapping[str, JsonValue],  # noqa: ARG001 - the kind has no setting of its own
+    directory: Path | None,
+) -> tuple[str, ...]:
     """What is wrong with the author's files: there should be none, as this kind reads none."""
     return (
         ()

@@ -166,7 +166,7 @@ def _id(host: Host, arguments: Sequence[str]) -> Result:  # noqa: ARG001 - every
     return Result(output=f"uid={_UID}({user}) gid={_UID}({user}) groups={_UID}({user})\n")
 
 
-def _whoami(host: Host, arguments: Sequence[str]) -> Result:  # noqa: ARG001 - every command's signature
+def _whoami(host: Host, arguments: Sequence[str]) -> Result:  # noqa: ARG001
     return Result(output=f"{host.user}\n")
 
 
@@ -190,11 +190,11 @@ def _uname(host: Host, arguments: Sequence[str]) -> Result:
     )
 
 
-def _pwd(host: Host, arguments: Sequence[str]) -> Result:  # noqa: ARG001 - every command's signature
+def _pwd(host: Host, arguments: Sequence[str]) -> Result:  # noqa: ARG001
     return Result(output=f"{host.home}\n")
 
 
-def _echo(host: Host, arguments: Sequence[str]) -> Result:  # noqa: ARG001 - every command's signature
+def _echo(host: Host, arguments: Sequence[str]) -> Result:  # noqa: ARG001
     ends = "" if arguments[:1] == ["-n"] else "\n"
     return Result(output=" ".join(arguments[1:] if not ends else arguments) + ends)
 
@@ -261,7 +261,7 @@ def _long(host: Host, name: str, path: str) -> str:
     return f"{mode} {1 if path else 2} {owner} {size:>6} {when} {name}"
 
 
-def _nothing(host: Host, arguments: Sequence[str]) -> Result:  # noqa: ARG001 - every command's signature
+def _nothing(host: Host, arguments: Sequence[str]) -> Result:  # noqa: ARG001
     return Result()
 
 

@@ -120,11 +120,11 @@ class Plain:
         """See `PacketCipher`."""
         return _LENGTH_BYTES + _checked_length(int.from_bytes(head, "big"))
 
-    def open(self, sequence: int, packet: bytes) -> bytes:  # noqa: ARG002 - every cipher's signature
+    def open(self, sequence: int, packet: bytes) -> bytes:  # noqa: ARG002
         """See `PacketCipher`."""
         return _payload(packet[_LENGTH_BYTES:])
 
-    def seal(self, sequence: int, padded: bytes) -> bytes:  # noqa: ARG002 - every cipher's signature
+    def seal(self, sequence: int, padded: bytes) -> bytes:  # noqa: ARG002
         """See `PacketCipher`."""
         return number(len(padded)) + padded
 
@@ -149,7 +149,7 @@ class Gcm:
         self._counter = (self._counter + 1) % (1 << 64)
         return nonce
 
-    def open(self, sequence: int, packet: bytes) -> bytes:  # noqa: ARG002 - every cipher's signature
+    def open(self, sequence: int, packet: bytes) -> bytes:  # noqa: ARG002
         """See `PacketCipher`."""
         try:
             padded = self._aead.decrypt(
@@ -159,7 +159,7 @@ class Gcm:
             raise Malformed("message authentication code incorrect") from error
         return _payload(padded)
 
-    def seal(self, sequence: int, padded: bytes) -> bytes:  # noqa: ARG002 - every cipher's signature
+    def seal(self, sequence: int, padded: bytes) -> bytes:  # noqa: ARG002
         """See `PacketCipher`."""
         length = number(len(padded))
         return length + self._aead.encrypt(self._nonce(), padded, length)
