@@ -36,7 +36,7 @@ async def main(kind: str, settings: dict[str, Any], directory: Path) -> None:
     """Serve until the standard input ends."""
     problems = check(kind, settings, directory)
     if problems:
-        raise SystemExit("\n".join(problems))
+        raise SystemExit("\n".join(map(str, problems)))
     listener = socket.create_server(("127.0.0.1", 0))
     config = Config()
     config.bind = [f"fd://{listener.fileno()}"]

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from belljar.errors import PolicyError
 from belljar.network.gateway.context import StandInContext
+from belljar.network.stand_ins.faults import Faults
 
 KINDS: Final[Mapping[str, str]] = {
     kind: f"belljar.network.stand_ins.{kind}"
@@ -82,9 +83,7 @@ def make(kind: str, context: StandInContext) -> Any:  # noqa: ANN401
     return _module(kind).make(context)
 
 
-def check(kind: str, settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...]:
-    """What is wrong with a stand-in's settings and files: a sentence each, with file, line and
-    column where there is a file. Reads, never writes.
-    """
-    found: tuple[str, ...] = _module(kind).check(settings, directory)
+def check(kind: str, settings: Mapping[str, Any], directory: Path | None) -> Faults:
+    """What is wrong with a stand-in's settings and files. Reads, never writes."""
+    found: Faults = _module(kind).check(settings, directory)
     return found

@@ -3,13 +3,12 @@ file. Reads, never writes."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Final
 
 from belljar.errors import HostError
 from belljar.network.stand_ins import check
+from belljar.network.stand_ins.faults import Fault, Faults
 from belljar.plan.network import StandInPlan, plan_network
 from belljar.plan.obstacles import NETWORK_EXTRA_HINT
 from belljar.policy import LoadedPolicy, yaml_tree
@@ -17,9 +16,6 @@ from belljar.policy.load import Examined, examine, refusal
 from belljar.policy.stand_in import StandIn
 from belljar.policy.stand_ins import PythonStandIn
 from belljar.policy.yaml_tree import Problem, Tree, closest_mark, field_name, read_tree
-
-_FIELD: Final = re.compile(r"([a-z_]+)((?:\.[^.\[\]:\s]+|\[\d+\])*): ", re.ASCII)
-_STEP: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 
 
 def stand_in_problems(loaded: LoadedPolicy) -> tuple[Problem, ...]:
@@ -66,18 +62,25 @@ def _of_one(
     item: StandIn, plan: StandInPlan, where: yaml_tree.Path, tree: Tree
 ) -> Iterator[Problem]:
     if isinstance(item, PythonStandIn):
-        sentences = _no_module(item, plan)
+        faults = _no_module(item, plan)
     elif plan.is_target:
-        sentences = ()
+        faults = ()
     else:
-        sentences = _checked(plan)
-    for sentence in sentences:
-        below, message = _placed(item, sentence)
+        faults = _checked(plan)
+    own_field, own = item.own_path()
+    for fault in faults:
+        below: yaml_tree.Path = (own_field,) if own_field else ()
+        message = str(fault)
+        if fault.file:
+            if own_field and own_field == item.file_field:
+                message = f"{PurePosixPath(own).parent}/{message}"
+        elif fault.path and fault.path[0] in type(item).model_fields:
+            below, message = fault.path, fault.message
         path = (*where, *below)
         yield Problem(mark=closest_mark(tree, path), field=field_name(path), message=message)
 
 
-def _checked(plan: StandInPlan) -> tuple[str, ...]:
+def _checked(plan: StandInPlan) -> Faults:
     try:
         return check(plan.kind, plan.settings, plan.directory)
     except ModuleNotFoundError as error:
@@ -89,25 +92,12 @@ def _checked(plan: StandInPlan) -> tuple[str, ...]:
         ) from error
 
 
-def _no_module(item: PythonStandIn, plan: StandInPlan) -> tuple[str, ...]:
+def _no_module(item: PythonStandIn, plan: StandInPlan) -> Faults:
     """Its server would say so too, but in a cell that has to be made first."""
     module = item.app.partition(":")[0].replace(".", "/")
     if plan.directory is None or any(
         (plan.directory / f"{module}{end}").is_file() for end in (".py", "/__init__.py")
     ):
         return ()
-    return (f"app: there is neither `{module}.py` nor `{module}/__init__.py` in `{item.files}`",)
-
-
-def _placed(item: StandIn, sentence: str) -> tuple[yaml_tree.Path, str]:
-    """The field below the stand-in that a sentence of `check` is about, and what it says there."""
-    own_field, own = item.own_path()
-    file = PurePosixPath(own)
-    if own_field == item.file_field and own_field and sentence.startswith(f"{file.name}:"):
-        return (own_field,), f"{file.parent}/{sentence}"
-    if (match := _FIELD.match(sentence)) and match[1] in type(item).model_fields:
-        steps: tuple[str | int, ...] = tuple(
-            name or int(index) for name, index in _STEP.findall(match[2])
-        )
-        return (match[1], *steps), sentence[match.end() :]
-    return ((own_field,) if own_field else ()), sentence
+    message = f"there is neither `{module}.py` nor `{module}/__init__.py` in `{item.files}`"
+    return (Fault(path=("app",), message=message),)

@@ -20,6 +20,7 @@ from typing import Any, Final
 from belljar.events import JsonValue
 from belljar.network.gateway.context import StandInContext, kept_body
 from belljar.network.stand_ins.documents import unknown_settings
+from belljar.network.stand_ins.faults import Faults
 from belljar.network.stand_ins.identity import uuid_of
 from belljar.network.stand_ins.web import (
     Answer,
@@ -56,7 +57,7 @@ _WRITES: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _METHODS: Final = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
 
 
-def check(settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...]:  # noqa: ARG001
+def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:  # noqa: ARG001
     """The kind has neither fields nor files."""
     return tuple(unknown_settings(settings, ()))
 

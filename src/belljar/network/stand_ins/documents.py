@@ -14,59 +14,57 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, TypeAlias
 
+from belljar.network.stand_ins.faults import Fault, FieldPath
 from belljar.network.stand_ins.web import parse_json
 from belljar.policy.fields import nearest, quoted
 from belljar.policy.regular import OutsideError, read_regular
 from belljar.policy.yaml_tree import (
     Mark,
-    Problem,
     Reading,
     Tree,
     closest_mark,
-    field_name,
     read_tree,
 )
-from belljar.units import format_size, printable
+from belljar.units import format_size
 
 MAX_YAML_BYTES: Final = 512 << 10
 MAX_JSON_BYTES: Final = 32 << 20
 MAX_PROBLEMS: Final = 50
 _MAX_DEPTH: Final = 64
 
-Path_: TypeAlias = tuple["str | int", ...]
+Path_: TypeAlias = FieldPath
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
 
 
 @dataclass(kw_only=True)
 class Document:
     """A document, or an inline value of the policy (`source` is then "" and places are its
-    fields'). `problems` collects sentences.
+    fields').
     """
 
     source: str
     value: Any = None
     text: str = ""
     tree: Tree | None = None
-    problems: list[str] = field(default_factory=list)
+    problems: list[Fault] = field(default_factory=list)
 
     def problem(self, path: Path_, message: str, *, key: bool = False) -> None:
         """Note what is wrong at a value, or at its name; no more than `MAX_PROBLEMS`."""
         if len(self.problems) < MAX_PROBLEMS:
-            self.problems.append(self.sentence(path, message, key=key))
+            self.problems.append(self.fault(path, message, key=key))
 
-    def sentence(self, path: Path_, message: str, *, key: bool = False) -> str:
-        """`file:line:column: field: message`; for an inline value `field: message`."""
-        name = field_name(path)
+    def fault(self, path: Path_, message: str, *, key: bool = False) -> Fault:
+        """What is wrong at a value, or at its name."""
         if not self.source:
-            return f"{name}: {message}" if name else message
-        return Problem(mark=self._mark(path, key=key), field=name, message=message).line(
-            self.source
+            return Fault(message=message, path=path)
+        mark = (
+            locate_json(self.text, path)
+            if self.tree is None
+            else closest_mark(self.tree, path, key=key)
         )
-
-    def _mark(self, path: Path_, *, key: bool) -> Mark:
-        if self.tree is not None:
-            return closest_mark(self.tree, path, key=key)
-        return locate_json(self.text, path)
+        return Fault(
+            message=message, path=path, file=self.source, line=mark.line, column=mark.column
+        )
 
 
 def locate_json(text: str, path: Path_) -> Mark:
@@ -105,35 +103,36 @@ def _members(text: str, at: int) -> Iterator[tuple[str | int, int]]:
         index += 1
 
 
-def read_file(directory: Path | None, name: object, max_bytes: int) -> bytes | str:
-    """A file of the stand-in's directory: its bytes, or the sentence that says why not.
+def read_file(directory: Path | None, name: object, max_bytes: int) -> bytes | Fault:
+    """A file of the stand-in's directory: its bytes, or why it can't be read.
 
     Links that lead out are refused.
     """
     if not isinstance(name, str) or not name or "\0" in name:
-        return f"{quoted(name)} is no file's name"
+        return Fault(message=f"{quoted(name)} is no file's name")
     if directory is None:
-        return f"{quoted(name)} can't be read: the stand-in has no directory of files"
+        return Fault(
+            message=f"{quoted(name)} can't be read: the stand-in has no directory of files"
+        )
     relative = PurePosixPath(name)
     if relative.is_absolute() or ".." in relative.parts:
-        return (
-            f"{quoted(name)} is not below the stand-in's directory: write it relative, without `..`"
+        return Fault(
+            message=f"{quoted(name)} is not below the stand-in's directory: write it relative, "
+            "without `..`"
         )
     try:
         data = read_regular(directory, str(relative), max_bytes + 1)
     except OutsideError:
-        return f"{printable(name)}: leads out of the stand-in's directory by a link"
+        return Fault(file=name, message="leads out of the stand-in's directory by a link")
     except FileNotFoundError:
-        return f"{printable(name)}: there is no such file in the stand-in's directory"
+        return Fault(file=name, message="there is no such file in the stand-in's directory")
     except ValueError as exc:
-        return f"{printable(name)}: can't be read: {exc}"
+        return Fault(file=name, message=f"can't be read: {exc}")
     except OSError as exc:
-        return f"{printable(name)}: can't be read: {exc.strerror or exc}"
-    return (
-        f"{printable(name)}: larger than {format_size(max_bytes)}"
-        if len(data) > max_bytes
-        else data
-    )
+        return Fault(file=name, message=f"can't be read: {exc.strerror or exc}")
+    if len(data) > max_bytes:
+        return Fault(file=name, message=f"larger than {format_size(max_bytes)}")
+    return data
 
 
 def read_document(directory: Path | None, name: object, *, what: str) -> Document:
@@ -141,7 +140,7 @@ def read_document(directory: Path | None, name: object, *, what: str) -> Documen
     is_json = isinstance(name, str) and name.lower().endswith((".json", ".har"))
     data = read_file(directory, name, MAX_JSON_BYTES if is_json else MAX_YAML_BYTES)
     document = Document(source=str(name))
-    if isinstance(data, str):
+    if isinstance(data, Fault):
         document.problems.append(data)
     elif is_json:
         _read_json(document, data)
@@ -155,27 +154,36 @@ def read_document(directory: Path | None, name: object, *, what: str) -> Documen
         )
         document.tree = read_tree(data, reading)
         document.value = document.tree.value
-        document.problems += [problem.line(document.source) for problem in document.tree.problems]
+        document.problems += [
+            Fault(
+                message=": ".join(part for part in (problem.field, problem.message) if part),
+                file=document.source,
+                line=problem.mark.line,
+                column=problem.mark.column,
+            )
+            for problem in document.tree.problems
+        ]
     return document
 
 
 def _read_json(document: Document, data: bytes) -> None:
+    def wrong(message: str, line: int = 1, column: int = 1) -> None:
+        document.problems.append(
+            Fault(message=message, file=document.source, line=line, column=column)
+        )
+
     try:
         document.text = data.decode("utf-8-sig")
         document.value = parse_json(document.text)
     except UnicodeDecodeError as exc:
         line = data[: exc.start].count(b"\n") + 1
-        document.problems.append(f"{printable(document.source)}:{line}:1: not UTF-8")
+        wrong("not UTF-8", line)
     except json.JSONDecodeError as exc:
-        document.problems.append(
-            f"{printable(document.source)}:{exc.lineno}:{exc.colno}: not JSON: {exc.msg}"
-        )
+        wrong(f"not JSON: {exc.msg}", exc.lineno, exc.colno)
     except ValueError as exc:
-        document.problems.append(f"{printable(document.source)}:1:1: not JSON: {exc}")
+        wrong(f"not JSON: {exc}")
     if not document.problems and _deeper(document.value, _MAX_DEPTH):
-        document.problems.append(
-            f"{printable(document.source)}:1:1: nested deeper than {_MAX_DEPTH} levels"
-        )
+        wrong(f"nested deeper than {_MAX_DEPTH} levels")
 
 
 def _deeper(value: object, levels: int) -> bool:
@@ -186,14 +194,12 @@ def _deeper(value: object, levels: int) -> bool:
     )
 
 
-def unknown_settings(settings: Mapping[str, Any], allowed: tuple[str, ...]) -> list[str]:
-    """A sentence for each setting that the kind doesn't have."""
+def unknown_settings(settings: Mapping[str, Any], allowed: tuple[str, ...]) -> list[Fault]:
+    """A fault for each setting that the kind doesn't have."""
     found = []
     for name in settings:
         if name not in allowed:
             near = nearest(name, allowed)
-            found.append(
-                f"{printable(name)}: there is no such field; "
-                f"{f'did you mean `{near}`?' if near else 'the fields are ' + ', '.join(allowed)}"
-            )
+            hint = f"did you mean `{near}`?" if near else f"the fields are {', '.join(allowed)}"
+            found.append(Fault(path=(name,), message=f"there is no such field; {hint}"))
     return found

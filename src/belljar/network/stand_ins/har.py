@@ -19,6 +19,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from belljar.errors import PolicyError
 from belljar.network.gateway.context import StandInContext
 from belljar.network.stand_ins.documents import Document, Path_, read_document, unknown_settings
+from belljar.network.stand_ins.faults import Fault, Faults
 from belljar.network.stand_ins.web import (
     Answer,
     App,
@@ -63,22 +64,25 @@ class Exchange:
     answer: Answer
 
 
-def check(settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...]:
+def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:
     """What is wrong with the recording, each with its place."""
     return load(settings, directory)[1]
 
 
 def load(
     settings: Mapping[str, Any], directory: Path | None
-) -> tuple[tuple[Exchange, ...], tuple[str, ...]]:
+) -> tuple[tuple[Exchange, ...], Faults]:
     """The exchanges of a recording, and what is wrong with it."""
     problems = unknown_settings(settings, SETTINGS)
     if not isinstance(settings.get("any_host", False), bool):
-        problems.append("any_host: true or false is needed")
+        problems.append(Fault(path=("any_host",), message="true or false is needed"))
     if settings.get("missing_bodies", "refuse") not in ("refuse", "empty"):
-        problems.append("missing_bodies: `refuse` or `empty` is needed")
+        problems.append(Fault(path=("missing_bodies",), message="`refuse` or `empty` is needed"))
     if "recording" not in settings:
-        return (), (*problems, "recording: the name of a HAR file is needed")
+        return (), (
+            *problems,
+            Fault(path=("recording",), message="the name of a HAR file is needed"),
+        )
     document = read_document(directory, settings["recording"], what="a recording")
     if document.problems:
         return (), (*problems, *document.problems)
@@ -222,7 +226,7 @@ def make(context: StandInContext) -> App:
     """The ASGI app. Raises `PolicyError` for what `check` would have said."""
     exchanges, problems = load(context.settings, context.files)
     if problems:
-        raise PolicyError("; ".join(problems), where=context.id)
+        raise PolicyError("; ".join(map(str, problems)), where=context.id)
     return http_app(_Player(context, exchanges).handle)
 
 

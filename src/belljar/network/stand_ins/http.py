@@ -16,6 +16,7 @@ from anyio import sleep
 from belljar.errors import PolicyError
 from belljar.network.gateway.context import StandInContext
 from belljar.network.stand_ins import static_files
+from belljar.network.stand_ins.faults import Faults
 from belljar.network.stand_ins.routes import Line, Operation, Reply, Route, escape_for
 from belljar.network.stand_ins.site import load_site
 from belljar.network.stand_ins.state import MAX_STATE_BYTES, Sessions, StateError, Store
@@ -39,7 +40,7 @@ from belljar.network.stand_ins.web import (
 MAX_MESSAGE_BYTES: Final = 1 << 20
 
 
-def check(settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...]:
+def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:
     """What is wrong with the routes, each with its place."""
     return load_site(settings, directory)[1]
 
@@ -48,7 +49,7 @@ def make(context: StandInContext) -> App:
     """The ASGI app. Raises `PolicyError` for what `check` would have said."""
     site, problems = load_site(context.settings, context.files)
     if problems:
-        raise PolicyError("; ".join(problems), where=context.id)
+        raise PolicyError("; ".join(map(str, problems)), where=context.id)
     return _Server(context, site).app()
 
 

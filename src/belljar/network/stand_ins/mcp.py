@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from belljar.network.gateway.context import StandInContext
 from belljar.network.stand_ins.documents import unknown_settings
+from belljar.network.stand_ins.faults import Faults
 from belljar.network.stand_ins.web import Answer, App, Request, http_app, json_answer, text_answer
 from belljar.units import printable
 
@@ -24,7 +25,7 @@ _SESSION: Final = "mcp-session-id"
 _MAX_ID_CHARS: Final = 200
 
 
-def check(settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...]:  # noqa: ARG001
+def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:  # noqa: ARG001
     """What is wrong with the settings. The kind has no files."""
     return tuple(unknown_settings(settings, SETTINGS))
 

@@ -18,6 +18,7 @@ from belljar.errors import PolicyError
 from belljar.network.gateway.context import StandInContext
 from belljar.network.stand_ins import metadata_aws, metadata_azure, metadata_gcp
 from belljar.network.stand_ins.documents import unknown_settings
+from belljar.network.stand_ins.faults import Fault, Faults
 from belljar.network.stand_ins.identity import Identity, make_identity
 from belljar.network.stand_ins.web import Answer, App, Request, compact, http_app, text_answer
 from belljar.policy.fields import kind_of, listed, quoted
@@ -30,29 +31,35 @@ _MAX_DATA: Final = 256 << 10
 _V2: Final = "x-aws-ec2-metadata-token"
 
 
-def check(settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...]:  # noqa: ARG001
+def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:  # noqa: ARG001
     """What is wrong with the settings. The kind has no files."""
     problems = unknown_settings(settings, SETTINGS)
     for name, allowed in (("cloud", CLOUDS), ("tokens", ("optional", "required"))):
         if name in settings and settings[name] not in allowed:
-            problems.append(f"{name}: {quoted(settings[name])} is none of {listed(allowed)}")
+            problems.append(
+                Fault(
+                    path=(name,), message=f"{quoted(settings[name])} is none of {listed(allowed)}"
+                )
+            )
     region = settings.get("region", "x")
     if not isinstance(region, str) or not region.replace("-", "").isalnum() or not region.isascii():
-        problems.append(f"region: {quoted(region)} is no region, as in `eu-west-1`")
+        problems.append(
+            Fault(path=("region",), message=f"{quoted(region)} is no region, as in `eu-west-1`")
+        )
     data = settings.get("data", {})
     if not isinstance(data, dict) or len(compact(data)) > _MAX_DATA:
         return (
             *problems,
-            (
-                f"data: a mapping of paths to values of at most {_MAX_DATA} characters is needed, "
-                f"but this is {kind_of(data)}"
+            Fault(
+                path=("data",),
+                message=f"a mapping of paths to values of at most {_MAX_DATA} characters is "
+                f"needed, but this is {kind_of(data)}",
             ),
         )
     for path, value in data.items():
         if not path.startswith("/") or isinstance(value, list):
-            problems.append(
-                f"data.{path}: a path begins with `/`, and its value is text, a number or a mapping"
-            )
+            message = "a path begins with `/`, and its value is text, a number or a mapping"
+            problems.append(Fault(path=("data", path), message=message))
     return tuple(problems)
 
 
@@ -63,7 +70,7 @@ def make(context: StandInContext) -> App:
     """
     settings: Mapping[str, Any] = context.settings
     if problems := check(settings, None):
-        raise PolicyError("; ".join(problems), where=context.id)
+        raise PolicyError("; ".join(map(str, problems)), where=context.id)
     cloud = settings.get("cloud", "aws")
     given = settings.get("credentials")
     identity = make_identity(

@@ -17,6 +17,7 @@ from belljar.errors import PolicyError
 from belljar.network.gateway.context import MAX_QUESTION_BYTES, StandInContext
 from belljar.network.stand_ins import responses
 from belljar.network.stand_ins.documents import unknown_settings
+from belljar.network.stand_ins.faults import Fault, Faults
 from belljar.network.stand_ins.web import (
     Answer,
     App,
@@ -62,7 +63,7 @@ class RefusedError(Exception):
         }
 
 
-def check(settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...]:  # noqa: ARG001
+def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:  # noqa: ARG001
     """What is wrong with the settings. The kind has no files."""
     problems = unknown_settings(settings, SETTINGS)
     models = settings.get("models", [DEFAULT_MODEL])
@@ -71,15 +72,20 @@ def check(settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...
         or not 0 < len(models) <= 100
         or not all(isinstance(m, str) and 0 < len(m) <= 128 for m in models)
     ):
-        problems.append("models: a list of 1 to 100 names of models is needed")
+        problems.append(
+            Fault(path=("models",), message="a list of 1 to 100 names of models is needed")
+        )
     if "model" in settings and (
         "models" in settings
         or not isinstance(settings["model"], str)
         or not 0 < len(settings["model"]) <= 128
     ):
         problems.append(
-            "model: the name that is shown, with any other taken too; or `models`, the names "
-            "that alone are taken"
+            Fault(
+                path=("model",),
+                message="the name that is shown, with any other taken too; or `models`, the names "
+                "that alone are taken",
+            )
         )
     key = settings.get("api_key", "x")
     if (
@@ -88,14 +94,19 @@ def check(settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...
         or not key.isprintable()
         or not 0 < len(key) <= 256
     ):
-        problems.append(f"api_key: {quoted(key)} is no key: 1 to 256 printable characters")
+        problems.append(
+            Fault(
+                path=("api_key",),
+                message=f"{quoted(key)} is no key: 1 to 256 printable characters",
+            )
+        )
     return tuple(problems)
 
 
 def make(context: StandInContext) -> App:
     """The ASGI app. Raises `PolicyError` for what `check` would have said."""
     if problems := check(context.settings, None):
-        raise PolicyError("; ".join(problems), where=context.id)
+        raise PolicyError("; ".join(map(str, problems)), where=context.id)
     too_large = _too_large()
     return http_app(
         _Server(context).handle,

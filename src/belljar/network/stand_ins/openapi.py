@@ -16,6 +16,7 @@ from belljar.errors import PolicyError
 from belljar.network.gateway.context import StandInContext
 from belljar.network.stand_ins.documents import MAX_PROBLEMS
 from belljar.network.stand_ins.examples import Maker, NoExampleError
+from belljar.network.stand_ins.faults import Faults
 from belljar.network.stand_ins.operations import Api, Operation, Parameter, arguments, load, walk
 from belljar.network.stand_ins.schemas import Pointer, Schemas
 from belljar.network.stand_ins.templates import text_of
@@ -37,7 +38,7 @@ MAX_SPENT: Final = 1_000_000
 _MAX_ACCEPTED: Final = 50
 
 
-def check(settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...]:
+def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:
     """What is wrong with the document, each with its place; an answer for which no valid example
     can be made is among it.
     """
@@ -66,7 +67,7 @@ def make(context: StandInContext) -> App:
     """
     api, problems = load(context.settings, context.files)
     if problems:
-        raise PolicyError("; ".join(problems), where=context.id)
+        raise PolicyError("; ".join(map(str, problems)), where=context.id)
     return http_app(_Desk(api, auth=bool(context.settings.get("auth", True))).handle)
 
 

@@ -18,6 +18,7 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from belljar.network.stand_ins import patterns
 from belljar.network.stand_ins.documents import Document, read_document, unknown_settings
+from belljar.network.stand_ins.faults import Fault
 from belljar.network.stand_ins.schemas import Pointer, look, pointer_of
 from belljar.policy.fields import kind_of, quoted
 
@@ -144,15 +145,15 @@ def follow(root: object, path: Pointer) -> tuple[Pointer, Any]:
     raise KeyError("references go round in a circle")
 
 
-def load(settings: Mapping[str, Any], directory: Path | None) -> tuple[Api, list[str]]:
+def load(settings: Mapping[str, Any], directory: Path | None) -> tuple[Api, list[Fault]]:
     """The document's operations, and what is wrong: then nothing else of the answer may be used."""
     problems = unknown_settings(settings, SETTINGS)
     if not isinstance(settings.get("auth", True), bool):
-        problems.append("auth: true or false is needed")
+        problems.append(Fault(path=("auth",), message="true or false is needed"))
     if "document" not in settings:
         return Api(document=Document(source="")), [
             *problems,
-            "document: the name of an OpenAPI document is needed",
+            Fault(path=("document",), message="the name of an OpenAPI document is needed"),
         ]
     api = Api(document=read_document(directory, settings["document"], what="an OpenAPI document"))
     if not api.document.problems:

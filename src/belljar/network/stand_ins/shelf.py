@@ -17,6 +17,8 @@ from typing import BinaryIO, Final
 
 from anyio.lowlevel import checkpoint
 
+from belljar.network.stand_ins.faults import Fault, Faults
+
 MAX_FILES: Final = 50_000
 MAX_DEPTH: Final = 16
 CHUNK_BYTES: Final = 256 << 10
@@ -179,22 +181,27 @@ class OneRead:
         return self._files
 
 
-def check_directory(directory: Path | None, what: str) -> tuple[str, ...]:
+def check_directory(directory: Path | None, what: str) -> Faults:
     """What is wrong with a stand-in's directory before any file of it is looked at: missing, not a
     directory, nothing in it, a link in it.
     """
     if directory is None:
-        return (f"no directory of {what} is named: add `directory: PATH`",)
+        return (Fault(message=f"no directory of {what} is named: add `directory: PATH`"),)
     if not directory.is_dir():
-        return (f"{directory}: no such directory",)
+        return (Fault(file=str(directory), message="no such directory"),)
     try:
         files = list_files(directory)
     except ShelfError as error:
-        return (str(error),)
+        return (Fault(message=str(error)),)
     except OSError as error:
-        return (f"{directory}: {error.strerror}",)
+        return (Fault(file=str(directory), message=error.strerror or str(error)),)
     links = [
-        f"{directory / name}: a symbolic link, which is not served; put the file itself there"
+        Fault(
+            file=str(directory / name),
+            message="a symbolic link, which is not served; put the file itself there",
+        )
         for name in links_in(directory)
     ]
-    return (*links, *(() if files or links else (f"{directory}: empty; put {what} into it",)))
+    if files or links:
+        return tuple(links)
+    return (Fault(file=str(directory), message=f"empty; put {what} into it"),)

@@ -17,6 +17,7 @@ from belljar.network.stand_ins.documents import (
     read_file,
     unknown_settings,
 )
+from belljar.network.stand_ins.faults import Fault, Faults
 from belljar.network.stand_ins.routes import (
     METHODS,
     Condition,
@@ -79,7 +80,7 @@ _FRAMING: Final = frozenset(
 )
 
 
-def load_site(settings: Mapping[str, Any], directory: Path | None) -> tuple[Site, tuple[str, ...]]:
+def load_site(settings: Mapping[str, Any], directory: Path | None) -> tuple[Site, Faults]:
     """The site, and what is wrong with it: then the site lacks what could not be read."""
     problems = unknown_settings(settings, SETTINGS)
     routes = settings.get("routes")
@@ -87,7 +88,9 @@ def load_site(settings: Mapping[str, Any], directory: Path | None) -> tuple[Site
         document = read_document(directory, routes, what="a file of routes")
         for other in ("state", "static", "session_cookie"):
             if other in settings:
-                problems.append(f"{other}: stands in the file that `routes` names, not beside it")
+                problems.append(
+                    Fault(path=(other,), message="belongs in the file that `routes` names")
+                )
     else:
         document = Document(
             source="", value={name: settings[name] for name in SETTINGS if name in settings}
@@ -351,8 +354,8 @@ class _Reader:
             return None
         here = (*path, "template")
         data = read_file(self.directory, fields["template"], MAX_TEMPLATE_CHARS)
-        if isinstance(data, str):
-            self.wrong(here, data)
+        if isinstance(data, Fault):
+            self.wrong(here, str(data))
             return None
         text = data.decode("utf-8", "replace")
         try:
@@ -388,8 +391,8 @@ class _Reader:
         if name == "":
             return ""
         data = read_file(self.directory, name, MAX_FILE_BYTES)
-        if isinstance(data, str):
-            self.wrong(path, data)
+        if isinstance(data, Fault):
+            self.wrong(path, str(data))
         return str(name)
 
     def delay(self, value: object, path: Path_) -> float:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.network.stand_ins.documents import Document, locate_json, read_document, read_file, unknown_settings
+from belljar.network.stand_ins.faults import Fault
 
 JSON = st.recursive(
     st.none() | st.integers() | st.text(max_size=5),
@@ -43,7 +44,7 @@ def test_what_cannot_be_read_says_why(tmp_path: Path, name: object) -> None:
     os.mkfifo(tmp_path / "in/pipe")
     (tmp_path / "secret").write_text("x")
     (tmp_path / "in/out").symlink_to("../secret")
-    assert isinstance(read_file(tmp_path / "in", name, 100), str)
+    assert isinstance(read_file(tmp_path / "in", name, 100), Fault)
 
 
 def test_sizes_and_encodings(tmp_path: Path) -> None:
@@ -51,11 +52,11 @@ def test_sizes_and_encodings(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x" * 101)
     assert "larger than" in str(read_file(tmp_path, "a", 100))
     (tmp_path / "a.json").write_bytes(b'{"a":\n"\xff"}')
-    assert read_document(tmp_path, "a.json", what="it").problems == ["a.json:2:1: not UTF-8"]
+    assert [str(fault) for fault in read_document(tmp_path, "a.json", what="it").problems] == ["a.json:2:1: not UTF-8"]
     (tmp_path / "a.json").write_text("[" * 70 + "]" * 70)
-    assert "nested deeper" in read_document(tmp_path, "a.json", what="it").problems[0]
+    assert "nested deeper" in str(read_document(tmp_path, "a.json", what="it").problems[0])
     (tmp_path / "a.json").write_text("[NaN]")
-    assert "not JSON" in read_document(tmp_path, "a.json", what="it").problems[0]
+    assert "not JSON" in str(read_document(tmp_path, "a.json", what="it").problems[0])
 
 
 def test_yaml_of_other_documents_may_say_more_than_a_policys(tmp_path: Path) -> None:
@@ -63,7 +64,7 @@ def test_yaml_of_other_documents_may_say_more_than_a_policys(tmp_path: Path) -> 
     (tmp_path / "a.yaml").write_text("200: {x: }\nno: 0o17")
     assert read_document(tmp_path, "a.yaml", what="it").value == {"200": {"x": None}, "no": 15}
     (tmp_path / "a.yaml").write_text("a: 1\na: 2")
-    assert read_document(tmp_path, "a.yaml", what="it").problems == [
+    assert [str(fault) for fault in read_document(tmp_path, "a.yaml", what="it").problems] == [
         "a.yaml:2:1: a: written twice; the first is on line 1"
     ]
 
@@ -80,7 +81,7 @@ def test_any_bytes_are_read_or_told(tmp_path_factory: pytest.TempPathFactory, da
 def test_unknown_settings_are_told() -> None:
     """With the nearest name, or all."""
     settings: dict[str, Any] = {"routs": 1, "zzz": 1}
-    assert [problem.partition(";")[2] for problem in unknown_settings(settings, ("routes", "state"))] == [
+    assert [str(fault).partition(";")[2] for fault in unknown_settings(settings, ("routes", "state"))] == [
         " did you mean `routes`?",
         " the fields are routes, state",
     ]

@@ -108,6 +108,11 @@ def test_bodies_in_base64_and_any_host(tmp_path: Path) -> None:
     assert app.get("/").body == data
 
 
+def told(settings: dict[str, Any], directory: Path) -> list[str]:
+    """What is wrong with a recording, as text."""
+    return [str(fault) for fault in har.check(settings, directory)]
+
+
 BAD: list[tuple[object, str]] = [
     ({}, "a.har:5:4: log.entries[0].request: a mapping is needed"),
     (entry("GET", "/relative"), "log.entries[0].request.url: `/relative` is no whole URL"),
@@ -123,7 +128,7 @@ BAD: list[tuple[object, str]] = [
 @pytest.mark.parametrize(("bad", "message"), BAD)
 def test_each_mistake_is_told_with_its_place(tmp_path: Path, bad: object, message: str) -> None:
     """File, line, column, field, what is wrong."""
-    problems = har.check(write(tmp_path, bad, entry("GET", "http://a/")), tmp_path)
+    problems = told(write(tmp_path, bad, entry("GET", "http://a/")), tmp_path)
     assert any(message in problem for problem in problems), problems
     assert all(problem.startswith("a.har:") for problem in problems)
 
@@ -142,10 +147,10 @@ def test_a_missing_body_may_be_allowed(tmp_path: Path) -> None:
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     """Not JSON, no entries, no file, no field: each has its sentence."""
     (tmp_path / "a.har").write_text('{"log":\n nope}')
-    assert har.check({"recording": "a.har"}, tmp_path) == ("a.har:2:2: not JSON: Expecting value",)
-    assert "1 to" in har.check(write(tmp_path), tmp_path)[0]
-    assert har.check({"recording": "b.har"}, tmp_path) == ("b.har: there is no such file in the stand-in's directory",)
-    assert har.check({}, tmp_path) == ("recording: the name of a HAR file is needed",)
+    assert told({"recording": "a.har"}, tmp_path) == ["a.har:2:2: not JSON: Expecting value"]
+    assert "1 to" in told(write(tmp_path), tmp_path)[0]
+    assert told({"recording": "b.har"}, tmp_path) == ["b.har: there is no such file in the stand-in's directory"]
+    assert told({}, tmp_path) == ["recording: the name of a HAR file is needed"]
 
 
 JSON: st.SearchStrategy[Any] = st.recursive(

@@ -123,7 +123,7 @@ def test_data_goes_first() -> None:
 )
 def test_mistakes_are_told(settings: dict[str, Any], word: str) -> None:
     """Each wrong setting has its sentence, and makes no stand-in."""
-    assert any(word in problem for problem in metadata.check(settings, None))
+    assert any(word in str(fault) for fault in metadata.check(settings, None))
     with pytest.raises(PolicyError):
         cloud(settings)
 

@@ -248,7 +248,7 @@ def test_a_responses_stream_ends_with_the_whole() -> None:
 )
 def test_mistakes_are_told(settings: dict[str, Any], word: str) -> None:
     """Each wrong setting has its sentence."""
-    assert any(word in problem for problem in openai.check(settings, None))
+    assert any(word in str(fault) for fault in openai.check(settings, None))
 
 
 JSON: st.SearchStrategy[Any] = st.recursive(

@@ -31,6 +31,7 @@ from belljar.network.stand_ins.answers import (
 from belljar.network.stand_ins.conditions import is_fresh
 from belljar.network.stand_ins.debian.deb import DebError, read_control
 from belljar.network.stand_ins.debian.repository import Repository
+from belljar.network.stand_ins.faults import Fault, Faults
 from belljar.network.stand_ins.multipart import FormFile
 from belljar.network.stand_ins.shelf import OneRead, check_directory, list_files
 
@@ -55,7 +56,7 @@ def make(context: StandInContext) -> App:
 def check(
     settings: Mapping[str, JsonValue],  # noqa: ARG001 - the kind has no setting of its own
     directory: Path | None,
-) -> tuple[str, ...]:
+) -> Faults:
     """What is wrong with a directory of Debian packages or a repository tree, each fault with its
     file.
     """
@@ -66,29 +67,33 @@ def check(
         released = any(
             file.base in {"Release", "InRelease"} for file in list_files(directory / "dists")
         )
-        return (
-            wrong
-            if released
-            else (*wrong, f"{directory / 'dists'}: no suite in it has a Release or InRelease file")
-        )
+        if released:
+            return wrong
+        missing = "no suite in it has a Release or InRelease file"
+        return (*wrong, Fault(file=str(directory / "dists"), message=missing))
     return (*wrong, *_check_packages(directory))
 
 
-def _check_packages(directory: Path) -> list[str]:
-    found: list[str] = []
+def _check_packages(directory: Path) -> list[Fault]:
+    found: list[Fault] = []
     seen: dict[tuple[str, str, str], str] = {}
     for file in list_files(directory):
         if not file.name.endswith(".deb"):
-            found.append(f"{file.path}: not a Debian package (.deb)")
+            found.append(Fault(file=str(file.path), message="not a Debian package (.deb)"))
             continue
         try:
             control = read_control(file.path)
         except (DebError, OSError) as error:
-            found.append(f"{file.path}: {error}")
+            found.append(Fault(file=str(file.path), message=str(error)))
             continue
         key = (control.package, control.version, control.architecture)
         if key in seen:
-            found.append(f"{file.path}: the same package, version and architecture as {seen[key]}")
+            found.append(
+                Fault(
+                    file=str(file.path),
+                    message=f"the same package, version and architecture as {seen[key]}",
+                )
+            )
         seen.setdefault(key, file.name)
     return found
 

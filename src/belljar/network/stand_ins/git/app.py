@@ -22,6 +22,7 @@ from belljar.network.stand_ins.answers import (
     read_body,
     refuse_websocket,
 )
+from belljar.network.stand_ins.faults import Fault, Faults
 from belljar.network.stand_ins.git import receive, upload
 from belljar.network.stand_ins.git.made import MadeRepository
 from belljar.network.stand_ins.git.pkt import FLUSH, PktError, pkt
@@ -46,35 +47,45 @@ def make(context: StandInContext) -> App:
     return _Git(context)
 
 
-def check(settings: Mapping[str, JsonValue], directory: Path | None) -> tuple[str, ...]:
+def check(settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
     """What is wrong with a directory of bare repositories, each fault with its file."""
     if "commits" in settings:  # an author has no such setting
         return ()
     if directory is None:
-        return ("no directory of bare repositories is named: add `directory: PATH`",)
+        return (Fault(message="no directory of bare repositories is named: add `directory: PATH`"),)
     if not directory.is_dir():
-        return (f"{directory}: no such directory",)
+        return (Fault(file=str(directory), message="no such directory"),)
     repositories = dict(find_repositories(directory))
     links = [directory / link for link in links_in(directory)]
     found = [
-        f"{link}: a symbolic link, which is not followed; put the file itself there"
+        Fault(
+            file=str(link),
+            message="a symbolic link, which is not followed; put the file itself there",
+        )
         for link in links
     ]
     # Of a repository with a link in it nothing is read, not even to say more.
     whole = [
         path for path in repositories.values() if not any(path in link.parents for link in links)
     ]
-    found += [f"{path}: {reason}" for path in whole if (reason := why_not(path))]
-    found += [f"{path}: {reason}" for path in whole if (reason := _unreadable(path))]
+    found += [Fault(file=str(path), message=reason) for path in whole if (reason := why_not(path))]
+    found += [
+        Fault(file=str(path), message=reason) for path in whole if (reason := _unreadable(path))
+    ]
     for path in sorted(directory.iterdir()):
         if not path.is_symlink() and not any(
             one == path or path in one.parents for one in repositories.values()
         ):
             found.append(
-                f"{path}: not a bare repository (made by git clone --bare or git init --bare)"
+                Fault(
+                    file=str(path),
+                    message="not a bare repository (made by git clone --bare or git init --bare)",
+                )
             )
     return tuple(found) or (
-        () if repositories else (f"{directory}: empty; put bare repositories into it",)
+        ()
+        if repositories
+        else (Fault(file=str(directory), message="empty; put bare repositories into it"),)
     )
 
 

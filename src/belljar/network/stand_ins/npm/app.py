@@ -28,6 +28,7 @@ from belljar.network.stand_ins.answers import (
     read_body,
     refuse_websocket,
 )
+from belljar.network.stand_ins.faults import Fault, Faults
 from belljar.network.stand_ins.made_packages import made_files, npm_package
 from belljar.network.stand_ins.npm.changes import Changes
 from belljar.network.stand_ins.npm.packages import PackageError, Packages, read_manifest
@@ -49,7 +50,7 @@ def make(context: StandInContext) -> App:
     return _Npm(context)
 
 
-def check(settings: Mapping[str, JsonValue], directory: Path | None) -> tuple[str, ...]:
+def check(settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
     """What is wrong with a directory of packed npm packages, each fault with its file."""
     if "packages" in settings:  # an author has no such setting
         return ()
@@ -59,16 +60,21 @@ def check(settings: Mapping[str, JsonValue], directory: Path | None) -> tuple[st
     seen: dict[tuple[str, str], str] = {}
     for file in list_files(directory):
         if not file.name.endswith((".tgz", ".tar.gz")):
-            found.append(f"{file.path}: not a packed npm package (.tgz)")
+            found.append(Fault(file=str(file.path), message="not a packed npm package (.tgz)"))
             continue
         try:
             manifest = read_manifest(file)
         except PackageError as error:
-            found.append(f"{file.path}: {error}")
+            found.append(Fault(file=str(file.path), message=str(error)))
             continue
         key = (str(manifest["name"]), str(manifest["version"]))
         if key in seen:
-            found.append(f"{file.path}: the same package and version as {seen[key]}")
+            found.append(
+                Fault(
+                    file=str(file.path),
+                    message=f"the same package and version as {seen[key]}",
+                )
+            )
         seen.setdefault(key, file.name)
     return tuple(found)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from belljar.network.gateway.context import StandInContext, StreamApp
 from belljar.network.stand_ins.conversation import converse
+from belljar.network.stand_ins.faults import Faults, missing_settings
 from belljar.network.stand_ins.postgres.session import Database, PostgresSession
 from belljar.network.stand_ins.postgres.sql import Table
 
@@ -40,10 +41,6 @@ def make(context: StandInContext) -> StreamApp:
     return serve
 
 
-def check(settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...]:  # noqa: ARG001
+def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:  # noqa: ARG001
     """What is missing of what it is to hold."""
-    return tuple(
-        f"{name}: is missing"
-        for name in ("user", "password", "database", "tables")
-        if name not in settings
-    )
+    return missing_settings(settings, ("user", "password", "database", "tables"))

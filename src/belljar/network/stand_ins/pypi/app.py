@@ -19,6 +19,7 @@ from belljar.network.stand_ins.answers import (
     refuse_websocket,
 )
 from belljar.network.stand_ins.conditions import etag_matches
+from belljar.network.stand_ins.faults import Fault, Faults
 from belljar.network.stand_ins.made_packages import made_files, wheel
 from belljar.network.stand_ins.pypi import index
 from belljar.network.stand_ins.pypi.names import normal, parse_file_name
@@ -47,33 +48,27 @@ def make(context: StandInContext) -> App:
     return _Pypi(context)
 
 
-def check(settings: Mapping[str, JsonValue], directory: Path | None) -> tuple[str, ...]:
+def check(settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
     """What is wrong with a directory of Python packages, each fault with its file."""
     if "packages" in settings:  # an author has no such setting
         return ()
     wrong = check_directory(directory, "wheels (.whl) or source archives (.tar.gz, .zip)")
-    if (
-        directory is None
-        or not directory.is_dir()
-        or (len(wrong) == 1 and wrong[0].endswith("into it"))
-    ):
+    if directory is None or not directory.is_dir():
         return wrong
     seen: dict[str, str] = {}
     found = list(wrong)
     for file in list_files(directory):
         said = parse_file_name(file.base)
         if said is None:
-            found.append(
-                f"{file.path}: its name is not that of a wheel or of a source archive "
-                f"(NAME-VERSION.tar.gz)"
-            )
+            reason = "its name is not that of a wheel or of a source archive (NAME-VERSION.tar.gz)"
         elif said.is_wheel and not index.metadata_of(file, said):
-            found.append(
-                f"{file.path}: not a wheel that can be read: it has no METADATA in a .dist-info "
-                f"directory"
-            )
+            reason = "not a wheel that can be read: it has no METADATA in a .dist-info directory"
         elif file.base in seen:
-            found.append(f"{file.path}: the same file name as {seen[file.base]}")
+            reason = f"the same file name as {seen[file.base]}"
+        else:
+            reason = ""
+        if reason:
+            found.append(Fault(file=str(file.path), message=reason))
         seen[file.base] = file.name
     return tuple(found)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from belljar.network.gateway.context import StandInContext, StreamApp
 from belljar.network.stand_ins.conversation import converse
+from belljar.network.stand_ins.faults import Faults, missing_settings
 from belljar.network.stand_ins.redis.session import Keyspace, RedisSession
 
 
@@ -35,10 +36,6 @@ def make(context: StandInContext) -> StreamApp:
     return serve
 
 
-def check(settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...]:  # noqa: ARG001
+def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:  # noqa: ARG001
     """What is missing of what it is to hold."""
-    return tuple(
-        f"{name}: is missing"
-        for name in ("password", "port", "strings", "hashes")
-        if name not in settings
-    )
+    return missing_settings(settings, ("password", "port", "strings", "hashes"))

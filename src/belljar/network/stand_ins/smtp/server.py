@@ -10,6 +10,7 @@ from belljar.events import Body, JsonValue
 from belljar.network.gateway.context import StandInContext, StreamApp
 from belljar.network.stand_ins.answers import bounded, word
 from belljar.network.stand_ins.conversation import unread
+from belljar.network.stand_ins.faults import Fault, Faults
 from belljar.network.stand_ins.smtp.session import MAX_LINE_BYTES, Login, Mail, Outcome, Session
 
 
@@ -33,12 +34,12 @@ def make(context: StandInContext) -> StreamApp:
 def check(
     settings: Mapping[str, JsonValue],  # noqa: ARG001 - the kind has no setting of its own
     directory: Path | None,
-) -> tuple[str, ...]:
+) -> Faults:
     """What is wrong with the author's files: there should be none, as this kind reads none."""
+    if directory is None:
+        return ()
     return (
-        ()
-        if directory is None
-        else (f"{directory}: a mail server serves no files; leave `directory` out",)
+        Fault(file=str(directory), message="a mail server serves no files; leave `directory` out"),
     )
 
 

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from belljar.network.gateway.context import StandInContext, StreamApp
 from belljar.network.stand_ins.conversation import converse
+from belljar.network.stand_ins.faults import Faults, missing_settings
 from belljar.network.stand_ins.ssh.session import Bastion, SshSession
 from belljar.network.stand_ins.ssh.shell import Host
 
@@ -47,6 +48,6 @@ def make(context: StandInContext) -> StreamApp:
     return serve
 
 
-def check(settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...]:  # noqa: ARG001
+def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:  # noqa: ARG001
     """What is missing of what it is to hold."""
-    return tuple(f"{name}: is missing" for name in _SETTINGS if name not in settings)
+    return missing_settings(settings, _SETTINGS)

@@ -60,9 +60,9 @@ def test_a_packed_request(app: App) -> None:
 
 def test_check_names_the_files(tmp_path: Path) -> None:
     """Empty, no repository, a working copy, borrowed objects, SHA-256, a link, a reference to nothing."""
-    assert "no such directory" in check({}, tmp_path / "gone")[0]
-    assert "directory: PATH" in check({}, None)[0]
-    assert "empty" in check({}, tmp_path)[0]
+    assert "no such directory" in str(check({}, tmp_path / "gone")[0])
+    assert "directory: PATH" in str(check({}, None)[0])
+    assert "empty" in str(check({}, tmp_path)[0])
     for name in ("good", "borrows", "broken"):
         subprocess.run(["git", "init", "-q", "--bare", str(tmp_path / f"{name}.git")], check=True)
     (tmp_path / "broken.git/refs/heads/main").write_text("1" * 40 + "\n")
@@ -72,7 +72,7 @@ def test_check_names_the_files(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "-q", "--bare", "--object-format=sha256", str(tmp_path / "new.git")], check=True)
     (tmp_path / "notes.txt").write_text("")
     (tmp_path / "link.git").symlink_to("good.git")
-    text = "\n".join(check({}, tmp_path))
+    text = "\n".join(map(str, check({}, tmp_path)))
     for part in (
         "borrows.git: it borrows",
         "broken.git: its reference refs/heads/main",
@@ -97,6 +97,6 @@ def test_nothing_is_read_by_a_link_in_a_repository(tmp_path: Path) -> None:
         subprocess.run(["git", "init", "-q", "--bare", str(served / f"{name}.git")], check=True)
         (served / f"{name}.git" / file).unlink(missing_ok=True)
         (served / f"{name}.git" / file).symlink_to(target)
-    said = check({}, served)
+    said = [str(fault) for fault in check({}, served)]
     assert [sentence for sentence in said if "a symbolic link" in sentence]
     assert "hunter2" not in "".join(said)

@@ -81,14 +81,14 @@ def test_audits_find_nothing(app: App) -> None:
 
 def test_check_names_the_files(tmp_path: Path) -> None:
     """What is no package, what has no name, and what is there twice."""
-    assert "empty" in check({}, tmp_path)[0]
+    assert "empty" in str(check({}, tmp_path)[0])
     pack(tmp_path, "a", "1.0.0")
     assert check({}, tmp_path) == ()
     (tmp_path / "README.md").write_text("")
     (tmp_path / "broken.tgz").write_bytes(b"x")
     make_tar(tmp_path / "nameless.tgz", {"package/package.json": b"{}"})
     make_tar(tmp_path / "twice.tgz", {"package/package.json": b'{"name": "a", "version": "1.0.0"}'})
-    text = "\n".join(check({}, tmp_path))
+    text = "\n".join(map(str, check({}, tmp_path)))
     for part in (
         "README.md: not a packed",
         "broken.tgz: not a packed package that can be read",

@@ -118,8 +118,8 @@ def test_check_names_the_files(tmp_path: Path) -> None:
     (tmp_path / "again").mkdir()
     make_wheel(tmp_path / "again", "good", "1")
     (tmp_path / "link-1.tar.gz").symlink_to("notes.txt")
-    text = "\n".join(check({}, tmp_path))
+    text = "\n".join(map(str, check({}, tmp_path)))
     for name in ("notes.txt", "bad-1-py3-none-any.whl", "good-1-py3-none-any.whl: the same file name", "link-1.tar.gz"):
         assert name in text
     assert len(check({}, tmp_path)) == 4
-    assert "directory: PATH" in check({}, None)[0]
+    assert "directory: PATH" in str(check({}, None)[0])

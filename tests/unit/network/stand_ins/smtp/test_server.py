@@ -68,7 +68,7 @@ def test_any_bytes_end_in_a_closed_connection(pieces: list[bytes]) -> None:
 def test_files_are_not_for_this_kind(tmp_path: Path) -> None:
     """A directory is a mistake that is told."""
     assert check({}, None) == ()
-    assert "serves no files" in check({}, tmp_path)[0]
+    assert "serves no files" in str(check({}, tmp_path)[0])
 
 
 def test_the_longest_envelope_fits_an_event() -> None:
