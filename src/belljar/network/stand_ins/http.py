@@ -15,8 +15,8 @@ from anyio import sleep
 
 from belljar.errors import PolicyError
 from belljar.network.gateway.context import StandInContext
-from belljar.network.stand_ins import static_files
 from belljar.network.stand_ins.faults import Faults
+from belljar.network.stand_ins.files import file_answer, find, list_files, stored_file
 from belljar.network.stand_ins.routes import Line, Operation, Reply, Route, escape_for
 from belljar.network.stand_ins.site import load_site
 from belljar.network.stand_ins.state import MAX_STATE_BYTES, Sessions, StateError, Store
@@ -75,11 +75,14 @@ class _Server:
         self.sessions = Sessions(context.random)
         self.given = [0] * len(site.routes)
         self.static = [
-            (prefix, static_files.list_files(context.files / folder))
+            (
+                prefix,
+                {file.name: file for file in list_files(context.files / folder, hidden=True)},
+            )
             for prefix, folder in site.static
         ]
         names = {reply.file for route in site.routes for reply in route.replies if reply.file}
-        self.files = {name: _entry(context.files / name) for name in names}
+        self.files = {name: stored_file(context.files / name, name) for name in names}
 
     def app(self) -> App:
         http = http_app(self.handle)
@@ -162,7 +165,7 @@ class _Server:
         view = self.view(request, path, visit)
         headers = self.headers(reply, view, visit)
         if reply.file:
-            return static_files.serve(
+            return file_answer(
                 self.files[reply.file],
                 request,
                 status=reply.status,
@@ -215,10 +218,10 @@ class _Server:
         if request.method in ("GET", "HEAD"):
             for prefix, files in self.static:
                 if request.path.startswith(prefix) and (
-                    found := static_files.find(files, request.path.removeprefix(prefix))
+                    found := find(files, request.path.removeprefix(prefix))
                 ):
                     return (
-                        static_files.serve(found, request)
+                        file_answer(found, request)
                         if not isinstance(found, str)
                         else plain_error(301, (("location", f"{request.raw_path}/"),))
                     )
@@ -255,11 +258,6 @@ class _Server:
                 )
         else:
             await _play(route.script, self.view(request, chosen[1], visit), receive, send)
-
-
-def _entry(path: Path) -> static_files.Entry:
-    status = path.stat()
-    return static_files.Entry(path, status.st_size, int(status.st_mtime))
 
 
 async def _message(receive: Receive) -> str | bytes | None:

@@ -15,13 +15,13 @@ from time import gmtime
 from typing import Any, TypeAlias
 
 from belljar.network.gateway.context import StandInContext
-from belljar.network.stand_ins.shelf import ShelfFile
+from belljar.network.stand_ins.files import StoredFile
 
 Pack: TypeAlias = Callable[[Mapping[str, Any], int], tuple[str, bytes]]
 """File name and content of a package; the number is its time."""
 
 
-def made_files(context: StandInContext, pack: Pack) -> Iterator[ShelfFile]:
+def made_files(context: StandInContext, pack: Pack) -> Iterator[StoredFile]:
     """The files of the setting `packages`: each with `name`, `version`, `age_s` and `files`, path →
     text.
     """
@@ -29,7 +29,7 @@ def made_files(context: StandInContext, pack: Pack) -> Iterator[ShelfFile]:
     for package in packages:
         mtime_s = int(context.clock() - package["age_s"])
         name, content = pack(package, mtime_s)
-        yield ShelfFile(
+        yield StoredFile(
             name=name, path=Path(), size_bytes=len(content), mtime_s=mtime_s, content=content
         )
 

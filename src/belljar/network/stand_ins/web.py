@@ -1,17 +1,17 @@
-"""The little that every HTTP stand-in needs of ASGI 3: a whole request, a whole answer, and bounds
-on both.
+"""The HTTP toolkit of stand-ins on ASGI 3: a request, an answer, and bounds on both.
 
-A stand-in decides on a `Request` that was read up to a bound and gives an `Answer`. What a guest
-sent stays bytes until something asks for its meaning; nothing here raises for what a guest may
-send. Framing, header limits and time limits are the gateway's.
+A stand-in decides on a `Request` and gives an `Answer`. `http_app` reads the body up to a bound
+first; `streaming_app` hands it over unread. What a guest sent stays bytes until something asks for
+its meaning; nothing here raises for what a guest may send. Framing, header limits and time limits
+are the gateway's.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, MutableMapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from http import HTTPStatus
 from typing import Any, Final, TypeAlias
@@ -32,8 +32,8 @@ _UNSAFE: Final = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 class CutOffError(Exception):
     """A request's body is not taken to its end.
 
-    `body` is what of it had come; `refused` says why, and is empty when the client left: there is
-    nobody to answer.
+    `body` is what of it had come; `refused` says why it was not read on, and is empty when the
+    client left: there is nobody to answer.
     """
 
     def __init__(self, body: bytes, refused: str = "") -> None:
@@ -56,6 +56,7 @@ class Request:
     headers: Pairs = ()
     body: bytes = b""
     scheme: str = "http"
+    cell: str = ""
 
     def header(self, name: str) -> str:
         """The field's value, several joined by a comma (RFC 9110, 5.3); "" when it is absent."""
@@ -65,10 +66,19 @@ class Request:
         """Whether the field is there, even if empty."""
         return any(key == name for key, _ in self.headers)
 
+    def fields(self, names: Iterable[str]) -> dict[str, str]:
+        """Those of the header fields that are there."""
+        return {name: self.header(name) for name in names if self.has_header(name)}
+
     @property
     def host(self) -> str:
         """The host that was asked for, in lower case, without a port."""
         return re.sub(r":\d*$", "", self.header("host")).lower()
+
+    @property
+    def base_url(self) -> str:
+        """Scheme and host with its port, as they were asked for."""
+        return f"{self.scheme}://{self.header('host') or 'localhost'}"
 
     @property
     def content_type(self) -> str:
@@ -85,6 +95,10 @@ class Request:
     def query(self) -> Pairs:
         """The query's fields, in order; at most `MAX_FIELDS`."""
         return _fields(self.query_string)
+
+    def parameter(self, name: str, default: str = "") -> str:
+        """The first value of a field of the query."""
+        return next((value for key, value in self.query if key == name), default)
 
     @cached_property
     def form(self) -> Pairs:
@@ -126,7 +140,39 @@ class Answer:
     length: int = field(default=-1)
 
 
+class Incoming:
+    """The body of a request that is not read yet."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """The body piece by piece. Raises `CutOffError` when the client leaves."""
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise CutOffError(b"")
+            if message.get("body"):
+                yield bytes(message["body"])
+            if not message.get("more_body"):
+                return
+
+    async def read(self, max_bytes: int) -> bytes:
+        """The whole body. Raises `CutOffError`, also when it is longer; the rest stays unread."""
+        body = bytearray()
+        try:
+            async for piece in self.pieces():
+                body += piece
+                if len(body) > max_bytes:
+                    raise CutOffError(bytes(body), f"more than {max_bytes} bytes")
+        except CutOffError as error:
+            raise CutOffError(bytes(body), error.refused) from None
+        return bytes(body)
+
+
 Handler: TypeAlias = Callable[[Request], Awaitable[Answer]]
+StreamingHandler: TypeAlias = Callable[[Request, Incoming], Awaitable["Answer | None"]]
+"""`None`: the client has left, there is nobody to answer."""
 Cut: TypeAlias = Callable[[Request, str], Awaitable[None]]
 
 
@@ -235,24 +281,8 @@ def request_of(scope: Scope, body: bytes = b"") -> Request:
         ),
         body=body,
         scheme=str(scope.get("scheme", "http")),
+        cell=str((scope.get("state") or {}).get("cell", "")),
     )
-
-
-async def read_body(receive: Receive, max_bytes: int) -> bytes:
-    """The whole body. Raises `CutOffError`."""
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise CutOffError(b"".join(parts))
-        part = message.get("body", b"")
-        size += len(part)
-        parts.append(part)
-        if size > max_bytes:
-            raise CutOffError(b"".join(parts), "the body is over the bound")
-        if not message.get("more_body", False):
-            return b"".join(parts)
 
 
 async def send_answer(send: Send, answer: Answer, *, head: bool = False) -> None:
@@ -268,7 +298,8 @@ async def send_answer(send: Send, answer: Answer, *, head: bool = False) -> None
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     if answer.stream is not None and not head and not bare:
         async for part in answer.stream():
-            await send({"type": "http.response.body", "body": part, "more_body": True})
+            if part:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         return
     await send(
@@ -302,20 +333,33 @@ def http_app(
     and why.
     """
 
+    async def whole(request: Request, incoming: Incoming) -> Answer | None:
+        try:
+            body = await incoming.read(max_body_bytes)
+        except CutOffError as error:
+            if cut is not None:
+                reason = "the body is over the bound" if error.refused else "it broke off"
+                await cut(replace(request, body=error.body), reason)
+            return (too_large or plain_error(413)) if error.refused else None
+        return await handle(replace(request, body=body))
+
+    return streaming_app(whole)
+
+
+def streaming_app(handle: StreamingHandler) -> App:
+    """An ASGI 3 app of one function that reads as much of the body as it wants. WebSockets are
+    refused.
+    """
+
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
             await refuse_websocket(receive, send)
             return
         if scope["type"] != "http":
             raise ValueError(f"a stand-in has no answer to the scope {scope['type']!r}")
-        try:
-            answer = await handle(request_of(scope, await read_body(receive, max_body_bytes)))
-        except CutOffError as error:
-            if cut is not None:
-                await cut(request_of(scope, error.body), error.refused or "it broke off")
-            if not error.refused:
-                return
-            answer = too_large or plain_error(413)
-        await send_answer(send, answer, head=scope["method"].upper() == "HEAD")
+        request = request_of(scope)
+        answer = await handle(request, Incoming(receive))
+        if answer is not None:
+            await send_answer(send, answer, head=request.method == "HEAD")
 
     return app

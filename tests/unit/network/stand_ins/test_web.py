@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.asgi import Client
 
-from belljar.network.stand_ins.web import MAX_FIELDS, Answer, Request, header_text, http_app, parse_json, plain_error
+from belljar.network.stand_ins.web import (
+    MAX_FIELDS,
+    Answer,
+    CutOffError,
+    Incoming,
+    Request,
+    header_text,
+    http_app,
+    parse_json,
+    plain_error,
+)
 
 
 def request(**fields: str) -> Request:
@@ -92,3 +105,17 @@ def test_any_bytes_make_a_request(path: bytes, value: bytes) -> None:
         }
     )
     assert isinstance((it.query, it.form, it.cookies, it.host, it.url, it.json), tuple)
+
+
+def test_a_body_beyond_its_bound_is_not_read_on() -> None:
+    """Memory is the bound and a piece, not what the guest sends."""
+    taken = 0
+
+    async def endless() -> dict[str, Any]:
+        nonlocal taken
+        taken += 1
+        return {"type": "http.request", "body": bytes(100), "more_body": True}
+
+    with pytest.raises(CutOffError):
+        asyncio.run(Incoming(endless).read(1000))
+    assert taken == 11

@@ -10,30 +10,22 @@ from pathlib import Path
 from typing import Final
 
 from belljar.events import JsonValue
-from belljar.network.gateway.context import (
-    MAX_KEPT_BODY_BYTES,
-    App,
-    Receive,
-    Scope,
-    Send,
-    StandInContext,
-)
-from belljar.network.stand_ins.answers import (
-    Interrupted,
-    Request,
-    answer,
-    answer_file,
-    body_pieces,
-    credentials,
-    refuse_websocket,
-    word,
-)
-from belljar.network.stand_ins.conditions import is_fresh
+from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, App, StandInContext
+from belljar.network.stand_ins.conditions import FIELDS, is_fresh
 from belljar.network.stand_ins.debian.deb import DebError, read_control
 from belljar.network.stand_ins.debian.repository import Repository
 from belljar.network.stand_ins.faults import Fault, Faults
+from belljar.network.stand_ins.files import OneRead, check_directory, file_answer, list_files
 from belljar.network.stand_ins.multipart import FormFile
-from belljar.network.stand_ins.shelf import OneRead, check_directory, list_files
+from belljar.network.stand_ins.records import credentials, word
+from belljar.network.stand_ins.web import (
+    Answer,
+    CutOffError,
+    Incoming,
+    Request,
+    streaming_app,
+    text_answer,
+)
 
 _BELOW: Final = re.compile(r"(?:.*/)?((?:dists|pool)/.+)", re.DOTALL)
 _TYPES: Final = {
@@ -50,7 +42,7 @@ def make(context: StandInContext) -> App:
     Its memory: the control data of the packages, three forms of each index, and of an upload the
     first 64 KiB.
     """
-    return _Debian(context)
+    return streaming_app(_Debian(context).handle)
 
 
 def check(
@@ -104,61 +96,35 @@ class _Debian:
         self._tree = OneRead(context.files) if (context.files / "dists").is_dir() else None
         self._repository = Repository(context.files, int(context.clock()))
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if await refuse_websocket(scope, send):
-            return
-        request = Request.of(scope)
+    async def handle(self, request: Request, incoming: Incoming) -> Answer | None:
         if request.method in {"PUT", "POST"}:
-            await self._upload(request, receive, send)
-        elif request.method not in {"GET", "HEAD"}:
-            await answer(
-                send, b"Method Not Allowed", status=405, headers={"allow": "GET, HEAD, PUT"}
-            )
-        elif self._tree is not None:
-            await self._from_tree(self._tree, request, send)
-        else:
-            await self._made(request, send)
-
-    async def _from_tree(self, tree: OneRead, request: Request, send: Send) -> None:
+            return await self._upload(request, incoming)
+        if request.method not in {"GET", "HEAD"}:
+            return text_answer("Method Not Allowed", 405, (("allow", "GET, HEAD, PUT"),))
         match = _BELOW.fullmatch(request.path)
-        file = tree.files.get(request.path.lstrip("/")) or tree.files.get(match[1] if match else "")
-        if file is None:
-            await answer(send, b"404 Not Found", status=404, head=request.method == "HEAD")
-            return
-        await answer_file(
-            request, send, file, _type_of(file.base), f"{file.size_bytes:x}-{file.mtime_s:x}"
-        )
-
-    async def _made(self, request: Request, send: Send) -> None:
-        match = _BELOW.fullmatch(request.path)
-        if match and match[1].startswith("pool/"):
-            found = await self._repository.pool_file(match[1])
-            if found:
-                await answer_file(request, send, found[0], _TYPES[".deb"], found[1])
-                return
-            content = None
-        else:
-            content = await self._page(
-                match[1].split("/")[1:] if match else [], request.path.rpartition("/")[2]
-            )
+        below = match[1] if match else ""
+        if self._tree is not None:
+            file = self._tree.files.get(request.path.lstrip("/")) or self._tree.files.get(below)
+            if file is None:
+                return text_answer("404 Not Found", 404)
+            etag = f"{file.size_bytes:x}-{file.mtime_s:x}"
+            return file_answer(file, request, media=_type_of(file.base), etag=etag)
+        if below.startswith("pool/"):
+            found = await self._repository.pool_file(below)
+            if found is None:
+                return text_answer("404 Not Found", 404)
+            return file_answer(found[0], request, media=_TYPES[".deb"], etag=found[1])
+        content = await self._page(below.split("/")[1:], request.path.rpartition("/")[2])
         if content is None:
-            await answer(send, b"404 Not Found", status=404, head=request.method == "HEAD")
-            return
+            return text_answer("404 Not Found", 404)
         etag = sha256(content).hexdigest()[:32]
-        fresh = is_fresh(request.headers, etag, self._repository.made_s)
-        headers = {
-            "etag": f'"{etag}"',
-            "last-modified": formatdate(self._repository.made_s, usegmt=True),
-        }
-        kind = _type_of(request.path)
-        await answer(
-            send,
-            b"" if fresh else content,
-            kind,
-            status=304 if fresh else 200,
-            headers=headers,
-            head=request.method == "HEAD",
+        is_known = is_fresh(request.fields(FIELDS), etag, self._repository.made_s)
+        headers = (
+            ("content-type", _type_of(request.path)),
+            ("etag", f'"{etag}"'),
+            ("last-modified", formatdate(self._repository.made_s, usegmt=True)),
         )
+        return Answer(status=304 if is_known else 200, headers=headers, body=content)
 
     async def _page(self, below_dists: list[str], base: str) -> bytes | None:
         """A file below `dists/`, or, without it, one of a flat repository or the key."""
@@ -183,13 +149,13 @@ class _Debian:
         }
         return forms[base]().encode()
 
-    async def _upload(self, request: Request, receive: Receive, send: Send) -> None:
+    async def _upload(self, request: Request, incoming: Incoming) -> Answer | None:
         file = FormFile(field_name="", filename=request.path, kept_bytes=MAX_KEPT_BODY_BYTES)
         refused = ""
         try:
-            async for piece in body_pieces(receive):
+            async for piece in incoming.pieces():
                 file.take(piece)
-        except Interrupted:
+        except CutOffError:
             refused = "it broke off"
         data: dict[str, JsonValue] = {
             "what": "publish",
@@ -201,11 +167,10 @@ class _Debian:
             "size_bytes": file.size_bytes,
             "sha256": file.sha256,
             "refused": refused,
-            **credentials(request.headers),
+            **credentials(request.header("authorization")),
         }
         await self._context.record("network.attempt", data, [file.body("file-0")])
-        if not refused:
-            await answer(send, b"", status=201)
+        return None if refused else text_answer("", 201)
 
 
 def _suite(below_dists: list[str]) -> tuple[str, list[str]]:

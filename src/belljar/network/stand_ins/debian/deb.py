@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from belljar.image.layers.headers import EntryKind, read_entries
 from belljar.image.layers.limits import LayerError
-from belljar.network.stand_ins.shelf import open_file
+from belljar.network.stand_ins.files import open_file
 from belljar.units import printable
 
 MAX_CONTROL_BYTES: Final = 8 << 20

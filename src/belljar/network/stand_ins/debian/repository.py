@@ -18,7 +18,7 @@ from typing import Final
 
 from belljar.network.stand_ins.debian.deb import Control, DebError, read_control
 from belljar.network.stand_ins.debian.openpgp import SigningKey
-from belljar.network.stand_ins.shelf import Digests, OneRead, ShelfFile
+from belljar.network.stand_ins.files import Digests, OneRead, StoredFile
 
 _COMPONENTS: Final = (
     "main",
@@ -45,12 +45,12 @@ class Repository:
         """`now_s`: the time that the Release file is dated a day before, so that a guest's clock
         may be somewhat behind.
         """
-        self._shelf = OneRead(directory)
+        self._directory = OneRead(directory)
         self._digests = Digests("md5", "sha256")
         self.made_s = now_s - _DAY_S
         self._key: SigningKey | None = None
         self._indexes: dict[str, bytes] | None = None
-        self._pool: dict[str, ShelfFile] = {}
+        self._pool: dict[str, StoredFile] = {}
         self._releases: dict[str, str] = {}
         self._by_hash: dict[str, bytes] = {}
 
@@ -63,7 +63,7 @@ class Repository:
             )
         return self._key
 
-    async def pool_file(self, name: str) -> tuple[ShelfFile, str] | None:
+    async def pool_file(self, name: str) -> tuple[StoredFile, str] | None:
         """A package file by its path from `pool/` on, and its SHA-256."""
         await self._indexed()
         file = self._pool.get(name)
@@ -123,9 +123,9 @@ class Repository:
             self._indexes = indexes
         return self._indexes
 
-    def _packages(self) -> list[tuple[ShelfFile, Control]]:
+    def _packages(self) -> list[tuple[StoredFile, Control]]:
         found = []
-        for file in self._shelf.files.values():
+        for file in self._directory.files.values():
             if file.name.endswith(".deb"):
                 try:
                     found.append((file, read_control(file.path)))
@@ -133,7 +133,7 @@ class Repository:
                     continue
         return sorted(found, key=lambda pair: (pair[1].package, pair[1].version))
 
-    async def _stanza(self, file: ShelfFile, control: Control) -> tuple[str, str]:
+    async def _stanza(self, file: StoredFile, control: Control) -> tuple[str, str]:
         """A package's architecture and its stanza in an index.
 
         What the control file says of its own file's place and digests is left out.

@@ -7,32 +7,34 @@ from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import parse_qs
 
 from anyio import Lock
 
 from belljar.events import JsonValue
-from belljar.network.gateway.context import App, Receive, Scope, Send, StandInContext
-from belljar.network.stand_ins.answers import (
-    Interrupted,
-    Request,
-    TooLong,
-    answer,
-    presents,
-    read_body,
-    refuse_websocket,
-)
+from belljar.network.gateway.context import App, StandInContext
 from belljar.network.stand_ins.faults import Fault, Faults
+from belljar.network.stand_ins.files import links_in
 from belljar.network.stand_ins.git import receive, upload
 from belljar.network.stand_ins.git.made import MadeRepository
 from belljar.network.stand_ins.git.pkt import FLUSH, PktError, pkt
 from belljar.network.stand_ins.git.repository import Kept, Repository, find_repositories, why_not
-from belljar.network.stand_ins.shelf import links_in
+from belljar.network.stand_ins.records import presents
+from belljar.network.stand_ins.web import (
+    Answer,
+    CutOffError,
+    Incoming,
+    Request,
+    streaming_app,
+    text_answer,
+)
 
 MAX_REQUEST_BYTES: Final = 4 << 20
 """Of a fetch: wants and haves, unpacked."""
 MAX_PUSH_BYTES: Final = 32 << 20
-_NO_CACHE: Final = {"cache-control": "no-cache, max-age=0, must-revalidate", "pragma": "no-cache"}
+_NO_CACHE: Final = (
+    ("cache-control", "no-cache, max-age=0, must-revalidate"),
+    ("pragma", "no-cache"),
+)
 _SERVICES: Final = ("git-upload-pack", "git-receive-pack")
 
 
@@ -44,7 +46,7 @@ def make(context: StandInContext) -> App:
     Its memory: 64 MiB of pushed objects in all; of one push at a time the pack (32 MiB) and its
     objects (64 MiB); of a fetch, the ids of what is sent.
     """
-    return _Git(context)
+    return streaming_app(_Git(context).handle)
 
 
 def check(settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
@@ -127,40 +129,25 @@ class _Git:
             found.setdefault(name.removesuffix(".git") + ".git", repository)
         return found
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if await refuse_websocket(scope, send):
-            return
-        request = Request.of(scope)
+    async def handle(self, request: Request, incoming: Incoming) -> Answer | None:
         name, _, service = request.path.strip("/").rpartition("/")
         token = str(self._context.settings.get("token", ""))
-        writes = "git-receive-pack" in (
-            service,
-            parse_qs(request.query[:200]).get("service", [""])[0],
-        )
-        if token and writes and not presents(request.headers, token):
-            asks = {"www-authenticate": 'Basic realm="Git"'}
-            await answer(
-                send, b"Unauthorized", status=401, headers=asks, head=request.method == "HEAD"
-            )
-            return
+        writes = "git-receive-pack" in (service, request.parameter("service"))
+        if token and writes and not presents(request, token):
+            return text_answer("Unauthorized", 401, (("www-authenticate", 'Basic realm="Git"'),))
         if request.method in {"GET", "HEAD"} and request.path.endswith("/info/refs"):
-            await self._references(request, name.removesuffix("/info"), send)
-        elif request.method == "POST" and service in _SERVICES and name in self._repositories:
-            await self._service(request, name, service, receive, send)
-        else:
-            await answer(send, b"Not Found", status=404, head=request.method == "HEAD")
+            return self._references(request, name.removesuffix("/info"))
+        if request.method == "POST" and service in _SERVICES and name in self._repositories:
+            return await self._service(request, name, service, incoming)
+        return text_answer("Not Found", 404)
 
-    async def _references(self, request: Request, name: str, send: Send) -> None:
-        service = parse_qs(request.query[:200]).get("service", [""])[0]
+    def _references(self, request: Request, name: str) -> Answer:
+        service = request.parameter("service")
         repository = self._repositories.get(name)
-        if repository is None or service not in _SERVICES:
-            status, text = (
-                (404, b"Repository not found")
-                if repository is None
-                else (403, b"Please use a smart Git client")
-            )
-            await answer(send, text, status=status, head=request.method == "HEAD")
-            return
+        if repository is None:
+            return text_answer("Repository not found", 404)
+        if service not in _SERVICES:
+            return text_answer("Please use a smart Git client", 403)
         fetches = service == "git-upload-pack"
         capabilities = upload.CAPABILITIES if fetches else receive.CAPABILITIES
         body = (
@@ -168,47 +155,29 @@ class _Git:
             + FLUSH
             + upload.advertisement(repository, capabilities, peeled=fetches)
         )
-        kind = f"application/x-{service}-advertisement"
-        await answer(send, body, kind, headers=_NO_CACHE, head=request.method == "HEAD")
+        kind = ("content-type", f"application/x-{service}-advertisement")
+        return Answer(headers=(kind, *_NO_CACHE), body=body)
 
     async def _service(
-        self, request: Request, name: str, service: str, receiving: Receive, send: Send
-    ) -> None:
-        kind = f"application/x-{service}-result"
+        self, request: Request, name: str, service: str, incoming: Incoming
+    ) -> Answer | None:
+        headers = (("content-type", f"application/x-{service}-result"), *_NO_CACHE)
+        repository = self._repositories[name]
         try:
             if service == "git-upload-pack":
-                asked = upload.parse_request(
-                    _unzipped(
-                        request, await read_body(receiving, MAX_REQUEST_BYTES), MAX_REQUEST_BYTES
-                    )
-                )
-                repository = self._repositories[name]
-                headers = [
-                    (b"content-type", kind.encode()),
-                    *((k.encode(), v.encode()) for k, v in _NO_CACHE.items()),
-                ]
-                await send({"type": "http.response.start", "status": 200, "headers": headers})
-                async for piece in upload.respond(repository, asked):
-                    if piece:
-                        await send({"type": "http.response.body", "body": piece, "more_body": True})
-                await send({"type": "http.response.body", "body": b""})
-                return
+                body = await incoming.read(MAX_REQUEST_BYTES)
+                asked = upload.parse_request(_unzipped(request, body, MAX_REQUEST_BYTES))
+                return Answer(headers=headers, stream=lambda: upload.respond(repository, asked))
             async with self._pushing:
-                body = _unzipped(
-                    request, await read_body(receiving, MAX_PUSH_BYTES), MAX_PUSH_BYTES
-                )
-                report = await receive.receive(
-                    self._context, request, name, self._repositories[name], body
-                )
-            await answer(send, report, kind, headers=_NO_CACHE)
+                body = _unzipped(request, await incoming.read(MAX_PUSH_BYTES), MAX_PUSH_BYTES)
+                report = await receive.receive(self._context, request, name, repository, body)
+            return Answer(headers=headers, body=report)
         except PktError as error:
             await self._refused(request, name, service, str(error))
-            await answer(send, b"Bad Request", status=400)
-        except TooLong as error:
-            await self._refused(request, name, service, str(error))
-            await answer(send, b"Request Entity Too Large", status=413)
-        except Interrupted:
-            await self._refused(request, name, service, "it broke off")
+            return text_answer("Bad Request", 400)
+        except CutOffError as error:
+            await self._refused(request, name, service, error.refused or "it broke off")
+            return text_answer("Request Entity Too Large", 413) if error.refused else None
 
     async def _refused(self, request: Request, name: str, service: str, reason: str) -> None:
         if service == "git-receive-pack":
@@ -216,8 +185,8 @@ class _Git:
 
 
 def _unzipped(request: Request, body: bytes, max_bytes: int) -> bytes:
-    """A request's body without its `Content-Encoding: gzip`. Raises `TooLong`, `PktError`."""
-    if request.headers.get("content-encoding", "").lower() not in {"gzip", "x-gzip"}:
+    """A request's body without its `Content-Encoding: gzip`. Raises `CutOffError`, `PktError`."""
+    if request.header("content-encoding").lower() not in {"gzip", "x-gzip"}:
         return body
     inflater = zlib.decompressobj(wbits=31)
     try:
@@ -225,7 +194,7 @@ def _unzipped(request: Request, body: bytes, max_bytes: int) -> bytes:
     except zlib.error:
         raise PktError("a body that is not packed as it says") from None
     if len(content) > max_bytes:
-        raise TooLong(f"more than {max_bytes} bytes")
+        raise CutOffError(content, f"more than {max_bytes} bytes")
     if not inflater.eof:
         raise PktError("a body that ends too early")
     return content

@@ -13,10 +13,11 @@ from anyio.lowlevel import checkpoint
 
 from belljar.events import JsonValue
 from belljar.network.gateway.context import StandInContext, kept_body
-from belljar.network.stand_ins.answers import Request, bounded, credentials, word
 from belljar.network.stand_ins.git.packs import BLOB, COMMIT, GitObject, PackError, PackReader
 from belljar.network.stand_ins.git.pkt import FLUSH, PktError, pkt, section
 from belljar.network.stand_ins.git.repository import ZERO, Repository
+from belljar.network.stand_ins.records import bounded, credentials, word
+from belljar.network.stand_ins.web import Request
 
 CAPABILITIES: Final = b"report-status delete-refs ofs-delta object-format=sha1"
 MAX_COMMANDS: Final = 1000
@@ -116,7 +117,7 @@ async def _record(context: StandInContext, request: Request, name: str, push: Pu
         "file_count": sum(thing.kind == BLOB for thing in push.objects.values()),
         "object_count": len(push.objects),
         "refused": word(push.refused),
-        **credentials(request.headers),
+        **credentials(request.header("authorization")),
     }
     said = b"\n\n".join(commit.content for commit in commits[:_LISTED])
     files = b"\n".join(thing.content for thing in _smallest_files(push))

@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from belljar.events import Body, JsonValue
 from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, StandInContext, kept_body
-from belljar.network.stand_ins.answers import Request, bounded, credentials, word
+from belljar.network.stand_ins.records import bounded, credentials, word
+from belljar.network.stand_ins.web import Request
 
 MAX_TOKENS: Final = 1000
 _MAX_LISTED: Final = 20
@@ -35,7 +36,7 @@ class Changes:
         The user of a token given out here or of basic credentials; for any other token the
         settings' `user`.
         """
-        said = credentials(request.headers)
+        said = credentials(request.header("authorization"))
         if said["credentials"] == "none":
             return None
         known = self._users.get(str(said["secret_sha256"]))
@@ -134,7 +135,9 @@ class Changes:
             "method": request.method,
         }
         await self._context.record(
-            "network.attempt", {**common, **credentials(request.headers), **data}, bodies or []
+            "network.attempt",
+            {**common, **credentials(request.header("authorization")), **data},
+            bodies or [],
         )
 
 

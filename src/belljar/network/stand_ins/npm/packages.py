@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from belljar.network.stand_ins.shelf import Digests, OneRead, ShelfFile
+from belljar.network.stand_ins.files import Digests, OneRead, StoredFile
 
 MAX_MANIFEST_BYTES: Final = 1 << 20
 _MAX_MEMBERS: Final = 50_000
@@ -56,7 +56,7 @@ class PackageError(ValueError):
 class Package:
     """One version of a package: its file and its `package.json`."""
 
-    file: ShelfFile
+    file: StoredFile
     manifest: Mapping[str, Any]
 
     @property
@@ -99,7 +99,7 @@ def version_order(version: str) -> tuple[object, ...]:
     )
 
 
-def read_manifest(file: ShelfFile) -> Mapping[str, Any]:
+def read_manifest(file: StoredFile) -> Mapping[str, Any]:
     """A packed package's `package.json`, which lies one directory deep. Raises `PackageError`."""
     try:
         with file.open() as source, tarfile.open(fileobj=source, mode="r|gz") as stream:
@@ -134,8 +134,8 @@ class Packages:
     Files that are none are left out (`check` has named them).
     """
 
-    def __init__(self, directory: Path, made: Iterable[ShelfFile] = ()) -> None:
-        self._shelf = OneRead(directory, made)
+    def __init__(self, directory: Path, made: Iterable[StoredFile] = ()) -> None:
+        self._directory = OneRead(directory, made)
         self._digests = Digests("sha1", "sha512")
         self._known: dict[str, dict[str, Package]] | None = None
 
@@ -150,7 +150,7 @@ class Packages:
 
     def _read(self) -> list[Package]:
         found = []
-        for file in self._shelf.files.values():
+        for file in self._directory.files.values():
             if file.name.endswith((".tgz", ".tar.gz")):
                 try:
                     found.append(Package(file=file, manifest=read_manifest(file)))

@@ -9,22 +9,23 @@ from pathlib import Path
 from typing import Final
 
 from belljar.events import JsonValue
-from belljar.network.gateway.context import App, Receive, Scope, Send, StandInContext
-from belljar.network.stand_ins.answers import (
-    Request,
-    answer,
-    answer_file,
-    answer_json,
-    presents,
-    refuse_websocket,
-)
+from belljar.network.gateway.context import App, StandInContext
 from belljar.network.stand_ins.conditions import etag_matches
 from belljar.network.stand_ins.faults import Fault, Faults
+from belljar.network.stand_ins.files import check_directory, file_answer, list_files
 from belljar.network.stand_ins.made_packages import made_files, wheel
 from belljar.network.stand_ins.pypi import index
 from belljar.network.stand_ins.pypi.names import normal, parse_file_name
 from belljar.network.stand_ins.pypi.upload import take_upload
-from belljar.network.stand_ins.shelf import check_directory, list_files
+from belljar.network.stand_ins.records import presents
+from belljar.network.stand_ins.web import (
+    Answer,
+    Incoming,
+    Request,
+    json_answer,
+    streaming_app,
+    text_answer,
+)
 
 _JSON_TYPE: Final = "application/vnd.pypi.simple.v1+json"
 _HTML_TYPE: Final = "application/vnd.pypi.simple.v1+html"
@@ -45,7 +46,7 @@ def make(context: StandInContext) -> App:
 
     Its memory: the list of files, their metadata (at most 1 MiB each), and what one upload keeps.
     """
-    return _Pypi(context)
+    return streaming_app(_Pypi(context).handle)
 
 
 def check(settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
@@ -96,110 +97,76 @@ class _Pypi:
         self._index = index.Index(context.files, made_files(context, wheel))
         self._token = str(context.settings.get("token", ""))
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if await refuse_websocket(scope, send):
-            return
-        request = Request.of(scope)
+    async def handle(self, request: Request, incoming: Incoming) -> Answer | None:
         if request.method == "POST" and request.path in {"/", "/legacy", "/legacy/"}:
-            is_refused = bool(self._token) and not presents(request.headers, self._token)
-            await take_upload(self._context, request, receive, send, is_refused=is_refused)
-        elif request.method in {"GET", "HEAD"}:
-            await self._get(request, send)
-        else:
-            await answer(send, b"Method Not Allowed", status=405, headers={"allow": "GET, HEAD"})
-
-    async def _get(self, request: Request, send: Send) -> None:
+            is_refused = bool(self._token) and not presents(request, self._token)
+            return await take_upload(self._context, request, incoming, is_refused=is_refused)
+        if request.method not in {"GET", "HEAD"}:
+            return text_answer("Method Not Allowed", 405, (("allow", "GET, HEAD"),))
         match [part for part in request.path.split("/") if part]:
             case []:
-                await self._page(
-                    request, send, index.project_html("", []), "text/html; charset=utf-8"
-                )
+                return _page(request, index.project_html("", []), "text/html; charset=utf-8")
             case ["simple"]:
-                await self._projects(request, send)
+                return self._projects(request)
             case ["simple", name]:
-                await self._project(request, send, name)
+                return await self._project(request, name)
             case ["packages", name]:
-                await self._package(request, send, name)
+                return await self._package(request, name)
             case ["pypi", name, "json"]:
-                await self._release(request, send, name, "")
+                return await self._release(request, name, "")
             case ["pypi", name, version, "json"]:
-                await self._release(request, send, name, version)
+                return await self._release(request, name, version)
             case _:
-                await _missing(request, send)
+                return text_answer("404 Not Found", 404)
 
-    async def _projects(self, request: Request, send: Send) -> None:
-        content_type = chosen_type(request.headers.get("accept", ""))
+    def _projects(self, request: Request) -> Answer:
+        content_type = chosen_type(request.header("accept"))
         if content_type is None:
-            await _not_acceptable(request, send)
-            return
+            return text_answer("406 Not Acceptable", 406)
         names = iter(sorted(self._index.projects))
-        page = (
-            index.projects_json(names) if content_type == _JSON_TYPE else index.projects_html(names)
-        )
-        await self._page(request, send, page, content_type)
+        render = index.projects_json if content_type == _JSON_TYPE else index.projects_html
+        return _page(request, render(names), content_type)
 
-    async def _project(self, request: Request, send: Send, name: str) -> None:
-        content_type = chosen_type(request.headers.get("accept", ""))
+    async def _project(self, request: Request, name: str) -> Answer:
+        content_type = chosen_type(request.header("accept"))
         if normal(name) not in self._index.projects:
-            await _missing(request, send)
-        elif content_type is None:
-            await _not_acceptable(request, send)
-        elif request.path != f"/simple/{normal(name)}/":
-            await answer(
-                send,
-                b"",
-                status=301,
-                headers={"location": f"/simple/{normal(name)}/"},
-                head=request.method == "HEAD",
-            )
-        else:
-            files = await self._index.of_project(name)
-            page = index.project_json if content_type == _JSON_TYPE else index.project_html
-            await self._page(request, send, page(normal(name), files), content_type)
+            return text_answer("404 Not Found", 404)
+        if content_type is None:
+            return text_answer("406 Not Acceptable", 406)
+        if request.path != f"/simple/{normal(name)}/":
+            return text_answer("", 301, (("location", f"/simple/{normal(name)}/"),))
+        render = index.project_json if content_type == _JSON_TYPE else index.project_html
+        files = await self._index.of_project(name)
+        return _page(request, render(normal(name), files), content_type)
 
-    async def _page(self, request: Request, send: Send, page: bytes, content_type: str) -> None:
-        etag = sha256(page).hexdigest()[:32]
-        fresh = etag_matches(request.headers.get("if-none-match", ""), etag)
-        headers = {"etag": f'"{etag}"', "vary": "Accept", "cache-control": "max-age=600, public"}
-        await answer(
-            send,
-            b"" if fresh else page,
-            content_type,
-            status=304 if fresh else 200,
-            headers=headers,
-            head=request.method == "HEAD",
-        )
-
-    async def _package(self, request: Request, send: Send, name: str) -> None:
-        wants_metadata = name.endswith(".metadata")
+    async def _package(self, request: Request, name: str) -> Answer:
         file = self._index.file(name.removesuffix(".metadata"))
         if file is None:
-            await _missing(request, send)
-            return
+            return text_answer("404 Not Found", 404)
         known = await self._index.describe(file)
-        if not wants_metadata:
+        if not name.endswith(".metadata"):
             kind = "application/gzip" if name.endswith(".gz") else "application/octet-stream"
-            await answer_file(request, send, file, kind, known.sha256)
-        elif known.served_metadata:
-            await self._page(request, send, known.metadata, "application/octet-stream")
-        else:
-            await _missing(request, send)
+            return file_answer(file, request, media=kind, etag=known.sha256)
+        if known.served_metadata:
+            return _page(request, known.metadata, "application/octet-stream")
+        return text_answer("404 Not Found", 404)
 
-    async def _release(self, request: Request, send: Send, name: str, version: str) -> None:
+    async def _release(self, request: Request, name: str, version: str) -> Answer:
         document = index.release_json(
             normal(name), version, await self._index.of_project(name), request.base_url
         )
         if document is None:
-            await answer_json(
-                send, {"message": "Not Found"}, status=404, head=request.method == "HEAD"
-            )
-        else:
-            await answer_json(send, document, head=request.method == "HEAD")
+            return json_answer({"message": "Not Found"}, 404)
+        return json_answer(document)
 
 
-async def _missing(request: Request, send: Send) -> None:
-    await answer(send, b"404 Not Found", status=404, head=request.method == "HEAD")
-
-
-async def _not_acceptable(request: Request, send: Send) -> None:
-    await answer(send, b"406 Not Acceptable", status=406, head=request.method == "HEAD")
+def _page(request: Request, page: bytes, content_type: str) -> Answer:
+    etag = sha256(page).hexdigest()[:32]
+    is_known = etag_matches(request.header("if-none-match"), etag)
+    headers = (
+        ("content-type", content_type),
+        ("etag", f'"{etag}"'),
+        ("vary", "Accept"),
+        ("cache-control", "max-age=600, public"),
+    )
+    return Answer(status=304 if is_known else 200, headers=headers, body=page)

@@ -19,6 +19,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
+from belljar.network.stand_ins.files import Digests, OneRead, StoredFile
 from belljar.network.stand_ins.pypi.names import (
     PackageFile,
     is_prerelease,
@@ -26,7 +27,6 @@ from belljar.network.stand_ins.pypi.names import (
     parse_file_name,
     version_order,
 )
-from belljar.network.stand_ins.shelf import Digests, OneRead, ShelfFile
 
 MAX_METADATA_BYTES: Final = 1 << 20
 _MAX_MEMBERS: Final = 20_000
@@ -41,7 +41,7 @@ class Distribution:
     doesn't say.
     """
 
-    file: ShelfFile
+    file: StoredFile
     said: PackageFile
     sha256: str
     md5: str
@@ -72,28 +72,28 @@ class Index:
     Files that aren't packages are left out (`check` has named them).
     """
 
-    def __init__(self, directory: Path, made: Iterable[ShelfFile] = ()) -> None:
-        self._shelf = OneRead(directory, made)
+    def __init__(self, directory: Path, made: Iterable[StoredFile] = ()) -> None:
+        self._directory = OneRead(directory, made)
         self._digests = Digests("sha256", "md5")
         self._known: dict[str, Distribution] = {}
-        self._by_project: dict[str, dict[str, ShelfFile]] | None = None
+        self._by_project: dict[str, dict[str, StoredFile]] | None = None
 
     @property
-    def projects(self) -> Mapping[str, Mapping[str, ShelfFile]]:
+    def projects(self) -> Mapping[str, Mapping[str, StoredFile]]:
         """Normal name → file name → file."""
         if self._by_project is None:
             self._by_project = {}
-            for file in self._shelf.files.values():
+            for file in self._directory.files.values():
                 if said := parse_file_name(file.base):
                     self._by_project.setdefault(said.project, {})[file.base] = file
         return self._by_project
 
-    def file(self, name: str) -> ShelfFile | None:
+    def file(self, name: str) -> StoredFile | None:
         """The package file of this name."""
         said = parse_file_name(name)
         return self.projects.get(said.project, {}).get(name) if said else None
 
-    async def describe(self, file: ShelfFile) -> Distribution:
+    async def describe(self, file: StoredFile) -> Distribution:
         """A file with its digests and metadata, worked out once. Raises `OSError`."""
         known = self._known.get(file.base)
         said = parse_file_name(file.base)
@@ -103,7 +103,7 @@ class Index:
             raise FileNotFoundError(file.name)
         return known
 
-    async def _described(self, file: ShelfFile, said: PackageFile) -> Distribution:
+    async def _described(self, file: StoredFile, said: PackageFile) -> Distribution:
         digests, metadata = await self._digests.of(file), metadata_of(file, said)
         return Distribution(
             file=file,
@@ -122,7 +122,7 @@ class Index:
         return sorted(found, key=lambda one: (version_order(one.said.version), one.file.base))
 
 
-def metadata_of(file: ShelfFile, said: PackageFile) -> bytes:
+def metadata_of(file: StoredFile, said: PackageFile) -> bytes:
     """A package's core metadata: `METADATA` of a wheel, `PKG-INFO` of a source archive; empty where
     there is none to be read within the bounds.
     """

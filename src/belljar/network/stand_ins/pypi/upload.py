@@ -5,16 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from belljar.events import Body, JsonValue
-from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, Receive, Send, StandInContext
-from belljar.network.stand_ins.answers import (
-    Interrupted,
-    Request,
-    answer,
-    body_pieces,
-    credentials,
-    word,
-)
+from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, StandInContext
 from belljar.network.stand_ins.multipart import Form, FormFile, MultipartError, MultipartReader
+from belljar.network.stand_ins.records import credentials, word
+from belljar.network.stand_ins.web import Answer, CutOffError, Incoming, Request, text_answer
 
 _KEPT_FIELDS: Final = (
     "filetype",
@@ -30,11 +24,10 @@ _KEPT_FIELDS: Final = (
 async def take_upload(
     context: StandInContext,
     request: Request,
-    receive: Receive,
-    send: Send,
+    incoming: Incoming,
     *,
     is_refused: bool = False,
-) -> None:
+) -> Answer | None:
     """Answer one upload (the protocol of twine: a multipart form with `:action`, the metadata and
     the file in `content`).
 
@@ -43,29 +36,26 @@ async def take_upload(
     KiB of its files.
     """
     try:
-        reader = MultipartReader(
-            request.headers.get("content-type", ""), kept_bytes=MAX_KEPT_BODY_BYTES
-        )
+        reader = MultipartReader(request.header("content-type"), kept_bytes=MAX_KEPT_BODY_BYTES)
     except MultipartError as error:
         await _record(context, request, Form(), str(error))
-        await answer(send, b"400 The upload is not a form", status=400)
-        return
+        return text_answer("400 The upload is not a form", 400)
     status, reason = 200, ""
     try:
-        status, reason = await _read(receive, reader)
+        status, reason = await _read(incoming, reader)
     except MultipartError as error:
         status, reason = 400, str(error)
-    except Interrupted:
+    except CutOffError:
         await _record(context, request, reader.form, "it broke off")
-        return
+        return None
     if is_refused:
         status, reason = 403, "Invalid or non-existent authentication information."
     await _record(context, request, reader.form, reason)
-    await answer(send, b"" if status == 200 else f"{status} {reason}".encode(), status=status)
+    return text_answer("" if status == 200 else f"{status} {reason}", status)
 
 
-async def _read(receive: Receive, reader: MultipartReader) -> tuple[int, str]:
-    async for piece in body_pieces(receive):
+async def _read(incoming: Incoming, reader: MultipartReader) -> tuple[int, str]:
+    async for piece in incoming.pieces():
         reader.feed(piece)
     if not reader.form.complete:
         return 400, "the form ends too early"
@@ -85,7 +75,7 @@ async def _record(context: StandInContext, request: Request, form: Form, refused
         "fields": {name: word(form.fields[name]) for name in _KEPT_FIELDS if form.fields.get(name)},
         "refused": refused,
         **_about(file),
-        **credentials(request.headers),
+        **credentials(request.header("authorization")),
     }
     bodies: list[Body] = [one.body(f"file-{number}") for number, one in enumerate(form.files[:8])]
     await context.record("network.attempt", data, bodies)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from belljar.events import Body, JsonValue
 from belljar.network.gateway.context import StandInContext, StreamApp
-from belljar.network.stand_ins.answers import bounded, word
 from belljar.network.stand_ins.conversation import unread
 from belljar.network.stand_ins.faults import Fault, Faults
+from belljar.network.stand_ins.records import bounded, word
 from belljar.network.stand_ins.smtp.session import MAX_LINE_BYTES, Login, Mail, Outcome, Session
 
 

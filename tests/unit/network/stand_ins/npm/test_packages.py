@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes.registries import make_tar
 
+from belljar.network.stand_ins.files import StoredFile
 from belljar.network.stand_ins.npm import packages
-from belljar.network.stand_ins.shelf import ShelfFile
 
 VERSIONS = st.from_regex(
     r"(0|[1-9][0-9]{0,2})(\.(0|[1-9][0-9]{0,2})){2}(-(0|[1-9][0-9]?|[a-z]{1,3})(\.(0|[1-9][0-9]?|[a-z]{1,3}))?)?",
@@ -22,9 +22,9 @@ VERSIONS = st.from_regex(
 )
 
 
-def shelved(path: Path) -> ShelfFile:
+def shelved(path: Path) -> StoredFile:
     """A file as a directory's list has it."""
-    return ShelfFile(name=path.name, path=path, size_bytes=0, mtime_s=0)
+    return StoredFile(name=path.name, path=path, size_bytes=0, mtime_s=0)
 
 
 def pack(directory: Path, name: str, version: str, **more: object) -> Path:

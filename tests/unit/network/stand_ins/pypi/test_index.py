@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.registries import make_tar, make_wheel
 
+from belljar.network.stand_ins.files import StoredFile
 from belljar.network.stand_ins.pypi import index
 from belljar.network.stand_ins.pypi.names import PackageFile
-from belljar.network.stand_ins.shelf import ShelfFile
 
 
-def shelved(path: Path) -> ShelfFile:
+def shelved(path: Path) -> StoredFile:
     """A file as a directory's list has it."""
-    return ShelfFile(name=path.name, path=path, size_bytes=0, mtime_s=0)
+    return StoredFile(name=path.name, path=path, size_bytes=0, mtime_s=0)
 
 
 def test_metadata_of_wheels_and_source_archives(tmp_path: Path) -> None:

@@ -1,31 +1,38 @@
 """The files of a stand-in's directory: listed once, opened without following a link, hashed in
-pieces.
+pieces, and answered with (RFC 9110, 13 and 14).
 
 A guest's words never become a path: what it asks for is looked up among the names that were listed.
+So links, devices and what was put there later are not served.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import mimetypes
 import os
 import stat
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from anyio.lowlevel import checkpoint
 
+from belljar.errors import PolicyError
+from belljar.network.stand_ins.conditions import FIELDS, Share, Stored, share_of
 from belljar.network.stand_ins.faults import Fault, Faults
+from belljar.network.stand_ins.web import Answer, Pairs, Request, plain_error
 
 MAX_FILES: Final = 50_000
 MAX_DEPTH: Final = 16
 CHUNK_BYTES: Final = 256 << 10
+_TEXT: Final = ("text/", "application/javascript", "application/json", "image/svg+xml")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShelfFile:
+class StoredFile:
     """A regular file of the directory.
 
     `name` is its path below it, with `/`. `content`: of one that lies in memory and has no path.
@@ -51,22 +58,25 @@ class ShelfFile:
         return self.name.rpartition("/")[2]
 
 
-class ShelfError(ValueError):
-    """The directory can't be served; the message says why and which file."""
+class FilesError(PolicyError):
+    """The directory can't be served."""
 
 
-def list_files(directory: Path) -> tuple[ShelfFile, ...]:
+def list_files(directory: Path, *, hidden: bool = False) -> tuple[StoredFile, ...]:
     """Every regular file below `directory`, sorted by name.
 
-    Hidden files and symbolic links are left out; a missing directory is empty.
+    Symbolic links are left out, and so are names that begin with a dot unless `hidden`; a missing
+    directory is empty.
 
-    Raises `ShelfError` beyond `MAX_FILES` files or `MAX_DEPTH` directories.
+    Raises `FilesError` beyond `MAX_FILES` files or `MAX_DEPTH` directories.
     """
-    found: list[ShelfFile] = []
-    for file in _walk(directory, "", 0):
+    found: list[StoredFile] = []
+    for file in _walk(directory, "", hidden=hidden):
         found.append(file)
         if len(found) > MAX_FILES:
-            raise ShelfError(f"{directory}: more than {MAX_FILES} files")
+            raise FilesError(
+                f"more than {MAX_FILES} files", where=str(directory), hint="serve fewer files"
+            )
     return tuple(sorted(found, key=lambda file: file.name))
 
 
@@ -79,26 +89,27 @@ def links_in(directory: Path) -> Iterator[str]:
                 yield str(path.relative_to(directory))
 
 
-def _walk(directory: Path, prefix: str, depth: int) -> Iterator[ShelfFile]:
-    if depth > MAX_DEPTH:
-        raise ShelfError(f"{directory}: more than {MAX_DEPTH} directories deep")
+def _walk(directory: Path, prefix: str, *, hidden: bool) -> Iterator[StoredFile]:
+    if prefix.count("/") > MAX_DEPTH:
+        raise FilesError(f"more than {MAX_DEPTH} directories deep", where=str(directory))
     try:
         entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
     except (FileNotFoundError, NotADirectoryError):
         return
     for entry in entries:
-        if entry.name.startswith("."):
+        if entry.name.startswith(".") and not hidden:
             continue
+        path = Path(entry.path)
         if entry.is_dir(follow_symlinks=False):
-            yield from _walk(Path(entry.path), f"{prefix}{entry.name}/", depth + 1)
+            yield from _walk(path, f"{prefix}{entry.name}/", hidden=hidden)
         elif entry.is_file(follow_symlinks=False):
-            known = entry.stat(follow_symlinks=False)
-            yield ShelfFile(
-                name=prefix + entry.name,
-                path=Path(entry.path),
-                size_bytes=known.st_size,
-                mtime_s=int(known.st_mtime),
-            )
+            yield stored_file(path, prefix + entry.name)
+
+
+def stored_file(path: Path, name: str) -> StoredFile:
+    """A file by its path. Raises `OSError`."""
+    known = path.lstat()
+    return StoredFile(name=name, path=path, size_bytes=known.st_size, mtime_s=int(known.st_mtime))
 
 
 def open_file(path: Path) -> int:
@@ -110,12 +121,17 @@ def open_file(path: Path) -> int:
     return descriptor
 
 
-async def chunks_of(path: Path, start: int, end: int) -> AsyncIterator[bytes]:
+async def pieces_of(file: StoredFile, start: int, end: int) -> AsyncIterator[bytes]:
     """The bytes `[start, end)` of a file; other connections are served between two pieces.
 
     Short when the file is.
     """
-    descriptor = open_file(path)
+    if file.content is not None:
+        for at in range(start, end, CHUNK_BYTES):
+            yield file.content[at : min(at + CHUNK_BYTES, end)]
+            await checkpoint()
+        return
+    descriptor = open_file(file.path)
     try:
         while start < end:
             chunk = os.pread(descriptor, min(CHUNK_BYTES, end - start), start)
@@ -128,15 +144,62 @@ async def chunks_of(path: Path, start: int, end: int) -> AsyncIterator[bytes]:
         os.close(descriptor)
 
 
-async def pieces_of(file: ShelfFile, start: int, end: int) -> AsyncIterator[bytes]:
-    """As `chunks_of`, also of a file in memory."""
-    if file.content is None:
-        async for chunk in chunks_of(file.path, start, end):
-            yield chunk
-        return
-    for at in range(start, end, CHUNK_BYTES):
-        yield file.content[at : min(at + CHUNK_BYTES, end)]
-        await checkpoint()
+def media_of(name: str) -> str:
+    """The content type by the name's ending."""
+    kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
+    return f"{kind}; charset=utf-8" if kind.startswith(_TEXT) else kind
+
+
+def find(files: Mapping[str, StoredFile], path: str) -> StoredFile | str | None:
+    """The file for a decoded path below the directory; for a directory its `index.html`, or where
+    to go on to (a path with `/` at its end).
+    """
+    if path == "" or path.endswith("/"):
+        return files.get(f"{path}index.html")
+    if path in files:
+        return files[path]
+    return f"{path}/" if f"{path}/index.html" in files else None
+
+
+def file_answer(
+    file: StoredFile,
+    request: Request,
+    *,
+    status: int = 200,
+    media: str = "",
+    etag: str = "",
+    headers: Pairs = (),
+) -> Answer:
+    """The answer for a file: 200, 206, 304, 412 or 416. Conditions and ranges count for status 200
+    alone.
+
+    Args:
+        etag: a strong validator without quotes; by default made from time and size, since the file
+            doesn't change while a range lives.
+    """
+    etag = etag or f"{file.mtime_s:x}-{file.size_bytes:x}"
+    kind = ("content-type", media or media_of(file.name))
+    share = Share(200, 0, file.size_bytes)
+    if status == 200:
+        modified = ("last-modified", formatdate(file.mtime_s, usegmt=True))
+        headers = (*headers, modified, ("etag", f'"{etag}"'), ("accept-ranges", "bytes"))
+        stored = Stored(etag=etag, modified_s=file.mtime_s, size_bytes=file.size_bytes)
+        share = share_of(request.method, request.fields(FIELDS), stored)
+    if share.status == 304:
+        return Answer(status=304, headers=headers)
+    if share.status == 412:
+        return plain_error(412)
+    if share.status == 416:
+        return plain_error(416, (("content-range", f"bytes */{file.size_bytes}"),))
+    if share.status == 206:
+        place = f"bytes {share.start}-{share.end - 1}/{file.size_bytes}"
+        status, headers = 206, (("content-range", place), *headers)
+    return Answer(
+        status=status,
+        headers=(kind, *headers),
+        stream=lambda: pieces_of(file, share.start, share.end),
+        length=share.end - share.start,
+    )
 
 
 class Digests:
@@ -149,7 +212,7 @@ class Digests:
         self._algorithms = algorithms
         self._known: dict[str, Mapping[str, str]] = {}
 
-    async def of(self, file: ShelfFile) -> Mapping[str, str]:
+    async def of(self, file: StoredFile) -> Mapping[str, str]:
         """Algorithm → lower-case hexadecimal digest. Raises `OSError`."""
         known = self._known.get(file.name)
         if known is None:
@@ -169,13 +232,13 @@ class OneRead:
     `made`: files in memory, which are served instead of a directory's.
     """
 
-    def __init__(self, directory: Path, made: Iterable[ShelfFile] = ()) -> None:
+    def __init__(self, directory: Path, made: Iterable[StoredFile] = ()) -> None:
         self._directory = directory
-        self._files: Mapping[str, ShelfFile] | None = {file.name: file for file in made} or None
+        self._files: Mapping[str, StoredFile] | None = {file.name: file for file in made} or None
 
     @property
-    def files(self) -> Mapping[str, ShelfFile]:
-        """Name → file. Raises `ShelfError`."""
+    def files(self) -> Mapping[str, StoredFile]:
+        """Name → file. Raises `FilesError`."""
         if self._files is None:
             self._files = {file.name: file for file in list_files(self._directory)}
         return self._files
@@ -191,8 +254,8 @@ def check_directory(directory: Path | None, what: str) -> Faults:
         return (Fault(file=str(directory), message="no such directory"),)
     try:
         files = list_files(directory)
-    except ShelfError as error:
-        return (Fault(message=str(error)),)
+    except FilesError as error:
+        return (Fault(file=str(directory), message=error.what),)
     except OSError as error:
         return (Fault(file=str(directory), message=error.strerror or str(error)),)
     links = [
