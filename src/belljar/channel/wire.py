@@ -113,15 +113,11 @@ class HostConnection:
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes of an incomplete frame; at most a header and a full payload between two calls of
-        `feed`.
-        """
+        """Bytes of an incomplete frame: at most a header and a full payload."""
         return len(self._pending)
 
     def stdin_credit(self, op: int) -> int:
-        """Bytes of stdin that may be sent now; 0 once the operation is dead or its stdin
-        is closed.
-        """
+        """Bytes of stdin that may be sent now; 0 once the operation or its stdin has ended."""
         state = self._live.get(op)
         return state.stdin_credit if state is not None and state.stdin_open else 0
 
