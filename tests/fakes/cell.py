@@ -22,8 +22,8 @@ import anyio
 from tests.fakes.probing import PROBES, FakeProgram, dead
 
 from belljar.cell.health import Health
+from belljar.cell.loop_thread import result_of
 from belljar.cell.output import ExecOutput
-from belljar.cell.workshop import promised
 from belljar.channel import FileTooLarge
 from belljar.differences import Difference
 from belljar.errors import CellError
@@ -194,7 +194,7 @@ class FakeCell:
 
     async def wait_dead(self) -> str:
         """As the real one."""
-        return await promised(self.death)
+        return await result_of(self.death)
 
     def die(self) -> None:
         """End it, from any thread."""

@@ -371,7 +371,7 @@ def test_an_interrupt_ends_cells_made_ahead_too(home: Path, tasks: Path) -> None
         process.communicate(timeout=60)
         assert process.returncode == 130
     cells = gather_cells(read_events(run_dir))
-    assert sorted((cell.ahead, cell.is_spare, cell.clean) for cell in cells.values()) == [
+    assert sorted((cell.ahead, cell.is_unused, cell.clean) for cell in cells.values()) == [
         (False, False, True),
         (True, True, True),
     ]

@@ -16,7 +16,7 @@ import pytest
 from tests.integration.processes import kill_tree, wait_for
 
 from belljar.cell import Cell, Pool, open_pool, start_run
-from belljar.cell.lease import Waste
+from belljar.cell.lease import Discard
 from belljar.events import Kind
 from belljar.isolation.reap import reap
 from belljar.ledger import Line, Status, read_events, verify
@@ -60,9 +60,9 @@ async def standing(pool: Pool) -> Cell:
     """The one that stands ready, once there is one."""
     pool.refill()
     assert await pool.filled() == 1
-    (spare,) = pool._ready
-    assert spare.cell is not None
-    return spare.cell
+    (pooled,) = pool._ready
+    assert pooled.cell is not None
+    return pooled.cell
 
 
 @pytest.mark.anyio
@@ -94,7 +94,7 @@ async def test_a_cell_made_ahead_is_a_whole_cell(tier: str, home: Path, tmp_path
         True
     ]
     reasons = {line.cell: line.data["reason"] for line in lines if line.kind is Kind.CELL_DESTROYING}
-    assert (reasons[dead.id], reasons[unused.id]) == (Waste.DEAD, Waste.UNUSED)
+    assert (reasons[dead.id], reasons[unused.id]) == (Discard.DEAD, Discard.UNUSED)
     taken = [line.cell for line in lines if line.kind is Kind.CELL_TAKEN]
     assert len(taken) == len(set(taken))
     assert not {dead.id, unused.id} & set(taken)

@@ -10,12 +10,12 @@ from enum import StrEnum
 import anyio
 
 from belljar.cell.cell import Cell
+from belljar.cell.loop_thread import LoopThread, result_of
 from belljar.cell.stock import fresh_for_s
-from belljar.cell.workshop import Workshop, promised
 from belljar.errors import BelljarError
 
 
-class Waste(StrEnum):
+class Discard(StrEnum):
     """Why a cell that was made ahead is destroyed without ever having been taken; the words are the
     record's.
     """
@@ -27,7 +27,7 @@ class Waste(StrEnum):
     BREACHED = "it was made ahead and its warm-up found a way out"
 
 
-class Ticket(Future["Lease | None"]):
+class CellRequest(Future["Lease | None"]):
     """Somebody wants a cell. Its result is a lease, or None: there is none to be had."""
 
     def __init__(self) -> None:
@@ -41,8 +41,8 @@ class Ticket(Future["Lease | None"]):
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Spare:
-    """One cell of a pool. Belongs to the workshop's thread, but for `ended`."""
+class PooledCell:
+    """One cell of a pool. Belongs to the thread's thread, but for `ended`."""
 
     made_s: float = field(default_factory=time.monotonic)
     cell: Cell | None = None
@@ -51,8 +51,8 @@ class Spare:
     called: anyio.Event = field(default_factory=anyio.Event)
     returned: anyio.Event = field(default_factory=anyio.Event)
     ended: Future[None] = field(default_factory=Future)
-    reason: Waste | None = None
-    ticket: Ticket | None = None
+    reason: Discard | None = None
+    request: CellRequest | None = None
     warmed: bool = False
     leased: bool = False
 
@@ -61,22 +61,22 @@ class Spare:
         lifetime_s = 0.0 if self.cell is None else self.cell.plan.limits.lifetime_s
         return fresh_for_s(made_s=self.made_s, now_s=time.monotonic(), lifetime_s=lifetime_s)
 
-    def call(self, *, reason: Waste | None = None, ticket: Ticket | None = None) -> None:
-        """Tell its keeper what becomes of it: it is thrown away for a reason, or given out."""
-        self.reason, self.ticket = reason, ticket
+    def call(self, *, reason: Discard | None = None, request: CellRequest | None = None) -> None:
+        """Tell the task that holds it what becomes of it: discarded for a reason, or given out."""
+        self.reason, self.request = reason, request
         self.called.set()
 
 
 class Lease:
     """A cell that was given out, until it is given back. Belongs to the taker's event loop."""
 
-    def __init__(self, cell: Cell, spare: Spare, workshop: Workshop) -> None:
+    def __init__(self, cell: Cell, pooled: PooledCell, thread: LoopThread) -> None:
         self.cell = cell
-        self._spare = spare
-        self._workshop = workshop
+        self._pooled = pooled
+        self._thread = thread
 
     async def give_back(self) -> None:
-        """Destroy the cell here, where whoever still waits on it waits, and let its keeper go.
+        """Destroy the cell here, where whoever still waits on it waits, and release the task that holds it.
 
         Shielded.
 
@@ -86,17 +86,17 @@ class Lease:
             try:
                 await self.cell.destroy()
             finally:
-                self._workshop.post(self._spare.returned.set)
-                await promised(self._spare.ended)
+                self._thread.post(self._pooled.returned.set)
+                await result_of(self._pooled.ended)
 
 
-async def undo(ticket: Ticket) -> None:
+async def undo(request: CellRequest) -> None:
     """Whoever asked is gone: nobody is served, or what was served goes back."""
-    if ticket.cancel():
+    if request.cancel():
         return
     with anyio.CancelScope(shield=True):
         try:
-            lease = await promised(ticket)
+            lease = await result_of(request)
         except BelljarError:  # it was the answer, and is on its way
             return
         if lease is not None:

@@ -2,7 +2,7 @@
 taking one costs milliseconds.
 
 The work is moved, not saved. A pooled cell is a cell like any other in journal, ledger and proof;
-it serves one taker, once. It is held by a task in the pool's own thread (`workshop`), from
+it serves one taker, once. It is held by a task in the pool's own thread (`loop_thread`), from
 `open_cell`'s entry to its exit; its taker works in it from his own event loop, ends it there, and
 gives it back.
 """
@@ -22,7 +22,8 @@ from typing import Final, Protocol
 import anyio
 
 from belljar.cell.cell import Cell
-from belljar.cell.lease import Lease, Spare, Ticket, Waste, undo
+from belljar.cell.lease import CellRequest, Discard, Lease, PooledCell, undo
+from belljar.cell.loop_thread import LoopThread, async_loop_thread, result_of
 from belljar.cell.open import decoys_in, open_cell
 from belljar.cell.runs import start_run
 from belljar.cell.stock import (
@@ -33,7 +34,6 @@ from belljar.cell.stock import (
     oldest_fresh,
     should_make,
 )
-from belljar.cell.workshop import Workshop, async_workshop, promised
 from belljar.errors import CellError, ContainmentBreach
 from belljar.events import Actor, Event, Kind, Recorder
 from belljar.host.settings import PolicyLike, resolve_here
@@ -100,37 +100,37 @@ class Counts:
     stale: int = 0
     unused: int = 0
 
-    def thrown_away(self, reason: Waste) -> None:
+    def thrown_away(self, reason: Discard) -> None:
         """One was destroyed that nobody had."""
-        self.void += reason in {Waste.VOID, Waste.BREACHED}
-        self.dead += reason is Waste.DEAD
-        self.stale += reason is Waste.STALE
-        self.unused += reason is Waste.UNUSED
+        self.void += reason in {Discard.VOID, Discard.BREACHED}
+        self.dead += reason is Discard.DEAD
+        self.stale += reason is Discard.STALE
+        self.unused += reason is Discard.UNUSED
 
 
 class Pool:
-    """Warmed cells of one plan. Made by `open_pool`, or with a workshop that several share."""
+    """Warmed cells of one plan. Made by `open_pool`, or with a thread that several share."""
 
-    def __init__(self, supply: Supply, workshop: Workshop) -> None:
+    def __init__(self, supply: Supply, thread: LoopThread) -> None:
         self.counts = Counts()
         self.troubles: list[Exception] = []
         self.breach: ContainmentBreach | None = None
         self._supply = supply
-        self._workshop = workshop
-        self._ready: list[Spare] = []
-        self._keepers: list[Spare] = []
-        self._claims: deque[Ticket] = deque()
+        self._thread = thread
+        self._ready: list[PooledCell] = []
+        self._cells: list[PooledCell] = []
+        self._requests: deque[CellRequest] = deque()
         self._listeners: deque[Future[int]] = deque()
         self._filling = False
         self._making = False
         self._ending: anyio.Event | None = None
-        workshop.post(self._begin)
+        thread.post(self._begin)
 
     # ---- the taker's side, in any event loop
 
     @asynccontextmanager
     async def cell(self) -> AsyncIterator[Cell]:
-        """A cell of its own, as `open_cell` gives one: from the shelf, or from the making, or else
+        """A cell of its own, as `open_cell` gives one: an idle one, or the one in the making, or else
         opened now. Another is made in its place.
 
         Raises as `open_cell`; and `ContainmentBreach` when a warm-up of this pool found a way out.
@@ -152,60 +152,60 @@ class Pool:
             await lease.give_back()
 
     def refill(self, *, after_s: float = 0.0) -> None:
-        """Have the shelf filled up, a moment later if need be. From any thread; never waits."""
-        self._workshop.post(partial(self._fill, after_s))
+        """Have idle cells made, a moment later if need be. From any thread; never waits."""
+        self._thread.post(partial(self._fill, after_s))
 
     async def filled(self) -> int:
         """Wait until none is in the making; how many cells stand ready then. In any event loop."""
         answer: Future[int] = Future()
-        return await promised(answer) if self._workshop.post(partial(self._tell, answer)) else 0
+        return await result_of(answer) if self._thread.post(partial(self._tell, answer)) else 0
 
     async def _take(self) -> Lease | None:
-        ticket = Ticket()
-        if not self._workshop.post(partial(self._serve, ticket)):
+        request = CellRequest()
+        if not self._thread.post(partial(self._serve, request)):
             return None
         try:
             with anyio.move_on_after(_CLAIM_TIMEOUT_S):
-                return await promised(ticket)
-            return None if ticket.cancel() else await promised(ticket)
+                return await result_of(request)
+            return None if request.cancel() else await result_of(request)
         except BaseException:
-            await undo(ticket)
+            await undo(request)
             raise
 
-    # ---- the workshop's side, in its thread
+    # ---- the thread's side, in its thread
 
     def _begin(self) -> None:
         self._ending = anyio.Event()
-        self._workshop.at_end(self._end)
+        self._thread.at_end(self._end)
 
     def _is_ended(self) -> bool:
         return self._ending is None or self._ending.is_set() or self.breach is not None
 
-    def _serve(self, ticket: Ticket) -> None:
-        """Answer a ticket, or have its answer made."""
+    def _serve(self, request: CellRequest) -> None:
+        """Answer a request, or have its answer made."""
         if self.breach is not None:
             # Each gets an error of his own: it comes to hold what he did
-            if ticket.set_running_or_notify_cancel():
-                ticket.set_exception(
+            if request.set_running_or_notify_cancel():
+                request.set_exception(
                     ContainmentBreach(
                         self.breach.what, where=self.breach.where, hint=self.breach.hint
                     )
                 )
             return
         index = (
-            None if self._is_ended() else oldest_fresh([spare.left_s() for spare in self._ready])
+            None if self._is_ended() else oldest_fresh([pooled.left_s() for pooled in self._ready])
         )
         if index is not None:
-            self._ready.pop(index).call(ticket=ticket)
+            self._ready.pop(index).call(request=request)
         elif not self._is_ended() and may_claim(making=self._making, claimed=self._waiting()):
-            self._claims.append(ticket)
+            self._requests.append(request)
         else:
-            ticket.answer(None)
+            request.answer(None)
 
     def _waiting(self) -> int:
         """How many still wait for what is in the making."""
-        self._claims = deque(ticket for ticket in self._claims if not ticket.cancelled())
-        return len(self._claims)
+        self._requests = deque(request for request in self._requests if not request.cancelled())
+        return len(self._requests)
 
     def _tell(self, answer: Future[int]) -> None:
         if self._filling:
@@ -216,33 +216,33 @@ class Pool:
     def _fill(self, after_s: float = 0.0) -> None:
         if not self._filling and not self._is_ended():
             self._filling = True
-            self._making = not after_s and not self._workshop.bench.locked()
-            self._workshop.spawn(partial(self._fill_up, after_s))
+            self._making = not after_s and not self._thread.making.locked()
+            self._thread.spawn(partial(self._fill_up, after_s))
 
     async def _fill_up(self, after_s: float) -> None:
-        """Make cells, one after another, until the shelf is full or one fails: the next who takes
-        one will have it tried again.
+        """Make cells, one after another, until there are enough or one fails: the next
+        request has it tried again.
         """
         try:
             # Not longer than the pool lasts
             if after_s and self._ending is not None:
                 with anyio.move_on_after(after_s):
                     await self._ending.wait()
-            async with self._workshop.bench:
+            async with self._thread.making:
                 self._making = True
                 while self._should_make():
-                    spare = Spare()
-                    self._keepers.append(spare)
-                    self._workshop.spawn(partial(self._keep, spare))
-                    await spare.settled.wait()
-                    if spare.cell is None or spare.reason:
+                    pooled = PooledCell()
+                    self._cells.append(pooled)
+                    self._thread.spawn(partial(self._own, pooled))
+                    await pooled.settled.wait()
+                    if pooled.cell is None or pooled.reason:
                         break
         except Exception as error:  # noqa: BLE001
             self.troubles.append(error)
         finally:
             self._filling = self._making = False
-            while self._claims:
-                self._serve(self._claims.popleft())
+            while self._requests:
+                self._serve(self._requests.popleft())
             while self._listeners:
                 self._tell(self._listeners.popleft())
 
@@ -253,109 +253,109 @@ class Pool:
         )
         return wanted and self._supply.admit(ready)
 
-    async def _keep(self, spare: Spare) -> None:
+    async def _own(self, pooled: PooledCell) -> None:
         """One cell's whole life, in one task."""
         error: Exception | None = None
         try:
-            with spare.scope:
+            with pooled.scope:
                 async with self._supply.open(ahead=True) as cell:
-                    spare.cell = cell
+                    pooled.cell = cell
                     self.counts.made += 1
-                    await self._hold(spare, cell)
+                    await self._hold(pooled, cell)
         except Exception as failure:  # noqa: BLE001
             error = failure
         finally:
-            self._close(spare, error)
+            self._close(pooled, error)
 
-    async def _hold(self, spare: Spare, cell: Cell) -> None:
-        while spare.reason is None:
+    async def _hold(self, pooled: PooledCell, cell: Cell) -> None:
+        while pooled.reason is None:
             # Whoever waits for it already probes it himself: warmed first, it would only come
             # later.
-            if not spare.warmed and not self._waiting():
-                spare.warmed = True
-                spare.reason = self._fault(await self._supply.warm_up(cell), cell)
+            if not pooled.warmed and not self._waiting():
+                pooled.warmed = True
+                pooled.reason = self._fault(await self._supply.warm_up(cell), cell)
                 continue
-            self._offer(spare)
+            self._offer(pooled)
             # Until it is called for, or can't be given out any more
             async with anyio.create_task_group() as watching:
-                watching.start_soon(self._watch, spare, cell)
-                with anyio.move_on_after(max(0.0, spare.left_s())):
-                    await spare.called.wait()
-                self._withdraw(spare, Waste.STALE)
-                await spare.called.wait()
+                watching.start_soon(self._watch, pooled, cell)
+                with anyio.move_on_after(max(0.0, pooled.left_s())):
+                    await pooled.called.wait()
+                self._withdraw(pooled, Discard.STALE)
+                await pooled.called.wait()
                 watching.cancel_scope.cancel()
-            if spare.reason is Waste.STALE and is_worth_replacing(cell.plan.limits.lifetime_s):
+            if pooled.reason is Discard.STALE and is_worth_replacing(cell.plan.limits.lifetime_s):
                 self._fill()
-            if spare.ticket is not None and await self._give(spare, cell, spare.ticket):
-                await self._until_returned(spare, cell)
+            if pooled.request is not None and await self._give(pooled, cell, pooled.request):
+                await self._until_returned(pooled, cell)
                 return
-        if spare.reason is Waste.DEAD:
+        if pooled.reason is Discard.DEAD:
             await _answers(cell)  # that it does not, and why, is on record then
-        await cell.destroy(reason=spare.reason)
+        await cell.destroy(reason=pooled.reason)
 
-    async def _give(self, spare: Spare, cell: Cell, ticket: Ticket) -> bool:
-        """Give it out if it lives; else its ticket is served otherwise."""
+    async def _give(self, pooled: PooledCell, cell: Cell, request: CellRequest) -> bool:
+        """Give it out if it lives; else its request is served otherwise."""
         if not self._is_ended() and await _answers(cell):
-            return self._hand_over(spare, cell, ticket)
-        spare.reason = Waste.UNUSED if self._is_ended() else Waste.DEAD
-        self._serve(ticket)
+            return self._hand_over(pooled, cell, request)
+        pooled.reason = Discard.UNUSED if self._is_ended() else Discard.DEAD
+        self._serve(request)
         return False
 
-    def _fault(self, report: ProbeReport, cell: Cell) -> Waste | None:
+    def _fault(self, report: ProbeReport, cell: Cell) -> Discard | None:
         """Why a cell is not given out after its warm-up; None when it may be."""
         if report.verdict is Verdict.CONTAINED:
             return None
         breach = breach_of(report, cell.id)
         if breach is None:
-            return Waste.VOID
+            return Discard.VOID
         self.breach = self.breach or breach
         self._supply.on_breach(breach)
-        return Waste.BREACHED
+        return Discard.BREACHED
 
-    def _offer(self, spare: Spare) -> None:
-        """To whoever waits for it, else to the shelf."""
-        spare.called, spare.ticket = anyio.Event(), None
+    def _offer(self, pooled: PooledCell) -> None:
+        """Give it to whoever waits for one, else keep it idle."""
+        pooled.called, pooled.request = anyio.Event(), None
         if self._is_ended():
-            spare.call(reason=Waste.UNUSED)
+            pooled.call(reason=Discard.UNUSED)
         elif self._waiting():
-            spare.call(ticket=self._claims.popleft())
+            pooled.call(request=self._requests.popleft())
         else:
-            self._ready.append(spare)
-        spare.settled.set()
+            self._ready.append(pooled)
+        pooled.settled.set()
 
-    async def _watch(self, spare: Spare, cell: Cell) -> None:
+    async def _watch(self, pooled: PooledCell, cell: Cell) -> None:
         await cell.wait_dead()
-        self._withdraw(spare, Waste.DEAD)
+        self._withdraw(pooled, Discard.DEAD)
 
-    def _withdraw(self, spare: Spare, reason: Waste) -> None:
-        """Throw away what stands on the shelf; what was called for already is its caller's."""
-        if spare in self._ready:
-            self._ready.remove(spare)
-            spare.call(reason=reason)
+    def _withdraw(self, pooled: PooledCell, reason: Discard) -> None:
+        """Discard an idle cell; one that was called for already is its caller's."""
+        if pooled in self._ready:
+            self._ready.remove(pooled)
+            pooled.call(reason=reason)
 
-    def _hand_over(self, spare: Spare, cell: Cell, ticket: Ticket) -> bool:
+    def _hand_over(self, pooled: PooledCell, cell: Cell, request: CellRequest) -> bool:
         """Give it out, on record first. False when nobody wants it any more."""
-        if not ticket.set_running_or_notify_cancel():
+        if not request.set_running_or_notify_cancel():
             return False
         now_s = time.monotonic()
-        data = {"waited_ms": _ms(now_s - ticket.asked_s), "age_ms": _ms(now_s - spare.made_s)}
+        data = {"waited_ms": _ms(now_s - request.asked_s), "age_ms": _ms(now_s - pooled.made_s)}
         try:
             self._supply.recorder.record(Event(kind=Kind.CELL_TAKEN, cell_id=cell.id, data=data))
         except BaseException as error:
-            ticket.set_exception(error)
+            request.set_exception(error)
             raise
         self.counts.taken += 1
-        spare.leased = True
-        ticket.set_result(Lease(cell, spare, self._workshop))
+        pooled.leased = True
+        request.set_result(Lease(cell, pooled, self._thread))
         return True
 
-    async def _until_returned(self, spare: Spare, cell: Cell) -> None:
+    async def _until_returned(self, pooled: PooledCell, cell: Cell) -> None:
         """Until it is given back; when the pool ends before that, its operations are ended, and
         soon the cell.
         """
         async with anyio.create_task_group() as waiting:
             waiting.start_soon(self._recall, cell, waiting.cancel_scope)
-            await spare.returned.wait()
+            await pooled.returned.wait()
             waiting.cancel_scope.cancel()
 
     async def _recall(self, cell: Cell, waiting: anyio.CancelScope) -> None:
@@ -365,33 +365,33 @@ class Pool:
         await anyio.sleep(_END_TIMEOUT_S)
         waiting.cancel()
 
-    def _close(self, spare: Spare, error: Exception | None) -> None:
+    def _close(self, pooled: PooledCell, error: Exception | None) -> None:
         """It is gone: tell its taker how that went, else its pool."""
-        self._keepers.remove(spare)
-        if spare.ticket is not None:
-            spare.ticket.answer(None)
-        if spare.cell is None:
+        self._cells.remove(pooled)
+        if pooled.request is not None:
+            pooled.request.answer(None)
+        if pooled.cell is None:
             self.counts.failed += error is not None
-        elif not spare.leased:
-            spare.reason = spare.reason or Waste.UNUSED
-            self.counts.thrown_away(spare.reason)
+        elif not pooled.leased:
+            pooled.reason = pooled.reason or Discard.UNUSED
+            self.counts.thrown_away(pooled.reason)
             self.troubles += [error] if error is not None else []
-        spare.settled.set()
+        pooled.settled.set()
         if error is None:
-            spare.ended.set_result(None)
+            pooled.ended.set_result(None)
         else:
-            spare.ended.set_exception(error)
+            pooled.ended.set_exception(error)
 
     def _end(self) -> None:
         """Nothing more is made or given out; what nobody took goes."""
         if self._ending is not None:
             self._ending.set()
-        while self._claims:
-            self._claims.popleft().answer(None)
-        for spare in list(self._keepers):
-            if not spare.settled.is_set():
-                spare.scope.cancel()
-            self._withdraw(spare, Waste.UNUSED)
+        while self._requests:
+            self._requests.popleft().answer(None)
+        for pooled in list(self._cells):
+            if not pooled.settled.is_set():
+                pooled.scope.cancel()
+            self._withdraw(pooled, Discard.UNUSED)
 
 
 @asynccontextmanager
@@ -438,8 +438,8 @@ async def open_pool(
     )
     if loaded.policy.decoys:
         supply = replace(supply, taken=partial(decoys_in, loaded=loaded, run=run))
-    async with async_workshop() as workshop:
-        pool = Pool(supply, workshop)
+    async with async_loop_thread() as thread:
+        pool = Pool(supply, thread)
         pool.refill()
         yield pool
     for trouble in (pool.breach, *pool.troubles):

@@ -145,7 +145,7 @@ class RangeRouter:
         return self._network.namespace_of(self._name)
 
     def look(self) -> Sight:
-        """Ask the range's keeper whether rules and links are those of the plan."""
+        """Ask the range's supervisor whether rules and links are those of the plan."""
         try:
             self._network.check_now()
         except ContainmentBreach as error:
@@ -172,7 +172,7 @@ async def open_range(
     it is left. Arguments and errors as `open_cell`; besides:
 
     Raises:
-        CellError: a target cell does not become healthy; the gateway or its keeper died.
+        CellError: a target cell does not become healthy; the gateway or its supervisor died.
         ContainmentBreach: the network's rules were changed by somebody.
 
     A policy without a network gives a range of one cell.

@@ -9,13 +9,13 @@ STALE_SHARE: Final = 0.05
 """Of a cell's lifetime, which counts from its making: one that has waited longer would be missed by
 the sample that takes it.
 """
-_LEAST_SHELF_LIFE_S: Final = 10.0
+_MIN_USEFUL_S: Final = 10.0
 DEFAULT_SIZE: Final = 1
 MAX_SIZE: Final = 16
 
 
 def should_make(*, size: int, ready: int, claimed: int, ended: bool) -> bool:
-    """Whether one more cell is to be made: the shelf isn't full, or somebody waits for what is in
+    """Whether one more cell is to be made: the pool isn't full, or somebody waits for the one in
     the making.
     """
     return not ended and (ready < size or claimed > 0)
@@ -37,7 +37,7 @@ def is_worth_replacing(lifetime_s: float) -> bool:
     """Whether a cell that became stale is replaced before anyone asks: not when one would be made
     and thrown away every few seconds.
     """
-    return STALE_SHARE * lifetime_s >= _LEAST_SHELF_LIFE_S
+    return STALE_SHARE * lifetime_s >= _MIN_USEFUL_S
 
 
 def oldest_fresh(left_s: Sequence[float]) -> int | None:

@@ -348,10 +348,10 @@ def remarks(findings: RunFindings) -> list[str]:
     lines += [
         f"cell {cell.cell_id} was created, but the run ended before its sample began"
         for cell in findings.strays
-        if not cell.sample and not cell.is_spare and not cell.control
+        if not cell.sample and not cell.is_unused and not cell.control
     ]
-    if findings.spares:
-        lines.append(f"{len(findings.spares)} cell(s) were made ahead (--warm) and not used")
+    if findings.unused:
+        lines.append(f"{len(findings.unused)} cell(s) were made ahead (--warm) and not used")
     lines += [
         f"sample {printable(each.sample)} #{each.epoch} was reused from run "
         f"{printable(each.judged_by)}"

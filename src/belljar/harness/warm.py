@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from belljar.cell import Cell, Pool
-    from belljar.cell.workshop import Workshop
+    from belljar.cell.loop_thread import LoopThread
     from belljar.harness.selection import Selection
     from belljar.harness.session import Session
     from belljar.policy import LoadedPolicy
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Shelf:
+class _PoolOf:
     """A pool and the policy of its cells."""
 
     policy: LoadedPolicy
@@ -53,18 +53,18 @@ class WarmCells:
     def __init__(
         self,
         session: Session,
-        workshop: Workshop,
+        thread: LoopThread,
         *,
         size: int,
         expected: Mapping[BelljarConfig, int],
     ) -> None:
         self._session = session
-        self._workshop = workshop
+        self._thread = thread
         self._size = size
         self._left = Counter(expected)
         self._in_use = 0
         self._guard = threading.Lock()
-        self._shelves: dict[BelljarConfig, _Shelf] = {}
+        self._pools: dict[BelljarConfig, _PoolOf] = {}
 
     def cell(
         self, config: BaseModel | str | None, policy: LoadedPolicy
@@ -74,19 +74,19 @@ class WarmCells:
         A policy that is not the pool's own (its file was changed meanwhile) gets a cell of its own.
         """
         ours = as_config(config)
-        shelf = self._shelves.get(ours)
-        if shelf is None:
+        entry = self._pools.get(ours)
+        if entry is None:
             return self._counted(ours, self._first(ours, policy))
-        if shelf.policy != policy:
+        if entry.policy != policy:
             return self._counted(ours, self._open(policy))
-        return self._counted(ours, shelf.pool.cell())
+        return self._counted(ours, entry.pool.cell())
 
     def troubles(self) -> list[Exception]:
         """What the ends of cells that nobody took left, or could not prove.
 
-        Complete when the workshop is closed.
+        Complete when the thread is closed.
         """
-        return [trouble for shelf in self._shelves.values() for trouble in shelf.pool.troubles]
+        return [trouble for entry in self._pools.values() for trouble in entry.pool.troubles]
 
     @asynccontextmanager
     async def _counted(
@@ -110,9 +110,9 @@ class WarmCells:
         from belljar.cell.pool import HEAD_START_S
 
         async with self._open(policy) as cell:
-            if config not in self._shelves:
-                self._shelves[config] = _Shelf(policy=policy, pool=self._pool(config, policy))
-            self._shelves[config].pool.refill(after_s=HEAD_START_S)
+            if config not in self._pools:
+                self._pools[config] = _PoolOf(policy=policy, pool=self._pool(config, policy))
+            self._pools[config].pool.refill(after_s=HEAD_START_S)
             yield cell
 
     def _open(
@@ -142,7 +142,7 @@ class WarmCells:
             from belljar.cell.open import decoys_in
 
             supply = replace(supply, taken=partial(decoys_in, loaded=policy, run=run))
-        return Pool(supply, self._workshop)
+        return Pool(supply, self._thread)
 
     async def _warm_up(self, cell: Cell) -> ProbeReport:
         from belljar.probe.run import WARM_UP
@@ -187,13 +187,13 @@ def warm_cells(
     if not size:
         yield
         return
-    from belljar.cell.workshop import open_workshop
+    from belljar.cell.loop_thread import open_loop_thread
     from belljar.errors import BelljarError
 
     warm: WarmCells | None = None
     try:
-        with open_workshop() as workshop:
-            session.warm = warm = WarmCells(session, workshop, size=size, expected=expected)
+        with open_loop_thread() as thread:
+            session.warm = warm = WarmCells(session, thread, size=size, expected=expected)
             yield
     finally:
         session.warm = None

@@ -131,7 +131,7 @@ class CellFindings:
     probings: list[Probing] = field(default_factory=list)
 
     @property
-    def is_spare(self) -> bool:
+    def is_unused(self) -> bool:
         """It was made ahead, and nobody took it."""
         return self.ahead and not self.taken and not self.sample
 
@@ -184,7 +184,7 @@ class CellFindings:
             for breach in probing.breaches or ["the event names no probe"]
         ]
         if not self.destroyed:
-            given_up = self.is_spare and self.never_stood
+            given_up = self.is_unused and self.never_stood
             return (
                 breached if given_up else [*breached, self._reason(ReasonCode.CELL_NOT_DESTROYED)]
             )

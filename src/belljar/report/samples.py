@@ -129,7 +129,7 @@ class RunFindings:
     """The run as a whole.
 
     `problems` concern the run; `errors` are the evaluation's own. `strays` are cells of no sample
-    in a log (`stray_ranges` likewise), `spares` those of them that were made ahead and that nobody
+    in a log (`stray_ranges` likewise), `unused` those of them that were made ahead and that nobody
     took. `reused` are samples that another run judged. `refusal_code` is the exit code of an error
     that kept the run from beginning, else 0. `upstreams` are real. `unsealed_logs` are Inspect's
     logs that lie outside of the run directory, where no signature covers them.
@@ -149,9 +149,9 @@ class RunFindings:
     unsealed_logs: tuple[str, ...] = ()
 
     @property
-    def spares(self) -> tuple[CellFindings, ...]:
+    def unused(self) -> tuple[CellFindings, ...]:
         """Cells that were made ahead and not needed."""
-        return tuple(cell for cell in self.strays if cell.is_spare)
+        return tuple(cell for cell in self.strays if cell.is_unused)
 
     @property
     def signals_validity(self) -> Validity:
@@ -270,8 +270,8 @@ def as_json(findings: RunFindings) -> dict[str, Any]:
         "controls": [each.to_json() for each in findings.controls],
         "upstreams": [use.to_json() for use in findings.upstreams],
         "tools": [use.to_json() for use in findings.tools],
-        "stray_cells": [cell.cell_id for cell in findings.strays if not cell.is_spare],
-        "spare_cells": [cell.cell_id for cell in findings.spares],
+        "stray_cells": [cell.cell_id for cell in findings.strays if not cell.is_unused],
+        "unused_cells": [cell.cell_id for cell in findings.unused],
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from belljar.cell.lease import Spare, Ticket, Waste, undo
+from belljar.cell.lease import CellRequest, Discard, PooledCell, undo
 from belljar.errors import ContainmentBreach
 from belljar.events import Kind
 from belljar.ledger.schema import check_data
@@ -13,8 +13,8 @@ pytestmark = pytest.mark.anyio
 
 
 def test_a_ticket_is_answered_once_and_only_while_somebody_waits() -> None:
-    """An answer to a ticket that was withdrawn, or answered before, changes nothing."""
-    withdrawn, served = Ticket(), Ticket()
+    """An answer to a request that was withdrawn, or answered before, changes nothing."""
+    withdrawn, served = CellRequest(), CellRequest()
     assert withdrawn.cancel()
     withdrawn.answer(None)
     assert withdrawn.cancelled()
@@ -25,8 +25,8 @@ def test_a_ticket_is_answered_once_and_only_while_somebody_waits() -> None:
 
 
 async def test_who_goes_away_takes_nothing_along() -> None:
-    """A ticket without an answer is withdrawn; an answer that is no cell needs nothing."""
-    open_, refused, breached = Ticket(), Ticket(), Ticket()
+    """A request without an answer is withdrawn; an answer that is no cell needs nothing."""
+    open_, refused, breached = CellRequest(), CellRequest(), CellRequest()
     await undo(open_)
     assert open_.cancelled()
     refused.answer(None)
@@ -37,15 +37,15 @@ async def test_who_goes_away_takes_nothing_along() -> None:
 
 async def test_a_cell_that_is_not_made_yet_can_not_be_given_out() -> None:
     """It has no time left, whatever the clock says."""
-    spare = Spare()
-    assert spare.left_s() <= 0
-    spare.call(reason=Waste.UNUSED)
-    assert spare.called.is_set()
-    assert (spare.reason, spare.ticket) == (Waste.UNUSED, None)
+    pooled = PooledCell()
+    assert pooled.left_s() <= 0
+    pooled.call(reason=Discard.UNUSED)
+    assert pooled.called.is_set()
+    assert (pooled.reason, pooled.request) == (Discard.UNUSED, None)
 
 
-@pytest.mark.parametrize("reason", Waste)
-def test_every_reason_can_stand_in_the_record(reason: Waste) -> None:
+@pytest.mark.parametrize("reason", Discard)
+def test_every_reason_can_stand_in_the_record(reason: Discard) -> None:
     """In words that a reader understands without this code."""
     check_data(Kind.CELL_DESTROYING, {"reason": reason})
     assert reason.startswith("it was made ahead")

@@ -20,9 +20,9 @@ from tests.fakes.cell import FakeCell, FakeCells, FakeRun
 
 from belljar.cell import lease as leases
 from belljar.cell import pool as pools
-from belljar.cell.lease import Waste
+from belljar.cell.lease import Discard
+from belljar.cell.loop_thread import LoopThread, async_loop_thread, open_loop_thread, result_of
 from belljar.cell.pool import Pool, Supply
-from belljar.cell.workshop import Workshop, async_workshop, open_workshop, promised
 from belljar.errors import ContainmentBreach, HostError
 from belljar.events import Kind
 from belljar.policy import LoadedPolicy, resolve_policy
@@ -34,8 +34,8 @@ pytestmark = pytest.mark.anyio
 class Stand:
     """A pool of fake cells and what it was made of."""
 
-    def __init__(self, workshop: Workshop, cells: FakeCells, *, size: int, admit: Callable[[int], bool]) -> None:
-        self.workshop, self.cells, self.run = workshop, cells, FakeRun("pool")
+    def __init__(self, thread: LoopThread, cells: FakeCells, *, size: int, admit: Callable[[int], bool]) -> None:
+        self.thread, self.cells, self.run = thread, cells, FakeRun("pool")
         self.policy: LoadedPolicy = resolve_policy("high")
         self.breaches: list[ContainmentBreach] = []
         self.ahead: list[FakeCell] = []
@@ -47,7 +47,7 @@ class Stand:
             admit=admit,
             on_breach=self.breaches.append,
         )
-        self.pool = Pool(supply, workshop)
+        self.pool = Pool(supply, thread)
 
     @asynccontextmanager
     async def _open(self, *, ahead: bool) -> AsyncIterator[Any]:
@@ -65,10 +65,10 @@ class Stand:
         return self.pool.cell()
 
     async def heard(self) -> None:
-        """Until the workshop has done what was posted so far."""
+        """Until the thread has done what was posted so far."""
         done: Future[None] = Future()
-        self.workshop.post(lambda: done.set_result(None))
-        await promised(done)
+        self.thread.post(lambda: done.set_result(None))
+        await result_of(done)
 
     async def filled(self) -> None:
         """Until the shelf is full, or can't be filled."""
@@ -85,8 +85,8 @@ async def stand(
     size: int = 1, *, cells: FakeCells | None = None, admit: Callable[[int], bool] = lambda _: True
 ) -> AsyncIterator[Stand]:
     """A pool, ended with the block."""
-    async with async_workshop() as workshop:
-        yield Stand(workshop, cells or FakeCells(), size=size, admit=admit)
+    async with async_loop_thread() as thread:
+        yield Stand(thread, cells or FakeCells(), size=size, admit=admit)
 
 
 async def test_a_cell_that_was_made_ahead_is_given_out_once() -> None:
@@ -160,7 +160,7 @@ async def test_a_taker_waits_for_the_cell_in_the_making() -> None:
 
     async def probe(cell: Any, *, run: Any, phase: str) -> Any:
         home.set_result(None)
-        await promised(go)
+        await result_of(go)
         return await slow(cell, run=run, phase=phase)
 
     home: Future[None] = Future()
@@ -173,7 +173,7 @@ async def test_a_taker_waits_for_the_cell_in_the_making() -> None:
                 begun.set()
 
         it.pool.refill()
-        await promised(home)
+        await result_of(home)
         tasks.start_soon(take)
         await anyio.wait_all_tasks_blocked()
         cells.probe = slow  # type: ignore[method-assign]
@@ -190,7 +190,7 @@ async def test_a_cell_that_is_waited_for_is_not_warmed_first() -> None:
         async def open_(*, ahead: bool) -> AsyncIterator[Any]:
             if ahead and len(it.ahead) < 2:
                 begun[len(it.ahead)].set_result(None)
-                await promised(go[len(it.ahead)])
+                await result_of(go[len(it.ahead)])
             async with real(ahead=ahead) as cell:
                 yield cell
 
@@ -201,7 +201,7 @@ async def test_a_cell_that_is_waited_for_is_not_warmed_first() -> None:
         had: list[Any] = []
         object.__setattr__(it.pool._supply, "open", open_)
         it.pool.refill()
-        await promised(begun[0])
+        await result_of(begun[0])
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(take)
             await anyio.wait_all_tasks_blocked()
@@ -209,7 +209,7 @@ async def test_a_cell_that_is_waited_for_is_not_warmed_first() -> None:
             go[0].set_result(None)
         assert had == it.ahead[:1]
         assert had[0].run_probe_program.asked == []
-        await promised(begun[1])
+        await result_of(begun[1])
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(take)
             await anyio.wait_all_tasks_blocked()
@@ -228,13 +228,13 @@ async def test_a_cell_that_died_is_not_given_out() -> None:
         async with it.cell() as cell:
             assert cell is not it.ahead[0]
         await it.filled()
-        (spare,) = it.pool._ready
+        (pooled,) = it.pool._ready
         it.ahead[-1].die()
-        await promised(spare.ended)
+        await result_of(pooled.ended)
         assert it.pool.counts.dead == 2
         assert it.ahead[0].destroyed
         assert it.taken() == []
-    assert it.ahead[0].reason == Waste.DEAD
+    assert it.ahead[0].reason == Discard.DEAD
 
 
 async def test_a_void_warm_up_is_not_given_out() -> None:
@@ -246,7 +246,7 @@ async def test_a_void_warm_up_is_not_given_out() -> None:
         async with it.cell() as cell:
             assert cell not in it.ahead
         assert it.ahead[0].destroyed
-        assert it.ahead[0].reason == Waste.VOID
+        assert it.ahead[0].reason == Discard.VOID
         assert it.pool.counts.void >= 1
     assert it.breaches == it.pool.troubles == []
 
@@ -278,7 +278,7 @@ async def test_a_stale_cell_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None
             assert cell is it.ahead[1]
         assert it.pool.counts.stale == 1
     assert it.ahead[0].destroyed
-    assert it.ahead[0].reason == Waste.STALE
+    assert it.ahead[0].reason == Discard.STALE
 
 
 async def test_a_stale_cell_is_not_given_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,12 +365,12 @@ async def test_what_is_in_the_making_is_given_up_at_the_end() -> None:
 
     async def probe(cell: Any, *, run: Any, phase: str) -> Any:
         begun.set_result(None)
-        await promised(never)
+        await result_of(never)
 
     cells.probe = probe  # type: ignore[method-assign]
     async with stand(cells=cells) as it:
         it.pool.refill()
-        await promised(begun)
+        await result_of(begun)
     assert it.ahead[0].destroyed
     assert it.pool.troubles == []
 
@@ -384,8 +384,8 @@ async def test_room_and_need_are_asked_before_each_making() -> None:
 
 def test_a_workshop_without_an_event_loop_around_it(tmp_path: Path) -> None:
     """Its owner may be plain code: then it ends with the block, and takes no more work."""
-    with open_workshop() as workshop:
-        it = Stand(workshop, FakeCells(), size=1, admit=lambda _: True)
+    with open_loop_thread() as thread:
+        it = Stand(thread, FakeCells(), size=1, admit=lambda _: True)
 
         async def use() -> None:
             await it.filled()
@@ -394,6 +394,6 @@ def test_a_workshop_without_an_event_loop_around_it(tmp_path: Path) -> None:
 
         anyio.run(use)
         anyio.run(use, backend="trio")
-    assert not workshop.post(lambda: None)
+    assert not thread.post(lambda: None)
     assert all(cell.destroyed for cell in it.cells.opened)
     assert threading.active_count() == len([t for t in threading.enumerate() if t.name != "cells-ahead"])

@@ -93,7 +93,7 @@ async def test_a_policy_with_the_samples_own_values_takes_no_cell_of_others(tmp_
             async with session.cell_of_sample(config, policy, is_shared=policy is loaded) as cell:
                 assert cell.id == cells.opened[-1].id
         assert session.warm is not None
-        assert not session.warm._shelves
+        assert not session.warm._pools
         for text in ("lifetime: 1h", "lifetime: 2h"):
             file.write_text(f"belljar: 1\nrisk: high\nresources: {{{text}}}\n")
             changed = load(config)

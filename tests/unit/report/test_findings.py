@@ -230,13 +230,13 @@ def test_a_cell_made_ahead_that_nobody_took_is_no_stray() -> None:
     def found(*lines: Line) -> RunFindings:
         return findings_of([transcript], [*STORY, *lines])
 
-    assert (found(planned, gone).exit_code, len(found(planned, gone).spares)) == (found().exit_code, 1)
-    assert as_json(found(planned, gone))["spare_cells"] == ["c9"]
+    assert (found(planned, gone).exit_code, len(found(planned, gone).unused)) == (found().exit_code, 1)
+    assert as_json(found(planned, gone))["unused_cells"] == ["c9"]
     assert as_json(found(planned, gone))["stray_cells"] == []
     assert not found(planned, failed).problems
     assert found(planned, left).problems
     assert found(planned).problems
-    assert not found(planned, line(Kind.CELL_TAKEN, "c9", waited_ms=1.0, age_ms=1.0), gone).spares
+    assert not found(planned, line(Kind.CELL_TAKEN, "c9", waited_ms=1.0, age_ms=1.0), gone).unused
 
 
 def test_a_taken_cell_lasts_from_its_taking() -> None:

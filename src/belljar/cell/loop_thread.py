@@ -1,0 +1,170 @@
+"""A thread with an event loop of its own, where cells are made ahead and their lifetimes are held.
+
+A thread, because taking a cell and giving it back may be separate coroutines, and no task group may
+span them (Inspect's `sample_init` and `sample_cleanup`). Other threads speak to it by `post`, which
+never waits, and hear from it by futures: `result_of`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any, TypeVar
+
+import anyio
+import anyio.to_thread
+from anyio.abc import TaskGroup
+
+_T = TypeVar("_T")
+
+
+class LoopThread:
+    """Made only by `open_loop_thread` and `async_loop_thread`, which end all that was spawned, and
+    join the thread.
+
+    What is posted runs in the thread, in order, and must neither wait nor raise. A task that is
+    spawned handles its own errors; when the end has come it must end by itself, within bounds:
+    `at_end` tells those who asked.
+    """
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._acts: deque[Callable[[], None]] = deque()
+        self._posted = asyncio.Event()
+        self._started = threading.Event()
+        self._ends: list[Callable[[], None]] = []
+        self._tasks: TaskGroup | None = None
+        self._making: anyio.Lock | None = None
+        self._closing: anyio.Event | None = None
+        self._thread = threading.Thread(target=self._run, name="cells-ahead", daemon=True)
+
+    def start(self) -> None:
+        """Start it, and wait until its loop runs."""
+        self._thread.start()
+        self._started.wait()
+
+    def close(self) -> None:
+        """End everything and wait for it.
+
+        An interrupt at the terminal meanwhile is raised when that is done.
+        """
+        self.post(self._begin_end)
+        interrupt: KeyboardInterrupt | None = None
+        while self._thread.is_alive():
+            try:
+                self._thread.join()
+            except KeyboardInterrupt as late:
+                interrupt = late
+        if interrupt is not None:
+            raise interrupt
+
+    def post(self, act: Callable[[], None]) -> bool:
+        """Have `act` run in the thread. False when it is closed: then it never will."""
+        with self._guard:
+            if self._loop is None:
+                return False
+            self._acts.append(act)
+            self._loop.call_soon_threadsafe(self._posted.set)
+        return True
+
+    def spawn(self, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Start a task. In the thread only."""
+        if self._tasks is None:
+            raise RuntimeError("the thread is not open")
+        self._tasks.start_soon(task)
+
+    def at_end(self, end: Callable[[], None]) -> None:
+        """Have `end` run in the thread when it is to be closed. In the thread only."""
+        self._ends.append(end)
+
+    @property
+    def making(self) -> anyio.Lock:
+        """Held while a cell is made: one at once. In the thread only."""
+        if self._making is None:
+            raise RuntimeError("the thread is not open")
+        return self._making
+
+    def _run(self) -> None:
+        try:
+            anyio.run(self._main, backend="asyncio")
+        finally:
+            self._started.set()
+
+    async def _main(self) -> None:
+        self._making, self._closing = anyio.Lock(), anyio.Event()
+        try:
+            async with anyio.create_task_group() as listening:
+                listening.start_soon(self._listen)
+                async with anyio.create_task_group() as self._tasks:
+                    self._loop = asyncio.get_running_loop()
+                    self._started.set()
+                    await self._closing.wait()
+                    for end in self._ends:
+                        end()
+                listening.cancel_scope.cancel()
+        finally:
+            with self._guard:
+                self._loop = None
+            self._do_posted()
+
+    async def _listen(self) -> None:
+        """In a task, since what is posted makes anyio's events and tasks."""
+        while True:
+            await self._posted.wait()
+            self._posted.clear()
+            self._do_posted()
+
+    def _do_posted(self) -> None:
+        while self._acts:
+            self._acts.popleft()()
+
+    def _begin_end(self) -> None:
+        if self._closing is not None:
+            self._closing.set()
+
+
+@contextmanager
+def open_loop_thread() -> Iterator[LoopThread]:
+    """A thread for an owner without an event loop."""
+    thread = LoopThread()
+    thread.start()
+    try:
+        yield thread
+    finally:
+        thread.close()
+
+
+@asynccontextmanager
+async def async_loop_thread() -> AsyncIterator[LoopThread]:
+    """A thread; its end is shielded."""
+    thread = LoopThread()
+    thread.start()
+    try:
+        yield thread
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(thread.close)
+
+
+async def result_of(future: Future[_T]) -> _T:
+    """What another thread promised, waited for in whatever event loop this is.
+
+    Cancelled, it leaves the future as it is.
+    """
+    far, near = socket.socketpair()
+
+    def wake(_: Future[_T]) -> None:
+        with suppress(OSError):  # nobody waits any more
+            far.send(b"\0")
+
+    with far, near:
+        future.add_done_callback(wake)
+        while not future.done():
+            await anyio.wait_readable(near)
+    return future.result()
