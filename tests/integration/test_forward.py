@@ -17,7 +17,7 @@ import pytest
 from tests.contract.test_connect import serving
 
 from belljar.cell import Cell, open_cell
-from belljar.harness.door import Door
+from belljar.harness.attach_socket import AttachSocket
 
 pytestmark = pytest.mark.anyio
 TIMEOUT_S = 60
@@ -26,9 +26,9 @@ TIMEOUT_S = 60
 @asynccontextmanager
 async def forwarded(cell: Cell, home: Path, where: str) -> AsyncIterator[tuple[int, subprocess.Popen[bytes]]]:
     """The port, and the process of `belljar forward`, beside the served attach socket."""
-    door = Door.for_cell(cell, home=home)
+    attached = AttachSocket.for_cell(cell, home=home)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(door.serve, cell)
+        tasks.start_soon(attached.serve, cell)
         process = subprocess.Popen(  # noqa: ASYNC220 - it begins at once
             [sys.executable, "-m", "belljar", "forward", cell.id, where, "--json"],
             env={**os.environ, "BELLJAR_HOME": str(home), "PYTHONUNBUFFERED": "1"},
@@ -43,7 +43,7 @@ async def forwarded(cell: Cell, home: Path, where: str) -> AsyncIterator[tuple[i
             process.kill()
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(process.communicate)
-                await door.close()
+                await attached.close()
 
 
 async def test_clients_are_led_to_the_cell(vm_home: Path) -> None:

@@ -260,19 +260,19 @@ def running(tasks: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def new_cell(home: Path, before: set[str], *, timeout_s: float = 120) -> str:
-    """The id of the cell whose door appears."""
+    """The id of the cell whose attach socket appears."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        appeared = {path.name for path in (home / "doors").glob("*")} - before
+        appeared = {path.name for path in (home / "attach").glob("*")} - before
         if appeared:
             return appeared.pop()
         time.sleep(0.1)
     pytest.fail("no cell appeared")
 
 
-def doors(home: Path) -> set[str]:
-    """The doors that are there."""
-    return {path.name for path in (home / "doors").glob("*")}
+def attach_sockets(home: Path) -> set[str]:
+    """The attach sockets that are there."""
+    return {path.name for path in (home / "attach").glob("*")}
 
 
 def last_cell(home: Path) -> tuple[Path, CellFindings]:
@@ -285,7 +285,7 @@ def last_cell(home: Path) -> tuple[Path, CellFindings]:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_leaves_nothing(home: Path, tasks: Path, number: signal.Signals) -> None:
     """The cell is destroyed, the ledger is sealed, the exit code is 130."""
-    before = doors(home)
+    before = attach_sockets(home)
     with running(tasks, "tasks.py@waits") as process:
         new_cell(home, before)
         process.send_signal(number)
@@ -297,7 +297,7 @@ def test_an_interrupt_leaves_nothing(home: Path, tasks: Path, number: signal.Sig
     assert [event.data["outcome"] for event in read_events(run_dir) if event.kind is Kind.RUN_FINISHED] == [
         "interrupted"
     ]
-    assert doors(home) == before
+    assert attach_sockets(home) == before
 
 
 def test_an_interrupt_during_preparation_is_no_missing_evidence(home: Path, tasks: Path) -> None:
@@ -362,7 +362,7 @@ def test_samples_take_cells_made_ahead(home: Path, tasks: Path) -> None:
 
 def test_an_interrupt_ends_cells_made_ahead_too(home: Path, tasks: Path) -> None:
     """The one that stands, or is in the making, is destroyed with the sample's; the ledger is sealed."""
-    before = doors(home)
+    before = attach_sockets(home)
     with running(tasks, "tasks.py@waits", "--epochs", "3", "--max-samples", "1", "--warm", "1") as process:
         new_cell(home, before)
         run_dir = sorted((home / "runs").iterdir())[-1]
@@ -379,7 +379,7 @@ def test_an_interrupt_ends_cells_made_ahead_too(home: Path, tasks: Path) -> None
 
 
 def attached(cell: str) -> subprocess.CompletedProcess[str]:
-    """A visit to the held cell. One that falls into the end of its sample is cut off, and made again."""
+    """A session in the held cell. One that falls into the end of its sample is cut off, and made again."""
     for _ in range(10):
         seen = subprocess.run(
             command("attach", cell, "--user", "root", "--", "sh", "-c", "tty; id -un; exit 5"),
@@ -396,19 +396,19 @@ def attached(cell: str) -> subprocess.CompletedProcess[str]:
 
 def test_termination_holds_nothing(home: Path, tasks: Path) -> None:
     """SIGTERM during a sample ends the run although its cells were to be kept; Ctrl-C's meaning, and no hang."""
-    before = doors(home)
+    before = attach_sockets(home)
     with running(tasks, "tasks.py@waits", "--no-sandbox-cleanup") as process:
         new_cell(home, before)
         process.terminate()
         process.communicate(timeout=60)
         assert process.returncode == 130
     assert last_cell(home)[1].clean
-    assert doors(home) == before
+    assert attach_sockets(home) == before
 
 
 def test_attach_and_hold(home: Path, tasks: Path) -> None:
     """A terminal in a held cell, recorded, until it is released by Inspect's own cleanup command."""
-    before = doors(home)
+    before = attach_sockets(home)
     with running(tasks, "tasks.py@quick", "--no-sandbox-cleanup") as process:
         cell = new_cell(home, before)
         seen = attached(cell)

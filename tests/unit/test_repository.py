@@ -107,7 +107,7 @@ HELD_ELSEWHERE = {
     "tests/unit/cli/test_doctor_cli.py": ["cli/_facts"],
     "tests/unit/cli/test_main_errors.py": ["errors"],
     "tests/unit/cli/test_setup_cli.py": ["cli/setup_plan", "cli/setup_state"],
-    "tests/unit/harness/test_door.py": ["harness/door_wire", "harness/lifecycle", "harness/release"],
+    "tests/unit/harness/test_attach_socket.py": ["harness/attach_frames", "harness/lifecycle", "harness/release"],
     "tests/unit/harness/test_provider.py": [
         "harness/_registry",
         "harness/sample_cell",

@@ -104,7 +104,7 @@ def reap(cell: str | None, as_json: bool) -> int:  # noqa: FBT001 - click passes
     Exit code 2 when something could not be removed.
     """
     from belljar.cli._async import run_async
-    from belljar.harness.release import sweep_doors
+    from belljar.harness.release import remove_dead_sockets
     from belljar.isolation import list_cells
     from belljar.isolation.reap import reap as reap_cells
     from belljar.probe.witness import sweep_watches
@@ -121,7 +121,7 @@ def reap(cell: str | None, as_json: bool) -> int:  # noqa: FBT001 - click passes
             f"there is no cell {cell} here", param="CELL", hint="`belljar ps` lists the cells"
         )
     reaped = run_async(reap_cells, None, cell_id=cell)
-    sweep_doors()
+    remove_dead_sockets()
     sweep_watches()
     if as_json:
         click.echo(json.dumps([asdict(one) for one in reaped], indent=2))

@@ -84,7 +84,7 @@ async def _forward(
     import anyio
     from anyio.abc import SocketAttribute
 
-    (await _knock(cell_id)).close()
+    (await _connect(cell_id)).close()
     try:
         listener = await anyio.create_tcp_listener(local_host=host, local_port=port)
     except OSError as error:
@@ -124,14 +124,14 @@ async def _forward(
     return 0
 
 
-async def _knock(cell_id: str) -> socket.socket:
+async def _connect(cell_id: str) -> socket.socket:
     import anyio.to_thread
 
-    from belljar.harness.door import doors_directory
-    from belljar.harness.release import knock
+    from belljar.harness.attach_socket import attach_directory
+    from belljar.harness.release import connect_to
 
     try:
-        return await anyio.to_thread.run_sync(knock, doors_directory(None) / cell_id)
+        return await anyio.to_thread.run_sync(connect_to, attach_directory(None) / cell_id)
     except OSError as error:
         raise HostError(
             f"no cell {printable(cell_id)} of yours is running here",
@@ -145,20 +145,20 @@ async def _lead(client: SocketStream, cell_id: str, remote: int | str) -> str:
     import anyio
     from anyio.abc import SocketStream
 
-    from belljar.harness.door_wire import FrameKind, FrameReader, frame, frames
+    from belljar.harness.attach_frames import FrameKind, FrameReader, frame, frames
 
     reader, why = FrameReader(), ""
-    async with await SocketStream.from_socket(await _knock(cell_id)) as door:
-        await door.send(frame(FrameKind.CONNECT, str(remote).encode()))
+    async with await SocketStream.from_socket(await _connect(cell_id)) as owner:
+        await owner.send(frame(FrameKind.CONNECT, str(remote).encode()))
 
         async def up() -> None:
             async for chunk in client:
                 for piece in frames(FrameKind.INPUT, chunk):
-                    await door.send(piece)
-            await door.send(frame(FrameKind.INPUT_END))
+                    await owner.send(piece)
+            await owner.send(frame(FrameKind.INPUT_END))
 
         async def down() -> str:
-            async for chunk in door:
+            async for chunk in owner:
                 for kind, payload in reader.feed(chunk):
                     if kind is FrameKind.OUTPUT:
                         await client.send(payload)

@@ -79,17 +79,17 @@ async def _attachable(cell: Cell) -> AsyncIterator[None]:
     """Let `belljar attach` and `forward` reach the cell while the block lasts."""
     import anyio
 
-    from belljar.harness.door import Door
+    from belljar.harness.attach_socket import AttachSocket
 
-    door = Door.for_cell(cell, home=None)
+    attached = AttachSocket.for_cell(cell, home=None)
     try:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(door.serve, cell, name="attach socket")
+            tasks.start_soon(attached.serve, cell, name="attach socket")
             yield
             tasks.cancel_scope.cancel()
     finally:
         with anyio.CancelScope(shield=True):
-            await door.close()
+            await attached.close()
 
 
 def _size() -> tuple[int, int]:

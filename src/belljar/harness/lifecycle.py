@@ -15,7 +15,7 @@ import anyio
 
 from belljar.descriptors import raise_soft_limit
 from belljar.errors import BelljarError, CellError
-from belljar.harness.release import release_doors, sweep_doors
+from belljar.harness.release import release_cells, remove_dead_sockets
 from belljar.harness.session import Session
 from belljar.probe.witness import sweep_watches
 from belljar.units import printable
@@ -36,7 +36,7 @@ def enter(session: Session) -> None:
     opened_before = session.run is not None
     run = session.ensure_run()
     if not session.users:
-        sweep_doors(session.home)
+        remove_dead_sockets(session.home)
         sweep_watches()
     session.users += 1
     if not opened_before:
@@ -92,7 +92,7 @@ async def hold(session: Session) -> None:
     """`--no-sandbox-cleanup`: keep the cells while someone may want to look into them.
 
     A cell dies with the process that owns it, by design. So this process stays, serves the cells'
-    doors, and ends the wait at Ctrl-C, SIGTERM, `inspect sandbox cleanup belljar [ID]`, or when the
+    attach sockets, and ends the wait at Ctrl-C, SIGTERM, `inspect sandbox cleanup belljar [ID]`, or when the
     last cell's lifetime is over; then the cells are destroyed as always.
     """
     from belljar.harness.provider import login_command
@@ -108,11 +108,11 @@ async def hold(session: Session) -> None:
         )
     async with anyio.create_task_group() as tasks:
         for environment in list(session.live.values()):
-            tasks.start_soon(environment.door.serve, environment.cell)
+            tasks.start_soon(environment.attach_socket.serve, environment.cell)
         tasks.start_soon(_until_signal, tasks.cancel_scope)
         while session.live:
             for environment in list(session.live.values()):
-                if environment.door.released or not await _answers(environment):
+                if environment.attach_socket.released or not await _answers(environment):
                     await environment.close(outcome="completed")
             await anyio.sleep(_LOOK_EVERY_S)
         tasks.cancel_scope.cancel()
@@ -152,7 +152,7 @@ async def clean(cell_id: str | None) -> None:
 
     Prints what it did.
     """
-    released = await anyio.to_thread.run_sync(release_doors, cell_id)
+    released = await anyio.to_thread.run_sync(release_cells, cell_id)
     for name in released:
         say(f"belljar: {name} released; its owner destroys it")
     from belljar.isolation.reap import reap

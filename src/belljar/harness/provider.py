@@ -348,7 +348,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         """
         if self._closed:
             raise ConnectionError(f"cell {self.cell.id} is gone")
-        self.door.open_in_sample(self.cell)
+        self.attach_socket.open_in_sample(self.cell)
         return SandboxConnection(
             type="belljar", command=login_command(self.cell.id, user), container=self.cell.id
         )

@@ -1,4 +1,4 @@
-"""Knocking at doors from outside: telling the owners of held cells to let them go.
+"""Attach sockets from outside: asking the owners of held cells to destroy them.
 
 Blocking, bounded in time.
 """
@@ -9,14 +9,14 @@ import socket
 from pathlib import Path
 from typing import Final
 
-from belljar.harness.door import doors_directory, short_path
-from belljar.harness.door_wire import FrameKind, frame
+from belljar.harness.attach_frames import FrameKind, frame
+from belljar.harness.attach_socket import attach_directory, short_path
 
 _TIMEOUT_S: Final = 5.0
 
 
-def knock(path: Path, *, timeout_s: float = _TIMEOUT_S) -> socket.socket:
-    """A connection to a door. Raises `OSError` when nobody owns it any more."""
+def connect_to(path: Path, *, timeout_s: float = _TIMEOUT_S) -> socket.socket:
+    """A connection to an attach socket. Raises `OSError` if its owner is gone."""
     stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     stream.settimeout(timeout_s)
     try:
@@ -28,27 +28,27 @@ def knock(path: Path, *, timeout_s: float = _TIMEOUT_S) -> socket.socket:
     return stream
 
 
-def release_doors(cell_id: str | None, home: Path | None = None) -> list[str]:
-    """Tell the owner of each held cell (or of one) to destroy it; a door without an owner is
+def release_cells(cell_id: str | None, home: Path | None = None) -> list[str]:
+    """Ask the owner of each held cell (or of one) to destroy it; a socket without an owner is
     removed. Returns the cells that answered.
     """
-    directory = doors_directory(home)
+    directory = attach_directory(home)
     if not directory.is_dir():
         return []
     wanted = [path for path in sorted(directory.iterdir()) if cell_id in (None, path.name)]
     return [path.name for path in wanted if _release(path)]
 
 
-def sweep_doors(home: Path | None = None) -> list[str]:
-    """Remove the doors whose owners are dead; returns their cells.
+def remove_dead_sockets(home: Path | None = None) -> list[str]:
+    """Remove the sockets whose owners are dead; returns their cells.
 
-    A door that answers is left alone.
+    A socket that answers is left alone.
     """
-    directory = doors_directory(home)
+    directory = attach_directory(home)
     swept = []
     for path in sorted(directory.iterdir()) if directory.is_dir() else []:
         try:
-            knock(path, timeout_s=1).close()
+            connect_to(path, timeout_s=1).close()
         except ConnectionRefusedError:
             path.unlink(missing_ok=True)
             swept.append(path.name)
@@ -59,11 +59,11 @@ def sweep_doors(home: Path | None = None) -> list[str]:
 
 def _release(path: Path) -> bool:
     try:
-        with knock(path) as stream:
+        with connect_to(path) as stream:
             stream.sendall(frame(FrameKind.RELEASE))
             return bool(stream.recv(1))
     except TimeoutError:
-        # A running sample's door that is not served right now: its owner lives and will destroy it
+        # A running sample's socket that is not served right now: its owner destroys the cell.
         return False
     except ConnectionRefusedError:
         path.unlink(missing_ok=True)

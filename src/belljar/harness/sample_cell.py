@@ -15,8 +15,8 @@ from inspect_ai.util import (
 
 from belljar.errors import BelljarError, CellError
 from belljar.events import Actor, Event, Kind
+from belljar.harness.attach_socket import AttachSocket
 from belljar.harness.containment import Containment, bind, tell_transcript
-from belljar.harness.door import Door
 from belljar.harness.health import Degraded, HealthWatch, bind_degraded
 from belljar.harness.identity import SampleIdentity, is_preparing
 from belljar.harness.session import Session
@@ -58,7 +58,7 @@ class SampleCell:
         self.health = HealthWatch(cell, session.record)
         self._beside: list[SampleCell] = []
         self._beginning = anyio.Lock()
-        self.door = Door.for_cell(cell, home=session.home)
+        self.attach_socket = AttachSocket.for_cell(cell, home=session.home)
 
     async def _before_operation(self) -> None:
         """Refuse after a breach; record once that the sample's own work has begun; let terminals
@@ -66,7 +66,7 @@ class SampleCell:
         await self._session.check_running()
         if not self._running and not is_preparing():
             await self._begin_running()
-        self.door.open_in_sample(self.cell)
+        self.attach_socket.open_in_sample(self.cell)
 
     async def _begin_running(self) -> None:
         async with self._beginning:  # no operation before the baseline
@@ -107,7 +107,7 @@ class SampleCell:
         )
         environment.is_own = False
         self._beside.append(environment)
-        self._stack.push_async_callback(environment.door.close)
+        self._stack.push_async_callback(environment.attach_socket.close)
         return environment
 
     async def _probe(self, cell: Cell, phase: str) -> ProbeReport:
@@ -207,7 +207,7 @@ class SampleCell:
 
     async def _forget(self) -> None:
         self._session.live.pop(self.cell.id, None)
-        await self.door.close()
+        await self.attach_socket.close()
 
     async def _unavailable(self, error: CellError) -> SandboxUnavailableError:
         """The cell is gone.

@@ -290,7 +290,7 @@ async def test_task_init_prepares_and_the_last_cleanup_closes_the_run(session: S
     await BelljarSandboxEnvironment.task_cleanup("shutdown", "critical", cleanup=True)
     assert run.closed
     assert FINDINGS in run.files
-    assert not environment.door.path.exists()
+    assert not environment.attach_socket.path.exists()
 
 
 async def test_a_refusal_ends_the_task_before_it_begins(session: Session, cells: FakeCells) -> None:

@@ -1,10 +1,10 @@
-"""A cell's door: a unix socket in the store through which its owner's user opens a terminal in it
-(`belljar attach`).
+"""A cell's attach socket: a unix socket in the store through which its owner's user opens a
+terminal in it (`belljar attach`).
 
 A cell lives in the process that made it and its channel belongs to that process's event loop. So
 the terminal is served there, by a task of the sample's own task group (Inspect's public
 `background`), started with the first operation after the sample began. The socket listens from the
-moment the cell stands: whoever knocks earlier waits in its backlog. Nothing of the guest can reach
+moment the cell runs: a client that connects earlier waits in its backlog. Nothing of the guest can reach
 the socket, and only the same user (or root) may open it.
 """
 
@@ -23,7 +23,7 @@ import anyio
 from anyio.abc import SocketAttribute, SocketListener, SocketStream
 
 from belljar.errors import BelljarError
-from belljar.harness.door_wire import (
+from belljar.harness.attach_frames import (
     FrameKind,
     FrameReader,
     Opening,
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-DOORS: Final = "doors"
-MAX_GUESTS: Final = 8
+DIRECTORY: Final = "attach"
+MAX_CLIENTS: Final = 8
 MAX_STREAMS: Final = 32
 """Half of the operations that run in a cell at once: its commands go on."""
 _RECEIVE_BYTES: Final = 1 << 16
@@ -50,11 +50,11 @@ _NOTHING: Final = (FrameKind.INPUT_END, b"")
 _LOGIN_SHELL: Final = ("/bin/sh", "-c", 'exec "$(command -v bash || echo /bin/sh)" -l')
 
 
-def doors_directory(home: Path | None) -> Path:
-    """Where the doors of this user's cells are."""
+def attach_directory(home: Path | None) -> Path:
+    """Where the attach sockets of this user's cells are."""
     from belljar.store.home import belljar_home
 
-    return (home or belljar_home()) / DOORS
+    return (home or belljar_home()) / DIRECTORY
 
 
 @contextlib.contextmanager
@@ -73,12 +73,12 @@ class _Limits:
     """How many clients of each kind are served at once."""
 
     def __init__(self) -> None:
-        self.terminals = anyio.CapacityLimiter(MAX_GUESTS)
+        self.terminals = anyio.CapacityLimiter(MAX_CLIENTS)
         self.streams = anyio.CapacityLimiter(MAX_STREAMS)
 
 
-class Door:
-    """One cell's door."""
+class AttachSocket:
+    """One cell's attach socket."""
 
     def __init__(self, path: Path, listening: socket.socket) -> None:
         self.path = path
@@ -90,9 +90,9 @@ class Door:
         self._ended = anyio.Event()
 
     @classmethod
-    def for_cell(cls, cell: Cell, *, home: Path | None) -> Door:
-        """A door that listens and is not yet served. The caller closes it."""
-        path = doors_directory(home) / cell.id
+    def for_cell(cls, cell: Cell, *, home: Path | None) -> AttachSocket:
+        """A socket that listens and is not served yet. The caller closes it."""
+        path = attach_directory(home) / cell.id
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
         listening = socket.socket(
@@ -101,11 +101,11 @@ class Door:
         with short_path(path) as name:
             listening.bind(name)
             Path(name).chmod(0o600)
-        listening.listen(MAX_GUESTS)
+        listening.listen(MAX_CLIENTS)
         return cls(path, listening)
 
     async def close(self) -> None:
-        """Nobody comes in any more, and who is in goes; when this returns, no socket of the door is
+        """Refuse new clients and end the sessions; when this returns, no socket of them is
         left.
         """
         self._closed = True
@@ -116,7 +116,7 @@ class Door:
         self.path.unlink(missing_ok=True)
 
     def open_in_sample(self, cell: Cell) -> None:
-        """Serve the door for as long as the running sample lasts.
+        """Serve clients for as long as the running sample lasts.
 
         Does nothing when no sample runs here (yet), or it is served already.
         """
@@ -131,32 +131,32 @@ class Door:
         self._served = True
 
     async def serve(self, cell: Cell) -> None:
-        """Let guests in until cancelled or closed. Their errors end their own visit only."""
+        """Serve clients until cancelled or closed. An error ends the session it is in only."""
         if self._closed:
             return
         self._ended = anyio.Event()
         try:
             with anyio.CancelScope() as self._visits:
-                await self._let_in(cell)
+                await self._accept(cell)
         finally:
             self._visits = None
             self._ended.set()
 
-    async def _let_in(self, cell: Cell) -> None:
+    async def _accept(self, cell: Cell) -> None:
         limits = _Limits()
 
-        async def visit(stream: SocketStream) -> None:
+        async def session(stream: SocketStream) -> None:
             async with stream:
                 try:
-                    await self._visit(stream, cell, limits)
+                    await self._session(stream, cell, limits)
                 except Exception as error:  # noqa: BLE001
-                    logger.info("a visit to cell %s ended: %s", cell.id, printable(str(error)))
+                    logger.info("a session in cell %s ended: %s", cell.id, printable(str(error)))
 
         async with await SocketListener.from_socket(self._listening.dup()) as listener:
-            await listener.serve(visit)
+            await listener.serve(session)
 
-    async def _visit(self, stream: SocketStream, cell: Cell, limits: _Limits) -> None:
-        if not may_enter(stream.extra(SocketAttribute.raw_socket)):  # noqa: S610
+    async def _session(self, stream: SocketStream, cell: Cell, limits: _Limits) -> None:
+        if not may_connect(stream.extra(SocketAttribute.raw_socket)):  # noqa: S610
             return
         async with contextlib.aclosing(_incoming(stream)) as incoming:
             with anyio.fail_after(_OPENING_S):
@@ -197,7 +197,7 @@ async def _terminal(
 async def _relay(
     stream: SocketStream, incoming: AsyncIterator[tuple[FrameKind, bytes]], running: RunningCommand
 ) -> str:
-    """Both ways until the command ends or the guest leaves."""
+    """Both ways until the command ends or the client leaves."""
     status = "1 the connection was closed"
     async with anyio.create_task_group() as tasks:
 
@@ -278,7 +278,7 @@ async def _incoming(stream: SocketStream) -> AsyncGenerator[tuple[FrameKind, byt
             yield received
 
 
-def may_enter(peer: socket.socket) -> bool:
+def may_connect(peer: socket.socket) -> bool:
     """Only the user who owns the cell, and root.
 
     The directory's mode says the same; this is the second lock.

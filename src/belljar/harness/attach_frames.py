@@ -1,4 +1,4 @@
-"""What goes through a cell's door: small frames between `belljar attach` and the process that owns
+"""What goes through a cell's attach socket: small frames between `belljar attach` and the process that owns
 the cell. Pure.
 
 A frame is one byte of kind, four of length (little-endian), the payload (at most 64 KiB). Both ends
@@ -34,7 +34,7 @@ class FrameKind(Enum):
     EXIT = b"X"
 
 
-class DoorError(ValueError):
+class AttachError(ValueError):
     """The peer sent something that is not of this protocol."""
 
 
@@ -54,7 +54,7 @@ class Opening:
 
 
 def read_opening(payload: bytes) -> Opening:
-    """The opening in a frame. Raises `DoorError`."""
+    """The opening in a frame. Raises `AttachError`."""
     try:
         said = json.loads(payload)
         return Opening(
@@ -65,22 +65,22 @@ def read_opening(payload: bytes) -> Opening:
             term=str(said["term"])[:64],
         )
     except (ValueError, KeyError, TypeError) as error:
-        raise DoorError("not an opening") from error
+        raise AttachError("not an opening") from error
 
 
 def read_target(payload: bytes) -> int | str:
-    """What a `CONNECT` names: a port, or a path. Raises `DoorError`."""
+    """What a `CONNECT` names: a port, or a path. Raises `AttachError`."""
     try:
         text = payload.decode()
     except UnicodeDecodeError as error:
-        raise DoorError("not a target") from error
+        raise AttachError("not a target") from error
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 5 else text
 
 
 def frame(kind: FrameKind, payload: bytes = b"") -> bytes:
     """One frame. The payload must fit."""
     if len(payload) > MAX_PAYLOAD_BYTES:
-        raise DoorError(f"{len(payload)} bytes in one frame")
+        raise AttachError(f"{len(payload)} bytes in one frame")
     return _HEAD.pack(kind.value, len(payload)) + payload
 
 
@@ -96,11 +96,11 @@ def size_payload(rows: int, cols: int) -> bytes:
 
 
 def read_size(payload: bytes) -> tuple[int, int]:
-    """Rows and columns. Raises `DoorError`."""
+    """Rows and columns. Raises `AttachError`."""
     try:
         rows, cols = _SIZE.unpack(payload)
     except struct.error as error:
-        raise DoorError("not a terminal's size") from error
+        raise AttachError("not a terminal's size") from error
     return int(rows), int(cols)
 
 
@@ -111,12 +111,12 @@ class FrameReader:
         self._held = bytearray()
 
     def feed(self, chunk: bytes) -> Iterator[tuple[FrameKind, bytes]]:
-        """The frames that `chunk` completes. Raises `DoorError`."""
+        """The frames that `chunk` completes. Raises `AttachError`."""
         self._held += chunk
         while len(self._held) >= _HEAD.size:
             kind, length = _HEAD.unpack_from(self._held)
             if length > MAX_PAYLOAD_BYTES:
-                raise DoorError(f"a frame of {length} bytes")
+                raise AttachError(f"a frame of {length} bytes")
             if len(self._held) < _HEAD.size + length:
                 return
             payload = bytes(self._held[_HEAD.size : _HEAD.size + length])
@@ -124,4 +124,4 @@ class FrameReader:
             try:
                 yield FrameKind(kind), payload
             except ValueError as error:
-                raise DoorError(f"a frame of kind {kind!r}") from error
+                raise AttachError(f"a frame of kind {kind!r}") from error

@@ -1,4 +1,4 @@
-"""A cell's door."""
+"""A cell's attach socket."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.harness.test_provider import close, open_environment
 
-from belljar.harness.door_wire import (
+from belljar.harness.attach_frames import (
     MAX_PAYLOAD_BYTES,
-    DoorError,
+    AttachError,
     FrameKind,
     FrameReader,
     Opening,
@@ -24,7 +24,7 @@ from belljar.harness.door_wire import (
     size_payload,
 )
 from belljar.harness.lifecycle import hold
-from belljar.harness.release import release_doors, sweep_doors
+from belljar.harness.release import release_cells, remove_dead_sockets
 from belljar.harness.session import Session
 
 
@@ -44,14 +44,14 @@ def test_garbage_is_an_error_or_frames_never_more_memory(garbage: bytes) -> None
     try:
         for _, payload in reader.feed(garbage):
             assert len(payload) <= MAX_PAYLOAD_BYTES
-    except DoorError:
+    except AttachError:
         pass
 
 
 @given(st.binary(max_size=200))
 def test_an_opening_is_read_or_refused(payload: bytes) -> None:
-    """Nothing but `DoorError`."""
-    with contextlib.suppress(DoorError):
+    """Nothing but `AttachError`."""
+    with contextlib.suppress(AttachError):
         read_opening(payload)
 
 
@@ -66,16 +66,16 @@ def test_openings_and_sizes_round_trip() -> None:
 
 @pytest.mark.anyio
 async def test_a_held_cell_is_released_from_outside(session: Session) -> None:
-    """`inspect sandbox cleanup belljar` reaches the owner; nobody else's door answers."""
+    """`inspect sandbox cleanup belljar` reaches the owner; no other cell's socket answers."""
     environment = await open_environment()
-    assert environment.door.path.stat().st_mode & 0o777 == 0o600
-    assert environment.door.path.parent.stat().st_mode & 0o777 == 0o700
+    assert environment.attach_socket.path.stat().st_mode & 0o777 == 0o600
+    assert environment.attach_socket.path.parent.stat().st_mode & 0o777 == 0o700
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(environment.door.serve, environment.cell)
-        released = await anyio.to_thread.run_sync(release_doors, None, session.home)
+        tasks.start_soon(environment.attach_socket.serve, environment.cell)
+        released = await anyio.to_thread.run_sync(release_cells, None, session.home)
         tasks.cancel_scope.cancel()
     assert released == [environment.cell.id]
-    assert environment.door.released
+    assert environment.attach_socket.released
     await close(environment)
 
 
@@ -83,12 +83,12 @@ async def test_a_held_cell_is_released_from_outside(session: Session) -> None:
 async def test_a_door_without_an_owner_is_removed(session: Session) -> None:
     """What a crashed owner left is cleaned up by the next who looks."""
     environment = await open_environment()
-    environment.door._listening.close()
+    environment.attach_socket._listening.close()
     other = await open_environment()
-    assert await anyio.to_thread.run_sync(sweep_doors, session.home) == [environment.cell.id]
-    assert not environment.door.path.exists()
-    assert other.door.path.exists()
-    assert await anyio.to_thread.run_sync(release_doors, environment.cell.id, session.home) == []
+    assert await anyio.to_thread.run_sync(remove_dead_sockets, session.home) == [environment.cell.id]
+    assert not environment.attach_socket.path.exists()
+    assert other.attach_socket.path.exists()
+    assert await anyio.to_thread.run_sync(release_cells, environment.cell.id, session.home) == []
     await close(other)
     await close(environment)
 
@@ -100,7 +100,7 @@ async def test_hold_ends_when_the_last_cell_is_released(session: Session) -> Non
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(hold, session)
-            while not await anyio.to_thread.run_sync(release_doors, None, session.home):  # noqa: ASYNC110 - another process would poll too
+            while not await anyio.to_thread.run_sync(release_cells, None, session.home):  # noqa: ASYNC110 - another process would poll too
                 await anyio.sleep(0.05)
     assert not session.live
-    assert not environment.door.path.exists()
+    assert not environment.attach_socket.path.exists()
