@@ -43,7 +43,7 @@ def run_task(
     tier: str = "microvm",
 ) -> tuple[EvalLog, Path]:
     """Evaluate one sample in a cell; returns Inspect's log and the run directory."""
-    session = Session(home=home, operator_options={"walls": "low", "tier": tier})
+    session = Session(home=home, operator_options={"run_policy": "low", "tier": tier})
     task = Task(dataset=[sample or Sample(input="go", id="one")], solver=list(solvers), sandbox="belljar")
     model = get_model("mockllm/model", custom_outputs=outputs or calls())
     with session_scope(session):

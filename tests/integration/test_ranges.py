@@ -183,7 +183,7 @@ async def test_a_blow_between_two_cells_of_a_range(home: Path, tmp_path: Path, b
 
     async with recorded(blow[0]) as run:
         with pytest.raises(ContainmentBreach, match="the range's network was changed"):
-            async with open_range(policy_of(tmp_path, DEPOT), run=run, welcome=strike):
+            async with open_range(policy_of(tmp_path, DEPOT), run=run, on_target=strike):
                 pytest.fail("it has been opened")
     lines = list(read_events(run.path))
     assert [line.data["error"] for line in of(lines, Kind.RANGE_FAILED)] == ["ContainmentBreach"]

@@ -78,7 +78,7 @@ do_while_starting(import_what_runs_later)
 
 _CELL_DESCRIPTORS: Final = 32
 """A cell keeps a dozen open; making and destroying one takes some more for moments."""
-Welcome: TypeAlias = "Callable[[Cell], Awaitable[object]]"
+OnTarget: TypeAlias = "Callable[[Cell], Awaitable[object]]"
 NOWHERE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -90,7 +90,7 @@ async def open_cell(
     home: Path | None = None,
     actor: Actor = Actor.OPERATOR,
     ahead: bool = False,
-    welcome: Welcome | None = None,
+    on_target: OnTarget | None = None,
 ) -> AsyncIterator[Cell]:
     """A fresh cell of the plan's tier, destroyed when the block is left, however it is left.
 
@@ -104,7 +104,7 @@ async def open_cell(
         home: Belljar's store; default `belljar_home()`.
         actor: who works in it, for the record.
         ahead: nobody asked for it yet, for the record: see `open_pool`.
-        welcome: called with each target cell of its range when it stands, before its program is
+        on_target: called with each target cell of its range when it stands, before its program is
             started; what it raises ends the range.
 
     Raises:
@@ -130,7 +130,7 @@ async def open_cell(
 
                 opened = await stack.enter_async_context(
                     open_range(
-                        loaded, run=run, home=home, actor=actor, ahead=ahead, welcome=welcome
+                        loaded, run=run, home=home, actor=actor, ahead=ahead, on_target=on_target
                     )
                 )
                 cell = opened.cell
@@ -139,7 +139,7 @@ async def open_cell(
                 describe(run, loaded, parts)
                 rules = stack.enter_context(tripping(run, loaded.policy, home))
                 recorder = stack.enter_context(guarded_recorder(rules, loaded))
-                made = standing_cell(
+                made = ready_cell(
                     loaded,
                     parts,
                     recorder=recorder,
@@ -164,7 +164,7 @@ def decoys_in(
 
 
 @asynccontextmanager
-async def standing_cell(
+async def ready_cell(
     loaded: LoadedPolicy,
     parts: Parts,
     *,

@@ -29,7 +29,7 @@ import anyio.to_thread
 from belljar.cell.cell import Cell
 from belljar.cell.decoys import mint_services
 from belljar.cell.guarded import GuardedRecorder, guarded_recorder
-from belljar.cell.open import Welcome, decoys_in, open_cell, prepare, refused, standing_cell
+from belljar.cell.open import OnTarget, decoys_in, open_cell, prepare, ready_cell, refused
 from belljar.cell.parts import MachineParts, Parts
 from belljar.cell.questions import Questions
 from belljar.cell.runs import describe, start_run
@@ -166,7 +166,7 @@ async def open_range(
     home: Path | None = None,
     actor: Actor = Actor.OPERATOR,
     ahead: bool = False,
-    welcome: Welcome | None = None,
+    on_target: OnTarget | None = None,
 ) -> AsyncIterator[Range]:
     """The cells of one sample on a network of their own, destroyed when the block is left, however
     it is left. Arguments and errors as `open_cell`; besides:
@@ -197,7 +197,13 @@ async def open_range(
                 )  # it imports while the templates are looked at
                 members = await prepare_range(loaded, run=run, home=home)
                 opened = await _open(
-                    stack, members, run=run, home=home, actor=actor, ahead=ahead, welcome=welcome
+                    stack,
+                    members,
+                    run=run,
+                    home=home,
+                    actor=actor,
+                    ahead=ahead,
+                    on_target=on_target,
                 )
                 if loaded.policy.decoys and not ahead:
                     await stack.enter_async_context(decoys_in(opened.cell, loaded, run))
@@ -237,7 +243,7 @@ async def _open(
     home: Path,
     actor: Actor,
     ahead: bool,
-    welcome: Welcome | None,
+    on_target: OnTarget | None,
 ) -> Range:
     own = members[-1]
     plan = own.parts.plan.network
@@ -253,7 +259,7 @@ async def _open(
         stack, plan, own.parts, cells, run=run, recorder=recorder, home=home, answer=questions
     )
     stand = partial(
-        standing_cell,
+        ready_cell,
         recorder=recorder,
         run_id=run.run_id,
         home=home,
@@ -268,7 +274,7 @@ async def _open(
         cell = cells[member.name] = await stack.enter_async_context(
             _at_port(stand, member, network, plan)
         )
-        await _settle(cell, network, plan, welcome if member.name in stand_ins else None)
+        await _settle(cell, network, plan, on_target if member.name in stand_ins else None)
         if member.policy.data is not None:
             await bring_volumes(cell, member.policy.data, cells)
         if member.name in stand_ins:
@@ -380,15 +386,17 @@ async def _wait_for(waits: dict[str, Wait], target: StandInPlan | None) -> None:
         await waits.pop(name)()
 
 
-async def _settle(cell: Cell, network: Network, plan: NetworkPlan, welcome: Welcome | None) -> None:
+async def _settle(
+    cell: Cell, network: Network, plan: NetworkPlan, on_target: OnTarget | None
+) -> None:
     """What is done in a cell that stands, before anything of its own runs: trust, and a target's
-    welcome.
+    calls `on_target`.
     """
     await network.check()
     if plan.has_tls:
         await trust(cell, network.certificate)
-    if welcome is not None:
-        await welcome(cell)
+    if on_target is not None:
+        await on_target(cell)
 
 
 def _packet_directory(run: RunDirectory) -> Path:

@@ -87,7 +87,7 @@ def check(
     if override and not policy:
         raise Misuse("--override needs --policy", hint="add --policy FILE, or leave --override out")
     options: OperatorOptions = {
-        "walls": policy,
+        "run_policy": policy,
         "override": override,
         "tier": tier or "",
         "allow_upstreams": allow_upstreams,
@@ -125,7 +125,7 @@ def _previews(
     from belljar.harness.evaluate import check_tasks
 
     if kind == "policy":
-        if options["walls"]:
+        if options["run_policy"]:
             raise Misuse(
                 "--policy goes with a task or a compose file, not with a policy",
                 hint="leave it out",

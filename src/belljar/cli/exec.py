@@ -233,7 +233,7 @@ def report_skipped_tiers(plan: Plan) -> None:
     the plan have it every time."""
     from belljar.store.home import belljar_home
 
-    for sentence in plan.passed_over:
+    for sentence in plan.skipped_tiers:
         name = f"reported-{hashlib.sha256(sentence.encode()).hexdigest()[:16]}"
         try:
             os.close(
@@ -276,7 +276,7 @@ def _as_object(
         "out_of_memory": output.out_of_memory,
         "not_started": output.why_not_started or None,
         "tier": cell.tier,
-        "passed_over": list(cell.plan.passed_over),
+        "skipped_tiers": list(cell.plan.skipped_tiers),
         "layers": [layer.name for layer in cell.plan.layers],
         "emulated": cell.emulated,
         "timings_ms": {name: round(value, 3) for name, value in timings_ms.items()},

@@ -39,7 +39,7 @@ def plan(
     as_json: bool,  # noqa: FBT001 - click passes options by name
     no_prove: bool,  # noqa: FBT001 - click passes options by name
 ) -> int:
-    """Print what a cell of POLICY can read, write, reach and consume here, and which walls stand
+    """Print what a cell of POLICY can read, write, reach and consume here, and which layers are
     between it and this host.
 
     POLICY is a policy file or a preset (low, medium, high, critical); default: high. No cell is

@@ -102,7 +102,7 @@ def kind_of(target: str) -> str:
 
 def check_policy(target: str, options: OperatorOptions) -> list[Preview]:
     """A policy file or a preset, as what `--policy` would be for a task that brings nothing."""
-    alone: OperatorOptions = {**options, "walls": target}
+    alone: OperatorOptions = {**options, "run_policy": target}
     return _one(BelljarConfig(), read_operator(**alone), target)
 
 

@@ -4,7 +4,7 @@ Reads policy files, decides purely.
 
 Order, first hit wins: the task's or sample's own (`("belljar", "policy.yaml")`); `$BELLJAR_POLICY`;
 the preset `high`. What a compose file says is put on top of it. The policy of
-`belljar run --policy` states the walls around that (`fidelity`). `$BELLJAR_POLICY` is a floor too:
+`belljar run --policy` states the isolation around that (`fidelity`). `$BELLJAR_POLICY` is a floor too:
 a task's own policy, and its compose file, is used as far as it is nowhere looser.
 """
 
@@ -307,13 +307,13 @@ def within(ours: BelljarConfig, operator: Operator) -> tuple[LoadedPolicy, tuple
     from belljar.policy.task_data import TaskData
 
     _check_own_files(ours)
-    if operator.walls:
+    if operator.run_policy:
         own = resolve_policy(ours.policy) if ours.policy else None
-        walls = resolve_policy(operator.walls)
-        made, found = under_policy(walls, own, ours.asked(), override=operator.override)
+        run_policy = resolve_policy(operator.run_policy)
+        made, found = under_policy(run_policy, own, ours.asked(), override=operator.override)
     else:
         made, found = _above_floor(ours, operator)
-    is_named = bool(operator.walls or operator.policy)
+    is_named = bool(operator.run_policy or operator.policy)
     done = permitted(with_tier(made, operator.tier), operator, is_named=is_named)
     if ours.data:
         data = TaskData.model_validate_json(ours.data)

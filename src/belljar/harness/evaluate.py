@@ -99,7 +99,7 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
     options = read_options(request.inspect_args)
     session = Session(
         operator_options={
-            "walls": _absolute(request.policy),
+            "run_policy": _absolute(request.policy),
             "override": request.override,
             "tier": request.tier,
             "allow_upstreams": request.allow_upstreams,
@@ -137,9 +137,9 @@ def check_tasks(arguments: Sequence[str], operator: OperatorOptions) -> list[Pre
     from belljar.harness.host_tools import hold_tools
     from belljar.harness.sole_provider import sole_provider
 
-    if walls := operator.get("walls", ""):
-        _check_policy(walls, operator.get("tier", ""))
-    session = Session(operator_options={**operator, "walls": _absolute(walls)})
+    if run_policy := operator.get("run_policy", ""):
+        _check_policy(run_policy, operator.get("tier", ""))
+    session = Session(operator_options={**operator, "run_policy": _absolute(run_policy)})
     options = read_options(arguments)
     with _standard_output_to_error():
         _start_hooks()
@@ -383,8 +383,8 @@ def _adapt(task: Task, *, directory: Path, operator: Operator) -> list[SampleSan
     from belljar.harness.adapt import adapt_task
     from belljar.policy import resolve_policy
 
-    walls = resolve_policy(operator.walls).policy if operator.override else None
-    names_image = walls is not None and "image" in walls.model_fields_set
+    run_policy = resolve_policy(operator.run_policy).policy if operator.override else None
+    names_image = run_policy is not None and "image" in run_policy.model_fields_set
     return adapt_task(task, directory=directory, may_override=names_image)
 
 

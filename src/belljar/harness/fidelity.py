@@ -1,6 +1,6 @@
-"""What a task keeps under the operator's `--policy`, which states the walls. Pure.
+"""What a task keeps under the operator's `--policy`, which states the isolation. Pure.
 
-Walls are `risk`, `tier`, `resources`, `network` and `host_tools`; content is what a cell holds.
+Isolation is `risk`, `tier`, `resources`, `network` and `host_tools`; content is what a cell holds.
 A task brings content of its own when it brings an image.
 """
 
@@ -51,16 +51,16 @@ class _Chosen:
 
 
 def under_policy(
-    walls: LoadedPolicy,
+    run_policy: LoadedPolicy,
     own: LoadedPolicy | None,
     asked: Mapping[str, Any],
     *,
     override: bool = False,
 ) -> tuple[LoadedPolicy, tuple[Difference, ...]]:
-    """The policy of a cell within the operator's walls, and how it differs from the task.
+    """The policy of a cell within the operator's isolation, and how it differs from the task.
 
     Args:
-        walls: the operator's policy, as it was written.
+        run_policy: the operator's policy, as it was written.
         own: the task's own policy; None when it names none.
         asked: what its compose file says, in a policy's words. `network` is `NO_NETWORK`, or the
             range of its services.
@@ -69,15 +69,15 @@ def under_policy(
     Raises `PolicyError` for what no cell can be, or when files of both are needed: a cell takes
     files from the directory of one policy.
     """
-    content = _content(walls, own, asked, override=override)
-    network = _network(walls, own, asked, override=override)
-    rights, fewer = _rights(walls, own, asked)
+    content = _content(run_policy, own, asked, override=override)
+    network = _network(run_policy, own, asked, override=override)
+    rights, fewer = _rights(run_policy, own, asked)
     changes = {**_EMPTY, **content.changes, **network.changes, "rights": rights}
-    made = with_changes(walls, changes)
-    made, limits = _within_limits(made, walls, asked.get("resources", {}))
+    made = with_changes(run_policy, changes)
+    made, limits = _within_limits(made, run_policy, asked.get("resources", {}))
     made = replace(made, base=_base(made.policy, content.base_of, network.base_of))
     return made, (
-        *_replaced_walls(walls.policy, own.policy if own is not None else None),
+        *_replaced_isolation(run_policy.policy, own.policy if own is not None else None),
         *content.differences,
         *limits,
         *fewer,
@@ -86,9 +86,9 @@ def under_policy(
 
 
 def _content(
-    walls: LoadedPolicy, own: LoadedPolicy | None, asked: Mapping[str, Any], *, override: bool
+    run_policy: LoadedPolicy, own: LoadedPolicy | None, asked: Mapping[str, Any], *, override: bool
 ) -> _Chosen:
-    operator = _written(walls.policy)
+    operator = _written(run_policy.policy)
     task = _written(own.policy) if own is not None else {}
     task |= {name: asked[name] for name in ("image", "user", "workdir") if name in asked}
     if "env" in asked:
@@ -106,19 +106,19 @@ def _content(
     if "env" in first or "env" in last:
         changes["env"] = {**first.get("env", {}), **last.get("env", {})}
     is_from_task = own is not None and "files" in task and (last is task or "files" not in last)
-    return _Chosen(changes, own if own is not None and is_from_task else walls, differences)
+    return _Chosen(changes, own if own is not None and is_from_task else run_policy, differences)
 
 
 def _rights(
-    walls: LoadedPolicy, own: LoadedPolicy | None, asked: Mapping[str, Any]
+    run_policy: LoadedPolicy, own: LoadedPolicy | None, asked: Mapping[str, Any]
 ) -> tuple[Rights | None, tuple[Difference, ...]]:
     """What the task asks for, as far as a policy that says something of rights has it."""
     written = asked.get("rights")
     wanted = own.policy.rights if own is not None else None
     wanted = Rights.model_validate(written) if written is not None else wanted
     if wanted is None:
-        return walls.policy.rights, ()
-    kept = common_rights(wanted, walls.policy.rights)
+        return run_policy.policy.rights, ()
+    kept = common_rights(wanted, run_policy.policy.rights)
     return kept, () if kept == wanted else (_changed("rights", _FEWER_RIGHTS),)
 
 
@@ -175,31 +175,35 @@ def _shown(value: object) -> str:
 
 
 def _network(
-    walls: LoadedPolicy, own: LoadedPolicy | None, asked: Mapping[str, Any], *, override: bool
+    run_policy: LoadedPolicy, own: LoadedPolicy | None, asked: Mapping[str, Any], *, override: bool
 ) -> _Chosen:
     """The operator's network, or the range of the task's services."""
-    operator = walls.policy.network
+    operator = run_policy.policy.network
     wanted = asked.get("network")
     task = own.policy.network if own is not None else None
-    services = _services(walls, task, wanted)
-    if override and "network" in walls.policy.model_fields_set:
+    services = _services(run_policy, task, wanted)
+    if override and "network" in run_policy.policy.model_fields_set:
         replaced = _replaced_network(services, operator, is_none=wanted == NO_NETWORK)
-        return _Chosen({"network": operator}, walls, replaced)
+        return _Chosen({"network": operator}, run_policy, replaced)
     if wanted == NO_NETWORK:
         gone = "the task has `network_mode: none`: the policy's network is taken away"
-        return _Chosen({"network": None}, walls, (_ignored("network", gone),) if operator else ())
+        return _Chosen(
+            {"network": None}, run_policy, (_ignored("network", gone),) if operator else ()
+        )
     if services is None:
         is_changed = task is not None and task != operator
         changed = _changed("network", "the policy's network instead of the task's own")
-        return _Chosen({"network": operator}, walls, (changed,) if is_changed else ())
-    held = held_cells(services, walls.policy, demanded_tier(walls.policy.risk, walls.policy.tier))
+        return _Chosen({"network": operator}, run_policy, (changed,) if is_changed else ())
+    held = held_cells(
+        services, run_policy.policy, demanded_tier(run_policy.policy.risk, run_policy.policy.tier)
+    )
     if operator is not None:
         held = held.model_copy(update={"record": larger_record(services.record, operator.record)})
     names = ", ".join(services.stand_ins)
     unused = f"the task's services ({names}) are its network: the policy's is not there"
     return _Chosen(
         {"network": held},
-        own if own is not None and not isinstance(wanted, Mapping) else walls,
+        own if own is not None and not isinstance(wanted, Mapping) else run_policy,
         (
             *((_ignored("network", unused),) if operator is not None else ()),
             *_smaller_services(services, held, wanted),
@@ -207,10 +211,10 @@ def _network(
     )
 
 
-def _services(walls: LoadedPolicy, task: Network | None, wanted: object) -> Network | None:
+def _services(run_policy: LoadedPolicy, task: Network | None, wanted: object) -> Network | None:
     """The task's range, if all of it is cells of its own."""
     if isinstance(wanted, Mapping):
-        task = with_changes(walls, {"network": wanted}).policy.network
+        task = with_changes(run_policy, {"network": wanted}).policy.network
     return task if task is not None and task.stand_ins and is_closed(task) else None
 
 
@@ -244,13 +248,13 @@ def _smaller_services(services: Network, held: Network, wanted: object) -> Itera
 
 
 def _within_limits(
-    made: LoadedPolicy, walls: LoadedPolicy, wanted: Mapping[str, Any]
+    made: LoadedPolicy, run_policy: LoadedPolicy, wanted: Mapping[str, Any]
 ) -> tuple[LoadedPolicy, tuple[Difference, ...]]:
     """Each limit the smaller of both."""
     if not wanted:
         return made, ()
-    most = walls.policy.resources
-    asked = with_changes(walls, {"resources": {**written_resources(most), **wanted}})
+    most = run_policy.policy.resources
+    asked = with_changes(run_policy, {"resources": {**written_resources(most), **wanted}})
     held = smaller_resources(asked.policy.resources, most)
     policy = made.policy.model_copy(update={"resources": held})
     return replace(made, policy=policy), tuple(
@@ -282,8 +286,8 @@ def _changed(key: str, detail: str) -> Difference:
     return Difference(kind=Kind.CHANGED, where=TASK, key=key, detail=printable(detail))
 
 
-def _replaced_walls(operator: Policy, task: Policy | None) -> Iterator[Difference]:
-    """Of a task's own policy file the operator's walls take the place, stricter or not."""
+def _replaced_isolation(operator: Policy, task: Policy | None) -> Iterator[Difference]:
+    """What the operator's policy replaces of a task's own policy file, stricter or not."""
     for name in _WALLS if task is not None else ():
         is_written = task is not None and name in task.model_fields_set
         if is_written and getattr(task, name) != getattr(operator, name):

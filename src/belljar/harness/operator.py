@@ -1,6 +1,6 @@
 """What the operator decides over a task's policy, and whether a cell may reach a real host.
 
-A task is someone else's, and so is every file beside it. `--policy` states the walls (`fidelity`);
+A task is someone else's, and so is every file beside it. `--policy` states the isolation (`fidelity`);
 `$BELLJAR_POLICY` and the host's settings are a floor that a task's own policy is never looser than.
 """
 
@@ -26,14 +26,14 @@ class Operator:
     """What the operator of this process said outside of any task.
 
     `policy` is `$BELLJAR_POLICY` as the process was started, "" for none; `allows_upstreams`:
-    `--allow-upstreams`, or the variable for it. `walls`, `override`, `tier`: `--policy`,
+    `--allow-upstreams`, or the variable for it. `run_policy`, `override`, `tier`: `--policy`,
     `--override`, `--tier`.
     """
 
     settings: Settings
     policy: str = ""
     allows_upstreams: bool = False
-    walls: str = ""
+    run_policy: str = ""
     override: bool = False
     tier: str = ""
 
@@ -41,14 +41,14 @@ class Operator:
 class OperatorOptions(TypedDict, total=False):
     """Options of the command line: arguments of `read_operator`."""
 
-    walls: str
+    run_policy: str
     override: bool
     tier: str
     allow_upstreams: bool
 
 
 def read_operator(
-    *, walls: str = "", override: bool = False, tier: str = "", allow_upstreams: bool = False
+    *, run_policy: str = "", override: bool = False, tier: str = "", allow_upstreams: bool = False
 ) -> Operator:
     """From the settings files and the environment at the start, which no `.env` file changes.
 
@@ -61,7 +61,7 @@ def read_operator(
         settings=read_settings(),
         policy=_absolute(environ.get(POLICY_VARIABLE, "")),
         allows_upstreams=allow_upstreams or environ.get(ALLOW_VARIABLE) == "1",
-        walls=walls,
+        run_policy=run_policy,
         override=override,
         tier=tier,
     )

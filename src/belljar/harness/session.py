@@ -130,7 +130,7 @@ class RealCells:
 
         self.check_unchanged(policy, home=home)
         parts = await prepare(policy, recorder=run.recorder, home=home)
-        for sentence in parts.plan.passed_over:
+        for sentence in parts.plan.skipped_tiers:
             say(f"belljar: {sentence}")
 
     def open_cell(
@@ -139,7 +139,7 @@ class RealCells:
         """A clone of the template."""
         from belljar.cell import open_cell
 
-        async def welcome(target: Cell) -> None:
+        async def on_target(target: Cell) -> None:
             """A target cell is probed before its own program runs."""
             from belljar.probe.run import breach_of
 
@@ -148,7 +148,7 @@ class RealCells:
                 raise breach
 
         opening = open_cell(
-            policy, run=run, home=home, actor=Actor.HARNESS, ahead=ahead, welcome=welcome
+            policy, run=run, home=home, actor=Actor.HARNESS, ahead=ahead, on_target=on_target
         )
         return self._unchanged(opening, home)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from belljar.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from belljar.plan.layers import GUEST_OVERHEAD_MIB
     from belljar.plan.make import make_plan
     from belljar.plan.model import BlastRadius, Bound, ImageFacts, Layer, MicrovmPlan, OciPlan, Plan
     from belljar.plan.obstacles import (
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
         tier_obstacles,
     )
     from belljar.plan.render import render_plan
-    from belljar.plan.walls import GUEST_OVERHEAD_MIB
 
 __all__ = [
     "GUEST_OVERHEAD_MIB",
@@ -53,6 +53,6 @@ __getattr__ = lazy_names(
             "belljar.plan.obstacles",
         ),
         "render_plan": "belljar.plan.render",
-        "GUEST_OVERHEAD_MIB": "belljar.plan.walls",
+        "GUEST_OVERHEAD_MIB": "belljar.plan.layers",
     },
 )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from belljar.host import HostFacts
 from belljar.plan import radius
+from belljar.plan.layers import Isolation, isolation_of
 from belljar.plan.model import Bound, ImageFacts, MicrovmPlan, OciPlan, Plan
 from belljar.plan.obstacles import (
     Obstacle,
@@ -24,7 +25,6 @@ from belljar.plan.obstacles import (
 )
 from belljar.plan.oci import OciShape
 from belljar.plan.touch_sight import touch_warnings
-from belljar.plan.walls import Walls, walls_of
 from belljar.policy import Tier, demanded_tier, needs_hardware
 from belljar.units import printable
 
@@ -61,12 +61,12 @@ def make_plan(
     """
     demanded = demanded_tier(policy.risk, policy.tier)
     network = _network(policy, facts, base)
-    walls, passed_over = _choose(policy, facts, demanded, has_port=has_port or network is not None)
+    isolation, skipped = _choose(policy, facts, demanded, has_port=has_port or network is not None)
     env = {**(image.env if image else {}), **policy.env}
     network_bounds, network_warnings = _network_words(network, facts)
-    bounds = (*walls.bounds, *network_bounds)
+    bounds = (*isolation.bounds, *network_bounds)
     make: Callable[..., Plan]
-    match walls.shape:
+    match isolation.shape:
         case OciShape() as shape:
             make = partial(OciPlan, oci=shape)
         case vm, guest:
@@ -75,13 +75,13 @@ def make_plan(
         policy=policy,
         risk=policy.risk,
         demanded_tier=demanded,
-        tier=walls.tier,
-        emulated=walls.emulated,
+        tier=isolation.tier,
+        emulated=isolation.emulated,
         image=image,
-        layers=walls.layers,
-        jail=walls.jail,
+        layers=isolation.layers,
+        jail=isolation.jail,
         jail_controllers=facts.cgroup.controllers,
-        memory_by_rlimit=walls.memory_by_rlimit,
+        memory_by_rlimit=isolation.memory_by_rlimit,
         user=policy.user or (image.user if image else NO_IMAGE_USER),
         workdir=policy.workdir or (image.workdir if image else "/"),
         env=env,
@@ -89,17 +89,17 @@ def make_plan(
         limits=policy.resources,
         bounds=bounds,
         blast_radius=radius.blast_radius(
-            policy, image, env, bounds, tier=walls.tier, network=network
+            policy, image, env, bounds, tier=isolation.tier, network=network
         ),
         warnings=(
-            *radius.common_warnings(image, policy.image, passed_over=passed_over),
-            *walls.warnings,
+            *radius.common_warnings(image, policy.image, skipped=skipped),
+            *isolation.warnings,
             *network_warnings,
-            *touch_warnings(policy, walls.tier, facts),
+            *touch_warnings(policy, isolation.tier, facts),
         ),
         network=network,
-        rights=walls.rights,
-        passed_over=tuple(printable(sentence) for sentence in passed_over),
+        rights=isolation.rights,
+        skipped_tiers=tuple(printable(sentence) for sentence in skipped),
     )
 
 
@@ -130,7 +130,7 @@ def _network_words(
 
 def _choose(
     policy: Policy, facts: HostFacts, demanded: Tier, *, has_port: bool
-) -> tuple[Walls, tuple[str, ...]]:
+) -> tuple[Isolation, tuple[str, ...]]:
     """The tier, and a sentence for each that was passed over."""
     candidates = [
         tier for tier in Tier if tier >= demanded and (policy.tier is None or tier is policy.tier)
@@ -140,15 +140,17 @@ def _choose(
         if found := (*rights_obstacles(policy.rights, tier), *tier_obstacles(tier, facts)):
             refused[tier] = found[0]
             continue
-        walls = walls_of(tier, policy.resources, facts, has_port=has_port, rights=policy.rights)
-        if found := _too_much(policy, facts, walls):
+        isolation = isolation_of(
+            tier, policy.resources, facts, has_port=has_port, rights=policy.rights
+        )
+        if found := _too_much(policy, facts, isolation):
             refused[tier] = found[0]
             continue
-        return walls, _passed_over(tier, refused)
+        return isolation, _skipped(tier, refused)
     raise _refusal(refused).error()
 
 
-def _passed_over(tier: Tier, refused: dict[Tier, Obstacle]) -> tuple[str, ...]:
+def _skipped(tier: Tier, refused: dict[Tier, Obstacle]) -> tuple[str, ...]:
     """A sentence for each skipped tier; a hint for several is given once."""
     said, hints = [], set()
     for weaker, obstacle in refused.items():
@@ -158,11 +160,11 @@ def _passed_over(tier: Tier, refused: dict[Tier, Obstacle]) -> tuple[str, ...]:
     return tuple(said)
 
 
-def _too_much(policy: Policy, facts: HostFacts, walls: Walls) -> tuple[Obstacle, ...]:
+def _too_much(policy: Policy, facts: HostFacts, isolation: Isolation) -> tuple[Obstacle, ...]:
     """What of this policy, though the tier could run, is more than this host has."""
     hardware = hardware_obstacle(facts) if needs_hardware(policy.risk) else None
     sizes = size_obstacles(
-        policy.resources, walls.jail.memory_max_bytes, facts, besides=walls.besides
+        policy.resources, isolation.jail.memory_max_bytes, facts, besides=isolation.besides
     )
     return ((hardware,) if hardware is not None else ()) + sizes
 

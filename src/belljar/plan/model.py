@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from belljar.plan.network import NetworkPlan
     from belljar.policy import Policy
 
-PLAN_FORMAT: Final = 1
+PLAN_FORMAT: Final = 2
 REAL: Final = "REAL network: "
 """How each sentence about something that is not simulated begins."""
 LayerState: TypeAlias = Literal["enforced", "hardware", "emulated", "shared"]
@@ -88,7 +88,7 @@ class CellPlan:
         jail_controllers: the control groups that the jail is put under.
         memory_by_rlimit: `memory` is not among them: the jail's address space is bounded instead.
         env: the image's with the policy's over it.
-        passed_over: of the warnings, which tiers that the risk allows were skipped, and why.
+        skipped_tiers: of the warnings, which tiers that the risk allows were skipped, and why.
         network: None: the cell has no network device at all.
         rights: what the workload may do inside beyond an ordinary container's.
     """
@@ -111,7 +111,7 @@ class CellPlan:
     bounds: tuple[Bound, ...]
     blast_radius: BlastRadius
     warnings: tuple[str, ...]
-    passed_over: tuple[str, ...] = ()
+    skipped_tiers: tuple[str, ...] = ()
     network: NetworkPlan | None = None
     rights: Granted = NOTHING_GRANTED
 

@@ -125,7 +125,7 @@ def blast_radius(
     tier: Tier,
     network: NetworkPlan | None,
 ) -> BlastRadius:
-    """What the cell can do at its worst. Says only what the plan's walls and bounds make true."""
+    """What the cell can do at its worst. Says only what the plan's layers and bounds make true."""
     return BlastRadius(
         read=(
             f"the image {_shown_image(policy, image)}, shared with no one who can write it",
@@ -185,7 +185,7 @@ _KERNEL_REACHED: Mapping[Tier, tuple[str, ...]] = {
 
 
 def common_warnings(
-    image: ImageFacts | None, image_name: str, *, passed_over: tuple[str, ...]
+    image: ImageFacts | None, image_name: str, *, skipped: tuple[str, ...]
 ) -> tuple[str, ...]:
     """What the author should know in any tier."""
     unbuilt = (
@@ -194,7 +194,7 @@ def common_warnings(
     )
     return (
         *((unbuilt,) if image is None else ()),
-        *(printable(sentence) for sentence in passed_over),
+        *(printable(sentence) for sentence in skipped),
     )
 
 

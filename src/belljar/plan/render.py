@@ -22,7 +22,7 @@ _PROGRAM_CHARS = 200
 def render_plan(
     plan: Plan, *, width: int = _WIDTH, real: Callable[[str], str] = str
 ) -> tuple[str, ...]:
-    """What the cell can read, write, reach and consume, which walls stand between it and the host,
+    """What the cell can read, write, reach and consume, which layers are between it and the host,
     and what is emulated.
 
     `real` is applied to each line of what tells of a real network, so that it can be shown in red.

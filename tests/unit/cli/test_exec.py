@@ -35,7 +35,7 @@ JSON_FIELDS = {
     "out_of_memory",
     "not_started",
     "tier",
-    "passed_over",
+    "skipped_tiers",
     "layers",
     "emulated",
     "timings_ms",
@@ -189,7 +189,7 @@ def test_which_tiers_were_passed_over_is_told(
     @asynccontextmanager
     async def careful(*_: object, **__: object) -> AsyncIterator[Cell]:
         async with opening({b"speak": speak})() as cell:
-            cell.plan = replace(cell.plan, passed_over=(sentence,))
+            cell.plan = replace(cell.plan, skipped_tiers=(sentence,))
             yield cell
 
     monkeypatch.setattr("belljar.cell.open_cell", careful)
@@ -199,7 +199,7 @@ def test_which_tiers_were_passed_over_is_told(
     assert tuple(capfd.readouterr()) == ("out", f"belljar: {sentence}\n")
     assert run(["exec", "--json", *command]) == 0
     out, err = capfd.readouterr()
-    assert json.loads(out)["passed_over"] == [sentence]
+    assert json.loads(out)["skipped_tiers"] == [sentence]
     assert err == ""
 
 
@@ -209,7 +209,7 @@ def test_a_skipped_tier_is_reported_once_per_store(
     """The same sentence is not repeated at each command; another one is reported, and so is one that can't be noted."""
     monkeypatch.setenv("BELLJAR_HOME", str(tmp_path))
     plan = make_plan(resolve_policy("high").policy, capable_host(), image_with_a_user())
-    first, second = (replace(plan, passed_over=(text,)) for text in ("no runc", "no runsc"))
+    first, second = (replace(plan, skipped_tiers=(text,)) for text in ("no runc", "no runsc"))
     report_skipped_tiers(first)
     assert "no runc" in capsys.readouterr().err
     (tmp_path / "facts").mkdir()

@@ -24,7 +24,7 @@ from belljar.harness.operator import OperatorOptions
 from belljar.host import HostFacts, settings
 from belljar.image import ImageConfig, Store
 
-OPTIONS: OperatorOptions = {"walls": "", "override": False, "tier": "", "allow_upstreams": False}
+OPTIONS: OperatorOptions = {"run_policy": "", "override": False, "tier": "", "allow_upstreams": False}
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +86,7 @@ def test_a_host_that_cannot_is_told_with_the_images(tmp_path: Path) -> None:
 def test_what_is_kept_is_listed(tmp_path: Path) -> None:
     """By the author's words; what the operator's walls change is not among it."""
     text = "services: {a: {image: i, user: '7', environment: {A: b}, mem_limit: 8g}, b: {image: j}}"
-    walls: OperatorOptions = {**OPTIONS, "walls": "low"}
+    walls: OperatorOptions = {**OPTIONS, "run_policy": "low"}
     first = check(tmp_path, text, home=tmp_path / "home", options=walls).group.first
     kept = {fact.key: fact.detail for fact in first.kept}
     assert {"image", "user", "env", "services"} <= set(kept)

@@ -140,9 +140,9 @@ def test_a_task_begins_before_a_sample_is_known(compose_file: Path, monkeypatch:
     assert load(str(compose_file)).policy.image == "ctf-web"
 
 
-def differing(config: BelljarConfig, walls: str = "") -> list[tuple[Kind, str]]:
+def differing(config: BelljarConfig, run_policy: str = "") -> list[tuple[Kind, str]]:
     """Kind and key of each difference of a sample of this configuration."""
-    found = sample_policy(config, {}, walls=walls).differences
+    found = sample_policy(config, {}, run_policy=run_policy).differences
     return [(item.kind, item.key) for item in found]
 
 
@@ -152,7 +152,7 @@ def test_a_task_without_a_network_takes_the_policys_away(tmp_path: Path) -> None
     policy = str(tmp_path / "net.yaml")
     assert load(BelljarConfig(policy=policy)).policy.network is not None
     assert load(BelljarConfig(policy=policy, network="none")).policy.network is None
-    assert load(BelljarConfig(network="none"), walls=policy).policy.network is None
+    assert load(BelljarConfig(network="none"), run_policy=policy).policy.network is None
     gone = [(Kind.DROPPED, "network")]
     assert differing(BelljarConfig(policy=policy, network="none")) == gone
     assert differing(BelljarConfig(network="none"), policy) == gone
@@ -186,8 +186,8 @@ def test_the_operators_walls_are_never_widened(tmp_path: Path) -> None:
         env=(("A", "1"),),
     )
     for name in ("none.yaml", "net.yaml"):
-        alone = load(None, walls=str(tmp_path / name)).policy
-        made = sample_policy(ours, {}, walls=str(tmp_path / name)).policy.policy
+        alone = load(None, run_policy=str(tmp_path / name)).policy
+        made = sample_policy(ours, {}, run_policy=str(tmp_path / name)).policy.policy
         assert (made.image, made.env, made.resources) == ("other", {"A": "1"}, alone.resources)
         assert looser_fields(made, alone) == ()
         assert made.network is not None
@@ -205,9 +205,9 @@ def test_an_operators_cell_gets_nothing_of_a_tasks_service(tmp_path: Path) -> No
         network='{"stand_ins": {"web": {"kind": "cell", "names": ["web"], "ports": ["all"]}}}',
         data=TaskData(cells={"web": given, OWN_CELL: given}).model_dump_json(),
     )
-    walls = str(tmp_path / "lab.yaml")
+    run_policy = str(tmp_path / "lab.yaml")
     for override, cells in ((False, {"web", OWN_CELL}), (True, {OWN_CELL})):
-        made = sample_policy(ours, {}, walls=walls, override=override).policy
+        made = sample_policy(ours, {}, run_policy=run_policy, override=override).policy
         assert made.data is not None
         assert set(made.data.cells) == cells
 
@@ -222,16 +222,18 @@ def test_several_services_take_the_place_of_a_policys_network(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("override", [True, False])
-@pytest.mark.parametrize("walls", ["", "low"])
-def test_files_of_a_task_stay_under_any_walls(tmp_path: Path, walls: str, *, override: bool) -> None:
+@pytest.mark.parametrize("run_policy", ["", "low"])
+def test_files_of_a_task_stay_under_any_walls(tmp_path: Path, run_policy: str, *, override: bool) -> None:
     """They are content, of each service that is there; also after the floor and for a sample."""
     (tmp_path / "page").write_text("p")
     mount = "image: i, volumes: ['./page:/${SAMPLE_METADATA_AT}:ro']"
     (tmp_path / "compose.yaml").write_text(f"services: {{default: {{{mount}}}, web: {{{mount}}}}}")
     config = as_config(str(tmp_path / "compose.yaml"))
-    data = sample_policy(config, {"at": "there"}, walls=walls, override=override and bool(walls)).policy.data
+    data = sample_policy(
+        config, {"at": "there"}, run_policy=run_policy, override=override and bool(run_policy)
+    ).policy.data
     assert data is not None
-    for cell in ("default",) if walls and override else ("default", "web"):
+    for cell in ("default",) if run_policy and override else ("default", "web"):
         assert [(file.source, file.target) for file in data.of(cell).own.files] == [("page", "/there")]
 
 
@@ -416,10 +418,10 @@ def test_a_configuration_from_a_log_takes_no_files(field: str, tmp_path: Path, m
     """
     monkeypatch.chdir(tmp_path)
     config = forged(tmp_path)[field]
-    (tmp_path / "walls.yaml").write_text("belljar: 1\nrisk: low\n")
-    for walls in ("", "walls.yaml"):
+    (tmp_path / "run.yaml").write_text("belljar: 1\nrisk: low\n")
+    for run_policy in ("", "run.yaml"):
         with pytest.raises(PolicyError) as caught:
-            sample_policy(config, {"a": "1"}, walls=walls)
+            sample_policy(config, {"a": "1"}, run_policy=run_policy)
         assert "the task's sandbox" in caught.value.where
         assert "s3cret" not in str(caught.value)
 

@@ -47,8 +47,8 @@ def keys(found: tuple[Any, ...], kind: Kind) -> list[str]:
 @pytest.mark.parametrize("preset", ["low", "medium", "high", "critical"])
 def test_a_preset_changes_nothing_of_a_task(preset: str) -> None:
     """`--policy low` on a task of several services: walls of the preset, the rest the author's."""
-    walls = load_preset(preset)
-    made, differences = under_policy(walls, None, COMPOSE)
+    run_policy = load_preset(preset)
+    made, differences = under_policy(run_policy, None, COMPOSE)
     found = made.policy
     assert (found.image, found.user, found.workdir, found.env) == (
         "ctf:2",
@@ -58,21 +58,21 @@ def test_a_preset_changes_nothing_of_a_task(preset: str) -> None:
     )
     assert found.network is not None
     assert list(found.network.stand_ins) == ["web"]
-    assert (found.risk, found.tier) == (walls.policy.risk, walls.policy.tier)
-    assert looser_fields(found, walls.policy) == ()
+    assert (found.risk, found.tier) == (run_policy.policy.risk, run_policy.policy.tier)
+    assert looser_fields(found, run_policy.policy) == ()
     assert differences == ()
 
 
 def test_override_turns_what_the_policy_writes_down() -> None:
     """Field by field, reported; what it does not write down stays the task's."""
-    walls = policy("image: mine\nenv: {FLAG: g, MORE: m}\nnetwork: none\n")
-    made, differences = under_policy(walls, None, COMPOSE, override=True)
+    run_policy = policy("image: mine\nenv: {FLAG: g, MORE: m}\nnetwork: none\n")
+    made, differences = under_policy(run_policy, None, COMPOSE, override=True)
     found = made.policy
     assert (found.image, found.user, found.workdir) == ("mine", "1000", "/srv")
     assert found.env == {"FLAG": "g", "MORE": "m"}
     assert found.network is None
     assert keys(differences, Kind.OVERRIDDEN) == ["image", "env", "network"]
-    kept, differences = under_policy(walls, None, COMPOSE)
+    kept, differences = under_policy(run_policy, None, COMPOSE)
     assert kept.policy.image == "ctf:2"
     assert keys(differences, Kind.DROPPED) == ["image", "env"]
     assert kept.policy.network is not None
@@ -80,16 +80,16 @@ def test_override_turns_what_the_policy_writes_down() -> None:
 
 def test_an_overridden_user_of_an_image_is_reported() -> None:
     """Also where the task says it by its image alone; a task without an image has none to replace."""
-    walls = policy("user: root\nworkdir: /w\n")
+    run_policy = policy("user: root\nworkdir: /w\n")
     asked = {"image": "ctf:2"}
-    assert keys(under_policy(walls, None, asked, override=True)[1], Kind.OVERRIDDEN) == ["user", "workdir"]
-    assert keys(under_policy(walls, None, {}, override=True)[1], Kind.OVERRIDDEN) == []
+    assert keys(under_policy(run_policy, None, asked, override=True)[1], Kind.OVERRIDDEN) == ["user", "workdir"]
+    assert keys(under_policy(run_policy, None, {}, override=True)[1], Kind.OVERRIDDEN) == []
 
 
 def test_a_task_without_an_image_gets_the_policys() -> None:
     """With what the task itself says on top."""
-    walls = policy("image: mine\nuser: agent\nenv: {A: policy, B: b}\n")
-    made, _ = under_policy(walls, None, {"env": {"A": "task"}, "workdir": "/w"})
+    run_policy = policy("image: mine\nuser: agent\nenv: {A: policy, B: b}\n")
+    made, _ = under_policy(run_policy, None, {"env": {"A": "task"}, "workdir": "/w"})
     found = made.policy
     assert (found.image, found.user, found.workdir) == ("mine", "agent", "/w")
     assert found.env == {"A": "task", "B": "b"}
@@ -97,23 +97,23 @@ def test_a_task_without_an_image_gets_the_policys() -> None:
 
 def test_an_image_of_a_task_comes_with_its_own_user() -> None:
     """A user, a directory and variables of the operator's policy were written for another image."""
-    walls = policy("image: mine\nuser: agent\nworkdir: /w\nenv: {A: b}\n")
+    run_policy = policy("image: mine\nuser: agent\nworkdir: /w\nenv: {A: b}\n")
     for own, asked in (
         (None, {"image": "ctf:2"}),
         (policy("image: ctf:2\n"), {}),
     ):
-        found = under_policy(walls, own, asked)[0].policy
+        found = under_policy(run_policy, own, asked)[0].policy
         assert (found.image, found.user, found.workdir, dict(found.env)) == ("ctf:2", None, None, {})
 
 
 def test_of_a_tasks_own_policy_the_content_is_kept_and_no_wall() -> None:
     """Its risk, limits, tools and network are the operator's, stricter or not, and reported."""
     own = policy("image: ctf:2\nresources: {memory: 1GiB}\nhost_tools: {allow: [x]}\n" + REAL, source="own")
-    walls = policy("risk: high\n")
-    made, differences = under_policy(walls, own, {})
+    run_policy = policy("risk: high\n")
+    made, differences = under_policy(run_policy, own, {})
     assert made.policy.image == "ctf:2"
     assert made.policy.network is None
-    assert looser_fields(made.policy, walls.policy) == ()
+    assert looser_fields(made.policy, run_policy.policy) == ()
     assert keys(differences, Kind.CHANGED) == ["risk", "resources", "host_tools", "network"]
     stricter, differences = under_policy(policy(), policy("risk: critical\n"), {})
     assert str(stricter.policy.risk) == "low"
@@ -122,9 +122,9 @@ def test_of_a_tasks_own_policy_the_content_is_kept_and_no_wall() -> None:
 
 def test_the_smaller_limit_holds() -> None:
     """Of a compose file's own and the operator's; a larger one is reported."""
-    walls = policy("resources: {memory: 1GiB, processes: 100}\n")
+    run_policy = policy("resources: {memory: 1GiB, processes: 100}\n")
     asked = {"resources": {"memory": "256MiB", "processes": 200}}
-    made, differences = under_policy(walls, None, asked)
+    made, differences = under_policy(run_policy, None, asked)
     limits = made.policy.resources
     assert (limits.memory_bytes, limits.processes) == (256 << 20, 100)
     assert keys(differences, Kind.CHANGED) == ["resources.processes"]
@@ -133,14 +133,14 @@ def test_the_smaller_limit_holds() -> None:
 def test_services_are_held_to_the_walls() -> None:
     """Each within the operator's limits and tier, recorded as far as the operator's policy says."""
     service = {**SERVICES["stand_ins"]["web"], "resources": {"memory": "8GiB"}}
-    walls = policy("tier: gvisor\nresources: {memory: 128MiB}\n" + NETWORK)
-    made, differences = under_policy(walls, None, {"network": {"stand_ins": {"web": service}}})
+    run_policy = policy("tier: gvisor\nresources: {memory: 128MiB}\n" + NETWORK)
+    made, differences = under_policy(run_policy, None, {"network": {"stand_ins": {"web": service}}})
     network = made.policy.network
     assert network is not None
     web = network.stand_ins["web"]
     assert isinstance(web, TargetStandIn)
     assert (web.resources.memory_bytes, network.record.packets) == (128 << 20, 1 << 30)
-    assert looser_fields(made.policy, walls.policy) == ()
+    assert looser_fields(made.policy, run_policy.policy) == ()
     assert [(item.where, item.key) for item in differences if item.kind is Kind.CHANGED] == [
         ("service web", "resources.memory")
     ]
@@ -149,12 +149,12 @@ def test_services_are_held_to_the_walls() -> None:
 
 def test_the_network_of_a_task_without_services_is_the_operators() -> None:
     """Or none, where the task wants none; a task's own upstreams or stand-ins are never there."""
-    walls = policy(NETWORK)
-    assert under_policy(walls, None, {"image": "i"})[0].policy.network == walls.policy.network
-    assert under_policy(walls, None, {"network": NO_NETWORK})[0].policy.network is None
-    assert under_policy(walls, policy(REAL), {})[0].policy.network == walls.policy.network
-    over, differences = under_policy(walls, None, {"network": NO_NETWORK}, override=True)
-    assert over.policy.network == walls.policy.network
+    run_policy = policy(NETWORK)
+    assert under_policy(run_policy, None, {"image": "i"})[0].policy.network == run_policy.policy.network
+    assert under_policy(run_policy, None, {"network": NO_NETWORK})[0].policy.network is None
+    assert under_policy(run_policy, policy(REAL), {})[0].policy.network == run_policy.policy.network
+    over, differences = under_policy(run_policy, None, {"network": NO_NETWORK}, override=True)
+    assert over.policy.network == run_policy.policy.network
     assert keys(differences, Kind.OVERRIDDEN) == ["network"]
 
 
@@ -221,12 +221,12 @@ _ASKED = st.fixed_dictionaries(
 
 @given(_WALLS, _OWN, _ASKED, st.booleans())
 def test_never_looser_than_the_operators_policy(
-    walls: str, own: str | None, asked: dict[str, Any], override: bool
+    run_policy: str, own: str | None, asked: dict[str, Any], override: bool
 ) -> None:
     """Whatever a task says in its own policy and in its compose file, overridden or not."""
     if "tier: container" in (own or "") and "medium" in (own or ""):
         own = (own or "").replace("tier: container, ", "")
-    theirs = policy(walls)
+    theirs = policy(run_policy)
     made, _ = under_policy(theirs, policy(own) if own else None, asked, override=override)
     assert looser_fields(made.policy, theirs.policy) == ()
     network = made.policy.network

@@ -207,7 +207,7 @@ def test_an_extra_body_may_ask_a_provider_to_act(here: Path, allowed: str, code:
 
 def test_a_tool_is_not_offered_where_the_policy_can_not_be_read(tmp_path: Path) -> None:
     """Inspect goes on after any error of a hook but a limit's; the run is stopped too."""
-    session = Session(operator_options={"walls": str(tmp_path / "gone.yaml")})
+    session = Session(operator_options={"run_policy": str(tmp_path / "gone.yaml")})
     offered = [ToolInfo(name="x", description="x", options={INTERNAL_TOOL_TYPE: "web_search"})]
     data: Any = SimpleNamespace(tools=offered, config=GenerateConfig())
     with hold_tools(session), pytest.raises(LimitExceededError):

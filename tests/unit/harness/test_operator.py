@@ -205,10 +205,10 @@ def test_the_least_risk_of_the_host_holds_for_a_task(task_file: Path, tmp_path: 
         with pytest.raises(PolicyError, match="reaches nothing real"):
             opened_policy(task_file, "beside", allow=allow, policy=policy)
     assert str(opened_policy(task_file, "bare", policy="low").policy.risk) == "high"
-    (raised,) = sample_policy(None, {}, walls="low").differences
+    (raised,) = sample_policy(None, {}, run_policy="low").differences
     assert (raised.kind, raised.key) == (Kind.CHANGED, "risk")
     assert str(tmp_path / "settings.yaml") in raised.detail
-    assert sample_policy(None, {}, walls="critical").differences == ()
+    assert sample_policy(None, {}, run_policy="critical").differences == ()
 
 
 def test_services_of_a_task_are_cells_within_the_variable(

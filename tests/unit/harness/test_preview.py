@@ -28,7 +28,7 @@ from belljar.image import ImageConfig, Store
 from belljar.image.store import SetuidPrograms
 from belljar.policy import LoadedPolicy, load_policy
 
-OPERATOR = Operator(settings=Settings(), walls="low")
+OPERATOR = Operator(settings=Settings(), run_policy="low")
 
 
 def previews(directory: Path, *samples: Sample, sandbox: str = "docker") -> list[Preview]:

@@ -8,7 +8,7 @@ import pytest
 
 from belljar.host import CoreFact, CoreState, HostFacts
 from belljar.plan.cores import cores_warning
-from belljar.plan.walls import walls_of
+from belljar.plan.layers import isolation_of
 from belljar.policy import Resources, Tier
 
 
@@ -17,8 +17,8 @@ def test_where_crashes_go_is_said_when_a_limit_is_all_that_keeps_them(tier: Tier
     """A program that the host's kernel starts as root, a server it asks no limit for: in the tier whose crashes are this host's; in each where 1 can't be given."""
 
     def more(cores: CoreFact) -> set[str]:
-        plain = set(walls_of(tier, Resources(), facts).warnings)
-        return set(walls_of(tier, Resources(), replace(facts, cores=cores)).warnings) - plain
+        plain = set(isolation_of(tier, Resources(), facts).warnings)
+        return set(isolation_of(tier, Resources(), replace(facts, cores=cores)).warnings) - plain
 
     program = CoreFact(state=CoreState.PROGRAM, pattern="|/usr/lib/keep %P")
     unlimited = replace(program, can_limit=False)

@@ -183,8 +183,8 @@ def test_an_unsaid_tier_is_the_least_that_can_be_carried_out_and_a_said_one_is_t
     plan = make_plan(Policy(belljar=1, risk=Risk.LOW), without_runc, image)
     assert plan.tier is Tier.GVISOR
     assert any("tier container" in said and "it said nothing" in said for said in plan.warnings)
-    assert set(plan.passed_over) <= set(plan.warnings)
-    assert plan.passed_over
+    assert set(plan.skipped_tiers) <= set(plan.warnings)
+    assert plan.skipped_tiers
     with pytest.raises(HostError, match="it said nothing"):
         make_plan(Policy(belljar=1, risk=Risk.LOW, tier=Tier.CONTAINER), without_runc, image)
     no_userns = replace(facts, userns=UsernsFact(available=False, reason="a switch"))
@@ -410,7 +410,7 @@ def test_rights_are_granted_by_the_least_tier_that_has_them(
     plan = make_plan(Policy.model_validate(words, strict=False), facts, image)
     assert plan.tier is tier
     assert plan.rights == granted(Rights.model_validate(rights), tier)
-    assert plan.passed_over
+    assert plan.skipped_tiers
     assert any(line.lstrip().startswith("rights") for line in render_plan(plan))
     with pytest.raises(HostError, match="does not grant"):
         make_plan(Policy.model_validate(words | {"tier": "container"}, strict=False), facts, image)

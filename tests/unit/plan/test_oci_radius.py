@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from belljar.host import HostFacts
-from belljar.plan.walls import walls_of
+from belljar.plan.layers import isolation_of
 from belljar.policy import Resources, Tier
 
 
 @pytest.mark.parametrize("tier", [Tier.CONTAINER, Tier.GVISOR])
 def test_every_resource_is_bounded_by_the_host(tier: Tier, facts: HostFacts) -> None:
     """Each of the policy's, by a means of the host; the agent alone holds nothing but what the host looks after too."""
-    held = {bound.what: bound for bound in walls_of(tier, Resources(cpus=3, processes=77), facts).bounds}
+    held = {bound.what: bound for bound in isolation_of(tier, Resources(cpus=3, processes=77), facts).bounds}
     assert held["processors"].most == "3"
     assert "300% of one" in held["processors"].enforced_by[0]
     grouped = ("processors", "memory and files together", "files it writes")

@@ -20,7 +20,7 @@ from typing import Final
 from belljar.errors import CellError
 from belljar.network import syscalls
 from belljar.network.supervisor import netlink
-from belljar.network.supervisor.standing import SETTINGS
+from belljar.network.supervisor.baseline import SETTINGS
 from belljar.plan.addresses import CellPort, RangeLayout
 from belljar.plan.rules import SINK_MARK
 

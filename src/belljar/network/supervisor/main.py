@@ -31,8 +31,8 @@ from belljar.network.confine import NO_CORE, limit_address_space
 from belljar.network.gateway.main import send_listeners
 from belljar.network.seccomp import supervisor_filter
 from belljar.network.supervisor import links, netlink, nflog, nft
+from belljar.network.supervisor.baseline import Baseline, differences, read_baseline, read_settings
 from belljar.network.supervisor.flows import Flows
-from belljar.network.supervisor.standing import Standing, differences, read_settings, read_standing
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import DNS_PORT, NetworkPlan
 from belljar.plan.rules import (
@@ -171,7 +171,7 @@ class _Supervisor:
         self._kernel: socket.socket | None = None
         self._next_check = 0.0
         self._ports: dict[int, links.Port] = {}
-        self._left: Standing | None = None
+        self._left: Baseline | None = None
         self._known: KnownRules | None = None
 
     def make(self, gateway: socket.socket, parent: int) -> None:
@@ -191,7 +191,7 @@ class _Supervisor:
         self._drop_rights(parent)
         self._hand_listeners(gateway)
         with nft.Loading(task.nft, self._rules) as loading:
-            self._left = read_standing(self._kernel, ())
+            self._left = read_baseline(self._kernel, ())
             self._tap = Tap()
             most = task.network.bounds.packet_record_bytes
             self._files = PacketFiles(self._fds, most, self._connections)
@@ -309,7 +309,7 @@ class _Supervisor:
                 ),
             )
         self._ports[made.index] = made
-        left = self._standing()
+        left = self._expected()
         self._left = replace(left, settings={**left.settings, **read_settings((made.device,))})
         self._flows.attached(made.index, made.cell)
 
@@ -376,9 +376,9 @@ class _Supervisor:
     def _differences(self, kernel: socket.socket) -> list[str]:
         devices = [port.device for port in self._ports.values()]
         addresses = {index: port.address for index, port in self._ports.items()}
-        return [*differences(self._standing(), read_standing(kernel, devices), addresses)]
+        return [*differences(self._expected(), read_baseline(kernel, devices), addresses)]
 
-    def _standing(self) -> Standing:
+    def _expected(self) -> Baseline:
         if self._left is None:
             raise RuntimeError("there is no namespace yet")
         return self._left

@@ -62,7 +62,7 @@ _VMM_OWN_CORES: Final = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Walls:
+class Isolation:
     """One tier, decided. `besides` says what takes memory but the workload."""
 
     tier: Tier
@@ -78,14 +78,14 @@ class Walls:
     """The container; or the machine, and what its guest enforces."""
 
 
-def walls_of(
+def isolation_of(
     tier: Tier,
     resources: Resources,
     facts: HostFacts,
     *,
     has_port: bool = False,
     rights: Rights | None = None,
-) -> Walls:
+) -> Isolation:
     """The tier for these resources here, as far as this host allows: `tier_obstacles` say whether
     it does.
 
@@ -99,14 +99,16 @@ def walls_of(
     return _oci(tier, resources, facts, allowed, has_port=has_port)
 
 
-def _microvm(resources: Resources, facts: HostFacts, rights: Granted, *, has_port: bool) -> Walls:
+def _microvm(
+    resources: Resources, facts: HostFacts, rights: Granted, *, has_port: bool
+) -> Isolation:
     emulated = facts.kvm.state is not KvmState.PROVEN
     shape, controllers = (
         vm_shape(resources, emulated=emulated, has_port=has_port),
         facts.cgroup.controllers,
     )
     jail = jail_limits(resources, shape, controllers)
-    return Walls(
+    return Isolation(
         tier=Tier.MICROVM,
         jail=jail,
         layers=_vm_layers(emulated=emulated, is_root=facts.is_root, has_port=has_port),
@@ -222,7 +224,7 @@ def _vm_layers(*, emulated: bool, is_root: bool, has_port: bool) -> tuple[Layer,
 
 def _oci(
     tier: Tier, resources: Resources, facts: HostFacts, rights: Granted, *, has_port: bool
-) -> Walls:
+) -> Isolation:
     runtime = facts.runtime(tier.value) or RuntimeFact(tier=tier.value, name="none", kind="runc")
     shape = oci_shape(
         tier,
@@ -235,7 +237,7 @@ def _oci(
         calls=rights.calls,
     )
     jail = oci_limits(tier, resources)
-    return Walls(
+    return Isolation(
         tier=tier,
         jail=jail,
         layers=_oci_layers(tier, shape.runtime, is_root=facts.is_root, has_port=has_port),

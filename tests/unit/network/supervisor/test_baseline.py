@@ -7,19 +7,19 @@ from ipaddress import ip_network
 
 import pytest
 
+from belljar.network.supervisor.baseline import Baseline, differences
 from belljar.network.supervisor.netlink import Route
-from belljar.network.supervisor.standing import Standing, differences
 
 LOOPBACK = Route(to=ip_network("127.0.0.0/8"), device=1, table=255, kind=2, rest=frozenset())
 ELSEWHERE = Route(to=ip_network("0.0.0.0/0"), device=7, table=254, kind=1, rest=frozenset())
 MULTICAST6 = Route(to=ip_network("ff00::/8"), device=7, table=255, kind=5, rest=frozenset())
-LEFT = Standing(
+LEFT = Baseline(
     routes=frozenset({LOOPBACK}), policy=frozenset({b"local", b"main"}), settings={"a": "0", "conf/p0/a": "1"}
 )
 PORTS = {7: "10.1.2.3"}
 
 
-def found(*routes: Route) -> Standing:
+def found(*routes: Route) -> Baseline:
     """As it was left, with these routes."""
     return replace(LEFT, routes=frozenset(routes))
 
@@ -44,7 +44,7 @@ def test_what_is_as_it_was_left_is_no_difference() -> None:
         (replace(LEFT, settings={"a": "0", "conf/p0/a": "2"}), "conf/p0/a was 1 and is 2"),
     ],
 )
-def test_each_change_is_named(now: Standing, said: str) -> None:
+def test_each_change_is_named(now: Baseline, said: str) -> None:
     """Whatever is added, gone or another, also on a port's device."""
     assert differences(LEFT, now, PORTS)[0].startswith(said)
 

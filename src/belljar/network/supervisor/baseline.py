@@ -65,7 +65,7 @@ _MOST_BYTES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class Baseline:
     """Routes of IPv4 and IPv6 in every table, the policy that chooses among tables as the kernel
     lists it, and settings by their path below /proc/sys/net.
     """
@@ -75,13 +75,13 @@ class Standing:
     settings: Mapping[str, str]
 
 
-def read_standing(kernel: socket.socket, devices: Collection[str]) -> Standing:
+def read_baseline(kernel: socket.socket, devices: Collection[str]) -> Baseline:
     """As it is now in the namespace that this thread is in, of which `kernel` is a socket.
 
     Raises `OSError`.
     """
     families = (socket.AF_INET, socket.AF_INET6)
-    return Standing(
+    return Baseline(
         routes=frozenset(
             route for family in families for route in netlink.list_routes(kernel, family)
         ),
@@ -113,7 +113,7 @@ def _content(path: str) -> str:
         os.close(fd)
 
 
-def differences(left: Standing, found: Standing, ports: Mapping[int, str]) -> tuple[str, ...]:
+def differences(left: Baseline, found: Baseline, ports: Mapping[int, str]) -> tuple[str, ...]:
     """What is not as it was left, in words, the first few. Pure.
 
     Args:
@@ -123,7 +123,7 @@ def differences(left: Standing, found: Standing, ports: Mapping[int, str]) -> tu
     return tuple(_differences(left, found, ports))[:_TOLD]
 
 
-def _differences(left: Standing, found: Standing, ports: Mapping[int, str]) -> Iterator[str]:
+def _differences(left: Baseline, found: Baseline, ports: Mapping[int, str]) -> Iterator[str]:
     for route in sorted(found.routes - left.routes, key=str):
         if not _is_of_port(route, ports):
             yield f"a route that was not there: {route}"

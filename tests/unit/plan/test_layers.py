@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from belljar.host import CgroupVersion, HostFacts, RuntimeState
-from belljar.plan.walls import oci_limits, oci_overhead_mib, vm_shape, walls_of
+from belljar.plan.layers import isolation_of, oci_limits, oci_overhead_mib, vm_shape
 from belljar.policy import Resources, Tier
 
 OCI = [Tier.CONTAINER, Tier.GVISOR]
@@ -16,7 +16,7 @@ OCI = [Tier.CONTAINER, Tier.GVISOR]
 @pytest.mark.parametrize("tier", list(Tier))
 def test_the_jail_is_outermost_and_a_shared_kernel_is_called_that(tier: Tier, facts: HostFacts) -> None:
     """No layer of a container claims more than this host's kernel can hold."""
-    walls = walls_of(tier, Resources(), facts)
+    walls = isolation_of(tier, Resources(), facts)
     assert walls.layers[0].name == "jail"
     if tier is Tier.CONTAINER:
         assert {layer.state for layer in walls.layers} == {"shared"}
@@ -27,7 +27,7 @@ def test_the_jail_is_outermost_and_a_shared_kernel_is_called_that(tier: Tier, fa
 @pytest.mark.parametrize("tier", list(Tier))
 def test_a_port_is_said(tier: Tier, facts: HostFacts) -> None:
     """No layer claims that there is no network when there is one, nor the other way round; nothing else changes with it."""
-    alone, connected = (walls_of(tier, Resources(), facts, has_port=has_port) for has_port in (False, True))
+    alone, connected = (isolation_of(tier, Resources(), facts, has_port=has_port) for has_port in (False, True))
     shape = alone.shape
     if isinstance(shape, tuple):
         shape = (replace(shape[0], nic=True), shape[1])
@@ -42,7 +42,7 @@ def test_a_port_is_said(tier: Tier, facts: HostFacts) -> None:
 def test_what_weakens_a_tier_here_is_said(tier: Tier, facts: HostFacts) -> None:
     """An ordinary user's one range of ids, control groups of version 1, a runtime nobody tried; and nothing where nothing does."""
     best = replace(facts, cgroup=replace(facts.cgroup, version=CgroupVersion.V2))
-    told = set(walls_of(tier, Resources(), best).warnings)
+    told = set(isolation_of(tier, Resources(), best).warnings)
     assert len(told) == (tier is Tier.CONTAINER)
     untried = tuple(replace(item, state=RuntimeState.UNPROVEN) for item in facts.runtimes)
     for host, word in (
@@ -51,7 +51,7 @@ def test_what_weakens_a_tier_here_is_said(tier: Tier, facts: HostFacts) -> None:
         (replace(best, runtimes=untried), "has run no container here"),
         (replace(best, memory_available_mib=100), "is free now"),
     ):
-        (more,) = set(walls_of(tier, Resources(), host).warnings) - told
+        (more,) = set(isolation_of(tier, Resources(), host).warnings) - told
         assert word in more
 
 
