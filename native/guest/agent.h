@@ -89,7 +89,7 @@ void watch_del(enum watch_kind kind, int fd);
 /* ---- hide.c ---- */
 #define COMMAND_LINE "BOOT_IMAGE=/boot/vmlinuz root=/dev/vda1 ro quiet\n" /* an ordinary machine's, in place of the kernel's own */
 extern bool in_sentry;            /* the kernel is gVisor's */
-/* After a call that gVisor has not got: runsc passes over names it does not know in its profile, so that the profile's EPERM comes first. */
+/* After a call that gVisor lacks: runsc skips names it does not know in its profile, so that the profile's EPERM comes first. */
 static inline bool no_such_call(void) { return errno == ENOSYS || (in_sentry && errno == EPERM); }
 int borrow_probe(void);           /* contained mode: the probe program, to be closed again; -1: there is none */
 void hide(int argc, char **argv); /* --contained: opens the probe program, unmounts and unlinks the files it came by, and forgets its own arguments */

@@ -33,15 +33,15 @@ static void end(void)
     forget();
 }
 
-static bool is_ready(int patience_ms)
+static bool is_ready(int timeout_ms)
 {
     struct pollfd status = {.fd = first.pipes.status[0], .events = POLLIN};
     char byte;
-    return poll(&status, 1, patience_ms) == 1 && recv(first.pipes.status[0], &byte, 1, 0) == 1;
+    return poll(&status, 1, timeout_ms) == 1 && recv(first.pipes.status[0], &byte, 1, 0) == 1;
 }
 
 /* Without it, the first operation is made as the second is. */
-static void make(int patience_ms)
+static void make(int timeout_ms)
 {
     struct op command = {.kind = KIND_EXEC};
     struct pairs *p = &first.pipes;
@@ -61,7 +61,7 @@ static void make(int patience_ms)
         return;
     }
     close_childs_ends(p);
-    if (!is_ready(patience_ms))
+    if (!is_ready(timeout_ms))
         end();
 }
 

@@ -41,7 +41,7 @@ static void parse_read(struct reader *r, struct request *out)
     out->cwd = take_str(r, NULL);
     out->path = take_str(r, NULL);
     out->max_bytes = take_int(r, 8);
-    /* One byte more tells that the file is larger. A reading process that was taken over can't make the agent send what the host did not ask for. */
+    /* One byte more tells that the file is larger. A compromised reading process can't make the agent send what the host did not ask for. */
     out->cap[0] = out->max_bytes == UINT64_MAX ? UINT64_MAX : out->max_bytes + 1;
 }
 

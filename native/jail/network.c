@@ -1,4 +1,4 @@
-/* A network namespace into which somebody outside puts one link. The stage makes it and waits; the keeper of the range puts the link there; the owner says "go on".
+/* A network namespace into which somebody outside puts one link. The stage makes it and waits; the supervisor of the range puts the link there; the owner says "go on".
  *
  * It belongs to the stage's user namespace: what a runtime makes below that (the workload's own user namespace) has no right over it, neither over its link and
  * routes nor to a raw socket in it. */

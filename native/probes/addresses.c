@@ -113,7 +113,7 @@ static struct sent *sent_before(const char *text, int port, const struct message
     return NULL;
 }
 
-/* Until patience is over, which began when it was sent. What comes before and is no answer does not end it. */
+/* Until the timeout is over, which began when it was sent. What comes before and is no answer does not end it. */
 static bool is_answered(struct sent *sent)
 {
     unsigned char answer[512];

@@ -59,7 +59,7 @@ static builds.
 
 def trust_script() -> str:
     """A shell's script that reads the certificate from standard input and puts it wherever the
-    image looks. What an image lacks is passed over.
+    image looks. What an image lacks is skipped.
 
     A store of Java's that can't be changed is no end of a cell that may never run Java: it is told
     on standard error, which is on record like any command's.

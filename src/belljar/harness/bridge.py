@@ -1,7 +1,7 @@
 """The stand-in `openai`'s questions, answered by the model that is evaluated: a program's chat
 request becomes a call of Inspect's model, on its transcript.
 
-The request is a guest's: only text, tools and a few numbers of it are taken over, each checked.
+The request is a guest's: only text, tools and a few numbers of it are used, each checked.
 """
 
 from __future__ import annotations

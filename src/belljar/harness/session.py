@@ -124,7 +124,7 @@ class RealCells:
         return differences_of_images(policy, home or belljar_home())
 
     async def prepare(self, policy: LoadedPolicy, *, run: RunDirectory, home: Path | None) -> None:
-        """Plan on this host and make the template. Which tiers were passed over is told."""
+        """Plan on this host and make the template. Prints which tiers were skipped."""
         from belljar.cell import prepare
         from belljar.harness.lifecycle import say
 

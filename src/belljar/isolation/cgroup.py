@@ -120,7 +120,7 @@ def make_groups(groups: CellGroups, limits: GroupLimits) -> None:
 
 
 def join(groups: CellGroups, pid: int) -> None:
-    """Put a process into the groups, all its threads; one that has ended is passed over.
+    """Put a process into the groups, all its threads; one that has ended is skipped.
 
     Raises `HostError`.
     """

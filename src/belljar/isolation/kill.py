@@ -319,11 +319,11 @@ def halt(journal: Journal, entries: Sequence[JournalEntry], began: float) -> dic
         halted |= {name: round(now_ms, 1) for name, alive in running.items() if not alive}
         left = [entry for entry in left if running[entry.cell_id]]
         for entry in left:
-            keeper = (
+            supervisor = (
                 entry.child if entry.kind == "range" and time.monotonic() < ports_down else None
             )
             for process in running[entry.cell_id]:
-                if process != keeper:
+                if process != supervisor:
                     _send(process, signal.SIGKILL)
             for group in entry.cgroups if entry.kind != "range" else ():
                 cgroup.halt(group)

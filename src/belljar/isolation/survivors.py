@@ -2,7 +2,7 @@
 everything the cell was known by.
 
 A survivor is reported *and* removed; a destruction that found one is not clean, whatever became of
-it afterwards. What could not be looked at is said, not passed over: to see nothing is not to see
+it afterwards. What could not be looked at is reported, not skipped: to see nothing is not to see
 that there is nothing.
 """
 

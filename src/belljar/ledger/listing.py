@@ -162,7 +162,7 @@ def read_lines(run_dir: Path) -> Iterator[tuple[int, Line | ValueError]]:
 
 
 def read_events(run_dir: Path) -> Iterator[Line]:
-    """The events in order, for reports. The half line that a crash left at the end is passed over.
+    """The events in order, for reports. The half line that a crash left at the end is skipped.
 
     Raises:
         OSError: there is no ledger to read.

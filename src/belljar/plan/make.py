@@ -51,7 +51,7 @@ def make_plan(
     policy it always is.
 
     A policy that says its tier gets that one or is refused. Else the least tier that its risk
-    allows and this host can carry out, with every limit enforced; what was passed over, and why, is
+    allows and this host can carry out, with every limit enforced; which were skipped, and why, is
     among the plan's warnings.
 
     Raises:
@@ -131,7 +131,7 @@ def _network_words(
 def _choose(
     policy: Policy, facts: HostFacts, demanded: Tier, *, has_port: bool
 ) -> tuple[Isolation, tuple[str, ...]]:
-    """The tier, and a sentence for each that was passed over."""
+    """The tier, and a sentence for each that was skipped."""
     candidates = [
         tier for tier in Tier if tier >= demanded and (policy.tier is None or tier is policy.tier)
     ]

@@ -130,7 +130,7 @@ MASKED_PROC: Final = tuple(
     )
 )
 """What of a shared kernel's /proc says too much of the host or of its other users, or did a
-breakout good before. Absent ones are passed over by the runtime.
+breakout good before. The runtime skips absent ones.
 """
 READ_ONLY_PROC: Final = ("/proc/sys", "/proc/tty")
 CPU_FILES: Final = tuple(

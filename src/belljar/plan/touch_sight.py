@@ -37,7 +37,7 @@ _TRACE = TouchSight(
 )
 _GUEST = TouchSight(
     sensor="guest-fanotify",
-    reason=f"it is the guest's word, which a guest whose kernel is taken over may withhold; "
+    reason=f"it is the guest's word, which a guest with a compromised kernel may withhold; "
     f"{_MAPPED}",
 )
 

@@ -1,7 +1,7 @@
 """The requests of one range, out of its events: the first and the last of them, and how many lie
 between. Pure.
 
-What they quote is a guest's word, and it comes through a gateway that a guest may have taken over:
+What they quote is a guest's word, and it comes through a gateway that a guest may have compromised:
 escaped and cut here, whatever was done before.
 """
 

@@ -1,4 +1,4 @@
-"""The findings of a run: one row for each sample, what is amiss with the run, and both as JSON.
+"""The findings of a run: one row for each sample, what is wrong with the run, and both as JSON.
 
 Pure.
 """
@@ -165,7 +165,7 @@ class RunFindings:
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of its samples and of what is amiss with the run."""
+        """The worst of its samples and of what is wrong with the run."""
         return worst((verdict_of(self.problems), *(row.verdict for row in self.rows)))
 
     @property

@@ -32,7 +32,7 @@ class UpstreamUse:
         return {name: getattr(self, name) for name in self.__slots__}
 
     def sentence(self) -> str:
-        """For a person; escaped, since a gateway that was taken over may have chosen the host."""
+        """For a person; escaped, since a compromised gateway may have chosen the host."""
         there = f" ({', '.join(self.addresses)})" if self.addresses else ""
         more = [
             f", {count} {what}"

@@ -341,7 +341,7 @@ def _without_log(cells: Sequence[CellFindings]) -> Transcript:
 def _stray_reasons(
     cells: Iterable[CellFindings], ranges: Iterable[RangeFindings]
 ) -> Iterator[Reason]:
-    """What is amiss of cells and ranges of no sample."""
+    """What is wrong with cells and ranges of no sample."""
     for cell in cells:
         yield from cell.end_reasons
     for found in ranges:

@@ -56,7 +56,7 @@ class Console:
             self.writer = -1
 
     def close(self) -> None:
-        """Take in the rest, and let go; `read` still answers."""
+        """Read the rest, and close it; `read` still answers."""
         if self._open:
             self.read()
             self._open = False

@@ -1,6 +1,6 @@
 """The VMM's monitor, as its client: one command at a time over an inherited socket.
 
-The VMM may have been taken over, so its answers are bounded, parsed strictly and awaited with a
+The VMM may be compromised, so its answers are bounded, parsed strictly and awaited with a
 deadline. The monitor has no path on the host.
 """
 

@@ -296,7 +296,7 @@ class Listener:
 
 
 def read_segments(frames: Iterable[tuple[float, bytes]]) -> Iterator[Segment]:
-    """The TCP segments of (time, frame); other packets, fragments and damaged ones are passed over.
+    """The TCP segments of (time, frame); other packets, fragments and damaged ones are skipped.
 
     Pure, total.
     """

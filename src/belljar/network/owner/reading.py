@@ -1,9 +1,10 @@
 """A packet record read back, when its range has ended: by a process of its own, whose word is
 checked as a gateway's is. Blocking.
 
-Cells wrote what is read, so whoever reads it may be taken over, and cells decide what it takes: the
-reader (`reader_process`) can reach nothing, and its memory, its processor time and its time are
-bounded. What it told until it ended is kept; that the rest was not read is on record too, and why.
+Cells wrote what is read, so the process that reads it may become compromised, and cells decide what
+it takes: the reader (`reader_process`) can reach nothing, and its memory, its processor time and
+its time are bounded. What it told until it ended is kept; that the rest was not read is on record
+too, and why.
 """
 
 from __future__ import annotations

@@ -45,16 +45,16 @@ def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:
     api, problems = load(settings, directory)
     if problems:
         return tuple(problems)
-    desk = _Desk(api)
-    for path, message in desk.wrong_schemas():
+    server = _Server(api)
+    for path, message in server.wrong_schemas():
         api.document.problem(path, message)
     for operation in api.operations if not api.document.problems else ():
-        if desk.given.spent > MAX_SPENT or len(api.document.problems) >= MAX_PROBLEMS:
+        if server.given.spent > MAX_SPENT or len(api.document.problems) >= MAX_PROBLEMS:
             api.document.problem(
                 ("paths",), "its schemas refer to each other too often for all answers to be made"
             )
             break
-        for path, message in desk.unanswerable(operation):
+        for path, message in server.unanswerable(operation):
             api.document.problem(path, message)
     return tuple(api.document.problems[:MAX_PROBLEMS])
 
@@ -68,10 +68,10 @@ def make(context: StandInContext) -> App:
     api, problems = load(context.settings, context.files)
     if problems:
         raise PolicyError("; ".join(map(str, problems)), where=context.id)
-    return http_app(_Desk(api, auth=bool(context.settings.get("auth", True))).handle)
+    return http_app(_Server(api, auth=bool(context.settings.get("auth", True))).handle)
 
 
-class _Desk:
+class _Server:
     """Answers requests to one document."""
 
     def __init__(self, api: Api, *, auth: bool = True) -> None:
