@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 from anyio.lowlevel import current_token
 
+from belljar.capture import Capture
 from belljar.cell.exec import ExecOperations
 from belljar.cell.output import ExecOutput
 from belljar.channel import Stream
-from belljar.channel.output import KeptOutput
 from belljar.dataclass import dataclass
 from belljar.errors import CellError
 from belljar.units import format_duration
@@ -53,7 +53,9 @@ class BackgroundCommand:
     def __init__(self, argv: Sequence[str], keep_bytes: int) -> None:
         self.id = 0
         self.argv = tuple(argv)
-        self._kept = {stream: KeptOutput("head", keep_bytes) for stream in _STREAMS}
+        self._kept = {
+            stream: Capture(max_kept_bytes=keep_bytes, hashed=False) for stream in _STREAMS
+        }
         self._running: RunningCommand | None = None
         self._outcome: ExecOutput | None = None
         self._error: BaseException | None = None
@@ -78,13 +80,15 @@ class BackgroundCommand:
 
     def output(self) -> OutputSoFar:
         """What it has written so far."""
-        (stdout, lost_stdout), (stderr, lost_stderr) = (self._kept[s].finish() for s in _STREAMS)
+        stdout, stderr = (self._kept[stream] for stream in _STREAMS)
         ended = self._outcome
         return OutputSoFar(
-            stdout=stdout,
-            stderr=stderr,
-            stdout_dropped_bytes=lost_stdout + (ended.stdout_dropped_bytes if ended else 0),
-            stderr_dropped_bytes=lost_stderr + (ended.stderr_dropped_bytes if ended else 0),
+            stdout=stdout.kept,
+            stderr=stderr.kept,
+            stdout_dropped_bytes=stdout.dropped_bytes
+            + (ended.stdout_dropped_bytes if ended else 0),
+            stderr_dropped_bytes=stderr.dropped_bytes
+            + (ended.stderr_dropped_bytes if ended else 0),
         )
 
     async def wait(self, *, timeout_s: float | None = None) -> ExecOutput:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 
+from belljar.capture import body_of
 from belljar.cell import record
-from belljar.cell.capture import body_of
 from belljar.cell.guarded import GuardedRecorder
 from belljar.cell.questions import Questions
 from belljar.errors import BelljarError, CellError, ProtocolViolation

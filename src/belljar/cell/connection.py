@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Final
 import anyio
 from anyio.abc import ByteStream
 
+from belljar.capture import Capture
 from belljar.cell import record
 from belljar.cell.base import CellBase
-from belljar.cell.capture import Capture
 from belljar.cell.output import output_of
 from belljar.channel import ExecRequest, RunningExec
 from belljar.dataclass import dataclass
@@ -93,7 +93,7 @@ class CellStream(ByteStream):
     ) -> None:
         self.target = str(target)
         self.sent, self.received = (
-            Capture(name, keep_bytes=KEEP_STREAM_BYTES) for name in ("sent", "received")
+            Capture(name, max_kept_bytes=KEEP_STREAM_BYTES) for name in ("sent", "received")
         )
         self.unread_bytes = 0
         self._running = running

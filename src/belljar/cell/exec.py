@@ -9,9 +9,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from belljar.capture import Capture
 from belljar.cell import record
 from belljar.cell.base import CellBase
-from belljar.cell.capture import Capture, fed
 from belljar.cell.health import ARGV, MAX_OUTPUT_BYTES, TIMEOUT_S, Health, read_health
 from belljar.cell.output import ExecOutput, output_of
 from belljar.cell.stream import RunningCommand, check_argv
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     pass
 
 Input: TypeAlias = bytes | str | AsyncIterator[bytes] | None
+Pieces: TypeAlias = bytes | AsyncIterator[bytes] | None
 
 
 class ExecOperations(CellBase):
@@ -82,7 +83,7 @@ class ExecOperations(CellBase):
         try:
             outcome = await self._live.client.exec(
                 request,
-                input=fed(input, stdin),
+                input=_captured(input, stdin),
                 keep=keep,
                 keep_bytes=max_output_bytes,
                 on_output=see,
@@ -262,3 +263,19 @@ def _by_number(user: str) -> str:
     then somebody with fewer rights would be probed.
     """
     return "0:0" if user in {"", "0", "root"} else user
+
+
+def _captured(source: Pieces, capture: Capture) -> Pieces:
+    """The input, seen by the record as it goes by."""
+    if source is None:
+        return None
+    if isinstance(source, bytes):
+        capture.feed(source)
+        return source
+    return _captured_pieces(source, capture)
+
+
+async def _captured_pieces(source: AsyncIterator[bytes], capture: Capture) -> AsyncIterator[bytes]:
+    async for chunk in source:
+        capture.feed(chunk)
+        yield chunk

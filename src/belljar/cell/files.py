@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Final, Literal
 import anyio
 import anyio.to_thread
 
+from belljar.capture import body_of
 from belljar.cell import record
 from belljar.cell.base import CellBase
-from belljar.cell.capture import body_of
 from belljar.cell.local_tree import (
     Destination,
     Manifest,

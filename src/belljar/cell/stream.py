@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from signal import Signals
 
-from belljar.cell.capture import Capture
+from belljar.capture import Capture
 from belljar.cell.output import ExecOutput, output_of
 from belljar.cell.record import Operation
 from belljar.cell.watch import LimitWatch

@@ -21,6 +21,7 @@ from typing import Final, Self, TypeAlias, TypeVar
 
 import anyio
 
+from belljar.capture import Capture, Keep
 from belljar.channel import frames
 from belljar.channel.feeding import Contents, _feeding, feed, judge
 from belljar.channel.frames import Outcome, Stream
@@ -42,7 +43,6 @@ from belljar.channel.operations import (
     live_operation,
 )
 from belljar.channel.outcomes import ExecOutcome, ExecRequest, FileTooLarge
-from belljar.channel.output import Keep, KeptOutput
 from belljar.channel.own_reads import OwnReads
 from belljar.channel.pipe import BytePipe, SocketPipe
 from belljar.channel.pump import SEND_DEADLINE_S, Pump
@@ -330,7 +330,11 @@ class GuestClient:
         """
         limits = (request.max_stdout_bytes, request.max_stderr_bytes)
         kept = {
-            stream: KeptOutput(keep, limit if keep_bytes is None else min(limit, keep_bytes))
+            stream: Capture(
+                max_kept_bytes=limit if keep_bytes is None else min(limit, keep_bytes),
+                keep=keep,
+                hashed=False,
+            )
             for stream, limit in zip((Stream.STDOUT, Stream.STDERR), limits, strict=True)
         }
         async with self._exec_operation(
@@ -341,12 +345,10 @@ class GuestClient:
                     if on_output is not None:
                         on_output(*chunk)
                     kept[chunk[0]].feed(chunk[1])
-            (stdout, lost_stdout), (stderr, lost_stderr) = (
-                kept[Stream.STDOUT].finish(),
-                kept[Stream.STDERR].finish(),
-            )
+            stdout, stderr = kept[Stream.STDOUT], kept[Stream.STDERR]
             return RunningExec(operation).outcome(
-                kept=(stdout, stderr), dropped=(lost_stdout, lost_stderr)
+                kept=(stdout.kept, stderr.kept),
+                dropped=(stdout.dropped_bytes, stderr.dropped_bytes),
             )
 
     @asynccontextmanager

@@ -8,8 +8,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from belljar.capture import body_of
 from belljar.cell import record
-from belljar.cell.capture import body_of
 from belljar.cell.output import ExecOutput
 from belljar.channel import ExecRequest, PtySize
 from belljar.events import Actor, Event, JsonValue, Kind, Trust

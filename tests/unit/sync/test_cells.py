@@ -46,11 +46,11 @@ NOT_OFFERED = {
     ("CellStream", "extra"),
     ("CellStream", "extra_attributes"),
     ("open_cell", "ahead"),
-    ("open_cell", "welcome"),
+    ("open_cell", "on_target"),
     ("Cell", "guard"),
     ("Cell", "watch"),
     ("open_range", "ahead"),
-    ("open_range", "welcome"),
+    ("open_range", "on_target"),
 }
 
 

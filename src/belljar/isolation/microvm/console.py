@@ -11,6 +11,7 @@ import os
 import re
 from typing import Final
 
+from belljar.capture import Capture
 from belljar.isolation.jail import grow_pipe
 from belljar.units import printable
 
@@ -29,7 +30,7 @@ class Console:
         self._reader, self.writer = os.pipe()
         os.set_blocking(self._reader, False)
         grow_pipe(self.writer, _PIPE_BYTES)
-        self._kept = b""
+        self._kept = Capture(max_kept_bytes=MAX_CONSOLE_BYTES, keep="tail", hashed=False)
         self._open = True
 
     def read(self) -> bytes:
@@ -41,8 +42,8 @@ class Console:
                 break
             if not chunk:
                 break
-            self._kept = (self._kept + chunk)[-MAX_CONSOLE_BYTES:]
-        return self._kept
+            self._kept.feed(chunk)
+        return self._kept.kept
 
     def panic(self) -> str:
         """What the guest's kernel panicked of, or empty."""

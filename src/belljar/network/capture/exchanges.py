@@ -20,6 +20,7 @@ from typing import Final, TypeAlias
 
 import h11
 
+from belljar.capture import Capture
 from belljar.network.capture.conversations import Conversation
 
 MAX_EXCHANGES: Final = 1000
@@ -168,20 +169,17 @@ class _Message:
     def __init__(self) -> None:
         self.head: _Head | None = None
         self.trailer: list[tuple[bytes, bytes]] = []
-        self.total_bytes = 0
         self.is_whole = False
-        self._kept, self._digest = bytearray(), hashlib.sha256()
+        self._body = Capture(max_kept_bytes=MAX_BODY_BYTES)
 
     def take(self, data: memoryview) -> None:
         """More of its body."""
-        self._kept += data[: MAX_BODY_BYTES - len(self._kept)]
-        self.total_bytes += len(data)
-        self._digest.update(data)
+        self._body.feed(data)
 
     def body(self) -> SeenBody:
         """All of it."""
         return SeenBody(
-            kept=bytes(self._kept), total_bytes=self.total_bytes, sha256=self._digest.hexdigest()
+            kept=self._body.kept, total_bytes=self._body.total_bytes, sha256=self._body.sha256
         )
 
     def fields(self) -> _Fields:
@@ -271,7 +269,7 @@ class _Talk:
             return self._chunks(side, message)
         length = fields.get(b"content-length", b"0" if has_end else None)
         message.take(side.take(None if length is None else int(length)))
-        return length is None or message.total_bytes == int(length)
+        return length is None or message.body().total_bytes == int(length)
 
     def _chunks(self, side: _Side, message: _Message) -> bool:
         size = -1

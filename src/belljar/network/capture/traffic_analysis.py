@@ -28,7 +28,7 @@ from belljar.network.capture.exchanges import (
     exchanges,
 )
 from belljar.network.capture.packets import sent_frames
-from belljar.network.gateway.tally import MAX_SHOWN_HEADERS, MAX_SHOWN_URL_CHARS, shown_headers
+from belljar.network.gateway.shown import MAX_SHOWN_HEADERS, MAX_SHOWN_URL_CHARS, shown_headers
 from belljar.network.owner.budget import Budget
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import NetworkPlan

@@ -12,9 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from belljar.capture import Capture
 from belljar.events import Body, JsonValue, Kind
 from belljar.network.gateway.reporter import Item
-from belljar.network.gateway.tally import Tally, shown
+from belljar.network.gateway.shown import shown
 
 TOO_MUCH: Final = "too many bytes outside of requests, messages and streams"
 PART_BYTES: Final = 32 << 10
@@ -51,8 +52,8 @@ class Account:
         self._records = self._requests = 0
         self._start = time.monotonic()
         self._kinds: Counter[str] = Counter()
-        self._part: Tally | None = None
-        self._fields: Tally | None = None
+        self._part: Capture | None = None
+        self._fields: Capture | None = None
         self._holders: list[Callable[[], None]] = []
 
     def before_end(self, leave: Callable[[], None]) -> None:
@@ -85,14 +86,14 @@ class Account:
         self.remainder_bytes += len(data)
         self._kinds[kind] += len(data)
         if self._part is None:
-            self._part = Tally(KEPT_BYTES)
-        self._part.add(data)
+            self._part = Capture(max_kept_bytes=KEPT_BYTES)
+        self._part.feed(data)
 
     def show_fields(self, fields: Iterable[tuple[bytes, bytes]]) -> None:
         """Decoded header fields whose encoding is in the remainder."""
         if self._fields is None:
-            self._fields = Tally(KEPT_BYTES)
-        self._fields.add(field_lines(fields))
+            self._fields = Capture(max_kept_bytes=KEPT_BYTES)
+        self._fields.feed(field_lines(fields))
 
     def end_for(self, reason: str) -> None:
         """Why the gateway ends it; the first reason counts."""
@@ -149,10 +150,10 @@ class Account:
 
     def _taken(self, name: str) -> tuple[Body, ...]:
         if name == "fields":
-            tally, self._fields = self._fields, None
+            capture, self._fields = self._fields, None
         else:
-            tally, self._part = self._part, None
-        return () if tally is None else tally.bodies(name)
+            capture, self._part = self._part, None
+        return () if capture is None else capture.bodies(name)
 
 
 class Incoming:

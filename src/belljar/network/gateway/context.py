@@ -10,12 +10,12 @@ file but its own.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
+from belljar.capture import body_of
 from belljar.events import Body, JsonValue
 from belljar.plan.network import NetworkBounds
 
@@ -108,9 +108,4 @@ def kept_body(name: str, content: bytes, max_bytes: int = MAX_KEPT_BODY_BYTES) -
     """`content` as a body of an event: at most `max_bytes` of it kept, its digest and length of all
     of it.
     """
-    return Body(
-        name=name,
-        content=content[:max_bytes],
-        total_bytes=len(content),
-        sha256=hashlib.sha256(content).hexdigest(),
-    )
+    return body_of(name, content, max_kept_bytes=max_bytes)

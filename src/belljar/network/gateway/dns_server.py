@@ -11,13 +11,13 @@ import struct
 import time
 from typing import Final, TypeAlias
 
+from belljar.capture import Capture
 from belljar.events import Body, JsonValue, Kind
 from belljar.network.gateway.context import kept_body
 from belljar.network.gateway.dns import MAX_QUERY_BYTES, Answer, answer
 from belljar.network.gateway.pipe import LINGER_BYTES, LINGER_S, TcpPipe, reset
 from belljar.network.gateway.reporter import Item
 from belljar.network.gateway.site import Site
-from belljar.network.gateway.tally import Tally
 from belljar.signals.values import Channel
 
 BATCH_S: Final = 0.02
@@ -45,7 +45,7 @@ class _Batch:
         self.count = self.longest_label = 0
         self.entropy = 0.0
         self.names: list[str] = []
-        self.queries = Tally(max_kept_bytes)
+        self.queries = Capture(max_kept_bytes=max_kept_bytes)
 
     def add(self, said: Answer, query: bytes) -> None:
         self.count += 1
@@ -53,7 +53,7 @@ class _Batch:
         self.entropy = max(self.entropy, said.entropy)
         if len(self.names) < MAX_BATCH_NAMES:
             self.names.append(said.name[:MAX_BATCH_NAME_CHARS])
-        self.queries.add(struct.pack("!H", len(query)) + query)
+        self.queries.feed(struct.pack("!H", len(query)) + query)
 
 
 class QueryRecord:
@@ -243,15 +243,15 @@ class DnsServer:
         What is no whole query is on record too.
         """
         begun = bytearray()
-        rest = Tally(self._site.bounds.kept_body_bytes)
+        rest = Capture(max_kept_bytes=self._site.bounds.kept_body_bytes)
         try:
             with contextlib.suppress(OSError, TimeoutError):
                 await self._answer_each(pipe, cell, begun)
-            rest.add(bytes(begun))
+            rest.feed(bytes(begun))
             begun.clear()
             await _read_out(pipe, rest)
         finally:
-            rest.add(bytes(begun))
+            rest.feed(bytes(begun))
             if rest.total_bytes:
                 pipe.account.record(rest.total_bytes)
                 said = Answer(wire=None, answer="NOT A QUERY")
@@ -275,7 +275,7 @@ class DnsServer:
                 await pipe.send(struct.pack("!H", len(said.wire)) + said.wire)
 
 
-async def _read_out(pipe: TcpPipe, rest: Tally) -> None:
+async def _read_out(pipe: TcpPipe, rest: Capture) -> None:
     """Says that nothing more comes, and takes what the client still sends: a second or 256 KiB,
     then a reset.
     """
@@ -285,7 +285,7 @@ async def _read_out(pipe: TcpPipe, rest: Tally) -> None:
         async with asyncio.timeout(LINGER_S):
             while left > 0 and (data := await pipe.receive(left)):
                 left -= len(data)
-                rest.add(data)
+                rest.feed(data)
             if left > 0:
                 return
     pipe.account.remain("after_end", pipe.drain())

@@ -33,8 +33,8 @@ from belljar.network.gateway.http2 import Http2
 from belljar.network.gateway.middleware import INCOMING, PEER
 from belljar.network.gateway.pipe import Pipe
 from belljar.network.gateway.reporter import Item
+from belljar.network.gateway.shown import shown
 from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, connection_item
-from belljar.network.gateway.tally import shown
 from belljar.network.gateway.unread import keep_unread
 
 HYPERCORN: Final = "0.18."

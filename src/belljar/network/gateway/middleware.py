@@ -16,13 +16,14 @@ from functools import partial
 from typing import Any, Final
 from urllib.parse import unquote
 
+from belljar.capture import Capture
 from belljar.events import Body, JsonValue, Kind
 from belljar.network.decide import Asked, Refusal, Verdict, split_target
 from belljar.network.gateway.account import Incoming, field_lines
 from belljar.network.gateway.context import App, Message, Receive, Scope, Send, kept_body
 from belljar.network.gateway.reporter import Item
+from belljar.network.gateway.shown import MAX_SHOWN_URL_CHARS, shown, shown_headers
 from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, since_ms
-from belljar.network.gateway.tally import MAX_SHOWN_URL_CHARS, Tally, shown, shown_headers
 from belljar.network.gateway.websocket import WebSocketRecord
 from belljar.signals.values import Channel
 
@@ -90,8 +91,8 @@ class Exchange:
         self._number = next(site.numbers)
         self._asked = _asked(scope)
         self.verdict: Verdict = site.judge(peer, self._asked)
-        self._request = Tally(site.bounds.kept_body_bytes)
-        self._response = Tally(site.bounds.kept_body_bytes)
+        self._request = Capture(max_kept_bytes=site.bounds.kept_body_bytes)
+        self._response = Capture(max_kept_bytes=site.bounds.kept_body_bytes)
         self._head: Message | None = None
         self._complete = False
         self._read_all = False
@@ -166,7 +167,7 @@ class Exchange:
             await self._close(reason, status=None)
             return
         self._head = None
-        self._response = Tally(self._site.bounds.kept_body_bytes)
+        self._response = Capture(max_kept_bytes=self._site.bounds.kept_body_bytes)
         await refuse(status)(self._scope, self._receive, self._send)
 
     def release(self) -> None:
@@ -230,7 +231,7 @@ class Exchange:
             raise Refused("the body stalled", 408) from None
 
     def _take(self, data: bytes) -> None:
-        self._request.add(data)
+        self._request.feed(data)
         self._incoming.took(data)
 
     def _count_body(self) -> None:
@@ -254,7 +255,7 @@ class Exchange:
             return
         if message["type"] != "http.response.body" or self._head is None:
             return
-        self._response.add(message.get("body", b""))
+        self._response.feed(message.get("body", b""))
         if message.get("more_body", False):
             await self._begin()
         else:

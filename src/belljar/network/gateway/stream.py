@@ -11,12 +11,13 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
+from belljar.capture import Capture
 from belljar.events import JsonValue, Kind
 from belljar.network.gateway.context import StreamApp
 from belljar.network.gateway.pipe import Pipe
 from belljar.network.gateway.reporter import Item
+from belljar.network.gateway.shown import shown
 from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, since_ms
-from belljar.network.gateway.tally import Tally, shown
 from belljar.signals.values import Channel
 
 HIGH_WATER_BYTES: Final = 64 << 10
@@ -48,8 +49,8 @@ class Stream:
         self._site, self._peer, self._pipe, self._stand_in = site, peer, pipe, stand_in
         self._refusal = REFUSALS.get(protocol, b"")
         self._start = time.monotonic()
-        self._received = Tally(site.bounds.kept_stream_bytes)
-        self._sent = Tally(site.bounds.kept_stream_bytes)
+        self._received = Capture(max_kept_bytes=site.bounds.kept_stream_bytes)
+        self._sent = Capture(max_kept_bytes=site.bounds.kept_stream_bytes)
         self._idle: asyncio.Timeout | None = None
 
     async def run(self, app: StreamApp) -> None:
@@ -131,8 +132,8 @@ class Stream:
             self._count(self._sent, data)
             await self._pipe.send(data)
 
-    def _count(self, tally: Tally, data: bytes) -> None:
-        tally.add(data)
+    def _count(self, capture: Capture, data: bytes) -> None:
+        capture.feed(data)
         if self._received.total_bytes + self._sent.total_bytes > self._site.bounds.stream_bytes:
             raise _Over("more bytes than a stream may have")
         if self._idle is not None and not self._idle.expired():
@@ -164,7 +165,7 @@ async def sink(site: Site, peer: Peer, pipe: Pipe) -> None:
     it. Sends nothing.
     """
     start = time.monotonic()
-    received = Tally(site.bounds.kept_stream_bytes)
+    received = Capture(max_kept_bytes=site.bounds.kept_stream_bytes)
     reason = "sink"
 
     def item() -> Item:
@@ -181,7 +182,7 @@ async def sink(site: Site, peer: Peer, pipe: Pipe) -> None:
             while received.total_bytes < site.bounds.kept_stream_bytes and (
                 data := await pipe.receive()
             ):
-                received.add(data)
+                received.feed(data)
     except asyncio.CancelledError:
         reason = f"sink; {RANGE_ENDED}"
         site.tell(item)

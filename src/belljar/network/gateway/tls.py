@@ -15,8 +15,8 @@ from belljar.network.gateway.ca import Authority, server_context
 from belljar.network.gateway.context import kept_body
 from belljar.network.gateway.pipe import TcpPipe
 from belljar.network.gateway.reporter import Item
+from belljar.network.gateway.shown import shown
 from belljar.network.gateway.site import RANGE_ENDED, Peer, Site
-from belljar.network.gateway.tally import shown
 from belljar.network.gateway.tls_pipe import ServerTlsPipe
 
 MAX_SHOWN_SNI_CHARS = 300

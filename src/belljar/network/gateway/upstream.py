@@ -27,13 +27,13 @@ from belljar.network.gateway.context import Receive, Scope, Send, kept_body
 from belljar.network.gateway.middleware import Refused, refuse
 from belljar.network.gateway.pipe import Pipe, TlsPipe
 from belljar.network.gateway.reporter import Item, TooManyQuestions
-from belljar.network.gateway.site import Site
-from belljar.network.gateway.tally import (
+from belljar.network.gateway.shown import (
     MAX_SHOWN_HEADER_CHARS,
     MAX_SHOWN_URL_CHARS,
     shown,
     shown_headers,
 )
+from belljar.network.gateway.site import Site
 from belljar.plan.network import DIAL_BYTES, StandInPlan
 
 PIECE_BYTES: Final = 16 << 10

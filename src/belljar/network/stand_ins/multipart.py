@@ -6,13 +6,12 @@ Small fields are kept; a file's bytes are counted, hashed and thrown away but fo
 
 from __future__ import annotations
 
-import hashlib
 import re
 from dataclasses import dataclass, field
 from email.message import Message
 from typing import Final
 
-from belljar.events import Body
+from belljar.capture import Capture
 
 MAX_PARTS: Final = 2000
 MAX_HEADER_BYTES: Final = 16 << 10
@@ -27,31 +26,11 @@ class MultipartError(ValueError):
 
 @dataclass(kw_only=True)
 class FormFile:
-    """A file of a form. `body()` is what of it goes on record."""
+    """A file of a form. `content` is what of it goes on record."""
 
     field_name: str
     filename: str
-    kept_bytes: int
-    size_bytes: int = 0
-    head: bytearray = field(default_factory=bytearray)
-    _sha256: hashlib._Hash = field(default_factory=hashlib.sha256)
-
-    def take(self, data: bytes) -> None:
-        """Some more of its content."""
-        self.size_bytes += len(data)
-        self._sha256.update(data)
-        self.head += data[: max(0, self.kept_bytes - len(self.head))]
-
-    @property
-    def sha256(self) -> str:
-        """Of all that was taken, hexadecimal."""
-        return self._sha256.hexdigest()
-
-    def body(self, name: str) -> Body:
-        """The file as a body of an event."""
-        return Body(
-            name=name, content=bytes(self.head), total_bytes=self.size_bytes, sha256=self.sha256
-        )
+    content: Capture
 
 
 @dataclass(kw_only=True)
@@ -147,12 +126,16 @@ class MultipartReader:
             return
         if len(self.form.files) >= 8:
             raise MultipartError("more than 8 files")
-        self._file = FormFile(field_name=name, filename=filename, kept_bytes=self._kept_bytes)
+        self._file = FormFile(
+            field_name=name,
+            filename=filename,
+            content=Capture(max_kept_bytes=self._kept_bytes),
+        )
         self.form.files.append(self._file)
 
     def _take(self, data: bytes) -> None:
         if self._file is not None:
-            self._file.take(data)
+            self._file.content.feed(data)
         elif self._field_name is not None:
             room = MAX_FIELD_BYTES - self._field_bytes
             self.form.cut |= len(data) > room

@@ -40,9 +40,9 @@ def test_a_form_is_read_back_whatever_its_pieces(fields: dict[str, str], content
     assert found.complete
     assert found.fields == fields
     (file,) = found.files
-    assert (file.filename, file.size_bytes, bytes(file.head)) == ("a-1.whl", len(content), content[:16])
-    assert file.sha256 == hashlib.sha256(content).hexdigest()
-    assert file.body("file-0").total_bytes == len(content)
+    assert (file.filename, file.content.total_bytes, file.content.kept) == ("a-1.whl", len(content), content[:16])
+    assert file.content.sha256 == hashlib.sha256(content).hexdigest()
+    assert file.content.body("file-0").total_bytes == len(content)
 
 
 @given(st.lists(st.binary(max_size=200), max_size=20), st.booleans())
@@ -56,7 +56,7 @@ def test_any_bytes_are_read_or_refused(pieces: list[bytes], begun: bool) -> None
             reader.feed(piece)
     except MultipartError:
         pass
-    assert all(len(file.head) <= 16 for file in reader.form.files)
+    assert all(len(file.content.kept) <= 16 for file in reader.form.files)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
+from belljar.capture import Capture
 from belljar.events import JsonValue
 from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, App, StandInContext
 from belljar.network.stand_ins.conditions import FIELDS, is_fresh
@@ -16,7 +17,6 @@ from belljar.network.stand_ins.debian.deb import DebError, read_control
 from belljar.network.stand_ins.debian.repository import Repository
 from belljar.network.stand_ins.faults import Fault, Faults
 from belljar.network.stand_ins.files import OneRead, check_directory, file_answer, list_files
-from belljar.network.stand_ins.multipart import FormFile
 from belljar.network.stand_ins.records import credentials, word
 from belljar.network.stand_ins.web import (
     Answer,
@@ -150,11 +150,11 @@ class _Debian:
         return forms[base]().encode()
 
     async def _upload(self, request: Request, incoming: Incoming) -> Answer | None:
-        file = FormFile(field_name="", filename=request.path, kept_bytes=MAX_KEPT_BODY_BYTES)
+        content = Capture(max_kept_bytes=MAX_KEPT_BODY_BYTES)
         refused = ""
         try:
             async for piece in incoming.pieces():
-                file.take(piece)
+                content.feed(piece)
         except CutOffError:
             refused = "it broke off"
         data: dict[str, JsonValue] = {
@@ -164,12 +164,12 @@ class _Debian:
             "method": request.method,
             "path": word(request.path),
             "name": word(request.path.rpartition("/")[2]),
-            "size_bytes": file.size_bytes,
-            "sha256": file.sha256,
+            "size_bytes": content.total_bytes,
+            "sha256": content.sha256,
             "refused": refused,
             **credentials(request.header("authorization")),
         }
-        await self._context.record("network.attempt", data, [file.body("file-0")])
+        await self._context.record("network.attempt", data, [content.body("file-0")])
         return None if refused else text_answer("", 201)
 
 

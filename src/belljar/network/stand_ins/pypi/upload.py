@@ -77,11 +77,17 @@ async def _record(context: StandInContext, request: Request, form: Form, refused
         **_about(file),
         **credentials(request.header("authorization")),
     }
-    bodies: list[Body] = [one.body(f"file-{number}") for number, one in enumerate(form.files[:8])]
+    bodies: list[Body] = [
+        one.content.body(f"file-{number}") for number, one in enumerate(form.files[:8])
+    ]
     await context.record("network.attempt", data, bodies)
 
 
 def _about(file: FormFile | None) -> dict[str, JsonValue]:
     if file is None:
         return {"filename": "", "size_bytes": 0}
-    return {"filename": word(file.filename), "size_bytes": file.size_bytes, "sha256": file.sha256}
+    return {
+        "filename": word(file.filename),
+        "size_bytes": file.content.total_bytes,
+        "sha256": file.content.sha256,
+    }

@@ -1,47 +1,17 @@
-"""Bytes that pass, of which a bounded part is kept for the record: kept, counted, and all of them
-in the digest.
-"""
+"""What of a request's text is shown in a record: bounded and made visible."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable
 from typing import Final
 
-from belljar.events import Body
 from belljar.units import printable
 
 MAX_SHOWN_HEADERS: Final = 64
 MAX_SHOWN_HEADER_CHARS: Final = 512
 MAX_SHOWN_HEADERS_BYTES: Final = 16 << 10
 MAX_SHOWN_URL_CHARS: Final = 2048
-
-
-class Tally:
-    """One direction's bytes."""
-
-    def __init__(self, max_kept_bytes: int) -> None:
-        self._most = max_kept_bytes
-        self._kept = bytearray()
-        self._digest = hashlib.sha256()
-        self.total_bytes = 0
-
-    def add(self, data: bytes) -> None:
-        """Counts some more."""
-        self.total_bytes += len(data)
-        self._digest.update(data)
-        if len(self._kept) < self._most:
-            self._kept += data[: self._most - len(self._kept)]
-
-    def bodies(self, name: str) -> tuple[Body, ...]:
-        """What there was so far, as a body of an event; none when there was nothing."""
-        if not self.total_bytes:
-            return ()
-        digest = self._digest.hexdigest()
-        return (
-            Body(name=name, content=bytes(self._kept), total_bytes=self.total_bytes, sha256=digest),
-        )
 
 
 def shown(text: str | bytes, max_chars: int) -> str:

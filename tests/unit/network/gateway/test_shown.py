@@ -1,34 +1,14 @@
-"""Bytes that pass."""
+"""What of a request's text is shown in a record."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from unicodedata import category
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from belljar.network.gateway.tally import MAX_SHOWN_HEADERS_BYTES, Tally, shown, shown_headers
-
-
-@given(pieces=st.lists(st.binary(max_size=50), max_size=10), most=st.integers(0, 60))
-@settings(deadline=None)
-def test_a_tally_keeps_the_first_and_counts_all(pieces: list[bytes], most: int) -> None:
-    """The kept bytes are the first ones, the digest and the length are of all."""
-    tally = Tally(most)
-    for piece in pieces:
-        tally.add(piece)
-    whole = b"".join(pieces)
-    if not whole:
-        assert tally.bodies("b") == ()
-        return
-    (body,) = tally.bodies("b")
-    assert (body.content, body.total_bytes, body.sha256) == (
-        whole[:most],
-        len(whole),
-        hashlib.sha256(whole).hexdigest(),
-    )
+from belljar.network.gateway.shown import MAX_SHOWN_HEADERS_BYTES, shown, shown_headers
 
 
 @given(headers=st.lists(st.tuples(st.binary(max_size=600), st.binary(max_size=3000)), max_size=100))

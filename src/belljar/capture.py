@@ -1,0 +1,99 @@
+"""What is kept of a stream: a bounded part, the count and the digest of all of it. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final, Literal, TypeAlias
+
+from belljar.events import Body
+
+Keep: TypeAlias = Literal["head", "tail"]
+
+MAX_KEPT_BODY_BYTES: Final = 4 << 20
+"""How much of one stream or file the ledger keeps.
+
+What is beyond it is hashed and counted, not stored.
+"""
+
+
+class Capture:
+    """Takes a stream and keeps its first or last `max_kept_bytes` bytes.
+
+    Memory: that much; with `keep="tail"` at most twice that and a chunk.
+
+    Args:
+        name: of the body, if `body` isn't told another.
+        hashed: False leaves the digest out, where nothing needs it.
+    """
+
+    def __init__(
+        self,
+        name: str = "",
+        *,
+        max_kept_bytes: int = MAX_KEPT_BODY_BYTES,
+        keep: Keep = "head",
+        hashed: bool = True,
+    ) -> None:
+        self.name = name
+        self.total_bytes = 0
+        self._max_kept_bytes = max_kept_bytes
+        self._keep = keep
+        self._held = bytearray()
+        self._digest = hashlib.sha256() if hashed else None
+
+    def feed(self, chunk: bytes | memoryview) -> None:
+        """Take the next bytes of the stream."""
+        self.total_bytes += len(chunk)
+        if self._digest is not None:
+            self._digest.update(chunk)
+        if self._keep == "tail":
+            self._held += chunk
+            if len(self._held) > 2 * self._max_kept_bytes:
+                self._trim()
+        elif (room := self._max_kept_bytes - len(self._held)) > 0:
+            self._held += chunk[:room]
+
+    @property
+    def kept(self) -> bytes:
+        """What is kept so far."""
+        self._trim()
+        return bytes(self._held)
+
+    @property
+    def dropped_bytes(self) -> int:
+        """How many bytes are not kept."""
+        return self.total_bytes - min(self.total_bytes, self._max_kept_bytes)
+
+    @property
+    def sha256(self) -> str:
+        """Of all that was taken, hexadecimal. Raises `ValueError` if it isn't hashed."""
+        if self._digest is None:
+            raise ValueError("this capture has no digest")
+        return self._digest.hexdigest()
+
+    def body(self, name: str = "") -> Body:
+        """What there was so far, as a body of an event."""
+        return Body(
+            name=name or self.name,
+            content=self.kept,
+            total_bytes=self.total_bytes,
+            sha256=self.sha256,
+        )
+
+    def bodies(self, name: str = "") -> tuple[Body, ...]:
+        """The body; none when there was nothing."""
+        return (self.body(name),) if self.total_bytes else ()
+
+    def _trim(self) -> None:
+        if self._keep == "tail":
+            del self._held[: max(0, len(self._held) - self._max_kept_bytes)]
+
+
+def body_of(name: str, content: bytes, *, max_kept_bytes: int = MAX_KEPT_BODY_BYTES) -> Body:
+    """The body of bytes that are there whole."""
+    return Body(
+        name=name,
+        content=content[:max_kept_bytes],
+        total_bytes=len(content),
+        sha256=hashlib.sha256(content).hexdigest(),
+    )

@@ -1,0 +1,50 @@
+"""What is kept of a stream: digest and count of all of it, and its beginning or its end."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar.capture import MAX_KEPT_BODY_BYTES, Capture, Keep, body_of
+
+CHUNKS = st.lists(st.binary(max_size=50), max_size=20)
+
+
+@given(st.sampled_from(["head", "tail"]), CHUNKS, st.integers(0, 100))
+def test_all_is_counted_and_hashed_and_one_end_is_kept(keep: Keep, chunks: list[bytes], most: int) -> None:
+    """However the bytes are cut: at most so many of the right end; kept and dropped are all there was."""
+    capture, whole = Capture("stdout", max_kept_bytes=most, keep=keep), b"".join(chunks)
+    for chunk in chunks:
+        capture.feed(chunk)
+    expected = whole[:most] if keep == "head" else whole[max(0, len(whole) - most) :]
+    assert (capture.kept, capture.dropped_bytes) == (expected, len(whole) - len(expected))
+    body = capture.body()
+    assert (body.name, body.content, body.total_bytes) == ("stdout", expected, len(whole))
+    assert body.sha256 == hashlib.sha256(whole).hexdigest()
+    assert capture.bodies() == ((body,) if whole else ())
+    assert keep == "tail" or body == body_of("stdout", whole, max_kept_bytes=most)
+
+
+def test_a_body_is_as_of_now() -> None:
+    """A body that was taken does not change when the stream goes on."""
+    capture = Capture("stdout")
+    capture.feed(b"one")
+    early = capture.body()
+    capture.feed(b"two")
+    assert (early.content, capture.body("other").content) == (b"one", b"onetwo")
+    assert capture.body("other").name == "other"
+
+
+def test_the_bound_holds_by_default() -> None:
+    """A flood keeps 4 MiB and no more."""
+    body = body_of("content", bytes(MAX_KEPT_BODY_BYTES + 1))
+    assert (len(body.content), body.total_bytes) == (MAX_KEPT_BODY_BYTES, MAX_KEPT_BODY_BYTES + 1)
+
+
+def test_without_a_digest_there_is_none() -> None:
+    """A capture that isn't hashed can't be put on record by mistake."""
+    with pytest.raises(ValueError, match="no digest"):
+        Capture(hashed=False).body("stdout")
