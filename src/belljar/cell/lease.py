@@ -76,7 +76,7 @@ class Lease:
         self._thread = thread
 
     async def give_back(self) -> None:
-        """Destroy the cell here, where whoever still waits on it waits, and release the task that holds it.
+        """Destroy the cell here, where whoever still waits on it waits, and release its task.
 
         Shielded.
 

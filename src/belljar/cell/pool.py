@@ -130,7 +130,7 @@ class Pool:
 
     @asynccontextmanager
     async def cell(self) -> AsyncIterator[Cell]:
-        """A cell of its own, as `open_cell` gives one: an idle one, or the one in the making, or else
+        """A cell of its own, as `open_cell` gives one: idle, in the making, or else
         opened now. Another is made in its place.
 
         Raises as `open_cell`; and `ContainmentBreach` when a warm-up of this pool found a way out.

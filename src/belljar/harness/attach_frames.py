@@ -1,5 +1,4 @@
-"""What goes through a cell's attach socket: small frames between `belljar attach` and the process that owns
-the cell. Pure.
+"""Frames of a cell's attach socket, between `belljar attach` and the cell's owner. Pure.
 
 A frame is one byte of kind, four of length (little-endian), the payload (at most 64 KiB). Both ends
 belong to the same user of the same host; the bounds are there because a broken peer must not hurt

@@ -4,8 +4,8 @@ terminal in it (`belljar attach`).
 A cell lives in the process that made it and its channel belongs to that process's event loop. So
 the terminal is served there, by a task of the sample's own task group (Inspect's public
 `background`), started with the first operation after the sample began. The socket listens from the
-moment the cell runs: a client that connects earlier waits in its backlog. Nothing of the guest can reach
-the socket, and only the same user (or root) may open it.
+moment the cell runs: a client that connects earlier waits in its backlog. Nothing of the guest can
+reach the socket, and only the same user (or root) may open it.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Reads policy files, decides purely.
 
 Order, first hit wins: the task's or sample's own (`("belljar", "policy.yaml")`); `$BELLJAR_POLICY`;
 the preset `high`. What a compose file says is put on top of it. The policy of
-`belljar run --policy` states the isolation around that (`fidelity`). `$BELLJAR_POLICY` is a floor too:
-a task's own policy, and its compose file, is used as far as it is nowhere looser.
+`belljar run --policy` states the isolation around that (`fidelity`). `$BELLJAR_POLICY` is a floor
+too: a task's own policy, and its compose file, is used as far as it is nowhere looser.
 """
 
 from __future__ import annotations

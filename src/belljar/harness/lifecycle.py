@@ -92,8 +92,8 @@ async def hold(session: Session) -> None:
     """`--no-sandbox-cleanup`: keep the cells while someone may want to look into them.
 
     A cell dies with the process that owns it, by design. So this process stays, serves the cells'
-    attach sockets, and ends the wait at Ctrl-C, SIGTERM, `inspect sandbox cleanup belljar [ID]`, or when the
-    last cell's lifetime is over; then the cells are destroyed as always.
+    attach sockets, and ends the wait at Ctrl-C, SIGTERM, `inspect sandbox cleanup belljar [ID]`, or
+    when the last cell's lifetime is over; then the cells are destroyed as always.
     """
     from belljar.harness.provider import login_command
 
