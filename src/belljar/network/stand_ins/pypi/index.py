@@ -19,14 +19,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
+from packaging.version import InvalidVersion, Version
+
 from belljar.network.stand_ins.files import Digests, OneRead, StoredFile
-from belljar.network.stand_ins.pypi.names import (
-    PackageFile,
-    is_prerelease,
-    normal,
-    parse_file_name,
-    version_order,
-)
+from belljar.network.stand_ins.pypi.names import PackageFile, normal, parse_file_name
 
 MAX_METADATA_BYTES: Final = 1 << 20
 _MAX_MEMBERS: Final = 20_000
@@ -119,7 +115,7 @@ class Index:
     async def of_project(self, name: str) -> list[Distribution]:
         """A project's files, the oldest version first; none where there is no such project."""
         found = [await self.describe(file) for file in self.projects.get(normal(name), {}).values()]
-        return sorted(found, key=lambda one: (version_order(one.said.version), one.file.base))
+        return sorted(found, key=lambda one: (one.said.version, one.file.base))
 
 
 def metadata_of(file: StoredFile, said: PackageFile) -> bytes:
@@ -198,7 +194,7 @@ def project_json(name: str, files: list[Distribution]) -> bytes:
     document = {
         "meta": {"api-version": _API_VERSION},
         "name": name,
-        "versions": list(dict.fromkeys(one.said.version for one in files)),
+        "versions": list(dict.fromkeys(str(one.said.version) for one in files)),
         "files": [_simple_entry(one) for one in files],
     }
     return json.dumps(document).encode()
@@ -212,22 +208,22 @@ def release_json(
     `version` "": the newest that is no pre-release, or the newest. `None`: there is no such
     version.
     """
-    versions = list(dict.fromkeys(one.said.version for one in files))
-    newest = version or next(
-        (v for v in reversed(versions) if not is_prerelease(v)), versions[-1] if versions else ""
-    )
-    of_newest = [one for one in files if one.said.version == newest]
-    if not of_newest:
+    finals = [one for one in files if not one.said.version.is_prerelease] or files
+    try:
+        wanted = Version(version) if version else finals[-1].said.version
+    except (InvalidVersion, IndexError):
         return None
-    urls = {
-        v: [_release_entry(one, base_url) for one in files if one.said.version == v]
-        for v in versions
-    }
-    info = _info(next((one for one in of_newest if one.metadata), of_newest[0]), name)
+    urls: dict[str, list[dict[str, object]]] = {}
+    for one in files:
+        urls.setdefault(str(one.said.version), []).append(_release_entry(one, base_url))
+    chosen = [one for one in files if one.said.version == wanted]
+    if not chosen:
+        return None
+    info = _info(next((one for one in chosen if one.metadata), chosen[0]), name)
     document: dict[str, object] = {
         "info": info,
         "last_serial": len(files),
-        "urls": urls[newest],
+        "urls": [_release_entry(one, base_url) for one in chosen],
         "vulnerabilities": [],
     }
     return document if version else {**document, "releases": urls}
@@ -237,7 +233,7 @@ def _info(one: Distribution, name: str) -> dict[str, object]:
     fields = one.headers
     return {
         "name": fields.get("Name", name),
-        "version": one.said.version,
+        "version": str(one.said.version),
         "summary": fields.get("Summary"),
         "author": fields.get("Author"),
         "author_email": fields.get("Author-email"),
