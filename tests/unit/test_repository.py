@@ -120,7 +120,6 @@ HELD_ELSEWHERE = {
     "tests/unit/ledger/test_schema.py": ["events", "ledger/kinds"],
     "tests/unit/ledger/test_verification.py": ["ledger/checker", "ledger/manifest"],
     "tests/unit/plan/test_make.py": ["plan/model"],
-    "tests/unit/plan/test_render.py": ["plan/radius"],
     "tests/unit/policy/test_host_tools.py": ["policy/outside_tools"],
     "tests/unit/policy/test_resources.py": ["policy/limits"],
     "tests/unit/policy/test_rights.py": ["policy/granted"],

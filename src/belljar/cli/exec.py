@@ -221,7 +221,7 @@ def typed_policy(policy: str | None, tier: str | None, *, announces: bool = True
         )
         click.echo(f"belljar: {printable(words)}", err=True)
     if announces and loaded.policy.network is not None:
-        from belljar.plan.network_radius import announcements
+        from belljar.plan.explain_network import announcements
 
         for sentence in announcements(loaded):
             click.echo(f"belljar: {sentence}", err=True)

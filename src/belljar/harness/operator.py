@@ -88,7 +88,7 @@ def permitted(loaded: LoadedPolicy, operator: Operator, *, is_named: bool) -> Lo
     Raises `PolicyError` when it reaches something real and may not.
     """
     from belljar.host.settings import Upstreams, within_settings
-    from belljar.plan.network_radius import announcements
+    from belljar.plan.explain_network import announcements
 
     made = within_settings(loaded, operator.settings)
     upstreams = made.policy.network.upstreams if made.policy.network is not None else ()

@@ -42,7 +42,7 @@ from belljar.harness.operator import read_operator
 from belljar.harness.programs import start_program
 from belljar.harness.sample_cell import SampleCell
 from belljar.harness.session import Session, current_session
-from belljar.plan.network_radius import announcements
+from belljar.plan.explain_network import announcements
 from belljar.policy.network import OWN_CELL
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from belljar.dataclass import dataclass
 from belljar.host import CgroupVersion, HostFacts, KvmState, RuntimeFact, RuntimeState
-from belljar.plan import oci_radius, radius
+from belljar.plan import explain
 from belljar.plan.cores import cores_warning
 from belljar.plan.jail import (
     JailLimits,
@@ -112,9 +112,9 @@ def _microvm(
         tier=Tier.MICROVM,
         jail=jail,
         layers=_vm_layers(emulated=emulated, is_root=facts.is_root, has_port=has_port),
-        bounds=radius.bounds(resources, shape, jail, controllers),
+        bounds=explain.microvm_bounds(resources, shape, jail, controllers),
         warnings=(
-            *radius.vm_warnings(facts, shape, emulated=emulated),
+            *explain.vm_warnings(facts, shape, emulated=emulated),
             *_cores(Tier.MICROVM, facts),
         ),
         besides="what a VM needs besides",
@@ -241,7 +241,7 @@ def _oci(
         tier=tier,
         jail=jail,
         layers=_oci_layers(tier, shape.runtime, is_root=facts.is_root, has_port=has_port),
-        bounds=oci_radius.bounds(tier, resources, shape, jail),
+        bounds=explain.oci_bounds(tier, resources, shape, jail),
         warnings=_oci_warnings(tier, runtime, jail, facts),
         besides=f"{oci_overhead_mib(tier, resources)} MiB for what holds the cell",
         shape=shape,

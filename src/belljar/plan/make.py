@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from belljar.host import HostFacts
-from belljar.plan import radius
+from belljar.plan import explain
 from belljar.plan.layers import Isolation, isolation_of
 from belljar.plan.model import Bound, ImageFacts, MicrovmPlan, OciPlan, Plan
 from belljar.plan.obstacles import (
@@ -88,11 +88,11 @@ def make_plan(
         hostname="random",
         limits=policy.resources,
         bounds=bounds,
-        blast_radius=radius.blast_radius(
+        blast_radius=explain.blast_radius(
             policy, image, env, bounds, tier=isolation.tier, network=network
         ),
         warnings=(
-            *radius.common_warnings(image, policy.image, skipped=skipped),
+            *explain.common_warnings(image, policy.image, skipped=skipped),
             *isolation.warnings,
             *network_warnings,
             *touch_warnings(policy, isolation.tier, facts),
@@ -123,7 +123,7 @@ def _network_words(
     """What holds the range's network, and what the author should know of it."""
     if network is None:
         return (), ()
-    from belljar.plan.network_radius import bounds, warnings
+    from belljar.plan.explain_network import bounds, warnings
 
     return bounds(network), warnings(network, facts)
 

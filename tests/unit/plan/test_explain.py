@@ -1,4 +1,4 @@
-"""A plan for a person."""
+"""A plan in words: what a person asks is answered, and each bound has what holds it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 from belljar.compose.values import SETTLE_S
 from belljar.host import HostFacts
 from belljar.plan import ImageFacts, make_plan, render_plan
-from belljar.policy import Policy, load_preset
+from belljar.plan.layers import isolation_of
+from belljar.policy import Policy, Resources, Tier, load_preset
 
 
 @pytest.mark.parametrize("width", [60, 80, 110])
@@ -77,3 +78,19 @@ def test_an_author_sees_each_decoy_and_its_place(facts: HostFacts, image: ImageF
     assert "          crm (http): crm.corp.internal:80" in text
     without = "\n".join(render_plan(make_plan(load_preset("high").policy, facts, image)))
     assert "decoys" not in without
+
+
+@pytest.mark.parametrize("tier", [Tier.CONTAINER, Tier.GVISOR])
+def test_every_resource_is_bounded_by_the_host(tier: Tier, facts: HostFacts) -> None:
+    """Each of the policy's, by a means of the host; the agent alone holds nothing but what the host looks after too."""
+    held = {bound.what: bound for bound in isolation_of(tier, Resources(cpus=3, processes=77), facts).bounds}
+    assert held["processors"].most == "3"
+    assert "300% of one" in held["processors"].enforced_by[0]
+    grouped = ("processors", "memory and files together", "files it writes")
+    assert all("control group" in " ".join(held[what].enforced_by) for what in grouped)
+    (processes,) = (bound for what, bound in held.items() if what.startswith("processes"))
+    assert "77" in processes.most
+    assert "control group" in processes.enforced_by[0]
+    assert any("host" in means for means in held["time of one command"].enforced_by)
+    assert ("/tmp" in held["files it writes"].most) is (tier is Tier.GVISOR)
+    assert held["open files of one process"].most == "524,288"

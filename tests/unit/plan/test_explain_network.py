@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from belljar.host import HostFacts
+from belljar.plan.explain_network import bounds, reach, warnings
 from belljar.plan.model import REAL
 from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan, UpstreamPlan
-from belljar.plan.network_radius import bounds, reach, warnings
 
 HTTP = (PortPlan(number=80, protocol="http"), PortPlan(number=443, protocol="tls"))
 SHOP = StandInPlan(id="shop", kind="http", names=("shop.example", "*.shop.example"), ports=HTTP)

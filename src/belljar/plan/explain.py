@@ -1,15 +1,17 @@
-"""The blast radius in words: what the cell can read, write, reach and consume at its worst, what
-holds it, and what its author should know.
+"""A plan in words: what the cell can read, write, reach and consume at its worst, what holds it,
+and what its author should know. Pure; every dynamic string is escaped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from belljar.host import HostFacts
 from belljar.plan.jail import JailLimits, vmm_memory_max_bytes
-from belljar.plan.model import BlastRadius, Bound, ImageFacts
+from belljar.plan.model import REAL, BlastRadius, Bound, ImageFacts, OciPlan, Plan
+from belljar.plan.oci import MAX_TERMINALS, OPEN_FILES, OciShape
 from belljar.plan.qemu import VmShape
 from belljar.policy import Resources, Tier
 from belljar.units import format_duration, format_size, printable
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from belljar.plan.network import NetworkPlan
     from belljar.policy import Policy
 
+_WIDTH = 110
+_LABEL = 10
+_PROGRAM_CHARS = 200
 _SHOWN_DIGITS = 12
 HOST_GROUP = "the host's control group"
 HOST_DISK = Bound(
@@ -27,7 +32,7 @@ HOST_DISK = Bound(
 )
 
 
-def bounds(
+def microvm_bounds(
     resources: Resources, shape: VmShape, jail: JailLimits, controllers: tuple[str, ...]
 ) -> tuple[Bound, ...]:
     """Everything a cell may consume, each with what holds it there."""
@@ -230,6 +235,205 @@ def _shown_image(policy: Policy, image: ImageFacts | None) -> str:
 
 
 def _reach(network: NetworkPlan) -> tuple[str, ...]:
-    from belljar.plan.network_radius import reach
+    from belljar.plan.explain_network import reach
 
     return reach(network)
+
+
+def oci_bounds(
+    tier: Tier, resources: Resources, shape: OciShape, jail: JailLimits
+) -> tuple[Bound, ...]:
+    """Everything a cell may consume, each with what holds it there: the host first of all."""
+    return (
+        Bound(
+            what="processors",
+            most=str(resources.cpus),
+            enforced_by=(f"{HOST_GROUP} ({jail.cpu_quota_percent}% of one)",),
+        ),
+        Bound(
+            what="memory and files together",
+            most=f"{resources.memory_sum(jail.memory_max_bytes)}{_of_processes(tier)}",
+            enforced_by=(HOST_GROUP,),
+        ),
+        Bound(
+            what="files it writes",
+            most=f"{format_size(shape.disk_bytes)}, {shape.disk_inodes:,} files{_own_tmp(tier)}",
+            enforced_by=("the jail's tmpfs (bytes and inodes)", HOST_GROUP),
+        ),
+        HOST_DISK,
+        _processes(tier, resources, jail),
+        Bound(
+            what="open files of one process",
+            most=f"{_open_files(shape):,}",
+            enforced_by=("RLIMIT_NOFILE" if tier is Tier.CONTAINER else "gVisor's RLIMIT_NOFILE",),
+        ),
+        *(
+            (Bound(what="terminals", most=str(MAX_TERMINALS), enforced_by=("the cell's devpts",)),)
+            if tier is Tier.CONTAINER
+            else ()
+        ),
+        *time_and_output(resources, agent="the agent"),
+    )
+
+
+def _processes(tier: Tier, resources: Resources, jail: JailLimits) -> Bound:
+    if tier is Tier.GVISOR:
+        what, most = (
+            "processes on this host",
+            (
+                f"{jail.processes}: gVisor's own, and some for each of {resources.processes} in "
+                f"the "
+                f"cell"
+            ),
+        )
+    else:
+        what, most = (
+            "processes",
+            f"{jail.processes}: {resources.processes}, and what holds the cell",
+        )
+    return Bound(what=what, most=most, enforced_by=(HOST_GROUP,))
+
+
+def _of_processes(tier: Tier) -> str:
+    """Measured: 0.7 MiB for a sleeping `sleep`, 4.2 for a Python that sleeps, 5.8 for a fork of
+    one.
+    """
+    return (
+        "; a sleeping Python takes 4 to 6 MiB of it, and to use it up ends the cell"
+        if tier is Tier.GVISOR
+        else ""
+    )
+
+
+def _own_tmp(tier: Tier) -> str:
+    """gVisor puts a file system of its own where an image has no /tmp; where it has one, that is in
+    the layer.
+    """
+    return "; as much again in /tmp if the image has none" if tier is Tier.GVISOR else ""
+
+
+def _open_files(shape: OciShape) -> int:
+    limits = {limit["type"]: int(limit["hard"]) for limit in shape.config["process"]["rlimits"]}
+    return limits.get("RLIMIT_NOFILE", OPEN_FILES[1])
+
+
+def render_plan(
+    plan: Plan, *, width: int = _WIDTH, real: Callable[[str], str] = str
+) -> tuple[str, ...]:
+    """What the cell can read, write, reach and consume, which layers are between it and the host,
+    and what is emulated.
+
+    `real` is applied to each line of what tells of a real network, so that it can be shown in red.
+    """
+    shown = (
+        (_wrapped(block, width), real if block[1].startswith(REAL) else str)
+        for block in _blocks(plan)
+    )
+    return tuple(show(line) for lines, show in shown for line in lines)
+
+
+def _blocks(plan: Plan) -> Iterator[tuple[str, str]]:
+    """(label, text) pairs; a label that begins with a blank continues the one above; ("", "") is an
+    empty line.
+    """
+    yield ("policy", plan.policy.name)
+    yield ("risk", f"{plan.risk}: at least {plan.demanded_tier}")
+    yield (
+        "tier",
+        f"{plan.tier}, {_how(plan)}",
+    )
+    yield (
+        "image",
+        f"{plan.image.name} sha256:{plan.image.digest}"
+        if plan.image
+        else f"{plan.policy.image} (not built)",
+    )
+    if plan.image and plan.image.program:
+        yield ("runs", _program(plan.image))
+    if rights := str(plan.rights):
+        yield ("rights", f"inside the cell, beyond an ordinary container's: {rights}")
+    yield ("as", f"user {plan.user}, in {plan.workdir}, host name {plan.hostname}")
+    yield from _labelled("decoys", _decoys(plan.policy))
+    yield ("", "")
+    yield ("", "The cell can, at its worst,")
+    radius = plan.blast_radius
+    for label, sentences in (
+        ("read", radius.read),
+        ("write", radius.write),
+        ("reach", radius.reach),
+    ):
+        yield from _labelled(label, sentences)
+    yield from _labelled(
+        "consume",
+        (
+            f"{bound.what}: {bound.most} — held by {', '.join(bound.enforced_by)}"
+            for bound in plan.bounds
+        ),
+    )
+    yield ("", "")
+    yield ("", "Between it and this host, outermost first:")
+    for number, layer in enumerate(plan.layers, 1):
+        yield (
+            f"{number}",
+            f"{layer.name} ({layer.state}) — {layer.what}; enforced by {layer.enforced_by}",
+        )
+    if plan.warnings:
+        yield ("", "")
+        yield from _labelled("note", plan.warnings)
+
+
+def _program(image: ImageFacts) -> str:
+    from belljar.compose.values import SETTLE_S
+
+    settled = f"it has run for {SETTLE_S:g} s, or ended with status 0"
+    ready = "the image's health check passes" if image.has_check else settled
+    shown = printable(image.program, max_chars=_PROGRAM_CHARS)
+    return f"{shown} — before a sample starts, until {ready}, unless the task runs another program"
+
+
+def _decoys(policy: Policy) -> Iterator[str]:
+    """Each decoy, its kind and where it will be."""
+    if not policy.decoys:
+        return
+    from belljar.signals.kinds import PLACES
+
+    for decoy in policy.decoys:
+        place = (
+            f"{decoy.host}:{decoy.port}" if decoy.is_service else decoy.place or PLACES[decoy.kind]
+        )
+        yield f"{decoy.id} ({decoy.kind}): {place}"
+
+
+def _how(plan: Plan) -> str:
+    if isinstance(plan, OciPlan):
+        kernel = (
+            "gVisor's kernel on this host's"
+            if plan.tier is Tier.GVISOR
+            else "this host's kernel, SHARED"
+        )
+        return f"{kernel}, by {plan.oci.runtime.name} {plan.oci.runtime.version}"
+    return (
+        "EMULATED (no hardware virtualisation)" if plan.emulated else "with hardware virtualisation"
+    )
+
+
+def _labelled(label: str, sentences: Iterable[str]) -> Iterator[tuple[str, str]]:
+    for index, sentence in enumerate(sentences):
+        yield (label if index == 0 else " ", sentence)
+
+
+def _wrapped(block: tuple[str, str], width: int) -> list[str]:
+    label, text = block
+    if not text:
+        return [""]
+    if not label:
+        return [printable(text)]
+    head = f"  {label.strip():<{_LABEL}}"
+    return textwrap.wrap(
+        printable(text),
+        width,
+        initial_indent=head,
+        subsequent_indent=" " * len(head),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
