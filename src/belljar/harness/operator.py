@@ -1,7 +1,8 @@
 """What the operator decides over a task's policy, and whether a cell may reach a real host.
 
 A task is someone else's, and so is every file beside it. `--policy` states the isolation
-(`fidelity`); `$BELLJAR_POLICY` and the host's settings are a floor that a task's own policy is never looser than.
+(`fidelity`); `$BELLJAR_POLICY` and the host's settings are a floor that a task's own policy is
+never looser than.
 """
 
 from __future__ import annotations
