@@ -29,7 +29,7 @@ from tests.integration.processes import wait_for
 from tests.machine import public_folder
 
 import belljar
-from belljar.host.subids import NEEDED_IDS, parse_subordinate
+from belljar.subids import NEEDED_IDS, parse_subordinate
 
 REPOSITORY = Path(__file__).parents[2]
 PATH = "/usr/local/bin:/usr/bin:/bin"

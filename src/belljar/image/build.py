@@ -25,11 +25,11 @@ from belljar.image.apt import PrivateApt, debian_sources, host_acquire_options, 
 from belljar.image.config import ImageConfig
 from belljar.image.kernel import debian_arch
 from belljar.image.pack import Member, pack
-from belljar.image.rootless import first_subordinate_id
 from belljar.image.store import Image, Store
 from belljar.image.tools import drained, failed, kill_group, plain_env, started, tool
 from belljar.store.home import need_space
 from belljar.store.scratch import scratch_dir
+from belljar.subids import first_subordinate_id
 from belljar.units import printable
 
 Report = Callable[[str], None]

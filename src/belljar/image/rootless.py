@@ -7,7 +7,6 @@ otherwise) the network are its own; all of it ends with the block, or with its o
 from __future__ import annotations
 
 import os
-import pwd
 import secrets
 import subprocess
 import time
@@ -19,6 +18,7 @@ from typing import Final
 
 from belljar.errors import HostError
 from belljar.image.tools import drained, failed, run_tool, started, tool
+from belljar.subids import first_subordinate_id, grant_hint, user_name
 from belljar.units import format_duration
 
 IDS: Final = 1 << 16
@@ -212,30 +212,7 @@ def _map_own(pid: int) -> None:
             raise HostError(
                 f"this user has no {IDS:,} subordinate ids",
                 where=f"/etc/{file}",
-                hint="as root: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 "
-                "USER",
+                hint=grant_hint(user_name()),
             )
         lines = (0, own, 1, 1, first, IDS - 1)
         run_tool([tool(helper), str(pid), *map(str, lines)], timeout_s=20)
-
-
-def first_subordinate_id(file: Path) -> int | None:
-    """The first of this user's subordinate ids in /etc/subuid or /etc/subgid, if enough."""
-    uid = os.geteuid()
-    try:
-        name = pwd.getpwuid(uid).pw_name
-    except KeyError:
-        name = str(uid)
-    try:
-        lines = [line.strip().split(":") for line in file.read_text(errors="replace").splitlines()]
-    except OSError:
-        return None
-    ranges = (words for words in lines if len(words) == 3 and words[0] in {name, str(uid)})
-    return next(
-        (
-            int(first)
-            for _, first, count in ranges
-            if first.isdigit() and int(count or 0) >= IDS - 1
-        ),
-        None,
-    )

@@ -21,7 +21,7 @@ from typing import Final
 
 from belljar.dataclass import dataclass
 from belljar.errors import HostError
-from belljar.host.subids import MAPPERS, NEEDED_IDS, ids_fact
+from belljar.host.subids import MAPPERS, ids_fact
 from belljar.host.tools import SEARCH_PATH
 from belljar.plan.jail import (
     SLOTS_PER_HOME,
@@ -32,6 +32,7 @@ from belljar.plan.jail import (
     cell_ids,
     nested_cell_ids,
 )
+from belljar.subids import NEEDED_IDS
 
 _HOMES = 1 << 16
 _HOST_LOCKS: Final = Path("/run/belljar/ids")

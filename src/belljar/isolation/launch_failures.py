@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import Final
 
 from belljar.errors import BelljarError, CellError, HostError
-from belljar.host.subids import grant_hint
+from belljar.subids import grant_hint
 from belljar.units import printable
 
 START_DEADLINE_S: Final = 20.0

@@ -1,0 +1,56 @@
+"""Subordinate ids of an ordinary user: reads /etc/subuid and /etc/subgid (subuid(5))."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from pathlib import Path
+from typing import Final
+
+NEEDED_IDS: Final = 1 << 16
+_MAX_ID: Final = 0xFFFF_FFFF
+
+
+def first_subordinate_id(file: Path) -> int | None:
+    """The first id of this user's first range of 65,536 or more; None without one, or without a
+    file that can be read.
+    """
+    try:
+        text = file.read_text(errors="replace")
+    except OSError:
+        return None
+    return parse_subordinate(text, name=user_name(), uid=os.geteuid())
+
+
+def parse_subordinate(text: str, *, name: str, uid: int) -> int | None:
+    """The first id of the first range of 65,536 or more that such a text gives a user, by name or
+    uid. Lines that can't be read are left out.
+    """
+    for line in text.splitlines():
+        owner, _, rest = line.strip().partition(":")
+        start, _, count = rest.partition(":")
+        if owner not in {name, str(uid)} or not (_is_number(start) and _is_number(count)):
+            continue
+        if int(count) >= NEEDED_IDS and 0 < int(start) <= _MAX_ID - int(count):
+            return int(start)
+    return None
+
+
+def user_name() -> str:
+    """This user's name, or the uid of one without a name."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
+def grant_hint(name: str) -> str:
+    """What gives a user ids."""
+    return (
+        f"as root: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {name} (any "
+        f"range that nobody has)"
+    )
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 10
