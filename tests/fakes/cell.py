@@ -80,7 +80,7 @@ class FakeCell:
         self.loops: list[str] = []
         self.tier, self.host_pid, self.router = "microvm", None, None
         self.others: dict[str, Any] = {}
-        self.questions = None
+        self.model_requests = None
         self.last_op = 0
         self.guard = None
         self.described: dict[str, Any] = {}

@@ -350,8 +350,8 @@ async def test_the_openai_client(agent: Agent) -> None:
         said = json.loads(body)["messages"][-1]["content"].upper()
         return json.dumps({"choices": [{"message": {"content": said}}]}).encode()
 
-    assert agent.cell.questions is not None
-    agent.cell.questions.answerer = answer
+    assert agent.cell.model_requests is not None
+    agent.cell.model_requests.handler = answer
     assert await agent.python(OPENAI) == ["HELLO", "HELLO"]
 
 

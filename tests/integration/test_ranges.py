@@ -156,9 +156,9 @@ async def test_no_question_to_the_model_outlives_its_range(
     monkeypatch.setattr("belljar.harness.bridge._answer", never)
     async with recorded("question") as run, anyio.create_task_group() as tasks:
         async with open_cell(policy_of(tmp_path, MODEL), run=run) as cell:
-            assert cell.questions is not None
+            assert cell.model_requests is not None
             bridge = ModelBridge()
-            cell.questions.answerer, cell.questions.on_close = bridge, bridge.close
+            cell.model_requests.handler, cell.model_requests.on_close = bridge, bridge.close
             tasks.start_soon(asked_in, cell)
             with anyio.fail_after(90):
                 await begun.wait()

@@ -12,7 +12,7 @@ import anyio.to_thread
 from belljar.capture import body_of
 from belljar.cell import record
 from belljar.cell.guarded import GuardedRecorder
-from belljar.cell.questions import Questions
+from belljar.cell.model_requests import ModelRequests
 from belljar.errors import BelljarError, CellError, ProtocolViolation
 from belljar.events import Actor, Event, JsonValue, Kind, Recorder
 from belljar.isolation.hold import killed_error
@@ -51,7 +51,7 @@ class CellBase:
         self._actor = actor
         self._last_op = 0
         self.router = router
-        self.questions: Questions | None = None
+        self.model_requests: ModelRequests | None = None
         self.describe: Callable[..., None] = lambda **_said: None
         self._dead: BelljarError | None = None
         self.destruction: Destruction | None = None

@@ -38,7 +38,7 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
             none.
         router: what its port leads to; None without a network device.
         others: the target cells of its range, by name; they end with it.
-        questions: what its range's gateway asks; None when there is no range.
+        model_requests: what its range's gateway asks; None when there is no range.
         describe: says what it is for, for `belljar ps`: `sample`, `epoch`.
         destruction: what its end found, once it has ended.
     """

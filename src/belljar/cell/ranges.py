@@ -29,9 +29,9 @@ import anyio.to_thread
 from belljar.cell.cell import Cell
 from belljar.cell.decoys import mint_services
 from belljar.cell.guarded import GuardedRecorder, guarded_recorder
+from belljar.cell.model_requests import ModelRequests
 from belljar.cell.open import OnTarget, decoys_in, open_cell, prepare, ready_cell, refused
 from belljar.cell.parts import MachineParts, Parts
-from belljar.cell.questions import Questions
 from belljar.cell.runs import describe, start_run
 from belljar.cell.targets import Wait, start_serving, target_policy
 from belljar.cell.task_data import bring_volumes
@@ -250,13 +250,13 @@ async def _open(
     if plan is None:
         raise RuntimeError("a policy with a network has a plan of it")
     cells: dict[str, Cell] = {}
-    questions = Questions()
+    model_requests = ModelRequests()
     upstreams = frozenset(upstream.id for upstream in plan.upstreams)
     rules = stack.enter_context(tripping(run, own.policy.policy, home))
     recorder = stack.enter_context(guarded_recorder(rules, own.policy, upstreams=upstreams))
     recorder.services = mint_services(own.policy.policy.decoys, run)
     network = await _open_network(
-        stack, plan, own.parts, cells, run=run, recorder=recorder, home=home, answer=questions
+        stack, plan, own.parts, cells, run=run, recorder=recorder, home=home, answer=model_requests
     )
     stand = partial(
         ready_cell,
@@ -266,7 +266,7 @@ async def _open(
         actor=actor,
         ahead=ahead,
     )
-    stack.callback(questions.close)  # when the cells are gone, and before the network's end
+    stack.callback(model_requests.close)  # when the cells are gone, and before the network's end
     stand_ins = {target.id: target for target in plan.targets}
     waits: dict[str, Wait] = {}
     for member in members:
@@ -280,7 +280,7 @@ async def _open(
         if member.name in stand_ins:
             waits[member.name] = await start_serving(cell, stand_ins[member.name])
     own_cell = cells[OWN_CELL]
-    own_cell.questions = questions
+    own_cell.model_requests = model_requests
     own_cell.others = {name: cell for name, cell in cells.items() if name != OWN_CELL}
     return Range(cells={OWN_CELL: own_cell, **own_cell.others}, network=network)
 
@@ -294,7 +294,7 @@ async def _open_network(
     run: RunDirectory,
     recorder: GuardedRecorder,
     home: Path,
-    answer: Questions,
+    answer: ModelRequests,
 ) -> Network:
     """The network of `cells`, which are still to come: its death is theirs.
 

@@ -189,9 +189,9 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
             environment = cls(cell, session=session, who=who, stack=stack, policy=sample.policy)
             environment.containment.differences = differences
             stack.push_async_callback(environment._forget)
-            if cell.questions is not None:
+            if cell.model_requests is not None:
                 bridge = ModelBridge()
-                cell.questions.answerer, cell.questions.on_close = bridge, bridge.close
+                cell.model_requests.handler, cell.model_requests.on_close = bridge, bridge.close
             for each in (cell, *cell.others.values()):
                 started = Event(
                     kind=Kind.SAMPLE_STARTED, data=data, cell_id=each.id, actor=Actor.HARNESS

@@ -1,6 +1,6 @@
-"""What a range's gateway asks its owner, and who answers.
+"""Requests to the evaluated model that a range's gateway passes to its owner, and their handler.
 
-The owner may be known only after the range is made (a cell made ahead).
+The handler may be known only after the range is made (a cell made ahead).
 """
 
 from __future__ import annotations
@@ -8,36 +8,34 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-Answerer: TypeAlias = Callable[[str, bytes], bytes]
-"""Of a question its kind and body; called in a thread of the range's.
+Handler: TypeAlias = Callable[[str, bytes], bytes]
+"""Kind and body of a request to its answer; called in a thread of the range.
 
 Raises `ValueError` to refuse.
 """
 
 
-class Questions:
-    """The place of whoever answers.
+class ModelRequests:
+    """Passes requests to `handler`. Without one, and when the range has ended, all are refused.
 
-    Until there is one, and when the range ends, every question is refused.
-
-    `on_close` is called then, in the event loop that ends the range: what is being asked is no
+    `on_close` is called at that end, in the event loop that ends the range: open requests are no
     longer wanted.
     """
 
     def __init__(self) -> None:
-        self.answerer: Answerer | None = None
+        self.handler: Handler | None = None
         self.on_close: Callable[[], None] | None = None
         self._closed = False
 
     def __call__(self, kind: str, body: bytes) -> bytes:
-        """Have it answered. Raises `ValueError`."""
+        """The answer. Raises `ValueError`."""
         if self._closed:
             raise ValueError("the range has ended")
-        if self.answerer is None:
+        if self.handler is None:
             raise ValueError(
                 "nobody here answers questions to a model: run the cell under `belljar run`"
             )
-        return self.answerer(kind, body)
+        return self.handler(kind, body)
 
     def close(self) -> None:
         """The range ends."""
