@@ -62,20 +62,26 @@ class FilesError(PolicyError):
     """The directory can't be served."""
 
 
-def list_files(directory: Path, *, hidden: bool = False) -> tuple[StoredFile, ...]:
+def list_files(
+    directory: Path,
+    *,
+    hidden: bool = False,
+    max_files: int = MAX_FILES,
+    max_depth: int = MAX_DEPTH,
+) -> tuple[StoredFile, ...]:
     """Every regular file below `directory`, sorted by name.
 
     Symbolic links are left out, and so are names that begin with a dot unless `hidden`; a missing
     directory is empty.
 
-    Raises `FilesError` beyond `MAX_FILES` files or `MAX_DEPTH` directories.
+    Raises `FilesError` beyond `max_files` files or `max_depth` directories.
     """
     found: list[StoredFile] = []
-    for file in _walk(directory, "", hidden=hidden):
+    for file in _walk(directory, "", max_depth, hidden=hidden):
         found.append(file)
-        if len(found) > MAX_FILES:
+        if len(found) > max_files:
             raise FilesError(
-                f"more than {MAX_FILES} files", where=str(directory), hint="serve fewer files"
+                f"more than {max_files} files", where=str(directory), hint="serve fewer files"
             )
     return tuple(sorted(found, key=lambda file: file.name))
 
@@ -89,9 +95,9 @@ def links_in(directory: Path) -> Iterator[str]:
                 yield str(path.relative_to(directory))
 
 
-def _walk(directory: Path, prefix: str, *, hidden: bool) -> Iterator[StoredFile]:
-    if prefix.count("/") > MAX_DEPTH:
-        raise FilesError(f"more than {MAX_DEPTH} directories deep", where=str(directory))
+def _walk(directory: Path, prefix: str, max_depth: int, *, hidden: bool) -> Iterator[StoredFile]:
+    if prefix.count("/") > max_depth:
+        raise FilesError(f"more than {max_depth} directories deep", where=str(directory))
     try:
         entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
     except (FileNotFoundError, NotADirectoryError):
@@ -101,7 +107,7 @@ def _walk(directory: Path, prefix: str, *, hidden: bool) -> Iterator[StoredFile]
             continue
         path = Path(entry.path)
         if entry.is_dir(follow_symlinks=False):
-            yield from _walk(path, f"{prefix}{entry.name}/", hidden=hidden)
+            yield from _walk(path, f"{prefix}{entry.name}/", max_depth, hidden=hidden)
         elif entry.is_file(follow_symlinks=False):
             yield stored_file(path, prefix + entry.name)
 
@@ -178,7 +184,7 @@ def file_answer(
             doesn't change while a range lives.
     """
     etag = etag or f"{file.mtime_s:x}-{file.size_bytes:x}"
-    kind = ("content-type", media or media_of(file.name))
+    kind = ("content-type", media or media_of(file.base))
     share = Share(200, 0, file.size_bytes)
     if status == 200:
         modified = ("last-modified", formatdate(file.mtime_s, usegmt=True))

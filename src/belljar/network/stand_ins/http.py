@@ -16,7 +16,13 @@ from anyio import sleep
 from belljar.errors import PolicyError
 from belljar.network.gateway.context import StandInContext
 from belljar.network.stand_ins.faults import Faults
-from belljar.network.stand_ins.files import file_answer, find, list_files, stored_file
+from belljar.network.stand_ins.files import (
+    StoredFile,
+    file_answer,
+    find,
+    list_files,
+    stored_file,
+)
 from belljar.network.stand_ins.routes import Line, Operation, Reply, Route, escape_for
 from belljar.network.stand_ins.site import load_site
 from belljar.network.stand_ins.state import MAX_STATE_BYTES, Sessions, StateError, Store
@@ -36,8 +42,10 @@ from belljar.network.stand_ins.web import (
     refuse_websocket,
     request_of,
 )
+from belljar.policy import directories
 
 MAX_MESSAGE_BYTES: Final = 1 << 20
+MAX_STATIC_FILES: Final = 20_000
 
 
 def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:
@@ -74,13 +82,7 @@ class _Server:
         self.state = Store(site.state, MAX_STATE_BYTES)
         self.sessions = Sessions(context.random)
         self.given = [0] * len(site.routes)
-        self.static = [
-            (
-                prefix,
-                {file.name: file for file in list_files(context.files / folder, hidden=True)},
-            )
-            for prefix, folder in site.static
-        ]
+        self.static = [(prefix, _listed(context.files / folder)) for prefix, folder in site.static]
         names = {reply.file for route in site.routes for reply in route.replies if reply.file}
         self.files = {name: stored_file(context.files / name, name) for name in names}
 
@@ -258,6 +260,13 @@ class _Server:
                 )
         else:
             await _play(route.script, self.view(request, chosen[1], visit), receive, send)
+
+
+def _listed(directory: Path) -> Mapping[str, StoredFile]:
+    files = list_files(
+        directory, hidden=True, max_files=MAX_STATIC_FILES, max_depth=directories.MAX_DEPTH
+    )
+    return {file.name: file for file in files}
 
 
 async def _message(receive: Receive) -> str | bytes | None:

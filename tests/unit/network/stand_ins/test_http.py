@@ -207,6 +207,21 @@ def test_static_files_and_their_directories(shop: Client) -> None:
     assert shop.get("/one").text == "0123456789"
 
 
+def test_static_files_have_bounds_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As deep as a policy's directory may be, and no more files than are documented."""
+    deep = tmp_path / "assets" / "/".join(["d"] * 30)
+    deep.mkdir(parents=True)
+    (deep / "a.txt").write_text("below")
+    (tmp_path / "assets/.well-known").write_text("shown")
+    settings = {"static": {"/assets": "assets"}, "routes": [{"path": "/"}]}
+    site = Client(make("http", context(settings, tmp_path)))
+    assert site.get(f"/assets/{'d/' * 30}a.txt").text == "below"
+    assert site.get("/assets/.well-known").text == "shown"
+    monkeypatch.setattr(http, "MAX_STATIC_FILES", 1)
+    with pytest.raises(PolicyError, match="more than 1 files"):
+        make("http", context(settings, tmp_path))
+
+
 def test_a_body_above_the_bound_is_refused(shop: Client) -> None:
     """413, and the rest is not kept."""
     assert shop.ask("POST", "/items", chunks=[b"x" * 1024] * 1025).status == 413
