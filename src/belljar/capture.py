@@ -9,7 +9,7 @@ from belljar.events import Body
 
 Keep: TypeAlias = Literal["head", "tail"]
 
-MAX_KEPT_BODY_BYTES: Final = 4 << 20
+MAX_CAPTURED_BYTES: Final = 4 << 20
 """How much of one stream or file the ledger keeps.
 
 What is beyond it is hashed and counted, not stored.
@@ -30,7 +30,7 @@ class Capture:
         self,
         name: str = "",
         *,
-        max_kept_bytes: int = MAX_KEPT_BODY_BYTES,
+        max_kept_bytes: int = MAX_CAPTURED_BYTES,
         keep: Keep = "head",
         hashed: bool = True,
     ) -> None:
@@ -89,7 +89,7 @@ class Capture:
             del self._held[: max(0, len(self._held) - self._max_kept_bytes)]
 
 
-def body_of(name: str, content: bytes, *, max_kept_bytes: int = MAX_KEPT_BODY_BYTES) -> Body:
+def body_of(name: str, content: bytes, *, max_kept_bytes: int = MAX_CAPTURED_BYTES) -> Body:
     """The body of bytes that are there whole."""
     return Body(
         name=name,

@@ -147,6 +147,7 @@ def _init(
         body.append(assign.format(name, value))
     if hasattr(cls, "__post_init__"):
         body.append("self.__post_init__()")
+    # What is compiled holds names of fields only.
     exec(f"def __init__({', '.join(arguments)}):\n " + "\n ".join(body), scope)  # noqa: S102
     init = scope["__init__"]
     init.__qualname__ = f"{cls.__qualname__}.__init__"

@@ -105,6 +105,7 @@ def namespaces_of(pid: int, names: tuple[str, ...] = NAMESPACES) -> dict[str, in
     found = {}
     for name in names:
         with contextlib.suppress(OSError, ValueError):
+            # Hundreds of processes, each time a cell ends.
             link = os.readlink(f"/proc/{pid}/ns/{name}")  # noqa: PTH115
             found[name] = int(link.partition("[")[2].rstrip("]"))
     return found

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.capture import MAX_KEPT_BODY_BYTES, Capture, Keep, body_of
+from belljar.capture import MAX_CAPTURED_BYTES, Capture, Keep, body_of
 
 CHUNKS = st.lists(st.binary(max_size=50), max_size=20)
 
@@ -40,8 +40,8 @@ def test_a_body_is_as_of_now() -> None:
 
 def test_the_bound_holds_by_default() -> None:
     """A flood keeps 4 MiB and no more."""
-    body = body_of("content", bytes(MAX_KEPT_BODY_BYTES + 1))
-    assert (len(body.content), body.total_bytes) == (MAX_KEPT_BODY_BYTES, MAX_KEPT_BODY_BYTES + 1)
+    body = body_of("content", bytes(MAX_CAPTURED_BYTES + 1))
+    assert (len(body.content), body.total_bytes) == (MAX_CAPTURED_BYTES, MAX_CAPTURED_BYTES + 1)
 
 
 def test_without_a_digest_there_is_none() -> None:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 import anyio
 import anyio.to_thread
 
-from belljar.capture import MAX_KEPT_BODY_BYTES, body_of
+from belljar.capture import MAX_CAPTURED_BYTES, body_of
 from belljar.cell import record
 from belljar.cell.background import BackgroundOperations
 from belljar.cell.connection import ConnectOperations
@@ -66,7 +66,7 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
         """
         contents = contents.encode() if isinstance(contents, str) else contents
         operation, user = self._operation(), self._user(user)
-        body = body_of("content", contents, max_kept_bytes=0 if is_secret else MAX_KEPT_BODY_BYTES)
+        body = body_of("content", contents, max_kept_bytes=0 if is_secret else MAX_CAPTURED_BYTES)
         self._recorder.record(
             record.write_started(operation, path, user=user, mode=mode, body=body)
         )

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from belljar.capture import Capture
 from belljar.cell import record
@@ -19,9 +19,6 @@ from belljar.cell.watch import LimitWatch
 from belljar.channel import ExecRequest, PtySize, Stream
 from belljar.errors import CellError
 from belljar.events import Kind
-
-if TYPE_CHECKING:
-    pass
 
 Input: TypeAlias = bytes | str | AsyncIterator[bytes] | None
 Pieces: TypeAlias = bytes | AsyncIterator[bytes] | None

@@ -231,6 +231,7 @@ class GuardedRecorder:
                 # It takes no more: the run fails by that at its next event.
                 return
             except Exception as error:  # noqa: BLE001
+                # What is not scanned is on record, whatever the reason.
                 with suppress(BelljarError):
                     self._report_unscanned(job, f"the scan failed: {type(error).__name__}")
             finally:

@@ -42,7 +42,7 @@ class CellRequest(Future["Lease | None"]):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class PooledCell:
-    """One cell of a pool. Belongs to the thread's thread, but for `ended`."""
+    """One cell of a pool. Belongs to the pool's thread, but for `ended`."""
 
     made_s: float = field(default_factory=time.monotonic)
     cell: Cell | None = None
@@ -76,7 +76,7 @@ class Lease:
         self._thread = thread
 
     async def give_back(self) -> None:
-        """Destroy the cell here, where whoever still waits on it waits, and release its task.
+        """Destroy the cell here, where its other waiters are, and release its task.
 
         Shielded.
 

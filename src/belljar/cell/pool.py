@@ -109,7 +109,7 @@ class Counts:
 
 
 class Pool:
-    """Warmed cells of one plan. Made by `open_pool`, or with a thread that several share."""
+    """Warmed cells of one plan. Made by `open_pool`, or with a loop thread that several share."""
 
     def __init__(self, supply: Supply, thread: LoopThread) -> None:
         self.counts = Counts()
@@ -172,7 +172,7 @@ class Pool:
             await undo(request)
             raise
 
-    # ---- the thread's side, in its thread
+    # ---- the pool's side, in its thread
 
     def _begin(self) -> None:
         self._ending = anyio.Event()
@@ -238,6 +238,7 @@ class Pool:
                     if pooled.cell is None or pooled.reason:
                         break
         except Exception as error:  # noqa: BLE001
+            # Nothing that goes wrong here ends the cells that are out.
             self.troubles.append(error)
         finally:
             self._filling = self._making = False
@@ -263,6 +264,7 @@ class Pool:
                     self.counts.made += 1
                     await self._hold(pooled, cell)
         except Exception as failure:  # noqa: BLE001
+            # Told to whom it concerns: the taker, the pool's owner, or the record alone.
             error = failure
         finally:
             self._close(pooled, error)
@@ -313,7 +315,7 @@ class Pool:
         return Discard.BREACHED
 
     def _offer(self, pooled: PooledCell) -> None:
-        """Give it to whoever waits for one, else keep it idle."""
+        """Give it to the next request, else keep it idle."""
         pooled.called, pooled.request = anyio.Event(), None
         if self._is_ended():
             pooled.call(reason=Discard.UNUSED)

@@ -56,6 +56,7 @@ async def _until_signal(bound: Callable[[], Awaitable[T]]) -> T:
                 try:
                     outcome.append(await bound())
                 except Exception as error:  # noqa: BLE001
+                    # Raised again below: the task group would wrap it.
                     errors.append(error)
                     await _let_signals_in(work)
             tasks.cancel_scope.cancel()

@@ -150,6 +150,7 @@ class AttachSocket:
                 try:
                     await self._session(stream, cell, limits)
                 except Exception as error:  # noqa: BLE001
+                    # A session that goes wrong must never end the sample it is in.
                     logger.info("a session in cell %s ended: %s", cell.id, printable(str(error)))
 
         async with await SocketListener.from_socket(self._listening.dup()) as listener:

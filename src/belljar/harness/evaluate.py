@@ -445,6 +445,7 @@ def _invoke(
     except (KeyboardInterrupt, click.Abort):
         return True
     except Exception as error:  # noqa: BLE001
+        # Whatever ends the evaluation, its record is closed and judged.
         say(
             f"belljar: the evaluation ended with {type(error).__name__}: "
             f"{printable(str(error), max_chars=2000)}"

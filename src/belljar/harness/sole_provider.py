@@ -16,6 +16,7 @@ from inspect_ai.hooks import Hooks, SampleAttemptStart, hooks
 from inspect_ai.util import SandboxEnvironment
 from typing_extensions import override
 
+# Known to Inspect even where the entry point is not installed.
 import belljar.harness._registry  # noqa: F401
 from belljar.errors import BelljarError, HostError
 from belljar.harness import config as configs

@@ -60,6 +60,7 @@ def read_log(location: str, run_id: str) -> LogRecord:
             transcripts.append(read_sample(header.eval.task, sample, run_id))
         status = LogStatus(header.status)
     except Exception as error:  # noqa: BLE001
+        # Inspect's format: a truncated archive, a version that it does not know.
         why = printable(f"{type(error).__name__}: {error}", max_chars=300)
         return LogRecord(location=location, transcripts=tuple(transcripts), problem=why)
     return LogRecord(

@@ -84,7 +84,7 @@ class WarmCells:
     def troubles(self) -> list[Exception]:
         """What the ends of cells that nobody took left, or could not prove.
 
-        Complete when the thread is closed.
+        Complete when the loop thread is closed.
         """
         return [trouble for entry in self._pools.values() for trouble in entry.pool.troubles]
 

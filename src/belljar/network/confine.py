@@ -85,6 +85,7 @@ def _make_root(directories: Mapping[str, Path]) -> None:
         name: os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         for name, path in directories.items()
     }
+    # A place to mount on, in a mount namespace of its own.
     syscalls.mount("tmpfs", "/tmp", "tmpfs", bare, _ROOT_OPTIONS)  # noqa: S108
     root = Path("/tmp")  # noqa: S108
     for name, fd in sources.items():

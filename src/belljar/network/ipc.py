@@ -246,6 +246,7 @@ def encode_end(within_s: float) -> bytes:
     return _head({"end": within_s})
 
 
+# `id`: the wire's word, as above.
 def encode_answer(id: int, body: bytes, *, ok: bool = True) -> list[bytes]:  # noqa: A002
     """The datagrams of an answer; `ok` False: there is none, and the body says why.
 

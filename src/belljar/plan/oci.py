@@ -353,6 +353,7 @@ def _mounts(shm_bytes: int) -> list[dict[str, Any]]:
         _mount("/proc", "proc", "nosuid", "noexec", "nodev"),
         _mount("/dev", "tmpfs", "nosuid", "mode=755", "size=1m", "nr_inodes=4096"),
         _mount("/dev/pts", "devpts", "nosuid", "noexec", *pts),
+        # The cell's own directory.
         _mount("/dev/shm", "tmpfs", "nosuid", "noexec", "nodev", "mode=1777", *shm),  # noqa: S108
         _mount("/dev/mqueue", "mqueue", "nosuid", "noexec", "nodev"),
     ]
@@ -384,5 +385,6 @@ def _own_of_gvisor(disk_bytes: int) -> tuple[dict[str, Any], ...]:
     """
     return (
         _mount("/sys", "sysfs", "nosuid", "noexec", "nodev", "ro"),
+        # The cell's own directory.
         _mount("/tmp", "tmpfs", "nosuid", "nodev", "mode=1777", f"size={disk_bytes}"),  # noqa: S108
     )

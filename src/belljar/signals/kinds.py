@@ -322,6 +322,7 @@ def _cookies(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
             ),
             [],
         ),
+        # Question marks alone: the values are parameters.
         (f"INSERT INTO moz_cookies VALUES ({', '.join('?' * 15)})", rows),  # noqa: S608
         ("PRAGMA user_version = 12", []),  # Firefox's number of this schema
     )

@@ -200,6 +200,7 @@ def _settled(
             act()
             wait([future])
         except BaseException as signalled:  # noqa: BLE001
+            # A signal handler's: the caller raises it.
             interrupt, act = interrupt or signalled, cancel
         else:
             return interrupt

@@ -172,6 +172,11 @@ class _Message:
         self.is_whole = False
         self._body = Capture(max_kept_bytes=MAX_BODY_BYTES)
 
+    @property
+    def total_bytes(self) -> int:
+        """Of its body, so far."""
+        return self._body.total_bytes
+
     def take(self, data: memoryview) -> None:
         """More of its body."""
         self._body.feed(data)
@@ -179,7 +184,7 @@ class _Message:
     def body(self) -> SeenBody:
         """All of it."""
         return SeenBody(
-            kept=self._body.kept, total_bytes=self._body.total_bytes, sha256=self._body.sha256
+            kept=self._body.kept, total_bytes=self.total_bytes, sha256=self._body.sha256
         )
 
     def fields(self) -> _Fields:
@@ -269,7 +274,7 @@ class _Talk:
             return self._chunks(side, message)
         length = fields.get(b"content-length", b"0" if has_end else None)
         message.take(side.take(None if length is None else int(length)))
-        return length is None or message.body().total_bytes == int(length)
+        return length is None or message.total_bytes == int(length)
 
     def _chunks(self, side: _Side, message: _Message) -> bool:
         size = -1

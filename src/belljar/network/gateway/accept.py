@@ -129,6 +129,7 @@ class Front:
             self._site.starve()
             reset(sock)
         except Exception as error:  # noqa: BLE001
+            # A fault that one connection can cause ends that connection, on record.
             try:
                 data = stream_data(
                     peer, "", "refused", f"the gateway failed: {type(error).__name__}"

@@ -103,6 +103,7 @@ class HttpConnection:
             if self._in_head:
                 await self.on_refused("the request's head took too long")
         except Exception as error:  # noqa: BLE001
+            # Hostile bytes in libraries: whatever they raise ends this connection only.
             if not isinstance(_first(error), OSError):
                 await self.on_refused(f"protocol error: {type(_first(error)).__name__}")
         finally:

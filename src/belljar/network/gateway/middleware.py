@@ -75,6 +75,7 @@ class Middleware:
             exchange.cut(RANGE_ENDED if site.is_ending else "the connection ended")
             raise
         except Exception as error:  # noqa: BLE001
+            # A stand-in's fault ends its exchange, not the gateway.
             await exchange.fail(f"the stand-in failed: {type(error).__name__}", 500)
         finally:
             site.exchanges -= 1

@@ -70,6 +70,7 @@ class Stream:
             reason = RANGE_ENDED
             raise
         except Exception as error:  # noqa: BLE001
+            # A stand-in's fault, or the peer's, ends its connection, not the gateway.
             reason = _why(error)
         finally:
             self._site.tell(partial(self._end_item, reason))

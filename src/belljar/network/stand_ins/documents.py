@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, TypeAlias
 
-from belljar.network.stand_ins.faults import Fault, FieldPath
+from belljar.network.stand_ins.faults import Fault
 from belljar.network.stand_ins.web import parse_json
 from belljar.policy.fields import nearest, quoted
 from belljar.policy.regular import OutsideError, read_regular
@@ -32,7 +32,7 @@ MAX_JSON_BYTES: Final = 32 << 20
 MAX_PROBLEMS: Final = 50
 _MAX_DEPTH: Final = 64
 
-Path_: TypeAlias = FieldPath
+Path_: TypeAlias = tuple["str | int", ...]
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
 
 

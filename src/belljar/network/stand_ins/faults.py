@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from belljar.dataclass import dataclass
+from belljar.policy.yaml_tree import Path, field_name
 from belljar.units import printable
-
-FieldPath: TypeAlias = tuple["str | int", ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +21,7 @@ class Fault:
     """
 
     message: str
-    path: FieldPath = ()
+    path: Path = ()
     file: str = ""
     line: int = 0
     column: int = 0
@@ -31,11 +30,7 @@ class Fault:
         """`file:line:column: field: message`, without the parts that are empty."""
         place = ":".join(str(part) for part in (self.line, self.column) if part)
         file = ":".join(part for part in (printable(self.file), place) if part)
-        field = "".join(
-            f"[{part}]" if isinstance(part, int) else f".{printable(part, max_chars=60)}"
-            for part in self.path
-        ).removeprefix(".")
-        return ": ".join(part for part in (file, field, self.message) if part)
+        return ": ".join(part for part in (file, field_name(self.path), self.message) if part)
 
 
 Faults: TypeAlias = tuple[Fault, ...]

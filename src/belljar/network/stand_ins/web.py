@@ -44,7 +44,7 @@ class CutOffError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One request, its body complete.
+    """One request; `body` is complete, and empty under `streaming_app`.
 
     Names of headers are in lower case; text is what the bytes say, undecodable ones replaced.
     """
@@ -164,9 +164,10 @@ class Incoming:
             async for piece in self.pieces():
                 body += piece
                 if len(body) > max_bytes:
-                    raise CutOffError(bytes(body), f"more than {max_bytes} bytes")
+                    raise CutOffError(b"", f"more than {max_bytes} bytes")
         except CutOffError as error:
-            raise CutOffError(bytes(body), error.refused) from None
+            error.body = bytes(body)
+            raise
         return bytes(body)
 
 

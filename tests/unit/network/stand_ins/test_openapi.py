@@ -38,18 +38,18 @@ def test_every_answer_fits_its_schema(name: str) -> None:
     """Each operation's made-up answer is valid by jsonschema alone, read with formats checked, from the document as JSON Schema."""
     assert openapi.check({"document": name}, DOCUMENTS) == ()
     api, _ = load({"document": name}, DOCUMENTS)
-    desk = openapi._Server(api)
+    server = openapi._Server(api)
     seen = 0
     for operation in api.operations:
         at, described = api.at(operation.answer or ())
-        for media, body in desk.contents(at, described).items():
+        for media, body in server.contents(at, described).items():
             if media.endswith("json"):
                 schema = {
                     "$ref": "#"
                     + "".join(
                         f"/{str(p).replace('~', '~0').replace('/', '~1')}" for p in (*at, "content", media, "schema")
                     ),
-                    **desk.given.root,
+                    **server.given.root,
                 }
                 from belljar.network.stand_ins.web import parse_json
 

@@ -1,7 +1,7 @@
 """A repository made in memory out of package files: its indexes, its signed release files, its
 pool.
 
-Format: <https://wiki.debian.org/DebianRepository/Format>. Every suite has the same content; what
+Format: DebianRepository/Format in the Debian wiki. Every suite has the same content; what
 differs is the name in its Release file.
 """
 

@@ -213,9 +213,6 @@ def release_json(
         wanted = Version(version) if version else finals[-1].said.version
     except (InvalidVersion, IndexError):
         return None
-    urls: dict[str, list[dict[str, object]]] = {}
-    for one in files:
-        urls.setdefault(str(one.said.version), []).append(_release_entry(one, base_url))
     chosen = [one for one in files if one.said.version == wanted]
     if not chosen:
         return None
@@ -226,7 +223,12 @@ def release_json(
         "urls": [_release_entry(one, base_url) for one in chosen],
         "vulnerabilities": [],
     }
-    return document if version else {**document, "releases": urls}
+    if not version:
+        releases: dict[str, list[dict[str, object]]] = {}
+        for one in files:
+            releases.setdefault(str(one.said.version), []).append(_release_entry(one, base_url))
+        document["releases"] = releases
+    return document
 
 
 def _info(one: Distribution, name: str) -> dict[str, object]:

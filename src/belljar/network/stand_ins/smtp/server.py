@@ -79,7 +79,7 @@ class _Connection:
             return
         finally:
             if self._session.in_data and self._session.mail is not None:
-                self._session.mail.take(await unread(self._reader))
+                self._session.mail.content.feed(await unread(self._reader))
                 await self._record(self._session.mail)
 
     async def _next(self) -> Outcome | None:
@@ -111,14 +111,14 @@ class _Connection:
             }
             await self._context.record("network.attempt", {**common, **data}, [])
             return
-        message: Body = done.body()
+        message: Body = done.content.body()
         data = {
             "what": "mail",
             "user": word(self._session.user),
             "sender": word(done.sender, 512),
             "recipients": bounded((word(address, 512) for address in done.recipients), 16 << 10),
             "recipient_count": len(done.recipients),
-            "size_bytes": done.size_bytes,
+            "size_bytes": done.content.total_bytes,
             "sha256": message.sha256,
             "complete": done.complete,
         }

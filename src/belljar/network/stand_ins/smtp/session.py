@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
-from belljar.events import Body
+from belljar.capture import Capture
 from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES
 
 MAX_LINE_BYTES: Final = 12_288
@@ -31,30 +31,15 @@ _PATH: Final = re.compile(
 class Mail:
     """A message with its envelope, as far as it has come.
 
-    Of the content the beginning is kept, all of it is counted and hashed.
+    `content` has its dots undone.
     """
 
     sender: str
     recipients: list[str] = field(default_factory=list)
-    size_bytes: int = 0
-    head: bytearray = field(default_factory=bytearray)
+    content: Capture = field(
+        default_factory=lambda: Capture("message", max_kept_bytes=MAX_KEPT_BODY_BYTES)
+    )
     complete: bool = False
-    _sha256: hashlib._Hash = field(default_factory=hashlib.sha256)
-
-    def take(self, data: bytes) -> None:
-        """Some more content, dots undone."""
-        self.size_bytes += len(data)
-        self._sha256.update(data)
-        self.head += data[: max(0, MAX_KEPT_BODY_BYTES - len(self.head))]
-
-    def body(self) -> Body:
-        """The content as a body of an event."""
-        return Body(
-            name="message",
-            content=bytes(self.head),
-            total_bytes=self.size_bytes,
-            sha256=self._sha256.hexdigest(),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +120,14 @@ class Session:
         if begins and piece in {b".\r\n", b".\n"}:
             self._in_data, self.mail = False, None
             self._messages += 1
-            if mail.size_bytes > MAX_MESSAGE_BYTES:
+            if mail.content.total_bytes > MAX_MESSAGE_BYTES:
                 return Outcome(b"552 5.3.4 Error: message too big\r\n", mail)
             mail.complete = True
-            queued = mail.body().sha256[:10].upper().encode()
+            queued = mail.content.sha256[:10].upper().encode()
             return Outcome(b"250 2.0.0 Ok: queued as %s\r\n" % queued, mail)
-        mail.take(piece[1:] if begins and piece.startswith(b".") else piece)
+        mail.content.feed(piece[1:] if begins and piece.startswith(b".") else piece)
         # A client that goes on and on is cut; one that ends somewhat late gets its 552.
-        if mail.size_bytes > 2 * MAX_MESSAGE_BYTES:
+        if mail.content.total_bytes > 2 * MAX_MESSAGE_BYTES:
             return Outcome(b"552 5.3.4 Error: message too big\r\n", mail, close=True)
         return Outcome()
 

@@ -59,7 +59,7 @@ def test_a_message() -> None:
     mail = last.done
     assert isinstance(mail, Mail)
     assert (mail.sender, mail.recipients, mail.complete) == ("a@x.example", ["b@y.example", "c@y.example"], True)
-    assert (bytes(mail.head), mail.body().sha256) == (content, hashlib.sha256(content).hexdigest())
+    assert (mail.content.kept, mail.content.sha256) == (content, hashlib.sha256(content).hexdigest())
     assert talk(session, "DATA")[0].reply.startswith(b"503")
 
 
@@ -71,7 +71,7 @@ def test_a_dot_in_the_middle_of_a_long_line_ends_nothing() -> None:
     assert session.line(b".\r\n").done is None
     last = session.line(b".\r\n")
     assert isinstance(last.done, Mail)
-    assert bytes(last.done.head) == b"long.\r\n"
+    assert last.done.content.kept == b"long.\r\n"
 
 
 @pytest.mark.parametrize(
