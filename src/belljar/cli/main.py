@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 import click
 
-from belljar import __version__
 from belljar.cli import failures
 from belljar.descriptors import exhaustion, raise_soft_limit
 from belljar.errors import BelljarError, ContainmentBreach, HostError
 from belljar.interrupts import hold_ignored_interrupt
+from belljar.package import __version__
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem

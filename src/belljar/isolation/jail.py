@@ -20,11 +20,11 @@ from typing import Final
 
 import anyio
 
-import belljar
 from belljar.dataclass import dataclass
 from belljar.descriptors import exhaustion_as_host_error
 from belljar.errors import BelljarError, HostError
 from belljar.isolation.launch_failures import ENDED, START_DEADLINE_S, start_error
+from belljar.package import program_path
 from belljar.plan.jail import JailFds, JailSpec, jail_argv
 from belljar.process import (
     ProcessId,
@@ -56,7 +56,7 @@ def launcher_path() -> Path:
 
     Raises `HostError` when the package was built without it.
     """
-    path = Path(belljar.__file__).parent / "_bin" / f"jail-{platform.machine()}"
+    path = program_path("jail")
     if not os.access(path, os.X_OK):
         raise HostError(
             f"the jail's launcher for {platform.machine()} is missing",

@@ -16,7 +16,6 @@ from typing import Final
 import anyio
 import anyio.to_thread
 
-import belljar
 from belljar.dataclass import dataclass
 from belljar.errors import BelljarError, HostError
 from belljar.isolation import cgroup
@@ -25,6 +24,7 @@ from belljar.isolation.identity import hold_identity
 from belljar.isolation.kill import halt, order_all
 from belljar.isolation.program_root import ProgramRoot, Recipe, ensure_root
 from belljar.isolation.sandbox import Sandbox
+from belljar.package import __version__, program_path
 from belljar.plan.jail import JailIds, JailLimits, JailMount, JailSpec
 from belljar.store.journal import Journal, new_cell_id
 
@@ -124,7 +124,7 @@ def _halt(home: Path, cell_id: str) -> str:
 
 
 def _ensure_agent_root(home: Path) -> ProgramRoot:
-    agent = Path(belljar.__file__).parent / "_bin" / f"agent-{platform.machine()}"
+    agent = program_path("agent")
     if not agent.is_file():
         raise HostError(
             f"the guest agent for {platform.machine()} is missing", where=str(agent), hint=_HINT
@@ -135,7 +135,7 @@ def _ensure_agent_root(home: Path) -> ProgramRoot:
         what="the guest agent",
         hint=_HINT,
         files=lambda: ((_AGENT, agent),),
-        version=lambda: belljar.__version__,
+        version=lambda: __version__,
         inside=_AGENT,
         directory_points=("/dev",),
     )

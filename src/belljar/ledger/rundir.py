@@ -14,7 +14,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from belljar import __version__
 from belljar.errors import HostError, LedgerError
 from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.ledger.chain import canonical, sha256_hex
@@ -24,6 +23,7 @@ from belljar.ledger.libraries import library_versions
 from belljar.ledger.manifest import MANIFEST, MANIFEST_PART, digests_of
 from belljar.ledger.schema import SCHEMA_VERSION
 from belljar.ledger.writer import CHECKPOINT_INTERVAL_S, LedgerWriter
+from belljar.package import __version__
 
 RUNS: Final = "runs"
 INSPECT_LOGS: Final = "inspect"

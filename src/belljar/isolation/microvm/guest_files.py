@@ -7,16 +7,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-import platform
 import re
 import zlib
 from pathlib import Path
 from typing import Final
 
-import belljar
 from belljar.dataclass import dataclass
 from belljar.errors import HostError
 from belljar.image import Kernel, initramfs
+from belljar.package import PROGRAMS_DIR, program_path
 
 _NUMBERED: Final = re.compile(r"\d+-")
 _EMPTY_DISK: Final = (
@@ -60,11 +59,8 @@ def read_guest_parts(kernel: Kernel, *, nic: bool = False) -> GuestParts:
     """For this kernel, with this package's programs; the network device's modules only for a guest
     that has one. Raises `HostError` when a part is missing.
     """
-    bin_dir = Path(belljar.__file__).parent / "_bin"
     try:
-        agent, probe = (
-            (bin_dir / f"{name}-{platform.machine()}").read_bytes() for name in ("agent", "probe")
-        )
+        agent, probe = (program_path(name).read_bytes() for name in ("agent", "probe"))
         named = [(_NUMBERED.sub("", path.stem, count=1), path) for path in kernel.modules]
         modules = tuple(
             (name, path.read_bytes())
@@ -74,7 +70,7 @@ def read_guest_parts(kernel: Kernel, *, nic: bool = False) -> GuestParts:
     except OSError as exc:
         hint = (
             "install the package again; its build compiles it"
-            if Path(str(exc.filename)).parent == bin_dir
+            if Path(str(exc.filename)).parent == PROGRAMS_DIR
             else "run `belljar setup`"
         )
         raise HostError(

@@ -20,7 +20,6 @@ from typing import Final
 import anyio
 import anyio.to_thread
 
-import belljar
 from belljar.dataclass import dataclass
 from belljar.errors import CellError, HostError
 from belljar.isolation.identity import hold_identity
@@ -29,6 +28,7 @@ from belljar.isolation.microvm.vmm import Vmm
 from belljar.isolation.port import Port
 from belljar.isolation.program_root import ProgramRoot, Recipe, ensure_root
 from belljar.isolation.sandbox import Sandbox, signal_name
+from belljar.package import __version__, program_path
 from belljar.plan.jail import JailIds, JailSpec
 from belljar.store.journal import new_cell_id
 
@@ -86,7 +86,7 @@ class WireCounters:
 
 def wire_path() -> Path:
     """The program for this machine. Raises `HostError` when the package was built without it."""
-    path = Path(belljar.__file__).parent / "_bin" / f"wire-{platform.machine()}"
+    path = program_path("wire")
     if not os.access(path, os.X_OK):
         raise HostError(
             f"the wire for {platform.machine()} is missing", where=str(path), hint=_HINT
@@ -103,7 +103,7 @@ def ensure_wire_root(home: Path) -> ProgramRoot:
         what="the wire",
         hint=_HINT,
         files=lambda: ((_INNER, program),),
-        version=lambda: belljar.__version__,
+        version=lambda: __version__,
         inside=_INNER,
     )
     return ensure_root(home, recipe)

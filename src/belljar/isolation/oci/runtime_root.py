@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-import belljar
 from belljar.errors import HostError
 from belljar.isolation.program_root import ProgramRoot, Recipe, ensure_root, with_libraries
+from belljar.package import program_path
 from belljar.plan.oci import OciCell, OciRuntime
 from belljar.units import printable
 
@@ -128,7 +128,7 @@ def package_binary(name: str) -> Path:
 
     Raises `HostError` when the package was built without it.
     """
-    path = Path(belljar.__file__).parent / "_bin" / f"{name}-{platform.machine()}"
+    path = program_path(name)
     if not os.access(path, os.R_OK):
         raise HostError(
             f"the {name} for {platform.machine()} is missing", where=str(path), hint=_AGENT_HINT

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import belljar
 from belljar.errors import BelljarError, CellError, HostError
 from belljar.network import ipc
+from belljar.package import PACKAGE_DIR
 from belljar.plan.jail import IdLine, JailIds
 from belljar.plan.obstacles import NETWORK_EXTRA_HINT
 from belljar.process import ProcessId, identify
@@ -329,5 +329,5 @@ def _map(program: Path, pid: int, lines: Sequence[IdLine]) -> None:
 
 def _import_path() -> list[str]:
     """Where this process finds modules, this package first."""
-    own = str(Path(belljar.__file__).parents[1])
+    own = str(PACKAGE_DIR.parent)
     return [own, *(path for path in sys.path if path and Path(path).is_absolute() and path != own)]
