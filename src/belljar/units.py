@@ -128,6 +128,11 @@ _UNSEEN: Final = frozenset(
 )
 
 
+def quoted(value: object) -> str:
+    """A value as it is shown in a message: text in backticks, escaped and short."""
+    return f"`{printable(value if isinstance(value, str) else repr(value), max_chars=80)}`"
+
+
 def _visible(char: str) -> str:
     if char in "\n\t\r":
         return {"\n": "\\n", "\t": "\\t", "\r": "\\r"}[char]

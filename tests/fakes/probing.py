@@ -13,7 +13,7 @@ from typing import Any
 from belljar.cell.output import ExecOutput
 from belljar.errors import CellError
 from belljar.policy import Resources
-from belljar.policy.granted import NOTHING_GRANTED
+from belljar.policy.limits import NOTHING_GRANTED
 from belljar.probe.model import Outcome, Probe, Side, Witness
 
 PROBES: tuple[Probe, ...] = (

@@ -13,7 +13,7 @@ import pytest
 from belljar.cell import Cell, open_cell
 from belljar.events import MemoryRecorder
 from belljar.policy import Tier, load_policy
-from belljar.policy.granted import NOTHING_GRANTED
+from belljar.policy.limits import NOTHING_GRANTED
 from belljar.probe.model import Verdict
 from belljar.probe.run import probe_cell
 

@@ -18,7 +18,7 @@ from typing import Final
 from belljar.errors import HostError, PolicyError
 from belljar.plan.network import StandInPlan
 from belljar.plan.obstacles import NETWORK_EXTRA_HINT
-from belljar.policy.regular import read_regular
+from belljar.policy.files import read_regular
 from belljar.units import format_size, printable
 
 MAX_APP_BYTES: Final = 64 << 20

@@ -23,8 +23,7 @@ from typing import Final
 from belljar.channel import FileTooLarge
 from belljar.channel.trees import Record, RecordKind, encode
 from belljar.dataclass import dataclass
-from belljar.policy.directories import Entry, EntryKind, Tree, link_stays, list_tree
-from belljar.policy.regular import open_regular
+from belljar.policy.files import Entry, EntryKind, Tree, link_stays, list_tree, open_regular
 
 _PIECE_BYTES: Final = 256 << 10
 _ROOT: Final = "tree"

@@ -22,7 +22,7 @@ from belljar.isolation.hold import give_order, new_order, run_order_kept
 from belljar.isolation.kill import choose, halt_in_background, of_run, order_all, strike, urgently
 from belljar.isolation.sandbox import tripped
 from belljar.policy.guarding import Stop, Trigger
-from belljar.policy.risk import Risk
+from belljar.policy.limits import Risk
 from belljar.signals.rules import Trip, breach_trip, trip_of
 from belljar.store.journal import Journal, JournalEntry
 from belljar.units import printable

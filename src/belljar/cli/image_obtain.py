@@ -52,8 +52,8 @@ def _bases(build: Mapping[str, Any]) -> tuple[str, ...]:
     """The images that a service's Dockerfile starts from; none where it can't be read: the build
     says why."""
     from belljar.image.dockerfile import MAX_BYTES, base_images
+    from belljar.policy.files import read_regular
     from belljar.policy.reference import parse_reference
-    from belljar.policy.regular import read_regular
 
     try:
         content = read_regular(Path(build["root"]), build["dockerfile"], MAX_BYTES).decode()

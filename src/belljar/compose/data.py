@@ -48,7 +48,7 @@ from belljar.compose.values import (
     text,
 )
 from belljar.differences import Difference, Kind
-from belljar.policy.directories import Entry, EntryKind, Tree
+from belljar.policy.files import Entry, EntryKind, Tree
 from belljar.policy.reference import IMAGE_ID, parse_reference
 from belljar.policy.task_data import MAX_BYTES, MAX_ENTRIES, TakenVolume, TaskFile
 from belljar.units import format_size, printable

@@ -34,8 +34,7 @@ from belljar.compose.values import (
     text,
 )
 from belljar.errors import PolicyError
-from belljar.policy.directories import Tree, list_tree
-from belljar.policy.regular import read_regular
+from belljar.policy.files import Tree, list_tree, read_regular
 from belljar.policy.task_data import MAX_ENTRIES
 from belljar.units import format_size, printable
 

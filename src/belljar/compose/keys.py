@@ -17,7 +17,7 @@ from typing import Any, Final
 from belljar.compose.model import UNKNOWN, Deploy, Service, parse
 from belljar.compose.values import GATEWAY, Refusals, refusal
 from belljar.differences import Difference, Kind
-from belljar.policy.granted import DEBUGGER_CALLS, GRANTABLE, USUAL_CAPABILITIES
+from belljar.policy.limits import DEBUGGER_CALLS, GRANTABLE, USUAL_CAPABILITIES
 from belljar.policy.reference import IMAGE_ID, parse_reference
 
 STAND_INS: Final = frozenset({"", "aisiuk/inspect-tool-support"})

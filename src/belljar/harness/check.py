@@ -29,7 +29,7 @@ from belljar.harness.preview import (
     preview,
     with_images,
 )
-from belljar.policy.regular import read_regular
+from belljar.policy.files import read_regular
 from belljar.units import printable
 
 if TYPE_CHECKING:

@@ -52,7 +52,7 @@ from belljar.units import printable
 if TYPE_CHECKING:
     from belljar.host.settings import Settings
     from belljar.policy import LoadedPolicy
-    from belljar.policy.stand_in import StandIn
+    from belljar.policy.stand_ins import StandIn
 
 DEFAULT_POLICY: Final = "high"
 POLICY_NAMES: Final = ("belljar.yaml", "belljar.yml")
@@ -360,7 +360,7 @@ def _raised(loaded: LoadedPolicy, settings: Settings) -> Iterator[Difference]:
 
 def _changed(loaded: LoadedPolicy, ours: BelljarConfig) -> LoadedPolicy:
     from belljar.policy.load import with_changes
-    from belljar.policy.resources import written_resources
+    from belljar.policy.sections import written_resources
 
     changes = ours.asked()
     if isinstance(changes.get("network"), dict) and loaded.policy.network is not None:

@@ -14,14 +14,12 @@ from typing import Any, Final
 from belljar.differences import Difference, Kind
 from belljar.errors import PolicyError
 from belljar.policy.floor import held_cells, is_closed, larger_record, smaller_resources
-from belljar.policy.limits import Resources
+from belljar.policy.limits import Resources, demanded_tier
 from belljar.policy.load import with_changes
 from belljar.policy.loaded import LoadedPolicy
 from belljar.policy.model import Policy
 from belljar.policy.network import Network
-from belljar.policy.resources import written_resources
-from belljar.policy.rights import Rights, common_rights
-from belljar.policy.risk import demanded_tier
+from belljar.policy.sections import Rights, common_rights, written_resources
 from belljar.policy.stand_ins import TargetStandIn
 from belljar.units import format_duration, format_size, printable
 

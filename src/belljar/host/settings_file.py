@@ -11,7 +11,7 @@ from belljar.errors import PolicyError
 from belljar.host.settings import MAX_BYTES, Upstreams
 from belljar.policy import Risk
 from belljar.policy import fields as kinds
-from belljar.policy.resources import Strict
+from belljar.policy.sections import Strict
 from belljar.policy.yaml_tree import Problem, Reading, Tree, closest_mark, field_name, read_tree
 from belljar.units import printable
 

@@ -34,7 +34,7 @@ from belljar.image.oci import import_directory
 from belljar.image.rootless import WORK, Inside, user_namespace
 from belljar.image.store import MADE_HERE, Image, Store, check_name, file_sha256
 from belljar.image.tools import give_tree, tool
-from belljar.policy.regular import read_regular
+from belljar.policy.files import read_regular
 from belljar.store.home import make_store_dir, need_space
 from belljar.store.scratch import orphans, remove_tree, scratch_dir
 from belljar.units import format_size, printable

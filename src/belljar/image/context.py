@@ -19,7 +19,7 @@ from typing import Final
 
 from belljar.errors import PolicyError
 from belljar.image.layers.limits import MAX_DEPTH
-from belljar.policy.regular import open_regular, read_regular
+from belljar.policy.files import open_regular, read_regular
 from belljar.units import format_size, printable
 
 MAX_BYTES: Final = 8 << 30

@@ -4,6 +4,7 @@ bounds, and what its author should know. Pure.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from belljar.dataclass import dataclass
@@ -20,11 +21,11 @@ from belljar.plan.model import Bound, Layer
 from belljar.plan.oci import OciRuntime, OciShape, RuntimeKind, oci_shape
 from belljar.plan.qemu import GuestLimits, VmShape
 from belljar.policy import Resources, Tier
-from belljar.policy.granted import NOTHING_GRANTED, Granted, granted
+from belljar.policy.limits import GRANTABLE, NOTHING_GRANTED, Granted
 from belljar.units import format_size, printable
 
 if TYPE_CHECKING:
-    from belljar.policy.rights import Rights
+    from belljar.policy.sections import Rights
 
 _MIB: Final = 1 << 20
 GUEST_OVERHEAD_MIB: Final = 120
@@ -76,6 +77,21 @@ class Isolation:
     rights: Granted = NOTHING_GRANTED
     shape: OciShape | tuple[VmShape, GuestLimits]
     """The container; or the machine, and what its guest enforces."""
+
+
+def granted(rights: Rights | None, tier: Tier) -> Granted:
+    """What a cell of this tier gets; `obstacles.refusals` says what it does not get."""
+    if rights is None:
+        return NOTHING_GRANTED
+    most = GRANTABLE[tier]
+    setuid_programs = most.setuid_programs and rights.setuid_programs != "off"
+    if rights.privileged:
+        return replace(most, setuid_programs=setuid_programs)
+    return Granted(
+        capabilities=tuple(name for name in most.capabilities if name in rights.capabilities),
+        calls=most.calls if rights.seccomp == "unconfined" else (),
+        setuid_programs=setuid_programs,
+    )
 
 
 def isolation_of(

@@ -12,7 +12,7 @@ from belljar.plan.jail import JailLimits
 from belljar.plan.oci import OciShape
 from belljar.plan.qemu import GuestLimits, VmShape
 from belljar.policy import Resources, Risk, Tier
-from belljar.policy.granted import NOTHING_GRANTED, Granted
+from belljar.policy.limits import NOTHING_GRANTED, Granted
 
 if TYPE_CHECKING:
     from belljar.plan.network import NetworkPlan

@@ -15,8 +15,9 @@ from belljar.errors import PolicyError
 from belljar.plan.jail import GroupLimits
 from belljar.policy import Network
 from belljar.policy.guarding import SERVICE_PORTS, DecoySpec
+from belljar.policy.hosts import ALL_PORTS
 from belljar.policy.network import OWN_CELL, OwnCell
-from belljar.policy.stand_in import ALL_PORTS, StandIn
+from belljar.policy.stand_ins import StandIn
 
 DNS_PORT: Final = 53
 TARGET_KINDS: Final = frozenset({"cell", "python"})

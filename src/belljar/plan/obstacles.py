@@ -14,11 +14,11 @@ from belljar.errors import HostError
 from belljar.host import CgroupVersion, HostFacts, KvmState, RuntimeState, ToolFact
 from belljar.plan.seccomp import ARCHITECTURES
 from belljar.policy import Resources, Tier
-from belljar.policy.granted import refusals
+from belljar.policy.limits import GRANTABLE
 from belljar.units import format_size
 
 if TYPE_CHECKING:
-    from belljar.policy.rights import Rights
+    from belljar.policy.sections import Rights
 
 LEAST_KERNEL: Final = (6, 6)
 """For the container tiers: a writable layer on a tmpfs needs its user attributes; what root's
@@ -55,6 +55,20 @@ def tier_obstacles(tier: Tier, facts: HostFacts, *, has_port: bool = False) -> t
     empty when one can.
     """
     return tuple(_microvm(facts) if tier is Tier.MICROVM else _oci(tier, facts, has_port=has_port))
+
+
+def refusals(rights: Rights | None, tier: Tier) -> Iterator[str]:
+    """What of these rights the tier does not grant, as the author wrote it."""
+    if rights is None:
+        return
+    most = GRANTABLE[tier]
+    if rights.privileged and not most.calls:
+        yield "privileged"
+    yield from (f"CAP_{name}" for name in rights.capabilities if name not in most.capabilities)
+    if rights.seccomp == "unconfined" and not most.calls:
+        yield "seccomp: unconfined"
+    if rights.setuid_programs == "on" and not most.setuid_programs:
+        yield "set-user-ID programs"
 
 
 def rights_obstacles(rights: Rights | None, tier: Tier) -> tuple[Obstacle, ...]:

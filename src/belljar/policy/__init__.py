@@ -7,18 +7,31 @@ Must not: know anything of the host, of images on disk, or of how a cell is made
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
+
+from belljar.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from belljar.policy.limits import Resources
-    from belljar.policy.load import load_policy, load_preset, parse_policy, resolve_policy
+    from belljar.policy.limits import (
+        HostTools,
+        Resources,
+        Risk,
+        Tier,
+        demanded_tier,
+        least_tier,
+        needs_hardware,
+    )
+    from belljar.policy.load import (
+        load_policy,
+        load_preset,
+        parse_policy,
+        policy_of,
+        resolve_policy,
+    )
     from belljar.policy.loaded import DEFAULT_PRESET, PRESETS, LoadedPolicy, with_tier
-    from belljar.policy.model import FileCopy, Policy, policy_schema
+    from belljar.policy.model import Policy, policy_schema
     from belljar.policy.network import Network
-    from belljar.policy.outside_tools import HostTools
-    from belljar.policy.risk import Risk, Tier, demanded_tier, least_tier, needs_hardware
-    from belljar.policy.values import policy_of
+    from belljar.policy.sections import FileCopy
 
 __all__ = [
     "DEFAULT_PRESET",
@@ -42,20 +55,19 @@ __all__ = [
     "resolve_policy",
     "with_tier",
 ]
-_MODULES: Final = {
-    "HostTools": "outside_tools",
-    **dict.fromkeys(("FileCopy", "Policy", "policy_schema"), "model"),
-    "policy_of": "values",
-    "Network": "network",
-    "Resources": "limits",
-    **dict.fromkeys(("DEFAULT_PRESET", "PRESETS", "LoadedPolicy", "with_tier"), "loaded"),
-    **dict.fromkeys(("Risk", "Tier", "demanded_tier", "least_tier", "needs_hardware"), "risk"),
-}
 
-
-def __getattr__(name: str) -> object:
-    """Import a name when it is first used: whoever needs `reference` alone loads neither pydantic
-    nor a YAML reader."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'load')}"), name)
+_LIMITS = "HostTools Resources Risk Tier demanded_tier least_tier needs_hardware"
+_LOAD = "load_policy load_preset parse_policy policy_of resolve_policy"
+# Whoever needs the plain types alone loads neither pydantic nor a YAML reader.
+__getattr__ = lazy_names(
+    __name__,
+    {
+        **dict.fromkeys(_LIMITS.split(), "belljar.policy.limits"),
+        **dict.fromkeys(_LOAD.split(), "belljar.policy.load"),
+        **dict.fromkeys(("DEFAULT_PRESET", "PRESETS"), "belljar.policy.loaded"),
+        **dict.fromkeys(("LoadedPolicy", "with_tier"), "belljar.policy.loaded"),
+        **dict.fromkeys(("Policy", "policy_schema"), "belljar.policy.model"),
+        "Network": "belljar.policy.network",
+        "FileCopy": "belljar.policy.sections",
+    },
+)

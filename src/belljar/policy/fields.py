@@ -18,24 +18,31 @@ from pydantic_core import CoreSchema, core_schema
 
 from belljar.dataclass import dataclass
 from belljar.policy.reference import IMAGE_ID, PATTERN, parse_reference
-from belljar.units import format_duration, format_size, parse_duration, parse_size, printable
+from belljar.units import format_duration, format_size, parse_duration, parse_size, quoted
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _USER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}|[0-9]{1,5}(:[0-9]{1,5})?", re.ASCII)
 _ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
 _MODE: Final = re.compile(r"0?[0-7]{3}", re.ASCII)
 _URL_PATH: Final = re.compile(r"/[\x21-\x7e]{0,1023}", re.ASCII)
-_ID_MAX: Final = 65534
-_LINE_MAX_CHARS: Final = 4096
-_TEXT_MAX_CHARS: Final = 64 * 1024
-_PATH_MAX_BYTES: Final = 4095
-_ENV_VALUE_MAX_BYTES: Final = 128 * 1024
+MAX_ID: Final = 65534
+MAX_LINE_CHARS: Final = 4096
+MAX_TEXT_CHARS: Final = 64 * 1024
+MAX_PATH_BYTES: Final = 4095
+MAX_ENV_VALUE_BYTES: Final = 128 * 1024
 _KERNELS_OWN: Final = ("/proc", "/sys", "/dev")
+_KINDS: Final = {
+    bool: "true/false",
+    int: "a number",
+    float: "a number",
+    str: "text",
+    list: "a list",
+    dict: "a mapping",
+    type(None): "nothing",
+}
 
 
-def quoted(value: object) -> str:
-    """A value as it is shown in a message: text in backticks, escaped and short."""
-    return f"`{printable(value if isinstance(value, str) else repr(value), max_chars=80)}`"
+# ---- words of messages
 
 
 def listed(names: Iterable[str]) -> str:
@@ -49,31 +56,18 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
     return matches[0] if matches else ""
 
 
+def did_you_mean(word: object, allowed: Iterable[str]) -> str:
+    """The end of a message that names the nearest allowed name, or ""."""
+    near = nearest(word, allowed) if isinstance(word, str) else ""
+    return f"; did you mean `{near}`?" if near else ""
+
+
 def kind_of(value: object) -> str:
     """What was written, in the author's words."""
-    if value is None:
-        return "nothing"
-    names = {
-        bool: "true/false",
-        int: "a number",
-        float: "a number",
-        str: "text",
-        list: "a list",
-        dict: "a mapping",
-    }
-    return names.get(type(value), type(value).__name__)
+    return _KINDS.get(type(value), type(value).__name__)
 
 
-def _text(value: object, what: str) -> str:
-    if not isinstance(value, str):
-        shown = "" if value is None or isinstance(value, (list, dict)) else f" ({quoted(value)})"
-        raise ValueError(
-            f"{what} is text, but this is {kind_of(value)}{shown}; put it in quotes if it is "
-            f"meant as text"
-        )
-    if "\0" in value:
-        raise ValueError(f"{what} can't hold a NUL byte")
-    return value
+# ---- kinds of value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,8 +128,7 @@ class Choice(_Kind):
         allowed = [str(word.value) for word in self.words]
         if isinstance(value, str) and value in allowed:
             return self.words(value)
-        near = nearest(value, allowed) if isinstance(value, str) else ""
-        hint = f"; did you mean `{near}`?" if near else ""
+        hint = did_you_mean(value, allowed)
         raise ValueError(f"{quoted(value)} is none of {listed(allowed)}{hint}")
 
     def schema(self) -> dict[str, Any]:
@@ -175,24 +168,15 @@ class Size(_Kind):
 
     def read(self, value: object) -> int:
         """Bytes."""
-        if not isinstance(value, str):
-            raise ValueError(
-                f"a size is a number and its unit, as in `512MiB`, but this is {kind_of(value)} "
-                f"({quoted(value)})"
-            )
-        size_bytes = parse_size(value)
-        if not parse_size(self.least) <= size_bytes <= parse_size(self.most):
-            raise ValueError(f"{quoted(value)} is out of range: from {self.least} to {self.most}")
-        return size_bytes
+        return int(_measure(value, self, "a size", "512MiB", parse_size))
 
     def schema(self) -> dict[str, Any]:
         """A string with a pattern, because editors check patterns."""
-        bounds = f"From {self.least} to {self.most}."
         return {
             "type": "string",
             "pattern": r"^\s*\d+(\.\d+)?\s*([KMGTkmgt][Ii]?)?[Bb]\s*$",
             "examples": ["512MiB", "2GiB"],
-            "description": bounds,
+            "description": f"From {self.least} to {self.most}.",
         }
 
 
@@ -205,25 +189,30 @@ class Duration(_Kind):
 
     def read(self, value: object) -> float:
         """Seconds."""
-        if not isinstance(value, str):
-            raise ValueError(
-                f"a duration is a number and its unit, as in `30m`, but this is {kind_of(value)} "
-                f"({quoted(value)})"
-            )
-        seconds = parse_duration(value)
-        if not parse_duration(self.least) <= seconds <= parse_duration(self.most):
-            raise ValueError(f"{quoted(value)} is out of range: from {self.least} to {self.most}")
-        return seconds
+        return _measure(value, self, "a duration", "30m", parse_duration)
 
     def schema(self) -> dict[str, Any]:
         """A string with a pattern, because editors check patterns."""
-        bounds = f"From {self.least} to {self.most}."
         return {
             "type": "string",
             "pattern": r"^\s*(\d+(\.\d+)?\s*(ms|s|m|h|d)\s*)+$",
             "examples": ["30s", "10m", "1h30m"],
-            "description": bounds,
+            "description": f"From {self.least} to {self.most}.",
         }
+
+
+def _measure(
+    value: object, bounds: Size | Duration, what: str, example: str, parse: Callable[[str], float]
+) -> float:
+    if not isinstance(value, str):
+        raise ValueError(
+            f"{what} is a number and its unit, as in `{example}`, but this is {kind_of(value)} "
+            f"({quoted(value)})"
+        )
+    amount = parse(value)
+    if not parse(bounds.least) <= amount <= parse(bounds.most):
+        raise ValueError(f"{quoted(value)} is out of range: from {bounds.least} to {bounds.most}")
+    return amount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,20 +229,32 @@ class Text(_Kind):
 
     def schema(self) -> dict[str, Any]:
         """A string with a pattern."""
-        return {
-            "type": self.types[0] if len(self.types) == 1 else list(self.types),
-            "pattern": self.pattern,
-        }
+        types = self.types[0] if len(self.types) == 1 else list(self.types)
+        return {"type": types, "pattern": self.pattern}
 
 
-def _read_name(value: object) -> str:
-    name = _text(value, "a name")
-    if not _NAME.fullmatch(name):
+def _text(value: object, what: str) -> str:
+    if not isinstance(value, str):
+        shown = "" if value is None or isinstance(value, (list, dict)) else f" ({quoted(value)})"
         raise ValueError(
-            f"{quoted(name)} is no name: letters, digits, `.`, `_` and `-`, at most 64, a letter "
-            f"or digit first"
+            f"{what} is text, but this is {kind_of(value)}{shown}; put it in quotes if it is meant "
+            f"as text"
         )
-    return name
+    if "\0" in value:
+        raise ValueError(f"{what} can't hold a NUL byte")
+    return value
+
+
+def matching(pattern: re.Pattern[str], error: str, *, what: str = "") -> Text:
+    """Text that a pattern matches; `error` follows the value, `what` names what is no text."""
+
+    def read(value: object) -> str:
+        text = _text(value, what) if what else value
+        if not isinstance(text, str) or not pattern.fullmatch(text):
+            raise ValueError(f"{quoted(text)} {error}")
+        return text
+
+    return Text(reader=read, pattern=f"^{pattern.pattern}$")
 
 
 def _read_image(value: object) -> str:
@@ -266,35 +267,70 @@ def _read_image(value: object) -> str:
 
 def _read_user(value: object) -> str:
     user = str(value) if type(value) is int else _text(value, "a user")
-    if not _USER.fullmatch(user) or any(
-        int(part) > _ID_MAX for part in user.split(":") if part.isascii() and part.isdigit()
-    ):
+    ids = (int(part) for part in user.split(":") if part.isascii() and part.isdigit())
+    if not _USER.fullmatch(user) or any(number > MAX_ID for number in ids):
         raise ValueError(
-            f"{quoted(user)} is no user: a name, a user id from 0 to {_ID_MAX}, or `uid:gid`"
+            f"{quoted(user)} is no user: a name, a user id from 0 to {MAX_ID}, or `uid:gid`"
         )
     return user
 
 
-def _checked_path(path: str, what: str) -> PurePosixPath:
-    if not path or len(path.encode("utf-8", "surrogatepass")) > _PATH_MAX_BYTES:
-        raise ValueError(f"{what} has from 1 to {_PATH_MAX_BYTES} bytes")
-    if ".." in path.split("/"):
-        raise ValueError(f"{quoted(path)} goes up with `..`, which {what} can't")
-    return PurePosixPath(path)
+def _read_mode(value: object) -> int:
+    if not isinstance(value, str) or not _MODE.fullmatch(value):
+        raise ValueError(
+            f'{quoted(value)} is no mode: three octal digits in quotes, as in "0644" (no '
+            f"set-user-id, set-group-id or sticky bit)"
+        )
+    return int(value, 8)
+
+
+def _read_env_value(value: object) -> str:
+    text = _text(value, "a variable's value")
+    if len(text.encode("utf-8", "surrogatepass")) > MAX_ENV_VALUE_BYTES:
+        raise ValueError(f"a variable's value has at most {format_size(MAX_ENV_VALUE_BYTES)}")
+    return text
+
+
+def _read_line(value: object) -> str:
+    text = _text(value, "this")
+    if not text.strip() or len(text) > MAX_LINE_CHARS or not text.isprintable():
+        raise ValueError(
+            f"{quoted(text)} can't be used: one line of printable text, at most {MAX_LINE_CHARS} "
+            f"characters"
+        )
+    return text
+
+
+def _read_long_text(value: object) -> str:
+    text = _text(value, "this")
+    if len(text) > MAX_TEXT_CHARS:
+        raise ValueError(f"{len(text)} characters; at most {MAX_TEXT_CHARS}")
+    return text
+
+
+# ---- paths
+
+
+def _path(value: object, what: str) -> tuple[str, PurePosixPath]:
+    text = _text(value, what)
+    if not text or len(text.encode("utf-8", "surrogatepass")) > MAX_PATH_BYTES:
+        raise ValueError(f"{what} has from 1 to {MAX_PATH_BYTES} bytes")
+    if ".." in text.split("/"):
+        raise ValueError(f"{quoted(text)} goes up with `..`, which {what} can't")
+    return text, PurePosixPath(text)
 
 
 def _read_workdir(value: object) -> str:
-    path = _checked_path(_text(value, "a working directory"), "a working directory")
+    text, path = _path(value, "a working directory")
     if not path.is_absolute():
         raise ValueError(
-            f"{quoted(value)} is relative; a working directory is absolute, as in `/home/user`"
+            f"{quoted(text)} is relative; a working directory is absolute, as in `/home/user`"
         )
     return "/" + str(path).lstrip("/")
 
 
 def _read_target(value: object) -> str:
-    target = _text(value, "a target")
-    path = _checked_path(target, "a target")
+    target, path = _path(value, "a target")
     if target.endswith("/") or path.name == "":
         raise ValueError(
             f"{quoted(target)} names a directory; a target is the file's own path in the cell"
@@ -308,44 +344,17 @@ def _read_target(value: object) -> str:
 
 
 def _read_source(value: object) -> str:
-    source = _text(value, "a source")
-    path = _checked_path(source, "a source")
+    source, path = _path(value, "a source")
     if path.is_absolute() or source.endswith("/") or path.name == "":
         raise ValueError(
-            f"{quoted(source)} can't be a source: a file below the policy's own directory, "
-            f"written relative to it"
+            f"{quoted(source)} can't be a source: a file below the policy's own directory, written "
+            f"relative to it"
         )
     return str(path)
 
 
-def _read_mode(value: object) -> int:
-    if not isinstance(value, str) or not _MODE.fullmatch(value):
-        raise ValueError(
-            f'{quoted(value)} is no mode: three octal digits in quotes, as in "0644" (no '
-            f"set-user-id, set-group-id or sticky bit)"
-        )
-    return int(value, 8)
-
-
-def _env_name(name: object) -> str:
-    if not isinstance(name, str) or not _ENV_NAME.fullmatch(name):
-        raise ValueError(
-            f"{quoted(name)} is no name of a variable: letters, digits and `_`, at most 128, no "
-            f"digit first"
-        )
-    return name
-
-
-def _env_value(value: object) -> str:
-    text = _text(value, "a variable's value")
-    if len(text.encode("utf-8", "surrogatepass")) > _ENV_VALUE_MAX_BYTES:
-        raise ValueError(f"a variable's value has at most {format_size(_ENV_VALUE_MAX_BYTES)}")
-    return text
-
-
 def _read_directory(value: object) -> str:
-    text = _text(value, "a directory")
-    path = _checked_path(text, "a directory")
+    text, path = _path(value, "a directory")
     if path.is_absolute() or str(path) == ".":
         raise ValueError(
             f"{quoted(text)} can't be used: a directory below the policy's own, written relative "
@@ -354,43 +363,28 @@ def _read_directory(value: object) -> str:
     return str(path)
 
 
-def _read_line(value: object) -> str:
-    text = _text(value, "this")
-    if not text.strip() or len(text) > _LINE_MAX_CHARS or not text.isprintable():
-        raise ValueError(
-            f"{quoted(text)} can't be used: one line of printable text, at most "
-            f"{_LINE_MAX_CHARS} characters"
-        )
-    return text
-
-
-def _read_url_path(value: object) -> str:
-    text = _text(value, "a path")
-    if not _URL_PATH.fullmatch(text):
-        raise ValueError(f"{quoted(text)} is no path of a URL, as in `/health`")
-    return text
-
-
-def _read_long_text(value: object) -> str:
-    text = _text(value, "this")
-    if len(text) > _TEXT_MAX_CHARS:
-        raise ValueError(f"{len(text)} characters; at most {_TEXT_MAX_CHARS}")
-    return text
-
-
-NAME: Final = Text(reader=_read_name, pattern=f"^{_NAME.pattern}$")
+NAME: Final = matching(
+    _NAME,
+    "is no name: letters, digits, `.`, `_` and `-`, at most 64, a letter or digit first",
+    what="a name",
+)
 IMAGE: Final = Text(reader=_read_image, pattern=f"^({IMAGE_ID.pattern}|{PATTERN})$")
 USER: Final = Text(reader=_read_user, pattern=f"^({_USER.pattern})$", types=("string", "integer"))
 WORKDIR: Final = Text(reader=_read_workdir, pattern="^/")
 TARGET: Final = Text(reader=_read_target, pattern="[^/]$")
 SOURCE: Final = Text(reader=_read_source, pattern="^[^/].*[^/]$|^[^/]$")
 MODE: Final = Text(reader=_read_mode, pattern=f"^{_MODE.pattern}$")
-ENV_NAME: Final = Text(reader=_env_name, pattern=f"^{_ENV_NAME.pattern}$")
-ENV_VALUE: Final = Text(reader=_env_value, pattern="")
+ENV_NAME: Final = matching(
+    _ENV_NAME, "is no name of a variable: letters, digits and `_`, at most 128, no digit first"
+)
+ENV_VALUE: Final = Text(reader=_read_env_value, pattern="")
 DIRECTORY: Final = Text(reader=_read_directory, pattern="^[^/]")
 LINE: Final = Text(reader=_read_line, pattern=r"\S")
 TEXT: Final = Text(reader=_read_long_text, pattern="")
-URL_PATH: Final = Text(reader=_read_url_path, pattern="^/")
+URL_PATH: Final = Text(
+    reader=matching(_URL_PATH, "is no path of a URL, as in `/health`", what="a path").read,
+    pattern="^/",
+)
 
 
 def written_size(size_bytes: int) -> str:

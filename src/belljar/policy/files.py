@@ -1,59 +1,264 @@
-"""Files that are copied into a cell, as a policy names them."""
+"""Files and directories that an author names: opened below one directory, bounded.
+
+Every such file is opened here, in one step of the kernel, with links followed only below the
+directory. Inside of a listed directory nothing is followed: a link stays a link.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Final, TypeAlias
+import ctypes
+import errno
+import os
+import posixpath
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from itertools import islice
+from pathlib import Path
+from typing import Final
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from belljar.dataclass import dataclass
+from belljar.units import printable
 
-from belljar.policy import fields as kinds
-from belljar.policy.resources import Strict
+MAX_DEPTH: Final = 32
+"""Of directories below a source; each level holds a descriptor open while it is listed."""
+_CHUNK_BYTES: Final = 1 << 20
+_OPENAT2: Final = 437
+"""The system call's number, the same on every architecture (Linux 5.6)."""
+_RESOLVE_NO_MAGICLINKS: Final = 0x02
+_RESOLVE_BENEATH: Final = 0x08
+_TRIES: Final = 16
+"""The kernel answers EAGAIN when something is renamed while it looks (openat2(2))."""
+_READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_libc: Final = ctypes.CDLL(None, use_errno=True)
 
-MAX_FILES: Final = 256
+
+class OutsideError(ValueError):
+    """A path, or a link in it, leads out of the directory that it has to stay in."""
+
+    def __init__(self) -> None:
+        super().__init__("a link leads out of its directory")
 
 
-class FileCopy(Strict):
-    """A file that is copied into the cell before its first command.
+class _OpenHow(ctypes.Structure):
+    _fields_ = (
+        ("flags", ctypes.c_uint64),
+        ("mode", ctypes.c_uint64),
+        ("resolve", ctypes.c_uint64),
+    )
 
-    No path of the host is ever shared with a cell.
+
+@contextmanager
+def open_beneath(directory: Path, name: str) -> Iterator[int]:
+    """A descriptor of what `name` is below `directory`, for reading; a pipe is not waited for.
+
+    The kernel looks the whole path up in one step, so nothing can be exchanged between a check and
+    the opening. `directory` itself may be a link.
+
+    Raises:
+        OSError: it can't be opened; `ELOOP` for a loop of links.
+        OutsideError: the path or a link in it leads out. ValueError: a null byte in a name.
     """
-
-    source: Annotated[str, kinds.SOURCE] = Field(
-        description="The file, below the policy's own directory and relative to it."
-    )
-    target: Annotated[str, kinds.TARGET] = Field(
-        description="Its path in the cell, absolute or relative to the working directory."
-    )
-    mode: Annotated[int, kinds.MODE] | None = Field(
-        default=None, description='Permissions as octal digits in quotes; default "0644".'
-    )
-    owner: Annotated[str, kinds.USER] | None = Field(
-        default=None, description="Who owns it in the cell; default the cell's user."
-    )
+    at = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fd = _opened(at, name)
+    finally:
+        os.close(at)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
-def _as_tuple(value: object) -> object:
-    if isinstance(value, tuple):
-        return value
-    if not isinstance(value, list):
-        raise ValueError(f"a list of files is needed, but this is {kinds.kind_of(value)}")
-    if len(value) > MAX_FILES:
-        raise ValueError(f"{len(value)} files; at most {MAX_FILES}. Put many files into an image")
-    return tuple(value)
+@contextmanager
+def open_regular(directory: Path, name: str) -> Iterator[int]:
+    """As `open_beneath`, for a regular file; another kind is a `ValueError`."""
+    with open_beneath(directory, name) as fd:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise ValueError("it is no regular file")
+        yield fd
 
 
-def _each_target_once(files: tuple[FileCopy, ...]) -> tuple[FileCopy, ...]:
-    seen: set[str] = set()
-    for file in files:
-        if file.target in seen:
-            raise ValueError(f"two files have the target {kinds.quoted(file.target)}")
-        seen.add(file.target)
-    return files
+def read_regular(directory: Path, name: str, max_bytes: int) -> bytes:
+    """The first `max_bytes` of a regular file; ask for one more than allowed to see an excess.
+
+    Takes memory for what is there, not for `max_bytes`. Raises as `open_regular`.
+    """
+    parts, left = [], max_bytes
+    with open_regular(directory, name) as fd:
+        while left > 0 and (part := os.read(fd, min(left, _CHUNK_BYTES))):
+            parts.append(part)
+            left -= len(part)
+    return b"".join(parts)
 
 
-FilesField: TypeAlias = Annotated[
-    tuple[FileCopy, ...],
-    BeforeValidator(_as_tuple, json_schema_input_type=list[FileCopy]),
-    AfterValidator(_each_target_once),
-]
-"""A list of files, no two of them with one target."""
+def _opened(at: int, name: str) -> int:
+    if "\0" in name:
+        raise ValueError("embedded null byte")
+    path = os.fsencode(name)
+    how = _OpenHow(_READ, 0, _RESOLVE_BENEATH | _RESOLVE_NO_MAGICLINKS)
+    number = errno.EAGAIN
+    for _ in range(_TRIES):
+        fd = int(_libc.syscall(_OPENAT2, at, path, ctypes.byref(how), ctypes.sizeof(how)))
+        if fd >= 0:
+            return fd
+        if (number := ctypes.get_errno()) != errno.EAGAIN:
+            break
+    if number == errno.EXDEV:
+        raise OutsideError
+    if number in (errno.ENOSYS, errno.EPERM):  # an old kernel, or a filter around this process
+        return _without_links(at, name)
+    raise OSError(number, os.strerror(number), name)
+
+
+def _without_links(at: int, name: str) -> int:
+    """The same where the kernel has no openat2: part by part, and no link is followed at all."""
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if name.startswith("/") or ".." in parts or not parts:
+        raise OutsideError
+    held = os.dup(at)
+    try:
+        for part in parts[:-1]:
+            flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            deeper = os.open(part, flags, dir_fd=held)
+            os.close(held)
+            held = deeper
+        return os.open(parts[-1], _READ | os.O_NOFOLLOW, dir_fd=held)
+    finally:
+        os.close(held)
+
+
+# ---- trees
+
+
+class EntryKind(Enum):
+    """What an entry is; others are refused."""
+
+    FILE = "file"
+    DIRECTORY = "directory"
+    LINK = "link"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One thing of a tree. `path`: below the source, "" for the source itself; `link`: its text."""
+
+    path: str
+    kind: EntryKind
+    mode: int = 0
+    size_bytes: int = 0
+    link: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """A file, or a directory with all that is in it, parents first, in the order of their names."""
+
+    source: str
+    entries: tuple[Entry, ...]
+
+    @property
+    def is_directory(self) -> bool:
+        """Whether the source is one."""
+        return self.entries[0].kind is EntryKind.DIRECTORY
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all files together."""
+        return sum(entry.size_bytes for entry in self.entries)
+
+
+def list_tree(root: Path, source: str, *, max_entries: int) -> Tree:
+    """What `source` is, and holds.
+
+    Raises:
+        FileNotFoundError: it is not there. OSError: it can't be read.
+        ValueError: it, or a link in it, leads out; it holds a socket, pipe or device; more than
+            `max_entries` entries, or more than `MAX_DEPTH` levels.
+    """
+    entries: list[Entry] = []
+    with open_beneath(root, source) as fd:
+        for entry in _entries(fd, max_entries):
+            if len(entries) >= max_entries:
+                raise _too_many(max_entries)
+            entries.append(entry)
+    return Tree(source=source, entries=tuple(entries))
+
+
+def read_entry(root: Path, tree: Tree, entry: Entry) -> bytes:
+    """The contents of a file of the tree, at most as many bytes as it had when it was listed.
+
+    Raises `OSError` and `ValueError` where it has become something else meanwhile.
+    """
+    name = posixpath.join(tree.source, entry.path) if entry.path else tree.source
+    contents = read_regular(root, name, entry.size_bytes + 1)
+    if len(contents) > entry.size_bytes:
+        raise ValueError("it has grown meanwhile")
+    return contents
+
+
+def _entries(fd: int, max_entries: int) -> Iterator[Entry]:
+    found = os.fstat(fd)
+    mode = stat.S_IMODE(found.st_mode) & 0o777
+    if stat.S_ISREG(found.st_mode):
+        yield Entry(path="", kind=EntryKind.FILE, mode=mode, size_bytes=found.st_size)
+    elif stat.S_ISDIR(found.st_mode):
+        yield Entry(path="", kind=EntryKind.DIRECTORY, mode=mode)
+        yield from _below(fd, "", 1, max_entries)
+    else:
+        raise ValueError("it is no regular file and no directory")
+
+
+def _below(fd: int, path: str, depth: int, max_entries: int) -> Iterator[Entry]:
+    if depth > MAX_DEPTH:
+        raise ValueError(f"more than {MAX_DEPTH} directories deep")
+    with os.scandir(fd) as listed:  # no more names are read than are allowed, and one
+        names = sorted(entry.name for entry in islice(listed, max_entries + 1))
+    if len(names) > max_entries:
+        raise _too_many(max_entries)
+    for name in names:
+        at = f"{path}/{name}" if path else name
+        found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        mode = stat.S_IMODE(found.st_mode) & 0o777
+        if any("\ud800" <= character <= "\udfff" for character in name):
+            raise ValueError(f"{printable(at)} is no name in UTF-8")
+        if stat.S_ISLNK(found.st_mode):
+            link = os.readlink(name, dir_fd=fd)
+            if not link_stays(at, link):  # it must not tell where the host keeps the tree
+                raise ValueError(f"the link {printable(at)} leads out of its directory")
+            yield Entry(path=at, kind=EntryKind.LINK, link=link)
+        elif stat.S_ISDIR(found.st_mode):
+            yield Entry(path=at, kind=EntryKind.DIRECTORY, mode=mode)
+            inner = os.open(name, _DIRECTORY, dir_fd=fd)
+            try:
+                yield from _below(inner, at, depth + 1, max_entries)
+            finally:
+                os.close(inner)
+        elif stat.S_ISREG(found.st_mode):
+            yield Entry(path=at, kind=EntryKind.FILE, mode=mode, size_bytes=found.st_size)
+        else:
+            raise ValueError(f"{printable(at)} is no regular file, directory or link")
+
+
+def _too_many(max_entries: int) -> ValueError:
+    return ValueError(f"more than {max_entries:,} files and directories")
+
+
+def link_stays(path: str, link: str) -> bool:
+    """Whether a link at `path` below a root can't lead out of it, wherever other links lead.
+
+    `..` may only begin the text: after a name it would go up from where that name leads, which
+    another link may have put anywhere. `path` goes through directories only.
+    """
+    parts = [part for part in link.split("/") if part not in ("", ".")]
+    ups = next((at for at, part in enumerate(parts) if part != ".."), len(parts))
+    return not link.startswith("/") and ".." not in parts[ups:] and ups <= path.count("/")
+
+
+def reason(error: OSError | ValueError) -> str:
+    """Why a file can't be used, for its author."""
+    if isinstance(error, OSError):
+        return (error.strerror or type(error).__name__).lower()
+    return str(error)

@@ -26,14 +26,12 @@ from dataclasses import fields, replace
 
 from belljar.errors import PolicyError
 from belljar.policy.guarding import Stop, Trigger, stop_for
-from belljar.policy.limits import Resources
+from belljar.policy.limits import ANY, HostTools, Resources, Risk, Tier, demanded_tier, least_tier
 from belljar.policy.load import with_changes
 from belljar.policy.loaded import LoadedPolicy
 from belljar.policy.model import Policy
 from belljar.policy.network import Default, Network, Record, Upstream
-from belljar.policy.outside_tools import ANY, HostTools
-from belljar.policy.rights import common_rights, is_within
-from belljar.policy.risk import Risk, Tier, demanded_tier, least_tier
+from belljar.policy.sections import common_rights, is_within
 from belljar.policy.stand_ins import TargetStandIn
 from belljar.units import printable
 

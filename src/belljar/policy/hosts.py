@@ -1,21 +1,28 @@
-"""Host names, ports and HTTP methods as a policy's network has them: read strictly, written in one
-form. Pure.
+"""Names and ports of a policy's network: host names, TCP ports, HTTP methods.
 
-A host name is kept as the network carries it: lower case, A-labels (IDNA 2008 after the mapping of
-UTS 46), no dot at the end.
+Host names are kept as the network carries them: lower case, A-labels (IDNA 2008 after the mapping
+of UTS 46), no dot at the end.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Annotated, Final, NoReturn, TypeAlias
 
-from belljar.policy.fields import Text, kind_of, listed, nearest, quoted
+from pydantic import AfterValidator, BeforeValidator
+
+from belljar.policy import fields as kinds
+from belljar.policy.sections import Strict, list_of
+from belljar.units import quoted
 
 PROTOCOLS: Final = ("http", "tls", "tcp", "smtp", "smtps")
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+MAX_HOST_CHARS: Final = 253
+MAX_PORTS: Final = 64
+MAX_NAMES: Final = 250
 RESOLVER_PORT: Final = 53
-MAX_NAME_CHARS: Final = 253
+ALL_PORTS: Final = 0
+"""The number of a target cell's port that stands for every one."""
 METADATA_NAMES: Final = (
     "instance-data",
     "instance-data.ec2.internal",
@@ -24,8 +31,7 @@ METADATA_NAMES: Final = (
     "metadata.goog",
     "metadata.google.internal",
 )
-"""By which clouds' metadata services are known; only a stand-in of kind `metadata` may have them.
-"""
+"""Of clouds' metadata services; only a stand-in of kind `metadata` may have them."""
 _LABEL: Final = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)", re.ASCII)
 _LIKE_A_NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*", re.ASCII)
 _USUAL: Final = {80: "http", 443: "tls", 8443: "tls", 25: "smtp", 587: "smtp", 465: "smtps"}
@@ -35,7 +41,7 @@ def read_host(value: object) -> str:
     """An exact host name in its one form. Raises `ValueError` that says what is allowed."""
     if not isinstance(value, str):
         raise ValueError(
-            f"a host name is text, as in `shop.example`, but this is {kind_of(value)} "
+            f"a host name is text, as in `shop.example`, but this is {kinds.kind_of(value)} "
             f"({quoted(value)})"
         )
     if "*" in value:
@@ -44,57 +50,39 @@ def read_host(value: object) -> str:
 
 
 def read_pattern(value: object) -> str:
-    """A host name, or `*.` and one: exactly one more label.
-
-    Raises `ValueError` that says what is allowed.
-    """
-    if not isinstance(value, str) or not value.startswith("*"):
-        return (
-            _host(value, value)
-            if isinstance(value, str) and "*" not in value
-            else _misplaced(value)
-        )
+    """A host name, or `*.` and one: exactly one more label. Raises as `read_host`."""
+    if not isinstance(value, str) or "*" not in value:
+        return read_host(value)
     if value == "*":
         raise ValueError(
             "`*` alone would be every name: write `default: simulate` if that is meant"
         )
-    return (
-        f"*.{_host(value[2:], value)}"
-        if value.startswith("*.") and "*" not in value[1:]
-        else _misplaced(value)
-    )
-
-
-def _misplaced(value: object) -> str:
-    if isinstance(value, str):
+    if not value.startswith("*.") or "*" in value[1:]:
         raise ValueError(
             f"{quoted(value)}: `*` stands for the first label alone, as in `*.shop.example`"
         )
-    return read_host(value)
+    return f"*.{_host(value[2:], value)}"
 
 
 def _host(text: str, written: str) -> str:
+    def refuse(why: str) -> NoReturn:
+        raise ValueError(f"{quoted(written)} {why}")
+
     if text.endswith("."):
-        raise ValueError(f"{quoted(written)} ends with a dot; leave it out")
+        refuse("ends with a dot; leave it out")
     if "/" in text or ":" in text or "@" in text:
-        raise ValueError(
-            f"{quoted(written)} is no host name: write the name alone, without scheme, port or path"
-        )
+        refuse("is no host name: write the name alone, without scheme, port or path")
     name = _encoded(text, written)
     labels = name.split(".")
-    if len(name) > MAX_NAME_CHARS or not all(_LABEL.fullmatch(label) for label in labels):
-        raise ValueError(
-            f"{quoted(written)} is no host name: labels of 1 to 63 letters, digits, `-` and `_` "
-            f"(no `-` first or last), "
-            f"joined by dots, {MAX_NAME_CHARS} characters together at most"
+    if len(name) > MAX_HOST_CHARS or not all(_LABEL.fullmatch(label) for label in labels):
+        refuse(
+            f"is no host name: labels of 1 to 63 letters, digits, `-` and `_` (no `-` first or "
+            f"last), joined by dots, {MAX_HOST_CHARS} characters together at most"
         )
     if _LIKE_A_NUMBER.fullmatch(labels[-1]):
-        raise ValueError(
-            f"{quoted(written)} is an address: only names can stand here, and addresses are "
-            f"drawn for each range"
-        )
+        refuse("is an address: only names can stand here, and addresses are drawn for each range")
     if labels[-1] in ("localhost", "localdomain"):
-        raise ValueError(f"{quoted(written)} is the cell itself, never a stand-in")
+        refuse("is the cell itself, never a stand-in")
     return name
 
 
@@ -137,16 +125,13 @@ def read_port(value: object) -> tuple[int, str]:
             f"in `8443/tls`"
         )
     if protocol not in PROTOCOLS:
-        near = nearest(protocol, PROTOCOLS)
-        hint = f"; did you mean `{near}`?" if near else ""
-        raise ValueError(f"{quoted(protocol)} is none of {listed(PROTOCOLS)}{hint}")
+        hint = kinds.did_you_mean(protocol, PROTOCOLS)
+        raise ValueError(f"{quoted(protocol)} is none of {kinds.listed(PROTOCOLS)}{hint}")
     return read_number(int(number)), protocol
 
 
 def usual_protocol(number: int, allowed: tuple[str, ...]) -> str:
-    """What is spoken at a port of which only the number is written: what is usual there, or the
-    first that is allowed.
-    """
+    """What is usual at a port of which only the number is written, or the first that is allowed."""
     usual = _USUAL.get(number, "")
     return usual if usual in allowed else allowed[0]
 
@@ -155,9 +140,47 @@ def read_method(value: object) -> str:
     """An HTTP method in upper case. Raises `ValueError`."""
     if isinstance(value, str) and value.upper() in METHODS:
         return value.upper()
-    raise ValueError(f"{quoted(value)} is none of {listed(METHODS)}")
+    raise ValueError(f"{quoted(value)} is none of {kinds.listed(METHODS)}")
 
 
-HOST: Final = Text(reader=read_host, pattern=r"^[^*/:@\s]+$")
-PATTERN: Final = Text(reader=read_pattern, pattern=r"^(\*\.)?[^*/:@\s]+$")
-METHOD: Final = Text(reader=read_method, pattern="^(" + "|".join(METHODS) + ")$")
+class Port(Strict):
+    """A TCP port and what is spoken there; "": what is usual at that number for the kind."""
+
+    number: int
+    protocol: str = ""
+
+
+def _read_port(value: object) -> object:
+    if isinstance(value, Port):
+        return value
+    number, protocol = read_port(value)
+    return Port(number=number, protocol=protocol)
+
+
+def _read_target_port(value: object) -> object:
+    return Port(number=ALL_PORTS, protocol="tcp") if value == "all" else _read_port(value)
+
+
+def _all_alone(ports: tuple[Port, ...]) -> tuple[Port, ...]:
+    if len(ports) > 1 and any(port.number == ALL_PORTS for port in ports):
+        raise ValueError("`all` stands alone")
+    return ports
+
+
+HOST: Final = kinds.Text(reader=read_host, pattern=r"^[^*/:@\s]+$")
+PATTERN: Final = kinds.Text(reader=read_pattern, pattern=r"^(\*\.)?[^*/:@\s]+$")
+PORT_NUMBER: Final = kinds.Text(reader=read_number, pattern="", types=("integer",))
+METHOD: Final = kinds.Text(reader=read_method, pattern="^(" + "|".join(METHODS) + ")$")
+Ports: TypeAlias = Annotated[
+    tuple[Annotated[Port, BeforeValidator(_read_port, json_schema_input_type=int | str)], ...],
+    list_of("ports", MAX_PORTS),
+]
+TargetPorts: TypeAlias = Annotated[
+    tuple[
+        Annotated[Port, BeforeValidator(_read_target_port, json_schema_input_type=int | str)], ...
+    ],
+    list_of("ports", MAX_PORTS),
+    AfterValidator(_all_alone),
+]
+HostNames: TypeAlias = Annotated[tuple[Annotated[str, HOST], ...], list_of("names", MAX_NAMES)]
+Names: TypeAlias = Annotated[tuple[Annotated[str, PATTERN], ...], list_of("names", MAX_NAMES)]

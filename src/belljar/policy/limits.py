@@ -1,20 +1,104 @@
-"""What a cell may consume, as the program uses it: bytes and seconds."""
+"""What a cell may at most: risk and tier, resources, rights inside, tools outside.
+
+Without pydantic: each plan needs these types.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from types import MappingProxyType
+from typing import Final, TypeVar
 
+from belljar.dataclass import dataclass
+from belljar.errors import PolicyError
 from belljar.units import format_size
+
+_S = TypeVar("_S", bound="_Scale")
+
+
+class _Scale(Enum):
+    """Words in order, least first: compared by position, shown and stored as the word."""
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+    @property
+    def place(self) -> int:
+        """Position on the scale, from 0."""
+        return list(type(self)).index(self)
+
+    def __lt__(self: _S, other: _S) -> bool:
+        return self.place < other.place if type(other) is type(self) else NotImplemented
+
+    def __le__(self: _S, other: _S) -> bool:
+        return self.place <= other.place if type(other) is type(self) else NotImplemented
+
+    def __gt__(self: _S, other: _S) -> bool:
+        return self.place > other.place if type(other) is type(self) else NotImplemented
+
+    def __ge__(self: _S, other: _S) -> bool:
+        return self.place >= other.place if type(other) is type(self) else NotImplemented
+
+
+class Risk(_Scale):
+    """What the author says could go wrong if the model tried its worst."""
+
+    LOW = "low"
+    MEDIUM = "medium"
+    HIGH = "high"
+    CRITICAL = "critical"
+
+
+class Tier(_Scale):
+    """How a cell is isolated, weakest first."""
+
+    CONTAINER = "container"
+    GVISOR = "gvisor"
+    MICROVM = "microvm"
+
+
+def least_tier(risk: Risk) -> Tier:
+    """The weakest tier this risk may run in."""
+    return {Risk.LOW: Tier.CONTAINER, Risk.MEDIUM: Tier.GVISOR}.get(risk, Tier.MICROVM)
+
+
+def needs_hardware(risk: Risk) -> bool:
+    """Whether this risk may only run with proven hardware virtualisation.
+
+    An emulated VM is no security boundary by QEMU's own policy.
+    """
+    return risk is Risk.CRITICAL
+
+
+def demanded_tier(risk: Risk, asked: Tier | None) -> Tier:
+    """The tier a policy demands: the least its risk allows, or the higher one it asks for.
+
+    Raises `PolicyError` for a lower one.
+    """
+    least = least_tier(risk)
+    if asked is not None and asked < least:
+        hint = f"leave `tier` out, or write `tier: {least}`; lower `risk` only if the risk is lower"
+        raise PolicyError(lowered(risk, asked), where="tier", hint=hint)
+    return asked or least
+
+
+def lowered(risk: Risk, asked: Tier) -> str:
+    """The sentence that refuses a tier below what the risk demands."""
+    least = least_tier(risk)
+    return (
+        f"tier `{asked}` is less than risk `{risk}` demands, which is `{least}`; a tier can only "
+        f"be raised"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What a cell may consume at most. The defaults are the format's.
+    """What a cell may consume at most; the defaults are the format's.
 
-    All state of a cell lives in memory: `memory_bytes` is for its processes, `disk_bytes` for what
-    it writes, and a VM's memory is their sum and an overhead. `output_bytes` is the most that is
-    kept of each stream of one command; what comes after is dropped and counted. At `exec_timeout_s`
-    a command and its whole tree are killed, at `lifetime_s` the cell.
+    All state is in memory: `memory_bytes` is for processes, `disk_bytes` for files; a VM has their
+    sum and an overhead. `output_bytes` is kept of each stream of one command, the rest dropped and
+    counted. At `exec_timeout_s` a command's tree is killed, at `lifetime_s` the cell.
     """
 
     cpus: int = 1
@@ -27,13 +111,103 @@ class Resources:
 
     def memory_sum(self, limit_bytes: int) -> str:
         """A limit on a whole cell's memory, as the sum that it is."""
-        memory_bytes, disk_bytes = self.memory_bytes, self.disk_bytes
-        parts = {
-            "memory": memory_bytes,
-            "disk": disk_bytes,
-            "overhead": limit_bytes - memory_bytes - disk_bytes,
-        }
-        return (
-            f"{format_size(limit_bytes)} "
-            f"({' + '.join(f'{name} {format_size(part)}' for name, part in parts.items())})"
+        memory, disk = self.memory_bytes, self.disk_bytes
+        parts = {"memory": memory, "disk": disk, "overhead": limit_bytes - memory - disk}
+        shown = " + ".join(f"{name} {format_size(part)}" for name, part in parts.items())
+        return f"{format_size(limit_bytes)} ({shown})"
+
+
+# ---- tools of the evaluation that act outside of a cell
+
+ANY: Final = "*"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostTools:
+    """The tools and MCP servers that may act outside of a cell; `*`: all of them."""
+
+    allow: tuple[str, ...]
+
+    def permits(self, names: Iterable[str]) -> bool:
+        """Whether a tool may be called; `names`: its own and its MCP server's."""
+        return ANY in self.allow or any(name in self.allow for name in names)
+
+    def __str__(self) -> str:
+        if self == REFUSE:
+            return "refused"
+        if ANY in self.allow:
+            return "allowed, and reported"
+        return f"refused, but for {', '.join(self.allow)}"
+
+
+REFUSE: Final = HostTools(allow=())
+REPORT: Final = HostTools(allow=(ANY,))
+
+
+def default_host_tools(risk: Risk) -> HostTools:
+    """The rule of a policy that says nothing."""
+    return REFUSE if risk >= Risk.HIGH else REPORT
+
+
+# ---- rights inside a cell
+
+_NAMES: Final = (
+    "CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE "
+    "NET_BIND_SERVICE NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO "
+    "SYS_CHROOT SYS_PTRACE SYS_PACCT SYS_ADMIN SYS_BOOT SYS_NICE SYS_RESOURCE SYS_TIME "
+    "SYS_TTY_CONFIG MKNOD LEASE AUDIT_WRITE AUDIT_CONTROL SETFCAP MAC_OVERRIDE MAC_ADMIN SYSLOG "
+    "WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF CHECKPOINT_RESTORE"
+)
+CAPABILITIES: Final[Mapping[str, int]] = MappingProxyType(
+    {name: number for number, name in enumerate(_NAMES.split())}
+)
+"""Every capability of Linux 6.12 by its number (linux/capability.h)."""
+USUAL_CAPABILITIES: Final = frozenset(
+    {
+        *("AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD", "SETFCAP"),
+        *("NET_BIND_SERVICE", "NET_RAW", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT"),
+    }
+)
+"""What root of a container has by default, with Docker and in a cell."""
+DEBUGGER_CALLS: Final = ("kcmp", "personality", "pidfd_getfd", "process_madvise")
+"""What `seccomp: unconfined` opens: calls of debuggers, each of which needs the right to trace its
+target. All others that a cell's filter refuses stay refused."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Granted:
+    """Rights in a plan: capabilities of the workload's root, system calls of everyone, and whether
+    set-user-ID programs gain their owner's rights."""
+
+    capabilities: tuple[str, ...] = ()
+    calls: tuple[str, ...] = ()
+    setuid_programs: bool = False
+
+    @property
+    def mask(self) -> int:
+        """The capabilities as the kernel writes them."""
+        return sum(1 << CAPABILITIES[name] for name in self.capabilities)
+
+    def __str__(self) -> str:
+        parts = (
+            ", ".join(f"CAP_{name}" for name in self.capabilities),
+            f"the calls {', '.join(self.calls)}" if self.calls else "",
+            "set-user-ID programs work" if self.setuid_programs else "",
         )
+        return "; ".join(part for part in parts if part)
+
+
+NOTHING_GRANTED: Final = Granted()
+GRANTABLE: Final[Mapping[Tier, Granted]] = MappingProxyType(
+    {
+        Tier.CONTAINER: NOTHING_GRANTED,
+        Tier.GVISOR: Granted(calls=DEBUGGER_CALLS),
+        Tier.MICROVM: Granted(
+            capabilities=("SYS_PTRACE",), calls=DEBUGGER_CALLS, setuid_programs=True
+        ),
+    }
+)
+"""The most that each tier grants. In a container the kernel is the host's, so nothing. In gVisor
+the guest agent shares the workload's user namespace, where CAP_SYS_PTRACE would reach it; in a
+microVM it does not. Set-user-ID programs add nothing to what a command of the cell's root may do;
+gVisor ignores their bit."""

@@ -1,5 +1,5 @@
-"""A policy file → `Policy`, or a `PolicyError` that names file, line, column and field, says what
-is allowed and suggests the nearest name.
+"""A policy file, or Python's values → `Policy`, or a `PolicyError` that names file, line, column
+and field, says what is allowed and suggests the nearest name.
 
 All that is wrong is told at once. Files to be copied in are looked at here too (they are the
 author's input, as the policy is), and nothing else of the host.
@@ -7,9 +7,11 @@ author's input, as the policy is), and nothing else of the host.
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
@@ -19,23 +21,32 @@ from pydantic import BaseModel, ValidationError
 from belljar.errors import PolicyError
 from belljar.policy import fields as kinds
 from belljar.policy import yaml_tree
-from belljar.policy.files import FileCopy
-from belljar.policy.host_tools import HostToolsText
-from belljar.policy.loaded import DEFAULT_PRESET, PRESETS, LoadedPolicy, preset_text
+from belljar.policy.files import OutsideError, open_beneath, open_regular, read_regular, reason
+from belljar.policy.loaded import (
+    DEFAULT_PRESET,
+    FILE_RULE,
+    MAX_FILE_BYTES,
+    PRESETS,
+    LoadedPolicy,
+    own_directory,
+    preset_text,
+)
 from belljar.policy.model import Policy
-from belljar.policy.network import Located, Network, locate
-from belljar.policy.regular import OutsideError, open_beneath, open_regular, read_regular
-from belljar.policy.resources import ResourcesText
-from belljar.policy.rights import Rights
+from belljar.policy.network import Network, OwnCell, Record, Upstream
+from belljar.policy.sections import At, FileCopy, HostToolsText, ResourcesText, Rights
 from belljar.policy.signals import ActionsText, DecoyText, GuardText, ProtectedText, StopsText
-from belljar.policy.stand_in import At, StandIn
-from belljar.policy.stand_ins import CellStandIn
+from belljar.policy.stand_ins import MODELS, CellStandIn, Health, StandIn
 from belljar.policy.yaml_tree import Problem, Tree
-from belljar.units import format_size, printable
+from belljar.units import format_size, printable, quoted
 
-MAX_FILE_BYTES: Final = 100 << 20
 MAX_FILES_BYTES: Final = 500 << 20
-_MODELS: Final[dict[tuple[str, ...], type[BaseModel]]] = {
+HINT_EXAMPLE: Final = "correct the policy; `belljar policy show high` prints a valid one"
+_OWN_RULE: Final = (
+    "a stand-in sees the whole directory, so it is one below the policy's own, with nothing in it "
+    "that the model may not see"
+)
+_MAX_ROUNDS: Final = 8  # one wrong value may hide others from the validator
+_MODELS: Final[Mapping[tuple[str, ...], type[BaseModel]]] = {
     (): Policy,
     ("resources",): ResourcesText,
     ("files",): FileCopy,
@@ -46,35 +57,27 @@ _MODELS: Final[dict[tuple[str, ...], type[BaseModel]]] = {
     ("guard", "protect"): ProtectedText,
     ("guard", "action"): ActionsText,
     ("on",): StopsText,
+    ("network",): Network,
+    ("network", "record"): Record,
+    ("network", "own_cell"): OwnCell,
+    ("network", "upstreams"): Upstream,
+}
+"""The model of each mapping of a policy, by the names that lead to it."""
+_STAND_IN_MODELS: Final[Mapping[tuple[str, ...], type[BaseModel]]] = {
+    ("health",): Health,
+    ("resources",): ResourcesText,
+    ("files",): FileCopy,
+    ("rights",): Rights,
 }
 
 
-def read_copied(loaded: LoadedPolicy, file: FileCopy) -> bytes:
-    """As `LoadedPolicy.read_file`."""
-    try:
-        content = read_regular(_home(loaded.base), file.source, MAX_FILE_BYTES + 1)
-        if len(content) > MAX_FILE_BYTES:
-            raise ValueError(f"it has more than {format_size(MAX_FILE_BYTES)}")
-        return content
-    except (OSError, ValueError) as exc:
-        what = f"the file {kinds.quoted(file.source)} can't be copied in: {_reason(exc)}"
-        raise PolicyError(
-            what, where=printable(loaded.source), hint=f"correct `files`: {_FILE_RULE}"
-        ) from exc
-
-
-_FILE_RULE: Final = (
-    f"each source is a readable regular file of at most {format_size(MAX_FILE_BYTES)} below the "
-    f"policy's directory"
-)
+# ---- where a policy comes from
 
 
 def load_policy(path: str | os.PathLike[str]) -> LoadedPolicy:
     """The policy in a file of at most 64 KiB, which is no link out of its directory.
 
-    Raises:
-        PolicyError: it can't be read or isn't a valid policy. The message tells everything that is
-            wrong, each with line and column.
+    Raises `PolicyError`: it can't be read, or everything that is wrong, with line and column.
     """
     file = Path(path)
     return parse_policy(
@@ -86,20 +89,15 @@ def load_policy(path: str | os.PathLike[str]) -> LoadedPolicy:
 
 
 def read_policy_file(file: Path) -> bytes:
-    """The bytes of a policy file, at most one more than allowed (so that too large is seen).
-
-    Raises `PolicyError` when it can't be read.
-    """
+    """The bytes of a policy file, at most one more than allowed. Raises `PolicyError`."""
     try:
         return read_regular(file.parent, file.name or ".", yaml_tree.MAX_BYTES + 1)
     except (OSError, ValueError) as exc:
-        raise PolicyError(
-            f"the policy can't be read: {_reason(exc)}",
-            where=printable(str(file)),
-            hint="put the file itself there, or name it where it is"
-            if isinstance(exc, OutsideError)
-            else f"give a policy file, or a preset: {', '.join(PRESETS)}",
-        ) from exc
+        hint = f"give a policy file, or a preset: {', '.join(PRESETS)}"
+        if isinstance(exc, OutsideError):
+            hint = "put the file itself there, or name it where it is"
+        what = f"the policy can't be read: {reason(exc)}"
+        raise PolicyError(what, where=printable(str(file)), hint=hint) from exc
 
 
 def load_preset(name: str) -> LoadedPolicy:
@@ -108,10 +106,9 @@ def load_preset(name: str) -> LoadedPolicy:
     Raises `PolicyError` for another name.
     """
     if name not in PRESETS:
-        near = kinds.nearest(name, PRESETS)
-        hint = f"; did you mean `{near}`?" if near else ""
+        near = kinds.did_you_mean(name, PRESETS)
         raise PolicyError(
-            f"there is no preset {kinds.quoted(name)}{hint}",
+            f"there is no preset {quoted(name)}{near}",
             hint=f"use one of {', '.join(PRESETS)}, or a policy file",
         )
     return parse_policy(preset_text(name), source=f"preset:{name}", base=None, default_name=name)
@@ -121,9 +118,7 @@ def resolve_policy(ref: str | os.PathLike[str] | None) -> LoadedPolicy:
     """A preset's name or a file's path; None is the preset `high`.
 
     Of a string a preset's name wins: write `./high`, or `Path("high")`, for a file of that name.
-
-    Raises:
-        PolicyError: as `load_policy` and `load_preset`.
+    Raises `PolicyError` as `load_policy` and `load_preset`.
     """
     if ref is None:
         return load_preset(DEFAULT_PRESET)
@@ -133,8 +128,54 @@ def resolve_policy(ref: str | os.PathLike[str] | None) -> LoadedPolicy:
     return load_policy(ref) if ref not in PRESETS and looks_like_path else load_preset(ref)
 
 
+def policy_of(policy: Policy | Mapping[str, Any]) -> LoadedPolicy:
+    """A policy from a dict with a file's fields, or from a `Policy`; it can't copy `files` in.
+
+    A dict is written as the YAML that it stands for, and read as a file would be.
+
+    Raises `PolicyError` as `load_policy`, but with each field's name and no line; and for a value
+    that YAML has no word for.
+    """
+    if isinstance(policy, Policy):
+        if policy.files:
+            raise PolicyError(
+                "files: a Policy has no directory that they could be copied from",
+                where="a Policy",
+                hint="write the policy as a file, or use `Cell.write_file`",
+            )
+        # Checked again: `model_copy` and `model_construct` check nothing
+        checked = with_changes(LoadedPolicy(policy=policy, text=b"", source="a Policy"), {})
+        return replace(checked, text=json.dumps(checked.policy.to_json(), indent=2).encode())
+    try:
+        text = json.dumps(_plain(policy), indent=2, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError) as error:  # a lone surrogate is a ValueError, too
+        raise PolicyError(printable(str(error)), where="a dict", hint=HINT_EXAMPLE) from error
+    examined = examine(text, base=None)
+    if examined.policy is None or examined.problems:
+        found = [f"{each.field}: {each.message}".removeprefix(": ") for each in examined.problems]
+        what = found[0] if len(found) == 1 else "\n  ".join((f"{len(found)} problems", *found))
+        raise PolicyError(what, where="a dict", hint=HINT_EXAMPLE)
+    return LoadedPolicy(policy=examined.policy, text=text, source="a dict")
+
+
+def _plain(value: object) -> Any:  # noqa: ANN401 - JSON values
+    """The value as lists and dicts. Raises `ValueError` for what a YAML file can't hold."""
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise ValueError(f"a field's name is text, but {key!r} is {type(key).__name__}")
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise ValueError(
+        f"a policy holds text, numbers, lists and dicts, but this is {type(value).__name__}"
+    )
+
+
 def with_changes(loaded: LoadedPolicy, changes: Mapping[str, Any]) -> LoadedPolicy:
-    """The same policy with some fields replaced, checked again as if it had been written so.
+    """The same policy with some fields replaced, checked as if it had been written so.
 
     Raises `PolicyError`.
     """
@@ -143,12 +184,12 @@ def with_changes(loaded: LoadedPolicy, changes: Mapping[str, Any]) -> LoadedPoli
     try:
         changed = model.model_validate({**fields, **changes}, strict=False)
     except ValidationError as error:
-        wrong = (
-            f"{yaml_tree.field_name(locate(each['loc']).path)}: {_message(each, each['loc'], None)}"
-            for each in error.errors(include_url=False)
+        found = ((_located(each)[0], each) for each in error.errors(include_url=False))
+        wrong = "; ".join(
+            f"{yaml_tree.field_name(path)}: {_message(each, path, None)}" for path, each in found
         )
         raise PolicyError(
-            f"the policy can't be changed as asked: {printable('; '.join(wrong), max_chars=600)}",
+            f"the policy can't be changed as asked: {printable(wrong, max_chars=600)}",
             where=printable(loaded.source),
             hint="change the task's sandbox, or use your own policy:"
             " `belljar run --policy FILE` or `inspect eval --sandbox belljar:FILE`",
@@ -167,6 +208,20 @@ def parse_policy(
     if policy is None or problems:
         raise refusal(problems, source)
     return LoadedPolicy(policy=policy, text=text, source=source, base=base)
+
+
+def refusal(problems: tuple[Problem, ...], source: str, *, hint: str = HINT_EXAMPLE) -> PolicyError:
+    """The error that lists all of them (at least one), each with its place in `source`."""
+    first, *more = problems
+    if not more:
+        field = f"{first.field}: " if first.field else ""
+        where = f"{printable(source)}:{first.mark.line}:{first.mark.column}"
+        return PolicyError(f"{field}{first.message}", where=where, hint=hint)
+    lines = "".join(f"\n  {problem.line(source)}" for problem in problems)
+    return PolicyError(f"{len(problems)} problems{lines}", where=printable(source), hint=hint)
+
+
+# ---- examining a text
 
 
 class Examined(NamedTuple):
@@ -192,34 +247,28 @@ def examine(text: bytes, *, base: Path | None, default_name: str = "policy") -> 
     if tree.problems and not (tree.is_whole and isinstance(tree.value, dict)):
         return Examined(None, _in_order(tree.problems), None)
     if not isinstance(tree.value, dict):
-        message = (
-            f"a policy is a mapping of fields, as in `risk: high`, but this is "
-            f"{kinds.kind_of(tree.value)}"
-        )
-        return Examined(
-            None, (Problem(mark=yaml_tree.closest_mark(tree, ()), field="", message=message),), None
-        )
-    wrong, value, rounds = list(tree.problems), _named(tree.value, default_name), 0
+        kind = kinds.kind_of(tree.value)
+        why = f"a policy is a mapping of fields, as in `risk: high`, but this is {kind}"
+        return Examined(None, (_problem(tree, (), why),), None)
+    wrong, value, rounds = list(tree.problems), dict(tree.value), 0
+    with suppress(ValueError):  # a file's name that can't be a policy's
+        value.setdefault("name", kinds.NAME.read(default_name))
     sound, errors = _validated(value)
     while errors and rounds < _MAX_ROUNDS:
-        found = [_problem(tree, error) for error in errors]
         known = {problem.field for problem in wrong}
         # A stand-in may wait for one that was left out because it is wrong.
         wrong += [
             each
-            for each in found
+            for each in (_problem_of(tree, error) for error in errors)
             if each.field not in known and not (rounds and ".awaits[" in each.field)
         ]
-        value = _without(value, [_located(error).path for error in errors])
+        value = _without(value, [_located(error)[0] for error in errors])
         sound, errors = _validated(value)
         rounds += 1
     if sound is not None:
-        wrong += [*_file_problems(sound, tree, base), *_network_problems(sound.network, tree, base)]
+        wrong += [*_file_problems(sound, tree, base), *_own_problems(sound.network, tree, base)]
     is_sound = not tree.problems and not rounds
     return Examined(sound if is_sound else None, _in_order(wrong), sound)
-
-
-_MAX_ROUNDS: Final = 8  # one wrong value may hide others from the validator
 
 
 def _validated(value: object) -> tuple[Policy | None, list[Any]]:
@@ -233,6 +282,11 @@ def _in_order(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     return tuple(sorted(problems, key=lambda problem: problem.mark))
 
 
+def _problem(tree: Tree, path: yaml_tree.Path, message: str) -> Problem:
+    mark = yaml_tree.closest_mark(tree, path)
+    return Problem(mark=mark, field=yaml_tree.field_name(path), message=message)
+
+
 def _without(value: Mapping[str, Any], wrong: Iterable[yaml_tree.Path]) -> dict[str, Any]:
     """A policy's fields without the fields and stand-ins that are wrong. One without a risk has
     the least: what is left is examined, and never carried out."""
@@ -240,12 +294,8 @@ def _without(value: Mapping[str, Any], wrong: Iterable[yaml_tree.Path]) -> dict[
     for path in wrong:
         network = kept.get("network")
         stand_ins = network.get("stand_ins") if isinstance(network, dict) else None
-        if (
-            path[:2] == ("network", "stand_ins")
-            and len(path) > 2
-            and isinstance(network, dict)
-            and isinstance(stand_ins, dict)
-        ):
+        is_stand_in = path[:2] == ("network", "stand_ins") and len(path) > 2
+        if is_stand_in and isinstance(network, dict) and isinstance(stand_ins, dict):
             left = {name: item for name, item in stand_ins.items() if name != path[2]}
             kept["network"] = {**network, "stand_ins": left}
         elif path:
@@ -255,66 +305,41 @@ def _without(value: Mapping[str, Any], wrong: Iterable[yaml_tree.Path]) -> dict[
 
 def _no_policy(tree: Tree) -> Problem:
     """A file without the field that every policy has may be anything, a link's or a mistaken name's
-    secret among it: nothing that it holds is shown, not even the names of its fields.
-    """
+    secret among it: nothing that it holds is shown, not even the names of its fields."""
     first = min(tree.problems, key=lambda problem: problem.mark, default=None)
-    mark = first.mark if first is not None else yaml_tree.closest_mark(tree, ())
     if first is not None and first.is_of_the_file:
         return first
+    mark = first.mark if first is not None else yaml_tree.closest_mark(tree, ())
     what = "not YAML that a policy may hold, and" if first is not None else "not a policy:"
-    return Problem(
-        mark=mark,
-        field="",
-        message=f"{what} it has no field `belljar`, as in `belljar: 1`; nothing of it is shown",
-    )
+    why = f"{what} it has no field `belljar`, as in `belljar: 1`; nothing of it is shown"
+    return Problem(mark=mark, field="", message=why)
 
 
-def _named(value: dict[str, Any], default_name: str) -> dict[str, Any]:
-    if "name" in value:
-        return value
-    try:
-        return {**value, "name": kinds.NAME.read(default_name)}
-    except ValueError:
-        return value
+# ---- pydantic's errors
 
 
-HINT_EXAMPLE: Final = "correct the policy; `belljar policy show high` prints a valid one"
+def _located(error: Any) -> tuple[yaml_tree.Path, type[BaseModel] | None]:  # noqa: ANN401
+    """The path as written, and the model whose field (or missing field) its last part is.
 
-
-def refusal(problems: tuple[Problem, ...], source: str, *, hint: str = HINT_EXAMPLE) -> PolicyError:
-    """The error that lists all of them (at least one), each with its place in `source`."""
-    first, *more = problems
-    if not more:
-        field = f"{first.field}: " if first.field else ""
-        return PolicyError(
-            f"{field}{first.message}",
-            where=f"{printable(source)}:{first.mark.line}:{first.mark.column}",
-            hint=hint,
-        )
-    lines = "".join(f"\n  {problem.line(source)}" for problem in problems)
-    return PolicyError(f"{len(problems)} problems{lines}", where=printable(source), hint=hint)
-
-
-def _located(error: Any) -> Located:  # noqa: ANN401 - pydantic's ErrorDetails
+    `error`: pydantic's ErrorDetails, in which a stand-in's kind stands behind its name.
+    """
     refusal = error.get("ctx", {}).get("error")
-    below = refusal.path if isinstance(refusal, At) else ()
-    loc = error["loc"][:-1] if error["loc"][-1:] == ("[key]",) else error["loc"]
-    return locate((*loc, *below))
+    path = error["loc"][:-1] if error["loc"][-1:] == ("[key]",) else error["loc"]
+    path = (*path, *(refusal.path if isinstance(refusal, At) else ()))
+    if path[:2] == ("network", "stand_ins") and len(path) > 3 and path[3] in MODELS:
+        models = {(): MODELS[path[3]], **_STAND_IN_MODELS}
+        path, below = (*path[:3], *path[4:]), path[4:-1]
+    else:
+        models, below = {**_MODELS}, path[:-1]
+    return path, models.get(tuple(part for part in below if isinstance(part, str)))
 
 
-def _problem(tree: Tree, error: Any) -> Problem:  # noqa: ANN401 - pydantic's ErrorDetails
-    is_key = error["loc"][-1:] == ("[key]",)
-    found = _located(error)
-    unknown = error["type"] == "extra_forbidden"
-    mark = yaml_tree.closest_mark(tree, found.path, key=is_key or unknown)
-    model = found.model or _MODELS.get(
-        tuple(part for part in found.path[:-1] if isinstance(part, str))
-    )
-    return Problem(
-        mark=mark,
-        field=yaml_tree.field_name(found.path),
-        message=_message(error, found.path, model),
-    )
+def _problem_of(tree: Tree, error: Any) -> Problem:  # noqa: ANN401 - pydantic's ErrorDetails
+    path, model = _located(error)
+    is_key = error["loc"][-1:] == ("[key]",) or error["type"] == "extra_forbidden"
+    mark = yaml_tree.closest_mark(tree, path, key=is_key)
+    message = _message(error, path, model)
+    return Problem(mark=mark, field=yaml_tree.field_name(path), message=message)
 
 
 def _message(
@@ -325,11 +350,8 @@ def _message(
     match error["type"]:
         case "extra_forbidden":
             allowed = list(model.model_fields) if model else []
-            near = kinds.nearest(str(path[-1]), allowed)
-            hint = f"; did you mean `{near}`?" if near else ""
-            return f"there is no such field{hint} Allowed: {kinds.listed(allowed)}".replace(
-                "field Allowed", "field. Allowed"
-            )
+            hint = kinds.did_you_mean(str(path[-1]), allowed) or "."
+            return f"there is no such field{hint} Allowed: {kinds.listed(allowed)}"
         case "missing":
             field = model.model_fields.get(str(path[-1])) if model else None
             about = field.description if field is not None and field.description else ""
@@ -337,87 +359,54 @@ def _message(
         case "value_error":
             return str(error["ctx"]["error"])
         case "model_type" | "dict_type" | "mapping_type" | "model_attributes_type":
-            return (
-                f"a mapping of names to values is needed, but this is "
-                f"{kinds.kind_of(error['input'])}"
-            )
+            kind = kinds.kind_of(error["input"])
+            return f"a mapping of names to values is needed, but this is {kind}"
         case "too_long":
             return f"too many: at most {error['ctx']['max_length']}"
     return printable(str(error["msg"]), max_chars=200)
 
 
+# ---- files that a policy names
+
+
 def _file_problems(policy: Policy, tree: Tree, base: Path | None) -> Iterator[Problem]:
-    yield from _copy_problems(policy.files, ("files",), tree, base)
+    """What is wrong with the files that are copied into cells."""
+    lists: dict[yaml_tree.Path, tuple[FileCopy, ...]] = {("files",): policy.files}
     for name, item in (policy.network.stand_ins if policy.network is not None else {}).items():
         if isinstance(item, CellStandIn):
-            yield from _copy_problems(
-                item.files, ("network", "stand_ins", name, "files"), tree, base
-            )
+            lists["network", "stand_ins", name, "files"] = item.files
+    for where, files in lists.items():
+        total_bytes = 0
+        for index, file in enumerate(files):
+            try:
+                total_bytes += _size_of(own_directory(base), file.source)
+            except (OSError, ValueError) as exc:
+                why = f"{quoted(file.source)} can't be copied in: {reason(exc)}; {FILE_RULE}"
+                yield _problem(tree, (*where, index, "source"), why)
+        if total_bytes > MAX_FILES_BYTES:
+            size, most = format_size(total_bytes), format_size(MAX_FILES_BYTES)
+            why = f"{size} together; at most {most}. Put much data into an image"
+            yield _problem(tree, where, why)
 
 
-def _copy_problems(
-    files: tuple[FileCopy, ...], where: yaml_tree.Path, tree: Tree, base: Path | None
-) -> Iterator[Problem]:
-    total_bytes = 0
-    for index, file in enumerate(files):
-        path: yaml_tree.Path = (*where, index, "source")
-        try:
-            total_bytes += _source_size(base, file)
-        except (OSError, ValueError) as exc:
-            message = (
-                f"{kinds.quoted(file.source)} can't be copied in: {_reason(exc)}; {_FILE_RULE}"
-            )
-            yield Problem(
-                mark=yaml_tree.closest_mark(tree, path),
-                field=yaml_tree.field_name(path),
-                message=message,
-            )
-    if total_bytes > MAX_FILES_BYTES:
-        message = (
-            f"{format_size(total_bytes)} together; at most {format_size(MAX_FILES_BYTES)}. Put "
-            f"much data into an image"
-        )
-        yield Problem(
-            mark=yaml_tree.closest_mark(tree, where),
-            field=yaml_tree.field_name(where),
-            message=message,
-        )
-
-
-def _network_problems(network: Network | None, tree: Tree, base: Path | None) -> Iterator[Problem]:
+def _own_problems(network: Network | None, tree: Tree, base: Path | None) -> Iterator[Problem]:
     """What is wrong with the files and directories that stand-ins name."""
     for name, item in (network.stand_ins if network is not None else {}).items():
         own_field, own = item.own_path()
         try:
             if own_field:
-                _check_own(base, item, own_field, own)
+                _check_own(own_directory(base), item, own_field, own)
         except (OSError, ValueError) as exc:
-            path: yaml_tree.Path = ("network", "stand_ins", name, own_field)
             rule = "" if isinstance(exc, FileNotFoundError) else f"; {_OWN_RULE}"
-            message = f"{kinds.quoted(own)} can't be used: {_reason(exc)}{rule}"
-            yield Problem(
-                mark=yaml_tree.closest_mark(tree, path),
-                field=yaml_tree.field_name(path),
-                message=message,
-            )
+            why = f"{quoted(own)} can't be used: {reason(exc)}{rule}"
+            yield _problem(tree, ("network", "stand_ins", name, own_field), why)
 
 
-_OWN_RULE: Final = (
-    "a stand-in sees the whole directory, so it is one below the policy's own, with nothing in it "
-    "that the model may not see"
-)
-
-
-def _check_own(base: Path | None, item: StandIn, own_field: str, own: str) -> None:
-    home = _home(base)
-    if own_field == item.directory_field:
-        folder = own
-    else:
+def _check_own(home: Path, item: StandIn, own_field: str, own: str) -> None:
+    folder = own
+    if own_field != item.directory_field:
         folder = str(PurePosixPath(own).parent)
-        with open_regular(home, own) as fd:
-            size_bytes = os.fstat(fd).st_size
-        if size_bytes > MAX_FILE_BYTES:
-            raise ValueError(f"it has {format_size(size_bytes)}")
+        _size_of(home, own)
     with open_beneath(home, folder) as fd:
         found, above = os.fstat(fd), home.stat()
     if not stat.S_ISDIR(found.st_mode):
@@ -426,22 +415,8 @@ def _check_own(base: Path | None, item: StandIn, own_field: str, own: str) -> No
         raise ValueError("it is not in a directory of its own")
 
 
-def _reason(exc: OSError | ValueError) -> str:
-    return (exc.strerror or type(exc).__name__).lower() if isinstance(exc, OSError) else str(exc)
-
-
-def _home(base: Path | None) -> Path:
-    """The directory that a policy's files stay below: one may come with someone else's evaluation,
-    and must not take what is elsewhere on this host into a cell, by a path or by a link. Raises
-    `ValueError` for a policy that has none.
-    """
-    if base is None:
-        raise ValueError("this policy has no directory of its own")
-    return base
-
-
-def _source_size(base: Path | None, file: FileCopy) -> int:
-    with open_regular(_home(base), file.source) as fd:
+def _size_of(home: Path, name: str) -> int:
+    with open_regular(home, name) as fd:
         size_bytes = os.fstat(fd).st_size
     if size_bytes > MAX_FILE_BYTES:
         raise ValueError(f"it has {format_size(size_bytes)}")

@@ -1,9 +1,7 @@
-"""A policy with where it came from, and Belljar's own policies without the reader of people's
-files.
+"""A policy with where it came from, and Belljar's own policies without pydantic and YAML.
 
-Reading a policy takes pydantic and a YAML reader, whose imports are most of a short command's time.
-A preset's text is Belljar's own, so what it says stands here as data, too; it counts only while the
-text is the one it was written for.
+Importing those is most of a short command's time. What a preset's text says stands here as data,
+too; it counts only while the text is the one it was written for.
 """
 
 from __future__ import annotations
@@ -16,19 +14,32 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from belljar.errors import PolicyError
+from belljar.policy.files import read_regular, reason
 from belljar.policy.guarding import GuardRules, Stop, Trigger
-from belljar.policy.limits import Resources
-from belljar.policy.outside_tools import HostTools, default_host_tools
-from belljar.policy.risk import Risk, Tier, demanded_tier, least_tier, lowered
-from belljar.units import printable
+from belljar.policy.limits import (
+    HostTools,
+    Resources,
+    Risk,
+    Tier,
+    default_host_tools,
+    demanded_tier,
+    least_tier,
+    lowered,
+)
+from belljar.units import format_size, printable, quoted
 
 if TYPE_CHECKING:
-    from belljar.policy.files import FileCopy
     from belljar.policy.model import Policy
+    from belljar.policy.sections import FileCopy
     from belljar.policy.task_data import TaskData
 
 PRESETS: Final = ("low", "medium", "high", "critical")
 DEFAULT_PRESET: Final = "high"
+MAX_FILE_BYTES: Final = 100 << 20
+FILE_RULE: Final = (
+    f"each source is a readable regular file of at most {format_size(MAX_FILE_BYTES)} below the "
+    f"policy's directory"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +80,11 @@ class PresetPolicy:
 
     def to_json(self) -> dict[str, Any]:
         """As `Policy.to_json`."""
-        tier = None if self.tier is None else self.tier.value
-        words = {"risk": self.risk.value, "tier": tier, "resources": asdict(self.resources)}
-        named = {name: getattr(self, name) for name in self.__slots__}
         return {
-            **named,
-            **words,
+            **{name: getattr(self, name) for name in self.__slots__},
+            "risk": self.risk.value,
+            "tier": None if self.tier is None else self.tier.value,
+            "resources": asdict(self.resources),
             "env": {},
             "files": [],
             "network": "none",
@@ -83,34 +93,28 @@ class PresetPolicy:
         }
 
 
-_PRESET_POLICIES: Final[Mapping[str, tuple[str, PresetPolicy]]] = MappingProxyType(
+_PRESET_POLICIES: Final[Mapping[str, PresetPolicy]] = MappingProxyType(
     {
-        "low": (
-            "40c803c14a38afc5db99195d6e162a82af0f03d075ea845c2f11091c41507a9c",
-            PresetPolicy(name="low", risk=Risk.LOW),
+        "40c803c14a38afc5db99195d6e162a82af0f03d075ea845c2f11091c41507a9c": PresetPolicy(
+            name="low", risk=Risk.LOW
         ),
-        "medium": (
-            "87faa1f7408a57aafeff111fe76a8d211e6e3676f8a6570f2b3497663e04f708",
-            PresetPolicy(name="medium", risk=Risk.MEDIUM),
+        "87faa1f7408a57aafeff111fe76a8d211e6e3676f8a6570f2b3497663e04f708": PresetPolicy(
+            name="medium", risk=Risk.MEDIUM
         ),
-        "high": (
-            "8c1a35d6f8a01e399be0d3334dcf5815220d1a0bedfb705dd4a5f1b0a0b88f1e",
-            PresetPolicy(name="high", risk=Risk.HIGH),
+        "8c1a35d6f8a01e399be0d3334dcf5815220d1a0bedfb705dd4a5f1b0a0b88f1e": PresetPolicy(
+            name="high", risk=Risk.HIGH
         ),
-        "critical": (
-            "d3190486202a4b51095c302c9adf6bb593429e7da61d34a62976bc7640ebbd89",
-            PresetPolicy(
-                name="critical",
-                risk=Risk.CRITICAL,
-                tier=Tier.MICROVM,
-                resources=Resources(
-                    disk_bytes=256 << 20, processes=256, lifetime_s=7200.0, exec_timeout_s=300.0
-                ),
+        "d3190486202a4b51095c302c9adf6bb593429e7da61d34a62976bc7640ebbd89": PresetPolicy(
+            name="critical",
+            risk=Risk.CRITICAL,
+            tier=Tier.MICROVM,
+            resources=Resources(
+                disk_bytes=256 << 20, processes=256, lifetime_s=7200.0, exec_timeout_s=300.0
             ),
         ),
     }
 )
-"""Preset → SHA-256 of its text, and what that says."""
+"""SHA-256 of a preset's text → what that says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,13 +135,29 @@ class LoadedPolicy:
     def read_file(self, file: FileCopy) -> bytes:
         """The contents of one of the policy's files, at most `MAX_FILE_BYTES`.
 
-        Raises:
-            PolicyError: it is gone, is no regular file, can't be read, is too large, or lies
-                outside the policy's directory.
+        Raises `PolicyError`: it is gone, no regular file, unreadable, too large, or lies outside
+        the policy's directory.
         """
-        from belljar.policy.load import read_copied
+        try:
+            content = read_regular(own_directory(self.base), file.source, MAX_FILE_BYTES + 1)
+            if len(content) > MAX_FILE_BYTES:
+                raise ValueError(f"it has more than {format_size(MAX_FILE_BYTES)}")
+            return content
+        except (OSError, ValueError) as exc:
+            what = f"the file {quoted(file.source)} can't be copied in: {reason(exc)}"
+            hint = f"correct `files`: {FILE_RULE}"
+            raise PolicyError(what, where=printable(self.source), hint=hint) from exc
 
-        return read_copied(self, file)
+
+def own_directory(base: Path | None) -> Path:
+    """The directory that a policy's files stay below. Raises `ValueError` for a policy without one.
+
+    A policy may come with someone else's evaluation, and must not take what is elsewhere on this
+    host into a cell, by a path or by a link.
+    """
+    if base is None:
+        raise ValueError("this policy has no directory of its own")
+    return base
 
 
 def preset_text(name: str) -> bytes:
@@ -146,16 +166,16 @@ def preset_text(name: str) -> bytes:
 
 
 def known_preset(name: str | None, least: Risk = Risk.LOW) -> LoadedPolicy | None:
-    """The preset (None: the default one) as `resolve_policy` gives it, without reading its text as
-    YAML; None where that has to be done.
+    """The preset (None: the default one) without reading YAML; None where that has to be done.
 
     `least`: the least risk on this host; a preset below it is changed by it.
     """
     name = DEFAULT_PRESET if name is None else name
     if name not in PRESETS:
         return None
-    text, (digest, policy) = preset_text(name), _PRESET_POLICIES[name]
-    if policy.risk < least or hashlib.sha256(text).hexdigest() != digest:
+    text = preset_text(name)
+    policy = _PRESET_POLICIES.get(hashlib.sha256(text).hexdigest())
+    if policy is None or policy.name != name or policy.risk < least:
         return None
     return LoadedPolicy(policy=cast("Policy", policy), text=text, source=f"preset:{name}")
 
@@ -163,45 +183,30 @@ def known_preset(name: str | None, least: Risk = Risk.LOW) -> LoadedPolicy | Non
 def with_tier(loaded: LoadedPolicy, tier: Tier | str | None) -> LoadedPolicy:
     """The policy with exactly this tier, whoever asks for it beside its author.
 
-    None or "": unchanged.
-
-    Raises:
-        PolicyError: it is less than the policy demands, by its risk or by its own `tier`; or no
-            tier has that name.
+    None or "": unchanged. Raises `PolicyError` for an unknown tier, and for one that is less than
+    the policy demands, by its risk or by its own `tier`.
     """
     if not tier:
         return loaded
     try:
         asked = Tier(tier)
     except ValueError:
-        from belljar.policy.fields import quoted
-
-        names = ", ".join(str(item) for item in Tier)
-        raise PolicyError(
-            f"there is no tier {quoted(str(tier))}", where="tier", hint=f"use one of {names}"
-        ) from None
+        hint = f"use one of {', '.join(map(str, Tier))}"
+        what = f"there is no tier {quoted(str(tier))}"
+        raise PolicyError(what, where="tier", hint=hint) from None
     policy = loaded.policy
-    if asked < demanded_tier(policy.risk, policy.tier):
-        raise PolicyError(
-            _lowered(policy, asked),
-            where=printable(loaded.source),
-            hint=f"ask for {_at_least(policy)} or leave it out",
+    least = demanded_tier(policy.risk, policy.tier)
+    if asked < least:
+        what = (
+            f"tier `{asked}` is less than this policy demands, which is `{policy.tier}`; a tier "
+            f"can only be raised"
         )
+        if asked < least_tier(policy.risk):
+            what = lowered(policy.risk, asked)
+        able = " or ".join(f"`{tier}`" for tier in Tier if tier >= least)
+        hint = f"ask for {able} or leave it out"
+        raise PolicyError(what, where=printable(loaded.source), hint=hint)
     known: object = policy
     if isinstance(known, PresetPolicy):
         return replace(loaded, policy=cast("Policy", replace(known, tier=asked)))
     return replace(loaded, policy=policy.model_copy(update={"tier": asked}))
-
-
-def _lowered(policy: Policy, asked: Tier) -> str:
-    if asked < least_tier(policy.risk):
-        return lowered(policy.risk, asked)
-    return (
-        f"tier `{asked}` is less than this policy demands, which is `{policy.tier}`; a tier can "
-        f"only be raised"
-    )
-
-
-def _at_least(policy: Policy) -> str:
-    least = demanded_tier(policy.risk, policy.tier)
-    return " or ".join(f"`{tier}`" for tier in Tier if tier >= least)

@@ -12,20 +12,28 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field, PlainSerializer, field_validator
 
 from belljar.policy import fields as kinds
-from belljar.policy.files import FileCopy, FilesField
 from belljar.policy.guarding import GuardRules
-from belljar.policy.host_tools import HostToolsField
-from belljar.policy.limits import Resources
+from belljar.policy.limits import (
+    HostTools,
+    Resources,
+    Risk,
+    Tier,
+    default_host_tools,
+    demanded_tier,
+    least_tier,
+    lowered,
+)
 from belljar.policy.network import Network, read_network
-from belljar.policy.outside_tools import HostTools, default_host_tools
-from belljar.policy.resources import ResourcesField, Strict
-from belljar.policy.rights import Rights
-from belljar.policy.risk import Risk, Tier, demanded_tier, least_tier, lowered
+from belljar.policy.sections import (
+    At,
+    FilesField,
+    HostToolsField,
+    ResourcesField,
+    Rights,
+    Strict,
+)
 from belljar.policy.signals import DecoysField, GuardField, StopsField, check_services
-from belljar.policy.stand_in import At
 from belljar.policy.stand_ins import TargetStandIn
-
-__all__ = ["FileCopy", "Policy", "policy_schema"]
 
 VERSION: Final = 1
 MAX_VARIABLES: Final = 1024

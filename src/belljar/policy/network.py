@@ -6,29 +6,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Final
 
-from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from belljar.policy import fields as kinds
 from belljar.policy import hosts
-from belljar.policy.resources import ResourcesText, Strict
-from belljar.policy.stand_in import (
-    MAX_NAMES,
-    MAX_PORTS,
+from belljar.policy.hosts import MAX_NAMES, MAX_PORTS, HostNames, TargetPorts
+from belljar.policy.sections import At, Strict, list_of
+from belljar.policy.stand_ins import (
+    MODELS,
     NETWORKS,
-    NUMBER,
-    At,
+    AnyStandIn,
     CellNetworks,
-    HostNames,
+    MetadataStandIn,
     StandIn,
     Switch,
-    TargetPorts,
-    list_of,
+    TargetStandIn,
 )
-from belljar.policy.stand_ins import MODELS, AnyStandIn, Health, MetadataStandIn, TargetStandIn
+from belljar.units import quoted
 
 MAX_STAND_INS: Final = 64
 MAX_TARGETS: Final = 16
@@ -49,12 +46,21 @@ class Default(Enum):
     SIMULATE = "simulate"
 
 
+def _read_reason(value: object) -> str:
+    reason = kinds.LINE.read(value).strip()
+    if not MIN_REASON_CHARS <= len(reason) <= MAX_REASON_CHARS:
+        raise ValueError(
+            f"a reason is a sentence of {MIN_REASON_CHARS} to {MAX_REASON_CHARS} characters"
+        )
+    return str(reason)
+
+
 class Upstream(Strict):
     """A real service that the gateway may dial, within a budget. Risk low and medium only."""
 
     host: Annotated[str, hosts.HOST] = Field(description="Exactly this host name.")
     ports: Annotated[
-        tuple[Annotated[int, NUMBER], ...],
+        tuple[Annotated[int, hosts.PORT_NUMBER], ...],
         list_of("ports", MAX_PORTS),
     ] = Field(description="TCP ports, as numbers: HTTP at 80, HTTPS at the others.")
     methods: Annotated[
@@ -71,10 +77,7 @@ class Upstream(Strict):
     )
     reason: Annotated[
         str,
-        kinds.Text(
-            reader=lambda value: _read_reason(value),
-            pattern=f"^.{{{MIN_REASON_CHARS},{MAX_REASON_CHARS}}}$",
-        ),
+        kinds.Text(reader=_read_reason, pattern=f"^.{{{MIN_REASON_CHARS},{MAX_REASON_CHARS}}}$"),
     ] = Field(
         description="Why a stand-in would not do, in a sentence; it stands in plan and report."
     )
@@ -89,15 +92,6 @@ class Upstream(Strict):
         if self.whole_run < self.budget:
             raise At("is less than `budget`, which is what one sample may use", "run_budget")
         return self
-
-
-def _read_reason(value: object) -> str:
-    reason = kinds.LINE.read(value).strip()
-    if not MIN_REASON_CHARS <= len(reason) <= MAX_REASON_CHARS:
-        raise ValueError(
-            f"a reason is a sentence of {MIN_REASON_CHARS} to {MAX_REASON_CHARS} characters"
-        )
-    return str(reason)
 
 
 class Record(Strict):
@@ -147,11 +141,8 @@ def _read_ids(value: object) -> object:
             if kind is None:
                 raise At(f"is missing. One of {kinds.listed(MODELS)}", name, "kind")
             if kind not in MODELS:
-                near = kinds.nearest(kind, MODELS) if isinstance(kind, str) else ""
-                hint = f"; did you mean `{near}`?" if near else ""
-                raise At(
-                    f"{kinds.quoted(kind)} is none of {kinds.listed(MODELS)}{hint}", name, "kind"
-                )
+                hint = kinds.did_you_mean(kind, MODELS)
+                raise At(f"{quoted(kind)} is none of {kinds.listed(MODELS)}{hint}", name, "kind")
         elif not isinstance(body, StandIn):
             raise At(
                 f"a mapping of names to values is needed, but this is {kinds.kind_of(body)}", name
@@ -205,15 +196,13 @@ class Network(Strict):
 
     @model_validator(mode="after")
     def _each_once(self) -> Network:
-        patterns = list(self._patterns())
+        patterns = list(self.patterns())
         if len(patterns) > MAX_NAMES:
             raise At(f"{len(patterns)} names in all; at most {MAX_NAMES}", "stand_ins")
         seen: dict[str, str] = {}
         for pattern, owner, path in patterns:
             if pattern in seen:
-                raise At(
-                    f"{kinds.quoted(pattern)} is {kinds.quoted(seen[pattern])}'s already", *path
-                )
+                raise At(f"{quoted(pattern)} is {quoted(seen[pattern])}'s already", *path)
             seen[pattern] = owner
         _check_metadata(self)
         _check_awaited(self)
@@ -226,7 +215,8 @@ class Network(Strict):
             )
         return self
 
-    def _patterns(self) -> Iterator[tuple[str, str, tuple[str | int, ...]]]:
+    def patterns(self) -> Iterator[tuple[str, str, tuple[str | int, ...]]]:
+        """Each host name, whose it is, and where it is written."""
         for name, item in self.stand_ins.items():
             yield from (
                 (pattern, name, ("stand_ins", name, "names", at))
@@ -245,7 +235,7 @@ def _check_awaited(network: Network) -> None:
             for index, awaited in enumerate(item.awaits or ()):
                 if awaited not in before:
                     raise At(
-                        f"{kinds.quoted(awaited)} is no target cell before this one",
+                        f"{quoted(awaited)} is no target cell before this one",
                         "stand_ins",
                         name,
                         "awaits",
@@ -260,11 +250,11 @@ def _check_metadata(network: Network) -> None:
     ]
     if len(services) > 1:
         raise At("a range has one metadata service", "stand_ins", services[1], "kind")
-    for pattern, owner, path in network._patterns():
+    for pattern, owner, path in network.patterns():
         known = next((name for name in hosts.METADATA_NAMES if hosts.covers(pattern, name)), "")
         if known and owner not in services:
             raise At(
-                f"{kinds.quoted(known)} is a metadata service: only a stand-in of kind "
+                f"{quoted(known)} is a metadata service: only a stand-in of kind "
                 f"`metadata` may have it",
                 *path,
             )
@@ -276,44 +266,9 @@ def read_network(value: object) -> object:
         return None
     if isinstance(value, (Network, dict)):
         return value
-    shown = f" ({kinds.quoted(value)})" if isinstance(value, str) else ""
+    shown = f" ({quoted(value)})" if isinstance(value, str) else ""
     raise ValueError(
         f"`none`, or a mapping with `stand_ins` and `default`, is needed, but this is "
         f"{kinds.kind_of(value)}{shown}: "
         "what a cell reaches is simulated, by name"
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Located:
-    """A place in a policy's network: the path as written, and the model whose field (or missing
-    field) its last part is.
-    """
-
-    path: tuple[str | int, ...]
-    model: type[BaseModel] | None
-
-
-def locate(path: tuple[str | int, ...]) -> Located:
-    """From where pydantic says it is, in which a stand-in's kind stands behind its name."""
-    if path[:1] != ("network",):
-        return Located(path, None)
-    rest = path[1:]
-    if rest[:1] == ("stand_ins",) and len(rest) > 2 and rest[2] in MODELS:
-        kind, rest = str(rest[2]), (*rest[:2], *rest[3:])
-        return Located(("network", *rest), _model_below(MODELS[kind], rest[2:]))
-    models: Mapping[tuple[str | int, int], type[BaseModel]] = {
-        ("record", 2): Record,
-        ("own_cell", 2): OwnCell,
-        ("upstreams", 3): Upstream,
-    }
-    return Located(
-        path, Network if len(rest) == 1 else models.get((rest[0], len(rest))) if rest else None
-    )
-
-
-def _model_below(model: type[BaseModel], below: tuple[str | int, ...]) -> type[BaseModel] | None:
-    if len(below) == 1:
-        return model
-    inner: Mapping[str | int, type[BaseModel]] = {"health": Health, "resources": ResourcesText}
-    return inner.get(below[0]) if len(below) == 2 else None

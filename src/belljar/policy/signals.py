@@ -27,9 +27,9 @@ from belljar.policy.guarding import (
     Trigger,
 )
 from belljar.policy.network import OWN_CELL, Network
-from belljar.policy.resources import Strict
-from belljar.policy.stand_in import MAX_NAMES, At, list_of
+from belljar.policy.sections import At, Strict, list_of
 from belljar.policy.stand_ins import MetadataStandIn
+from belljar.units import quoted
 
 MAX_DECOYS: Final = 64
 MAX_COUNT: Final = 1000
@@ -173,13 +173,13 @@ def _specs(decoys: tuple[DecoyText, ...]) -> tuple[DecoySpec, ...]:
     seen: set[str] = set()
     for index, decoy in enumerate(decoys):
         if decoy.id in seen:
-            raise At(f"{kinds.quoted(decoy.id)} is another decoy's already", index, "id")
+            raise At(f"{quoted(decoy.id)} is another decoy's already", index, "id")
         seen.add(decoy.id)
     services = {decoy.id: decoy.kind for decoy in decoys if decoy.kind in SERVICE_PORTS}
     for index, decoy in enumerate(decoys):
         if decoy.service and decoy.service not in services:
             raise At(
-                f"{kinds.quoted(decoy.service)} is no decoy service of this policy",
+                f"{quoted(decoy.service)} is no decoy service of this policy",
                 index,
                 "service",
             )
@@ -188,7 +188,7 @@ def _specs(decoys: tuple[DecoyText, ...]) -> tuple[DecoySpec, ...]:
             raise At(
                 f"a decoy of kind `{decoy.kind.value}` holds the login of a service of kind "
                 f"`{needed.value}`, "
-                f"and {kinds.quoted(decoy.service)} is another",
+                f"and {quoted(decoy.service)} is another",
                 index,
                 "service",
             )
@@ -197,20 +197,20 @@ def _specs(decoys: tuple[DecoyText, ...]) -> tuple[DecoySpec, ...]:
 
 def check_services(decoys: tuple[DecoySpec, ...], network: Network | None) -> None:
     """Raise `At` for a service without a network, or with an id or name that is another's there."""
-    names = set() if network is None else {pattern for pattern, _, _ in network._patterns()}
+    names = set() if network is None else {pattern for pattern, _, _ in network.patterns()}
     for index, decoy in enumerate(decoys):
         if not decoy.is_service:
             continue
         if network is None:
             raise At(
-                f"{kinds.quoted(decoy.id)} is a service, and this policy has no `network`, where "
+                f"{quoted(decoy.id)} is a service, and this policy has no `network`, where "
                 f"it could be reached; "
                 "write `network: {default: deny}`",
                 index,
                 "kind",
             )
         if decoy.id in network.stand_ins or decoy.id == OWN_CELL:
-            raise At(f"{kinds.quoted(decoy.id)} is a stand-in's already", index, "id")
+            raise At(f"{quoted(decoy.id)} is a stand-in's already", index, "id")
         if decoy.kind is DecoyKind.METADATA:
             taken = [item.id for item in decoys[:index] if item.kind is DecoyKind.METADATA]
             taken += [
@@ -220,18 +220,16 @@ def check_services(decoys: tuple[DecoySpec, ...], network: Network | None) -> No
             ]
             if taken:
                 raise At(
-                    f"a range has one metadata service, and {kinds.quoted(taken[0])} is it",
+                    f"a range has one metadata service, and {quoted(taken[0])} is it",
                     index,
                     "kind",
                 )
             continue
         if decoy.host in names or decoy.host in hosts.METADATA_NAMES:
-            raise At(
-                f"{kinds.quoted(decoy.host)} is another's in this network already", index, "place"
-            )
+            raise At(f"{quoted(decoy.host)} is another's in this network already", index, "place")
         names.add(decoy.host)
-        if len(names) > MAX_NAMES:
-            raise At(f"{len(names)} names in all; at most {MAX_NAMES}", index, "place")
+        if len(names) > hosts.MAX_NAMES:
+            raise At(f"{len(names)} names in all; at most {hosts.MAX_NAMES}", index, "place")
 
 
 def _written_decoy(spec: DecoySpec) -> dict[str, Any]:
@@ -297,7 +295,7 @@ class ActionsText(Strict):
             action = getattr(self, place.value)
             if action is not None and action not in ACTIONS[place]:
                 words = kinds.listed(word.value for word in ACTIONS[place])
-                raise At(f"{kinds.quoted(action.value)} is none of {words}", place.value)
+                raise At(f"{quoted(action.value)} is none of {words}", place.value)
         return self
 
 

@@ -1,7 +1,5 @@
 """The kinds of stand-in a policy's network may have, each with its own fields.
 
-Frozen, strict, nothing unknown.
-
 Shapes only: what an author's routes, documents and recordings say is checked by the stand-ins
 themselves, while planning.
 """
@@ -17,30 +15,56 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from belljar.policy import fields as kinds
 from belljar.policy import hosts
-from belljar.policy.files import FilesField
-from belljar.policy.limits import Resources
-from belljar.policy.resources import ResourcesField, Strict
-from belljar.policy.rights import Rights
-from belljar.policy.risk import Tier
-from belljar.policy.stand_in import (
-    MAX_NAMES,
-    MAX_PORTS,
-    NETWORKS,
-    NUMBER,
-    At,
-    CellNetworks,
-    Directory,
-    HostNames,
-    JsonMapping,
-    Relative,
-    StandIn,
-    Switch,
-    TargetPorts,
-    list_of,
-)
+from belljar.policy.hosts import MAX_NAMES, MAX_PORTS, HostNames, Names, Port, Ports, TargetPorts
+from belljar.policy.limits import Resources, Tier
+from belljar.policy.sections import At, FilesField, ResourcesField, Rights, Strict, list_of
 
 MAX_WORDS: Final = 1024
+MAX_NETWORKS: Final = 16
+NETWORKS: Final = (
+    "Two cells that both have some, and none in common, don't reach each other. Default: every "
+    "cell's."
+)
 _APP: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+
+
+def _read_switch(value: object) -> object:
+    if not isinstance(value, bool):
+        raise ValueError(f"`true` or `false` is needed, but this is {kinds.kind_of(value)}")
+    return value
+
+
+def _read_mapping(value: object) -> object:
+    if value is not None and not isinstance(value, Mapping):
+        raise ValueError(
+            f"a mapping of names to values is needed, but this is {kinds.kind_of(value)}"
+        )
+    return value
+
+
+def _read_routes(value: object) -> object:
+    if value is None or isinstance(value, tuple):
+        return value
+    if isinstance(value, str):
+        return kinds.SOURCE.read(value)
+    if isinstance(value, list) and all(isinstance(item, dict) for item in value):
+        return tuple(value)
+    shown = "a list of something else" if isinstance(value, list) else kinds.kind_of(value)
+    raise ValueError(f"a list of routes or a file's name is needed, but this is {shown}")
+
+
+Switch: TypeAlias = Annotated[bool, BeforeValidator(_read_switch, json_schema_input_type=bool)]
+Relative: TypeAlias = Annotated[str, kinds.SOURCE]
+Directory: TypeAlias = Annotated[str, kinds.DIRECTORY]
+Line: TypeAlias = Annotated[str, kinds.LINE]
+Words: TypeAlias = Annotated[tuple[Annotated[str, kinds.TEXT], ...], list_of("words", MAX_WORDS)]
+Env: TypeAlias = Mapping[Annotated[str, kinds.ENV_NAME], Annotated[str, kinds.ENV_VALUE]]
+CellNetworks: TypeAlias = Annotated[
+    tuple[Annotated[str, kinds.NAME], ...], list_of("names of networks", MAX_NETWORKS)
+]
+JsonMapping: TypeAlias = Annotated[
+    Mapping[str, Any], BeforeValidator(_read_mapping, json_schema_input_type=dict[str, Any])
+]
 
 
 class Cloud(Enum):
@@ -65,6 +89,68 @@ class MissingBodies(Enum):
     EMPTY = "empty"
 
 
+class StandIn(Strict):
+    """What every kind has. `protocols` are those that the kind can speak, the usual one first."""
+
+    protocols: ClassVar[tuple[str, ...]] = ("http", "tls")
+    usual_ports: ClassVar[tuple[int, ...]] = (80, 443)
+    file_field: ClassVar[str] = ""
+    """The field that names a file of the author's; the stand-in sees the directory that this file
+    is in.
+    """
+    directory_field: ClassVar[str] = ""
+    """The field that names a directory of the author's."""
+
+    kind: str
+    names: Names = Field(
+        description="Host names, exact or `*.` and a name (one more label). An exact name wins "
+        "over a wildcard."
+    )
+    ports: Ports | None = Field(
+        default=None,
+        description="TCP ports: a number, or NUMBER/PROTOCOL with http, tls, tcp, smtp or smtps. "
+        "Default by kind.",
+    )
+
+    @model_validator(mode="after")
+    def _speaks(self) -> StandIn:
+        seen: set[int] = set()
+        for index, port in enumerate(self.ports or ()):
+            if port.protocol and port.protocol not in self.protocols:
+                what = (
+                    f"a stand-in of kind `{self.kind}` speaks {kinds.listed(self.protocols)}, not "
+                    f"`{port.protocol}`"
+                )
+                raise At(what, "ports", index)
+            if port.number in seen:
+                raise At(f"port {port.number} stands twice", "ports", index)
+            seen.add(port.number)
+        return self
+
+    def spoken_ports(self) -> tuple[tuple[int, str], ...]:
+        """Every port with its protocol, defaults filled in."""
+        ports = self.ports or tuple(Port(number=number) for number in self.usual_ports)
+        return tuple(
+            (port.number, port.protocol or hosts.usual_protocol(port.number, self.protocols))
+            for port in ports
+        )
+
+    def own_path(self) -> tuple[str, str]:
+        """The field that names the author's file or directory, and the path; ("", "") when there is
+        none.
+        """
+        for name in (self.file_field, self.directory_field):
+            path = getattr(self, name) if name else None
+            if isinstance(path, str):
+                return name, path
+        return "", ""
+
+    def settings(self) -> dict[str, Any]:
+        """The kind's own fields as JSON values, those that aren't written left out."""
+        common = {"kind", "names", "ports"}
+        return self.model_dump(mode="json", exclude=common, exclude_none=True)
+
+
 class HttpStandIn(StandIn):
     """Routes, templates, state and files of the author's."""
 
@@ -74,9 +160,7 @@ class HttpStandIn(StandIn):
     kind: Literal["http"] = Field(description="What it plays.")
     routes: Annotated[
         str | tuple[Mapping[str, Any], ...] | None,
-        BeforeValidator(
-            lambda value: _read_routes(value), json_schema_input_type=str | list[dict[str, Any]]
-        ),
+        BeforeValidator(_read_routes, json_schema_input_type=str | list[dict[str, Any]]),
     ] = Field(
         default=None,
         description="A list of routes, or a YAML file with routes, state and static files.",
@@ -85,7 +169,7 @@ class HttpStandIn(StandIn):
     static: JsonMapping | None = Field(
         default=None, description="Files that are served as they are."
     )
-    session_cookie: Annotated[str, kinds.LINE] | None = Field(
+    session_cookie: Line | None = Field(
         default=None, description="The cookie that holds a session's name."
     )
     files: Directory | None = Field(
@@ -105,22 +189,6 @@ class HttpStandIn(StandIn):
                 "files",
             )
         return self
-
-
-def _read_routes(value: object) -> object:
-    if value is None or isinstance(value, tuple):
-        return value
-    if isinstance(value, str):
-        return kinds.SOURCE.read(value)
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise ValueError(
-            f"a list of routes or a file's name is needed, but this is {_shown_kind(value)}"
-        )
-    return tuple(value)
-
-
-def _shown_kind(value: object) -> str:
-    return "a list of something else" if isinstance(value, list) else kinds.kind_of(value)
 
 
 class OpenApiStandIn(StandIn):
@@ -219,31 +287,27 @@ class OpenAiStandIn(StandIn):
     """Chat completions by the model that is evaluated."""
 
     kind: Literal["openai"] = Field(description="What it plays.")
-    model: Annotated[str, kinds.LINE] | None = Field(
-        default=None, description="The model's name as it is shown."
-    )
-    models: (
-        Annotated[tuple[Annotated[str, kinds.LINE], ...], list_of("names of models", 100)] | None
-    ) = Field(
+    model: Line | None = Field(default=None, description="The model's name as it is shown.")
+    models: Annotated[tuple[Line, ...], list_of("names of models", 100)] | None = Field(
         default=None,
         description="The names of models that it knows; others are refused. Default: any.",
     )
-    api_key: Annotated[str, kinds.LINE] | None = Field(
-        default=None, description="The key it wants. Default: any."
-    )
+    api_key: Line | None = Field(default=None, description="The key it wants. Default: any.")
 
 
 class Health(Strict):
     """How it is known that a target cell serves: a command that exits with 0, an HTTP path that
     answers with less than 400, or the image's own check."""
 
-    command: (
-        Annotated[tuple[Annotated[str, kinds.TEXT], ...], list_of("words", MAX_WORDS)] | None
-    ) = Field(default=None, description="A command in the cell, as a list of words.")
+    command: Words | None = Field(
+        default=None, description="A command in the cell, as a list of words."
+    )
     http: Annotated[str, kinds.URL_PATH] | None = Field(
         default=None, description="A path, asked for at `port`."
     )
-    port: Annotated[int, NUMBER] | None = Field(default=None, description="The port of `http`.")
+    port: Annotated[int, hosts.PORT_NUMBER] | None = Field(
+        default=None, description="The port of `http`."
+    )
     image: Switch | None = Field(
         default=None,
         description="`true`: the image's own check, which it must have; `false`: none, also "
@@ -284,7 +348,7 @@ class TargetStandIn(StandIn):
     image: Annotated[str, kinds.IMAGE] = Field(
         default="default", description="The cell's root filesystem."
     )
-    env: Mapping[Annotated[str, kinds.ENV_NAME], Annotated[str, kinds.ENV_VALUE]] = Field(
+    env: Env = Field(
         default_factory=dict,
         max_length=MAX_WORDS,
         description="Environment variables, added to the image's.",
@@ -330,9 +394,9 @@ class CellStandIn(TargetStandIn):
 
     kind: Literal["cell"] = Field(description="What it plays.")
     files: FilesField = Field(default=(), description="Files that are copied in.")
-    command: (
-        Annotated[tuple[Annotated[str, kinds.TEXT], ...], list_of("words", MAX_WORDS)] | None
-    ) = Field(default=None, description="What runs in it, as a list of words. Default the image's.")
+    command: Words | None = Field(
+        default=None, description="What runs in it, as a list of words. Default the image's."
+    )
     arguments: (
         Annotated[tuple[Annotated[str, kinds.TEXT], ...], list_of("words", MAX_WORDS, least=0)]
         | None
@@ -368,19 +432,11 @@ class PythonStandIn(TargetStandIn):
 
     kind: Literal["python"] = Field(description="What it plays.")
     app: Annotated[
-        str, kinds.Text(reader=lambda value: _read_app(value), pattern=f"^{_APP.pattern}$")
+        str, kinds.matching(_APP, "is no app: a module and a name in it, as in `shop.main:app`")
     ] = Field(description="The app as `module:name`, as in `shop.main:app`.")
     files: Directory = Field(
         description="The directory of the app's modules; it is copied into the cell."
     )
-
-
-def _read_app(value: object) -> str:
-    if not isinstance(value, str) or not _APP.fullmatch(value):
-        raise ValueError(
-            f"{kinds.quoted(value)} is no app: a module and a name in it, as in `shop.main:app`"
-        )
-    return value
 
 
 MODELS: Final[Mapping[str, type[StandIn]]] = {

@@ -28,8 +28,7 @@ from ruamel.yaml.events import (
 )
 from ruamel.yaml.reader import ReaderError
 
-from belljar.policy.fields import quoted
-from belljar.units import format_size, printable
+from belljar.units import format_size, printable, quoted
 
 MAX_BYTES: Final = 64 * 1024
 MAX_DEPTH: Final = 12

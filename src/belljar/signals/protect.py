@@ -127,7 +127,7 @@ def _of_json(item: Protected, text: str) -> Iterator[str]:
 
 def read_protected(loaded: LoadedPolicy) -> tuple[KnownValue, ...]:
     """All that a policy protects, read from its files. Raises PolicyError."""
-    from belljar.policy.regular import read_regular
+    from belljar.policy.files import read_regular
 
     values: list[KnownValue] = []
     for item in loaded.policy.guard_rules.protect:

@@ -16,7 +16,7 @@ import belljar.cell
 from belljar.cli.main import run
 from belljar.ledger import verify
 from belljar.policy import LoadedPolicy
-from belljar.policy.granted import NOTHING_GRANTED
+from belljar.policy.limits import NOTHING_GRANTED
 from belljar.probe.catalogue import PROBES
 from belljar.probe.model import Outcome
 

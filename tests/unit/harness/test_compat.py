@@ -18,7 +18,7 @@ from belljar.errors import PolicyError
 from belljar.harness.adapt import adapt_task
 from belljar.harness.compat import Honoured, Refused, judge, judge_compose, judge_for_sample, shaping_variables
 from belljar.harness.config import BelljarConfig, load
-from belljar.policy.rights import Rights
+from belljar.policy.sections import Rights
 
 AS_IN_DOCKER = '{"setuid_programs": "auto"}'
 

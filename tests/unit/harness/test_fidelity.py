@@ -14,7 +14,7 @@ from belljar.errors import PolicyError
 from belljar.harness.fidelity import NO_NETWORK, under_policy
 from belljar.policy import LoadedPolicy, load_preset, parse_policy
 from belljar.policy.floor import looser_fields
-from belljar.policy.rights import NO_RIGHTS, Rights
+from belljar.policy.sections import NO_RIGHTS, Rights
 from belljar.policy.stand_ins import TargetStandIn
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.policy.directories import MAX_DEPTH, EntryKind, list_tree, read_entry
+from belljar.policy.files import MAX_DEPTH, EntryKind, list_tree, read_entry
 
 
 def test_a_directory_is_listed_with_modes_and_links(tmp_path: Path) -> None:

@@ -13,8 +13,7 @@ from belljar.network.stand_ins.http import check
 from belljar.policy import Network, Policy, policy_schema
 from belljar.policy.load import examine
 from belljar.policy.network import Record, Upstream
-from belljar.policy.stand_in import StandIn
-from belljar.policy.stand_ins import MODELS, CellStandIn
+from belljar.policy.stand_ins import MODELS, CellStandIn, StandIn
 from belljar.probe.catalogue import FINGERPRINT, PROBES
 
 PAGE = Path(__file__).parents[3] / "docs" / "policy.md"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.policy import fields as kinds
-from belljar.policy.risk import Risk
+from belljar.policy.limits import Risk
 from belljar.units import parse_duration, parse_size, printable
 
 ANYTHING = st.recursive(

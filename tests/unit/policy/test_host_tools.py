@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from belljar.policy import HostTools, Policy, Risk
+from belljar.policy.limits import REFUSE, REPORT
 from belljar.policy.load import examine
-from belljar.policy.outside_tools import REFUSE, REPORT
 
 
 def policy(text: str, risk: str = "high") -> Policy:

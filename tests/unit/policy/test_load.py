@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from belljar.errors import PolicyError
 from belljar.plan.network import plan_network
 from belljar.policy import PRESETS, Tier, load_policy, load_preset, parse_policy, resolve_policy, with_tier
-from belljar.policy.load import MAX_FILE_BYTES, examine
+from belljar.policy.load import examine
+from belljar.policy.loaded import MAX_FILE_BYTES
 from belljar.units import printable
 
 HEAD = "belljar: 1\nrisk: high\n"

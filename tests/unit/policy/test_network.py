@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from belljar.policy import Policy
 from belljar.policy.load import examine
-from belljar.policy.network import Default, Network, locate
+from belljar.policy.network import Default, Network
 
 SHOP = "shop: {kind: http, names: [shop.example], routes: [{path: /}]}"
 
@@ -257,9 +257,9 @@ def test_whatever_a_network_is_there_is_a_policy_or_a_place_for_each_problem(val
 
 
 def test_pydantics_places_become_the_authors() -> None:
-    """The kind behind a stand-in's name is left out, and nothing else."""
-    assert locate(("resources", "cpus")).path == ("resources", "cpus")
-    assert locate(("network", "stand_ins", "a", "http", "names", 0)).path == ("network", "stand_ins", "a", "names", 0)
-    assert locate(("network", "stand_ins", "http", "http", "zzz")).path == ("network", "stand_ins", "http", "zzz")
-    assert locate(("network", "stand_ins", "a", "cell", "health", "zzz")).model is not None
-    assert locate(("network",)).model is None
+    """The kind behind a stand-in's name is left out, and nothing else; the fields of its model are listed."""
+    http = "http: {kind: http, names: [shop.example], routes: [{path: /}], zzz: 1}"
+    cell = "a: {kind: cell, names: [db], ports: [all], health: {zzz: 1}}"
+    found = {field: message for _, _, field, message in problems(f"stand_ins:\n  {http}\n  {cell}")}
+    assert "`session_cookie`" in found["network.stand_ins.http.zzz"]
+    assert "`interval`" in found["network.stand_ins.a.health.zzz"]

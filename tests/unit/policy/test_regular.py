@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from belljar.policy import regular
-from belljar.policy.regular import OutsideError, open_beneath, open_regular, read_regular
+from belljar.policy import files
+from belljar.policy.files import OutsideError, open_beneath, open_regular, read_regular
 
 
 @pytest.fixture(params=["openat2", "no openat2"])
@@ -26,7 +26,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
                 ctypes.set_errno(errno.ENOSYS)
                 return -1
 
-        monkeypatch.setattr(regular, "_libc", _Old)
+        monkeypatch.setattr(files, "_libc", _Old)
     return str(request.param)
 
 

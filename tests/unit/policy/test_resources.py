@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from belljar.policy.limits import Resources
-from belljar.policy.resources import ResourcesField, ResourcesText
+from belljar.policy.sections import ResourcesField, ResourcesText
 
 
 class Holder(BaseModel):

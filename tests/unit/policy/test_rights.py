@@ -10,16 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from belljar.plan.layers import granted
+from belljar.plan.obstacles import refusals
 from belljar.policy import Tier
-from belljar.policy.granted import (
-    CAPABILITIES,
-    GRANTABLE,
-    USUAL_CAPABILITIES,
-    Granted,
-    granted,
-    refusals,
-)
-from belljar.policy.rights import NO_RIGHTS, Rights, common_rights, is_within
+from belljar.policy.limits import CAPABILITIES, GRANTABLE, USUAL_CAPABILITIES, Granted
+from belljar.policy.sections import NO_RIGHTS, Rights, common_rights, is_within
 
 RIGHTS = st.builds(
     Rights,

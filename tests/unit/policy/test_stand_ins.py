@@ -8,8 +8,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from belljar.policy import Tier
-from belljar.policy.stand_in import StandIn
-from belljar.policy.stand_ins import MODELS, AnyStandIn
+from belljar.policy.stand_ins import MODELS, AnyStandIn, StandIn
 
 ADAPTER: TypeAdapter[StandIn] = TypeAdapter(AnyStandIn)
 LEAST: dict[str, dict[str, Any]] = {

@@ -13,8 +13,7 @@ from belljar.plan.network import StandInPlan, plan_network
 from belljar.plan.obstacles import NETWORK_EXTRA_HINT
 from belljar.policy import LoadedPolicy, yaml_tree
 from belljar.policy.load import Examined, examine, refusal
-from belljar.policy.stand_in import StandIn
-from belljar.policy.stand_ins import PythonStandIn
+from belljar.policy.stand_ins import PythonStandIn, StandIn
 from belljar.policy.yaml_tree import Problem, Tree, closest_mark, field_name, read_tree
 
 

@@ -16,8 +16,8 @@ from typing import Any, Final, TypeAlias
 
 from belljar.network.stand_ins.faults import Fault
 from belljar.network.stand_ins.web import parse_json
-from belljar.policy.fields import nearest, quoted
-from belljar.policy.regular import OutsideError, read_regular
+from belljar.policy.fields import nearest
+from belljar.policy.files import OutsideError, read_regular
 from belljar.policy.yaml_tree import (
     Mark,
     Reading,
@@ -25,7 +25,7 @@ from belljar.policy.yaml_tree import (
     closest_mark,
     read_tree,
 )
-from belljar.units import format_size
+from belljar.units import format_size, quoted
 
 MAX_YAML_BYTES: Final = 512 << 10
 MAX_JSON_BYTES: Final = 32 << 20

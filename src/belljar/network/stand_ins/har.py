@@ -29,8 +29,8 @@ from belljar.network.stand_ins.web import (
     http_app,
     plain_error,
 )
-from belljar.policy.fields import kind_of, quoted
-from belljar.units import printable
+from belljar.policy.fields import kind_of
+from belljar.units import printable, quoted
 
 SETTINGS: Final = ("recording", "any_host", "missing_bodies")
 MAX_ENTRIES: Final = 20_000

@@ -42,7 +42,7 @@ from belljar.network.stand_ins.web import (
     refuse_websocket,
     request_of,
 )
-from belljar.policy import directories
+from belljar.policy.files import MAX_DEPTH
 
 MAX_MESSAGE_BYTES: Final = 1 << 20
 MAX_STATIC_FILES: Final = 20_000
@@ -264,7 +264,7 @@ class _Server:
 
 def _listed(directory: Path) -> Mapping[str, StoredFile]:
     files = list_files(
-        directory, hidden=True, max_files=MAX_STATIC_FILES, max_depth=directories.MAX_DEPTH
+        directory, hidden=True, max_files=MAX_STATIC_FILES, max_depth=MAX_DEPTH
     )
     return {file.name: file for file in files}
 

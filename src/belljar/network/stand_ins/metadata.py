@@ -21,7 +21,8 @@ from belljar.network.stand_ins.documents import unknown_settings
 from belljar.network.stand_ins.faults import Fault, Faults
 from belljar.network.stand_ins.identity import Identity, make_identity
 from belljar.network.stand_ins.web import Answer, App, Request, compact, http_app, text_answer
-from belljar.policy.fields import kind_of, listed, quoted
+from belljar.policy.fields import kind_of, listed
+from belljar.units import quoted
 
 CLOUDS: Final = ("aws", "gcp", "azure")
 SETTINGS: Final = ("cloud", "tokens", "region", "data", "credentials")

@@ -28,7 +28,7 @@ from belljar.network.stand_ins.web import (
     json_answer,
     parse_json,
 )
-from belljar.policy.fields import quoted
+from belljar.units import quoted
 
 SETTINGS: Final = ("model", "models", "api_key")
 MAX_MESSAGES: Final = 4096

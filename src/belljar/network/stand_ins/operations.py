@@ -20,7 +20,8 @@ from belljar.network.stand_ins import patterns
 from belljar.network.stand_ins.documents import Document, read_document, unknown_settings
 from belljar.network.stand_ins.faults import Fault
 from belljar.network.stand_ins.schemas import Pointer, look, pointer_of
-from belljar.policy.fields import kind_of, quoted
+from belljar.policy.fields import kind_of
+from belljar.units import quoted
 
 SETTINGS: Final = ("document", "auth")
 METHODS: Final = ("get", "put", "post", "delete", "options", "head", "patch", "trace")

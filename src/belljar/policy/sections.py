@@ -1,0 +1,356 @@
+"""Sections of a policy file that cells of any place have: resources, files, rights, outside tools.
+
+As a person writes them (sizes and durations with units); read into the types of `policy.limits`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    PlainSerializer,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic_core import CoreSchema, core_schema
+
+from belljar.policy import fields as kinds
+from belljar.policy.limits import (
+    CAPABILITIES,
+    REFUSE,
+    REPORT,
+    USUAL_CAPABILITIES,
+    HostTools,
+    Resources,
+)
+from belljar.units import quoted
+
+MAX_FILES: Final = 256
+MAX_TOOLS: Final = 64
+MAX_TOOL_CHARS: Final = 256
+_DEFAULT: Final = Resources()
+
+
+class Strict(BaseModel):
+    """Strict, frozen, no unknown fields, and no unescaped value of the file in a message."""
+
+    model_config = ConfigDict(
+        strict=True, frozen=True, extra="forbid", hide_input_in_errors=True, defer_build=True
+    )
+
+
+class At(ValueError):  # noqa: N818 - a ValueError with a place, as pydantic wants it
+    """A refusal whose place is `path` below the field that is checked."""
+
+    def __init__(self, message: str, *path: str | int) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+def list_of(what: str, most: int, *, least: int = 1) -> BeforeValidator:
+    """A list of so many things, read into a tuple."""
+
+    def read(value: object) -> object:
+        if not isinstance(value, (list, tuple)):
+            raise ValueError(f"a list of {what} is needed, but this is {kinds.kind_of(value)}")
+        if not least <= len(value) <= most:
+            raise ValueError(f"{len(value)} {what}: from {least} to {most}")
+        return tuple(value)
+
+    return BeforeValidator(read, json_schema_input_type=list[Any])
+
+
+# ---- resources
+
+
+def _size(default_bytes: int, description: str) -> Any:  # noqa: ANN401 - pydantic's Field is Any
+    shown = kinds.written_size(default_bytes)
+    return Field(
+        default=default_bytes, description=description, json_schema_extra={"default": shown}
+    )
+
+
+def _duration(default_s: float, description: str) -> Any:  # noqa: ANN401 - pydantic's Field is Any
+    shown = kinds.written_duration(default_s)
+    return Field(default=default_s, description=description, json_schema_extra={"default": shown})
+
+
+class ResourcesText(Strict):
+    """Resources as they stand in the file; the values in bytes and seconds."""
+
+    cpus: Annotated[int, kinds.Whole(least=1, most=64)] = Field(
+        default=_DEFAULT.cpus, description="Virtual processors."
+    )
+    memory: Annotated[int, kinds.Size(least="64MiB", most="256GiB")] = _size(
+        _DEFAULT.memory_bytes, "Memory for the cell's processes. From 64MiB to 256GiB."
+    )
+    disk: Annotated[int, kinds.Size(least="16MiB", most="256GiB")] = _size(
+        _DEFAULT.disk_bytes,
+        "Room for what the cell writes; it is held in memory too. From 16MiB to 256GiB.",
+    )
+    processes: Annotated[int, kinds.Whole(least=16, most=32768)] = Field(
+        default=_DEFAULT.processes, description="Processes and threads at one time."
+    )
+    lifetime: Annotated[float, kinds.Duration(least="10s", most="7d")] = _duration(
+        _DEFAULT.lifetime_s,
+        "After this long the cell is destroyed, whatever it does. From 10s to 7d.",
+    )
+    exec_timeout: Annotated[float, kinds.Duration(least="1s", most="1d")] = _duration(
+        _DEFAULT.exec_timeout_s,
+        "After this long a command without a timeout of its own is killed with its whole tree. "
+        "From 1s to 1d, at most the lifetime.",
+    )
+    output: Annotated[int, kinds.Size(least="1KiB", most="256MiB")] = _size(
+        _DEFAULT.output_bytes,
+        "The most that is kept of each output stream of one command; the rest is dropped and "
+        "counted. From 1KiB to 256MiB.",
+    )
+
+    @field_validator("exec_timeout", mode="after")
+    @classmethod
+    def _within_lifetime(cls, exec_timeout: float, info: ValidationInfo) -> float:
+        lifetime = info.data.get("lifetime")
+        if lifetime is not None and exec_timeout > lifetime:
+            most = kinds.written_duration(lifetime)
+            raise ValueError(f"a command can't outlive its cell: at most the lifetime, {most}")
+        return exec_timeout
+
+    def resources(self) -> Resources:
+        """The same, in the program's units.
+
+        A default `exec_timeout` shrinks to a shorter lifetime.
+        """
+        return Resources(
+            cpus=self.cpus,
+            memory_bytes=self.memory,
+            disk_bytes=self.disk,
+            processes=self.processes,
+            lifetime_s=self.lifetime,
+            exec_timeout_s=min(self.exec_timeout, self.lifetime),
+            output_bytes=self.output,
+        )
+
+
+def written_resources(value: Resources) -> dict[str, str | int]:
+    """Resources in the words of a file."""
+    return {
+        "cpus": value.cpus,
+        "memory": f"{value.memory_bytes}B",
+        "disk": f"{value.disk_bytes}B",
+        "processes": value.processes,
+        "lifetime": f"{value.lifetime_s:.6f}s",
+        "exec_timeout": f"{value.exec_timeout_s:.6f}s",
+        "output": f"{value.output_bytes}B",
+    }
+
+
+class _FromText:
+    """Reads `ResourcesText`, or a `Resources` by the same bounds; an editor sees the former."""
+
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        read = core_schema.no_info_after_validator_function(
+            ResourcesText.resources, handler.generate_schema(ResourcesText)
+        )
+        return core_schema.no_info_before_validator_function(
+            lambda value: written_resources(value) if isinstance(value, Resources) else value,
+            read,
+            serialization=core_schema.plain_serializer_function_ser_schema(asdict),
+        )
+
+    def __get_pydantic_json_schema__(
+        self, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return handler(core)
+
+
+ResourcesField: TypeAlias = Annotated[Resources, _FromText()]
+"""Reads what a person wrote, or a `Resources` that a program made; gives `Resources`."""
+
+
+# ---- files that are copied in
+
+
+class FileCopy(Strict):
+    """A file that is copied into the cell before its first command.
+
+    No path of the host is ever shared with a cell.
+    """
+
+    source: Annotated[str, kinds.SOURCE] = Field(
+        description="The file, below the policy's own directory and relative to it."
+    )
+    target: Annotated[str, kinds.TARGET] = Field(
+        description="Its path in the cell, absolute or relative to the working directory."
+    )
+    mode: Annotated[int, kinds.MODE] | None = Field(
+        default=None, description='Permissions as octal digits in quotes; default "0644".'
+    )
+    owner: Annotated[str, kinds.USER] | None = Field(
+        default=None, description="Who owns it in the cell; default the cell's user."
+    )
+
+
+def _read_files(value: object) -> object:
+    if isinstance(value, tuple):
+        return value
+    if not isinstance(value, list):
+        raise ValueError(f"a list of files is needed, but this is {kinds.kind_of(value)}")
+    if len(value) > MAX_FILES:
+        raise ValueError(f"{len(value)} files; at most {MAX_FILES}. Put many files into an image")
+    return tuple(value)
+
+
+def _each_target_once(files: tuple[FileCopy, ...]) -> tuple[FileCopy, ...]:
+    seen: set[str] = set()
+    for file in files:
+        if file.target in seen:
+            raise ValueError(f"two files have the target {quoted(file.target)}")
+        seen.add(file.target)
+    return files
+
+
+FilesField: TypeAlias = Annotated[
+    tuple[FileCopy, ...],
+    BeforeValidator(_read_files, json_schema_input_type=list[FileCopy]),
+    AfterValidator(_each_target_once),
+]
+"""A list of files, no two of them with one target."""
+
+
+# ---- rights inside the cell: only those that can reach neither the host nor the guest agent, whose
+# word counts in verdicts (docs/policy.md has the reason of each)
+
+
+def _read_capabilities(value: object) -> object:
+    if isinstance(value, tuple):
+        return value
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise ValueError(f"a list of capabilities is needed, but this is {kinds.kind_of(value)}")
+    names = {name.upper().removeprefix("CAP_") for name in value}
+    if unknown := sorted(names - set(CAPABILITIES)):
+        raise ValueError(f"{quoted(unknown[0])} is no capability of Linux")
+    return tuple(sorted(names - USUAL_CAPABILITIES))
+
+
+class Rights(Strict):
+    """What the workload may do inside its cell beyond an ordinary container's workload."""
+
+    capabilities: Annotated[
+        tuple[str, ...],
+        BeforeValidator(_read_capabilities, json_schema_input_type=list[str]),
+        PlainSerializer(list, return_type=list[str]),
+    ] = Field(default=(), description="Capabilities of root in the cell, beside the usual ones.")
+    seccomp: Literal["default", "unconfined"] = Field(
+        default="default", description="unconfined: the calls by which debuggers work."
+    )
+    setuid_programs: Literal["off", "auto", "on"] = Field(
+        default="off",
+        description="Whether `su`, `sudo` and other set-user-ID programs gain their owner's "
+        "rights, as in Docker. auto: where the tier grants it; on: only such a tier will do.",
+    )
+    privileged: bool = Field(
+        default=False,
+        description="All rights that the cell's tier grants, but for set-user-ID programs.",
+    )
+
+    def common(self, other: Rights) -> Rights:
+        """What both ask for. A tier's list is not known here: `privileged` stands for all of it."""
+        setuid = min(self.setuid_programs, other.setuid_programs, key=("off", "auto", "on").index)
+        if self.privileged or other.privileged:
+            fewer = self if other.privileged else other
+            return fewer.model_copy(update={"setuid_programs": setuid})
+        is_open = self.seccomp == other.seccomp == "unconfined"
+        return Rights(
+            capabilities=tuple(name for name in self.capabilities if name in other.capabilities),
+            seccomp="unconfined" if is_open else "default",
+            setuid_programs=setuid,
+        )
+
+
+NO_RIGHTS: Final = Rights()
+
+
+def common_rights(ours: Rights | None, floor: Rights | None) -> Rights | None:
+    """What a task's policy keeps under an operator's; one that says nothing bounds nothing."""
+    return ours if ours is None or floor is None else ours.common(floor)
+
+
+def is_within(ours: Rights | None, floor: Rights | None) -> bool:
+    """Whether a task's policy asks for nothing that an operator's does not have."""
+    return common_rights(ours, floor) == ours
+
+
+# ---- tools of the evaluation that act outside of a cell
+
+
+def _read_tools(value: object) -> object:
+    if isinstance(value, tuple):
+        return value
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise ValueError(f"a list of names is needed, but this is {kinds.kind_of(value)}")
+    if not 0 < len(value) <= MAX_TOOLS:
+        raise ValueError(f"{len(value)} names; from 1 to {MAX_TOOLS}")
+    for name in value:
+        if not 0 < len(name) <= MAX_TOOL_CHARS or not name.isprintable():
+            raise ValueError(
+                f"{quoted(name)} is no name of a tool: printable, at most {MAX_TOOL_CHARS} "
+                f"characters"
+            )
+    return tuple(value)
+
+
+class HostToolsText(Strict):
+    """The tools and MCP servers that may act outside of a cell; `*` stands for all."""
+
+    allow: Annotated[
+        tuple[str, ...], BeforeValidator(_read_tools, json_schema_input_type=list[str])
+    ] = Field(description="Names of tools, or of MCP servers.")
+
+
+_TOOL_RULES: Final = {"refuse": REFUSE, "report": REPORT}
+
+
+def _read_host_tools(value: object) -> object:
+    if isinstance(value, str) and value in _TOOL_RULES:
+        value = _TOOL_RULES[value]
+    if isinstance(value, HostTools):
+        return {"allow": value.allow}
+    if value is None or isinstance(value, dict):
+        return value
+    shown = f" ({quoted(value)})" if isinstance(value, str) else ""
+    raise ValueError(
+        f"`refuse`, `report`, or a mapping with `allow`, is needed, but this is "
+        f"{kinds.kind_of(value)}{shown}"
+    )
+
+
+def _written_host_tools(rule: HostTools | None) -> Any:  # noqa: ANN401 - JSON values
+    if rule is None:
+        return None
+    named = (word for word, each in _TOOL_RULES.items() if each == rule)
+    return next(named, {"allow": list(rule.allow)})
+
+
+if TYPE_CHECKING:
+    HostToolsField: TypeAlias = HostTools | None
+else:
+    HostToolsField = Annotated[
+        HostToolsText | None,
+        BeforeValidator(
+            _read_host_tools, json_schema_input_type=Literal["refuse", "report"] | HostToolsText
+        ),
+        AfterValidator(lambda text: None if text is None else HostTools(allow=text.allow)),
+        PlainSerializer(
+            _written_host_tools, return_type=Literal["refuse", "report"] | dict[str, Any] | None
+        ),
+    ]
