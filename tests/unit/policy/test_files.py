@@ -1,49 +1,267 @@
-"""Files that are copied in, in a policy and in its target cells."""
+"""Files that an author names are opened and listed below one directory, bounded."""
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import os
+import socket
+import threading
+import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 
-from belljar.policy.load import examine
+import pytest
+
+from belljar.policy import files
+from belljar.policy.files import (
+    MAX_DEPTH,
+    EntryKind,
+    OutsideError,
+    list_tree,
+    open_beneath,
+    open_regular,
+    read_entry,
+    read_regular,
+)
 
 
-def problems(text: str, base: Path) -> list[str]:
-    """What is wrong with a policy, as it is told."""
-    return [problem.line("policy.yaml") for problem in examine(text.encode(), base=base).problems]
+@pytest.fixture(params=["openat2", "no openat2"])
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """As this kernel has it, and as one without the call."""
+    if request.param == "no openat2":
+
+        class _Old:
+            @staticmethod
+            def syscall(*_args: object) -> int:
+                ctypes.set_errno(errno.ENOSYS)
+                return -1
+
+        monkeypatch.setattr(files, "_libc", _Old)
+    return str(request.param)
 
 
-TARGET = """\
-belljar: 1
-risk: low
-network:
-  stand_ins:
-    shop:
-      kind: cell
-      names: [shop.example]
-      ports: [{ports}]
-      files: [{files}]
-"""
+def test_no_more_is_read_than_asked_for(tmp_path: Path, kernel: str) -> None:
+    """And a file in a directory below is found."""
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/file").write_bytes(b"abcdef")
+    assert read_regular(tmp_path, "sub/file", 4) == b"abcd"
+    assert read_regular(tmp_path, "sub/file", 10) == b"abcdef"
 
 
-def test_a_target_cells_files_are_looked_at(tmp_path: Path) -> None:
-    """As the policy's own: what is missing is told with its place."""
-    (tmp_path / "there").write_text("x")
-    assert problems(TARGET.format(ports="80", files="{source: there, target: /srv/x}"), tmp_path) == []
-    (told,) = problems(TARGET.format(ports="80", files="{source: gone, target: /srv/x}"), tmp_path)
-    assert told.startswith("policy.yaml:9:")
-    assert "`gone` can't be copied in" in told
+def test_a_small_file_takes_little_memory(tmp_path: Path) -> None:
+    """However much could be there: a gateway's memory is less than the largest file that a stand-in may serve."""
+    (tmp_path / "file").write_bytes(b"abc")
+    tracemalloc.start()
+    try:
+        assert read_regular(tmp_path, "file", 1 << 30) == b"abc"
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
 
 
-def test_no_two_files_of_a_target_cell_have_one_target(tmp_path: Path) -> None:
-    """The one would hide the other."""
-    (tmp_path / "there").write_text("x")
-    twice = "{source: there, target: /srv/x}, {source: there, target: /srv/x}"
-    (told,) = problems(TARGET.format(ports="80", files=twice), tmp_path)
-    assert "two files have the target" in told
+def test_a_link_that_stays_below_is_followed(tmp_path: Path) -> None:
+    """An author may arrange the files of one directory as they like; the directory itself may be reached by a link."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real/file").write_bytes(b"x")
+    (tmp_path / "real/link").symlink_to("file")
+    (tmp_path / "way").symlink_to("real")
+    assert read_regular(tmp_path / "way", "link", 4) == b"x"
 
 
-def test_all_ports_stand_alone(tmp_path: Path) -> None:
-    """With others beside it, nobody would know what was meant."""
-    assert problems(TARGET.format(ports="all", files=""), tmp_path) == []
-    (told,) = problems(TARGET.format(ports="all, 80", files=""), tmp_path)
-    assert "`all` stands alone" in told
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("link", "../secret"),
+        ("link", "{root}/secret"),
+        ("link", "one"),
+        ("up/secret", ".."),
+        ("../secret", ""),
+        ("a/../../secret", ""),
+        ("/proc/self/environ", ""),
+        ("magic", "/proc/self/root/etc/hostname"),
+    ],
+)
+def test_nothing_outside_is_read(tmp_path: Path, kernel: str, name: str, target: str) -> None:
+    """By a relative or absolute link, a chain of them, a directory that is one, dots, or an absolute name."""
+    (tmp_path / "secret").write_text("s")
+    (base := tmp_path / "base").mkdir()
+    (base / "a").mkdir()
+    (base / "one").symlink_to("../secret")
+    if target:
+        (base / name.partition("/")[0]).symlink_to(target.format(root=tmp_path))
+    refused = (OutsideError, OSError) if kernel == "no openat2" else OutsideError
+    with pytest.raises(refused):
+        read_regular(base, name, 10)
+
+
+def test_a_loop_of_links_is_an_error_of_the_system(tmp_path: Path, kernel: str) -> None:
+    """ELOOP, as open(2) has it."""
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(OSError, match="Too many levels of symbolic links"):
+        read_regular(tmp_path, "a", 1)
+
+
+def test_what_is_exchanged_meanwhile_is_never_read(tmp_path: Path) -> None:
+    """A directory that becomes a link between two looks: what is read is the file below, or it is refused."""
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret/file").write_bytes(b"secret")
+    (base := tmp_path / "base").mkdir()
+    (base / "real").mkdir()
+    (base / "real/file").write_bytes(b"own")
+    (base / "link").symlink_to("../secret")
+    stop = threading.Event()
+
+    def exchange() -> None:
+        while not stop.is_set():
+            for name in ("real", "link"):
+                (base / "sub").unlink(missing_ok=True)
+                (base / "sub").symlink_to(name)
+
+    thread = threading.Thread(target=exchange)
+    thread.start()
+    seen = set()
+    try:
+        for _ in range(3000):
+            try:
+                seen.add(read_regular(base, "sub/file", 10))
+            except (OutsideError, OSError):
+                seen.add(b"refused")
+    finally:
+        stop.set()
+        thread.join()
+    assert b"secret" not in seen
+
+
+def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path, kernel: str) -> None:
+    """A pipe that nobody writes into would be waited for without end; a directory, a device and a bad name are refused too."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "sub").mkdir()
+    for directory, name in (
+        (tmp_path, "pipe"),
+        (tmp_path, "sub"),
+        (Path("/dev"), "null"),
+        (tmp_path, "a\0b"),
+    ):
+        with pytest.raises(ValueError, match=r"no regular file|null byte"):
+            read_regular(directory, name, 1)
+    with pytest.raises(OSError, match="No such file"):
+        read_regular(tmp_path, "missing", 1)
+
+
+def test_no_descriptor_stays(tmp_path: Path, kernel: str) -> None:
+    """Neither when it is refused (a pipe then has no reader) nor when its user fails."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="no regular file"), open_regular(tmp_path, "pipe"):
+        pass
+    with pytest.raises(OSError, match="No such device or address"):
+        os.open(tmp_path / "pipe", os.O_WRONLY | os.O_NONBLOCK)
+    opened: list[int] = []
+
+    def fail() -> None:
+        with open_beneath(tmp_path, "file") as fd:
+            opened.append(fd)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(opened[0])
+
+
+def test_a_directory_is_listed_with_modes_and_links(tmp_path: Path) -> None:
+    """Parents first; a link within stays one; modes are kept, but not set-uid."""
+    (tmp_path / "d" / "s").mkdir(parents=True)
+    (tmp_path / "d" / "s" / "f").write_text("four")
+    (tmp_path / "d" / "s" / "f").chmod(0o4750)
+    (tmp_path / "d" / "l").symlink_to("s/f")
+    tree = list_tree(tmp_path, "d", max_entries=10)
+    assert [(entry.path, entry.kind) for entry in tree.entries] == [
+        ("", EntryKind.DIRECTORY),
+        ("l", EntryKind.LINK),
+        ("s", EntryKind.DIRECTORY),
+        ("s/f", EntryKind.FILE),
+    ]
+    assert (tree.entries[1].link, tree.entries[3].mode, tree.total_bytes) == ("s/f", 0o750, 4)
+    assert read_entry(tmp_path, tree, tree.entries[3]) == b"four"
+    single = list_tree(tmp_path, "d/s/f", max_entries=1)
+    assert not single.is_directory
+    assert read_entry(tmp_path, single, single.entries[0]) == b"four"
+
+
+@pytest.mark.parametrize("link", ["/etc/passwd", "..", "../../x", "s/../../x", "../d/s"])
+def test_a_link_out_is_refused(tmp_path: Path, link: str) -> None:
+    """In a tree; a source that is a link may stay below the root."""
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "l").symlink_to(link)
+    with pytest.raises(ValueError, match="leads out"):
+        list_tree(tmp_path, "d", max_entries=10)
+
+
+def test_a_link_by_way_of_another_is_refused(tmp_path: Path) -> None:
+    """`..` behind a name goes up from wherever another link may have put that name."""
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "here").symlink_to(".")
+    (tmp_path / "d" / "l").symlink_to("here/../x")
+    with pytest.raises(ValueError, match="leads out"):
+        list_tree(tmp_path, "d", max_entries=10)
+
+
+def test_no_more_names_are_read_than_are_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory of a million files costs what its bound costs: the rest of it isn't read."""
+    for number in range(20):
+        (tmp_path / str(number)).touch()
+    scan, read = os.scandir, []
+
+    class Counted:
+        def __init__(self, fd: int) -> None:
+            self._found = scan(fd)
+
+        def __enter__(self) -> Iterator[os.DirEntry[str]]:
+            return self._entries()
+
+        def _entries(self) -> Iterator[os.DirEntry[str]]:
+            for entry in self._found:
+                read.append(entry.name)
+                yield entry
+
+        def __exit__(self, *_: object) -> None:
+            self._found.close()
+
+    monkeypatch.setattr(os, "scandir", Counted)
+    with pytest.raises(ValueError, match="more than 5"):
+        list_tree(tmp_path, ".", max_entries=5)
+    assert len(read) == 6
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    """A socket, wherever it is; a pipe is not waited for."""
+    for name in ("d", "e"):
+        (tmp_path / name).mkdir()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "d" / "docker.sock"))
+        os.mkfifo(tmp_path / "e" / "pipe")
+        for source in ("d", "e", "e/pipe"):
+            with pytest.raises(ValueError, match="no regular file"):
+                list_tree(tmp_path, source, max_entries=10)
+        with pytest.raises(OSError):  # noqa: PT011 - a socket can't be opened
+            list_tree(tmp_path, "d/docker.sock", max_entries=10)
+
+
+def test_the_bounds(tmp_path: Path) -> None:
+    """Of entries and of depth; and a file has no more bytes than it had."""
+    deep = tmp_path / "deep"
+    for _ in range(MAX_DEPTH + 1):
+        deep = deep / "d"
+    deep.mkdir(parents=True)
+    with pytest.raises(ValueError, match="deep"):
+        list_tree(tmp_path, "deep", max_entries=1000)
+    with pytest.raises(ValueError, match="more than 3"):
+        list_tree(tmp_path, "deep", max_entries=3)
+    (tmp_path / "f").write_text("1")
+    tree = list_tree(tmp_path, "f", max_entries=1)
+    (tmp_path / "f").write_text("12")
+    with pytest.raises(ValueError, match="grown"):
+        read_entry(tmp_path, tree, tree.entries[0])

@@ -1,10 +1,12 @@
-"""Policy files and their errors."""
+"""Policies are loaded, or refused with all that is wrong."""
 
 from __future__ import annotations
 
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,9 +14,21 @@ from hypothesis import strategies as st
 
 from belljar.errors import PolicyError
 from belljar.plan.network import plan_network
-from belljar.policy import PRESETS, Tier, load_policy, load_preset, parse_policy, resolve_policy, with_tier
+from belljar.policy import (
+    PRESETS,
+    Policy,
+    Risk,
+    Tier,
+    load_policy,
+    load_preset,
+    loaded,
+    parse_policy,
+    policy_of,
+    resolve_policy,
+    with_tier,
+)
 from belljar.policy.load import examine
-from belljar.policy.loaded import MAX_FILE_BYTES
+from belljar.policy.loaded import MAX_FILE_BYTES, known_preset
 from belljar.units import printable
 
 HEAD = "belljar: 1\nrisk: high\n"
@@ -377,3 +391,103 @@ def test_loops_of_links_in_a_policys_files_are_told_where_they_stand(tmp_path: P
     ):
         found = problems(HEAD + f"network: {{stand_ins: {{s: {field}}}}}\n", base=tmp_path)
         assert found[0][2].startswith("network.stand_ins.s."), found
+
+
+def stated(policy: Any) -> dict[str, Any]:  # noqa: ANN401 - a policy, or what stands for it
+    """Everything that plans and cells read of a policy."""
+    names = {*Policy.model_fields, "images", "host_tools_rule", "guard_rules"}
+    return {name: getattr(policy, name) for name in names} | {"json": policy.to_json()}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("tier", [None, Tier.MICROVM])
+def test_a_known_preset_says_what_its_text_says(name: str, tier: Tier | None) -> None:
+    """In every field and property, in JSON, with another tier too, and from the same text."""
+    known, read = known_preset(name), load_preset(name)
+    assert known is not None
+    assert (known.text, known.source, known.base, known.data) == (read.text, read.source, None, None)
+    assert stated(with_tier(known, tier).policy) == stated(with_tier(read, tier).policy)
+
+
+def test_a_changed_text_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands here as data counts only for the text that it was written for."""
+    monkeypatch.setattr(loaded, "preset_text", lambda _name: b"belljar: 1\nrisk: high\n")
+    assert known_preset("low") is None
+
+
+def test_what_is_no_preset_or_is_raised_here_is_read() -> None:
+    """A file, an unknown name, and a preset below the least risk of this host; None is the default."""
+    assert known_preset("policy.yaml") is None
+    assert known_preset("./low") is None
+    assert known_preset("low", Risk.MEDIUM) is None
+    assert known_preset(None) == known_preset("high", Risk.HIGH)
+
+
+def test_a_known_presets_tier_is_not_lowered() -> None:
+    """By the same rule as a policy that was read."""
+    known = known_preset("medium")
+    assert known is not None
+    with pytest.raises(PolicyError):
+        with_tier(known, Tier.CONTAINER)
+    assert with_tier(replace(known), None) == known
+
+
+LEAST = {"belljar": 1, "risk": "low"}
+
+
+def test_a_dict_is_the_file_with_its_fields() -> None:
+    """Units, nested fields and defaults are a file's; the text for the record reads as the same."""
+    text = b"belljar: 1\nrisk: low\nresources: {memory: 256MiB, cpus: 2}\nenv: {A: 'yes'}\n"
+    fields = {**LEAST, "resources": {"memory": "256MiB", "cpus": 2}, "env": {"A": "yes"}}
+    loaded = policy_of(fields)
+    assert loaded.policy == parse_policy(text, source="-", base=None).policy
+    assert parse_policy(loaded.text, source="-", base=None).policy == loaded.policy
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_policy_object_is_itself(preset: str) -> None:
+    """Nothing is lost or added; a changed copy is checked again."""
+    policy = load_preset(preset).policy
+    assert policy_of(policy).policy == policy
+    with pytest.raises(PolicyError):
+        policy_of(policy.model_copy(update={"user": "no user\n"}))
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"belljar": 1}, "risk"),
+        ({**LEAST, "tire": "gvisor"}, "tire"),
+        ({**LEAST, "resources": {"memory": "lots"}}, "resources.memory"),
+        ({**LEAST, "files": [{"source": "a", "target": "/a"}]}, "files[0].source"),
+        ({**LEAST, "env": {1: "a"}}, "1"),
+        ({**LEAST, "env": {"A": b"bytes"}}, "bytes"),
+        ({**LEAST, "env": {"A": "\ud800"}}, "surrogates"),
+        ({**LEAST, "resources": {"cpus": float("nan")}}, ""),
+        ({}, "belljar"),
+    ],
+)
+def test_what_is_wrong_is_named(fields: dict[str, Any], named: str) -> None:
+    """A `PolicyError` with the field, and no line of a text that nobody wrote."""
+    with pytest.raises(PolicyError) as raised:
+        policy_of(fields)
+    assert named in raised.value.what
+    assert raised.value.where == "a dict"
+
+
+def test_all_that_is_wrong_is_told_at_once() -> None:
+    """As of a file."""
+    with pytest.raises(PolicyError) as raised:
+        policy_of({**LEAST, "tire": "gvisor", "user": "no user"})
+    assert "tire" in raised.value.what
+    assert "user" in raised.value.what
+
+
+@given(st.dictionaries(st.text(), st.recursive(st.text() | st.none(), st.lists, max_leaves=5)))
+def test_any_dict_is_a_policy_or_refused(fields: dict[str, Any]) -> None:
+    """Nothing else is raised, whatever text it holds; text arrives as it is."""
+    try:
+        loaded = policy_of({**LEAST, "env": {"A": str(fields)[:100]}, **fields})
+    except PolicyError:
+        return
+    assert loaded.policy.risk.value == "low"

@@ -1,0 +1,239 @@
+"""Sections that cells of any place have: resources, copied files, rights, outside tools."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+
+from belljar.plan.layers import granted
+from belljar.plan.obstacles import refusals
+from belljar.policy import HostTools, Policy, Risk, Tier
+from belljar.policy.limits import CAPABILITIES, GRANTABLE, REFUSE, REPORT, USUAL_CAPABILITIES, Granted, Resources
+from belljar.policy.load import examine
+from belljar.policy.sections import NO_RIGHTS, ResourcesField, ResourcesText, Rights, common_rights, is_within
+
+
+class Holder(BaseModel):
+    """A model with the field."""
+
+    resources: ResourcesField
+
+
+@given(
+    st.builds(
+        Resources,
+        cpus=st.integers(1, 64),
+        memory_bytes=st.integers(64 << 20, 1 << 30),
+        disk_bytes=st.integers(16 << 20, 1 << 30),
+        lifetime_s=st.integers(700, 90_000).map(float),
+    )
+)
+def test_resources_made_by_a_program_pass_as_they_are(resources: Resources) -> None:
+    """They go through a file's bounds and come out the same."""
+    assert Holder(resources=resources).resources == resources
+
+
+def test_a_default_exec_timeout_shrinks_to_a_short_lifetime() -> None:
+    """A written one that is longer is refused."""
+    assert ResourcesText.model_validate({"lifetime": "1m"}).resources().exec_timeout_s == 60.0
+    with pytest.raises(ValidationError, match="outlive"):
+        ResourcesText.model_validate({"lifetime": "1m", "exec_timeout": "2m"})
+    with pytest.raises(ValidationError, match="out of range"):
+        Holder(resources=Resources(memory_bytes=1))
+
+
+def problems(text: str, base: Path) -> list[str]:
+    """What is wrong with a policy, as it is told."""
+    return [problem.line("policy.yaml") for problem in examine(text.encode(), base=base).problems]
+
+
+TARGET = """\
+belljar: 1
+risk: low
+network:
+  stand_ins:
+    shop:
+      kind: cell
+      names: [shop.example]
+      ports: [{ports}]
+      files: [{files}]
+"""
+
+
+def test_a_target_cells_files_are_looked_at(tmp_path: Path) -> None:
+    """As the policy's own: what is missing is told with its place."""
+    (tmp_path / "there").write_text("x")
+    assert problems(TARGET.format(ports="80", files="{source: there, target: /srv/x}"), tmp_path) == []
+    (told,) = problems(TARGET.format(ports="80", files="{source: gone, target: /srv/x}"), tmp_path)
+    assert told.startswith("policy.yaml:9:")
+    assert "`gone` can't be copied in" in told
+
+
+def test_no_two_files_of_a_target_cell_have_one_target(tmp_path: Path) -> None:
+    """The one would hide the other."""
+    (tmp_path / "there").write_text("x")
+    twice = "{source: there, target: /srv/x}, {source: there, target: /srv/x}"
+    (told,) = problems(TARGET.format(ports="80", files=twice), tmp_path)
+    assert "two files have the target" in told
+
+
+def test_all_ports_stand_alone(tmp_path: Path) -> None:
+    """With others beside it, nobody would know what was meant."""
+    assert problems(TARGET.format(ports="all", files=""), tmp_path) == []
+    (told,) = problems(TARGET.format(ports="all, 80", files=""), tmp_path)
+    assert "`all` stands alone" in told
+
+
+RIGHTS = st.builds(
+    Rights,
+    capabilities=st.lists(st.sampled_from(["SYS_PTRACE", "NET_ADMIN", "BPF"]), unique=True),
+    seccomp=st.sampled_from(["default", "unconfined"]),
+    privileged=st.booleans(),
+)
+
+
+def test_capabilities_have_the_kernels_numbers() -> None:
+    """As linux/capability.h has them: a wrong number would grant another right."""
+    known = {"CHOWN": 0, "SYS_MODULE": 16, "SYS_PTRACE": 19, "SYS_ADMIN": 21, "BPF": 39}
+    assert {name: CAPABILITIES[name] for name in known} == known
+    assert CAPABILITIES["CHECKPOINT_RESTORE"] == len(CAPABILITIES) - 1 == 40
+    assert Granted(capabilities=("SYS_PTRACE",)).mask == 1 << 19
+    assert set(CAPABILITIES) >= USUAL_CAPABILITIES
+    assert sum(1 << CAPABILITIES[name] for name in USUAL_CAPABILITIES) == 0xA80425FB
+
+
+def test_names_are_read_as_people_write_them() -> None:
+    """With and without `CAP_`, in either case; what root has anyway is not asked for again."""
+    found = Rights.model_validate({"capabilities": ["cap_sys_ptrace", "SYS_PTRACE", "CHOWN"]})
+    assert found.capabilities == ("SYS_PTRACE",)
+    assert Rights.model_validate({"capabilities": []}) == NO_RIGHTS
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"capabilities": ["SYS_EVERYTHING"]},
+        {"capabilities": "SYS_PTRACE"},
+        {"capabilities": [7]},
+        {"seccomp": "profile.json"},
+        {"privileged": "true"},
+        {"devices": ["/dev/kvm"]},
+    ],
+)
+def test_what_is_no_right_is_refused(words: dict[str, object]) -> None:
+    """Nothing is passed over that an author may rely on."""
+    with pytest.raises(ValidationError):
+        Rights.model_validate(words)
+
+
+def test_a_shared_kernel_grants_nothing() -> None:
+    """Nor does any tier grant what would reach the guest agent or open its kernel."""
+    assert GRANTABLE[Tier.CONTAINER] == Granted()
+    never = {"SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO", "BPF", "PERFMON", "NET_ADMIN", "SYS_BOOT"}
+    for most in GRANTABLE.values():
+        assert not never & set(most.capabilities)
+    assert "SYS_PTRACE" not in GRANTABLE[Tier.GVISOR].capabilities
+
+
+@given(RIGHTS, st.sampled_from(list(Tier)))
+def test_a_tier_grants_what_is_asked_for_or_says_what_not(rights: Rights, tier: Tier) -> None:
+    """Never more than its list; and what is not granted is among its refusals."""
+    found, most = granted(rights, tier), GRANTABLE[tier]
+    assert set(found.capabilities) <= set(most.capabilities)
+    assert set(found.calls) <= set(most.calls)
+    if not list(refusals(rights, tier)) and not rights.privileged:
+        assert set(found.capabilities) == set(rights.capabilities)
+        assert bool(found.calls) == (rights.seccomp == "unconfined")
+    if rights == NO_RIGHTS:
+        assert found == Granted()
+
+
+@given(RIGHTS, RIGHTS, st.sampled_from(list(Tier)))
+def test_what_two_policies_have_in_common_is_no_more_than_either(ours: Rights, floor: Rights, tier: Tier) -> None:
+    """In what any tier grants; and it is within the floor."""
+    common = ours.common(floor)
+    assert is_within(common, floor)
+    kept = granted(common, tier)
+    for other in (ours, floor):
+        allowed = granted(other, tier)
+        assert set(kept.capabilities) <= set(allowed.capabilities)
+        assert set(kept.calls) <= set(allowed.calls)
+
+
+def test_a_policy_that_says_nothing_bounds_nothing() -> None:
+    """One that says `{}` forbids all; a task that asks for nothing has nothing."""
+    asked = Rights(privileged=True)
+    assert common_rights(asked, None) == asked
+    assert common_rights(asked, NO_RIGHTS) == NO_RIGHTS
+    assert common_rights(None, asked) is None
+    assert all(is_within(None, floor) for floor in (None, NO_RIGHTS, asked))
+
+
+@pytest.mark.parametrize(("tier", "other"), list(itertools.permutations(Tier, 2)))
+def test_a_stronger_tier_grants_no_less(tier: Tier, other: Tier) -> None:
+    """So that raising a tier never takes a right away."""
+    if tier < other:
+        assert set(GRANTABLE[tier].capabilities) <= set(GRANTABLE[other].capabilities)
+        assert set(GRANTABLE[tier].calls) <= set(GRANTABLE[other].calls)
+
+
+def policy(text: str, risk: str = "high") -> Policy:
+    """The policy with that line."""
+    read, problems, _ = examine(f"belljar: 1\nrisk: {risk}\n{text}\n".encode(), base=None)
+    assert read is not None, problems
+    return read
+
+
+@pytest.mark.parametrize("risk", Risk)
+def test_the_default_follows_the_risk(risk: Risk) -> None:
+    """From `high` on refused, below reported; what is written comes first."""
+    expected = REFUSE if risk >= Risk.HIGH else REPORT
+    assert policy("", str(risk)).host_tools_rule == expected
+    assert policy("host_tools: report", str(risk)).host_tools_rule == REPORT
+    assert policy("host_tools: refuse", str(risk)).host_tools_rule == REFUSE
+
+
+def test_what_is_named_is_allowed_and_nothing_else() -> None:
+    """By the tool's name or its server's."""
+    rule = policy("host_tools: {allow: [web_search, notes]}").host_tools_rule
+    assert rule.permits(("web_search",))
+    assert rule.permits(("mcp_server_notes", "notes"))
+    assert not rule.permits(("code_execution",))
+    assert not REFUSE.permits(("web_search",))
+    assert REPORT.permits(("anything",))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "off",
+        "[a]",
+        "{}",
+        "{alow: [a]}",
+        "{allow: []}",
+        "{allow: a}",
+        "{allow: [1]}",
+        "{allow: ['']}",
+        '{allow: ["\\e"]}',
+        "true",
+    ],
+)
+def test_anything_else_is_refused_at_its_place(text: str) -> None:
+    """With the field's name."""
+    read, problems, _ = examine(f"belljar: 1\nrisk: high\nhost_tools: {text}\n".encode(), base=None)
+    assert read is None
+    assert all(problem.field.startswith("host_tools") for problem in problems)
+    assert {problem.mark.line for problem in problems} == {3}
+
+
+@pytest.mark.parametrize("written", ["refuse", "report", {"allow": ["a", "b"]}, None])
+def test_it_is_shown_as_it_is_written(written: object) -> None:
+    """In the record and for `belljar policy`."""
+    read = Policy.model_validate({"belljar": 1, "risk": "high", "host_tools": written})
+    assert read.to_json()["host_tools"] == written
+    assert isinstance(read.host_tools_rule, HostTools)
