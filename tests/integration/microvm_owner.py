@@ -12,7 +12,7 @@ import anyio.to_thread
 from belljar.channel import ExecRequest
 from belljar.events import MemoryRecorder
 from belljar.host import gather_facts
-from belljar.host.kvm import KvmProof
+from belljar.host.runtimes import KvmProof
 from belljar.image import Image, Kernel, Store, current_kernel
 from belljar.isolation.microvm import open_vm
 from belljar.plan import ImageFacts, MicrovmPlan, make_plan

@@ -29,7 +29,7 @@ from tests.integration.as_user import (
 from tests.integration.processes import wait_for
 from tests.machine import public_folder
 
-from belljar.host.subids import MAPPERS
+from belljar.host.tools import MAPPERS
 from belljar.isolation.reap import reap_now
 from belljar.process import ProcessId, identify, is_alive
 

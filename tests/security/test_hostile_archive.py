@@ -16,8 +16,8 @@ from tests.fakes.images import Json, directory, entry, hard_link, layer, oci_arc
 
 from belljar.errors import BelljarError, HostError, PolicyError
 from belljar.image import Store
+from belljar.image.layers import ImportLimits, LayerError
 from belljar.image.layers.headers import read_entries
-from belljar.image.layers.limits import ImportLimits, LayerError
 from belljar.image.layers.tree import Tree
 from belljar.image.oci import import_image
 

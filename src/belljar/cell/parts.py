@@ -10,7 +10,7 @@ from belljar.dataclass import dataclass
 from belljar.errors import HostError
 from belljar.host import HostFacts, gather_facts
 from belljar.image import Image, Kernel, Store, current_kernel
-from belljar.image.missing import find_images
+from belljar.image.store import find_images
 from belljar.plan import ImageFacts, MicrovmPlan, OciPlan, make_plan
 from belljar.policy import LoadedPolicy, Tier, demanded_tier
 

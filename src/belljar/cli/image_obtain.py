@@ -18,8 +18,7 @@ from belljar.units import printable
 
 if TYPE_CHECKING:
     from belljar.image import Store
-    from belljar.image.obtain import Obtained, Wanted
-    from belljar.image.oci import ImportLimits
+    from belljar.image.oci import ImportLimits, Obtained, Wanted
 
 
 def wanted_by_files(files: Sequence[str]) -> list[Wanted]:
@@ -28,7 +27,7 @@ def wanted_by_files(files: Sequence[str]) -> list[Wanted]:
     from belljar.compose.document import read_document
     from belljar.compose.values import CannotKeepError
     from belljar.errors import PolicyError
-    from belljar.image.obtain import Wanted
+    from belljar.image.oci import Wanted
 
     wanted = []
     for file in files:
@@ -80,7 +79,7 @@ def wanted_by_tasks(inspect_args: Sequence[str]) -> list[Wanted]:
     finally:
         os.environ.clear()
         os.environ.update(before)
-    from belljar.image.obtain import Wanted
+    from belljar.image.oci import Wanted
 
     wanted: dict[Wanted, None] = {}
     refused: dict[str, str] = {}
@@ -107,7 +106,7 @@ def obtain_all(
     """
     from belljar.cli.image import progress
     from belljar.harness.builds import running_builds
-    from belljar.image.obtain import obtain
+    from belljar.image.oci import obtain
 
     results: list[Obtained] = []
     todo = list(dict.fromkeys(wanted))

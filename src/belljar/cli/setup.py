@@ -157,8 +157,7 @@ def fetch_current_kernel(home: Path, mirror: str, report: Report) -> None:
     import platform
 
     from belljar.image.apt import host_sources, kernel_sources
-    from belljar.image.initramfs import REQUIRED_MODULES
-    from belljar.image.kernel import fetch_kernel
+    from belljar.image.kernel import REQUIRED_MODULES, fetch_kernel
 
     codename = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
     report("fetching and checking the package")

@@ -13,8 +13,7 @@ from typing import Final
 from belljar.cli.setup_plan import HostState, Need, needs
 from belljar.errors import HostError
 from belljar.image.apt import host_sources
-from belljar.image.initramfs import REQUIRED_MODULES
-from belljar.image.kernel import current_kernel, debian_arch
+from belljar.image.kernel import REQUIRED_MODULES, current_kernel, debian_arch
 from belljar.image.store import Store
 from belljar.image.tools import run_tool
 

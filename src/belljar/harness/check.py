@@ -34,7 +34,7 @@ from belljar.units import printable
 
 if TYPE_CHECKING:
     from belljar.host import HostFacts
-    from belljar.image.missing import MissingImage
+    from belljar.image.store import MissingImage
     from belljar.plan import ImageFacts, Plan
 
 _IS_POLICY: Final = re.compile(rb"^[\"']?belljar[\"']?\s*:", re.MULTILINE)

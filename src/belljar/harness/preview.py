@@ -27,7 +27,7 @@ from belljar.policy.stand_ins import CellStandIn
 
 if TYPE_CHECKING:
     from belljar.image import Image
-    from belljar.image.missing import MissingImage
+    from belljar.image.store import MissingImage
     from belljar.policy import LoadedPolicy, Policy
 
 
@@ -177,7 +177,7 @@ def missing_images(policies: Iterable[LoadedPolicy], home: Path) -> tuple[Missin
     not have.
     """
     from belljar.image import Store
-    from belljar.image.missing import missing_images as missing_in
+    from belljar.image.store import missing_images as missing_in
 
     known = list(policies)
     users = {
@@ -196,7 +196,7 @@ def missing_images(policies: Iterable[LoadedPolicy], home: Path) -> tuple[Missin
 
 def check_images(policies: Iterable[LoadedPolicy], home: Path) -> None:
     """Raises one `HostError` for all that are missing."""
-    from belljar.image.missing import refuse_missing
+    from belljar.image.store import refuse_missing
 
     refuse_missing(missing_images(policies, home))
 

@@ -167,7 +167,7 @@ class RealCells:
         """Raises `HostError` when a name stands for another image than it did at the run's first
         look."""
         from belljar.image import Store
-        from belljar.image.missing import find_images
+        from belljar.image.store import find_images
         from belljar.store.home import belljar_home
 
         for name, image in find_images(Store(home or belljar_home()), policy.policy.images).items():

@@ -14,7 +14,6 @@ from belljar.lazy import lazy_names
 
 if TYPE_CHECKING:
     from belljar.host.facts import gather_facts
-    from belljar.host.kvm import KvmProof, ProveKvm
     from belljar.host.model import (
         CgroupFact,
         CgroupVersion,
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
         ToolFact,
         UsernsFact,
     )
-    from belljar.host.runtimes import ProveRuntime, RuntimeTrial
+    from belljar.host.runtimes import KvmProof, ProveKvm, ProveRuntime, RuntimeTrial
 
 __all__ = [
     "CgroupFact",
@@ -51,28 +50,12 @@ __all__ = [
     "gather_facts",
 ]
 
+_PROOFS = {"KvmProof", "ProveKvm", "ProveRuntime", "RuntimeTrial"}
 __getattr__ = lazy_names(
     __name__,
     {
+        **dict.fromkeys(__all__, "belljar.host.model"),
+        **dict.fromkeys(_PROOFS, "belljar.host.runtimes"),
         "gather_facts": "belljar.host.facts",
-        **dict.fromkeys(("KvmProof", "ProveKvm"), "belljar.host.kvm"),
-        **dict.fromkeys(
-            (
-                "CgroupFact",
-                "CgroupVersion",
-                "CoreFact",
-                "CoreState",
-                "HostFacts",
-                "IdsFact",
-                "KvmFact",
-                "KvmState",
-                "RuntimeFact",
-                "RuntimeState",
-                "ToolFact",
-                "UsernsFact",
-            ),
-            "belljar.host.model",
-        ),
-        **dict.fromkeys(("ProveRuntime", "RuntimeTrial"), "belljar.host.runtimes"),
     },
 )

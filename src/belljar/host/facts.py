@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import Final
 
 from belljar.host import cgroups
-from belljar.host.kvm import ProveKvm, kvm_fact, proof_key
 from belljar.host.model import CoreFact, CoreState, HostFacts, UsernsFact
-from belljar.host.runtimes import ProveRuntime, runtime_facts
-from belljar.host.subids import ids_fact
-from belljar.host.tools import own_program, tool_facts, tools_for
+from belljar.host.runtimes import ProveKvm, ProveRuntime, kvm_fact, proof_key, runtime_facts
+from belljar.host.tools import ids_fact, own_program, tool_facts, tools_for
 from belljar.store.home import belljar_home
 
 _MIB: Final = 1 << 20

@@ -1,10 +1,8 @@
-"""OCI runtimes: which ones there are, and whether they work.
+"""KVM and OCI runtimes: believed only when a guest booted or a container ran here.
 
-Believed only when one has run a container here: there are versions that end without a word.
-
-Who can run one (the container tiers) hands the proof in; its result is remembered in the store, by
-the program's file, this kernel and our own programs in it. That one works is remembered for good.
-That one does not is believed for a short while only: what stood in its way may have been fixed
+There are hosts where /dev/kvm opens, makes a VM, and never runs a stock kernel, and runtimes that
+exit silently. The isolation engines try them; the results are remembered in the store. Success is
+remembered for good; a runtime's failure only for `REFUTED_FOR_S`, as its cause may have been fixed
 without a trace in any key.
 """
 
@@ -18,11 +16,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from belljar.dataclass import dataclass
 from belljar.errors import BelljarError
-from belljar.host.model import CgroupVersion, RuntimeFact, RuntimeState
+from belljar.host.model import CgroupVersion, KvmFact, KvmState, RuntimeFact, RuntimeState
 from belljar.host.tools import (
     SEARCH_PATH,
     ask_text,
@@ -34,24 +32,27 @@ from belljar.host.tools import (
 )
 
 RUNTIME_VARIABLE: Final = "BELLJAR_OCI_RUNTIME"
-"""A runtime's name or path for the container tier instead of runc: a matter of the host, not of a
-policy.
-"""
+"""Names the container tier's runtime (or its path) instead of runc."""
 RUNC_MIN: Final = "1.1"
 RUNSC_MIN: Final = "20231009"
-_LEAST: Final = {"runc": RUNC_MIN, "runsc": RUNSC_MIN, "crun": "1.4"}
 REFUTED_FOR_S: Final = 30.0
 """So long the cells of a run need not each try a runtime that has just failed."""
+_MIN_VERSIONS: Final = {"runc": RUNC_MIN, "runsc": RUNSC_MIN, "crun": "1.4"}
 _DOTTED: Final = re.compile(r"version:? +(?:release-|v)?(\d{1,8}(?:\.\d{1,8})+)", re.IGNORECASE)
 _DAY: Final = re.compile(r"\b(20\d{6})(?:\.\d{1,4})?\b")
-_PROBED: Final = {RuntimeState.PROVEN.value, RuntimeState.REFUTED.value}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvmProof:
+    """Whether a guest booted under KVM; else `reason`, in one sentence."""
+
+    boots: bool
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeTrial:
-    """What running a container with it showed; `reason` and `hint` when it didn't work, `no_port`
-    when only one with a network port didn't.
-    """
+    """Whether a container ran; `no_port`: why only one with a network port did not."""
 
     works: bool
     reason: str = ""
@@ -59,11 +60,48 @@ class RuntimeTrial:
     no_port: str = ""
 
 
+ProveKvm: TypeAlias = Callable[[], KvmProof]
+"""Boots a guest under KVM, in seconds. Raises `BelljarError` when it can't even try."""
 ProveRuntime: TypeAlias = Callable[[RuntimeFact], RuntimeTrial]
-"""Runs one container with the runtime.
+"""Runs one container, in seconds. Raises `BelljarError` when it can't even try."""
 
-May take seconds. Raises a `BelljarError` when it can't even try.
-"""
+
+def proof_key(*, kernel_release: str, vmm_version: str, cpu_model: str) -> str:
+    """What a proof holds for: another kernel, VMM or processor needs another."""
+    processor = cpu_model or "unknown processor"
+    return f"kernel {kernel_release}, QEMU {vmm_version or 'none'}, {processor}"
+
+
+def kvm_fact(
+    cache_file: Path,
+    key: str,
+    prove: ProveKvm | None,
+    *,
+    again: bool = False,
+    device: Path = Path("/dev/kvm"),
+) -> KvmFact:
+    """The state of KVM; `prove` is called when none is remembered for `key`, or with `again`."""
+    if not device.exists():
+        reason = f"{device} does not exist: this machine is offered no hardware virtualisation"
+        return KvmFact(state=KvmState.ABSENT, reason=reason)
+    if not os.access(device, os.R_OK | os.W_OK):
+        reason = f"this user may not open {device}; an administrator can add it to the group kvm"
+        return KvmFact(state=KvmState.ABSENT, reason=reason)
+    states = {KvmState.PROVEN, KvmState.REFUTED}
+    if not (again and prove) and (entry := _recall(cache_file, key, states)):
+        state, reason = KvmState(entry["state"]), str(entry.get("reason", ""))
+        return KvmFact(state=state, reason=reason, proved_for=key)
+    if prove is None:
+        reason = f"{device} is there, but no guest has booted under it yet"
+        return KvmFact(state=KvmState.UNPROVEN, reason=reason)
+    try:
+        proof = prove()
+    except BelljarError as exc:
+        return KvmFact(state=KvmState.UNPROVEN, reason=f"no guest could be tried: {exc.what}")
+    state = KvmState.PROVEN if proof.boots else KvmState.REFUTED
+    reason = "" if proof.boots else proof.reason
+    _remember(cache_file, key, {"state": state.value, "reason": reason})
+    return KvmFact(state=state, reason=reason, proved_for=key)
 
 
 def runtime_facts(
@@ -76,27 +114,24 @@ def runtime_facts(
     again: bool = False,
     doubt: bool = False,
 ) -> tuple[RuntimeFact, ...]:
-    """The runtime of the container tier, then gVisor's.
+    """The container tier's runtime, then gVisor's.
 
-    Each is proven when that is not remembered and `prove` is given, or with `again`.
-
-    `doubt`: one that failed is tried again, however short ago that was.
+    Each is tried when no result is remembered and `prove` is given, or with `again`.
+    `doubt`: one that failed is tried again, however recently that was.
     """
-    wanted = (("container", environ.get(RUNTIME_VARIABLE) or "runc"), ("gvisor", "runsc"))
-    found = (_look(tier, name, groups, cache_file) for tier, name in wanted)
-    memory = _Memory(file=cache_file, kernel_release=kernel_release, again=again, doubt=doubt)
-    return tuple(_proven(fact, memory, prove) for fact in found)
+    found = []
+    for tier, name in (("container", environ.get(RUNTIME_VARIABLE) or "runc"), ("gvisor", "runsc")):
+        fact = _look(tier, name, groups, cache_file)
+        if fact.state is not RuntimeState.UNUSABLE:
+            fact = _tried(fact, cache_file, kernel_release, prove, again=again, doubt=doubt)
+        found.append(fact)
+    return tuple(found)
 
 
 def parse_version(kind: str, text: str) -> str:
-    """The version in what a runtime says of itself, "" when there is none: runsc's is its day
-    (`0.0~20240729.0`, `release-20240729.0`).
-    """
-    match = (
-        _DAY.search(text.replace("~", " ").replace("-", " "))
-        if kind == "runsc"
-        else _DOTTED.search(text)
-    )
+    """The version that a runtime prints, "" for none; runsc's is a day (`0.0~20240729.0`)."""
+    day = _DAY.search(text.replace("~", " ").replace("-", " "))
+    match = day if kind == "runsc" else _DOTTED.search(text)
     return "" if match is None else match[1]
 
 
@@ -107,39 +142,36 @@ def kind_of(name: str) -> str:
 
 def _look(tier: str, name: str, groups: CgroupVersion, cache_file: Path) -> RuntimeFact:
     path = shutil.which(name, path=f"{os.environ.get('PATH', '')}:{SEARCH_PATH}")
-    family = next(
-        (known for known in ("runsc", "crun") if Path(name).name.startswith(known)), "runc"
-    )
+    families = (known for known in ("runsc", "crun") if Path(name).name.startswith(known))
+    family = next(families, "runc")
     fact = RuntimeFact(
         tier=tier,
         name=name,
         kind=kind_of(name),
         path=str(Path(path).absolute()) if path else "",
-        needed_min=_LEAST[family],
+        needed_min=_MIN_VERSIONS[family],
     )
     if tier == "container" and fact.kind == "runsc":
+        reason = f"{name} is the gvisor tier's runtime, not the container tier's"
         hint = f"ask for the gvisor tier, and unset {RUNTIME_VARIABLE}"
-        return replace(
-            fact, reason=f"{name} is the gvisor tier's runtime, not the container tier's", hint=hint
-        )
+        return replace(fact, reason=reason, hint=hint)
+    if tier == "gvisor":
+        enough = f"runsc {RUNSC_MIN} or newer (Debian 12: from bookworm-backports)"
+        hint = f"run `belljar setup`, or install {enough}"
+    elif name != "runc":
+        hint = f"give {RUNTIME_VARIABLE} an OCI runtime's name or path, or unset it to use runc"
+    else:
+        hint = f"run `belljar setup`, or install runc {RUNC_MIN} or newer"
     if path is None:
-        return replace(fact, reason=_absence(name), hint=_install(tier, name))
-    fact = replace(fact, version=_version(path, family, cache_file))
+        is_there = Path(name).is_absolute() and os.path.lexists(name)
+        why = "is no program that this user can run" if is_there else "is missing"
+        return replace(fact, reason=f"{name} {why}", hint=hint)
+    if family == "crun":
+        hint = f"use runc (unset {RUNTIME_VARIABLE}), or crun 1.9 or newer"
+    fact = replace(fact, version=_version(path, family, cache_file), hint=hint)
     reason = _unfit(fact, family, groups)
-    return replace(
-        fact,
-        state=RuntimeState.UNUSABLE if reason else RuntimeState.UNPROVEN,
-        reason=reason,
-        hint=_hint(fact, family),
-    )
-
-
-def _absence(name: str) -> str:
-    return (
-        f"{name} is no program that this user can run"
-        if Path(name).is_absolute() and os.path.lexists(name)
-        else f"{name} is missing"
-    )
+    state = RuntimeState.UNUSABLE if reason else RuntimeState.UNPROVEN
+    return replace(fact, state=state, reason=reason)
 
 
 def _version(path: str, family: str, cache_file: Path) -> str:
@@ -156,10 +188,8 @@ def _version(path: str, family: str, cache_file: Path) -> str:
 
 def _unfit(fact: RuntimeFact, family: str, groups: CgroupVersion) -> str:
     if not fact.version:
-        return (
-            f"{fact.path} doesn't say its version, as every OCI runtime does (`{family} version "
-            f"{fact.needed_min}`)"
-        )
+        expected = f"`{family} version {fact.needed_min}`"
+        return f"{fact.path} doesn't say its version, as every OCI runtime does ({expected})"
     if not at_least(fact.version, fact.needed_min):
         return f"{fact.name} {fact.version} is too old: {fact.needed_min} or newer is needed"
     if family == "crun" and groups is CgroupVersion.HYBRID and not at_least(fact.version, "1.9"):
@@ -170,89 +200,27 @@ def _unfit(fact: RuntimeFact, family: str, groups: CgroupVersion) -> str:
     return ""
 
 
-def _hint(fact: RuntimeFact, family: str) -> str:
-    if family == "crun":
-        return f"use runc (unset {RUNTIME_VARIABLE}), or crun 1.9 or newer"
-    return _install(fact.tier, fact.name)
-
-
-def _install(tier: str, name: str) -> str:
-    if tier == "gvisor":
-        return (
-            f"run `belljar setup`, or install runsc {RUNSC_MIN} or newer (Debian 12: from "
-            f"bookworm-backports)"
-        )
-    if name != "runc":
-        return f"give {RUNTIME_VARIABLE} an OCI runtime's name or path, or unset it to use runc"
-    return f"run `belljar setup`, or install runc {RUNC_MIN} or newer"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Memory:
-    """What came of earlier trials, in a file of the store.
-
-    `again`: nothing counts. `doubt`: only what worked does.
-    """
-
-    file: Path
-    kernel_release: str
-    again: bool
-    doubt: bool
-
-    def key(self, fact: RuntimeFact) -> str:
-        """What a trial's result holds for."""
-        mine = (
-            f"kernel {self.kernel_release}, uid {os.geteuid()}, belljar's "
-            f"{own_programs('agent', 'jail')}"
-        )
-        return f"{fact.tier}, {file_identity(fact.path)}, {mine}"
-
-    def recall(self, fact: RuntimeFact, *, can_try: bool) -> RuntimeFact | None:
-        """What is remembered and still counts. Who can't try takes what there is."""
-        key = self.key(fact)
-        entry = read_json(self.file).get(_entry(key))
-        if (
-            not isinstance(entry, dict)
-            or entry.get("for") != key
-            or entry.get("state") not in _PROBED
-        ):
-            return None
-        state = RuntimeState(entry["state"])
-        if can_try and (
-            self.again or (state is RuntimeState.REFUTED and (self.doubt or not _is_recent(entry)))
-        ):
-            return None
-        reason, hint = str(entry.get("reason", "")), str(entry.get("hint", ""))
-        no_port = str(entry.get("no_port", ""))
-        return replace(fact, state=state, reason=reason, hint=hint, no_port=no_port, proved_for=key)
-
-    def keep(self, fact: RuntimeFact) -> None:
-        """For the next time."""
-        entry = {
-            "state": fact.state.value,
-            "reason": fact.reason,
-            "hint": fact.hint,
-            "no_port": fact.no_port,
-            "for": fact.proved_for,
-            "at_s": int(time.time()),
-        }
-        write_json(self.file, {**read_json(self.file), _entry(fact.proved_for): entry})
-
-
-def _is_recent(entry: Mapping[str, object]) -> bool:
-    at_s = entry.get("at_s")
-    return isinstance(at_s, int) and 0 <= time.time() - at_s < REFUTED_FOR_S
-
-
-def _entry(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()[:32]
-
-
-def _proven(fact: RuntimeFact, memory: _Memory, prove: ProveRuntime | None) -> RuntimeFact:
-    if fact.state is RuntimeState.UNUSABLE:
-        return fact
-    if (known := memory.recall(fact, can_try=prove is not None)) is not None:
-        return known
+def _tried(
+    fact: RuntimeFact,
+    cache_file: Path,
+    kernel_release: str,
+    prove: ProveRuntime | None,
+    *,
+    again: bool,
+    doubt: bool,
+) -> RuntimeFact:
+    ours = f"uid {os.geteuid()}, belljar's {own_programs('agent', 'jail')}"
+    key = f"{fact.tier}, {file_identity(fact.path)}, kernel {kernel_release}, {ours}"
+    entry = _recall(cache_file, key, {RuntimeState.PROVEN, RuntimeState.REFUTED})
+    if entry and prove is not None:
+        at_s = entry.get("at_s")
+        is_recent = isinstance(at_s, int) and 0 <= time.time() - at_s < REFUTED_FOR_S
+        is_refuted = entry["state"] == RuntimeState.REFUTED
+        if again or (is_refuted and (doubt or not is_recent)):
+            entry = {}
+    if entry:
+        words = {name: str(entry.get(name, "")) for name in ("reason", "hint", "no_port")}
+        return replace(fact, state=RuntimeState(entry["state"]), proved_for=key, **words)
     if prove is None:
         hint = "run `belljar doctor`, which runs one"
         return replace(fact, reason="no container has been run with it here yet", hint=hint)
@@ -261,13 +229,22 @@ def _proven(fact: RuntimeFact, memory: _Memory, prove: ProveRuntime | None) -> R
     except BelljarError as exc:
         return replace(fact, reason=f"no container could be tried: {exc.what}", hint=exc.hint)
     state = RuntimeState.PROVEN if trial.works else RuntimeState.REFUTED
-    tried = replace(
-        fact,
-        state=state,
-        reason=trial.reason,
-        hint=trial.hint,
-        no_port=trial.no_port,
-        proved_for=memory.key(fact),
-    )
-    memory.keep(tried)
-    return tried
+    words = {"reason": trial.reason, "hint": trial.hint, "no_port": trial.no_port}
+    _remember(cache_file, key, {"state": state.value, **words, "at_s": int(time.time())})
+    return replace(fact, state=state, proved_for=key, **words)
+
+
+def _name(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()[:32]
+
+
+def _recall(cache_file: Path, key: str, states: set[Any]) -> dict[str, Any]:
+    """The remembered result for exactly this key, {} for none that can be believed."""
+    entry = read_json(cache_file).get(_name(key))
+    if not isinstance(entry, dict) or entry.get("for") != key or entry.get("state") not in states:
+        return {}
+    return entry
+
+
+def _remember(cache_file: Path, key: str, result: Mapping[str, object]) -> None:
+    write_json(cache_file, {**read_json(cache_file), _name(key): {**result, "for": key}})

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import pwd
 from collections.abc import Mapping
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -20,8 +21,8 @@ from belljar.policy import LoadedPolicy, Risk
 from belljar.units import printable
 
 if TYPE_CHECKING:
-    from belljar.host.settings_file import SettingsFile
     from belljar.policy import Policy
+    from belljar.policy.yaml_tree import Tree
 
 HOST_FILE: Final = Path("/etc/belljar/settings.yaml")
 MAX_BYTES: Final = 64 << 10
@@ -45,6 +46,9 @@ class Settings:
     upstreams: Upstreams | None = None
     least_risk_from: str = ""
     upstreams_from: str = ""
+
+
+_KINDS: Final[dict[str, type[Enum]]] = {"least_risk": Risk, "upstreams": Upstreams}
 
 
 def environment_at_start() -> dict[str, str]:
@@ -73,31 +77,75 @@ def settings_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
 
 
 def read_settings() -> Settings:
-    """The settings in force: of two files the stricter word wins.
-
-    Raises `PolicyError`, `HostError`.
+    """The settings in force: of two files the stricter value wins. Raises `PolicyError`,
+    `HostError`.
     """
     settings = Settings()
     for path in settings_files(environment_at_start()):
-        if (file := _read(path)) is not None:
-            settings = stricter(settings, file, str(path))
+        if (text := _read(path)) is not None:
+            settings = stricter(settings, parse_settings(text, source=str(path)), str(path))
     return settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsFile:
+    """What one file says; None where it says nothing."""
+
+    least_risk: Risk | None = None
+    upstreams: Upstreams | None = None
+
+
+def parse_settings(text: bytes, *, source: str) -> SettingsFile:
+    """Read one settings file strictly. Raises `PolicyError` with file, line and column."""
+    from belljar.policy import fields
+    from belljar.policy.yaml_tree import Reading, read_tree
+
+    tree = read_tree(text, Reading(what="a settings file", max_bytes=MAX_BYTES))
+    if tree.problems:
+        first = tree.problems[0]
+        raise _refused(
+            f"{first.field}: {first.message}" if first.field else first.message,
+            source,
+            first.mark.line,
+            first.mark.column,
+        )
+    if tree.value is None:  # only comments
+        return SettingsFile()
+    if not isinstance(tree.value, dict):
+        what = f"settings are a mapping of fields, but this is {fields.kind_of(tree.value)}"
+        raise _refused_at(tree, (), what, source)
+    found: dict[str, Any] = {}
+    for name, value in tree.value.items():
+        if name not in _KINDS:
+            raise _refused_at(tree, (name,), f"{name}: there is no such setting", source, key=True)
+        try:
+            found[name] = fields.Choice(words=_KINDS[name]).read(value)
+        except ValueError as exc:
+            raise _refused_at(tree, (name,), f"{name}: {exc}", source) from exc
+    return SettingsFile(**found)
+
+
+def _refused_at(
+    tree: Tree, path: tuple[str, ...], what: str, source: str, *, key: bool = False
+) -> PolicyError:
+    from belljar.policy.yaml_tree import closest_mark
+
+    mark = closest_mark(tree, path, key=key)
+    return _refused(what, source, mark.line, mark.column)
+
+
+def _refused(what: str, source: str, line: int, column: int) -> PolicyError:
+    hint = "its fields are `least_risk` and `upstreams`; docs/policy.md has both"
+    return PolicyError(what, where=f"{printable(source)}:{line}:{column}", hint=hint)
 
 
 def stricter(settings: Settings, file: SettingsFile, path: str) -> Settings:
     """The settings with a further file's. Pure."""
-    risk, risk_from = settings.least_risk, settings.least_risk_from
-    if file.least_risk is not None and file.least_risk > risk:
-        risk, risk_from = file.least_risk, path
-    upstreams, upstreams_from = settings.upstreams, settings.upstreams_from
-    if file.upstreams is not None and upstreams is not Upstreams.FORBID:
-        upstreams, upstreams_from = file.upstreams, path
-    return Settings(
-        least_risk=risk,
-        upstreams=upstreams,
-        least_risk_from=risk_from,
-        upstreams_from=upstreams_from,
-    )
+    if file.least_risk is not None and file.least_risk > settings.least_risk:
+        settings = replace(settings, least_risk=file.least_risk, least_risk_from=path)
+    if file.upstreams is not None and settings.upstreams is not Upstreams.FORBID:
+        settings = replace(settings, upstreams=file.upstreams, upstreams_from=path)
+    return settings
 
 
 def within_settings(loaded: LoadedPolicy, settings: Settings) -> LoadedPolicy:
@@ -141,10 +189,10 @@ def resolve_here(policy: PolicyLike) -> LoadedPolicy:
     return within_settings(loaded, read_settings())
 
 
-def _read(path: Path) -> SettingsFile | None:
+def _read(path: Path) -> bytes | None:
     try:
         with path.open("rb") as stream:
-            text = stream.read(MAX_BYTES + 1)
+            return stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
         return None
     except OSError as exc:
@@ -153,6 +201,3 @@ def _read(path: Path) -> SettingsFile | None:
             where=printable(str(path)),
             hint="let this user read them, or remove the file",
         ) from exc
-    from belljar.host.settings_file import parse_settings
-
-    return parse_settings(text, source=str(path))

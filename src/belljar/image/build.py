@@ -24,7 +24,7 @@ from belljar.errors import HostError, PolicyError
 from belljar.image.apt import PrivateApt, debian_sources, host_acquire_options, host_sources
 from belljar.image.config import ImageConfig
 from belljar.image.kernel import debian_arch
-from belljar.image.pack import Member, pack
+from belljar.image.layers.tree import Member, pack
 from belljar.image.store import Image, Store
 from belljar.image.tools import drained, failed, kill_group, plain_env, started, tool
 from belljar.store.home import need_space

@@ -29,11 +29,10 @@ from belljar.image.dockerfile import (
     make_buildable,
 )
 from belljar.image.kernel import debian_arch
-from belljar.image.layers.limits import ImportLimits
+from belljar.image.layers import ImportLimits
 from belljar.image.oci import import_directory
-from belljar.image.rootless import WORK, Inside, user_namespace
 from belljar.image.store import MADE_HERE, Image, Store, check_name, file_sha256
-from belljar.image.tools import give_tree, tool
+from belljar.image.tools import WORK, Inside, give_tree, tool, user_namespace
 from belljar.policy.files import read_regular
 from belljar.store.home import make_store_dir, need_space
 from belljar.store.scratch import orphans, remove_tree, scratch_dir

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from belljar.dataclass import dataclass
 from belljar.differences import Difference, Kind
-from belljar.image.layers.limits import MAX_DEPTH, MAX_NAME_BYTES, MAX_PATH_BYTES, LayerError
+from belljar.image.layers import MAX_DEPTH, MAX_NAME_BYTES, MAX_PATH_BYTES, LayerError
 from belljar.units import printable
 
 _MAX_WORDS: Final = 1000

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from belljar.errors import PolicyError
-from belljar.image.layers.limits import MAX_DEPTH
+from belljar.image.layers import MAX_DEPTH
 from belljar.policy.files import open_regular, read_regular
 from belljar.units import format_size, printable
 

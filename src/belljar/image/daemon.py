@@ -9,6 +9,7 @@ import errno
 import http.client
 import json
 import os
+import re
 import socket
 import stat
 from collections.abc import Callable, Mapping
@@ -21,9 +22,9 @@ from typing import Final
 from urllib.parse import quote, urlsplit
 
 from belljar.errors import HostError, PolicyError
-from belljar.image.manifest import DIGEST
 from belljar.units import format_duration, format_size, printable
 
+DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 _MAX_ANSWER_BYTES: Final = 4 << 20
 _CHUNK_BYTES: Final = 1 << 20
 _HINT_SAVE: Final = "`docker save NAME -o FILE`, then `belljar image import docker-archive:FILE`"

@@ -17,9 +17,9 @@ from typing import Final
 from belljar.errors import HostError, PolicyError
 from belljar.image.daemon import save_image
 from belljar.image.kernel import debian_arch
+from belljar.image.layers import ImportLimits, LayerError
 from belljar.image.layers.blob import open_layer
 from belljar.image.layers.headers import EntryKind, read_entries
-from belljar.image.layers.limits import ImportLimits, LayerError
 from belljar.image.origin import Origin, origin_of_archive, origin_of_layout, origin_of_service
 from belljar.image.tools import give_tree, limited, plain_env, run_tool, tool
 from belljar.store.scratch import owned_dir, remove_tree

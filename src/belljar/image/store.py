@@ -5,8 +5,7 @@
 Names are Docker's references (`policy.reference`). `image-digests.json` maps the digests of
 manifests, indexes and configurations to the images imported from them.
 An image appears whole (made in a scratch directory, then renamed) or not at all. Reading needs no
-lock; writers hold `locks/images`.
-"""
+lock; writers hold `locks/images`."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
@@ -298,21 +297,15 @@ class Store:
     def _missing(self, ref: str, names: Mapping[str, str]) -> HostError:
         import difflib
 
-        near = difflib.get_close_matches(ref, names, n=3, cutoff=0.75)
-        hint = f"; did you mean {', '.join(near)}?" if near else ""
         what = f"image `{printable(ref)}` isn't in the store"
+        hint = f"run `{command_for(ref)}`"
         if (reference := _parsed(ref)) is not None and reference.digest:
-            is_named = (
-                _name_in(names, replace(reference, digest="", tag=reference.tag or DEFAULT_TAG))
-                is not None
-            )
-            here = (
-                f"; its `{printable(reference.familiar_name)}` has another digest"
-                if is_named
-                else ""
-            )
-            what, hint = f"image `{printable(ref)}` isn't in the store{here}", ""
-        return HostError(what, where=str(self._images), hint=f"run `{command_for(ref)}`{hint}")
+            tagged = replace(reference, digest="", tag=reference.tag or DEFAULT_TAG)
+            if _name_in(names, tagged) is not None:
+                what += f"; its `{printable(reference.familiar_name)}` has another digest"
+        elif near := difflib.get_close_matches(ref, names, n=3, cutoff=0.75):
+            hint += f"; did you mean {', '.join(near)}?"
+        return HostError(what, where=str(self._images), hint=hint)
 
     def _damaged(self, path: Path) -> HostError:
         return HostError(
@@ -394,12 +387,12 @@ def _name_in(names: Mapping[str, str], reference: Reference) -> str | None:
 
 def _named(names: Mapping[str, str], called: Sequence[str], digest: str) -> dict[str, str]:
     """The names with `called` (in the normal form) given to an image."""
-    kept = {
-        name: each
-        for name, each in names.items()
-        if (parsed := _parsed(name)) is None or parsed.familiar not in called
-    }
-    return {**kept, **dict.fromkeys(called, digest)}
+
+    def is_kept(name: str) -> bool:
+        parsed = _parsed(name)
+        return parsed is None or parsed.familiar not in called
+
+    return {name: names[name] for name in filter(is_kept, names)} | dict.fromkeys(called, digest)
 
 
 def file_sha256(path: Path) -> str:
@@ -454,3 +447,51 @@ def _image(document: Mapping[str, Any], directory: Path, names: Mapping[str, str
         built=dict(document.get("built") or {}),
         setuid_programs=document.get("setuid_programs", ""),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingImage:
+    """An image that the store lacks, why, and the command that gets it.
+
+    `used_by`: the service or cell that needs it; "" where that is not known.
+    """
+
+    image: str
+    why: HostError
+    command: str
+    used_by: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """What is missing, and what for."""
+        return f"{self.used_by} needs it: {self.why.what}" if self.used_by else self.why.what
+
+
+def missing_images(store: Store, images: Iterable[str]) -> tuple[MissingImage, ...]:
+    """Each image that the store does not have, once, in the order given."""
+    return tuple(
+        MissingImage(image=image, why=why, command=command_for(image))
+        for image in dict.fromkeys(images)
+        if (why := store.missing(image)) is not None
+    )
+
+
+def find_images(store: Store, images: Iterable[str]) -> dict[str, Image]:
+    """All of them. Raises one `HostError` for all that are missing, each with its command."""
+    wanted = tuple(images)
+    refuse_missing(missing_images(store, wanted))
+    return {image: store.find(image) for image in wanted}
+
+
+def refuse_missing(missing: tuple[MissingImage, ...]) -> None:
+    """Raise one `HostError` for all of them; nothing when there is none."""
+    if not missing:
+        return
+    first, get_all = missing[0], "`belljar image import --from-compose FILE` or `--from-task TASK`"
+    if len(missing) == 1:
+        also = f"; {get_all} also asks the local Docker daemon" if first.used_by else ""
+        raise HostError(first.sentence, where=first.why.where, hint=f"{first.why.hint}{also}")
+    listed = "".join(f"\n  {each.sentence}: `{each.command}`" for each in missing)
+    hint = f"run these commands; {get_all} runs them all, and asks the local Docker daemon first"
+    what = f"{len(missing)} images are missing{listed}"
+    raise HostError(what, where=first.why.where, hint=hint)

@@ -21,8 +21,7 @@ from typing import Final
 
 from belljar.dataclass import dataclass
 from belljar.errors import HostError
-from belljar.host.subids import MAPPERS, ids_fact
-from belljar.host.tools import SEARCH_PATH
+from belljar.host.tools import MAPPERS, SEARCH_PATH, ids_fact
 from belljar.plan.jail import (
     SLOTS_PER_HOME,
     UID_RANGE_START,

@@ -17,13 +17,13 @@ from belljar.host.settings import (
     Settings,
     Upstreams,
     environment_at_start,
+    parse_settings,
     read_settings,
     resolve_here,
     settings_files,
     stricter,
     within_settings,
 )
-from belljar.host.settings_file import parse_settings
 from belljar.policy import Risk, parse_policy
 
 REAL = b"""belljar: 1

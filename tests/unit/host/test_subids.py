@@ -6,7 +6,7 @@ import os
 import pwd
 from pathlib import Path
 
-from belljar.host.subids import ids_fact
+from belljar.host.tools import ids_fact
 
 
 def test_root_needs_none_and_a_user_is_told_what_lacks(tmp_path: Path) -> None:

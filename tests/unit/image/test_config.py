@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from belljar.differences import Kind
 from belljar.image.config import HealthCheck, ImageConfig, config_of, image_differences, image_health
-from belljar.image.layers.limits import LayerError
+from belljar.image.layers import LayerError
 
 SECOND = 1_000_000_000
 

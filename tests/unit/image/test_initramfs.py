@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.image.initramfs import REQUIRED_MODULES, build
+from belljar.image.kernel import REQUIRED_MODULES, build_initramfs
 
 ELF = b"\x7fELF"
 
@@ -52,30 +52,30 @@ def unpack(image: bytes) -> dict[str, Member]:
 def test_agent_is_init() -> None:
     """`/init` is the agent, executable, byte for byte."""
     agent = ELF + bytes(range(251))
-    init = unpack(build(agent, []))["init"]
+    init = unpack(build_initramfs(agent, []))["init"]
     assert (init.contents, init.mode) == (agent, 0o100755)
 
 
 def test_probe_program_is_there_or_not() -> None:
     """The probe program is a file beside `/init`, to be run and not read by others, byte for byte; without one nothing is in its place."""
-    probe = unpack(build(ELF, [], probe=ELF + b"probe"))["p"]
+    probe = unpack(build_initramfs(ELF, [], probe=ELF + b"probe"))["p"]
     assert (probe.contents, probe.mode) == (ELF + b"probe", 0o100711)
-    assert "p" not in unpack(build(ELF, []))
+    assert "p" not in unpack(build_initramfs(ELF, []))
     with pytest.raises(ValueError, match="not an ELF"):
-        build(ELF, [], probe=b"#!/bin/sh")
+        build_initramfs(ELF, [], probe=b"#!/bin/sh")
 
 
 def test_modules_keep_their_order() -> None:
     """Module files sort by name in the order given, which is the order of loading."""
     names = ["zeta", "alpha", "virtio-rng", *(f"m{i}" for i in range(20))]
-    found = unpack(build(ELF, [(name, ELF + name.encode()) for name in names]))
+    found = unpack(build_initramfs(ELF, [(name, ELF + name.encode()) for name in names]))
     files = sorted(name for name in found if name.startswith("m/"))
     assert [found[name].contents for name in files] == [ELF + name.encode() for name in names]
 
 
 def test_directories_and_console() -> None:
     """The kernel finds a console to open, and the agent the directories it starts from."""
-    found = unpack(build(ELF, []))
+    found = unpack(build_initramfs(ELF, []))
     assert {"dev", "m", "proc", "sys", "r"} <= found.keys()
     assert all(found[name].mode == 0o040755 for name in ("dev", "m", "proc", "sys", "r"))
     assert found["dev/console"].mode == 0o020600
@@ -84,7 +84,7 @@ def test_directories_and_console() -> None:
 
 def test_parents_come_before_children() -> None:
     """The kernel unpacks in order and makes no parents."""
-    names = [member.name for member in members(gzip.decompress(build(ELF, [("a", ELF)])))]
+    names = [member.name for member in members(gzip.decompress(build_initramfs(ELF, [("a", ELF)])))]
     assert all("/" not in name or name.rpartition("/")[0] in names[:i] for i, name in enumerate(names))
 
 
@@ -92,8 +92,8 @@ def test_parents_come_before_children() -> None:
 def test_same_input_same_bytes(agent: bytes, modules: list[bytes]) -> None:
     """Nothing of the time or the host goes in, and what goes in comes out."""
     named = [(f"m{i}", ELF + contents) for i, contents in enumerate(modules)]
-    image = build(ELF + agent, named)
-    assert image == build(ELF + agent, named)
+    image = build_initramfs(ELF + agent, named)
+    assert image == build_initramfs(ELF + agent, named)
     assert struct.unpack_from("<I", image, 4) == (0,)
     assert unpack(image)["init"].contents == ELF + agent
 
@@ -102,22 +102,22 @@ def test_same_input_same_bytes(agent: bytes, modules: list[bytes]) -> None:
 def test_names_that_are_no_modules(name: str) -> None:
     """A name can't become a path of another's choosing."""
     with pytest.raises(ValueError, match="module's name"):
-        build(ELF, [(name, ELF)])
+        build_initramfs(ELF, [(name, ELF)])
 
 
 @pytest.mark.parametrize("contents", [b"", b"\xfd7zXZ\0", b"\x7fEL"])
 def test_only_programs(contents: bytes) -> None:
     """A module that is still compressed is refused here and not by a guest that doesn't start."""
     with pytest.raises(ValueError, match="not an ELF"):
-        build(ELF, [("squashfs", contents)])
+        build_initramfs(ELF, [("squashfs", contents)])
     with pytest.raises(ValueError, match="not an ELF"):
-        build(contents, [])
+        build_initramfs(contents, [])
 
 
 def test_too_many_modules() -> None:
     """More modules than two digits can order are refused."""
     with pytest.raises(ValueError, match="at most 100"):
-        build(ELF, [(f"m{i}", ELF) for i in range(101)])
+        build_initramfs(ELF, [(f"m{i}", ELF) for i in range(101)])
 
 
 def test_required_modules_are_in_dependency_order() -> None:

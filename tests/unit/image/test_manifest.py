@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.image.layers.limits import LayerError
-from belljar.image.manifest import instance_of, is_index, names_of_archive, names_of_index
+from belljar.image.layers import LayerError
+from belljar.image.origin import instance_of, is_index, names_of_archive, names_of_index
 from belljar.policy.reference import parse_reference
 
 DIGEST = "sha256:" + "1" * 64

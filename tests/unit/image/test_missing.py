@@ -8,7 +8,7 @@ import pytest
 
 from belljar.errors import HostError
 from belljar.image import ImageConfig, Store
-from belljar.image.missing import find_images, missing_images
+from belljar.image.store import find_images, missing_images
 
 
 def test_each_missing_image_has_its_command(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ import pytest
 
 from belljar.errors import HostError
 from belljar.image import ImageConfig, Store
-from belljar.image.obtain import Wanted, obtain
-from belljar.image.oci import ImportLimits
+from belljar.image.oci import ImportLimits, Wanted, obtain
 
 ID = "sha256:" + "1" * 64
 
@@ -24,7 +23,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         refs.append(ref)
         raise HostError(f"not at {ref}")
 
-    monkeypatch.setattr("belljar.image.obtain.import_image", fail)
+    monkeypatch.setattr("belljar.image.oci.import_image", fail)
     return refs
 
 
@@ -33,7 +32,7 @@ def test_what_the_daemon_said_is_in_the_error(
     host: str, asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A DOCKER_HOST that can't be used, or a daemon's own error, is not hidden by that of the registry."""
-    monkeypatch.setattr("belljar.image.obtain.daemon_answers", lambda _host: True)
+    monkeypatch.setattr("belljar.image.oci.daemon_answers", lambda _host: True)
     reported: list[str] = []
     (result,) = obtain(
         tmp_path,
@@ -57,7 +56,7 @@ def test_a_daemon_is_asked_before_a_registry(
 ) -> None:
     """What the store has is skipped, what is built or known by id alone is no registry's, and each
     failure has its reason."""
-    monkeypatch.setattr("belljar.image.obtain.daemon_answers", lambda _host: has_daemon)
+    monkeypatch.setattr("belljar.image.oci.daemon_answers", lambda _host: has_daemon)
     (tmp_path / "made").write_bytes(b"hsqs")
     Store(tmp_path).add(tmp_path / "made", ImageConfig(), name="here", source="", created="")
     wanted = [

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.fakes.images import docker_archive, entry, layer, oci_archive, sha256
 
 from belljar.errors import PolicyError
-from belljar.image.layers.limits import ImportLimits, LayerError
+from belljar.image.layers import ImportLimits, LayerError
 from belljar.image.origin import origin_of_archive, origin_of_layout, origin_of_service
 
 LAYER = layer(entry("x", b"x"))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from belljar.errors import HostError
 from belljar.image import Kernel
-from belljar.image.initramfs import NIC_MODULES, REQUIRED_MODULES
+from belljar.image.kernel import NIC_MODULES, REQUIRED_MODULES
 from belljar.isolation.microvm.guest_files import read_guest_parts
 from belljar.isolation.microvm.wire import WayCounters, parse_counters
 from belljar.isolation.survivors import Destruction, together

@@ -1,1 +1,50 @@
 """Container layers: hostile tar streams, read with bounds and merged in memory, never unpacked."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from belljar.dataclass import dataclass
+from belljar.errors import PolicyError
+from belljar.units import printable
+
+MAX_PATH_BYTES: Final = 4096
+MAX_NAME_BYTES: Final = 255
+MAX_DEPTH: Final = 200
+MAX_METADATA_BYTES: Final = 1 << 20
+MAX_XATTR_BYTES: Final = 64 << 10
+MAX_ID: Final = 0xFFFF_FFFE
+MAX_TIME_S: Final = 0xFFFF_FFFF
+
+
+class LayerError(ValueError):
+    """A layer is broken or asks for what an image may not have."""
+
+    def __init__(
+        self, what: str, *, hint: str = "use an image without it; nothing of this one was kept"
+    ) -> None:
+        super().__init__(what)
+        self.hint = hint
+
+    def refusal(self, where: str) -> PolicyError:
+        """The error of an import from `where` that ends by it."""
+        return PolicyError(f"the image is refused: {self}", where=printable(where), hint=self.hint)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportLimits:
+    """Bounds of an import. Beyond one of them, the import is refused."""
+
+    max_bytes: int = 8 << 30
+    """All layers together, uncompressed."""
+    max_entries: int = 500_000
+    """All layers together, also those that a later layer replaces."""
+    max_layers: int = 500
+    max_document_bytes: int = 4 << 20
+    """A manifest or a configuration."""
+    timeout_s: float = 1800
+    """Fetching, in all."""
+    answer_s: float = 60
+    """Until a registry or a daemon has answered what it is asked before anything is fetched."""
+    stall_s: float = 120
+    """Without a byte more, while fetching from a registry."""

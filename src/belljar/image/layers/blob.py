@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from belljar.errors import HostError
-from belljar.image.layers.limits import LayerError
+from belljar.image.layers import LayerError
 from belljar.image.tools import started, tool
 from belljar.units import format_size
 

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Final, Protocol
 from urllib.parse import unquote_to_bytes
 
-from belljar.image.layers.limits import (
+from belljar.image.layers import (
     MAX_DEPTH,
     MAX_ID,
     MAX_METADATA_BYTES,
@@ -32,7 +32,7 @@ _LONG_NAME, _LONG_LINK, _PAX, _GLOBAL_PAX = b"L", b"K", b"x", b"g"
 _XATTR_PREFIX: Final = "SCHILY.xattr."
 _LIBARCHIVE_PREFIX: Final = "LIBARCHIVE.xattr."
 
-Path = tuple[bytes, ...]
+EntryPath = tuple[bytes, ...]
 
 
 class EntryKind(StrEnum):
@@ -70,7 +70,7 @@ class LayerEntry:
     The content of a file is `size_bytes` bytes at `offset` of the layer.
     """
 
-    path: Path
+    path: EntryPath
     kind: EntryKind
     mode: int
     uid: int
@@ -123,7 +123,7 @@ def read_entries(source: Source, size_bytes: int) -> Iterator[LayerEntry]:
         raise LayerError("the layer ends where an entry should follow")
 
 
-def split_path(name: bytes) -> Path:
+def split_path(name: bytes) -> EntryPath:
     """A name in an archive as its parts. Raises `LayerError` for `..` and `/…`."""
     if name.startswith(b"/"):
         raise LayerError(f"the name {printable(name)!r} is absolute")
@@ -134,7 +134,7 @@ def split_path(name: bytes) -> Path:
     return parts
 
 
-def check_components(parts: Path, name: bytes) -> None:
+def check_components(parts: EntryPath, name: bytes) -> None:
     """Raise `LayerError` unless a file system can hold such a name."""
     if (
         b"\0" in name

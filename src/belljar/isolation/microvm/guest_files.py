@@ -14,7 +14,8 @@ from typing import Final
 
 from belljar.dataclass import dataclass
 from belljar.errors import HostError
-from belljar.image import Kernel, initramfs
+from belljar.image import Kernel
+from belljar.image.kernel import NIC_MODULES, build_initramfs
 from belljar.package import PROGRAMS_DIR, program_path
 
 _NUMBERED: Final = re.compile(r"\d+-")
@@ -28,7 +29,7 @@ to come up needs a disk, but nothing on it.
 _DISK_BYTES: Final = 4096
 _NIC_DRIVER: Final = "virtio_net"
 _LAYOUT: Final = 2
-"""Raised when `image.initramfs` lays the same parts out differently."""
+"""Raised when `image.kernel.build_initramfs` lays the same parts out differently."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,7 @@ class GuestParts:
     def initramfs(self) -> bytes:
         """The archive. Raises `HostError` when a part is damaged."""
         try:
-            return initramfs.build(self.agent, self.modules, probe=self.probe)
+            return build_initramfs(self.agent, self.modules, probe=self.probe)
         except ValueError as exc:
             raise HostError(
                 f"the guest's initramfs can't be made: {exc}",
@@ -63,9 +64,7 @@ def read_guest_parts(kernel: Kernel, *, nic: bool = False) -> GuestParts:
         agent, probe = (program_path(name).read_bytes() for name in ("agent", "probe"))
         named = [(_NUMBERED.sub("", path.stem, count=1), path) for path in kernel.modules]
         modules = tuple(
-            (name, path.read_bytes())
-            for name, path in named
-            if nic or name not in initramfs.NIC_MODULES
+            (name, path.read_bytes()) for name, path in named if nic or name not in NIC_MODULES
         )
     except OSError as exc:
         hint = (

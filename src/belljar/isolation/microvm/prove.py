@@ -18,7 +18,7 @@ import anyio.to_thread
 
 from belljar.dataclass import dataclass
 from belljar.errors import BelljarError, CellError
-from belljar.host.kvm import KvmProof, ProveKvm
+from belljar.host.runtimes import KvmProof, ProveKvm
 from belljar.image import Kernel
 from belljar.isolation.microvm.guest_files import empty_disk, read_guest_parts, write_read_only
 from belljar.isolation.microvm.vmm import VmmSpec, start_vmm

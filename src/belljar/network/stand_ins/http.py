@@ -263,9 +263,7 @@ class _Server:
 
 
 def _listed(directory: Path) -> Mapping[str, StoredFile]:
-    files = list_files(
-        directory, hidden=True, max_files=MAX_STATIC_FILES, max_depth=MAX_DEPTH
-    )
+    files = list_files(directory, hidden=True, max_files=MAX_STATIC_FILES, max_depth=MAX_DEPTH)
     return {file.name: file for file in files}
 
 

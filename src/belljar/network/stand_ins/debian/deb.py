@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from belljar.image.layers import LayerError
 from belljar.image.layers.headers import EntryKind, read_entries
-from belljar.image.layers.limits import LayerError
 from belljar.network.stand_ins.files import open_file
 from belljar.units import printable
 
