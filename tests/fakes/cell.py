@@ -29,7 +29,7 @@ from belljar.differences import Difference
 from belljar.errors import CellError
 from belljar.events import Event, Kind, MemoryRecorder
 from belljar.ledger import create_run
-from belljar.plan.layers import granted
+from belljar.plan.make import granted
 from belljar.policy import LoadedPolicy, Tier
 from belljar.probe.model import ProbeReport
 from belljar.probe.run import probe_cell

@@ -22,7 +22,8 @@ from typing import Any
 
 from belljar.plan.addresses import CellPort, RangeLayout, lay_out
 from belljar.plan.network import NetworkBounds, NetworkPlan, PortPlan, StandInPlan
-from belljar.plan.rules import LOG_GROUP, SINK_MARK, Reason, counts, render_rules, same_rules
+from belljar.plan.nft import same_rules
+from belljar.plan.rules import LOG_GROUP, SINK_MARK, Reason, counts, render_rules
 
 CLONE_NEWNET = 0x40000000
 WAIT_S = 30.0

@@ -309,7 +309,7 @@ def _open_files() -> Check:
 
 def _cores(facts: HostFacts) -> Check:
     """Where crashes in the least of the tiers go; the others' are no worse."""
-    from belljar.plan.cores import cores_warning
+    from belljar.plan.obstacles import cores_warning
     from belljar.policy import Tier
 
     warning = cores_warning(Tier.CONTAINER, facts.cores)

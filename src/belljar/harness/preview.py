@@ -21,7 +21,7 @@ from belljar.harness import config as configs
 from belljar.harness.compat import TaskRefused
 from belljar.harness.fidelity import TASK
 from belljar.harness.operator import Operator
-from belljar.plan.layers import granted
+from belljar.plan.make import granted
 from belljar.policy.limits import demanded_tier
 from belljar.policy.stand_ins import CellStandIn
 

@@ -13,8 +13,7 @@ from belljar.lazy import lazy_names
 
 if TYPE_CHECKING:
     from belljar.plan.explain import render_plan
-    from belljar.plan.layers import GUEST_OVERHEAD_MIB
-    from belljar.plan.make import make_plan
+    from belljar.plan.make import GUEST_OVERHEAD_MIB, make_plan
     from belljar.plan.model import BlastRadius, Bound, ImageFacts, Layer, MicrovmPlan, OciPlan, Plan
     from belljar.plan.obstacles import (
         Obstacle,
@@ -53,6 +52,6 @@ __getattr__ = lazy_names(
             "belljar.plan.obstacles",
         ),
         "render_plan": "belljar.plan.explain",
-        "GUEST_OVERHEAD_MIB": "belljar.plan.layers",
+        "GUEST_OVERHEAD_MIB": "belljar.plan.make",
     },
 )

@@ -11,11 +11,19 @@ from typing import TYPE_CHECKING, Final
 
 from belljar.dataclass import dataclass
 from belljar.errors import HostError
-from belljar.host import CgroupVersion, HostFacts, KvmState, RuntimeState, ToolFact
+from belljar.host import (
+    CgroupVersion,
+    CoreFact,
+    CoreState,
+    HostFacts,
+    KvmState,
+    RuntimeState,
+    ToolFact,
+)
 from belljar.plan.seccomp import ARCHITECTURES
 from belljar.policy import Resources, Tier
 from belljar.policy.limits import GRANTABLE
-from belljar.units import format_size
+from belljar.units import format_size, printable
 
 if TYPE_CHECKING:
     from belljar.policy.sections import Rights
@@ -373,3 +381,39 @@ def _sizes(
             hint="lower `memory` or `disk` (all a cell writes is held in memory), or use a "
             "larger host",
         )
+
+
+_CORES_HINT: Final = "as root: sysctl -w kernel.core_pattern=core"
+
+
+def cores_warning(tier: Tier, cores: CoreFact) -> Obstacle | None:
+    """Where a crash in a cell goes on this host; None when a limit of core dumps keeps it away.
+
+    A container's processes are this host's: the kernel hands their core dumps to what
+    `core_pattern` names. In the other tiers only the sentry or the VMM could crash so.
+    """
+    if cores.state is CoreState.FILE:
+        return None
+    container = tier is Tier.CONTAINER
+    shown, hint = printable(cores.pattern, max_chars=80), _CORES_HINT
+    if cores.state is CoreState.PROGRAM and not cores.can_limit:
+        crash = "a crash in a cell" if container else "a crash of what holds the cell"
+        what = (
+            f"{crash} starts a program of this host as its root ({shown}): a hard limit of core "
+            f"dumps of 0 can't be made 1, at which the kernel starts none"
+        )
+        hint = f"start Belljar with `ulimit -Hc` of 1 or more; or {hint}"
+    elif not container:
+        return None
+    elif cores.state is CoreState.SERVER:
+        what = (
+            f"a crash in a cell is handed to a server of this host ({shown}), and no limit keeps "
+            f"the kernel from it"
+        )
+    else:
+        what = (
+            f"this host's kernel starts a program as its root when something crashes ({shown}); "
+            f"only a cell's limit of core dumps of 1 keeps it from that, and only its system call "
+            f"profile keeps that limit"
+        )
+    return Obstacle(what=what, where="host", hint=hint)

@@ -36,10 +36,10 @@ MAX_TERMINALS: Final = 64
 The host has 4,096 for all its containers together, of which 1,024 are its own (kernel.pty.max and
 .reserve).
 """
-_MOST_SHM_INODES: Final = 65_536
+_MAX_SHM_INODES: Final = 65_536
 _BYTES_PER_INODE: Final = 4096
-_LEAST_INODES: Final = 16_384
-_MOST_INODES: Final = 4_194_304
+_MIN_INODES: Final = 16_384
+_MAX_INODES: Final = 4_194_304
 
 RuntimeKind = Literal["runc", "runsc"]
 
@@ -213,11 +213,16 @@ def oci_shape(
         runtime=runtime,
         memory_max_bytes=memory_bytes,
         disk_bytes=resources.disk_bytes,
-        disk_inodes=min(max(resources.disk_bytes // _BYTES_PER_INODE, _LEAST_INODES), _MOST_INODES),
+        disk_inodes=writable_inodes(resources),
         processes=resources.processes,
         debugger_calls=bool(calls),
         config=_config(tier, arch, resources, open_files_max=open_files_max, calls=calls),
     )
+
+
+def writable_inodes(resources: Resources) -> int:
+    """How many files the writable layer may hold."""
+    return min(max(resources.disk_bytes // _BYTES_PER_INODE, _MIN_INODES), _MAX_INODES)
 
 
 def oci_config(shape: OciShape, cell: OciCell) -> dict[str, Any]:
@@ -347,7 +352,7 @@ def _process(open_files_max: int) -> dict[str, Any]:
 
 
 def _mounts(shm_bytes: int) -> list[dict[str, Any]]:
-    shm = f"size={shm_bytes}", f"nr_inodes={_MOST_SHM_INODES}"
+    shm = f"size={shm_bytes}", f"nr_inodes={_MAX_SHM_INODES}"
     pts = "newinstance", "ptmxmode=0666", "mode=0620", "gid=5", f"max={MAX_TERMINALS}"
     return [
         _mount("/proc", "proc", "nosuid", "noexec", "nodev"),

@@ -1,6 +1,4 @@
-"""The VMM's command line, purely: a shape and descriptors in, argv out.
-
-Golden-tested, deterministic.
+"""The VMM's command line, and the key of a template. Pure, golden-tested.
 
 Paths here are paths *inside the jail*: the VMM sees a read-only root with these files in it and
 nothing else. What differs between the guest that becomes a template, a clone of it, and a guest
@@ -12,6 +10,9 @@ SMBIOS), and the kernel's command line says nothing.
 
 from __future__ import annotations
 
+import hashlib
+import json
+from dataclasses import asdict
 from enum import StrEnum
 from typing import Final, Literal, TypeAlias
 
@@ -20,9 +21,9 @@ from belljar.dataclass import dataclass
 Accel: TypeAlias = Literal["kvm", "tcg"]
 
 ARGV_FORMAT: Final = 1
-"""Raised with every change of the command line that a template could notice: it is part of a
-template's key.
-"""
+"""Part of a template's key: raised with each change of the command line that it could notice."""
+TEMPLATE_FORMAT: Final = 2
+"""Likewise, of what a template's directory holds or of what the guest has done when it is taken."""
 
 AGENT_PORT: Final = "org.qemu.guest_agent.0"
 KERNEL_PATH: Final = "/i/kernel"
@@ -231,3 +232,48 @@ def _nic(fds: VmFds) -> tuple[str, ...]:
         *("-netdev", f"dgram,id=net,local.type=fd,local.str={fds.net}"),
         *("-device", f"virtio-net-device,netdev=net,mac={TEMPLATE_MAC},{_NO_OFFLOADS}"),
     )
+
+
+# ---- templates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateInputs:
+    """What a template is made from and for. Digests are lower-case hex SHA-256.
+
+    `vmm_digest` covers the VMM's binary, its libraries and its firmware; `host_cpu` is what the
+    host's processor says of itself: under KVM its features, which the guest has seen; under TCG its
+    model, whose time-stamp counter the guest's clock runs by.
+    """
+
+    image_digest: str
+    kernel_digest: str
+    initramfs_digest: str
+    vmm_version: str
+    vmm_digest: str
+    host_cpu: str
+    shape: VmShape
+    guest: GuestLimits
+    preload: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raises `ValueError` when a digest is none."""
+        for name in ("image_digest", "kernel_digest", "initramfs_digest", "vmm_digest"):
+            digest = getattr(self, name)
+            if len(digest) != 64 or set(digest) - set("0123456789abcdef"):
+                raise ValueError(f"{name} is not a SHA-256 in lower-case hex: {digest!r}")
+
+    def document(self) -> dict[str, object]:
+        """What the key is the digest of; kept beside the template."""
+        formats = {
+            "template": TEMPLATE_FORMAT,
+            "argv": ARGV_FORMAT,
+            "command_line": KERNEL_COMMAND_LINE,
+        }
+        return {"formats": formats, **asdict(self)}
+
+
+def template_key(inputs: TemplateInputs) -> str:
+    """64 hex digits; equal when, and only when, every input is equal."""
+    text = json.dumps(inputs.document(), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -18,25 +18,6 @@ from typing import Any, Final, TypeAlias
 from belljar.plan import nft
 from belljar.plan.addresses import CellPort, RangeLayout
 from belljar.plan.network import CATCH_ALL_PORTS, DNS_PORT, NetworkPlan
-from belljar.plan.rules_same import KnownRules, changed_rules, known_rules, same_rules
-
-__all__ = [
-    "ANSWERED",
-    "LET_THROUGH",
-    "LOG_GROUP",
-    "LOG_SNAP_BYTES",
-    "SINK_MARK",
-    "TABLE",
-    "KnownRules",
-    "Reason",
-    "changed_rules",
-    "counts",
-    "forbidden_networks",
-    "known_rules",
-    "logged",
-    "render_rules",
-    "same_rules",
-]
 
 Rule: TypeAlias = list[nft.Statement]
 TABLE: Final = "range"

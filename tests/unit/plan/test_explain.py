@@ -1,16 +1,18 @@
-"""A plan in words: what a person asks is answered, and each bound has what holds it."""
+"""What the plan says in words: the blast radius, bounds, decoys' sensors."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
+from tests.fakes.hosts import capable_host
 
 from belljar.compose.values import SETTLE_S
 from belljar.host import HostFacts
 from belljar.plan import ImageFacts, make_plan, render_plan
-from belljar.plan.layers import isolation_of
-from belljar.policy import Policy, Resources, Tier, load_preset
+from belljar.plan.explain import decoy_warnings
+from belljar.plan.make import isolation_of
+from belljar.policy import Policy, Resources, Tier, load_preset, resolve_policy
 
 
 @pytest.mark.parametrize("width", [60, 80, 110])
@@ -94,3 +96,21 @@ def test_every_resource_is_bounded_by_the_host(tier: Tier, facts: HostFacts) -> 
     assert any("host" in means for means in held["time of one command"].enforced_by)
     assert ("/tmp" in held["files it writes"].most) is (tier is Tier.GVISOR)
     assert held["open files of one process"].most == "524,288"
+
+
+@pytest.mark.parametrize(
+    ("tier", "is_root", "sensor"),
+    [
+        (Tier.CONTAINER, True, "fanotify"),
+        (Tier.CONTAINER, False, "inotify"),
+        (Tier.GVISOR, False, "runsc-trace"),
+        (Tier.MICROVM, True, "guest-fanotify"),
+    ],
+)
+def test_each_tier_has_a_sensor_with_limits(tier: Tier, is_root: bool, sensor: str) -> None:
+    """Named as in the record; what it can't see is never empty. A policy without decoys has no warning."""
+    policy, facts = resolve_policy("low").policy, replace(capable_host(), is_root=is_root)
+    assert decoy_warnings(policy, tier, facts) == ()
+    (warning,) = decoy_warnings(policy.model_copy(update={"decoys": ("anything",)}), tier, facts)
+    assert warning.startswith(f"{sensor} sees")
+    assert len(warning.partition("can't see: ")[2]) > 20

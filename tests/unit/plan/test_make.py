@@ -25,7 +25,7 @@ from belljar.host import (
 )
 from belljar.plan import GUEST_OVERHEAD_MIB, ImageFacts, MicrovmPlan, OciPlan, make_plan, render_plan
 from belljar.plan.jail import vmm_memory_max_bytes
-from belljar.plan.layers import granted
+from belljar.plan.make import granted
 from belljar.policy import FileCopy, Policy, Resources, Risk, Tier, least_tier, load_preset
 from belljar.policy.sections import Rights
 

@@ -1,10 +1,21 @@
-"""The words of nftables' JSON. Whether nft takes them and lists them again: `tests/integration/test_rules.py`."""
+"""nftables' JSON: its statements, and differences between rendered and listed rules."""
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from belljar.plan import nft
+from belljar.plan.addresses import lay_out
+from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan
+from belljar.plan.nft import same_rules
+from belljar.plan.rules import render_rules
 
 
 def test_statements_are_json_with_one_word_each() -> None:
@@ -36,3 +47,173 @@ def test_a_first_segment_is_one_that_is_no_answer() -> None:
     assert (other["op"], other["right"], set(other["left"]["&"][1])) == ("!=", "syn", {"syn", "ack"})
     assert nft.destination()["concat"][2] == nft.field("th", "dport")
     assert nft.source()["concat"][2] == nft.field("th", "sport")
+
+
+PLAN = NetworkPlan(
+    stand_ins=(StandInPlan(id="a", kind="http", names=("a", "b"), ports=(PortPlan(number=80, protocol="http"),)),)
+)
+RENDERED = render_rules(lay_out(PLAN, ("default",), random_bytes=bytes(16), avoid=()), PLAN)
+
+
+def listed() -> list[dict[str, Any]]:
+    """As the kernel would list it: handles, counts, and a set's elements in another order."""
+    entries: list[dict[str, Any]] = [{"metainfo": {"version": "1.0.6"}}]
+    for handle, command in enumerate(RENDERED["nftables"][1:]):
+        ((kind, item),) = copy.deepcopy(command["add"]).items()
+        item["handle"] = handle
+        if kind == "counter":
+            item |= {"packets": handle, "bytes": 7}
+        if "elem" in item:
+            item["elem"].reverse()
+        entries.append({kind: item})
+    return entries
+
+
+def entry(entries: list[dict[str, Any]], kind: str, **having: object) -> dict[str, Any]:
+    """The first object of a kind with these values."""
+    for found in entries:
+        ((found_kind, item),) = found.items()
+        if found_kind == kind and all(item.get(name) == value for name, value in having.items()):
+            return dict_of(item)
+    raise KeyError(kind)
+
+
+def dict_of(item: Any) -> dict[str, Any]:  # noqa: ANN401 - a JSON value
+    """The object itself, to be changed in place."""
+    assert isinstance(item, dict)
+    return item
+
+
+_WORDS = st.sampled_from(["handle", "index", "packets", "bytes", "used", "|", "port-unreachable", "left", "right", "x"])
+_CODE = st.just({"payload": {"protocol": "icmp", "field": "code"}})
+_STATEMENTS = st.recursive(
+    _WORDS | st.integers() | _CODE,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_WORDS, inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(st.lists(_STATEMENTS, max_size=4))
+def test_a_rule_is_rewritten_wherever_that_changes_it(statements: list[Any]) -> None:
+    """That most rules are taken as they are makes no rule another."""
+    assert nft._rule(statements) == nft._text([nft._statement(part) for part in statements])
+
+
+def test_what_only_counts_is_no_difference() -> None:
+    """Handles, packets, the order of elements, and what packets put into a set."""
+    entries = listed()
+    entry(entries, "set", name="refused")["elem"] = [{"elem": {"val": "p0"}}]
+    entry(entries, "set", name="refused")["flags"] = ["dynamic"]
+    assert same_rules(RENDERED, {"nftables": entries}) == ()
+
+
+def test_nfts_versions_list_the_same_in_different_words() -> None:
+    """1.1 lists masks of flags as alternatives and an ICMP code as its number; neither is a difference, and another number is."""
+
+    def newer(part: Any) -> Any:  # noqa: ANN401 - JSON values
+        if isinstance(part, list):
+            return [newer(item) for item in part]
+        if not isinstance(part, dict):
+            return part
+        shown = {word: newer(item) for word, item in part.items()}
+        if "&" in shown and isinstance(shown["&"][1], list):
+            shown["&"][1] = {"|": shown["&"][1]}
+        if shown.get("left") == nft.field("icmp", "code"):
+            shown["right"] = 3
+        return shown
+
+    entries = newer(listed())
+    assert entries != listed()
+    assert same_rules(RENDERED, {"nftables": entries}) == ()
+    text = json.dumps(entries)
+    assert same_rules(RENDERED, json.loads(f'{{"nftables": {text.replace(": 3}", ": 12}")}}}')) != ()
+    assert same_rules(RENDERED, json.loads(f'{{"nftables": {text.replace("rst", "psh")}}}')) != ()
+
+
+EDITS: dict[str, tuple[Callable[[list[dict[str, Any]]], object], str]] = {
+    "no table": (lambda entries: entries.clear(), "table arp range is gone"),
+    "another": (lambda entries: entries.append({"table": {"family": "ip", "name": "nat"}}), "table ip nat is not ours"),
+    "policy": (
+        lambda entries: entry(entries, "chain", name="forward").update(policy="accept"),
+        "chain forward of inet range is",
+    ),
+    "priority": (
+        lambda entries: entry(entries, "chain", name="prerouting").update(prio=100),
+        "chain prerouting of inet range is",
+    ),
+    "rule": (
+        lambda entries: entry(entries, "rule", chain="checked").update(expr=[nft.ACCEPT]),
+        "rules checked of inet range lack",
+    ),
+    "element": (
+        lambda entries: entry(entries, "set", name="answered")["elem"].append({"concat": ["8.8.8.8", "tcp", 443]}),
+        "elements answered of inet range have besides",
+    ),
+    "kind of set": (
+        lambda entries: entry(entries, "set", name="cells").update(type="ipv6_addr"),
+        "set cells of inet range is",
+    ),
+    "no counter": (
+        lambda entries: entries.remove(next(item for item in entries if "counter" in item)),
+        "counter count_spoofed of inet range is gone",
+    ),
+    "garbage": (lambda entries: entries.append({"rule": {"expr": 5}}), "the listed rules can't be read"),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_each_difference_is_told(name: str) -> None:
+    """In a sentence that names the object, at most 20 of them."""
+    entries = listed()
+    edit, told = EDITS[name]
+    edit(entries)
+    found = same_rules(RENDERED, {"nftables": entries})
+    assert found[0].startswith(told)
+    assert len(found) <= 20
+    assert all(len(sentence) < 500 for sentence in found)
+
+
+@given(st.data())
+def test_any_object_left_out_doubled_or_swapped_is_seen(data: st.DataObject) -> None:
+    """Whichever it is; a rule's place matters too."""
+    entries = listed()
+    at = data.draw(st.integers(1, len(entries) - 1))
+    edit = data.draw(st.sampled_from(["out", "swap"]))
+    if edit == "out":
+        gone = entries.pop(at)
+        if "chain" in gone or "set" in gone:
+            assert same_rules(RENDERED, {"nftables": entries}) != ()
+            return
+    else:
+        rules = [index for index in range(len(entries)) if "rule" in entries[index]]
+        rules = [index for index in rules if index + 1 in rules]
+        one = data.draw(st.sampled_from(rules))
+        two = one + 1
+        same = entries[one]["rule"]["expr"] == entries[two]["rule"]["expr"] or any(
+            entries[one]["rule"][word] != entries[two]["rule"][word] for word in ("chain", "family")
+        )
+        entries[one], entries[two] = entries[two], entries[one]
+        assert (same_rules(RENDERED, {"nftables": entries}) == ()) is same
+        return
+    assert same_rules(RENDERED, {"nftables": entries}) != ()
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(["nftables", "rule", "table", "name", "family", "chain", "expr", "x"]),
+                inner,
+                max_size=3,
+            )
+        ),
+        max_leaves=10,
+    )
+)
+def test_a_listing_that_is_none_is_a_difference(value: object) -> None:
+    """Whatever a broken tool prints, it is never taken for the right rules, and never an exception."""
+    listing = value if isinstance(value, dict) else {"nftables": value}
+    assert same_rules(RENDERED, listing) != ()
+    assert json.dumps(same_rules(RENDERED, listing))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from belljar.plan.layers import granted
+from belljar.plan.make import granted
 from belljar.plan.obstacles import refusals
 from belljar.policy import HostTools, Policy, Risk, Tier
 from belljar.policy.limits import CAPABILITIES, GRANTABLE, REFUSE, REPORT, USUAL_CAPABILITIES, Granted, Resources

@@ -40,8 +40,16 @@ from belljar.isolation.microvm.vmm_root import VmmRoot, ensure_vmm_root
 from belljar.isolation.program_root import file_stamp
 from belljar.plan.jail import JailBind
 from belljar.plan.model import MicrovmPlan
-from belljar.plan.qemu import DISK_PATH, INITRD_PATH, KERNEL_PATH, MEMORY_PATH, Accel, Role
-from belljar.plan.template import TemplateInputs, template_key
+from belljar.plan.qemu import (
+    DISK_PATH,
+    INITRD_PATH,
+    KERNEL_PATH,
+    MEMORY_PATH,
+    Accel,
+    Role,
+    TemplateInputs,
+    template_key,
+)
 from belljar.process import cpu_ticks
 from belljar.store.journal import new_cell_id
 from belljar.store.locks import claimed, locked

@@ -35,17 +35,8 @@ from belljar.network.supervisor.baseline import Baseline, differences, read_base
 from belljar.network.supervisor.flows import Flows
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import DNS_PORT, NetworkPlan
-from belljar.plan.rules import (
-    LOG_GROUP,
-    LOG_SNAP_BYTES,
-    SINK_MARK,
-    KnownRules,
-    Reason,
-    changed_rules,
-    counts,
-    known_rules,
-    logged,
-)
+from belljar.plan.nft import KnownRules, changed_rules, known_rules
+from belljar.plan.rules import LOG_GROUP, LOG_SNAP_BYTES, SINK_MARK, Reason, counts, logged
 from belljar.process import PORTS_DOWN
 
 _BACKLOG: Final = 1024
