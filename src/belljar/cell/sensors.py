@@ -1,6 +1,6 @@
 """Touch sensors: notices that a file in a cell was opened or read, and by which process.
 
-What a tier can't see is said beforehand, by `touch_sight`; nothing but the grade "touched" depends
+What a tier can't see is said beforehand, in the plan's warnings; nothing but the grade "touched" depends
 on a sensor.
 """
 

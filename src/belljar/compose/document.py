@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from belljar.compose.interpolate import MAX_CHARACTERS, MAX_DEPTH, MAX_NODES
-from belljar.compose.merge import merged
+from belljar.compose.document import merged
 from belljar.compose.values import (
     CannotKeepError,
     OutsideTaskError,
