@@ -1,7 +1,6 @@
 """Touch sensors: notices that a file in a cell was opened or read, and by which process.
 
-What a tier can't see is said beforehand, in the plan's warnings; nothing but the grade "touched" depends
-on a sensor.
+The plan's warnings say what a tier can't see; nothing but the grade "touched" depends on a sensor.
 """
 
 from __future__ import annotations

@@ -23,12 +23,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from belljar.compose.interpolate import MAX_CHARACTERS, MAX_DEPTH, MAX_NODES
-from belljar.compose.document import merged
 from belljar.compose.values import (
     CannotKeepError,
     OutsideTaskError,
     each,
     mapping,
+    names_in,
+    pairs,
     reason,
     refusal,
     text,
@@ -57,6 +58,11 @@ _SERVICES: Final = re.compile(rb"^[\"']?services[\"']?\s*:", re.MULTILINE)
 _read_here: Final[set[str]] = set()
 """The directories, and roots, of the task files that this process has read."""
 _MAX_ABOVE: Final = 8
+_MERGED_AS_MAPPINGS: Final = frozenset(
+    {"environment", "labels", "annotations", "sysctls", "depends_on", "networks", "extra_hosts"}
+)
+_REPLACED: Final = frozenset({"command", "entrypoint", "test"})
+"""Lists that are one value."""
 _SECTIONS: Final = ("services", "volumes", "networks", "secrets", "configs")
 
 
@@ -465,3 +471,30 @@ def _extended(
         raise refusal(f"service {name}", "extends", f"it extends {base}, {why}")
     own = {key: value for key, value in service.items() if key != "extends"}
     return merged(_extended(base, services, (*by, name)), own)
+
+
+def merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Two mappings, merged as Compose does; `own` wins."""
+    both = {key: _of_both(key, base[key], own[key]) for key in own if key in base}
+    return {**base, **own, **both}
+
+
+def _of_both(key: str, base: Any, own: Any) -> Any:  # noqa: ANN401 - YAML
+    if own is None or base is None or key in _REPLACED:
+        return base if own is None else own
+    if key in _MERGED_AS_MAPPINGS and not (isinstance(base, list) and isinstance(own, list)):
+        base, own = _as_mapping(key, base), _as_mapping(key, own)
+    if isinstance(base, Mapping) and isinstance(own, Mapping):
+        return merged(base, own)
+    if isinstance(base, list) and isinstance(own, list):
+        return [*(item for item in base if item not in own), *own]
+    return own
+
+
+def _as_mapping(key: str, value: Any) -> Any:  # noqa: ANN401 - YAML
+    if isinstance(value, Mapping):
+        return value
+    if key in ("depends_on", "networks"):
+        waits = {"condition": "service_started"} if key == "depends_on" else None
+        return dict.fromkeys(names_in(value), waits)
+    return pairs(value)
