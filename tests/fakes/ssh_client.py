@@ -10,9 +10,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from belljar.network.stand_ins.conversation import Step
-from belljar.network.stand_ins.ssh.exchange import ECDH_INIT, KEXINIT
-from belljar.network.stand_ins.ssh.session import AUTH_REQUEST, NEWKEYS, SERVICE_REQUEST, SshSession
-from belljar.network.stand_ins.ssh.wire import Fields, Gcm, PacketReader, PacketWriter, mpint, text
+from belljar.network.stand_ins.ssh import AUTH_REQUEST, NEWKEYS, SERVICE_REQUEST, SshSession
+from belljar.network.stand_ins.ssh.wire import ECDH_INIT, KEXINIT, Fields, Gcm, PacketReader, PacketWriter, mpint, text
 
 VERSION = b"SSH-2.0-test"
 CONNECTION = b"ssh-connection"

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from belljar.errors import PolicyError
 from belljar.network.gateway.context import StandInContext
-from belljar.network.stand_ins.faults import Faults
+from belljar.network.stand_ins.documents import Faults
 
 KINDS: Final[Mapping[str, str]] = {
     kind: f"belljar.network.stand_ins.{kind}"

@@ -19,8 +19,7 @@ from typing import Any, Final
 
 from belljar.events import JsonValue
 from belljar.network.gateway.context import StandInContext, kept_body
-from belljar.network.stand_ins.documents import unknown_settings
-from belljar.network.stand_ins.faults import Faults
+from belljar.network.stand_ins.documents import Faults, unknown_settings
 from belljar.network.stand_ins.identity import uuid_of
 from belljar.network.stand_ins.web import (
     Answer,

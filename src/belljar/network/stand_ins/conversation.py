@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from belljar.dataclass import dataclass
 from belljar.events import JsonValue
 from belljar.network.gateway.context import StandInContext, kept_body
-from belljar.network.stand_ins.records import word
+from belljar.network.stand_ins.web import word
 
 READ_BYTES: Final = 32 << 10
 MAX_UNREAD_BYTES: Final = 1 << 20

@@ -9,30 +9,58 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import field
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, TypeAlias
 
-from belljar.network.stand_ins.faults import Fault
+from belljar.dataclass import dataclass
 from belljar.network.stand_ins.web import parse_json
 from belljar.policy.fields import nearest
 from belljar.policy.files import OutsideError, read_regular
-from belljar.policy.yaml_tree import (
-    Mark,
-    Reading,
-    Tree,
-    closest_mark,
-    read_tree,
-)
-from belljar.units import format_size, quoted
+from belljar.policy.yaml_tree import Mark, Reading, Tree, closest_mark, field_name, read_tree
+from belljar.policy.yaml_tree import Path as FieldPath
+from belljar.units import format_size, printable, quoted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One fault.
+
+    Attributes:
+        path: of the value below the stand-in's settings, or below the root of `file`.
+        file: the file as the author named it, or its path; "" if a setting is wrong.
+        line, column: in the file, from 1; 0 if the file as a whole is meant.
+    """
+
+    message: str
+    path: FieldPath = ()
+    file: str = ""
+    line: int = 0
+    column: int = 0
+
+    def __str__(self) -> str:
+        """`file:line:column: field: message`, without the parts that are empty."""
+        place = ":".join(str(part) for part in (self.line, self.column) if part)
+        file = ":".join(part for part in (printable(self.file), place) if part)
+        return ": ".join(part for part in (file, field_name(self.path), self.message) if part)
+
+
+Faults: TypeAlias = tuple[Fault, ...]
+
+
+def missing_settings(settings: Mapping[str, object], names: Iterable[str]) -> Faults:
+    """A fault for each setting that is not there."""
+    return tuple(
+        Fault(path=(name,), message="is missing") for name in names if name not in settings
+    )
+
 
 MAX_YAML_BYTES: Final = 512 << 10
 MAX_JSON_BYTES: Final = 32 << 20
 MAX_PROBLEMS: Final = 50
 _MAX_DEPTH: Final = 64
 
-Path_: TypeAlias = tuple["str | int", ...]
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
 
 
@@ -48,12 +76,12 @@ class Document:
     tree: Tree | None = None
     problems: list[Fault] = field(default_factory=list)
 
-    def problem(self, path: Path_, message: str, *, key: bool = False) -> None:
+    def problem(self, path: FieldPath, message: str, *, key: bool = False) -> None:
         """Note what is wrong at a value, or at its name; no more than `MAX_PROBLEMS`."""
         if len(self.problems) < MAX_PROBLEMS:
             self.problems.append(self.fault(path, message, key=key))
 
-    def fault(self, path: Path_, message: str, *, key: bool = False) -> Fault:
+    def fault(self, path: FieldPath, message: str, *, key: bool = False) -> Fault:
         """What is wrong at a value, or at its name."""
         if not self.source:
             return Fault(message=message, path=path)
@@ -67,7 +95,7 @@ class Document:
         )
 
 
-def locate_json(text: str, path: Path_) -> Mark:
+def locate_json(text: str, path: FieldPath) -> Mark:
     """The place of the value at `path` in a text that is known to be JSON, or of the nearest thing
     around it.
     """

@@ -13,8 +13,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from belljar.network.stand_ins.patterns import text_for
-from belljar.network.stand_ins.schemas import Pointer, Schemas, look, pointer_of
+from belljar.network.stand_ins.schemas import Pointer, Schemas, look, pointer_of, text_for
 
 MAX_DEPTH: Final = 12
 _OPTIONAL_DEPTH: Final = 4
@@ -145,13 +144,7 @@ class Maker:
             merged = _both(merged, self._merged(part, depth + 1))
         return merged
 
-    def _typed(
-        self,
-        schema: Mapping[str, Any],
-        name: str,
-        depth: int,
-        index: int,
-    ) -> Any:  # noqa: ANN401
+    def _typed(self, schema: Mapping[str, Any], name: str, depth: int, index: int) -> Any:  # noqa: ANN401
         match _type_of(schema):
             case "object":
                 return self._object(schema, depth, index)

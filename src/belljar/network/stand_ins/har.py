@@ -18,8 +18,13 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from belljar.errors import PolicyError
 from belljar.network.gateway.context import StandInContext
-from belljar.network.stand_ins.documents import Document, Path_, read_document, unknown_settings
-from belljar.network.stand_ins.faults import Fault, Faults
+from belljar.network.stand_ins.documents import (
+    Document,
+    Fault,
+    Faults,
+    read_document,
+    unknown_settings,
+)
 from belljar.network.stand_ins.web import (
     Answer,
     App,
@@ -30,6 +35,7 @@ from belljar.network.stand_ins.web import (
     plain_error,
 )
 from belljar.policy.fields import kind_of
+from belljar.policy.yaml_tree import Path as FieldPath
 from belljar.units import printable, quoted
 
 SETTINGS: Final = ("recording", "any_host", "missing_bodies")
@@ -106,17 +112,17 @@ class _Reader:
     def __init__(self, document: Document, *, empty: bool) -> None:
         self.document, self.empty = document, empty
 
-    def wrong(self, path: Path_, message: str) -> None:
+    def wrong(self, path: FieldPath, message: str) -> None:
         self.document.problem(path, message)
 
-    def mapping(self, value: object, path: Path_, name: str) -> dict[str, Any] | None:
+    def mapping(self, value: object, path: FieldPath, name: str) -> dict[str, Any] | None:
         found = value.get(name) if isinstance(value, dict) else None
         if not isinstance(found, dict):
             self.wrong((*path, name), f"a mapping is needed, but this is {kind_of(found)}")
             return None
         return found
 
-    def entry(self, value: object, path: Path_) -> Exchange | None:
+    def entry(self, value: object, path: FieldPath) -> Exchange | None:
         request, response = (
             self.mapping(value, path, "request"),
             self.mapping(value, path, "response"),
@@ -141,7 +147,7 @@ class _Reader:
             Answer(status=status, headers=headers, body=body),
         )
 
-    def key(self, request: Mapping[str, Any], path: Path_) -> Key | None:
+    def key(self, request: Mapping[str, Any], path: FieldPath) -> Key | None:
         method, url = request.get("method"), request.get("url")
         try:
             parts = urlsplit(url) if isinstance(url, str) else None
@@ -156,7 +162,7 @@ class _Reader:
             return None
         return key_of(method, host, parts.path or "/", parts.query)
 
-    def headers(self, value: object, path: Path_) -> Pairs:
+    def headers(self, value: object, path: FieldPath) -> Pairs:
         found: list[tuple[str, str]] = []
         if not isinstance(value, list):
             self.wrong(path, f"a list is needed, but this is {kind_of(value)}")
@@ -172,7 +178,7 @@ class _Reader:
                 found += [(name.lower(), header_text(part)) for part in text.split("\n")]
         return tuple(found)
 
-    def body(self, content: object, path: Path_) -> bytes | None:
+    def body(self, content: object, path: FieldPath) -> bytes | None:
         if not isinstance(content, dict):
             self.wrong(path, f"a mapping is needed, but this is {kind_of(content)}")
             return None
@@ -196,7 +202,7 @@ class _Reader:
             self.wrong((*path, "text"), "not base64")
             return None
 
-    def sent(self, post: object, path: Path_) -> bytes | None:
+    def sent(self, post: object, path: FieldPath) -> bytes | None:
         if post is None:
             return b""
         if not isinstance(post, dict) or not isinstance(post.get("text", ""), str):

@@ -15,17 +15,20 @@ from anyio import sleep
 
 from belljar.errors import PolicyError
 from belljar.network.gateway.context import StandInContext
-from belljar.network.stand_ins.faults import Faults
-from belljar.network.stand_ins.files import (
-    StoredFile,
-    file_answer,
-    find,
-    list_files,
-    stored_file,
+from belljar.network.stand_ins.documents import Faults
+from belljar.network.stand_ins.files import StoredFile, file_answer, find, list_files, stored_file
+from belljar.network.stand_ins.routes import (
+    MAX_STATE_BYTES,
+    Line,
+    Operation,
+    Reply,
+    Route,
+    Sessions,
+    StateError,
+    Store,
+    escape_for,
 )
-from belljar.network.stand_ins.routes import Line, Operation, Reply, Route, escape_for
 from belljar.network.stand_ins.site import load_site
-from belljar.network.stand_ins.state import MAX_STATE_BYTES, Sessions, StateError, Store
 from belljar.network.stand_ins.templates import RenderError, View, key, render, render_value
 from belljar.network.stand_ins.web import (
     Answer,

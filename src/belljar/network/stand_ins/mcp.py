@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from belljar.network.gateway.context import StandInContext
-from belljar.network.stand_ins.documents import unknown_settings
-from belljar.network.stand_ins.faults import Faults
+from belljar.network.stand_ins.documents import Faults, unknown_settings
 from belljar.network.stand_ins.web import Answer, App, Request, http_app, json_answer, text_answer
 from belljar.units import printable
 

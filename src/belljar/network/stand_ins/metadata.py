@@ -17,8 +17,7 @@ from typing import Any, Final
 from belljar.errors import PolicyError
 from belljar.network.gateway.context import StandInContext
 from belljar.network.stand_ins import metadata_aws, metadata_azure, metadata_gcp
-from belljar.network.stand_ins.documents import unknown_settings
-from belljar.network.stand_ins.faults import Fault, Faults
+from belljar.network.stand_ins.documents import Fault, Faults, unknown_settings
 from belljar.network.stand_ins.identity import Identity, make_identity
 from belljar.network.stand_ins.web import Answer, App, Request, compact, http_app, text_answer
 from belljar.policy.fields import kind_of, listed

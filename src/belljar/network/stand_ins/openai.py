@@ -16,8 +16,7 @@ from typing import Any, Final
 from belljar.errors import PolicyError
 from belljar.network.gateway.context import MAX_QUESTION_BYTES, StandInContext
 from belljar.network.stand_ins import responses
-from belljar.network.stand_ins.documents import unknown_settings
-from belljar.network.stand_ins.faults import Fault, Faults
+from belljar.network.stand_ins.documents import Fault, Faults, unknown_settings
 from belljar.network.stand_ins.web import (
     Answer,
     App,
@@ -96,8 +95,7 @@ def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:  # noq
     ):
         problems.append(
             Fault(
-                path=("api_key",),
-                message=f"{quoted(key)} is no key: 1 to 256 printable characters",
+                path=("api_key",), message=f"{quoted(key)} is no key: 1 to 256 printable characters"
             )
         )
     return tuple(problems)

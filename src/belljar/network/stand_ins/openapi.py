@@ -14,9 +14,8 @@ from typing import Any, Final
 
 from belljar.errors import PolicyError
 from belljar.network.gateway.context import StandInContext
-from belljar.network.stand_ins.documents import MAX_PROBLEMS
+from belljar.network.stand_ins.documents import MAX_PROBLEMS, Faults
 from belljar.network.stand_ins.examples import Maker, NoExampleError
-from belljar.network.stand_ins.faults import Faults
 from belljar.network.stand_ins.operations import Api, Operation, Parameter, arguments, load, walk
 from belljar.network.stand_ins.schemas import Pointer, Schemas
 from belljar.network.stand_ins.templates import text_of
@@ -170,13 +169,7 @@ class _Server:
                 for _, message in self.asked.errors(parameter.schema, value)[:1]:
                     yield 400, f"invalid {parameter.place} parameter '{parameter.name}': {message}"
 
-    def typed(
-        self,
-        path: Pointer,
-        values: list[str],
-        *,
-        explode: bool = True,
-    ) -> Any:  # noqa: ANN401 - any JSON value
+    def typed(self, path: Pointer, values: list[str], *, explode: bool = True) -> Any:  # noqa: ANN401 - any JSON value
         """Text as the schema's type; text that isn't stays text, and the schema says so."""
         schema = self.asked.plain(path)
         kinds = schema.get("type", [])

@@ -16,10 +16,8 @@ from urllib.parse import unquote, urlsplit
 
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
-from belljar.network.stand_ins import patterns
-from belljar.network.stand_ins.documents import Document, read_document, unknown_settings
-from belljar.network.stand_ins.faults import Fault
-from belljar.network.stand_ins.schemas import Pointer, look, pointer_of
+from belljar.network.stand_ins.documents import Document, Fault, read_document, unknown_settings
+from belljar.network.stand_ins.schemas import Pointer, look, pattern_problem, pointer_of
 from belljar.policy.fields import kind_of
 from belljar.units import quoted
 
@@ -222,7 +220,7 @@ class _Reader:
             elif (
                 path[-1:] == ("pattern",)
                 and isinstance(value, str)
-                and (message := patterns.problem(value))
+                and (message := pattern_problem(value))
             ):
                 self.wrong(path, f"{quoted(value)}: {message}")
 

@@ -12,13 +12,14 @@ from typing import Any, Final, Literal
 
 from belljar.network.stand_ins.documents import (
     Document,
-    Path_,
+    Fault,
+    Faults,
     read_document,
     read_file,
     unknown_settings,
 )
-from belljar.network.stand_ins.faults import Fault, Faults
 from belljar.network.stand_ins.routes import (
+    MAX_STATE_BYTES,
     METHODS,
     Condition,
     Line,
@@ -29,7 +30,6 @@ from belljar.network.stand_ins.routes import (
     Site,
     parse_pattern,
 )
-from belljar.network.stand_ins.state import MAX_STATE_BYTES
 from belljar.network.stand_ins.templates import (
     MAX_TEMPLATE_CHARS,
     Expression,
@@ -43,6 +43,7 @@ from belljar.network.stand_ins.templates import (
 )
 from belljar.network.stand_ins.web import compact
 from belljar.policy.fields import kind_of, listed, nearest
+from belljar.policy.yaml_tree import Path as FieldPath
 from belljar.units import parse_duration, quoted
 
 SETTINGS: Final = ("routes", "state", "static", "session_cookie")
@@ -108,10 +109,12 @@ class _Reader:
         self.document, self.directory = document, directory
         self.parameters: frozenset[str] = frozenset()
 
-    def wrong(self, path: Path_, message: str, *, key: bool = False) -> None:
+    def wrong(self, path: FieldPath, message: str, *, key: bool = False) -> None:
         self.document.problem(path, message, key=key)
 
-    def mapping(self, value: object, path: Path_, allowed: tuple[str, ...] = ()) -> dict[str, Any]:
+    def mapping(
+        self, value: object, path: FieldPath, allowed: tuple[str, ...] = ()
+    ) -> dict[str, Any]:
         """The mapping, without the fields that aren't known; empty when it is none."""
         if not isinstance(value, dict):
             self.wrong(path, f"a mapping is needed, but this is {kind_of(value)}")
@@ -174,7 +177,7 @@ class _Reader:
         for prefix, folder in (
             {"/": value} if isinstance(value, str) else self.mapping(value, ("static",))
         ).items():
-            path: Path_ = ("static",) if isinstance(value, str) else ("static", prefix)
+            path: FieldPath = ("static",) if isinstance(value, str) else ("static", prefix)
             if not isinstance(folder, str) or not prefix.startswith("/"):
                 self.wrong(path, "a path that begins with `/`, and a directory")
                 continue
@@ -190,7 +193,7 @@ class _Reader:
             found.append((prefix.rstrip("/") + "/", folder))
         return tuple(found)
 
-    def route(self, value: object, path: Path_) -> Route:
+    def route(self, value: object, path: FieldPath) -> Route:
         fields = self.mapping(value, path, _ROUTE + _REPLY)
         pattern = self.pattern(fields.get("path"), path)
         self.parameters = pattern.parameters
@@ -206,7 +209,7 @@ class _Reader:
             script=script,
         )
 
-    def pattern(self, text: object, path: Path_) -> Pattern:
+    def pattern(self, text: object, path: FieldPath) -> Pattern:
         try:
             if not isinstance(text, str):
                 raise ValueError("a route needs a path, as in `/items/{id}`")
@@ -215,7 +218,7 @@ class _Reader:
             self.wrong((*path, "path"), str(exc))
             return Pattern(("",))
 
-    def methods(self, fields: Mapping[str, Any], path: Path_) -> tuple[str, ...]:
+    def methods(self, fields: Mapping[str, Any], path: FieldPath) -> tuple[str, ...]:
         if "method" in fields and "methods" in fields:
             self.wrong((*path, "methods"), "write `method` or `methods`, not both")
         name = "methods" if "methods" in fields else "method"
@@ -226,7 +229,7 @@ class _Reader:
                 self.wrong((*path, name), f"{quoted(method)} is none of {listed(METHODS)}")
         return tuple(str(method) for method in methods)
 
-    def conditions(self, value: object, path: Path_) -> tuple[Condition, ...]:
+    def conditions(self, value: object, path: FieldPath) -> tuple[Condition, ...]:
         found = []
         for name, expected in self.mapping(value, path).items():
             reference = self.reference(name, (*path, name))
@@ -234,7 +237,9 @@ class _Reader:
             found += [condition] if condition else []
         return tuple(found)
 
-    def condition(self, reference: Reference, expected: object, path: Path_) -> Condition | None:
+    def condition(
+        self, reference: Reference, expected: object, path: FieldPath
+    ) -> Condition | None:
         if not isinstance(expected, dict):
             return Condition(
                 reference=reference, operator="equals", expected=self.value(expected, path)
@@ -249,7 +254,7 @@ class _Reader:
             reference=reference, operator=name, expected=self.value(wanted, (*path, name))
         )
 
-    def operations(self, value: object, path: Path_) -> tuple[Operation, ...]:
+    def operations(self, value: object, path: FieldPath) -> tuple[Operation, ...]:
         found: list[Operation] = []
         for index, item in enumerate(value if isinstance(value, list) else [value]):
             here = (*path, index) if isinstance(value, list) else path
@@ -270,7 +275,7 @@ class _Reader:
         self,
         verb: Any,  # noqa: ANN401 - one of four words
         pairs: list[tuple[str, Any]],
-        path: Path_,
+        path: FieldPath,
     ) -> list[Operation]:
         found = []
         for name, value in pairs:
@@ -297,7 +302,7 @@ class _Reader:
             )
         return found
 
-    def replies(self, fields: Mapping[str, Any], path: Path_) -> tuple[Reply, ...]:
+    def replies(self, fields: Mapping[str, Any], path: FieldPath) -> tuple[Reply, ...]:
         own = {name: value for name, value in fields.items() if name in _REPLY}
         if "answers" not in fields:
             return (self.reply(own, path),)
@@ -314,7 +319,7 @@ class _Reader:
             for n, item in enumerate(answers)
         )
 
-    def reply(self, fields: Mapping[str, Any], path: Path_) -> Reply:
+    def reply(self, fields: Mapping[str, Any], path: FieldPath) -> Reply:
         bodies = [name for name in _BODIES if name in fields]
         if len(bodies) > 1:
             self.wrong(
@@ -347,7 +352,7 @@ class _Reader:
             delay_s=self.delay(fields.get("delay"), (*path, "delay")),
         )
 
-    def text(self, fields: Mapping[str, Any], path: Path_) -> Template | None:
+    def text(self, fields: Mapping[str, Any], path: FieldPath) -> Template | None:
         if "body" in fields:
             return self.template(fields["body"], (*path, "body"))
         if "template" not in fields:
@@ -368,7 +373,7 @@ class _Reader:
             self.wrong(here, f"{fields['template']}:{line}:{column}: {exc}")
             return None
 
-    def headers(self, value: object, path: Path_) -> tuple[tuple[str, Template], ...]:
+    def headers(self, value: object, path: FieldPath) -> tuple[tuple[str, Template], ...]:
         found = []
         for name, text in self.mapping(value, path).items():
             if not _TOKEN.fullmatch(name) or name.lower() in _FRAMING:
@@ -379,7 +384,7 @@ class _Reader:
             found.append((name.lower(), self.template(text, (*path, name))))
         return tuple(found)
 
-    def cookies(self, value: object, path: Path_) -> tuple[tuple[str, Template | None], ...]:
+    def cookies(self, value: object, path: FieldPath) -> tuple[tuple[str, Template | None], ...]:
         found = []
         for name, text in self.mapping(value, path).items():
             if not _TOKEN.fullmatch(name):
@@ -387,7 +392,7 @@ class _Reader:
             found.append((name, None if text is None else self.template(text, (*path, name))))
         return tuple(found)
 
-    def file(self, name: object, path: Path_) -> str:
+    def file(self, name: object, path: FieldPath) -> str:
         if name == "":
             return ""
         data = read_file(self.directory, name, MAX_FILE_BYTES)
@@ -395,7 +400,7 @@ class _Reader:
             self.wrong(path, str(data))
         return str(name)
 
-    def delay(self, value: object, path: Path_) -> float:
+    def delay(self, value: object, path: FieldPath) -> float:
         if value is None:
             return 0.0
         try:
@@ -411,7 +416,7 @@ class _Reader:
         return min(max(seconds, 0.0), MAX_DELAY_S)
 
     def websocket(
-        self, fields: Mapping[str, Any], path: Path_
+        self, fields: Mapping[str, Any], path: FieldPath
     ) -> tuple[Literal["", "echo", "script"], tuple[Line, ...]]:
         if "websocket" not in fields:
             return "", ()
@@ -426,7 +431,7 @@ class _Reader:
             return "echo", ()
         return "script", tuple(self.line(item, (*here, index)) for index, item in enumerate(value))
 
-    def line(self, value: object, path: Path_) -> Line:
+    def line(self, value: object, path: FieldPath) -> Line:
         fields = self.mapping(value, path, ("send", "expect", "close"))
         if len(fields) != 1:
             self.wrong(path, "a step is one of `send`, `expect` and `close`")
@@ -444,7 +449,7 @@ class _Reader:
             verb="send" if verb == "send" else "expect", text=self.template(argument, (*path, verb))
         )
 
-    def reference(self, text: str, path: Path_) -> Reference | None:
+    def reference(self, text: str, path: FieldPath) -> Reference | None:
         try:
             reference = parse_reference(text)
         except TemplateError as exc:
@@ -453,7 +458,7 @@ class _Reader:
         self.named(Template((Expression(reference),)), path)
         return reference
 
-    def template(self, text: object, path: Path_) -> Template:
+    def template(self, text: object, path: FieldPath) -> Template:
         if isinstance(text, (dict, list)):
             self.wrong(path, f"text is needed, but this is {kind_of(text)}")
             return Template(("",))
@@ -463,7 +468,7 @@ class _Reader:
             self.wrong(path, f"{exc} (character {exc.offset + 1})")
             return Template(("",))
 
-    def named(self, template: Template, path: Path_) -> Template:
+    def named(self, template: Template, path: FieldPath) -> Template:
         """The template, when the parameters that it names are the path's."""
         for reference in references(template):
             if (
@@ -474,7 +479,7 @@ class _Reader:
                 self.wrong(path, f"the path has no parameter {quoted(reference.steps[0])}")
         return template
 
-    def value(self, value: Any, path: Path_) -> Any:  # noqa: ANN401 - any JSON value
+    def value(self, value: Any, path: FieldPath) -> Any:  # noqa: ANN401 - any JSON value
         """A JSON value, each text of it read as a template."""
         if isinstance(value, str):
             return self.template(value, path)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from belljar.network.stand_ins.conditions import FIELDS, Share, Stored, is_fresh, share_of
+from belljar.network.stand_ins.files import FIELDS, Share, Stored, is_fresh, share_of
 
 MODIFIED, BEFORE = "Wed, 08 Oct 2025 08:53:20 GMT", "Wed, 08 Oct 2025 08:53:19 GMT"
 FILE = Stored(etag="tag", modified_s=1_759_913_600, size_bytes=10)

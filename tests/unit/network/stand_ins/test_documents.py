@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.network.stand_ins.documents import Document, locate_json, read_document, read_file, unknown_settings
-from belljar.network.stand_ins.faults import Fault
+from belljar.network.stand_ins.documents import Document, Fault, locate_json, read_document, read_file, unknown_settings
 
 JSON = st.recursive(
     st.none() | st.integers() | st.text(max_size=5),

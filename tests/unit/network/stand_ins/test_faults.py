@@ -1,6 +1,6 @@
 """Faults of authors' settings and files as text."""
 
-from belljar.network.stand_ins.faults import Fault, missing_settings
+from belljar.network.stand_ins.documents import Fault, missing_settings
 
 
 def test_a_fault_names_its_place_and_is_escaped() -> None:

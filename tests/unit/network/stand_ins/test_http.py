@@ -11,7 +11,7 @@ from tests.fakes.asgi import Client, context
 
 from belljar.errors import PolicyError
 from belljar.network.stand_ins import http, make
-from belljar.network.stand_ins.state import MAX_SESSIONS
+from belljar.network.stand_ins.routes import MAX_SESSIONS
 
 SHOP = """\
 state:

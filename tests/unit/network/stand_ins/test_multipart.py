@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes.registries import form
 
-from belljar.network.stand_ins import multipart
-from belljar.network.stand_ins.multipart import Form, MultipartError, MultipartReader
+from belljar.network.stand_ins.pypi import upload as multipart
+from belljar.network.stand_ins.pypi.upload import Form, MultipartError, MultipartReader
 
 NAMES = st.from_regex(r"[a-z:_]{1,12}", fullmatch=True)
 VALUES = st.text(st.characters(codec="utf-8"), max_size=80)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.network.stand_ins.patterns import problem, text_for
+from belljar.network.stand_ins.schemas import pattern_problem, text_for
 
 
 @pytest.mark.parametrize(
@@ -61,14 +61,14 @@ def test_what_is_not_solved_is_none(pattern: str) -> None:
 )
 def test_dangerous_patterns_are_told(pattern: object, word: str) -> None:
     """A repetition without bound inside another is refused; usual patterns aren't."""
-    assert word in problem(pattern)
-    assert bool(problem(pattern)) is bool(word)
+    assert word in pattern_problem(pattern)
+    assert bool(pattern_problem(pattern)) is bool(word)
 
 
 @given(st.text(alphabet="ab01[]()^$.*+?{}|\\dws-,:=!<>P", max_size=16), st.integers(0, 5))
 def test_any_pattern_gives_a_match_or_nothing(pattern: str, index: int) -> None:
     """What is given matches; nothing raises."""
-    if problem(pattern):
+    if pattern_problem(pattern):
         return
     text = text_for(pattern, 0, 50, index)
     assert text is None or (len(text) <= 50 and re.search(pattern, text))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes.registries import basic
 
-from belljar.network.stand_ins.records import credentials
+from belljar.network.stand_ins.web import credentials
 
 
 def test_credentials_are_on_record_without_the_secret() -> None:

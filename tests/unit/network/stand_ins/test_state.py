@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.network.stand_ins import state
-from belljar.network.stand_ins.state import Sessions, StateError, Store, size_of
+from belljar.network.stand_ins import routes as state
+from belljar.network.stand_ins.routes import Sessions, StateError, Store, size_of
 
 KEYS = st.lists(st.sampled_from(["a", "b", 0, -1, 1]), max_size=4)
 VALUES = st.recursive(

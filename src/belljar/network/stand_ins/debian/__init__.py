@@ -6,11 +6,195 @@ by a key of the range's own (`/key.asc`). Uploads by PUT or POST are put on reco
 Not: source packages, Contents and Translation indexes, diffs.
 """
 
-from belljar.network.stand_ins.debian.app import check, make
+from __future__ import annotations
 
-__all__ = ["PRELOAD", "check", "make"]
+import re
+from collections.abc import Mapping
+from email.utils import formatdate
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
 
-PRELOAD = ("cryptography.hazmat.primitives.asymmetric.ed25519",)
-"""What is imported only when it is needed: for before the process is confined, as it then has no
-files. `zstandard` besides, where it is there.
-"""
+from belljar.capture import Capture
+from belljar.events import JsonValue
+from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, App, StandInContext
+from belljar.network.stand_ins.debian.repository import DebError, Repository, read_control
+from belljar.network.stand_ins.documents import Fault, Faults
+from belljar.network.stand_ins.files import (
+    FIELDS,
+    OneRead,
+    check_directory,
+    file_answer,
+    is_fresh,
+    list_files,
+)
+from belljar.network.stand_ins.web import (
+    Answer,
+    CutOffError,
+    Incoming,
+    Request,
+    credentials,
+    streaming_app,
+    text_answer,
+    word,
+)
+
+_BELOW: Final = re.compile(r"(?:.*/)?((?:dists|pool)/.+)", re.DOTALL)
+_TYPES: Final = {
+    ".deb": "application/vnd.debian.binary-package",
+    ".gz": "application/gzip",
+    ".xz": "application/x-xz",
+}
+
+
+def make(context: StandInContext) -> App:
+    """An ASGI 3 app that serves `context.files`: as it is where it has a directory `dists`, else
+    the repository made out of its `.deb` files.
+
+    Its memory: the control data of the packages, three forms of each index, and of an upload the
+    first 64 KiB.
+    """
+    return streaming_app(_Debian(context).handle)
+
+
+def check(
+    settings: Mapping[str, JsonValue],  # noqa: ARG001 - the kind has no setting of its own
+    directory: Path | None,
+) -> Faults:
+    """What is wrong with a directory of Debian packages or a repository tree, each fault with its
+    file.
+    """
+    wrong = check_directory(directory, "Debian packages (.deb)")
+    if directory is None or not directory.is_dir():
+        return wrong
+    if (directory / "dists").is_dir():
+        released = any(
+            file.base in {"Release", "InRelease"} for file in list_files(directory / "dists")
+        )
+        if released:
+            return wrong
+        missing = "no suite in it has a Release or InRelease file"
+        return (*wrong, Fault(file=str(directory / "dists"), message=missing))
+    return (*wrong, *_check_packages(directory))
+
+
+def _check_packages(directory: Path) -> list[Fault]:
+    found: list[Fault] = []
+    seen: dict[tuple[str, str, str], str] = {}
+    for file in list_files(directory):
+        if not file.name.endswith(".deb"):
+            found.append(Fault(file=str(file.path), message="not a Debian package (.deb)"))
+            continue
+        try:
+            control = read_control(file.path)
+        except (DebError, OSError) as error:
+            found.append(Fault(file=str(file.path), message=str(error)))
+            continue
+        key = (control.package, control.version, control.architecture)
+        if key in seen:
+            found.append(
+                Fault(
+                    file=str(file.path),
+                    message=f"the same package, version and architecture as {seen[key]}",
+                )
+            )
+        seen.setdefault(key, file.name)
+    return found
+
+
+class _Debian:
+    def __init__(self, context: StandInContext) -> None:
+        self._context = context
+        self._tree = OneRead(context.files) if (context.files / "dists").is_dir() else None
+        self._repository = Repository(context.files, int(context.clock()))
+
+    async def handle(self, request: Request, incoming: Incoming) -> Answer | None:
+        if request.method in {"PUT", "POST"}:
+            return await self._upload(request, incoming)
+        if request.method not in {"GET", "HEAD"}:
+            return text_answer("Method Not Allowed", 405, (("allow", "GET, HEAD, PUT"),))
+        match = _BELOW.fullmatch(request.path)
+        below = match[1] if match else ""
+        if self._tree is not None:
+            file = self._tree.files.get(request.path.lstrip("/")) or self._tree.files.get(below)
+            if file is None:
+                return text_answer("404 Not Found", 404)
+            etag = f"{file.size_bytes:x}-{file.mtime_s:x}"
+            return file_answer(file, request, media=_type_of(file.base), etag=etag)
+        if below.startswith("pool/"):
+            found = await self._repository.pool_file(below)
+            if found is None:
+                return text_answer("404 Not Found", 404)
+            return file_answer(found[0], request, media=_TYPES[".deb"], etag=found[1])
+        content = await self._page(below.split("/")[1:], request.path.rpartition("/")[2])
+        if content is None:
+            return text_answer("404 Not Found", 404)
+        etag = sha256(content).hexdigest()[:32]
+        is_known = is_fresh(request.fields(FIELDS), etag, self._repository.made_s)
+        headers = (
+            ("content-type", _type_of(request.path)),
+            ("etag", f'"{etag}"'),
+            ("last-modified", formatdate(self._repository.made_s, usegmt=True)),
+        )
+        return Answer(status=304 if is_known else 200, headers=headers, body=content)
+
+    async def _page(self, below_dists: list[str], base: str) -> bytes | None:
+        """A file below `dists/`, or, without it, one of a flat repository or the key."""
+        if base == "key.asc" and not below_dists:
+            return self._repository.key.certificate().encode()
+        suite, rest = _suite(below_dists)
+        if base in {"Release", "InRelease", "Release.gpg"} and rest in ([], [base]):
+            return await self._released(suite, base)
+        if not below_dists:
+            return await self._repository.flat_index(base)
+        return await self._repository.index("/".join(rest))
+
+    async def _released(self, suite: str, base: str) -> bytes | None:
+        text = await self._repository.release(suite)
+        if text is None:
+            return None
+        key = self._repository.key
+        forms = {
+            "Release": lambda: text,
+            "InRelease": lambda: key.clear_signed(text),
+            "Release.gpg": lambda: key.detached(text.encode()),
+        }
+        return forms[base]().encode()
+
+    async def _upload(self, request: Request, incoming: Incoming) -> Answer | None:
+        content = Capture(max_kept_bytes=MAX_KEPT_BODY_BYTES)
+        refused = ""
+        try:
+            async for piece in incoming.pieces():
+                content.feed(piece)
+        except CutOffError:
+            refused = "it broke off"
+        data: dict[str, JsonValue] = {
+            "what": "publish",
+            "registry": "debian",
+            "cell": request.cell,
+            "method": request.method,
+            "path": word(request.path),
+            "name": word(request.path.rpartition("/")[2]),
+            "size_bytes": content.total_bytes,
+            "sha256": content.sha256,
+            "refused": refused,
+            **credentials(request.header("authorization")),
+        }
+        await self._context.record("network.attempt", data, [content.body("file-0")])
+        return None if refused else text_answer("", 201)
+
+
+def _suite(below_dists: list[str]) -> tuple[str, list[str]]:
+    """A suite's name and the rest of the path; the old security archive's suites have two parts
+    (`buster/updates`).
+    """
+    size = 2 if below_dists[1:2] == ["updates"] else 1
+    return "/".join(below_dists[:size]), below_dists[size:]
+
+
+def _type_of(name: str) -> str:
+    return next(
+        (kind for ending, kind in _TYPES.items() if name.endswith(ending)),
+        "text/plain; charset=utf-8",
+    )

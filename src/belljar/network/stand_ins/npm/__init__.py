@@ -6,6 +6,406 @@ Speaks: packuments, whole and abbreviated, tarballs, dist-tags, search, ping, wh
 and password, audit. Not: web login, organisations, two-factor, provenance.
 """
 
-from belljar.network.stand_ins.npm.app import check, make
+from __future__ import annotations
 
-__all__ = ["check", "make"]
+import base64
+import binascii
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from anyio import Lock
+
+from belljar.events import Body, JsonValue
+from belljar.network.gateway.context import (
+    MAX_BODY_BYTES,
+    MAX_KEPT_BODY_BYTES,
+    App,
+    StandInContext,
+    kept_body,
+)
+from belljar.network.stand_ins.documents import Fault, Faults
+from belljar.network.stand_ins.files import check_directory, file_answer, list_files
+from belljar.network.stand_ins.made_packages import made_files, npm_package
+from belljar.network.stand_ins.npm.packages import PackageError, Packages, read_manifest
+from belljar.network.stand_ins.web import (
+    Answer,
+    CutOffError,
+    Incoming,
+    Request,
+    bounded,
+    credentials,
+    json_answer,
+    presents,
+    streaming_app,
+    word,
+)
+
+MAX_TOKENS: Final = 1000
+_MAX_LISTED: Final = 20
+
+
+class Changes:
+    """Writes of one registry.
+
+    Its state is the tokens that it gave out (at most `MAX_TOKENS`; then the oldest is forgotten).
+    """
+
+    def __init__(self, context: StandInContext) -> None:
+        self._context = context
+        self._users: dict[str, str] = {}
+
+    def user(self, request: Request) -> str | None:
+        """Who asks; `None` without credentials.
+
+        The user of a token given out here or of basic credentials; for any other token the
+        settings' `user`.
+        """
+        said = credentials(request.header("authorization"))
+        if said["credentials"] == "none":
+            return None
+        known = self._users.get(str(said["secret_sha256"]))
+        return known or str(said["user"]) or str(self._context.settings.get("user", "developer"))
+
+    async def login(self, request: Request, body: bytes) -> dict[str, Any] | None:
+        """Log a user in, whatever the password, and give a token; `None` when the document names
+        nobody. Recorded: the user and the password's SHA-256.
+        """
+        document = _object(body)
+        name, password = document.get("name"), document.get("password")
+        if not isinstance(name, str) or not name or not isinstance(password, str):
+            return None
+        await self._record(
+            request,
+            "login",
+            {
+                "user": word(name),
+                "email": word(str(document.get("email", ""))),
+                "password_sha256": hashlib.sha256(password.encode("utf-8", "replace")).hexdigest(),
+            },
+        )
+        token = "npm_" + self._context.random(18).hex()
+        while len(self._users) >= MAX_TOKENS:
+            self._users.pop(next(iter(self._users)))
+        self._users[hashlib.sha256(token.encode()).hexdigest()] = word(name)
+        return {"ok": True, "id": f"org.couchdb.user:{word(name)}", "token": token}
+
+    async def publish(self, request: Request, name: str, body: bytes) -> bool:
+        """A `PUT` of a package's document.
+
+        Recorded as `publish` when it brings a package, else as `change`. False: it is no document.
+        """
+        document = _object(body)
+        attachments = document.get("_attachments")
+        versions = document.get("versions")
+        data: dict[str, JsonValue] = {
+            "name": word(name),
+            "versions": _names(versions),
+            "tags": bounded(
+                [word(str(tag)), word(str(version))]
+                for tag, version in _some(document.get("dist-tags"))
+            ),
+            "access": word(str(document.get("access", ""))),
+        }
+        if not document:
+            await self._record(
+                request,
+                "publish",
+                {**data, "refused": "not a JSON object"},
+                [kept_body("document", body)],
+            )
+            return False
+        if not isinstance(attachments, dict) or not attachments:
+            await self._record(
+                request, "change", {**data, "refused": ""}, [kept_body("document", body)]
+            )
+            return True
+        bodies = _files(attachments)
+        about = bodies[0] if bodies else kept_body("file-0", b"")
+        data |= {
+            "version": next(iter(_names(versions)), ""),
+            "filename": word(str(next(iter(attachments)))),
+            "size_bytes": about.total_bytes,
+            "sha256": about.sha256,
+            "refused": "",
+        }
+        manifest = json.dumps(versions)[:MAX_KEPT_BODY_BYTES].encode("utf-8", "replace")[
+            :MAX_KEPT_BODY_BYTES
+        ]
+        await self._record(request, "publish", data, [*bodies, kept_body("versions", manifest)])
+        return True
+
+    async def other(
+        self, request: Request, what: str, name: str, body: bytes = b"", refused: str = ""
+    ) -> None:
+        """Any other change: `unpublish`, `tag`, `logout`, `change`."""
+        data: dict[str, JsonValue] = {
+            "name": word(name),
+            "path": word(request.path),
+            "refused": refused,
+        }
+        await self._record(request, what, data, [kept_body("request", body)] if body else [])
+
+    async def _record(
+        self,
+        request: Request,
+        what: str,
+        data: Mapping[str, JsonValue],
+        bodies: list[Body] | None = None,
+    ) -> None:
+        common: dict[str, JsonValue] = {
+            "what": what,
+            "registry": "npm",
+            "cell": request.cell,
+            "method": request.method,
+        }
+        await self._context.record(
+            "network.attempt",
+            {**common, **credentials(request.header("authorization")), **data},
+            bodies or [],
+        )
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(body.decode())
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _some(value: object) -> list[tuple[str, Any]]:
+    return list(value.items())[:_MAX_LISTED] if isinstance(value, dict) else []
+
+
+def _names(value: object) -> list[JsonValue]:
+    return bounded(word(name) for name, _ in _some(value))
+
+
+def _files(attachments: Mapping[str, Any]) -> list[Body]:
+    found: list[Body] = []
+    for _name, attachment in _some(attachments)[:4]:
+        data = attachment.get("data") if isinstance(attachment, dict) else None
+        found.append(kept_body(f"file-{len(found)}", _decoded(data)))
+    return found
+
+
+def _decoded(data: object) -> bytes:
+    if not isinstance(data, str):
+        return b""
+    try:
+        return base64.b64decode(data)
+    except (binascii.Error, ValueError):
+        return data.encode("utf-8", "replace")
+
+
+_ABBREVIATED_TYPE: Final = "application/vnd.npm.install-v1+json"
+_NO_FAULTS: Final = {"info": 0, "low": 0, "moderate": 0, "high": 0, "critical": 0}
+_MAX_SMALL_BYTES: Final = 1 << 20
+_MAX_FOUND: Final = 250
+
+
+def make(context: StandInContext) -> App:
+    """An ASGI 3 app that serves the packed packages in `context.files`, or those that the settings
+    hold (`packages`; with `token`, who writes needs it).
+
+    Its memory: their package.json files (at most 1 MiB each), tokens, and one published document at
+    a time (64 MiB).
+    """
+    return streaming_app(_Npm(context).handle)
+
+
+def check(settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
+    """What is wrong with a directory of packed npm packages, each fault with its file."""
+    if "packages" in settings:  # an author has no such setting
+        return ()
+    found = list(check_directory(directory, "packed npm packages (.tgz, from `npm pack`)"))
+    if directory is None or not directory.is_dir():
+        return tuple(found)
+    seen: dict[tuple[str, str], str] = {}
+    for file in list_files(directory):
+        if not file.name.endswith((".tgz", ".tar.gz")):
+            found.append(Fault(file=str(file.path), message="not a packed npm package (.tgz)"))
+            continue
+        try:
+            manifest = read_manifest(file)
+        except PackageError as error:
+            found.append(Fault(file=str(file.path), message=str(error)))
+            continue
+        key = (str(manifest["name"]), str(manifest["version"]))
+        if key in seen:
+            found.append(
+                Fault(file=str(file.path), message=f"the same package and version as {seen[key]}")
+            )
+        seen.setdefault(key, file.name)
+    return tuple(found)
+
+
+class _Npm:
+    def __init__(self, context: StandInContext) -> None:
+        self._packages = Packages(context.files, made_files(context, npm_package))
+        self._token = str(context.settings.get("token", ""))
+        self._changes = Changes(context)
+        # One large document at a time: a second publisher waits instead of doubling the memory.
+        self._publishing = Lock()
+
+    async def handle(self, request: Request, incoming: Incoming) -> Answer | None:
+        parts = _parts(request.path)
+        try:
+            if self._refuses(request, parts):
+                async with self._publishing:
+                    body = await incoming.read(MAX_BODY_BYTES)
+                    await self._changes.other(
+                        request, "change", "/".join(parts), body, refused="unauthorized"
+                    )
+                return json_answer({"error": "unauthorized"}, 401)
+            if request.method in {"GET", "HEAD"}:
+                return await self._get(request, parts)
+            is_special = parts[:1] == ["-"] and parts[1:2] != ["package"]
+            if is_special and request.method in {"POST", "PUT"}:
+                return await self._special(
+                    request, parts[1:], await incoming.read(_MAX_SMALL_BYTES)
+                )
+            return await self._change(request, parts, incoming)
+        except CutOffError as error:
+            if error.refused:
+                reason = f"the document is longer: {error.refused}"
+                await self._changes.other(request, "publish", "/".join(parts), refused=reason)
+                return json_answer({"error": "payload too large"}, 413)
+            what = "publish" if request.method == "PUT" and len(parts) == 1 else "change"
+            await self._changes.other(request, what, "/".join(parts), refused="it broke off")
+            return None
+
+    def _refuses(self, request: Request, parts: list[str]) -> bool:
+        """Whether the token that the settings name is needed and missing. Reading needs none."""
+        reads = request.method in {"GET", "HEAD"} and parts != ["-", "whoami"]
+        reads = reads or parts[:3] == ["-", "npm", "v1"]  # audits
+        return bool(self._token) and not reads and not presents(request, self._token)
+
+    async def _get(self, request: Request, parts: list[str]) -> Answer:
+        match parts:
+            case [] | ["-", "ping"]:
+                return json_answer({})
+            case ["-", "whoami"]:
+                user = self._changes.user(request)
+                if user is None:
+                    return json_answer({"error": "unauthorized"}, 401)
+                return json_answer({"username": user})
+            case ["-", "v1", "search"]:
+                size = request.parameter("size", "20")
+                count = int(size) if size.isascii() and size.isdigit() and len(size) < 6 else 20
+                text = request.parameter("text")
+                found = self._packages.search(text, min(count, _MAX_FOUND))
+                return json_answer({"objects": found, "total": len(found), "time": ""})
+            case ["-", "package", name, "dist-tags"]:
+                return _document(self._packages.tags(name) or None)
+            case [name]:
+                abbreviated = _ABBREVIATED_TYPE in request.header("accept")
+                document = await self._packages.packument(
+                    name, request.base_url, abbreviated=abbreviated
+                )
+                return _document(document, _ABBREVIATED_TYPE if abbreviated else "application/json")
+            case [name, "-", filename]:
+                package = self._packages.tarball(name, filename)
+                if package is None:
+                    return _document(None)
+                return file_answer(
+                    package.file,
+                    request,
+                    media="application/octet-stream",
+                    etag=await self._packages.shasum(package),
+                )
+            case [name, version]:
+                wanted = self._packages.tags(name).get(version, version)
+                package = self._packages.by_name.get(name, {}).get(wanted)
+                if package is None:
+                    return _document(None)
+                return _document(await self._packages.version(package, request.base_url))
+            case _:
+                return _document(None)
+
+    async def _special(self, request: Request, parts: list[str], body: bytes) -> Answer:
+        """Questions and logins below `/-/` that come with a body."""
+        match parts:
+            case ["npm", "v1", "security", "advisories", "bulk"]:
+                return json_answer({})
+            case ["npm", "v1", "security", "audits"] | ["npm", "v1", "security", "audits", "quick"]:
+                counts = {
+                    "vulnerabilities": _NO_FAULTS,
+                    "dependencies": 0,
+                    "devDependencies": 0,
+                    "totalDependencies": 0,
+                }
+                return json_answer(
+                    {"actions": [], "advisories": {}, "muted": [], "metadata": counts}
+                )
+            case ["user", user, *_] if user.startswith("org.couchdb.user:"):
+                done = await self._changes.login(request, body)
+                if done:
+                    return json_answer(done, 201)
+                return json_answer({"error": "name and password are needed"}, 400)
+            case _:
+                # Web logins among them: clients then ask for user and password.
+                await self._changes.other(
+                    request, "change", "/".join(parts), body, refused="not found"
+                )
+                return _document(None)
+
+    async def _change(self, request: Request, parts: list[str], incoming: Incoming) -> Answer:
+        async def note(what: str, name: str) -> Answer:
+            body = await incoming.read(_MAX_SMALL_BYTES)
+            await self._changes.other(request, what, name, body)
+            return json_answer({"ok": True})
+
+        match request.method, parts:
+            case "PUT", [name]:
+                async with self._publishing:
+                    body = await incoming.read(MAX_BODY_BYTES)
+                    taken = await self._changes.publish(request, name, body)
+                if taken:
+                    return json_answer({"ok": True, "success": True}, 201)
+                return json_answer({"error": "not a document"}, 400)
+            case "PUT", [name, "-rev", _] | [name, "-", _, "-rev", _]:
+                async with self._publishing:
+                    body = await incoming.read(MAX_BODY_BYTES)
+                    await self._changes.other(request, "unpublish", name, body)
+                return json_answer({"ok": True}, 201)
+            case "DELETE", [name, "-rev", _] | [name, "-", _, "-rev", _]:
+                return await note("unpublish", name)
+            case (("PUT" | "POST" | "DELETE"), ["-", "package", name, "dist-tags", *_]):
+                return await note("tag", name)
+            case "DELETE", ["-", "user", "token", _]:
+                return await note("logout", "")
+            case (("PUT" | "POST" | "DELETE" | "PATCH"), _):
+                await self._changes.other(request, "change", "/".join(parts), refused="not found")
+                return _document(None)
+            case _:
+                return json_answer({"error": "method not allowed"}, 405)
+
+
+def _parts(path: str) -> list[str]:
+    """A path's parts, a scope and its name as one (they come as `@scope/name` and, encoded, as one
+    part).
+    """
+    parts = [part for part in path.split("/") if part]
+    for place in (0, 2):
+        if (
+            len(parts) > place + 1
+            and parts[place].startswith("@")
+            and (place == 0 or parts[:2] == ["-", "package"])
+        ):
+            parts[place : place + 2] = [f"{parts[place]}/{parts[place + 1]}"]
+    # A scoped package's file may carry its scope in older clients' addresses:
+    # /@s/n/-/@s/n-1.0.0.tgz
+    if len(parts) > 3 and parts[1] == "-" and parts[2].startswith("@"):
+        del parts[2]
+    return parts
+
+
+def _document(document: object, content_type: str = "application/json") -> Answer:
+    """A document, or 404 for `None`."""
+    if document is None:
+        return json_answer({"error": "Not found"}, 404)
+    return json_answer(document, media=content_type)

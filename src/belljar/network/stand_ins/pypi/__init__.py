@@ -7,11 +7,172 @@ Speaks: the simple index as HTML (PEP 503) and JSON (PEP 691, 700), metadata fil
 uploads, attestations.
 """
 
-from belljar.network.stand_ins.pypi.app import check, make
+from __future__ import annotations
 
-__all__ = ["PRELOAD", "check", "make"]
+import re
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
 
-PRELOAD = ("encodings.cp437",)
-"""What is imported only when it is needed: to be imported before the process is confined, as it
-then has no files to import from.
-"""
+from belljar.events import JsonValue
+from belljar.network.gateway.context import App, StandInContext
+from belljar.network.stand_ins.documents import Fault, Faults
+from belljar.network.stand_ins.files import check_directory, etag_matches, file_answer, list_files
+from belljar.network.stand_ins.made_packages import made_files, wheel
+from belljar.network.stand_ins.pypi import index
+from belljar.network.stand_ins.pypi.index import normal, parse_file_name
+from belljar.network.stand_ins.pypi.upload import take_upload
+from belljar.network.stand_ins.web import (
+    Answer,
+    Incoming,
+    Request,
+    json_answer,
+    presents,
+    streaming_app,
+    text_answer,
+)
+
+_JSON_TYPE: Final = "application/vnd.pypi.simple.v1+json"
+_HTML_TYPE: Final = "application/vnd.pypi.simple.v1+html"
+_OFFERED: Final[Mapping[str, str]] = {
+    _JSON_TYPE: _JSON_TYPE,
+    "application/vnd.pypi.simple.latest+json": _JSON_TYPE,
+    _HTML_TYPE: _HTML_TYPE,
+    "application/vnd.pypi.simple.latest+html": _HTML_TYPE,
+    "text/html": "text/html; charset=utf-8",
+    "text/*": "text/html; charset=utf-8",
+    "*/*": "text/html; charset=utf-8",
+}
+
+
+def make(context: StandInContext) -> App:
+    """An ASGI 3 app that serves the packages in `context.files`, or those that the settings hold
+    (`packages`; with `token`, who uploads needs it).
+
+    Its memory: the list of files, their metadata (at most 1 MiB each), and what one upload keeps.
+    """
+    return streaming_app(_Pypi(context).handle)
+
+
+def check(settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
+    """What is wrong with a directory of Python packages, each fault with its file."""
+    if "packages" in settings:  # an author has no such setting
+        return ()
+    wrong = check_directory(directory, "wheels (.whl) or source archives (.tar.gz, .zip)")
+    if directory is None or not directory.is_dir():
+        return wrong
+    seen: dict[str, str] = {}
+    found = list(wrong)
+    for file in list_files(directory):
+        said = parse_file_name(file.base)
+        if said is None:
+            reason = "its name is not that of a wheel or of a source archive (NAME-VERSION.tar.gz)"
+        elif said.is_wheel and not index.metadata_of(file, said):
+            reason = "not a wheel that can be read: it has no METADATA in a .dist-info directory"
+        elif file.base in seen:
+            reason = f"the same file name as {seen[file.base]}"
+        else:
+            reason = ""
+        if reason:
+            found.append(Fault(file=str(file.path), message=reason))
+        seen[file.base] = file.name
+    return tuple(found)
+
+
+def chosen_type(accept: str) -> str | None:
+    """The content type for an `Accept` field (RFC 9110, 12.5.1; PEP 691): `None` when none of ours
+    is acceptable, HTML when nothing is asked for.
+    """
+    best, best_quality = None, 0.0
+    for part in (accept or "*/*").split(",")[:50]:
+        name, *parameters = (piece.strip() for piece in part.lower().split(";"))
+        quality = next((_quality(p[2:]) for p in parameters if p.startswith("q=")), 1.0)
+        if name in _OFFERED and quality > best_quality:
+            best, best_quality = _OFFERED[name], quality
+    return best
+
+
+def _quality(text: str) -> float:
+    return float(text) if re.fullmatch(r"[01](?:\.\d{0,3})?", text, re.ASCII) else 0.0
+
+
+class _Pypi:
+    def __init__(self, context: StandInContext) -> None:
+        self._context = context
+        self._index = index.Index(context.files, made_files(context, wheel))
+        self._token = str(context.settings.get("token", ""))
+
+    async def handle(self, request: Request, incoming: Incoming) -> Answer | None:
+        if request.method == "POST" and request.path in {"/", "/legacy", "/legacy/"}:
+            is_refused = bool(self._token) and not presents(request, self._token)
+            return await take_upload(self._context, request, incoming, is_refused=is_refused)
+        if request.method not in {"GET", "HEAD"}:
+            return text_answer("Method Not Allowed", 405, (("allow", "GET, HEAD"),))
+        match [part for part in request.path.split("/") if part]:
+            case []:
+                return _page(request, index.project_html("", []), "text/html; charset=utf-8")
+            case ["simple"]:
+                return self._projects(request)
+            case ["simple", name]:
+                return await self._project(request, name)
+            case ["packages", name]:
+                return await self._package(request, name)
+            case ["pypi", name, "json"]:
+                return await self._release(request, name, "")
+            case ["pypi", name, version, "json"]:
+                return await self._release(request, name, version)
+            case _:
+                return text_answer("404 Not Found", 404)
+
+    def _projects(self, request: Request) -> Answer:
+        content_type = chosen_type(request.header("accept"))
+        if content_type is None:
+            return text_answer("406 Not Acceptable", 406)
+        names = iter(sorted(self._index.projects))
+        render = index.projects_json if content_type == _JSON_TYPE else index.projects_html
+        return _page(request, render(names), content_type)
+
+    async def _project(self, request: Request, name: str) -> Answer:
+        content_type = chosen_type(request.header("accept"))
+        if normal(name) not in self._index.projects:
+            return text_answer("404 Not Found", 404)
+        if content_type is None:
+            return text_answer("406 Not Acceptable", 406)
+        if request.path != f"/simple/{normal(name)}/":
+            return text_answer("", 301, (("location", f"/simple/{normal(name)}/"),))
+        render = index.project_json if content_type == _JSON_TYPE else index.project_html
+        files = await self._index.of_project(name)
+        return _page(request, render(normal(name), files), content_type)
+
+    async def _package(self, request: Request, name: str) -> Answer:
+        file = self._index.file(name.removesuffix(".metadata"))
+        if file is None:
+            return text_answer("404 Not Found", 404)
+        known = await self._index.describe(file)
+        if not name.endswith(".metadata"):
+            kind = "application/gzip" if name.endswith(".gz") else "application/octet-stream"
+            return file_answer(file, request, media=kind, etag=known.sha256)
+        if known.served_metadata:
+            return _page(request, known.metadata, "application/octet-stream")
+        return text_answer("404 Not Found", 404)
+
+    async def _release(self, request: Request, name: str, version: str) -> Answer:
+        document = index.release_json(
+            normal(name), version, await self._index.of_project(name), request.base_url
+        )
+        if document is None:
+            return json_answer({"message": "Not Found"}, 404)
+        return json_answer(document)
+
+
+def _page(request: Request, page: bytes, content_type: str) -> Answer:
+    etag = sha256(page).hexdigest()[:32]
+    is_known = etag_matches(request.header("if-none-match"), etag)
+    headers = (
+        ("content-type", content_type),
+        ("etag", f'"{etag}"'),
+        ("vary", "Accept"),
+        ("cache-control", "max-age=600, public"),
+    )
+    return Answer(status=304 if is_known else 200, headers=headers, body=page)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 import tarfile
 import zipfile
 import zlib
@@ -19,10 +20,55 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
+from packaging.utils import (
+    InvalidName,
+    InvalidSdistFilename,
+    InvalidWheelFilename,
+    canonicalize_name,
+    parse_sdist_filename,
+    parse_wheel_filename,
+)
 from packaging.version import InvalidVersion, Version
 
 from belljar.network.stand_ins.files import Digests, OneRead, StoredFile
-from belljar.network.stand_ins.pypi.names import PackageFile, normal, parse_file_name
+
+MAX_FILE_NAME_CHARS: Final = 255
+_FILE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class PackageFile:
+    """What a file's name says. `tags` is a wheel's compatibility, empty for a source archive."""
+
+    project: str
+    version: Version
+    tags: str = ""
+
+    @property
+    def is_wheel(self) -> bool:
+        """A wheel rather than a source archive."""
+        return bool(self.tags)
+
+
+def normal(name: str) -> str:
+    """A project's name as PEP 503 compares it."""
+    return canonicalize_name(name)
+
+
+def parse_file_name(name: str) -> PackageFile | None:
+    """What a package file's name says; `None` for anything else, and for what could be a path."""
+    if len(name) > MAX_FILE_NAME_CHARS or not _FILE.fullmatch(name):
+        return None
+    try:
+        if name.endswith(".whl"):
+            project, version, _, _ = parse_wheel_filename(name)
+            tags = "-".join(name.removesuffix(".whl").split("-")[-3:])
+            return PackageFile(project, version, tags)
+        project, version = parse_sdist_filename(name)
+        return PackageFile(canonicalize_name(project, validate=True), version)
+    except (InvalidWheelFilename, InvalidSdistFilename, InvalidVersion, InvalidName):
+        return None
+
 
 MAX_METADATA_BYTES: Final = 1 << 20
 _MAX_MEMBERS: Final = 20_000

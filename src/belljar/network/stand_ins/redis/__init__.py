@@ -2,6 +2,427 @@
 
 from __future__ import annotations
 
-from belljar.network.stand_ins.redis.server import check, make
+import asyncio
+import hmac
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final
 
-__all__ = ["check", "make"]
+from belljar.dataclass import dataclass
+from belljar.network.gateway.context import StandInContext, StreamApp
+from belljar.network.stand_ins.conversation import Presented, Step, converse
+from belljar.network.stand_ins.documents import Faults, missing_settings
+from belljar.network.stand_ins.redis.wire import Command, Error, Reader, Reply, Status, render
+
+VERSION: Final = "7.0.15"
+DATABASES: Final = 16
+MAX_PATTERN_BYTES: Final = 256
+MAX_GLOBS: Final = 16
+"""Patterns with wildcards that one `CONFIG GET` looks for; further ones match nothing.
+
+While it looks the gateway serves no other connection.
+"""
+_WILDCARDS: Final = frozenset(b"*?[")
+_OK: Final = Status(b"OK")
+_WRONG_TYPE: Final = Error(b"WRONGTYPE Operation against a key holding the wrong kind of value")
+_WRONG_PASSWORD: Final = Error(b"WRONGPASS invalid username-password pair or user is disabled.")
+_SYNTAX: Final = Error(b"ERR syntax error")
+_NOT_A_NUMBER: Final = Error(b"ERR value is not an integer or out of range")
+_CONFIG: Final[Mapping[bytes, bytes]] = {
+    b"appendonly": b"no",
+    b"databases": b"%d" % DATABASES,
+    b"dir": b"/var/lib/redis",
+    b"dbfilename": b"dump.rdb",
+    b"maxmemory": b"268435456",
+    b"maxmemory-policy": b"noeviction",
+    b"protected-mode": b"yes",
+    b"replica-read-only": b"yes",
+    b"save": b"3600 1 300 100 60 10000",
+    b"timeout": b"0",
+}
+_WRITES: Final = frozenset(
+    b"append copy decr decrby del expire expireat flushall flushdb getdel getset hdel hincrby "
+    b"hmset hset hsetnx incr "
+    b"incrby lpop lpush lset ltrim mset move persist pexpire psetex rename restore rpop rpush "
+    b"sadd set setex setnx "
+    b"setrange spop srem unlink xadd zadd zincrby zrem".split()
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keyspace:
+    """What all connections see: database 0; the others are empty."""
+
+    password: bytes = field(repr=False)
+    strings: Mapping[bytes, bytes] = field(repr=False)
+    hashes: Mapping[bytes, Mapping[bytes, bytes]] = field(repr=False)
+    port: int
+    run_id: str
+    started_s: float
+    clock: Callable[[], float]
+
+    @property
+    def keys(self) -> tuple[bytes, ...]:
+        """In a fixed order."""
+        return (*self.strings, *self.hashes)
+
+
+class RedisSession:
+    """One connection."""
+
+    def __init__(self, space: Keyspace) -> None:
+        self._space = space
+        self._reader = Reader()
+        self._database = 0
+        self._version = 2
+        self._name = b""
+        self._user = ""
+        self._presented: Presented | None = None
+        self._words = b""
+
+    @property
+    def rest(self) -> bytes:
+        """Of a command that isn't complete."""
+        return self._reader.rest
+
+    def feed(self, data: bytes) -> Iterator[Step]:
+        """The steps that these bytes complete."""
+        for command in self._reader.feed(data):
+            yield self._step(command)
+
+    def _step(self, command: Command) -> Step:
+        if command.problem:
+            return Step(name="", raw=command.raw, reply=render(Error(command.problem)), close=True)
+        name, words = command.words[0].lower(), command.words[1:]
+        self._presented = None
+        self._words = b" ".join(words)
+        reply = self._answer(name, words)
+        shown = name.decode("utf-8", "replace")
+        return Step(
+            name=shown,
+            raw=command.raw,
+            reply=render(reply, self._version),
+            presented=self._presented,
+            close=name == b"quit",
+        )
+
+    def _answer(self, name: bytes, words: tuple[bytes, ...]) -> Reply:
+        known = _COMMANDS.get(name)
+        if known is None and name not in _WRITES:
+            shown = b"".join(b"'%s' " % word[:128] for word in words[:20])[:128]
+            return Error(
+                b"ERR unknown command '%s', with args beginning with: %s" % (name[:128], shown)
+            )
+        method, least, most = known or (RedisSession._write, 0, len(words))
+        if not least <= len(words) <= most:
+            return Error(b"ERR wrong number of arguments for '%s' command" % name)
+        if not self._user and name not in _FREE:
+            return Error(b"NOAUTH Authentication required.")
+        return method(self, words)
+
+    # ---- connections
+
+    def _enter(self, user: bytes, password: bytes) -> bool:
+        ok = hmac.compare_digest(password, self._space.password) and user == b"default"
+        shown = user.decode("utf-8", "replace")
+        self._presented = Presented(user=shown, credential=self._words, ok=ok, mechanism="auth")
+        if ok:
+            self._user = shown
+            self._reader.is_stranger = False
+        return ok
+
+    def _auth(self, words: tuple[bytes, ...]) -> Reply:
+        user, password = words if len(words) == 2 else (b"default", words[0])
+        return _OK if self._enter(user, password) else _WRONG_PASSWORD
+
+    def _hello(self, words: tuple[bytes, ...]) -> Reply:
+        version = _number(words[0]) if words else self._version
+        if version is None:
+            return Error(b"ERR Protocol version is not an integer or out of range")
+        if version not in (2, 3):
+            return Error(b"NOPROTO unsupported protocol version")
+        rest = list(words[1:])
+        while rest:
+            option = rest.pop(0).lower()
+            if option == b"auth" and len(rest) >= 2 and self._presented is None:
+                if not self._enter(rest.pop(0), rest.pop(0)):
+                    return _WRONG_PASSWORD
+            elif option == b"setname" and rest:
+                self._name = rest.pop(0)
+            else:
+                return Error(b"ERR Syntax error in HELLO option '%s'" % option[:64])
+        if not self._user:
+            return Error(
+                b"NOAUTH HELLO must be called with the client already authenticated, otherwise "
+                b"the HELLO <proto> "
+                b"AUTH <user> <pass> option can be used to authenticate the client and select "
+                b"the RESP protocol "
+                b"version at the same time"
+            )
+        self._version = version
+        return {
+            b"server": b"redis",
+            b"version": VERSION.encode(),
+            b"proto": version,
+            b"id": 7,
+            b"mode": b"standalone",
+            b"role": b"replica",
+            b"modules": (),
+        }
+
+    def _quit(self, _words: tuple[bytes, ...]) -> Reply:
+        return _OK
+
+    def _ping(self, words: tuple[bytes, ...]) -> Reply:
+        return words[0] if words else Status(b"PONG")
+
+    def _echo(self, words: tuple[bytes, ...]) -> Reply:
+        return words[0]
+
+    def _select(self, words: tuple[bytes, ...]) -> Reply:
+        number = _number(words[0])
+        if number is None:
+            return _NOT_A_NUMBER
+        if not 0 <= number < DATABASES:
+            return Error(b"ERR DB index is out of range")
+        self._database = number
+        return _OK
+
+    def _client(self, words: tuple[bytes, ...]) -> Reply:
+        verb = words[0].lower()
+        if verb == b"setname" and len(words) == 2:
+            self._name = words[1]
+            return _OK
+        if verb == b"getname" and len(words) == 1:
+            return self._name or None
+        if verb == b"id" and len(words) == 1:
+            return 7
+        return Error(
+            b"ERR unknown subcommand or wrong number of arguments for '%s'. Try CLIENT HELP."
+            % words[0][:128]
+        )
+
+    def _command(self, words: tuple[bytes, ...]) -> Reply:
+        return {} if words and words[0].lower() == b"docs" else ()
+
+    def _config(self, words: tuple[bytes, ...]) -> Reply:
+        if words[0].lower() == b"get" and len(words) > 1:
+            own = {b"port": b"%d" % self._space.port, b"requirepass": self._space.password}
+            patterns = dict.fromkeys(pattern.lower() for pattern in words[1:])
+            globs = [each for each in patterns if _WILDCARDS.intersection(each)][:MAX_GLOBS]
+            return {
+                name: value
+                for name, value in {**_CONFIG, **own}.items()
+                if name in patterns or any(_matches(name, glob) for glob in globs)
+            }
+        if words[0].lower() == b"set" and len(words) > 2:
+            return Error(
+                b"ERR CONFIG SET failed (possibly related to argument '%s') - can't set "
+                b"protected config" % words[1][:64]
+            )
+        return Error(b"ERR unknown subcommand '%s'. Try CONFIG HELP." % words[0][:128])
+
+    def _info(self, words: tuple[bytes, ...]) -> Reply:
+        space, wanted = self._space, {word.lower() for word in words}
+        uptime_s = max(0, int(space.clock() - space.started_s))
+        sections: dict[str, dict[str, str | int]] = {
+            "Server": {
+                "redis_version": VERSION,
+                "redis_mode": "standalone",
+                "os": "Linux 6.1.0-18-amd64 x86_64",
+                "arch_bits": 64,
+                "process_id": 612,
+                "run_id": space.run_id,
+                "tcp_port": space.port,
+                "uptime_in_seconds": uptime_s,
+                "uptime_in_days": uptime_s // 86_400,
+                "executable": "/usr/bin/redis-server",
+                "config_file": "/etc/redis/redis.conf",
+            },
+            "Clients": {"connected_clients": 3, "maxclients": 10_000, "blocked_clients": 0},
+            "Memory": {
+                "used_memory": 1_412_608,
+                "used_memory_human": "1.35M",
+                "maxmemory_policy": "noeviction",
+            },
+            "Replication": {
+                "role": "slave",
+                "master_link_status": "up",
+                "slave_read_only": 1,
+                "connected_slaves": 0,
+            },
+            "Keyspace": {"db0": f"keys={len(space.keys)},expires=0,avg_ttl=0"},
+        }
+        is_all = not wanted or wanted & {b"all", b"default", b"everything"}
+        texts = [
+            f"# {name}\r\n" + "".join(f"{field}:{value}\r\n" for field, value in fields.items())
+            for name, fields in sections.items()
+            if is_all or name.lower().encode() in wanted
+        ]
+        return "\r\n".join(texts).encode()
+
+    # ---- keys
+
+    def _keys_here(self) -> tuple[bytes, ...]:
+        return self._space.keys if self._database == 0 else ()
+
+    def _string(self, key: bytes) -> bytes | None:
+        return self._space.strings.get(key) if self._database == 0 else None
+
+    def _hash(self, key: bytes) -> Mapping[bytes, bytes] | None:
+        return self._space.hashes.get(key) if self._database == 0 else None
+
+    def _keys(self, words: tuple[bytes, ...]) -> Reply:
+        return [key for key in self._keys_here() if _matches(key, words[0])]
+
+    def _scan(self, words: tuple[bytes, ...]) -> Reply:
+        cursor, options = _number(words[0]), words[1:]
+        if cursor is None or cursor < 0:
+            return Error(b"ERR invalid cursor")
+        if len(options) % 2:
+            return _SYNTAX
+        pattern, kind, count = b"*", b"", 10
+        for name, value in zip(options[::2], options[1::2], strict=True):
+            match name.lower():
+                case b"match":
+                    pattern = value
+                case b"type":
+                    kind = value.lower()
+                case b"count":
+                    count = _number(value) or 0
+                    if count < 1:
+                        return _NOT_A_NUMBER if _number(value) is None else _SYNTAX
+                case _:
+                    return _SYNTAX
+        keys = self._keys_here()
+        end = cursor + count
+        found = [
+            key
+            for key in keys[cursor:end]
+            if _matches(key, pattern) and kind in (b"", self._kind(key))
+        ]
+        return [b"%d" % (end if end < len(keys) else 0), found]
+
+    def _kind(self, key: bytes) -> bytes:
+        if self._string(key) is not None:
+            return b"string"
+        return b"hash" if self._hash(key) is not None else b"none"
+
+    def _type(self, words: tuple[bytes, ...]) -> Reply:
+        return Status(self._kind(words[0]))
+
+    def _ttl(self, words: tuple[bytes, ...]) -> Reply:
+        return -2 if self._kind(words[0]) == b"none" else -1
+
+    def _exists(self, words: tuple[bytes, ...]) -> Reply:
+        return sum(self._kind(key) != b"none" for key in words)
+
+    def _dbsize(self, _words: tuple[bytes, ...]) -> Reply:
+        return len(self._keys_here())
+
+    def _get(self, words: tuple[bytes, ...]) -> Reply:
+        return _WRONG_TYPE if self._hash(words[0]) is not None else self._string(words[0])
+
+    def _mget(self, words: tuple[bytes, ...]) -> Reply:
+        return [self._string(key) for key in words]
+
+    def _strlen(self, words: tuple[bytes, ...]) -> Reply:
+        return (
+            _WRONG_TYPE if self._hash(words[0]) is not None else len(self._string(words[0]) or b"")
+        )
+
+    def _of_hash(self, key: bytes, read: Callable[[Mapping[bytes, bytes]], Reply]) -> Reply:
+        return _WRONG_TYPE if self._string(key) is not None else read(self._hash(key) or {})
+
+    def _hgetall(self, words: tuple[bytes, ...]) -> Reply:
+        return self._of_hash(words[0], dict)
+
+    def _hget(self, words: tuple[bytes, ...]) -> Reply:
+        return self._of_hash(words[0], lambda fields: fields.get(words[1]))
+
+    def _hkeys(self, words: tuple[bytes, ...]) -> Reply:
+        return self._of_hash(words[0], list)
+
+    def _hvals(self, words: tuple[bytes, ...]) -> Reply:
+        return self._of_hash(words[0], lambda fields: list(fields.values()))
+
+    def _hlen(self, words: tuple[bytes, ...]) -> Reply:
+        return self._of_hash(words[0], len)
+
+    def _write(self, _words: tuple[bytes, ...]) -> Reply:
+        return Error(b"READONLY You can't write against a read only replica.")
+
+
+_MANY: Final = 1 << 10
+_FREE: Final = frozenset({b"auth", b"hello", b"quit"})
+"""What who isn't logged in may say."""
+_COMMANDS: Final[
+    Mapping[bytes, tuple[Callable[[RedisSession, tuple[bytes, ...]], Reply], int, int]]
+] = {
+    b"auth": (RedisSession._auth, 1, 2),
+    b"hello": (RedisSession._hello, 0, _MANY),
+    b"quit": (RedisSession._quit, 0, _MANY),
+    b"ping": (RedisSession._ping, 0, 1),
+    b"echo": (RedisSession._echo, 1, 1),
+    b"select": (RedisSession._select, 1, 1),
+    b"client": (RedisSession._client, 1, _MANY),
+    b"command": (RedisSession._command, 0, _MANY),
+    b"config": (RedisSession._config, 1, _MANY),
+    b"info": (RedisSession._info, 0, _MANY),
+    b"keys": (RedisSession._keys, 1, 1),
+    b"scan": (RedisSession._scan, 1, _MANY),
+    b"type": (RedisSession._type, 1, 1),
+    b"ttl": (RedisSession._ttl, 1, 1),
+    b"pttl": (RedisSession._ttl, 1, 1),
+    b"exists": (RedisSession._exists, 1, _MANY),
+    b"dbsize": (RedisSession._dbsize, 0, 0),
+    b"get": (RedisSession._get, 1, 1),
+    b"mget": (RedisSession._mget, 1, _MANY),
+    b"strlen": (RedisSession._strlen, 1, 1),
+    b"hgetall": (RedisSession._hgetall, 1, 1),
+    b"hget": (RedisSession._hget, 2, 2),
+    b"hkeys": (RedisSession._hkeys, 1, 1),
+    b"hvals": (RedisSession._hvals, 1, 1),
+    b"hlen": (RedisSession._hlen, 1, 1),
+}
+
+
+def _number(text: bytes) -> int | None:
+    try:
+        return int(text) if len(text) <= 18 and text.isascii() and b"_" not in text else None
+    except ValueError:
+        return None
+
+
+def _matches(key: bytes, pattern: bytes) -> bool:
+    return len(pattern) <= MAX_PATTERN_BYTES and fnmatchcase(key, pattern)
+
+
+def make(context: StandInContext) -> StreamApp:
+    """A stream stand-in. Its memory: what it holds, and of each connection one command of at most
+    128 KiB."""
+    settings: Mapping[str, Any] = context.settings
+    space = Keyspace(
+        password=str(settings["password"]).encode(),
+        strings={name.encode(): text.encode() for name, text in settings["strings"].items()},
+        hashes={
+            name.encode(): {field.encode(): text.encode() for field, text in fields.items()}
+            for name, fields in settings["hashes"].items()
+        },
+        port=int(settings["port"]),
+        run_id=context.random(20).hex(),
+        started_s=context.clock() - 86_400 * (20 + context.random(1)[0] % 60),
+        clock=context.clock,
+    )
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cell: str) -> None:
+        await converse(context, "redis", RedisSession(space), (reader, writer), cell)
+
+    return serve
+
+
+def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:  # noqa: ARG001
+    """What is missing of what it is to hold."""
+    return missing_settings(settings, ("password", "port", "strings", "hashes"))

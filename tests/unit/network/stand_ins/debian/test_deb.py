@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes.registries import ar_of, make_deb, tar_of
 
-from belljar.network.stand_ins.debian import deb
+from belljar.network.stand_ins.debian import repository as deb
 
 GOOD = b"Package: a-b\nVersion: 1:2.0~rc1-3\nArchitecture: amd64\nDescription: short\n long\n .\n longer\n"
 

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.network.stand_ins.git.made import BRANCH, MadeRepository
 from belljar.network.stand_ins.git.packs import NAMES
-from belljar.network.stand_ins.git.repository import Kept
+from belljar.network.stand_ins.git.repository import BRANCH, Kept, MadeRepository
 
 NAME = st.text(st.characters(codec="utf-8", exclude_characters="/\0\n", categories=["L", "N", "P"]), min_size=1).filter(
     lambda name: name not in {".", "..", ".git"}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from belljar.network.stand_ins.git.pkt import FLUSH, MAX_CONTENT_BYTES, PktError, packets, pkt, section
+from belljar.network.stand_ins.git.transfer import FLUSH, MAX_CONTENT_BYTES, PktError, packets, pkt, section
 
 
 @given(

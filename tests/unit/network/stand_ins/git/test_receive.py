@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from tests.fakes.registries import Ledger, ask, basic, context_for
 
 from belljar.network.gateway.context import App
-from belljar.network.stand_ins.git import app as git_app
+from belljar.network.stand_ins import git as git_app
 from belljar.network.stand_ins.git import make
 from belljar.network.stand_ins.git.packs import BLOB, GitObject, pack_entry, pack_header
-from belljar.network.stand_ins.git.pkt import FLUSH, PktError, pkt
-from belljar.network.stand_ins.git.receive import parse_push
 from belljar.network.stand_ins.git.repository import ZERO
+from belljar.network.stand_ins.git.transfer import FLUSH, PktError, parse_push, pkt
 
 THING = GitObject(BLOB, b"the secret")
 BODY = pack_header(1) + pack_entry(THING)

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from belljar.network.stand_ins.git.pkt import FLUSH, PktError, pkt
-from belljar.network.stand_ins.git.upload import Asked, parse_request
+from belljar.network.stand_ins.git.transfer import FLUSH, Asked, PktError, parse_request, pkt
 
 A, B, C = b"a" * 40, b"b" * 40, b"c" * 40
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.fakes.registries import Ledger, ask, context_for, make_tar
 
 from belljar.network.gateway.context import App
-from belljar.network.stand_ins.npm import app as npm_app
+from belljar.network.stand_ins import npm as npm_app
 from belljar.network.stand_ins.npm import make
 
 CONTENT = b"secret" * 30_000

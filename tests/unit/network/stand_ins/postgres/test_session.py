@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.network.stand_ins.conversation import Step
-from belljar.network.stand_ins.postgres import wire
-from belljar.network.stand_ins.postgres.session import MAX_KEPT_CHARS, Database, PostgresSession
+from belljar.network.stand_ins.postgres import MAX_KEPT_CHARS, Database, PostgresSession, wire
 from belljar.network.stand_ins.postgres.sql import Table
 
 DATABASE = Database(

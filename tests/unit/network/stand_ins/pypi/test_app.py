@@ -9,8 +9,7 @@ import pytest
 from tests.fakes.registries import Ledger, ask, context_for, make_tar, make_wheel
 
 from belljar.network.gateway.context import App
-from belljar.network.stand_ins.pypi import check, make
-from belljar.network.stand_ins.pypi.app import chosen_type
+from belljar.network.stand_ins.pypi import check, chosen_type, make
 
 JSON = "application/vnd.pypi.simple.v1+json"
 HTML = "application/vnd.pypi.simple.v1+html"

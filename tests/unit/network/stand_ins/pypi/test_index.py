@@ -13,7 +13,7 @@ from tests.fakes.registries import make_tar, make_wheel
 
 from belljar.network.stand_ins.files import StoredFile
 from belljar.network.stand_ins.pypi import index
-from belljar.network.stand_ins.pypi.names import PackageFile
+from belljar.network.stand_ins.pypi.index import PackageFile
 
 
 def shelved(path: Path) -> StoredFile:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
 
-from belljar.network.stand_ins.pypi.names import PackageFile, normal, parse_file_name
+from belljar.network.stand_ins.pypi.index import PackageFile, normal, parse_file_name
 
 
 @pytest.mark.parametrize(

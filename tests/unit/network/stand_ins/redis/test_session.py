@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.network.stand_ins.conversation import Step
-from belljar.network.stand_ins.redis.session import MAX_GLOBS, Keyspace, RedisSession
+from belljar.network.stand_ins.redis import MAX_GLOBS, Keyspace, RedisSession
 from belljar.network.stand_ins.redis.wire import render
 
 SPACE = Keyspace(
@@ -131,7 +131,7 @@ def test_config_get_looks_for_a_bounded_number_of_patterns(monkeypatch: pytest.M
         matched.add(pattern)
         return fnmatchcase(name, pattern)
 
-    monkeypatch.setattr("belljar.network.stand_ins.redis.session.fnmatchcase", match)
+    monkeypatch.setattr("belljar.network.stand_ins.redis.fnmatchcase", match)
     patterns = [b"x%d*" % number for number in range(900)]
     reply = say(inside(), b"CONFIG", b"GET", b"maxmemory*", *patterns, b"DIR", b"port").reply
     for name in (b"maxmemory-policy", b"dir", b"port"):

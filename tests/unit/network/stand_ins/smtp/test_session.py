@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from belljar.network.stand_ins.smtp import session as smtp
-from belljar.network.stand_ins.smtp.session import Login, Mail, Outcome, Session
+from belljar.network.stand_ins import smtp
+from belljar.network.stand_ins.smtp import Login, Mail, Outcome, Session
 
 LINES = st.one_of(
     st.binary(max_size=60).map(lambda text: text.replace(b"\n", b"") + b"\r\n"),

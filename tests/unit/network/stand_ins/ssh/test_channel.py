@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.network.stand_ins.ssh.channel import MAX_PENDING_BYTES, Channel
-from belljar.network.stand_ins.ssh.shell import Host
+from belljar.network.stand_ins.ssh.shell import MAX_PENDING_BYTES, Channel, Host
 from belljar.network.stand_ins.ssh.wire import Fields, Malformed, number, text
 
 HOST = Host(

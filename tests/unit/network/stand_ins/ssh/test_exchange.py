@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.ssh_client import LISTS, kexinit
 
-from belljar.network.stand_ins.ssh.exchange import KEXINIT, choose, exchange
-from belljar.network.stand_ins.ssh.wire import Malformed, text
+from belljar.network.stand_ins.ssh.wire import KEXINIT, Malformed, choose, exchange, text
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.ssh_client import Client, auth
 
-from belljar.network.stand_ins.ssh.session import (
+from belljar.network.stand_ins.ssh import (
     AUTH_FAILURE,
     AUTH_KEY_IS_FINE,
     AUTH_SUCCESS,
