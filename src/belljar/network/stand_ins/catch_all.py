@@ -20,7 +20,6 @@ from typing import Any, Final
 from belljar.events import JsonValue
 from belljar.network.gateway.context import StandInContext, kept_body
 from belljar.network.stand_ins.documents import Faults, unknown_settings
-from belljar.network.stand_ins.identity import uuid_of
 from belljar.network.stand_ins.web import (
     Answer,
     App,
@@ -29,6 +28,7 @@ from belljar.network.stand_ins.web import (
     http_app,
     json_answer,
     text_answer,
+    uuid_of,
 )
 from belljar.units import printable
 

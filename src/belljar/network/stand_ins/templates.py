@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import quote
 
-from belljar.network.stand_ins.web import Request, compact
+from belljar.network.stand_ins.web import Request, compact, uuid_of
 
 MAX_TEMPLATE_CHARS: Final = 1 << 20
 MAX_RENDERED_CHARS: Final = 4 << 20
@@ -377,9 +377,7 @@ def _random(reference: Reference, view: View) -> str | int:
     if reference.steps == ("int",):
         least, most = reference.arguments
         return least + int.from_bytes(view.random(16)) % (most - least + 1)
-    text = view.random(16).hex()
-    variant = "89ab"[int(text[16], 16) % 4]  # RFC 9562, 4.1
-    return f"{text[:8]}-{text[8:12]}-4{text[13:16]}-{variant}{text[17:20]}-{text[20:]}"
+    return uuid_of(view.random(16))
 
 
 def text_of(value: object) -> str:

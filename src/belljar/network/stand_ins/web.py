@@ -19,6 +19,7 @@ from functools import cached_property
 from http import HTTPStatus
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl, unquote_to_bytes
+from uuid import UUID
 
 from belljar.events import JsonValue
 from belljar.units import printable
@@ -223,6 +224,11 @@ def parse_json(data: bytes | str) -> Any:  # noqa: ANN401 - any JSON value
         if not level:
             return value
     raise ValueError("nested too deeply")
+
+
+def uuid_of(data: bytes) -> str:
+    """16 bytes as a version 4 UUID (RFC 9562)."""
+    return str(UUID(bytes=data, version=4))
 
 
 def compact(value: object) -> str:

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.asgi import NOW, context
 
-from belljar.network.stand_ins.identity import make_identity, uuid_of
+from belljar.network.stand_ins.metadata import make_identity
+from belljar.network.stand_ins.web import uuid_of
 from belljar.signals.cloud import pick
 
 
