@@ -22,9 +22,8 @@ import click
 from belljar.cli.main import COMMANDS, root
 from belljar.compose.keys import KEYS, Outcome
 from belljar.compose.model import Network, Place, reasons_of
-from belljar.ledger import shapes
-from belljar.ledger.kinds import DATA
-from belljar.ledger.shapes import Check
+from belljar.ledger import kinds
+from belljar.ledger.kinds import DATA, Check
 from belljar.policy import policy_schema
 from belljar.report.reasons import TEXT, ReasonCode
 
@@ -191,13 +190,13 @@ def checked_as(check: Check) -> str:
         inner = checked_as(inside["check"])
         return f"{inner} or null" if "null" in check.__name__ else f"list of {inner}"
     named: dict[object, str] = {
-        shapes.json_object: "object",
-        shapes.flag: "boolean",
-        shapes.whole: "integer",
-        shapes.count: "integer",
-        shapes.number: "number",
+        kinds.json_object: "object",
+        kinds.flag: "boolean",
+        kinds.whole: "integer",
+        kinds.count: "integer",
+        kinds.number: "number",
     }
-    return named.get(check, "text" if check is shapes.text else "value")
+    return named.get(check, "text" if check is kinds.text else "value")
 
 
 def events_page() -> str:
@@ -206,8 +205,8 @@ def events_page() -> str:
     def rows() -> Iterator[tuple[object, ...]]:
         for kind, shape in DATA.items():
             for name, rule in shape.items():
-                optional = isinstance(rule, shapes.Optional)
-                check = rule.check if isinstance(rule, shapes.Optional) else rule
+                optional = isinstance(rule, kinds.Optional)
+                check = rule.check if isinstance(rule, kinds.Optional) else rule
                 yield f"`{kind.value}`", name if optional else f"**{name}**", checked_as(check)
 
     return (

@@ -17,7 +17,7 @@ from belljar.cli.main import run as belljar
 from belljar.cli.run import dropped, show_findings
 from belljar.events import Kind
 from belljar.harness.evaluate import RunOutcome
-from belljar.harness.judge import FINDINGS
+from belljar.harness.evidence import FINDINGS
 from belljar.ledger import read_events
 
 

@@ -17,7 +17,7 @@ import pytest
 from tests.contract.test_connect import serving
 
 from belljar.cell import Cell, open_cell
-from belljar.harness.attach_socket import AttachSocket
+from belljar.harness.attach import AttachSocket
 
 pytestmark = pytest.mark.anyio
 TIMEOUT_S = 60

@@ -14,7 +14,7 @@ import pytest
 
 from belljar.events import Kind
 from belljar.ledger import Line, read_events, verify
-from belljar.ledger.bodies import body_path
+from belljar.ledger.files import body_path
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "web_range"
 pytestmark = [pytest.mark.vm, pytest.mark.slow]

@@ -21,7 +21,7 @@ from belljar.errors import HostError
 from belljar.units import printable
 
 if TYPE_CHECKING:
-    from belljar.harness.attach_frames import FrameReader
+    from belljar.harness.attach import FrameReader
 
 _CHUNK_BYTES: Final = 1 << 14
 
@@ -38,9 +38,14 @@ def attach(cell_id: str, command: tuple[str, ...], user: str | None) -> int:
     What the guest writes goes to your terminal as it is: use a terminal you would trust with
     hostile output.
     """
-    from belljar.harness.attach_frames import FrameKind, FrameReader, Opening, frame
-    from belljar.harness.attach_socket import attach_directory
-    from belljar.harness.release import connect_to
+    from belljar.harness.attach import (
+        FrameKind,
+        FrameReader,
+        Opening,
+        attach_directory,
+        connect_to,
+        frame,
+    )
 
     if "/" in cell_id or cell_id in {"", ".", ".."}:
         raise Misuse(
@@ -75,7 +80,7 @@ def converse(stream: socket.socket, reader: FrameReader, sizes: int) -> str:
 
     `sizes` becomes readable when the terminal's size changed.
     """
-    from belljar.harness.attach_frames import FrameKind, frame, size_payload
+    from belljar.harness.attach import FrameKind, frame, size_payload
 
     watched: list[int] = [stream.fileno(), 0, sizes]
     while True:
@@ -95,7 +100,7 @@ def converse(stream: socket.socket, reader: FrameReader, sizes: int) -> str:
 
 
 def _show(chunk: bytes, reader: FrameReader) -> str | None:
-    from belljar.harness.attach_frames import FrameKind
+    from belljar.harness.attach import FrameKind
 
     if not chunk:
         return "1 the cell's owner closed the connection"

@@ -104,7 +104,7 @@ def reap(cell: str | None, as_json: bool) -> int:  # noqa: FBT001 - click passes
     Exit code 2 when something could not be removed.
     """
     from belljar.cli._async import run_async
-    from belljar.harness.release import remove_dead_sockets
+    from belljar.harness.attach import remove_dead_sockets
     from belljar.isolation import list_cells
     from belljar.isolation.reap import reap as reap_cells
     from belljar.probe.witness import sweep_watches

@@ -14,9 +14,8 @@ from belljar.differences import Kind, samples_named, sentences
 from belljar.units import format_duration, format_size, printable
 
 if TYPE_CHECKING:
-    from belljar.harness.check import Outlook
     from belljar.harness.operator import OperatorOptions
-    from belljar.harness.preview import Preview
+    from belljar.harness.preview import Outlook, Preview
     from belljar.plan import Plan
 
 _OUTCOMES = {
@@ -80,8 +79,8 @@ def check(
     """
     from belljar.cli._facts import host_facts
     from belljar.cli.plan import image_facts
-    from belljar.harness.check import Host, exit_code, kind_of, outlooks
-    from belljar.harness.check import as_json as to_json
+    from belljar.harness.preview import Host, exit_code, kind_of, outlooks
+    from belljar.harness.preview import as_json as to_json
     from belljar.store.home import belljar_home
 
     if override and not policy:
@@ -121,8 +120,8 @@ def _inspect_arguments(
 def _previews(
     kind: str, target: str, options: OperatorOptions, arguments: Sequence[str]
 ) -> list[Preview]:
-    from belljar.harness.check import check_compose, check_policy
     from belljar.harness.evaluate import check_tasks
+    from belljar.harness.preview import check_compose, check_policy
 
     if kind == "policy":
         if options["run_policy"]:
@@ -136,7 +135,7 @@ def _previews(
 
 def _lines(found: Sequence[Outlook]) -> Iterator[str]:
     """What a person reads; every word of a task is escaped."""
-    from belljar.harness.check import all_missing
+    from belljar.harness.preview import all_missing
 
     for each in found:
         yield from _group_lines(each)

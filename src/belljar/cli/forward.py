@@ -127,8 +127,7 @@ async def _forward(
 async def _connect(cell_id: str) -> socket.socket:
     import anyio.to_thread
 
-    from belljar.harness.attach_socket import attach_directory
-    from belljar.harness.release import connect_to
+    from belljar.harness.attach import attach_directory, connect_to
 
     try:
         return await anyio.to_thread.run_sync(connect_to, attach_directory(None) / cell_id)
@@ -145,7 +144,7 @@ async def _lead(client: SocketStream, cell_id: str, remote: int | str) -> str:
     import anyio
     from anyio.abc import SocketStream
 
-    from belljar.harness.attach_frames import FrameKind, FrameReader, frame, frames
+    from belljar.harness.attach import FrameKind, FrameReader, frame, frames
 
     reader, why = FrameReader(), ""
     async with await SocketStream.from_socket(await _connect(cell_id)) as owner:

@@ -105,7 +105,7 @@ def obtain_all(
     builds of one name.
     """
     from belljar.cli.image import progress
-    from belljar.harness.builds import running_builds
+    from belljar.harness.source import running_builds
     from belljar.image.oci import obtain
 
     results: list[Obtained] = []
@@ -139,7 +139,7 @@ def obtain_all(
 
 
 def _build(home: Path, wanted: Wanted, report: Callable[[str], None]) -> None:
-    from belljar.harness.builds import build_missing
+    from belljar.harness.source import build_missing
 
     build_missing([wanted.build], {wanted.image}, home, report=report)
 

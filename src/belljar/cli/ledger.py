@@ -221,8 +221,8 @@ def export(run: str, output: Path | None) -> None:
 
 
 def _export(path: Path, target: BinaryIO, *, escape: bool) -> None:
-    from belljar.ledger.checker import parse_line
     from belljar.ledger.listing import read_raw
+    from belljar.ledger.verification import parse_line
 
     for number, raw, complete in _readable(path, read_raw(path)):
         try:

@@ -308,15 +308,15 @@ def _not_in_transcript(rows: Sequence[Row]) -> list[str]:
         what
         for row in rows
         for what in (
-            *map(_failed, row.difference.raised),
-            *("operations of the harness itself" for _ in row.difference.silent),
-            *("commands in a person's terminal" for _ in row.difference.terminal),
+            *map(_failed, row.transcript_gap.raised),
+            *("operations of the harness itself" for _ in row.transcript_gap.silent),
+            *("commands in a person's terminal" for _ in row.transcript_gap.terminal),
         )
     )
     lines = [f"  {count:,} {what}" for what, count in counts.items()]
-    missing = sum(row.difference.missing_bytes for row in rows)
+    missing = sum(row.transcript_gap.missing_bytes for row in rows)
     if missing:
-        shortened = sum(row.difference.shortened for row in rows)
+        shortened = sum(row.transcript_gap.shortened for row in rows)
         lines.append(
             f"  {format_size(missing)} of output, cut by the transcript in {shortened:,} "
             f"operation(s)"

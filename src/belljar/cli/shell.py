@@ -79,7 +79,7 @@ async def _attachable(cell: Cell) -> AsyncIterator[None]:
     """Let `belljar attach` and `forward` reach the cell while the block lasts."""
     import anyio
 
-    from belljar.harness.attach_socket import AttachSocket
+    from belljar.harness.attach import AttachSocket
 
     attached = AttachSocket.for_cell(cell, home=None)
     try:

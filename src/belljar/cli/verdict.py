@@ -49,7 +49,7 @@ def verdict(
     """
     from belljar.cli.ledger import expected_key, is_path, run_path
     from belljar.cli.run import findings_json, show_findings
-    from belljar.harness.judge import stored_evidence
+    from belljar.harness.evidence import stored_evidence
     from belljar.report.verdict import judge
 
     path = run_path(run)

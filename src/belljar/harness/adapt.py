@@ -26,7 +26,7 @@ from belljar.differences import Difference, Kind
 from belljar.errors import PolicyError
 from belljar.harness.compat import Refused, TaskRefused, judge
 from belljar.harness.config import BelljarConfig, beside_policy, check_below, of_compose, settled
-from belljar.harness.fidelity import NO_NETWORK, TASK
+from belljar.harness.operator import NO_NETWORK, TASK
 from belljar.harness.preview import SampleSandbox
 from belljar.units import printable
 

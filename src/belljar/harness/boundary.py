@@ -1,26 +1,247 @@
-"""The model boundary: what `belljar run` is about to send to a model's provider is looked at first.
+"""What `belljar run` holds in Inspect: sandbox providers, and what is sent to a model.
 
-What a provider is told leaves this host for good, so a policy can have it redacted or the sample
-stopped (`guard.action.model`). Each text is looked at once; what was found is on record.
+Every sandbox provider but Belljar's is kept out at three places: the registry, the base class of
+all providers, and the start of a sample. Texts sent to a model's provider leave this host for good:
+each is scanned once before (`guard.action.model`). Where the installed Inspect lacks such a place,
+nothing runs.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Final
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import anyio.to_thread
-from inspect_ai.hooks import BeforeModelGenerate, Hooks, hooks
+from inspect_ai.hooks import BeforeModelGenerate, Hooks, SampleAttemptStart, hooks
 from inspect_ai.model import ChatMessage, ContentReasoning, ContentText
-from inspect_ai.util import LimitExceededError
+from inspect_ai.util import LimitExceededError, SandboxEnvironment
 from typing_extensions import override
 
+import belljar.harness._registry  # noqa: F401
 from belljar.cell.guarded import GuardedRecorder
+from belljar.errors import BelljarError, HostError
+from belljar.harness import config as configs
+from belljar.harness.options import PROVIDER, unknown_inspect
 from belljar.harness.provider import BelljarSandboxEnvironment
 from belljar.harness.session import Session
+from belljar.harness.source import print_status
+from belljar.policy import Risk
+from belljar.report.reasons import ReasonCode
 from belljar.signals.observe import model_part
+from belljar.units import printable
+
+if TYPE_CHECKING:
+    from belljar.harness.session import Session
+
+
+# Known to Inspect even where the entry point is not installed.
+
+
+_HARMLESS: Final = ("config_files", "is_docker_compatible", "config_deserialize")
+"""What Inspect may ask of another provider: it reads tasks and logs that name one, and nothing is
+made by these.
+"""
+_LOOKUP: Final = "registry_find_sandboxenv"
+_CALLERS: Final = ("_eval.loader", "_eval.run", "_eval.task.sandbox", "util._sandbox.context")
+"""Inspect's modules that look providers up, to use them."""
+
+
+class SoleProvider:
+    """One `belljar run`'s hold on Inspect's providers. Any thread of the process is held."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def refuse(self, what: str, *, where: str) -> NoReturn:
+        """Stop the run; nothing has been done with the provider."""
+        self.session.refuse(
+            f"{what}; under belljar run a task's commands run in cells only",
+            where=where,
+            hint="let the task name no sandbox but its own: belljar run puts a cell in its place",
+            cause=ReasonCode.OTHER_PROVIDER,
+        )
+
+    def look_at(self, environments: Mapping[str, object] | None, *, where: str) -> None:
+        """A sample is about to begin, with these sandboxes. Raises `ContainmentBreach` when it must
+        not.
+        """
+        if not environments:
+            if self._is_high_risk():
+                self.refuse("a sample has no sandbox, and the policy's risk is high", where=where)
+            print_status(f"belljar: {printable(where)}: it has no sandbox")
+        for name, environment in (environments or {}).items():
+            provider = type(getattr(environment, "_sandbox", environment))
+            if not issubclass(provider, BelljarSandboxEnvironment):
+                self.refuse(f"sandbox {name!r} is a {provider.__name__}", where=where)
+
+    def _is_high_risk(self) -> bool:
+        """Of the policy for samples that name none: there is no other for a sample without a
+        sandbox.
+        """
+        try:
+            risk = configs.load(None, **self.session.operator_options).policy.risk
+        except BelljarError:
+            return True  # what can't be read is not low
+        return risk in {Risk.HIGH, Risk.CRITICAL}
+
+
+class _Closed(type):
+    """Stands for another provider: whatever would make or use its sandboxes stops the run."""
+
+    provider: type[SandboxEnvironment]
+    hold: SoleProvider
+
+    def __getattr__(cls, name: str) -> Any:  # noqa: ANN401 - never returns
+        if name.startswith("__"):
+            raise AttributeError(name)
+        cls.hold.refuse(
+            f"the sandbox provider {cls.provider.__name__} was about to be used ({name})",
+            where="inspect",
+        )
+
+
+def _closed(provider: type[SandboxEnvironment], hold: SoleProvider) -> _Closed:
+    harmless = {name: staticmethod(getattr(provider, name)) for name in _HARMLESS}
+    return _Closed(
+        f"Closed{provider.__name__}", (), {"provider": provider, "hold": hold, **harmless}
+    )
+
+
+_lock = threading.Lock()
+_holding: SoleProvider | None = None
+
+
+@hooks(
+    name="belljar_sole_provider",
+    description="Looks at the sandboxes of each sample before it begins.",
+)
+class LookAtSandboxes(Hooks):
+    """Called for each attempt at a sample, when its sandboxes are there and its solver has not
+    begun.
+    """
+
+    @override
+    def enabled(self) -> bool:
+        """Only while `belljar run` is on."""
+        return _holding is not None
+
+    @override
+    async def on_sample_attempt_start(self, data: SampleAttemptStart) -> None:
+        """Look, and stop the run when a sandbox is not a cell."""
+        from inspect_ai.util._sandbox.context import sandbox_environments_context_var
+
+        hold = _holding
+        if hold is None:
+            return
+        where = f"sample {data.summary.id}"
+        try:
+            hold.look_at(sandbox_environments_context_var.get(None), where=where)
+        except Exception as error:  # noqa: BLE001 - what can't be looked at does not begin
+            await hold.session.end_sample(error, where=where)
+
+
+@contextmanager
+def sole_provider(session: Session) -> Iterator[SoleProvider]:
+    """Hold Inspect's providers inside the block; `session` is stopped when another is about to be
+    used.
+
+    Raises:
+        HostError: the installed Inspect can't be held, or another run of this process holds it.
+    """
+    global _holding
+    hold = SoleProvider(session)
+    with ExitStack() as stack:
+        if not _lock.acquire(blocking=False):
+            raise HostError(
+                "another evaluation runs in this process", hint="run one after the other"
+            )
+        stack.callback(_lock.release)
+        _hold_registry(hold, stack)
+        _hold_instances(hold, stack)
+        _check_hold()
+        _holding = hold
+        try:
+            yield hold
+        finally:
+            _holding = None
+
+
+def _hold_registry(hold: SoleProvider, stack: ExitStack) -> None:
+    from inspect_ai._util.registry import RegistryInfo
+    from inspect_ai.util._sandbox import registry
+
+    find = getattr(registry, "registry_find", None)
+    if not callable(find):
+        raise unknown_inspect("its registry of sandbox providers is not where it was")
+
+    # Not what is registered under our name: a task may have registered another there.
+    own = RegistryInfo(type="sandboxenv", name=f"{PROVIDER}/{PROVIDER}")
+
+    def held(predicate: Any) -> list[Any]:  # noqa: ANN401 - as Inspect's
+        if predicate(own):
+            return [BelljarSandboxEnvironment]
+        return [_closed(each, hold) for each in find(predicate)]
+
+    registry.__dict__["registry_find"] = held
+    stack.callback(registry.__dict__.__setitem__, "registry_find", find)
+
+
+def _hold_instances(hold: SoleProvider, stack: ExitStack) -> None:
+    from inspect_ai.util._sandbox.events import SandboxEnvironmentProxy
+    from inspect_ai.util._sandbox.local import LocalSandboxEnvironment
+
+    made = SandboxEnvironment.__init__
+
+    def check(kind: type) -> None:
+        if not issubclass(kind, (BelljarSandboxEnvironment, SandboxEnvironmentProxy)):
+            what = f"a sandbox of the provider {kind.__name__} was about to be made"
+            hold.refuse(what, where="inspect")
+
+    def new(cls: type, *_args: Any, **_more: Any) -> Any:  # noqa: ANN401 - as the original
+        check(cls)
+        return object.__new__(cls)
+
+    def init(self: SandboxEnvironment, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        check(type(self))
+        made(self, *args, **kwargs)
+
+    if SandboxEnvironment.__new__ not in (object.__new__, _new):
+        raise unknown_inspect("sandboxes are made in another way")
+    # `__new__` for a provider that calls no `__init__` but its own, `__init__` for one with its own
+    # `__new__`. A `__new__` that is taken away again would leave a class that takes no arguments.
+    stack.callback(setattr, SandboxEnvironment, "__new__", _new)
+    SandboxEnvironment.__new__ = new  # type: ignore[method-assign]
+    stack.callback(setattr, SandboxEnvironment, "__init__", made)
+    SandboxEnvironment.__init__ = init  # type: ignore[method-assign]
+    if LocalSandboxEnvironment.__new__ is not new:
+        raise unknown_inspect("the making of sandboxes can't be held")
+
+
+def _new(cls: type, *_args: Any, **_more: Any) -> Any:  # noqa: ANN401
+    return object.__new__(cls)
+
+
+def _check_hold() -> None:
+    """The hold is tried, not believed. Raises `HostError`."""
+    from importlib import import_module
+
+    from inspect_ai.hooks._hooks import get_all_hooks
+    from inspect_ai.util._sandbox import registry
+
+    find = getattr(registry, _LOOKUP, None)
+    for name in _CALLERS:
+        if find is None or getattr(import_module(f"inspect_ai.{name}"), _LOOKUP, None) is not find:
+            raise unknown_inspect(f"inspect_ai.{name} looks sandbox providers up in another way")
+    if registry.registry_find_sandboxenv(PROVIDER) is not BelljarSandboxEnvironment:
+        raise unknown_inspect("the sandbox provider `belljar` is not found")
+    if not isinstance(registry.registry_find_sandboxenv("local"), _Closed):
+        raise unknown_inspect("its registry of sandbox providers can't be held")
+    if not any(isinstance(hook, LookAtSandboxes) for hook in get_all_hooks()):
+        raise unknown_inspect("a hook at the start of each sample is not called")
+
 
 STOPPED: Final = "the policy's guard found protected data in what was to be sent to the model"
 _session: Session | None = None

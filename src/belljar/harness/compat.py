@@ -21,7 +21,7 @@ from belljar.compose.translate import Composed, check_services, read_compose
 from belljar.compose.values import CannotKeepError
 from belljar.differences import Difference, Kind
 from belljar.errors import PolicyError
-from belljar.harness.fidelity import NO_NETWORK, TASK
+from belljar.harness.operator import NO_NETWORK, TASK
 from belljar.policy.network import OWN_CELL
 from belljar.units import printable
 

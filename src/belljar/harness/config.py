@@ -39,13 +39,15 @@ from belljar.harness.compat import (
     judge_for_sample,
     shaping_variables,
 )
-from belljar.harness.fidelity import NO_NETWORK, TASK, under_policy
 from belljar.harness.operator import (
+    NO_NETWORK,
     POLICY_VARIABLE,
+    TASK,
     Operator,
     OperatorOptions,
     permitted,
     read_operator,
+    under_policy,
 )
 from belljar.units import printable
 

@@ -21,13 +21,19 @@ import anyio
 import click
 
 from belljar.errors import BelljarError, PolicyError
-from belljar.harness.judge import check_ledger, own_evidence, put_on_record
-from belljar.harness.lifecycle import say, tell
+from belljar.harness.evidence import check_ledger, own_evidence, put_on_record
 from belljar.harness.operator import read_operator
-from belljar.harness.options import InspectOptions, explicit_arguments, read_options, was_given
+from belljar.harness.options import (
+    InspectOptions,
+    Selection,
+    explicit_arguments,
+    read_options,
+    read_selection,
+    was_given,
+)
 from belljar.harness.preview import Preview, SampleSandbox, preview, summary, with_images
-from belljar.harness.selection import Selection, read_selection
-from belljar.harness.session import CellSource, RealCells, Session, session_scope
+from belljar.harness.session import Session, session_scope
+from belljar.harness.source import CellSource, RealCells, print_status
 from belljar.harness.warm import expected_samples, warm_cells
 from belljar.interrupts import termination_as_interrupt
 from belljar.report.reasons import Reason, ReasonCode
@@ -109,9 +115,8 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
     )
     with _standard_output_to_error() if request.quiet else contextlib.nullcontext():
         _start_hooks()
-    from belljar.harness.boundary import model_boundary
+    from belljar.harness.boundary import model_boundary, sole_provider
     from belljar.harness.host_tools import check_known_tools, hold_tools
-    from belljar.harness.sole_provider import sole_provider
 
     with sole_provider(session), hold_tools(session), model_boundary(session):
         with _standard_output_to_error() if request.quiet else contextlib.nullcontext():
@@ -120,7 +125,9 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
         if session.stopped is not None:
             raise session.stopped
         _show_preview(previews, session)
-        tell(session, [remark for task in tasks if (remark := check_known_tools(task, session))])
+        session.show_once(
+            [remark for task in tasks if (remark := check_known_tools(task, session))]
+        )
         policies = (
             {each.policy: None for each in previews if each.policy is not None}
             if request.controls
@@ -134,8 +141,8 @@ def check_tasks(arguments: Sequence[str], operator: OperatorOptions) -> list[Pre
     starts. `arguments` are Inspect's. All samples of a task whose order is drawn by the run may be
     among those within its limit. Raises as that.
     """
+    from belljar.harness.boundary import sole_provider
     from belljar.harness.host_tools import hold_tools
-    from belljar.harness.sole_provider import sole_provider
 
     if run_policy := operator.get("run_policy", ""):
         _check_policy(run_policy, operator.get("tier", ""))
@@ -176,7 +183,7 @@ def _show_preview(previews: Sequence[Preview], session: Session) -> None:
     whole = with_images(
         previews, lambda policy: session.source.image_differences(policy, home=session.home)
     )
-    tell(session, summary(whole))
+    session.show_once(summary(whole))
     session.is_previewed = True
 
 
@@ -218,7 +225,7 @@ def _run_tasks(
             # log, the cells are destroyed.
             if controlled:
                 anyio.run(_control, controlled, run, session)
-            session.told_to_end, session.stop = termination.received, termination.interrupt
+            session.termination_signals, session.stop = termination.received, termination.interrupt
             interrupted = _invoke(options, tasks, session, run, quiet=request.quiet)
             session.stop = None
         session.record_end(interrupted=interrupted)
@@ -250,7 +257,7 @@ async def _control(policies: Sequence[LoadedPolicy], run: RunDirectory, session:
         async with session.source.open_cell(policy, run=run, home=session.home) as cell:
             yield cell
 
-    await run_controls(policies, run, opening, tell=say)
+    await run_controls(policies, run, opening, tell=print_status)
 
 
 def _sealed(evidence: Evidence, findings: RunFindings, run: RunDirectory) -> RunFindings:
@@ -277,7 +284,7 @@ def _bind(
         return bind_verdicts(run.inspect_log_dir, findings, require_contained=require_contained), ""
     except Exception as error:  # noqa: BLE001 - Inspect's log format, and a task's own metrics
         detail = f"{type(error).__name__}: {printable(str(error), max_chars=300)}"
-        say(f"belljar: {Reason(code=ReasonCode.VERDICTS_NOT_IN_LOG, detail=detail)}")
+        print_status(f"belljar: {Reason(code=ReasonCode.VERDICTS_NOT_IN_LOG, detail=detail)}")
         return [], detail
 
 
@@ -441,12 +448,12 @@ def _invoke(
             context.command.invoke(context)
     except PrerequisiteError as error:
         if session.refusal is None:
-            say(f"belljar: inspect: {_plain(error.message)}")
+            print_status(f"belljar: inspect: {_plain(error.message)}")
     except (KeyboardInterrupt, click.Abort):
         return True
     except Exception as error:  # noqa: BLE001
         # Whatever ends the evaluation, its record is closed and judged.
-        say(
+        print_status(
             f"belljar: the evaluation ended with {type(error).__name__}: "
             f"{printable(str(error), max_chars=2000)}"
         )

@@ -24,7 +24,6 @@ from typing_extensions import override
 
 from belljar.errors import PolicyError
 from belljar.harness import config as configs
-from belljar.harness.lifecycle import tell
 from belljar.harness.options import PROVIDER, unknown_inspect
 from belljar.harness.provider import BelljarSandboxEnvironment
 from belljar.policy import HostTools
@@ -221,7 +220,7 @@ class ToolHold:
                 hint=_hint(tool),
                 cause=ReasonCode.LATE_HOST_TOOL,
             )
-        tell(self.session, [f"the tool {printable(tool)} acts outside of the cell: {where}"])
+        self.session.show_once([f"the tool {printable(tool)} acts outside of the cell: {where}"])
 
     def _rule_here(self) -> HostTools:
         """Of the sample in this context: its cell's policy. Without one, of the operator's or the

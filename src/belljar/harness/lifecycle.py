@@ -1,37 +1,26 @@
-"""The acts around a sample's cell that are not the cell's own: its run directory, template, holding
-and cleaning up.
-"""
+"""Opening and closing a session's run directory, and keeping or cleaning up cells."""
 
 from __future__ import annotations
 
-import contextlib
 import signal
-import sys
 import threading
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import anyio
 
 from belljar.descriptors import raise_soft_limit
 from belljar.errors import BelljarError, CellError
-from belljar.harness.release import release_cells, remove_dead_sockets
+from belljar.harness.attach import login_command, release_cells, remove_dead_sockets
 from belljar.harness.session import Session
+from belljar.harness.source import print_status
 from belljar.probe.witness import sweep_watches
 from belljar.units import printable
 
-if TYPE_CHECKING:
-    from belljar.harness.provider import BelljarSandboxEnvironment
-    from belljar.ledger import RunDirectory
-    from belljar.report.samples import RunFindings
-
-_LOOK_EVERY_S: Final = 2.0
+_CHECK_INTERVAL_S: Final = 2.0
 
 
 def enter(session: Session) -> None:
-    """Count a user of the session in; the first opens a run directory unless `belljar run` gave
-    one.
-    """
+    """Count a user in; the first opens a run directory if `belljar run` gave none."""
     raise_soft_limit()
     opened_before = session.run is not None
     run = session.ensure_run()
@@ -40,15 +29,7 @@ def enter(session: Session) -> None:
         sweep_watches()
     session.users += 1
     if not opened_before:
-        say(f"belljar: recording into {run.path}")
-
-
-def tell(session: Session, notes: Iterable[str]) -> None:
-    """Say each sentence once in a session."""
-    for note in dict.fromkeys(notes):
-        if note not in session.said:
-            session.said.add(note)
-            say(f"belljar: {note}")
+        print_status(f"belljar: recording into {run.path}")
 
 
 async def leave(session: Session) -> None:
@@ -56,31 +37,28 @@ async def leave(session: Session) -> None:
     session.users = max(0, session.users - 1)
     if session.users or session.own is None:
         return
-    from belljar.report.samples import headline
+    from belljar.harness.evidence import own_evidence, put_on_record
+    from belljar.report.samples import RunFindings, headline
+    from belljar.report.verdict import judge
+
+    def judge_own() -> RunFindings:  # in a thread: Inspect reads logs with its own event loop
+        findings = judge(own_evidence(run))
+        put_on_record(run, findings)
+        return findings
 
     run = session.ensure_run()
     run.finish("failed", exit_code=2)  # until it is judged
     try:
-        session.record_end(interrupted=bool(session.told_to_end))
-        findings = await anyio.to_thread.run_sync(_judge_own, run)
+        session.record_end(interrupted=bool(session.termination_signals))
+        findings = await anyio.to_thread.run_sync(judge_own)
     finally:
         session.close_own_run()
     if not findings.refusal_code:
-        say(f"belljar: {printable(headline(findings))}")
-        say(f"belljar: reasons and evidence: belljar verdict {run.run_id}")
+        print_status(f"belljar: {printable(headline(findings))}")
+        print_status(f"belljar: reasons and evidence: belljar verdict {run.run_id}")
 
 
-def _judge_own(run: RunDirectory) -> RunFindings:
-    """In a thread: Inspect reads its logs with an event loop of its own."""
-    from belljar.harness.judge import own_evidence, put_on_record
-    from belljar.report.verdict import judge
-
-    findings = judge(own_evidence(run))
-    put_on_record(run, findings)
-    return findings
-
-
-def refused(error: BelljarError) -> Exception:
+def as_prerequisite_error(error: BelljarError) -> Exception:
     """An error of ours as Inspect shows errors of set-up: without a traceback."""
     from inspect_ai._util.error import PrerequisiteError
     from rich.markup import escape
@@ -89,53 +67,46 @@ def refused(error: BelljarError) -> Exception:
 
 
 async def hold(session: Session) -> None:
-    """`--no-sandbox-cleanup`: keep the cells while someone may want to look into them.
+    """Keep the cells for a person to look into (`--no-sandbox-cleanup`).
 
     A cell dies with the process that owns it, by design. So this process stays, serves the cells'
-    attach sockets, and ends the wait at Ctrl-C, SIGTERM, `inspect sandbox cleanup belljar [ID]`, or
-    when the last cell's lifetime is over; then the cells are destroyed as always.
+    attach sockets, and returns at Ctrl-C, SIGTERM, `inspect sandbox cleanup belljar [ID]`, or when
+    the last cell's lifetime is over; then the cells are destroyed as always.
     """
-    from belljar.harness.provider import login_command
-
-    say(
+    print_status(
         f"belljar: {len(session.live)} cell(s) kept. They die with this process; Ctrl-C destroys "
         f"them."
     )
-    for environment in session.live.values():
-        say(
-            f"  {environment.cell.id}  sample {printable(environment.who.sample)}  "
-            f"{login_command(environment.cell.id, None)}"
-        )
+    for each in session.live.values():
+        sample = printable(each.identity.sample)
+        print_status(f"  {each.cell.id}  sample {sample}  {login_command(each.cell.id, None)}")
     async with anyio.create_task_group() as tasks:
-        for environment in list(session.live.values()):
-            tasks.start_soon(environment.attach_socket.serve, environment.cell)
+        for each in list(session.live.values()):
+            tasks.start_soon(each.attach_socket.serve, each.cell)
         tasks.start_soon(_until_signal, tasks.cancel_scope)
         while session.live:
-            for environment in list(session.live.values()):
-                if environment.attach_socket.released or not await _answers(environment):
-                    await environment.close(outcome="completed")
-            await anyio.sleep(_LOOK_EVERY_S)
+            for each in list(session.live.values()):
+                try:
+                    await each.cell.ping()
+                    is_over = each.attach_socket.released
+                except CellError:
+                    is_over = True
+                if is_over:
+                    await each.close(outcome="completed")
+            await anyio.sleep(_CHECK_INTERVAL_S)
         tasks.cancel_scope.cancel()
 
 
 async def close_all(session: Session, *, outcome: str) -> None:
-    """Close every cell that stands, whatever comes of one of them; then raise what came first."""
+    """Close every running cell, whatever comes of one of them; then raise the first error."""
     errors: list[BelljarError] = []
-    for environment in list(session.live.values()):
+    for each in list(session.live.values()):
         try:
-            await environment.close(outcome=outcome)
+            await each.close(outcome=outcome)
         except BelljarError as error:
             errors.append(error)
     if errors:
         raise errors[0]
-
-
-async def _answers(environment: BelljarSandboxEnvironment) -> bool:
-    try:
-        await environment.cell.ping()
-    except CellError:
-        return False
-    return True
 
 
 async def _until_signal(scope: anyio.CancelScope) -> None:
@@ -148,20 +119,10 @@ async def _until_signal(scope: anyio.CancelScope) -> None:
 
 
 async def clean(cell_id: str | None) -> None:
-    """Release held cells (all, or one) and reap what crashed owners left behind.
-
-    Prints what it did.
-    """
-    released = await anyio.to_thread.run_sync(release_cells, cell_id)
-    for name in released:
-        say(f"belljar: {name} released; its owner destroys it")
+    """Release kept cells (all, or one), reap what crashed owners left, and print what was done."""
+    for name in await anyio.to_thread.run_sync(release_cells, cell_id):
+        print_status(f"belljar: {name} released; its owner destroys it")
     from belljar.isolation.reap import reap
 
     for reaped in await reap(None, cell_id=cell_id):
-        say(f"belljar: {printable(str(reaped))}")
-
-
-def say(text: str) -> None:
-    """A line for the person at the terminal; standard output stays the results'."""
-    with contextlib.suppress(OSError, ValueError):
-        print(text, file=sys.stderr, flush=True)
+        print_status(f"belljar: {printable(str(reaped))}")

@@ -1,22 +1,34 @@
-"""What the operator decides over a task's policy, and whether a cell may reach a real host.
+"""What the operator decides over a task's policy. `under_policy` is pure.
 
-A task is someone else's, and so is every file beside it. `--policy` states the isolation
-(`fidelity`); `$BELLJAR_POLICY` and the host's settings are a floor that a task's own policy is
-never looser than.
+A task, and every file beside it, is someone else's. `--policy` states the isolation (`risk`,
+`tier`, `resources`, `network`, `host_tools`); content is what a cell holds, and a task brings its
+own when it brings an image. `$BELLJAR_POLICY` and the host's settings are a floor: a task's own
+policy is never looser.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
+from belljar.differences import Difference, Kind
 from belljar.errors import PolicyError
-from belljar.units import printable
+from belljar.policy.floor import held_cells, is_closed, larger_record, smaller_resources
+from belljar.policy.limits import Resources, demanded_tier
+from belljar.policy.load import with_changes
+from belljar.policy.loaded import LoadedPolicy
+from belljar.policy.model import Policy
+from belljar.policy.network import Network
+from belljar.policy.sections import Rights, common_rights, written_resources
+from belljar.policy.stand_ins import TargetStandIn
+from belljar.units import format_duration, format_size, printable
 
 if TYPE_CHECKING:
     from belljar.host.settings import Settings
     from belljar.policy import LoadedPolicy
+
 
 POLICY_VARIABLE: Final = "BELLJAR_POLICY"
 ALLOW_VARIABLE: Final = "BELLJAR_ALLOW_UPSTREAMS"
@@ -104,3 +116,295 @@ def permitted(loaded: LoadedPolicy, operator: Operator, *, is_named: bool) -> Lo
             "belljar:FILE`",
         )
     return made
+
+
+NO_NETWORK: Final = "none"
+"""What stands for a network in a configuration that has none, whatever its policy has."""
+_EMPTY: Final[Mapping[str, Any]] = {
+    "image": "default",
+    "user": None,
+    "workdir": None,
+    "env": {},
+    "files": (),
+}
+"""The fields of a policy that are content, as they are when nobody says anything of them."""
+_WALLS: Final = ("risk", "tier", "resources", "host_tools")
+_FEWER_RIGHTS: Final = "the policy grants fewer rights inside the cell than the task asks for"
+TASK: Final = "task"
+"""Where a difference is that belongs to the whole of a task's sandbox."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """One side's choice: the fields, and whose directory the files among them are in."""
+
+    changes: Mapping[str, Any]
+    base_of: LoadedPolicy
+    differences: tuple[Difference, ...] = ()
+
+
+def under_policy(
+    run_policy: LoadedPolicy,
+    own: LoadedPolicy | None,
+    asked: Mapping[str, Any],
+    *,
+    override: bool = False,
+) -> tuple[LoadedPolicy, tuple[Difference, ...]]:
+    """The policy of a cell within the operator's isolation, and how it differs from the task.
+
+    Args:
+        run_policy: the operator's policy, as it was written.
+        own: the task's own policy; None when it names none.
+        asked: what its compose file says, in a policy's words. `network` is `NO_NETWORK`, or the
+            range of its services.
+        override: what the operator's policy writes down replaces what the task says.
+
+    Raises `PolicyError` for what no cell can be, or when files of both are needed: a cell takes
+    files from the directory of one policy.
+    """
+    content = _content(run_policy, own, asked, override=override)
+    network = _network(run_policy, own, asked, override=override)
+    rights, fewer = _rights(run_policy, own, asked)
+    changes = {**_EMPTY, **content.changes, **network.changes, "rights": rights}
+    made = with_changes(run_policy, changes)
+    made, limits = _within_limits(made, run_policy, asked.get("resources", {}))
+    made = replace(made, base=_base(made.policy, content.base_of, network.base_of))
+    return made, (
+        *_replaced_isolation(run_policy.policy, own.policy if own is not None else None),
+        *content.differences,
+        *limits,
+        *fewer,
+        *network.differences,
+    )
+
+
+def _content(
+    run_policy: LoadedPolicy, own: LoadedPolicy | None, asked: Mapping[str, Any], *, override: bool
+) -> _Chosen:
+    operator = _written(run_policy.policy)
+    task = _written(own.policy) if own is not None else {}
+    task |= {name: asked[name] for name in ("image", "user", "workdir") if name in asked}
+    if "env" in asked:
+        task["env"] = {**task.get("env", {}), **asked["env"]}
+    if override:
+        first, last = task, operator
+        differences = tuple(_overridden(task, operator))
+    elif "image" in task:
+        first, last = {}, task
+        differences = tuple(_unused(task, operator))
+    else:
+        first, last = operator, task
+        differences = ()
+    changes = {**first, **last}
+    if "env" in first or "env" in last:
+        changes["env"] = {**first.get("env", {}), **last.get("env", {})}
+    is_from_task = own is not None and "files" in task and (last is task or "files" not in last)
+    return _Chosen(changes, own if own is not None and is_from_task else run_policy, differences)
+
+
+def _rights(
+    run_policy: LoadedPolicy, own: LoadedPolicy | None, asked: Mapping[str, Any]
+) -> tuple[Rights | None, tuple[Difference, ...]]:
+    """What the task asks for, as far as a policy that says something of rights has it."""
+    written = asked.get("rights")
+    wanted = own.policy.rights if own is not None else None
+    wanted = Rights.model_validate(written) if written is not None else wanted
+    if wanted is None:
+        return run_policy.policy.rights, ()
+    kept = common_rights(wanted, run_policy.policy.rights)
+    return kept, () if kept == wanted else (_changed("rights", _FEWER_RIGHTS),)
+
+
+def _written(policy: Policy) -> dict[str, Any]:
+    """The content that a policy writes down."""
+    return {name: getattr(policy, name) for name in _EMPTY if name in policy.model_fields_set}
+
+
+def _overridden(task: Mapping[str, Any], operator: Mapping[str, Any]) -> Iterator[Difference]:
+    for name, value in operator.items():
+        if name == "env":
+            changed = sorted(k for k, v in value.items() if task.get("env", {}).get(k, v) != v)
+            if changed:
+                yield _by_operator("env", f"the policy's {', '.join(changed)}")
+        elif name in task and task[name] != value:
+            detail = f"the policy's {_shown(value)} instead of {_shown(task[name])}"
+            yield _by_operator(name, detail)
+        elif (
+            name in ("user", "workdir")
+            and "image" in task
+            and name not in task
+            and value is not None
+        ):
+            yield _by_operator(
+                name, f"the policy's {_shown(value)} instead of what the task's image says"
+            )
+
+
+def _by_operator(key: str, detail: str) -> Difference:
+    return Difference(kind=Kind.OVERRIDDEN, where=TASK, key=key, detail=printable(detail))
+
+
+def _unused(task: Mapping[str, Any], operator: Mapping[str, Any]) -> Iterator[Difference]:
+    """What the operator's policy writes down for nothing."""
+    for name, value in operator.items():
+        if value not in (_EMPTY[name], task.get(name)):
+            detail = (
+                f"the policy's image {_shown(value)} is not used: the task brings "
+                f"{_shown(task['image'])}"
+                if name == "image"
+                else f"the policy's {name} is not used: the task brings an image of its own"
+            )
+            yield _ignored(name, detail)
+
+
+def _ignored(key: str, detail: str) -> Difference:
+    """Of the operator's policy: the task is as it was written."""
+    detail = printable(f"{detail}; `--override` uses the policy's")
+    return Difference(kind=Kind.DROPPED, where="policy", key=key, detail=detail)
+
+
+def _shown(value: object) -> str:
+    return value if isinstance(value, str) else "its files" if value else "none"
+
+
+def _network(
+    run_policy: LoadedPolicy, own: LoadedPolicy | None, asked: Mapping[str, Any], *, override: bool
+) -> _Chosen:
+    """The operator's network, or the range of the task's services."""
+    operator = run_policy.policy.network
+    wanted = asked.get("network")
+    task = own.policy.network if own is not None else None
+    services = _services(run_policy, task, wanted)
+    if override and "network" in run_policy.policy.model_fields_set:
+        replaced = _replaced_network(services, operator, is_none=wanted == NO_NETWORK)
+        return _Chosen({"network": operator}, run_policy, replaced)
+    if wanted == NO_NETWORK:
+        gone = "the task has `network_mode: none`: the policy's network is taken away"
+        return _Chosen(
+            {"network": None}, run_policy, (_ignored("network", gone),) if operator else ()
+        )
+    if services is None:
+        is_changed = task is not None and task != operator
+        changed = _changed("network", "the policy's network instead of the task's own")
+        return _Chosen({"network": operator}, run_policy, (changed,) if is_changed else ())
+    held = held_cells(
+        services, run_policy.policy, demanded_tier(run_policy.policy.risk, run_policy.policy.tier)
+    )
+    if operator is not None:
+        held = held.model_copy(update={"record": larger_record(services.record, operator.record)})
+    names = ", ".join(services.stand_ins)
+    unused = f"the task's services ({names}) are its network: the policy's is not there"
+    return _Chosen(
+        {"network": held},
+        own if own is not None and not isinstance(wanted, Mapping) else run_policy,
+        (
+            *((_ignored("network", unused),) if operator is not None else ()),
+            *_smaller_services(services, held, wanted),
+        ),
+    )
+
+
+def _services(run_policy: LoadedPolicy, task: Network | None, wanted: object) -> Network | None:
+    """The task's range, if all of it is cells of its own."""
+    if isinstance(wanted, Mapping):
+        task = with_changes(run_policy, {"network": wanted}).policy.network
+    return task if task is not None and task.stand_ins and is_closed(task) else None
+
+
+def _replaced_network(
+    services: Network | None, operator: Network | None, *, is_none: bool
+) -> tuple[Difference, ...]:
+    if services is not None:
+        names = ", ".join(services.stand_ins)
+        return (_by_operator("network", f"the policy's network instead of the services {names}"),)
+    if is_none and operator is not None:
+        return (_by_operator("network", "the policy's network instead of `network_mode: none`"),)
+    return ()
+
+
+def _smaller_services(services: Network, held: Network, wanted: object) -> Iterator[Difference]:
+    """Of the limits that a service writes down, those that it does not get."""
+    words = wanted["stand_ins"] if isinstance(wanted, Mapping) else {}
+    for name, item in services.stand_ins.items():
+        now = held.stand_ins[name]
+        if isinstance(item, TargetStandIn) and isinstance(now, TargetStandIn):
+            if item.rights != now.rights:
+                where = printable(f"service {name}")
+                yield Difference(kind=Kind.CHANGED, where=where, key="rights", detail=_FEWER_RIGHTS)
+            written = (
+                words[name].get("resources", {}) if words else written_resources(item.resources)
+            )
+            if "resources" in item.model_fields_set:
+                yield from _limited(
+                    item.resources, now.resources, where=f"service {name}", written=written
+                )
+
+
+def _within_limits(
+    made: LoadedPolicy, run_policy: LoadedPolicy, wanted: Mapping[str, Any]
+) -> tuple[LoadedPolicy, tuple[Difference, ...]]:
+    """Each limit the smaller of both."""
+    if not wanted:
+        return made, ()
+    most = run_policy.policy.resources
+    asked = with_changes(run_policy, {"resources": {**written_resources(most), **wanted}})
+    held = smaller_resources(asked.policy.resources, most)
+    policy = made.policy.model_copy(update={"resources": held})
+    return replace(made, policy=policy), tuple(
+        _limited(asked.policy.resources, held, where=TASK, written=wanted)
+    )
+
+
+def _limited(
+    asked: Resources, held: Resources, *, where: str, written: Mapping[str, Any]
+) -> Iterator[Difference]:
+    for field in fields(Resources):
+        wanted, most = getattr(asked, field.name), getattr(held, field.name)
+        key = field.name.removesuffix("_bytes").removesuffix("_s")
+        if wanted != most and key in written:
+            asked_for, given = _written_limit(field.name, wanted), _written_limit(field.name, most)
+            detail = f"{asked_for} asked for, {given} by the policy"
+            yield Difference(
+                kind=Kind.CHANGED, where=printable(where), key=f"resources.{key}", detail=detail
+            )
+
+
+def _written_limit(name: str, value: float) -> str:
+    if name.endswith("_bytes"):
+        return format_size(int(value))
+    return format_duration(value) if name.endswith("_s") else str(value)
+
+
+def _changed(key: str, detail: str) -> Difference:
+    return Difference(kind=Kind.CHANGED, where=TASK, key=key, detail=printable(detail))
+
+
+def _replaced_isolation(operator: Policy, task: Policy | None) -> Iterator[Difference]:
+    """What the operator's policy replaces of a task's own policy file, stricter or not."""
+    for name in _WALLS if task is not None else ():
+        is_written = task is not None and name in task.model_fields_set
+        if is_written and getattr(task, name) != getattr(operator, name):
+            what = (
+                f"{operator.risk}, not {task.risk}"
+                if name == "risk" and task
+                else "the policy's own"
+            )
+            yield _changed(name, f"the policy of --policy holds: {what}")
+
+
+def _base(policy: Policy, content: LoadedPolicy, network: LoadedPolicy) -> Path | None:
+    """The directory that files are taken from. Raises `PolicyError` when it would be two."""
+    needs_content, needs_network = bool(policy.files), _has_files(policy.network)
+    if needs_content and needs_network and content.base != network.base:
+        raise PolicyError(
+            "the task and the policy of --policy both have files: a cell takes files from the "
+            "directory of one policy",
+            where=printable(content.source),
+            hint="`--override` with a policy that has `files` uses the policy's",
+        )
+    return network.base if needs_network else content.base
+
+
+def _has_files(network: Network | None) -> bool:
+    items = network.stand_ins.values() if network is not None else ()
+    return any(item.own_path()[0] or getattr(item, "files", ()) for item in items)

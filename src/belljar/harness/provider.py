@@ -1,6 +1,4 @@
-"""The sandbox provider that Inspect calls.
-
-Thin: each method turns Inspect's words into the cell's, and back.
+"""The sandbox provider that Inspect calls: each method maps Inspect's terms to the cell's.
 
 The signatures and errors are Inspect's contract (`inspect_ai.util.SandboxEnvironment`). `exec` must
 keep exactly these eight parameters: Inspect counts them.
@@ -8,8 +6,9 @@ keep exactly these eight parameters: Inspect counts them.
 
 from __future__ import annotations
 
-import shlex
-import sys
+import errno
+import json
+import os
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -29,24 +28,152 @@ from typing_extensions import override
 
 from belljar.cell.health import may_be_broken
 from belljar.compose.document import COMPOSE_NAMES
+from belljar.compose.values import is_idle
 from belljar.differences import sentences
 from belljar.errors import BelljarError, CellError, ContainmentBreach, PolicyError
 from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.harness import config as configs
-from belljar.harness import lifecycle, results
+from belljar.harness import lifecycle
 from belljar.harness.adapt import of_active_sample
+from belljar.harness.attach import login_command
 from belljar.harness.bridge import ModelBridge
-from belljar.harness.capacity import cells_at_once, host_cpus_and_memory
-from belljar.harness.identity import SampleIdentity, identify
 from belljar.harness.operator import read_operator
-from belljar.harness.programs import start_program
-from belljar.harness.sample_cell import SampleCell
-from belljar.harness.session import Session, current_session
+from belljar.harness.sample_record import SampleIdentity, identify
+from belljar.harness.session import SampleCell, Session, current_session
+from belljar.harness.warm import cells_at_once, host_cpus_and_memory
 from belljar.plan.explain_network import announcements
 from belljar.policy.network import OWN_CELL
+from belljar.units import format_size, printable
 
 if TYPE_CHECKING:
-    pass
+    from belljar.cell import Cell, ExecOutput
+
+
+NOT_FOUND: Final = 127
+NOT_RUN: Final = 126
+_SIGNAL_BASE: Final = 128
+
+
+def decode_tail(data: bytes, limit_bytes: int) -> str:
+    """UTF-8 with U+FFFD for what isn't, cut at its front so that the text *encodes* to no more than
+    `limit_bytes`.
+
+    A broken byte becomes three in the replacement: the cut must come after decoding, or Inspect
+    would count too much.
+    """
+    text = data[-limit_bytes:].decode("utf-8", "replace") if limit_bytes else ""
+    encoded = text.encode()
+    return text if len(encoded) <= limit_bytes else encoded[-limit_bytes:].decode("utf-8", "ignore")
+
+
+def exit_status(returncode: int) -> int:
+    """A status as a shell gives it: 128 + n for a process that died of signal n."""
+    return returncode if returncode >= 0 else _SIGNAL_BASE - returncode
+
+
+def to_result(
+    output: ExecOutput, cmd: list[str], *, limit_bytes: int, timeout_s: float | None
+) -> ExecResult[str]:
+    """An `ExecOutput` in Inspect's words.
+
+    Raises:
+        TimeoutError: it ran out of time; `truncated_output` holds what it had said.
+        PermissionError: the file may not be executed, or the directory not entered.
+        OutputLimitExceededError: a stream went over the *policy's* output bound. Over Inspect's
+            bound alone, the tail
+        is kept, as its Docker provider does.
+    """
+    stdout, stderr = (
+        decode_tail(output.stdout, limit_bytes),
+        decode_tail(output.stderr, limit_bytes),
+    )
+    if output.timed_out:
+        raise timed_out(timeout_s, stdout + stderr)
+    if output.not_started_errno is not None:
+        return not_started(output, output.not_started_errno, cmd)
+    if output.output_cap_reached:
+        raise OutputLimitExceededError(
+            limit_str=format_size(limit_bytes), truncated_output=stdout + stderr
+        )
+    status = exit_status(output.returncode)
+    return ExecResult(success=status == 0, returncode=status, stdout=stdout, stderr=stderr)
+
+
+def timed_out(timeout_s: float | None, partial: str) -> TimeoutError:
+    """The error for a command that was killed at its deadline, with what it had said until then."""
+    after = f" after {timeout_s:g} seconds" if timeout_s is not None else ""
+    error = TimeoutError(f"Command timed out{after}")
+    if partial:
+        # Inspect's proxy reads this attribute.
+        error.truncated_output = partial  # type: ignore[attr-defined]
+    return error
+
+
+def not_started(output: ExecOutput, code: int, cmd: list[str]) -> ExecResult[str]:
+    """What Inspect's Docker provider makes of a command that could not be started: a result with
+    `docker exec`'s status.
+
+    Raises `PermissionError` where a program may not be executed, or a directory not entered.
+    """
+    stage, why = output.stage, os.strerror(code)
+    if stage in {"user", "cwd"} and code in {errno.ENOENT, errno.ENOTDIR}:
+        is_directory_missing = stage == "cwd" and code == errno.ENOENT
+        return _failed(
+            NOT_FOUND if is_directory_missing else NOT_RUN, printable(output.why_not_started)
+        )
+    if code in {errno.EACCES, errno.EPERM}:
+        if stage == "cwd":
+            raise PermissionError(code, f"{why}: {printable(output.why_not_started)}")
+        raise PermissionError(code, why, cmd[0] if stage == "exec" and cmd else stage)
+    if stage == "exec" and code in {errno.ENOENT, errno.ENOTDIR}:
+        return _failed(NOT_FOUND, f"{cmd[0]}: not found")
+    return _failed(NOT_RUN, f"{cmd[0] if cmd else ''}: {why}")
+
+
+def _failed(status: int, text: str) -> ExecResult[str]:
+    return ExecResult(success=False, returncode=status, stdout="", stderr=f"{text}\n")
+
+
+def named(error: OSError, path: str) -> OSError:
+    """The same error with the file in it, as the caller named it: an exception of ours may not
+    know.
+    """
+    code = error.errno or errno.EIO
+    return type(error)(code, os.strerror(code), path)
+
+
+async def start_program(cell: Cell, service: str, program: str) -> None:
+    """Start what the service runs, behind the image's entrypoint where that stays, and wait until
+    it is ready.
+
+    Nothing is started where that only waits or is a shell alone. Ready is healthy, where the
+    service or its image has a check; else `SETTLE_S` of running, or an end with status 0.
+
+    Args:
+        service: the service's name, for errors.
+        program: JSON, a target cell's words; "": what the image says (Belljar's own has a shell
+            only).
+
+    Raises:
+        CellError: it can't be started, ends with another status, or does not become healthy in its
+            time.
+    """
+    from belljar.cell.targets import serve, words_to_run
+    from belljar.plan.network import StandInPlan
+    from belljar.policy.stand_ins import CellStandIn
+
+    words = json.loads(program or "{}")
+    written = CellStandIn.model_validate(
+        {"kind": "cell", "names": ["own"], "ports": ["all"], **words}, strict=False
+    )
+    settings = written.settings()
+    plan = StandInPlan(id=service, kind="cell", names=(), ports=(), settings=settings)
+    if (
+        settings.get("health")
+        or settings.get("directories")
+        or not is_idle(words_to_run(settings, cell))
+    ):
+        await serve(cell, plan)
 
 
 _POLLING_INTERVAL_S: Final = 0.2
@@ -105,8 +232,8 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
             operator = read_operator(**session.operator_options)
             ours = configs.settled(configs.as_config(config), None)
             loaded, differences = configs.within(ours, operator)
-            lifecycle.tell(session, () if session.is_previewed else sentences(differences))
-            lifecycle.tell(session, announcements(loaded))
+            session.show_once(() if session.is_previewed else sentences(differences))
+            session.show_once(announcements(loaded))
             if ours.builds and not session.is_previewed:
                 # with those of earlier configurations: another build of the same name is refused
                 session.builds.append(ours.builds)
@@ -118,7 +245,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         except BelljarError as error:
             session.refusal = session.refusal or error
             await lifecycle.leave(session)
-            raise lifecycle.refused(error) from error
+            raise lifecycle.as_prerequisite_error(error) from error
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await lifecycle.leave(session)
@@ -153,9 +280,9 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         own = of_active_sample(config, session.directories)
         sample = configs.sample_policy(own, metadata, **session.operator_options)
         if own is not config:  # `task_init` has not seen it
-            lifecycle.tell(session, sentences(sample.differences))
+            session.show_once(sentences(sample.differences))
             await session.source.prepare(sample.policy, run=session.ensure_run(), home=session.home)
-        lifecycle.tell(session, announcements(sample.policy))
+        session.show_once(announcements(sample.policy))
         environment = await cls._open(session, own, sample, identify(task_name, metadata))
         try:
             await environment.probe_start()
@@ -172,13 +299,13 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         session: Session,
         config: SandboxEnvironmentConfigType | None,
         sample: configs.SamplePolicy,
-        who: SampleIdentity,
+        identity: SampleIdentity,
     ) -> Self:
         """Open the sample's cells and record that the sample started in each; nothing runs yet."""
         of_images = session.source.image_differences(sample.policy, home=session.home)
         differences = (*sample.differences, *of_images)
         data: dict[str, JsonValue] = {
-            **who.started(sample.policy, differences),
+            **identity.started(sample.policy, differences),
             "preparing": True,
         }
         stack = AsyncExitStack()
@@ -186,7 +313,9 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
             cell = await stack.enter_async_context(
                 session.cell_of_sample(config, sample.policy, is_shared=sample.is_shared)
             )
-            environment = cls(cell, session=session, who=who, stack=stack, policy=sample.policy)
+            environment = cls(
+                cell, session=session, identity=identity, stack=stack, policy=sample.policy
+            )
             environment.containment.differences = differences
             stack.push_async_callback(environment._forget)
             if cell.model_requests is not None:
@@ -197,7 +326,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
                     kind=Kind.SAMPLE_STARTED, data=data, cell_id=each.id, actor=Actor.HARNESS
                 )
                 session.record(started)
-                each.describe(sample=str(who.sample), epoch=who.epoch)
+                each.describe(sample=str(identity.sample), epoch=identity.epoch)
         except BaseException as error:
             with anyio.CancelScope(shield=True):
                 await stack.aclose()
@@ -233,7 +362,12 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         """
         session = current_session()
         try:
-            if session.users == 1 and session.live and not cleanup and not session.told_to_end:
+            if (
+                session.users == 1
+                and session.live
+                and not cleanup
+                and not session.termination_signals
+            ):
                 await lifecycle.hold(session)
         finally:
             with anyio.CancelScope(shield=True):
@@ -287,7 +421,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
             raise await self._unavailable(error) from None
         if may_be_broken(output):
             await self.health.look("call")
-        return results.to_result(
+        return to_result(
             output,
             cmd,
             limit_bytes=limit_bytes,
@@ -357,10 +491,3 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     def default_polling_interval(self) -> float:
         """Seconds between two looks of Inspect's polling services."""
         return _POLLING_INTERVAL_S
-
-
-def login_command(cell_id: str, user: str | None) -> str:
-    """What a person types to get a terminal in a cell."""
-    script = Path(sys.executable).with_name("belljar")
-    launcher = [str(script)] if script.exists() else [sys.executable, "-m", "belljar"]
-    return shlex.join([*launcher, "attach", cell_id, *(["--user", user] if user else [])])

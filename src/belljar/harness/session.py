@@ -1,219 +1,86 @@
-"""What the cells of one evaluation share: the run directory they record into, the operator's
-policy, and the list of those that live.
+"""One evaluation's shared state, and each sample's cell from its first probe to its destruction.
 
 `belljar run` opens a session around Inspect. Under a plain `inspect eval` the provider's first
-`task_init` opens a run directory of its own and the last `task_cleanup` closes it, so that there is
-evidence then too.
+`task_init` opens a run directory and the last `task_cleanup` closes it, so there is evidence then
+too.
 """
 
 from __future__ import annotations
 
+import logging
+import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
-    AbstractContextManager,
+    AsyncExitStack,
     ExitStack,
     asynccontextmanager,
     contextmanager,
 )
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn, Protocol
+from typing import TYPE_CHECKING, Final, NoReturn, Self
 
 import anyio
+from inspect_ai.util import LimitExceededError, SandboxUnavailableError
 
-from belljar.differences import Difference
-from belljar.errors import BelljarError, ContainmentBreach, HostError
+from belljar.errors import BelljarError, CellError, ContainmentBreach
 from belljar.events import Actor, Event, JsonValue, Kind
+from belljar.harness.attach import AttachSocket
 from belljar.harness.operator import OperatorOptions
+from belljar.harness.sample_record import (
+    Containment,
+    HealthWatch,
+    SampleIdentity,
+    bind_containment,
+    bind_degraded,
+    is_preparing,
+    note_probes,
+)
+from belljar.harness.source import CellSource, RealCells, print_status
+from belljar.probe.run import breach_of
 from belljar.units import printable
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from belljar.cell import Cell
-    from belljar.harness.provider import BelljarSandboxEnvironment
-    from belljar.harness.warm import WarmCells
     from belljar.ledger import RunDirectory
     from belljar.policy import LoadedPolicy
     from belljar.probe.model import ProbeReport
     from belljar.report.reasons import ReasonCode
 
+logger = logging.getLogger(__name__)
 _STOP_TIMEOUT_S: Final = 10.0
-
-
-class CellSource(Protocol):
-    """Where cells and run directories come from: `RealCells`, or a test's."""
-
-    def start_run(
-        self, kind: str, argv: list[str], *, home: Path | None, what: str = ""
-    ) -> AbstractContextManager[RunDirectory]:
-        """A new run directory; leaving the block closes it. `what` names it in lists."""
-
-    def build_images(self, builds: Iterable[str], *, images: Set[str], home: Path | None) -> None:
-        """Build those of `builds` (as `BelljarConfig.builds`) that are among `images` and not in
-        the store."""
-
-    def check_images(self, policies: Sequence[LoadedPolicy], *, home: Path | None) -> None:
-        """Raises `HostError` that names every image that is missing."""
-
-    def image_differences(
-        self, policy: LoadedPolicy, *, home: Path | None
-    ) -> tuple[Difference, ...]:
-        """What becomes of the configuration of the images of a cell and the others of its range."""
-
-    async def prepare(self, policy: LoadedPolicy, *, run: RunDirectory, home: Path | None) -> None:
-        """Plan and make the template."""
-
-    def open_cell(
-        self, policy: LoadedPolicy, *, run: RunDirectory, home: Path | None, ahead: bool = False
-    ) -> AbstractAsyncContextManager[Cell]:
-        """A fresh cell; leaving the block destroys it.
-
-        `ahead`: no sample needs it yet, for the record.
-        """
-
-    async def probe(self, cell: Cell, *, run: RunDirectory, phase: str) -> ProbeReport:
-        """The quick set of probes in a running cell, recorded."""
-
-
-class RealCells:
-    """Cells of this host.
-
-    An image that a run was prepared with stays the image of its name for this run.
-    """
-
-    def __init__(self) -> None:
-        self._digests: dict[tuple[Path | None, str], str] = {}
-
-    def start_run(
-        self, kind: str, argv: list[str], *, home: Path | None, what: str = ""
-    ) -> AbstractContextManager[RunDirectory]:
-        """A new run directory in the store, with the versions of what takes part."""
-        from belljar.ledger import create_run
-        from belljar.store.home import belljar_home
-
-        versions = {name: version(name) for name in ("inspect-ai", "anyio", "pydantic")}
-        return create_run(home or belljar_home(), kind, argv, what=what, versions=versions)
-
-    def build_images(self, builds: Iterable[str], *, images: Set[str], home: Path | None) -> None:
-        """By buildah, with its output on standard error. Raises `PolicyError` or `HostError`."""
-        from belljar.harness.builds import build_missing
-        from belljar.harness.lifecycle import say
-        from belljar.store.home import belljar_home
-
-        build_missing(builds, images, home or belljar_home(), report=say)
-
-    def check_images(self, policies: Sequence[LoadedPolicy], *, home: Path | None) -> None:
-        """Against the store."""
-        from belljar.harness.preview import check_images
-        from belljar.store.home import belljar_home
-
-        check_images(policies, home or belljar_home())
-
-    def image_differences(
-        self, policy: LoadedPolicy, *, home: Path | None
-    ) -> tuple[Difference, ...]:
-        """As the store has it."""
-        from belljar.harness.preview import differences_of_images
-        from belljar.store.home import belljar_home
-
-        return differences_of_images(policy, home or belljar_home())
-
-    async def prepare(self, policy: LoadedPolicy, *, run: RunDirectory, home: Path | None) -> None:
-        """Plan on this host and make the template. Prints which tiers were skipped."""
-        from belljar.cell import prepare
-        from belljar.harness.lifecycle import say
-
-        self.check_unchanged(policy, home=home)
-        parts = await prepare(policy, recorder=run.recorder, home=home)
-        for sentence in parts.plan.skipped_tiers:
-            say(f"belljar: {sentence}")
-
-    def open_cell(
-        self, policy: LoadedPolicy, *, run: RunDirectory, home: Path | None, ahead: bool = False
-    ) -> AbstractAsyncContextManager[Cell]:
-        """A clone of the template."""
-        from belljar.cell import open_cell
-
-        async def on_target(target: Cell) -> None:
-            """A target cell is probed before its own program runs."""
-            from belljar.probe.run import breach_of
-
-            breach = breach_of(await self.probe(target, run=run, phase="start"), target.id)
-            if breach is not None:
-                raise breach
-
-        opening = open_cell(
-            policy, run=run, home=home, actor=Actor.HARNESS, ahead=ahead, on_target=on_target
-        )
-        return self._unchanged(opening, home)
-
-    @asynccontextmanager
-    async def _unchanged(
-        self, opening: AbstractAsyncContextManager[Cell], home: Path | None
-    ) -> AsyncIterator[Cell]:
-        """The cell, if it and those beside it have the images that the run was prepared with."""
-        async with opening as cell:
-            for each in (cell, *cell.others.values()):
-                if each.plan.image is not None:
-                    self._check(home, each.plan.policy.image, each.plan.image.digest)
-            yield cell
-
-    def check_unchanged(self, policy: LoadedPolicy, *, home: Path | None) -> None:
-        """Raises `HostError` when a name stands for another image than it did at the run's first
-        look."""
-        from belljar.image import Store
-        from belljar.image.store import find_images
-        from belljar.store.home import belljar_home
-
-        for name, image in find_images(Store(home or belljar_home()), policy.policy.images).items():
-            self._check(home, name, image.digest)
-
-    def _check(self, home: Path | None, name: str, digest: str) -> None:
-        if self._digests.setdefault((home, name), digest) != digest:
-            what = f"the image {printable(name)} was replaced in the store while this run uses it"
-            raise HostError(
-                what, hint="start the run again; give images of other tasks names of their own"
-            )
-
-    async def probe(self, cell: Cell, *, run: RunDirectory, phase: str) -> ProbeReport:
-        """As the workload, with the host's witnesses."""
-        from belljar.probe.run import probe_cell
-
-        return await probe_cell(cell, recorder=run.recorder, phase=phase)
+_UNAVAILABLE: Final = "the machine is not running and cannot take commands"
+"""What the model may read when its cell is gone: nothing of the host, nothing of the cause."""
 
 
 @dataclass
 class Session:
     """One evaluation.
 
-    Mutable, owned by one event loop; `breached` may be called from the thread of cells made ahead
-    too.
+    Mutable, owned by one event loop; `breached` may be called from the warm pools' thread too.
 
     Attributes:
         run: the run directory; None until the first use.
-        operator_options: what the operator typed: `--policy`, `--override`, `--tier`,
-            `--allow-upstreams`.
+        operator_options: `--policy`, `--override`, `--tier`, `--allow-upstreams`.
         home: the store, None for the default.
         own: holds the run directory open when the provider opened it.
         users: `task_init` calls without their `task_cleanup`.
-        live: the cells of samples that stand, by id.
-        warm: cells made ahead, if the operator wants them.
+        live: the running cells of samples, by id.
+        warm_cell: takes a cell made ahead, under `--warm`.
         refusal: the first error of ours that ended a task before it began.
         breaches: errors of destruction and of probes; any of them voids the run.
-        stopped: the breach after which nothing more is done in any cell; `stopped_at_s`, when, by
-            the monotonic clock.
-        stop: how to end the evaluation at once, if its owner gave a way.
+        stopped: the breach after which no cell takes work; `stopped_at_s`: monotonic time of it.
+        stop: ends the evaluation at once, if its owner can.
+        termination_signals: the SIGTERMs and SIGHUPs received: then no cell is kept for a person.
+        shown: notes about tasks that were printed.
         directories: those of the tasks that were begun.
         builds: those of the configurations that were begun, as `BelljarConfig.builds`.
-        said: sentences about tasks that the operator has read.
         is_previewed: what differs from the tasks was shown before the run.
-        told_to_end: the SIGTERMs and SIGHUPs that came: then nothing is held for a person to look
-            at.
     """
 
     run: RunDirectory | None = None
@@ -222,32 +89,39 @@ class Session:
     source: CellSource = field(default_factory=RealCells)
     own: ExitStack | None = None
     users: int = 0
-    live: dict[str, BelljarSandboxEnvironment] = field(default_factory=dict)
-    warm: WarmCells | None = None
+    live: dict[str, SampleCell] = field(default_factory=dict)
+    warm_cell: (
+        Callable[[BaseModel | str | None, LoadedPolicy], AbstractAsyncContextManager[Cell]] | None
+    ) = None
     refusal: BelljarError | None = None
     breaches: list[BelljarError] = field(default_factory=list)
     stopped: BelljarError | None = None
     stopped_at_s: float = 0.0
     stop: Callable[[], None] | None = None
-    told_to_end: list[int] = field(default_factory=list)
-    said: set[str] = field(default_factory=set)
+    termination_signals: list[int] = field(default_factory=list)
+    shown: set[str] = field(default_factory=set)
     directories: list[Path] = field(default_factory=list)
     builds: list[str] = field(default_factory=list)
     is_previewed: bool = False
 
     def ensure_run(self) -> RunDirectory:
-        """The run directory; opened now if nobody gave one.
+        """The run directory; opened now if none was given.
 
         Raises `HostError` when it can't be made: without a record nothing may run.
         """
         if self.run is None:
-            import sys
-
             self.own, self.breaches, self.refusal = ExitStack(), [], None
             self.run = self.own.enter_context(
                 self.source.start_run("inspect", sys.argv, home=self.home)
             )
         return self.run
+
+    def show_once(self, notes: Iterable[str]) -> None:
+        """Print each note that this session has not printed yet."""
+        for note in dict.fromkeys(notes):
+            if note not in self.shown:
+                self.shown.add(note)
+                print_status(f"belljar: {note}")
 
     def cell_of_sample(
         self, config: BaseModel | str | None, policy: LoadedPolicy, *, is_shared: bool
@@ -255,33 +129,23 @@ class Session:
         """A cell for one sample; leaving the block destroys it.
 
         Args:
-            config: the sandbox's, as Inspect hands it over; with `policy`, what it means for the
-                sample.
-            is_shared: nothing of the sample's own is in it: only then it can take a cell that was
-                made ahead.
+            config: the sandbox's, as Inspect hands it over; `policy` is derived from it.
+            is_shared: nothing of the sample's own is in it: only then a cell made ahead fits.
         """
-        if self.warm is None or not is_shared:
+        if self.warm_cell is None or not is_shared:
             return self.source.open_cell(policy, run=self.ensure_run(), home=self.home)
-        return self.warm.cell(config, policy)
+        return self.warm_cell(config, policy)
 
     def record_end(self, *, interrupted: bool) -> None:
-        """Record that the evaluation is over, with what only this process knows of it.
-
-        What follows is judged.
-        """
-        refusal = self.refusal
-        why: dict[str, JsonValue] = (
-            {"refusal": _plain(refusal), "refusal_code": refusal.exit_code}
-            if refusal is not None
-            else {}
-        )
+        """Record that the evaluation is over, with what only this process knows of it."""
         data: dict[str, JsonValue] = {
             "interrupted": interrupted,
             "stopped": self.stopped is not None,
             "errors": [_plain(error) for error in self.breaches],
             "causes": [getattr(error, "cause", "") for error in self.breaches],
-            **why,
         }
+        if self.refusal is not None:
+            data["refusal"], data["refusal_code"] = _plain(self.refusal), self.refusal.exit_code
         self.record(Event(kind=Kind.RUN_EVALUATED, data=data, actor=Actor.HARNESS))
 
     def close_own_run(self) -> None:
@@ -293,8 +157,8 @@ class Session:
         own.close()
 
     def breached(self, error: BelljarError) -> None:
-        """A probe found a way out: from now on no cell of this session takes work, and the
-        evaluation is ended, if its owner gave a way.
+        """A probe found a way out: no cell of this session takes work from now on, and the
+        evaluation is ended if its owner can.
         """
         self.breaches.append(error)
         if self.stopped is None:
@@ -310,13 +174,11 @@ class Session:
         raise error
 
     async def end_sample(self, error: Exception, *, where: str) -> NoReturn:
-        """Stop the run, whatever was raised while a hook of Inspect looked at the sample.
+        """Stop the run after an error in a hook of Inspect.
 
-        Inspect only logs what a hook raises, and goes on, but for a limit: should the interrupt
-        be late, the limit ends the sample before its solver runs or its model is asked.
+        Inspect only logs what a hook raises, and goes on, except for a limit: should the interrupt
+        be late, the limit ends the sample before its solver runs or its model is called.
         """
-        from inspect_ai.util import LimitExceededError
-
         if not isinstance(error, ContainmentBreach):
             what = f"could not be checked: {type(error).__name__}: {error}"
             error = ContainmentBreach(printable(what), where=where)
@@ -325,9 +187,7 @@ class Session:
         raise LimitExceededError("custom", value=1, limit=0, message=error.what) from error
 
     async def check_running(self) -> None:
-        """Raises the breach that stopped this session, if one has; first lets the evaluation's end
-        arrive.
-        """
+        """Raises the breach that stopped this session, after waiting for the evaluation to end."""
         if self.stopped is not None:
             await self.await_end()
             raise ContainmentBreach(
@@ -339,7 +199,7 @@ class Session:
     async def end_if_killed(self) -> None:
         """A kill order over the run ends the evaluation as a breach does, and is awaited here.
 
-        Left to fail one by one, its samples would not all be logged: Inspect has no entry for one
+        Left to fail one by one, not all samples would be logged: Inspect has no entry for one
         whose own error meets the cancellation for another's.
         """
         from belljar.isolation.hold import killed_error, read_order
@@ -353,8 +213,8 @@ class Session:
             await self.await_end()
 
     async def await_end(self) -> None:
-        """After a breach: be cancelled here, if the evaluation is being ended; returns at once if
-        it is not, or should have been long ago.
+        """Wait to be cancelled after a breach; returns at once if nobody ends the evaluation, or
+        if that is overdue.
 
         The way from the interrupt to the cancellation is not immediate (Inspect's control server
         takes the signal, closes, and only then passes it on), and Inspect leaves its log unfinished
@@ -387,5 +247,175 @@ def session_scope(session: Session) -> Iterator[Session]:
 
 
 def current_session() -> Session:
-    """The session of this evaluation: the one given by `session_scope`, else the process's own."""
+    """The session given by `session_scope`, else the process's own."""
     return _given.get() or _process
+
+
+class SampleCell:
+    """The part of the sandbox environment that Inspect does not call."""
+
+    def __init__(
+        self,
+        cell: Cell,
+        *,
+        session: Session,
+        identity: SampleIdentity,
+        stack: AsyncExitStack,
+        policy: LoadedPolicy,
+    ) -> None:
+        self.cell = cell
+        self.identity = identity
+        self.policy = policy
+        self._session = session
+        self._stack = stack
+        self._closed = False
+        self._running = False
+        self.is_own = True
+        self.containment = Containment()
+        self.health = HealthWatch(cell, session.record)
+        self._beside: list[SampleCell] = []
+        self._beginning = anyio.Lock()
+        self.attach_socket = AttachSocket.for_cell(cell, home=session.home)
+
+    async def _before_operation(self) -> None:
+        """Refuse after a breach; record once that the sample's own work began; serve terminals."""
+        await self._session.check_running()
+        if not self._running and not is_preparing():
+            async with self._beginning:  # no operation before the baseline
+                if not self._running:
+                    self._record(Kind.SAMPLE_RUNNING, self.identity.data())
+                    await self.health.take_baseline()
+                    self._running = True
+        self.attach_socket.open_in_sample(self.cell)
+
+    def _record(self, kind: Kind, data: dict[str, JsonValue], cell: Cell | None = None) -> None:
+        cell_id = (cell or self.cell).id
+        self._session.record(Event(kind=kind, data=data, cell_id=cell_id, actor=Actor.HARNESS))
+
+    async def probe_start(self) -> None:
+        """Probe the fresh cell (the others of its range were, before their programs ran).
+
+        Raises `ContainmentBreach`.
+        """
+        self.containment.start = report = await self._probe(self.cell, "start")
+        note_probes("start", report, self._session.ensure_run().run_id)
+        await self._stop_if_breached(report, self.cell)
+
+    async def _probe_end(self) -> ProbeReport:
+        """Every cell of the range; the worst report stands for all (each is on record)."""
+        reports = [
+            await self._probe(cell, "end") for cell in (self.cell, *self.cell.others.values())
+        ]
+        return max(reports, key=lambda report: report.verdict.badness)
+
+    def beside(self, cell: Cell) -> Self:
+        """Another cell of this range through Inspect's interface; it ends with this one."""
+        environment = type(self)(
+            cell,
+            session=self._session,
+            identity=self.identity,
+            stack=AsyncExitStack(),
+            policy=self.policy,
+        )
+        environment.is_own = False
+        self._beside.append(environment)
+        self._stack.push_async_callback(environment.attach_socket.close)
+        return environment
+
+    async def _probe(self, cell: Cell, phase: str) -> ProbeReport:
+        return await self._session.source.probe(cell, run=self._session.ensure_run(), phase=phase)
+
+    async def _stop_if_breached(
+        self, report: ProbeReport | None, cell: Cell, *, cancelled: bool = False
+    ) -> None:
+        # `cancelled`: Inspect shields this from cancellation: the breach is on record, but waiting
+        # for the evaluation's end would be in vain.
+        breach = breach_of(report, cell.id)
+        if breach is None:
+            return
+        self._session.breached(breach)
+        if cancelled and self._session.stop is not None:
+            return
+        await self._session.await_end()
+        raise breach
+
+    @property
+    def run_path(self) -> Path:
+        """The run directory that records this cell. For scorers that judge by the record."""
+        return self._session.ensure_run().path
+
+    @asynccontextmanager
+    async def another_cell(self) -> AsyncIterator[Cell]:
+        """A fresh cell of the same policy, recorded as a second cell of this sample.
+
+        For scorers: it is what the next sample would get. Leaving the block destroys it.
+        """
+        session = self._session
+        async with session.source.open_cell(
+            self.policy, run=session.ensure_run(), home=session.home
+        ) as cell:
+            self._record(Kind.SAMPLE_STARTED, self.identity.started(self.policy), cell)
+            await self._stop_if_breached(await self._probe(cell, "start"), cell)
+            try:
+                yield cell
+            finally:
+                with anyio.CancelScope(shield=True):
+                    last = await self._probe(cell, "end")
+            await self._stop_if_breached(last, cell)
+
+    async def close(self, *, outcome: str) -> None:
+        """Probe the cell once more, destroy it, and record how its sample ended.
+
+        Can't be cancelled; a second call does nothing.
+
+        Raises `ContainmentBreach` when a probe found a way out now (not for an interrupted sample
+        of an evaluation that is being ended), or the destruction something left.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        with anyio.CancelScope(shield=True):
+            try:
+                if outcome == "completed":  # an interrupted sample has no score to be doubted
+                    for environment in (self, *self._beside):  # the probes end all that runs there
+                        await environment.health.look("end")
+                self.containment.end = report = await self._probe_end()
+                note_probes("end", report, self._session.ensure_run().run_id)
+            finally:
+                await self._end(outcome)
+        await self._stop_if_breached(
+            self.containment.end, self.cell, cancelled=outcome == "interrupted"
+        )
+
+    async def _end(self, outcome: str) -> None:
+        try:
+            await self._stack.aclose()
+            self.containment.clean = True
+        except BelljarError as error:
+            self.containment.clean = False
+            self._session.breaches.append(error)
+            raise
+        finally:
+            self.containment.run_id = self._session.ensure_run().run_id
+            data = self.identity.data()
+            data |= {"outcome": outcome, "containment": self.containment.data()}
+            self._record(Kind.SAMPLE_FINISHED, data)
+            bind_containment(self.containment, self.identity)
+            found = (environment.health.degraded for environment in (self, *self._beside))
+            bind_degraded((each for each in found if each is not None), self.identity)
+
+    async def _forget(self) -> None:
+        self._session.live.pop(self.cell.id, None)
+        await self.attach_socket.close()
+
+    async def _unavailable(self, error: CellError) -> SandboxUnavailableError:
+        """The error for a dead cell: the cause goes to the log, the model learns only that."""
+        logger.warning(
+            "cell %s of sample %s: %s",
+            self.cell.id,
+            printable(self.identity.sample),
+            printable(str(error)),
+        )
+        await self._session.end_if_killed()
+        await self.health.look("call")
+        return SandboxUnavailableError(_UNAVAILABLE)

@@ -25,8 +25,8 @@ from inspect_ai.log import (
 )
 from inspect_ai.scorer import CORRECT, INCORRECT, NOANSWER, ScoreEdit
 
-from belljar.harness.health import KEY as DEGRADED
-from belljar.harness.transcript import JUDGED, OWN_SCORE
+from belljar.harness.evidence import OWN_SCORE
+from belljar.harness.sample_record import CONTAINMENT_KEY, DEGRADED_KEY
 from belljar.probe.model import Verdict
 from belljar.report.samples import Row, RunFindings
 
@@ -68,9 +68,9 @@ def _bound(log: EvalLog, rows: Mapping[str, Row], findings: RunFindings) -> Eval
     ]
     for sample, row in judged:
         codes = [reason.code.value for reason in row.reasons]
-        known = sample.metadata.get(JUDGED)
+        known = sample.metadata.get(CONTAINMENT_KEY)
         said = {"run_id": run_id, "verdict": row.verdict.value, "reasons": codes}
-        sample.metadata[JUDGED] = {**(known if isinstance(known, dict) else {}), **said}
+        sample.metadata[CONTAINMENT_KEY] = {**(known if isinstance(known, dict) else {}), **said}
         sample.metadata[SIGNALS] = {
             "run_id": run_id,
             "validity": validity,
@@ -78,7 +78,7 @@ def _bound(log: EvalLog, rows: Mapping[str, Row], findings: RunFindings) -> Eval
             "blind": [spot.to_json() for spot in row.signals.blind],
         }
         causes = ", ".join(dict.fromkeys(each.cause for _, each in row.degraded))
-        degraded = {DEGRADED: causes} if causes else {}
+        degraded = {DEGRADED_KEY: causes} if causes else {}
         for score in (sample.scores or {}).values():
             said_of_score = {SCORE_VERDICT: row.verdict.value, **degraded}
             score.metadata = {**(score.metadata or {}), **said_of_score}

@@ -1,21 +1,21 @@
-"""`belljar run --warm N`: pools of cells made ahead, one for each plan of the run that is used more
-than once.
+"""`belljar run --warm N`: pools of cells made ahead, one per plan used more than once; capacity.
 
-A pool begins when a sample of its plan has a cell of its own, and makes no more cells than the run
-has samples left for it, nor than memory carries.
+A pool starts once a sample of its plan has a cell, and makes no more cells than the run has samples
+left for it, nor than fit into memory.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-from belljar.harness.capacity import host_cpus_and_memory, room_for_one_more
 from belljar.harness.config import BelljarConfig, as_config
 
 if TYPE_CHECKING:
@@ -26,10 +26,46 @@ if TYPE_CHECKING:
 
     from belljar.cell import Cell, Pool
     from belljar.cell.loop_thread import LoopThread
-    from belljar.harness.selection import Selection
+    from belljar.harness.options import Selection
     from belljar.harness.session import Session
     from belljar.policy import LoadedPolicy
     from belljar.probe.model import ProbeReport
+
+
+RESERVED_BYTES: Final = 1 << 30
+"""Left to the host itself."""
+OVERHEAD_BYTES: Final = 192 << 20
+"""A VMM's own memory and the guest kernel's, beside what the policy gives the workload."""
+
+
+def cells_at_once(*, cpus: int, available_bytes: int, memory_bytes: int, disk_bytes: int) -> int:
+    """Twice the processors, but never more than fit into memory if each cell used all it may.
+
+    At least 1.
+    """
+    each = memory_bytes + disk_bytes + OVERHEAD_BYTES
+    return max(1, min(2 * cpus, (available_bytes - RESERVED_BYTES) // each))
+
+
+def room_for_one_more(
+    *, available_bytes: int, memory_bytes: int, disk_bytes: int, in_use: int
+) -> bool:
+    """Whether one more cell fits into memory beside those in use, if each of them still comes to
+    use all it may.
+    """
+    each = memory_bytes + disk_bytes + OVERHEAD_BYTES
+    return available_bytes - RESERVED_BYTES >= (in_use + 1) * each
+
+
+def host_cpus_and_memory() -> tuple[int, int]:
+    """Processors this process may use, and bytes of memory that are available now (0 when the
+    kernel does not say).
+    """
+    cpus = len(os.sched_getaffinity(0))
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return cpus, int(line.split()[1]) << 10
+    return cpus, 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,13 +215,13 @@ def expected_samples(
 @contextmanager
 def warm_cells(
     session: Session, *, size: int, expected: Mapping[BelljarConfig, int]
-) -> Iterator[None]:
+) -> Iterator[WarmCells | None]:
     """Have the session's samples take their cells from pools of `size`; none at 0.
 
     When the block is left, what nobody took is gone, with proof.
     """
     if not size:
-        yield
+        yield None
         return
     from belljar.cell.loop_thread import open_loop_thread
     from belljar.errors import BelljarError
@@ -193,10 +229,11 @@ def warm_cells(
     warm: WarmCells | None = None
     try:
         with open_loop_thread() as thread:
-            session.warm = warm = WarmCells(session, thread, size=size, expected=expected)
-            yield
+            warm = WarmCells(session, thread, size=size, expected=expected)
+            session.warm_cell = warm.cell
+            yield warm
     finally:
-        session.warm = None
+        session.warm_cell = None
         for trouble in warm.troubles() if warm is not None else ():
             session.breaches.append(
                 trouble

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 from belljar.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from belljar.ledger.checker import parse_line
     from belljar.ledger.keys import SigningKey, load_or_make_key, local_fingerprint
     from belljar.ledger.listing import read_events
     from belljar.ledger.rundir import RunDirectory, create_run
     from belljar.ledger.schema import Line
-    from belljar.ledger.verification import Problem, Status, Verification, verify
+    from belljar.ledger.verification import Problem, Status, Verification, parse_line, verify
     from belljar.ledger.writer import LedgerWriter
 
 __all__ = [
@@ -39,7 +38,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "parse_line": "belljar.ledger.checker",
+        "parse_line": "belljar.ledger.verification",
         **dict.fromkeys(
             ("SigningKey", "load_or_make_key", "local_fingerprint"), "belljar.ledger.keys"
         ),

@@ -1,7 +1,8 @@
-"""Canonical JSON, digests, and how a line is bound to the line before it. Pure.
+"""Canonical JSON, digests, the hash chain, the Merkle tree and signed checkpoints. Pure.
 
 A line is the RFC 8785 form of an object; its `prev` is the SHA-256 of the previous line's bytes,
-without the newline.
+without the newline. A Merkle root commits to a prefix of the ledger. Checkpoints have a file of
+their own, so that one can be signed and synced by another thread while events go on.
 """
 
 from __future__ import annotations
@@ -11,6 +12,10 @@ import json
 from typing import Any, Final
 
 import rfc8785
+
+from belljar.dataclass import dataclass
+from belljar.ledger.keys import SigningKey, fingerprint_of, signature_is_good
+from belljar.ledger.schema import SCHEMA_VERSION, Checkpoint
 
 NO_LINE: Final = "0" * 64
 """The `prev` of the first line."""
@@ -110,3 +115,105 @@ def _encodable(value: Any) -> Any:  # noqa: ANN401 - JSON, whatever it is
     if isinstance(value, dict):
         return {_encodable(key): _encodable(inner) for key, inner in value.items()}
     return [_encodable(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+EMPTY_ROOT: Final = hashlib.sha256(b"").digest()
+
+
+def leaf_hash(entry: bytes) -> bytes:
+    """The hash of a leaf: SHA-256 of a zero byte and the entry."""
+    return hashlib.sha256(b"\x00" + entry).digest()
+
+
+def node_hash(left: bytes, right: bytes) -> bytes:
+    """The hash of an inner node: SHA-256 of a one byte and both children."""
+    return hashlib.sha256(b"\x01" + left + right).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class MerkleTree:
+    """The tree of the leaves so far.
+
+    Immutable, so that a writer can replace its whole state at once. Memory: one hash per bit of the
+    size.
+    """
+
+    size: int = 0
+    subtrees: tuple[bytes, ...] = ()
+    """Roots of perfect subtrees, largest first: one for each 1 bit of `size`."""
+
+    def added(self, entry: bytes) -> MerkleTree:
+        """The tree with one more leaf."""
+        node, size, keep = leaf_hash(entry), self.size, len(self.subtrees)
+        while size & 1:
+            keep -= 1
+            node = node_hash(self.subtrees[keep], node)
+            size >>= 1
+        return MerkleTree(self.size + 1, (*self.subtrees[:keep], node))
+
+    def root(self) -> bytes:
+        """The tree hash of all leaves so far; of no leaves, SHA-256 of nothing. O(log size)."""
+        if not self.subtrees:
+            return EMPTY_ROOT
+        *rest, node = self.subtrees
+        for left in reversed(rest):
+            node = node_hash(left, node)
+        return node
+
+
+_DOMAIN: Final = b"ledger checkpoint v1\n"
+MAX_CHECKPOINT_BYTES: Final = 4096
+
+
+def make_checkpoint(
+    key: SigningKey,
+    tree: MerkleTree,
+    *,
+    run_id: str,
+    number: int,
+    prev: str,
+    time: str,
+    manifest_sha256: str | None = None,
+) -> bytes:
+    """A signed checkpoint line, without its newline.
+
+    With a manifest's digest it is the final one.
+    """
+    statement = {
+        "v": SCHEMA_VERSION,
+        "run_id": run_id,
+        "number": number,
+        "prev": prev,
+        "size": tree.size,
+        "root": tree.root().hex(),
+        "time": time,
+        "key": key.fingerprint,
+        "public_key": key.public_key,
+        "final": manifest_sha256 is not None,
+        "manifest_sha256": manifest_sha256,
+    }
+    return canonical(statement | {"signature": key.sign(_payload(statement))})
+
+
+def parse_checkpoint(line: bytes) -> Checkpoint:
+    """A checkpoint whose signature is good for the key it names.
+
+    Whose key that is, the caller must know.
+
+    Raises:
+        ValueError: not a checkpoint, or not signed by the key it names.
+    """
+    statement = parse_canonical(line)
+    checkpoint = Checkpoint.read(statement)
+    signature = statement.pop("signature")
+    if checkpoint.key != fingerprint_of(checkpoint.public_key):
+        raise ValueError("the fingerprint is not that of the public key beside it")
+    if not signature_is_good(checkpoint.public_key, signature, _payload(statement)):
+        raise ValueError("the signature is not good")
+    if checkpoint.final != (checkpoint.manifest_sha256 is not None):
+        raise ValueError("a final checkpoint, and only that, names the manifest's digest")
+    return checkpoint
+
+
+def _payload(statement: dict[str, Any]) -> bytes:
+    return _DOMAIN + canonical(statement)

@@ -1,5 +1,6 @@
-"""Small file actions: writing completely, and reading what an attacker may have laid out (no
-symlink followed, nothing unbounded).
+"""The files of a run directory: safe reading and writing, bodies, and the manifest.
+
+What is read may have been laid out by an attacker: no symlink is followed, nothing is unbounded.
 """
 
 from __future__ import annotations
@@ -7,14 +8,21 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
+from belljar.dataclass import dataclass
 from belljar.errors import LedgerError
+from belljar.events import Body
+from belljar.ledger.chain import parse_canonical, sha256_hex
+from belljar.ledger.schema import Checkpoint, Manifest
 from belljar.units import printable
 
+LEDGER: Final = "ledger.jsonl"
+CHECKPOINTS: Final = "checkpoints.jsonl"
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 _MAX_DEPTH: Final = 16
 
@@ -158,3 +166,204 @@ def walk_files(dir_fd: int, prefix: str = "") -> Iterator[str]:
             yield path
         else:
             raise LedgerError("a link or special file", where=path)
+
+
+BODIES: Final = "bodies"
+_PART: Final = ".part"
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}", re.ASCII)
+
+
+def body_path(digest: str) -> str:
+    """Where a body is, relative to the run directory."""
+    return f"{BODIES}/{digest[:2]}/{digest}"
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedBody:
+    """A body with its digest, and how the line will name it."""
+
+    digest: str
+    content: bytes
+    ref: dict[str, Any]
+
+
+def prepare_body(body: Body) -> PreparedBody:
+    """Digest a body and check what its owner says of it. Pure.
+
+    Raises:
+        ValueError: the name is not one, more was kept than there was, or all was kept and the
+            digest is of something else.
+    """
+    kept, digest = len(body.content), sha256_hex(body.content)
+    if not _NAME.fullmatch(body.name):
+        raise ValueError(f"{body.name!r} is not a body's name")
+    if kept > body.total_bytes:
+        raise ValueError(f"body {body.name}: {kept} bytes kept of {body.total_bytes}")
+    if kept == body.total_bytes and body.sha256 not in {digest, ""}:
+        raise ValueError(f"body {body.name}: its digest is of other bytes")
+    whole = body.sha256 or (digest if kept == body.total_bytes else None)
+    ref: dict[str, Any] = {
+        "name": body.name,
+        "sha256": whole,
+        "kept_bytes": kept,
+        "total_bytes": body.total_bytes,
+    }
+    if kept and digest != whole:
+        ref["stored_sha256"] = digest
+    return PreparedBody(digest, body.content, ref)
+
+
+class BodyStore:
+    """The `bodies` directory of a run that is being written.
+
+    Not thread-safe: its owner holds a lock.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._root = run_dir / BODIES
+        self._known: set[bytes] = set()
+        self._folders: set[str] = set()
+        self._unsynced: list[str] = []
+        self.bytes = 0
+        self._root.mkdir(mode=0o700)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def keep(self, body: PreparedBody) -> None:
+        """Store it unless it is stored or empty.
+
+        The file appears complete or not at all. Raises `OSError`, also when the disk takes only a
+        part.
+        """
+        name = bytes.fromhex(body.digest)
+        if not body.content or name in self._known:
+            return
+        folder, part = self._root / body.digest[:2], self._root / _PART
+        if body.digest[:2] not in self._folders:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            self._folders.add(body.digest[:2])
+        fd = os.open(
+            part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+        )
+        try:
+            write_all(fd, body.content)
+        finally:
+            os.close(fd)
+        part.rename(folder / body.digest)
+        self._known.add(name)
+        self._unsynced.append(body.digest)
+        self.bytes += len(body.content)
+
+    def take_unsynced(self) -> list[str]:
+        """The digests stored since the last call; the caller forces them to the disk."""
+        taken, self._unsynced = self._unsynced, []
+        return taken
+
+    def sync(self, digests: list[str]) -> None:
+        """Force these bodies, and the directories that name them, to the disk."""
+        for digest in digests:
+            fd = os.open(self._root / digest[:2] / digest, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        for folder in {digest[:2] for digest in digests}:
+            sync_directory(self._root / folder)
+        if digests:
+            sync_directory(self._root)
+
+
+MANIFEST: Final = "manifest.json"
+MANIFEST_PART: Final = "manifest.json.new"
+"""The manifest until the final checkpoint that names its digest is on the disk."""
+_MAX_MANIFEST_BYTES: Final = 64 << 20
+
+
+def digests_of(run_dir: Path, *, synced: Collection[str] = ()) -> dict[str, dict[str, Any]]:
+    """Path → digest and size of every file that the manifest lists, each forced to the disk, but
+    those that are on it (`synced`) already. Raises `OSError`, and `LedgerError` at a link or
+    special file.
+    """
+    root = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        paths = [path for path in walk_files(root) if _is_listed(path)]
+        return {path: _digest(root, path, is_synced=path in synced) for path in paths}
+    finally:
+        os.close(root)
+
+
+def check_finished_files(root: int, final: Checkpoint, bodies: Mapping[bytes, int]) -> list[str]:
+    """Check the manifest against the final checkpoint and every file against the manifest (bodies:
+    against those the events name). Returns warnings.
+
+    Raises:
+        LedgerError: the first file, by name, that is changed, added or missing.
+    """
+    name, warnings = _manifest_name(root)
+    manifest = _load(root, name, final)
+    due = dict(manifest.files)
+    for path in walk_files(root):
+        if path.startswith(f"{BODIES}/"):
+            digest = path.rpartition("/")[2]
+            try:
+                named = path == body_path(digest) and bytes.fromhex(digest) in bodies
+            except ValueError:
+                named = False
+            if not named:
+                raise LedgerError("added: no event names it", where=path)
+        elif path not in {name, CHECKPOINTS}:
+            expected = due.pop(path, None)
+            if expected is None:
+                raise LedgerError("added: the manifest doesn't list it", where=path)
+            with open_beneath(root, path) as file:
+                if not has_digest(file, expected.sha256, expected.bytes):
+                    raise LedgerError("changed: its digest is not the manifest's", where=path)
+    if due:
+        raise LedgerError("missing: the manifest lists it", where=min(due))
+    return warnings
+
+
+def _manifest_name(root: int) -> tuple[str, list[str]]:
+    """A crash between the final checkpoint and the rename leaves the manifest under its first name:
+    complete all the same.
+    """
+    if not exists(root, MANIFEST) and exists(root, MANIFEST_PART):
+        return MANIFEST_PART, [
+            f"the process died as it put {MANIFEST} in place; {MANIFEST_PART} is complete"
+        ]
+    return MANIFEST, []
+
+
+def _load(root: int, name: str, final: Checkpoint) -> Manifest:
+    try:
+        content = read_beneath(root, name, max_bytes=_MAX_MANIFEST_BYTES)
+    except FileNotFoundError as error:
+        raise LedgerError("missing", where=name) from error
+    except ValueError as error:
+        raise LedgerError(str(error), where=name) from error
+    if sha256_hex(content) != final.manifest_sha256:
+        raise LedgerError("changed: its digest is not the one in the final checkpoint", where=name)
+    try:
+        manifest = Manifest.read(parse_canonical(content.removesuffix(b"\n")))
+    except ValueError as error:
+        raise LedgerError(f"not a manifest: {error}", where=name) from error
+    if (manifest.run_id, manifest.key, manifest.public_key) != (
+        final.run_id,
+        final.key,
+        final.public_key,
+    ):
+        raise LedgerError("of another run or key than the final checkpoint", where=name)
+    return manifest
+
+
+def _is_listed(path: str) -> bool:
+    return path not in {MANIFEST, MANIFEST_PART, CHECKPOINTS} and not path.startswith(f"{BODIES}/")
+
+
+def _digest(root: int, path: str, *, is_synced: bool) -> dict[str, Any]:
+    with open_beneath(root, path) as file:
+        if not is_synced:
+            os.fsync(file.fileno())
+        sha256, size = digest_file(file)
+    return {"sha256": sha256, "bytes": size}

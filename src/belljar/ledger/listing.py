@@ -15,13 +15,19 @@ from typing import Any, Final
 from belljar.dataclass import dataclass
 from belljar.errors import LedgerError
 from belljar.events import Kind
-from belljar.ledger.bodies import body_path
-from belljar.ledger.checker import parse_line, spilled_data
-from belljar.ledger.files import open_beneath, raw_lines, walk_files
-from belljar.ledger.manifest import MANIFEST, MANIFEST_PART
+from belljar.ledger.files import (
+    LEDGER,
+    MANIFEST,
+    MANIFEST_PART,
+    body_path,
+    open_beneath,
+    raw_lines,
+    walk_files,
+)
 from belljar.ledger.rundir import RUNS
 from belljar.ledger.schema import MAX_LINE_BYTES, SPILLED, BodyRef, Line
-from belljar.ledger.writer import LEDGER, is_being_written
+from belljar.ledger.verification import parse_line, spilled_data
+from belljar.ledger.writer import is_being_written
 
 _TAIL_BYTES: Final = 256 << 10
 

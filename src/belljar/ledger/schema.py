@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from belljar.dataclass import dataclass
 from belljar.events import Actor, Kind, Trust
-from belljar.ledger.kinds import DATA
-from belljar.ledger.shapes import (
+from belljar.ledger.kinds import (
+    DATA,
     HEX64,
     RUN_ID,
     Optional,

@@ -11,12 +11,309 @@ never evidence.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import field
 from enum import StrEnum
 from pathlib import Path
+from typing import Any, BinaryIO
 
+from belljar.dataclass import dataclass
 from belljar.errors import LedgerError
-from belljar.ledger.checker import Checker
+from belljar.events import Kind
+from belljar.ledger.chain import (
+    MAX_CHECKPOINT_BYTES,
+    NO_LINE,
+    MerkleTree,
+    parse_canonical,
+    parse_checkpoint,
+    sha256_hex,
+)
+from belljar.ledger.files import (
+    CHECKPOINTS,
+    LEDGER,
+    MANIFEST,
+    body_path,
+    check_finished_files,
+    exists,
+    has_digest,
+    open_beneath,
+    raw_lines,
+    read_beneath,
+    walk_files,
+)
+from belljar.ledger.schema import (
+    MAX_LINE_BYTES,
+    MAX_SPILLED_BYTES,
+    SPILLED,
+    SPILLED_BODY,
+    BodyRef,
+    Checkpoint,
+    Line,
+    check_data,
+)
+from belljar.ledger.writer import is_being_written
+
+
+def parse_line(raw: bytes) -> Line:
+    """One line of a ledger, by itself: its schema, and its data's unless that is in a body.
+
+    Raises `ValueError`.
+    """
+    line = Line.read(parse_canonical(raw))
+    if line.data != SPILLED:
+        check_data(line.kind, line.data)
+    return line
+
+
+def spilled_data(root: int, line: Line) -> dict[str, Any]:
+    """The data of a line that stands in its body.
+
+    Raises `ValueError` when it isn't there or isn't data, `OSError`, `LedgerError`.
+    """
+    body = next((body for body in line.bodies if body.name == SPILLED_BODY), None)
+    if body is None or body.stored is None or body.kept_bytes != body.total_bytes:
+        raise ValueError("its data should be a body, which is not there whole")
+    return parse_canonical(read_beneath(root, body_path(body.stored), max_bytes=MAX_SPILLED_BYTES))
+
+
+@dataclass(slots=True)
+class Checker:
+    """What the pass has seen so far of the run directory open as `root`."""
+
+    root: int
+    run_dir: Path
+    expected_key: str | None
+    expected_run: str | None
+    tree: MerkleTree = field(default_factory=MerkleTree)
+    prev: str = NO_LINE
+    mono_ns: int = 0
+    checkpoint: Checkpoint | None = None
+    checkpoints: int = 0
+    final: Checkpoint | None = None
+    signed: int = 0
+    bodies: dict[bytes, int] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    def check(self) -> None:
+        """The whole pass.
+
+        Raises `LedgerError` at the first thing that is wrong; what it means that nothing was,
+        `final` and `warnings` say.
+        """
+        # A live run may be sealed while we read; what was unfinished when we began is judged as
+        # such.
+        alive = self._is_alive()
+        with self._open(LEDGER) as ledger, self._open(CHECKPOINTS) as checkpoints:
+            statements = self._checkpoints(checkpoints)
+            due = self._reached(statements, next(statements, None))
+            for number, raw, complete in raw_lines(ledger, max_bytes=MAX_LINE_BYTES, name=LEDGER):
+                if self.final and self.tree.size == self.final.size:
+                    raise LedgerError("added after the run's end", where=f"{LEDGER}:{number}")
+                if not complete:
+                    self.warnings.append(
+                        f"{LEDGER}:{number} is incomplete ({len(raw)} bytes): the event being "
+                        f"written when the run ended was lost"
+                    )
+                    break
+                self._line(number, raw)
+                due = self._reached(statements, due)
+            if due is not None:
+                raise LedgerError(
+                    f"missing or cut off: {CHECKPOINTS}:{self.checkpoints} covers {due.size} "
+                    f"events, {self.tree.size} are here",
+                    where=f"{LEDGER}:{self.tree.size + 1}",
+                )
+        self._files(alive=alive)
+
+    def _is_alive(self) -> bool:
+        try:
+            return is_being_written(self.run_dir)
+        except OSError:
+            return False  # Missing or a symlink: opening it for reading says which.
+
+    def _open(self, path: str) -> BinaryIO:
+        try:
+            return open_beneath(self.root, path)
+        except FileNotFoundError as error:
+            raise LedgerError("missing", where=path) from error
+
+    def _reached(
+        self, statements: Iterator[Checkpoint], due: Checkpoint | None
+    ) -> Checkpoint | None:
+        """Compare the checkpoints that cover exactly what was read so far; the first that covers
+        more, or None.
+        """
+        while due is not None and due.size == self.tree.size:
+            if due.root != self.tree.root().hex():
+                last = due.size
+                raise LedgerError(
+                    f"changed: lines {self.signed + 1} to {last} are not those that "
+                    f"{CHECKPOINTS}:{self.checkpoints} signed",
+                    where=f"{LEDGER}:{max(last, 1)}",
+                )
+            self.signed = due.size
+            due = next(statements, None)
+        return due
+
+    # --- events
+
+    def _line(self, number: int, raw: bytes) -> None:
+        where = f"{LEDGER}:{number}"
+        try:
+            line = parse_line(raw)
+        except ValueError as error:
+            raise LedgerError(f"not an event: {error}", where=where) from error
+        self._order(line, number)
+        for body in line.bodies:
+            self._body(body, where)
+        if line.data == SPILLED:
+            self._spilled(line, where)
+        if line.kind is Kind.RUN_STARTED and self.checkpoint is not None:
+            if line.data.get("run_id") != self.checkpoint.run_id:
+                raise LedgerError(f"of another run than {CHECKPOINTS}", where=where)
+            if line.data.get("key") != self.checkpoint.key:
+                raise LedgerError(
+                    f"names another key than the one that signed {CHECKPOINTS}", where=where
+                )
+        self.tree, self.prev, self.mono_ns = (
+            self.tree.added(raw),
+            sha256_hex(raw),
+            int(line.mono_ns),
+        )
+
+    def _order(self, line: Line, number: int) -> None:
+        due, where = self.tree.size, f"{LEDGER}:{number}"
+        if line.seq > due:
+            raise LedgerError(
+                f"event {line.seq} where {due} is due: events were removed before it, or it was "
+                f"moved",
+                where=where,
+            )
+        if line.seq < due:
+            raise LedgerError(
+                f"event {line.seq} where {due} is due: it was added or moved", where=where
+            )
+        if line.prev != self.prev and number == 1:
+            raise LedgerError("the first event names one before it", where=where)
+        if line.prev != self.prev:
+            raise LedgerError(
+                f"changed: its digest is not the one that line {number} names (or that line was "
+                f"changed)",
+                where=f"{LEDGER}:{number - 1}",
+            )
+        if int(line.mono_ns) < self.mono_ns:
+            raise LedgerError(
+                "its monotonic time is before that of the event before it", where=where
+            )
+
+    # --- bodies
+
+    def _body(self, body: BodyRef, where: str) -> None:
+        what = f"body {body.name}"
+        if body.kept_bytes > body.total_bytes or (
+            body.kept_bytes == body.total_bytes and body.stored_sha256 not in {None, body.sha256}
+        ):
+            raise LedgerError(f"{what}: its sizes and digests contradict each other", where=where)
+        if body.kept_bytes == 0:
+            return
+        digest = body.stored
+        if digest is None:
+            raise LedgerError(f"{what}: no digest says where its bytes are", where=where)
+        size = self.bodies.get(bytes.fromhex(digest))
+        if size is None:
+            self._stored(body, digest, f"{what} ({body_path(digest)})", where)
+            self.bodies[bytes.fromhex(digest)] = body.kept_bytes
+        elif size != body.kept_bytes:
+            raise LedgerError(
+                f"{what}: {body.kept_bytes} bytes recorded here, {size} before", where=where
+            )
+
+    def _stored(self, body: BodyRef, digest: str, what: str, where: str) -> None:
+        try:
+            with open_beneath(self.root, body_path(digest)) as file:
+                good = has_digest(file, digest, body.kept_bytes)
+        except FileNotFoundError as error:
+            raise LedgerError(f"{what}: missing", where=where) from error
+        except LedgerError as error:
+            raise LedgerError(f"{what}: {error.what}", where=where) from error
+        if not good:
+            raise LedgerError(f"{what}: changed, its bytes are not those recorded", where=where)
+
+    def _spilled(self, line: Line, where: str) -> None:
+        try:
+            check_data(line.kind, spilled_data(self.root, line))
+        except ValueError as error:
+            raise LedgerError(f"body {SPILLED_BODY}: {error}", where=where) from error
+
+    # --- checkpoints
+
+    def _checkpoints(self, file: BinaryIO) -> Iterator[Checkpoint]:
+        prev, size = NO_LINE, 0
+        for number, raw, complete in raw_lines(
+            file, max_bytes=MAX_CHECKPOINT_BYTES, name=CHECKPOINTS
+        ):
+            where = f"{CHECKPOINTS}:{number}"
+            if self.final:
+                raise LedgerError("added after the run's final checkpoint", where=where)
+            if not complete:
+                self.warnings.append(f"{where} is incomplete ({len(raw)} bytes)")
+                return
+            try:
+                checkpoint = parse_checkpoint(raw)
+            except ValueError as error:
+                raise LedgerError(f"not a checkpoint: {error}", where=where) from error
+            self._same_signer(checkpoint, where)
+            if checkpoint.number != number - 1 or checkpoint.prev != prev:
+                raise LedgerError(
+                    f"checkpoint {checkpoint.number} where {number - 1} is due, or not chained "
+                    f"to the one before: one was removed, added or moved",
+                    where=where,
+                )
+            if checkpoint.size < size:
+                raise LedgerError("covers fewer events than the one before it", where=where)
+            prev, size = sha256_hex(raw), checkpoint.size
+            self.checkpoint, self.checkpoints = checkpoint, number
+            self.final = checkpoint if checkpoint.final else None
+            yield checkpoint
+
+    def _same_signer(self, checkpoint: Checkpoint, where: str) -> None:
+        if self.expected_key is not None and checkpoint.key != self.expected_key:
+            raise LedgerError(
+                f"signed by key {checkpoint.key}, not by {self.expected_key}, which is expected",
+                where=where,
+            )
+        if self.expected_run is not None and checkpoint.run_id != self.expected_run:
+            raise LedgerError(
+                f"of run {checkpoint.run_id}, in the place of {self.expected_run}", where=where
+            )
+        if self.checkpoint is None:
+            return
+        if (checkpoint.key, checkpoint.run_id) != (self.checkpoint.key, self.checkpoint.run_id):
+            raise LedgerError("of another key or run than the checkpoint before it", where=where)
+
+    # --- files
+
+    def _files(self, *, alive: bool) -> None:
+        if self.final:
+            self.warnings += check_finished_files(self.root, self.final, self.bodies)
+            return
+        if not alive and exists(self.root, MANIFEST):
+            raise LedgerError(
+                f"cut off: {MANIFEST} was written, but the final checkpoint is not there",
+                where=f"{CHECKPOINTS}:{self.checkpoints + 1}",
+            )
+        for _ in walk_files(self.root):
+            pass  # Refuses links and special files.
+        state = (
+            "is still being written"
+            if alive
+            else "was not finished (its process died, or its end was removed)"
+        )
+        unsigned = self.tree.size - self.signed
+        self.warnings.append(
+            f"the run {state}: {unsigned} of {self.tree.size} events are not signed, and its "
+            f"files but the ledger and its bodies are not covered"
+        )
 
 
 class Status(StrEnum):

@@ -23,12 +23,16 @@ from typing import Any, Final
 from belljar.dataclass import dataclass
 from belljar.errors import LedgerError
 from belljar.events import Body, Event, Kind
-from belljar.ledger.bodies import BodyStore, PreparedBody, prepare_body
-from belljar.ledger.chain import NO_LINE, canonical, sha256_hex
-from belljar.ledger.checkpoint import make_checkpoint
-from belljar.ledger.files import sync_directory
+from belljar.ledger.chain import NO_LINE, MerkleTree, canonical, make_checkpoint, sha256_hex
+from belljar.ledger.files import (
+    CHECKPOINTS,
+    LEDGER,
+    BodyStore,
+    PreparedBody,
+    prepare_body,
+    sync_directory,
+)
 from belljar.ledger.keys import SigningKey
-from belljar.ledger.merkle import MerkleTree
 from belljar.ledger.schema import (
     MAX_BODIES,
     MAX_DATA_BYTES,
@@ -40,8 +44,6 @@ from belljar.ledger.schema import (
     check_data,
 )
 
-LEDGER: Final = "ledger.jsonl"
-CHECKPOINTS: Final = "checkpoints.jsonl"
 CHECKPOINT_INTERVAL_S: Final = 0.5
 """How long events may gather before they are signed: half of the second that is promised, the rest
 is for slow disks.

@@ -11,9 +11,8 @@ from typing import Any, Final
 from belljar.dataclass import dataclass
 from belljar.events import Kind
 from belljar.ledger import Line
-from belljar.report.places import Places
 from belljar.report.reasons import Reason, ReasonCode
-from belljar.report.requests import Requests, in_traffic_analysis, place
+from belljar.report.requests import Places, Requests, in_traffic_analysis, place
 from belljar.units import printable
 
 TOLD: Final = 20

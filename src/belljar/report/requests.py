@@ -1,13 +1,12 @@
-"""The requests of one range, out of its events: the first and the last of them, and how many lie
-between. Pure.
+"""The requests of one range, the names of its addresses, and real upstream hosts. Pure.
 
-What they quote is a guest's word, and it comes through a gateway that a guest may have compromised:
-escaped and cut here, whatever was done before.
+What requests quote was chosen by a guest and passed a gateway that a guest may have compromised: it
+is escaped and cut here, whatever was done before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, field
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -15,8 +14,50 @@ from typing import Any, Final
 from belljar.dataclass import dataclass
 from belljar.events import Kind
 from belljar.ledger import Line
-from belljar.report.places import Places
 from belljar.units import printable
+
+NAMED: Final = 3
+"""Names of one address that are told: that there are others is said."""
+_MAX_ADDRESSES: Final = 1024
+_MAX_NAME_CHARS: Final = 255
+
+
+@dataclass(slots=True)
+class Places:
+    """Names by the address that the range's resolver gave for them.
+
+    Memory: 1024 addresses, `NAMED` names of each.
+    """
+
+    _names: dict[str, list[str]] = field(default_factory=dict)
+    _has_others: set[str] = field(default_factory=set)
+
+    def named(self, name: str, address: str) -> None:
+        """A cell asked for this name and was given this address."""
+        if address not in self._names and len(self._names) >= _MAX_ADDRESSES:
+            return
+        known, shown = (
+            self._names.setdefault(address, []),
+            printable(name.lower().rstrip("."), max_chars=_MAX_NAME_CHARS),
+        )
+        if shown in known:
+            return
+        if len(known) < NAMED:
+            known.append(shown)
+        else:
+            self._has_others.add(address)
+
+    def label(self, place: str) -> str:
+        """`ADDRESS:PORT` (or an address) as a person knows it: by its name; by all names where one
+        address has several, as a wildcard's or a catch-all's has.
+        """
+        address, colon, port = place.rpartition(":") if ":" in place else (place, "", "")
+        names = self._names.get(address, [])
+        if len(names) <= 1:
+            return f"{names[0]}{colon}{port}" if names else place
+        others = " and other names" if address in self._has_others else ""
+        return f"{place} ({', '.join(names)}{others})"
+
 
 FIRST: Final = 30
 LAST: Final = 20
@@ -202,3 +243,76 @@ def _word(value: object) -> str:
 
 def _count(value: Any) -> int:  # noqa: ANN401 - a JSON value
     return value if isinstance(value, int) and value >= 0 else 0
+
+
+@dataclass(slots=True, kw_only=True)
+class UpstreamUse:
+    """One real host, over all ranges of a run.
+
+    `connections` counts dials that were not refused, those to which nobody answered (`failed`) too.
+    """
+
+    host: str
+    reasons: list[str] = field(default_factory=list)
+    addresses: list[str] = field(default_factory=list)
+    connections: int = 0
+    failed: int = 0
+    refused: int = 0
+    cut: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def sentence(self) -> str:
+        """For a person; escaped, since a compromised gateway may have chosen the host."""
+        there = f" ({', '.join(self.addresses)})" if self.addresses else ""
+        more = [
+            f", {count} {what}"
+            for count, what in (
+                (self.failed, "failed"),
+                (self.refused, "refused"),
+                (self.cut, "cut off"),
+            )
+            if count
+        ]
+        why = f". Why: {' / '.join(self.reasons)}" if self.reasons else ""
+        said = (
+            f"REAL network: {self.host or 'something not planned'}{there}: {self.connections} "
+            f"connection(s)"
+        )
+        return printable(said + "".join(more) + why, max_chars=600)
+
+
+class UpstreamGatherer:
+    """The real hosts that were dialled, or refused to be, in the order in which they appear; event
+    by event.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[str, UpstreamUse] = {}
+
+    def take(self, line: Line) -> None:
+        """One event more."""
+        if line.kind is Kind.NETWORK_UPSTREAM:
+            host = str(line.data["host"])
+            use = self.found.setdefault(host, UpstreamUse(host=host))
+            data = line.data
+            use.connections += data["verdict"] == "dialled"
+            use.failed += data["verdict"] == "failed"
+            use.refused += data["verdict"] == "refused"
+            use.cut += data["verdict"] == "cut"
+            for known, new in (
+                (use.reasons, str(data["reason"])),
+                (use.addresses, str(data["address"])),
+            ):
+                if new and new not in known:
+                    known.append(new)
+
+
+def gather_upstreams(lines: Iterable[Line]) -> tuple[UpstreamUse, ...]:
+    """The real hosts of a run, out of all of its events. Empty: nothing real was asked for."""
+    gatherer = UpstreamGatherer()
+    for line in lines:
+        gatherer.take(line)
+    return tuple(gatherer.found.values())

@@ -10,15 +10,14 @@ from dataclasses import asdict, field
 from typing import Any, Final
 
 from belljar.dataclass import dataclass
-from belljar.differences import Difference as Fact
+from belljar.differences import Difference
 from belljar.probe.model import Verdict, worst
-from belljar.report.cells import CellFindings, Degraded, Probing
+from belljar.report.cells import Call, CellFindings, Degraded, Probing, TranscriptGap
 from belljar.report.ranges import RangeFindings
 from belljar.report.reasons import Reason, ReasonCode, verdict_of
-from belljar.report.reconcile import Call, Difference
+from belljar.report.requests import UpstreamUse
 from belljar.report.signals import Control, SampleSignals, Validity, validity_of
 from belljar.report.tools import ToolCall, ToolUse, tool_uses, with_hidden_operations
-from belljar.report.upstreams import UpstreamUse
 from belljar.units import printable
 
 
@@ -51,7 +50,7 @@ class Row:
 
     transcript: Transcript
     cells: tuple[CellFindings, ...]
-    difference: Difference
+    transcript_gap: TranscriptGap
     reasons: tuple[Reason, ...]
     ranges: tuple[RangeFindings, ...] = ()
     signals: SampleSignals = SampleSignals()
@@ -64,7 +63,9 @@ class Row:
     @property
     def tools(self) -> tuple[ToolCall, ...]:
         """The calls of tools, each with whether it reached a cell."""
-        hidden = [each.started for each in (*self.difference.raised, *self.difference.silent)]
+        hidden = [
+            each.started for each in (*self.transcript_gap.raised, *self.transcript_gap.silent)
+        ]
         return with_hidden_operations(self.transcript.tools, hidden)
 
     @property
@@ -114,7 +115,7 @@ class Row:
         return "/".join(verdict.value for verdict in both)
 
     @property
-    def differences(self) -> tuple[Fact, ...]:
+    def differences(self) -> tuple[Difference, ...]:
         """What of its cells is not as the task's author or the policy's wrote it."""
         return tuple(dict.fromkeys(fact for cell in self.cells for fact in cell.differences))
 
@@ -288,7 +289,7 @@ def _probing_json(cell: CellFindings, probing: Probing) -> dict[str, Any]:
 
 
 def _row_json(row: Row) -> dict[str, Any]:
-    difference = row.difference
+    gap = row.transcript_gap
     return {
         "task": row.transcript.task,
         "sample": row.transcript.sample,
@@ -314,12 +315,12 @@ def _row_json(row: Row) -> dict[str, Any]:
         "signals_blind": [spot.to_json() for spot in row.signals.blind],
         "limits_hit": sorted({limit for cell in row.cells for limit in cell.limits}),
         "not_in_transcript": {
-            "raised": len(difference.raised),
-            "terminal": len(difference.terminal),
-            "silent": len(difference.silent),
-            "shortened": difference.shortened,
-            "missing_bytes": difference.missing_bytes,
+            "raised": len(gap.raised),
+            "terminal": len(gap.terminal),
+            "silent": len(gap.silent),
+            "shortened": gap.shortened,
+            "missing_bytes": gap.missing_bytes,
         },
-        "only_in_transcript": len(difference.unfounded),
+        "only_in_transcript": len(gap.unfounded),
         "tools": [use.to_json() for use in tool_uses(row.tools)],
     }

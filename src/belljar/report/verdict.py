@@ -14,14 +14,13 @@ from belljar.dataclass import dataclass
 from belljar.events import Kind
 from belljar.ledger import Line
 from belljar.probe.model import Verdict
-from belljar.report.cells import CellFindings
+from belljar.report.cells import CellFindings, TranscriptGap, reconcile
 from belljar.report.ranges import RangeFindings
 from belljar.report.reasons import CAUSES_OF_STOPS, RECORD_IN_DOUBT, Reason, ReasonCode
-from belljar.report.reconcile import Difference, reconcile
+from belljar.report.requests import UpstreamUse
 from belljar.report.samples import Row, RunFindings, Transcript
 from belljar.report.signals import SampleSignals, SignalGatherer
 from belljar.report.tools import refused_calls
-from belljar.report.upstreams import UpstreamUse
 
 EVALUATION: Final = "run"
 """Kind of the runs of `belljar run`."""
@@ -206,7 +205,7 @@ def _row(
     *,
     is_logged: bool = True,
 ) -> Row:
-    difference = reconcile(transcript.calls, cells) if is_logged else Difference()
+    gap = reconcile(transcript.calls, cells) if is_logged else TranscriptGap()
     ranges = evidence.ranges
     its = tuple(
         ranges[each] for each in dict.fromkeys(cell.range_id for cell in cells) if each in ranges
@@ -221,13 +220,13 @@ def _row(
             if is_logged
             else [Reason(code=ReasonCode.SAMPLE_NOT_IN_LOG, detail=transcript.sample)]
         ),
-        *_sample_reasons(transcript, cells, difference),
+        *_sample_reasons(transcript, cells, gap),
         *everywhere,
     ]
     return Row(
         transcript=transcript,
         cells=tuple(cells),
-        difference=difference,
+        transcript_gap=gap,
         reasons=tuple(reasons),
         ranges=its,
         signals=signals,
@@ -241,13 +240,13 @@ def _carried(signals: SampleSignals) -> Iterator[Reason]:
 
 
 def _sample_reasons(
-    transcript: Transcript, cells: Sequence[CellFindings], difference: Difference
+    transcript: Transcript, cells: Sequence[CellFindings], gap: TranscriptGap
 ) -> Iterator[Reason]:
     """What the sample's log says that its cells can't."""
     if not cells:
         yield Reason(code=ReasonCode.NO_CELL)
-    if difference.unfounded:
-        yield Reason(code=ReasonCode.CALLS_OUTSIDE_CELL, detail=str(len(difference.unfounded)))
+    if gap.unfounded:
+        yield Reason(code=ReasonCode.CALLS_OUTSIDE_CELL, detail=str(len(gap.unfounded)))
     allowed = [cell.host_tools for cell in cells] or [()]
     refused = (tool for names in allowed for tool in refused_calls(transcript.tools, names))
     for tool in dict.fromkeys(refused):

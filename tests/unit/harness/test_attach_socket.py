@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.harness.test_provider import close, open_environment
 
-from belljar.harness.attach_frames import (
+from belljar.harness.attach import (
     MAX_PAYLOAD_BYTES,
     AttachError,
     FrameKind,
@@ -21,10 +21,11 @@ from belljar.harness.attach_frames import (
     frames,
     read_opening,
     read_size,
+    release_cells,
+    remove_dead_sockets,
     size_payload,
 )
 from belljar.harness.lifecycle import hold
-from belljar.harness.release import release_cells, remove_dead_sockets
 from belljar.harness.session import Session
 
 

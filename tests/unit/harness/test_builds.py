@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import BelljarError, HostError, PolicyError
-from belljar.harness.builds import build_missing
+from belljar.harness.source import build_missing
 from belljar.image.buildah import BuildRequest, read_recipe
 from belljar.image.config import ImageConfig
 from belljar.image.store import Store

@@ -10,7 +10,8 @@ import pytest
 from tests.fakes.hosts import capable_host
 
 from belljar.differences import Kind
-from belljar.harness.check import (
+from belljar.harness.operator import OperatorOptions
+from belljar.harness.preview import (
     Host,
     Outlook,
     as_json,
@@ -20,7 +21,6 @@ from belljar.harness.check import (
     kind_of,
     outlooks,
 )
-from belljar.harness.operator import OperatorOptions
 from belljar.host import HostFacts, settings
 from belljar.image import ImageConfig, Store
 

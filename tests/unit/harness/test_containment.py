@@ -12,8 +12,8 @@ from tests.fakes.probing import read_canary
 
 from belljar.errors import ContainmentBreach
 from belljar.harness import session as session_module
-from belljar.harness.containment import Containment
 from belljar.harness.provider import BelljarSandboxEnvironment
+from belljar.harness.sample_record import Containment
 from belljar.harness.session import Session
 from belljar.probe.model import Finding, Outcome, ProbeReport, Side, Verdict
 from belljar.probe.run import breach_of

@@ -130,10 +130,10 @@ def test_a_run_from_end_to_end(task_file: str, tmp_path: Path) -> None:
         assert row.destroyed
         assert len(row.cells) == 1
         assert row.transcript.scores == {"points": "1"}
-        assert [operation.what for operation in row.difference.raised] == ["sleep 30"]
-        assert "echo /var/tmp/sandbox-services" in [operation.what for operation in row.difference.silent]
-        assert row.difference.shortened
-        assert not row.difference.unfounded
+        assert [operation.what for operation in row.transcript_gap.raised] == ["sleep 30"]
+        assert "echo /var/tmp/sandbox-services" in [operation.what for operation in row.transcript_gap.silent]
+        assert row.transcript_gap.shortened
+        assert not row.transcript_gap.unfounded
         assert row.bytes_in == 5
     assert verify(outcome.path).ok(strict=True)
     assert len(list((outcome.path / "inspect").glob("*.eval"))) == 1

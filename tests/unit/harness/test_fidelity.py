@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from belljar.differences import Kind
 from belljar.errors import PolicyError
-from belljar.harness.fidelity import NO_NETWORK, under_policy
+from belljar.harness.operator import NO_NETWORK, under_policy
 from belljar.policy import LoadedPolicy, load_preset, parse_policy
 from belljar.policy.floor import looser_fields
 from belljar.policy.sections import NO_RIGHTS, Rights

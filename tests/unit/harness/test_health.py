@@ -16,8 +16,8 @@ from tests.unit.harness.test_provider import close, open_environment
 
 from belljar.cell.health import Health
 from belljar.events import Kind
-from belljar.harness.health import KEY
 from belljar.harness.provider import BelljarSandboxEnvironment
+from belljar.harness.sample_record import DEGRADED_KEY as KEY
 from belljar.harness.session import Session
 
 pytestmark = pytest.mark.anyio

@@ -10,7 +10,7 @@ import pytest
 from tests.fakes.cell import RecordedCells
 
 from belljar.harness.evaluate import RunOutcome, RunRequest, run_evaluation
-from belljar.harness.judge import FINDINGS, stored_evidence
+from belljar.harness.evidence import FINDINGS, stored_evidence
 from belljar.ledger import local_fingerprint
 from belljar.report.reasons import ReasonCode as Code
 from belljar.report.samples import as_json

@@ -15,14 +15,12 @@ from belljar.harness.adapt import adapt_task
 from belljar.harness.operator import Operator
 from belljar.harness.preview import (
     Preview,
-    check_images,
-    differences_of_images,
     grouped,
-    missing_images,
     preview,
     summary,
     with_images,
 )
+from belljar.harness.source import RealCells, differences_of_images, missing_images
 from belljar.host.settings import Settings
 from belljar.image import ImageConfig, Store
 from belljar.image.store import SetuidPrograms
@@ -96,7 +94,7 @@ def test_all_missing_images_are_named_at_once(tmp_path: Path) -> None:
     assert [each.image for each in missing] == ["team/one:1", "team/two:2"]
     assert all("belljar image" in each.command for each in missing)
     with pytest.raises(HostError) as raised:
-        check_images(policies, tmp_path / "home")
+        RealCells().check_images(policies, home=tmp_path / "home")
     assert all(each.image in raised.value.what and each.command in raised.value.what for each in missing)
     assert "service `web`" in raised.value.what
     assert "--from-compose" in raised.value.hint

@@ -11,7 +11,7 @@ import pytest
 
 from belljar.cell.output import ExecOutput
 from belljar.errors import CellError
-from belljar.harness.programs import start_program
+from belljar.harness.provider import start_program
 
 pytestmark = pytest.mark.anyio
 

@@ -19,11 +19,11 @@ from tests.fakes.cell import FakeCells, FakeRun
 
 from belljar.errors import ContainmentBreach, PolicyError
 from belljar.events import Kind
-from belljar.harness.builds import build_missing
 from belljar.harness.config import BelljarConfig
-from belljar.harness.judge import FINDINGS
+from belljar.harness.evidence import FINDINGS
 from belljar.harness.provider import BelljarSandboxEnvironment
 from belljar.harness.session import Session
+from belljar.harness.source import build_missing
 from belljar.image import ImageConfig, Store
 
 pytestmark = pytest.mark.anyio

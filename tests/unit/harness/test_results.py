@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from belljar.cell.output import ExecOutput
-from belljar.harness.results import to_result
+from belljar.harness.provider import to_result
 
 
 def _answered(code: int, stage: str, detail: str) -> Any:  # noqa: ANN401 - Inspect's result of text

@@ -11,8 +11,7 @@ from inspect_ai._cli.eval import eval_command
 from inspect_ai.dataset import MemoryDataset, Sample
 from inspect_ai.log import list_eval_logs, read_eval_log
 
-from belljar.harness.options import read_options
-from belljar.harness.selection import Selection, read_selection
+from belljar.harness.options import Selection, read_options, read_selection
 
 TASK = """\
 from inspect_ai import Task, task

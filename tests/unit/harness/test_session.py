@@ -8,7 +8,8 @@ import anyio
 import pytest
 
 from belljar.errors import ContainmentBreach, HostError
-from belljar.harness.session import RealCells, Session
+from belljar.harness.session import Session
+from belljar.harness.source import RealCells
 from belljar.image.config import ImageConfig
 from belljar.image.store import Store
 from belljar.isolation.hold import give_order, new_order

@@ -15,10 +15,10 @@ from inspect_ai.util._sandbox.local import LocalSandboxEnvironment
 from tests.fakes.cell import RecordedCells
 
 from belljar.errors import ContainmentBreach, HostError, PolicyError
+from belljar.harness.boundary import LookAtSandboxes, sole_provider
 from belljar.harness.evaluate import RunOutcome, RunRequest, run_evaluation
 from belljar.harness.provider import BelljarSandboxEnvironment
 from belljar.harness.session import Session
-from belljar.harness.sole_provider import LookAtSandboxes, sole_provider
 from belljar.report.reasons import ReasonCode
 
 TASK = """

@@ -6,7 +6,7 @@ import pytest
 from inspect_ai.log import EvalSample
 from inspect_ai.scorer import Score
 
-from belljar.harness.transcript import read_sample
+from belljar.harness.evidence import read_sample
 from belljar.probe.model import Verdict
 
 

@@ -12,11 +12,10 @@ from tests.fakes.cell import FakeCells
 
 from belljar.errors import HostError
 from belljar.harness import warm
-from belljar.harness.capacity import OVERHEAD_BYTES, RESERVED_BYTES, room_for_one_more
 from belljar.harness.config import BelljarConfig, for_sample, load
-from belljar.harness.selection import Selection
+from belljar.harness.options import Selection
 from belljar.harness.session import Session
-from belljar.harness.warm import expected_samples, warm_cells
+from belljar.harness.warm import OVERHEAD_BYTES, RESERVED_BYTES, expected_samples, room_for_one_more, warm_cells
 from belljar.isolation.hold import hold, release
 
 GIB = 1 << 30
@@ -86,14 +85,14 @@ async def test_a_policy_with_the_samples_own_values_takes_no_cell_of_others(tmp_
     cells = FakeCells()
     session = Session(source=cells, home=tmp_path)
     config = str(file)
-    with warm_cells(session, size=1, expected={BelljarConfig(policy=config): 9}):
+    with warm_cells(session, size=1, expected={BelljarConfig(policy=config): 9}) as warm:
         for flag in ("a", "b"):
             loaded = load(config)
             policy = for_sample(loaded, {"flag": flag})
             async with session.cell_of_sample(config, policy, is_shared=policy is loaded) as cell:
                 assert cell.id == cells.opened[-1].id
-        assert session.warm is not None
-        assert not session.warm._pools
+        assert warm is not None
+        assert not warm._pools
         for text in ("lifetime: 1h", "lifetime: 2h"):
             file.write_text(f"belljar: 1\nrisk: high\nresources: {{{text}}}\n")
             changed = load(config)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.events import Body
-from belljar.ledger.bodies import BodyStore, body_path, prepare_body
 from belljar.ledger.chain import sha256_hex
+from belljar.ledger.files import BodyStore, body_path, prepare_body
 
 from .conftest import body
 

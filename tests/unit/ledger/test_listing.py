@@ -12,7 +12,7 @@ import pytest
 from belljar.errors import LedgerError
 from belljar.events import Event, JsonValue, Kind
 from belljar.ledger import Line, create_run, listing
-from belljar.ledger.bodies import body_path
+from belljar.ledger.files import body_path
 from belljar.ledger.listing import RunSummary, find_run, list_runs, read_body, read_events, read_lines, summarise
 
 from .conftest import exec_events, make_run

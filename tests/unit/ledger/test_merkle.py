@@ -7,7 +7,7 @@ import hashlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.ledger.merkle import EMPTY_ROOT, MerkleTree, leaf_hash, node_hash
+from belljar.ledger.chain import EMPTY_ROOT, MerkleTree, leaf_hash, node_hash
 
 
 def tree_hash(entries: list[bytes]) -> bytes:

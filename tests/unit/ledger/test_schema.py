@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from belljar.events import Kind
 from belljar.ledger.chain import canonical
-from belljar.ledger.checker import parse_line
-from belljar.ledger.kinds import DATA
+from belljar.ledger.kinds import DATA, Optional
 from belljar.ledger.schema import SCHEMA_VERSION, check_data
-from belljar.ledger.shapes import Optional
+from belljar.ledger.verification import parse_line
 
 LINE = {
     "v": SCHEMA_VERSION,

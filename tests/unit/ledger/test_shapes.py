@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.ledger import shapes
-from belljar.ledger.shapes import Check, Optional, Shape, check_shape
+from belljar.ledger import kinds as shapes
+from belljar.ledger.kinds import Check, Optional, Shape, check_shape
 
 SHAPE: Shape = {"name": shapes.text, "sizes": Optional(shapes.items(shapes.count, most=2))}
 

@@ -14,9 +14,8 @@ from belljar.events import Actor, Kind, Trust
 from belljar.ledger import Line
 from belljar.ledger.schema import SCHEMA_VERSION
 from belljar.probe.model import Verdict
-from belljar.report.cells import Action, CellFindings, Operation, gather_cells
+from belljar.report.cells import Action, Call, CellFindings, Operation, gather_cells, reconcile
 from belljar.report.reasons import ReasonCode
-from belljar.report.reconcile import Call, reconcile
 from belljar.report.samples import RunFindings, Transcript, as_json
 
 

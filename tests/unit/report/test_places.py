@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.report.places import NAMED, Places
+from belljar.report.requests import NAMED, Places
 from belljar.units import printable
 
 

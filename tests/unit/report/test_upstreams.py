@@ -13,8 +13,8 @@ from tests.unit.report.stories import HOSTILE, line
 from belljar.cli.run import remarks, show_findings
 from belljar.events import Kind
 from belljar.ledger import Line
+from belljar.report.requests import UpstreamUse, gather_upstreams
 from belljar.report.samples import RunFindings, as_json
-from belljar.report.upstreams import UpstreamUse, gather_upstreams
 
 
 def dial(**data: Any) -> Line:  # noqa: ANN401 - JSON values

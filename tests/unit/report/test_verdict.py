@@ -13,10 +13,9 @@ from tests.unit.report.stories import ENDED, line, story
 from belljar.events import Kind
 from belljar.ledger import Line
 from belljar.probe.model import Verdict
-from belljar.report.cells import Action, gather_cells
+from belljar.report.cells import Action, Call, gather_cells
 from belljar.report.ranges import gather_ranges
 from belljar.report.reasons import ReasonCode as Code
-from belljar.report.reconcile import Call
 from belljar.report.samples import RunFindings, Transcript, as_json, headline
 from belljar.report.tools import Outside, ToolCall
 from belljar.report.verdict import Evidence, LedgerState, LogRecord, LogStatus, RunRecord, judge

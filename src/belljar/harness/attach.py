@@ -1,21 +1,26 @@
-"""A cell's attach socket: a unix socket in the store through which its owner's user opens a
-terminal in it (`belljar attach`).
+"""A cell's attach socket: a unix socket in the store for `belljar attach` and `belljar forward`.
 
-A cell lives in the process that made it and its channel belongs to that process's event loop. So
-the terminal is served there, by a task of the sample's own task group (Inspect's public
-`background`), started with the first operation after the sample began. The socket listens from the
-moment the cell runs: a client that connects earlier waits in its backlog. Nothing of the guest can
-reach the socket, and only the same user (or root) may open it.
+A cell's channel belongs to the event loop of the process that made it, so terminals are served
+there, by a task of the sample's own task group (Inspect's public `background`). The socket listens
+from the moment the cell runs: a client that connects earlier waits in its backlog. The guest can't
+reach the socket; only the same user or root may connect.
+
+A frame is one byte of kind, four of length (little-endian), and at most 64 KiB of payload.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
+import shlex
 import socket
 import struct
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import asdict, dataclass
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -23,20 +28,123 @@ import anyio
 from anyio.abc import SocketAttribute, SocketListener, SocketStream
 
 from belljar.errors import BelljarError
-from belljar.harness.attach_frames import (
-    FrameKind,
-    FrameReader,
-    Opening,
-    frame,
-    frames,
-    read_opening,
-    read_size,
-    read_target,
-)
 from belljar.units import printable
 
 if TYPE_CHECKING:
     from belljar.cell import Cell, RunningCommand
+
+
+MAX_PAYLOAD_BYTES: Final = 1 << 16
+_HEAD: Final = struct.Struct("<cI")
+_SIZE: Final = struct.Struct("<HH")
+
+
+class FrameKind(Enum):
+    """What a frame means."""
+
+    OPEN = b"O"
+    INPUT = b"I"
+    INPUT_END = b"E"
+    RESIZE = b"W"
+    RELEASE = b"K"
+    CONNECT = b"C"
+    OUTPUT_END = b"F"
+    OUTPUT = b"D"
+    EXIT = b"X"
+
+
+class AttachError(ValueError):
+    """The peer sent something that is not of this protocol."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """The first frame: who wants what."""
+
+    argv: tuple[str, ...] = ()
+    user: str | None = None
+    rows: int = 24
+    cols: int = 80
+    term: str = "xterm"
+
+    def payload(self) -> bytes:
+        """As bytes."""
+        return json.dumps(asdict(self)).encode()
+
+
+def read_opening(payload: bytes) -> Opening:
+    """The opening in a frame. Raises `AttachError`."""
+    try:
+        said = json.loads(payload)
+        return Opening(
+            argv=tuple(str(arg) for arg in said["argv"]),
+            user=None if said["user"] is None else str(said["user"]),
+            rows=int(said["rows"]) & 0xFFFF,
+            cols=int(said["cols"]) & 0xFFFF,
+            term=str(said["term"])[:64],
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise AttachError("not an opening") from error
+
+
+def read_target(payload: bytes) -> int | str:
+    """What a `CONNECT` names: a port, or a path. Raises `AttachError`."""
+    try:
+        text = payload.decode()
+    except UnicodeDecodeError as error:
+        raise AttachError("not a target") from error
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 5 else text
+
+
+def frame(kind: FrameKind, payload: bytes = b"") -> bytes:
+    """One frame. The payload must fit."""
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise AttachError(f"{len(payload)} bytes in one frame")
+    return _HEAD.pack(kind.value, len(payload)) + payload
+
+
+def frames(kind: FrameKind, payload: bytes) -> Iterator[bytes]:
+    """As many frames as the payload needs."""
+    for start in range(0, len(payload), MAX_PAYLOAD_BYTES):
+        yield frame(kind, payload[start : start + MAX_PAYLOAD_BYTES])
+
+
+def size_payload(rows: int, cols: int) -> bytes:
+    """A terminal's size."""
+    return _SIZE.pack(rows & 0xFFFF, cols & 0xFFFF)
+
+
+def read_size(payload: bytes) -> tuple[int, int]:
+    """Rows and columns. Raises `AttachError`."""
+    try:
+        rows, cols = _SIZE.unpack(payload)
+    except struct.error as error:
+        raise AttachError("not a terminal's size") from error
+    return int(rows), int(cols)
+
+
+class FrameReader:
+    """Bytes in, frames out. Holds at most one frame's worth of bytes beyond what it was fed."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+
+    def feed(self, chunk: bytes) -> Iterator[tuple[FrameKind, bytes]]:
+        """The frames that `chunk` completes. Raises `AttachError`."""
+        self._held += chunk
+        while len(self._held) >= _HEAD.size:
+            kind, length = _HEAD.unpack_from(self._held)
+            if length > MAX_PAYLOAD_BYTES:
+                raise AttachError(f"a frame of {length} bytes")
+            if len(self._held) < _HEAD.size + length:
+                return
+            payload = bytes(self._held[_HEAD.size : _HEAD.size + length])
+            del self._held[: _HEAD.size + length]
+            try:
+                yield FrameKind(kind), payload
+            except ValueError as error:
+                raise AttachError(f"a frame of kind {kind!r}") from error
+
 
 logger = logging.getLogger(__name__)
 
@@ -287,3 +395,70 @@ def may_connect(peer: socket.socket) -> bool:
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     uid = struct.unpack("3i", credentials)[1]
     return uid in {0, os.geteuid()}
+
+
+_TIMEOUT_S: Final = 5.0
+
+
+def connect_to(path: Path, *, timeout_s: float = _TIMEOUT_S) -> socket.socket:
+    """A connection to an attach socket. Raises `OSError` if its owner is gone."""
+    stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    stream.settimeout(timeout_s)
+    try:
+        with short_path(path) as name:
+            stream.connect(name)
+    except OSError:
+        stream.close()
+        raise
+    return stream
+
+
+def release_cells(cell_id: str | None, home: Path | None = None) -> list[str]:
+    """Ask the owner of each held cell (or of one) to destroy it; a socket without an owner is
+    removed. Returns the cells that answered.
+    """
+    directory = attach_directory(home)
+    if not directory.is_dir():
+        return []
+    wanted = [path for path in sorted(directory.iterdir()) if cell_id in (None, path.name)]
+    return [path.name for path in wanted if _release(path)]
+
+
+def remove_dead_sockets(home: Path | None = None) -> list[str]:
+    """Remove the sockets whose owners are dead; returns their cells.
+
+    A socket that answers is left alone.
+    """
+    directory = attach_directory(home)
+    swept = []
+    for path in sorted(directory.iterdir()) if directory.is_dir() else []:
+        try:
+            connect_to(path, timeout_s=1).close()
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            swept.append(path.name)
+        except OSError:
+            continue  # full, or not ours to judge
+    return swept
+
+
+def _release(path: Path) -> bool:
+    try:
+        with connect_to(path) as stream:
+            stream.sendall(frame(FrameKind.RELEASE))
+            return bool(stream.recv(1))
+    except TimeoutError:
+        # A running sample's socket that is not served right now: its owner destroys the cell.
+        return False
+    except ConnectionRefusedError:
+        path.unlink(missing_ok=True)
+        return False
+    except OSError:
+        return False
+
+
+def login_command(cell_id: str, user: str | None) -> str:
+    """What a person types to get a terminal in a cell."""
+    script = Path(sys.executable).with_name("belljar")
+    launcher = [str(script)] if script.exists() else [sys.executable, "-m", "belljar"]
+    return shlex.join([*launcher, "attach", cell_id, *(["--user", user] if user else [])])

@@ -1,0 +1,270 @@
+"""What the ledger and Inspect's log record of one sample: identity, containment, health."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import anyio
+
+from belljar.cell.health import damage
+from belljar.dataclass import dataclass
+from belljar.differences import Difference, sentences
+from belljar.differences import Kind as DifferenceKind
+from belljar.events import Actor, Event, JsonValue, Kind, Trust
+from belljar.policy import LoadedPolicy
+from belljar.probe.model import ProbeReport, Verdict, worst
+
+if TYPE_CHECKING:
+    from belljar.cell import Cell
+    from belljar.cell.health import Damage, Health
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleIdentity:
+    """A sample's names.
+
+    `uuid` is what Inspect's log calls the sample's run; "" when there is no running sample (direct
+    use of the provider).
+    """
+
+    sample: str
+    epoch: int
+    task: str
+    uuid: str = ""
+    eval_id: str = ""
+    log: str = ""
+
+    def started(
+        self, policy: LoadedPolicy, differences: Iterable[Difference] = ()
+    ) -> dict[str, JsonValue]:
+        """As the data of its beginning: `log` is where Inspect writes the log that will have it,
+        `host_tools` the tools that may act outside of the cell, `differences` what is not as the
+        task's author or the policy's wrote it."""
+        return {
+            **self.data(),
+            "log": self.log,
+            "host_tools": list(policy.policy.host_tools_rule.allow),
+            "differences": [
+                each.data() for each in differences if each.kind is not DifferenceKind.KEPT
+            ],
+        }
+
+    def data(self) -> dict[str, JsonValue]:
+        """As an event's data."""
+        return {
+            "sample": self.sample,
+            "epoch": self.epoch,
+            "task": self.task,
+            "uuid": self.uuid,
+            "eval_id": self.eval_id,
+        }
+
+
+def identify(task_name: str, metadata: Mapping[str, object]) -> SampleIdentity:
+    """The identity of the sample that Inspect is starting in this context."""
+    from inspect_ai.log._samples import sample_active
+
+    active = sample_active()
+    named = str(metadata.get("__sample_id__", ""))
+    if active is None:
+        return SampleIdentity(sample=named or "-", epoch=1, task=task_name)
+    return SampleIdentity(
+        sample=named or str(active.sample.id),
+        epoch=active.epoch,
+        task=active.task,
+        uuid=active.sample_uuid,
+        eval_id=active.eval_id,
+        log=_absolute(active.log_location),
+    )
+
+
+def is_preparing() -> bool:
+    """Inspect prepares the sample of this context (files, setup script, tools); its solver has not
+    begun.
+
+    Inspect logs nothing of a sample that ends here. False outside of a sample.
+    """
+    from inspect_ai.log._samples import sample_active
+
+    active = sample_active()
+    return active is not None and active.started is None
+
+
+def _absolute(location: str) -> str:
+    """Where the log is, whoever asks: Inspect names it from the directory it runs in."""
+    # Path would resolve no `..`.
+    return location if "://" in location else os.path.abspath(location)  # noqa: PTH100
+
+
+CONTAINMENT_KEY: Final = "containment"
+"""Key of the sample's metadata in Inspect's log."""
+SOURCE: Final = "belljar probes"
+"""Source of the info events that Belljar puts into the sample's transcript."""
+CELL_VERDICT_KEY: Final = "containment_cell_verdict"
+"""Key of each score's metadata there.
+
+Not `containment`: with that a *scorer* makes a verdict worse.
+"""
+
+
+@dataclass(slots=True, kw_only=True)
+class Containment:
+    """What is known so far.
+
+    `clean`: the destruction found nothing left; None as long as it was not looked for.
+
+    `differences`: what of the cell is not as the task's author or the policy's wrote it.
+    """
+
+    run_id: str = ""
+    start: ProbeReport | None = None
+    end: ProbeReport | None = None
+    clean: bool | None = None
+    differences: tuple[Difference, ...] = ()
+
+    @property
+    def cell_verdict(self) -> Verdict:
+        """The worst of both ends and the destruction; what is missing is void."""
+        ends = [
+            report.verdict if report is not None else Verdict.VOID
+            for report in (self.start, self.end)
+        ]
+        return worst([*ends, Verdict.CONTAINED if self.clean else Verdict.VOID])
+
+    def data(self) -> dict[str, JsonValue]:
+        """As JSON values, for the ledger and for Inspect's log."""
+        return {
+            "run_id": self.run_id,
+            "cell_verdict": self.cell_verdict.value,
+            "start": _brief(self.start),
+            "end": _brief(self.end),
+            "destroyed": self.clean is True,
+        }
+
+
+def _brief(report: ProbeReport | None) -> dict[str, JsonValue]:
+    if report is None:
+        return {"verdict": Verdict.VOID.value, "problem": "it was not probed"}
+    breaches: list[JsonValue] = [
+        f"{each.name}: {each.seen}" for each in report.of(Verdict.BREACHED)
+    ]
+    return {
+        "verdict": report.verdict.value,
+        "probes": len(report.findings),
+        "digest": report.digest,
+        "duration_ms": round(report.duration_ms, 3),
+        "problem": report.problem,
+        "breaches": breaches,
+    }
+
+
+def bind_containment(containment: Containment, identity: SampleIdentity) -> None:
+    """Put the cell's verdict into the sample that Inspect is ending in this context: its metadata,
+    and each score's.
+
+    Inspect makes the logged sample after the sandbox is cleaned up, from the very state and scores
+    that are changed here. Outside of that sample (cells that were held, direct use of the provider)
+    there is nothing to bind to; the ledger has it.
+    """
+    from inspect_ai.solver._task_state import sample_state
+
+    state = sample_state()
+    if state is None or not identity.uuid or state.uuid != identity.uuid:
+        return
+    data: dict[str, Any] = containment.data()
+    data["differences"] = list(sentences(containment.differences))
+    state.metadata[CONTAINMENT_KEY] = data
+    for score in (state.scores or {}).values():
+        score.metadata = {**(score.metadata or {}), CELL_VERDICT_KEY: data["cell_verdict"]}
+
+
+def note_probes(phase: str, report: ProbeReport, run_id: str) -> None:
+    """Say in the sample's transcript that its cell was probed, for which run, and what
+    came of it.
+    """
+    from inspect_ai.log import transcript
+
+    said: dict[str, Any] = {"phase": phase, "run_id": run_id, **_brief(report)}
+    transcript().info(said, source=SOURCE)
+
+
+DEGRADED_KEY: Final = "sandbox_degraded"
+"""Key of the sample's metadata in Inspect's log (a list of objects) and of each score's (causes).
+"""
+
+Phase = Literal["baseline", "call", "end"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Degraded:
+    """The first damage of one cell; `op` is the operation begun last when it was noticed."""
+
+    cell_id: str
+    damage: Damage
+    phase: Phase
+    op: int
+
+    def data(self) -> dict[str, JsonValue]:
+        """As JSON values, for Inspect's log. The ledger has the detail."""
+        cause = self.damage.cause.value
+        return {"cell": self.cell_id, "cause": cause, "phase": self.phase, "op": self.op}
+
+
+class HealthWatch:
+    """The health of one cell during its sample."""
+
+    def __init__(self, cell: Cell, record: Callable[[Event], None]) -> None:
+        self.degraded: Degraded | None = None
+        self._cell = cell
+        self._record = record
+        self._baseline: Health | None = None
+
+    async def take_baseline(self) -> None:
+        """What later checks are compared with."""
+        self._baseline, _ = await self._check("baseline")
+
+    async def look(self, phase: Literal["call", "end"]) -> None:
+        """Check, unless nothing of the sample ran here, or the cell is known to be degraded."""
+        if self._baseline is None or self.degraded is not None:
+            return
+        _, found = await self._check(phase)
+        if found is not None and self.degraded is None:
+            self.degraded = Degraded(
+                cell_id=self._cell.id, damage=found, phase=phase, op=self._cell.last_op
+            )
+
+    async def _check(self, phase: Phase) -> tuple[Health, Damage | None]:
+        self._record_check(Kind.CELL_CHECKING, phase=phase)
+        began = anyio.current_time()
+        health = await self._cell.check_health()
+        found = damage(self._baseline, health) if self._baseline is not None else None
+        self._record_check(
+            Kind.CELL_CHECKED,
+            phase=phase,
+            op=self._cell.last_op,
+            cause=found.cause.value if found is not None else "",
+            detail=found.detail if found is not None else "",
+            duration_ms=round((anyio.current_time() - began) * 1000, 3),
+        )
+        return health, found
+
+    def _record_check(self, kind: Kind, **data: JsonValue) -> None:
+        trust = Trust.GUEST_REPORTED if kind is Kind.CELL_CHECKED else Trust.HOST_OBSERVED
+        self._record(
+            Event(kind=kind, data=data, cell_id=self._cell.id, actor=Actor.BELLJAR, trust=trust)
+        )
+
+
+def bind_degraded(degraded: Iterable[Degraded], identity: SampleIdentity) -> None:
+    """Mark the sample that Inspect is ending in this context: its metadata, and each score's."""
+    from inspect_ai.solver._task_state import sample_state
+
+    found, state = list(degraded), sample_state()
+    if not found or state is None or not identity.uuid or state.uuid != identity.uuid:
+        return
+    state.metadata[DEGRADED_KEY] = [each.data() for each in found]
+    causes = ", ".join(dict.fromkeys(each.damage.cause.value for each in found))
+    for score in (state.scores or {}).values():
+        score.metadata = {**(score.metadata or {}), DEGRADED_KEY: causes}

@@ -1,0 +1,290 @@
+"""Where cells, their images and run directories come from: `RealCells`, or a test's source."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from belljar.differences import Difference, Kind
+from belljar.errors import HostError, PolicyError
+from belljar.events import Actor
+from belljar.harness.config import check_below
+from belljar.plan.make import granted
+from belljar.policy.limits import demanded_tier
+from belljar.policy.stand_ins import CellStandIn
+from belljar.store.home import belljar_home
+from belljar.units import printable
+
+if TYPE_CHECKING:
+    from belljar.cell import Cell
+    from belljar.image import Image
+    from belljar.image.store import MissingImage
+    from belljar.ledger import RunDirectory
+    from belljar.policy import LoadedPolicy, Policy
+    from belljar.probe.model import ProbeReport
+
+
+def print_status(text: str) -> None:
+    """Print a line to standard error; standard output is for results. Raises nothing."""
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)
+
+
+class CellSource(Protocol):
+    """Makes run directories, images and cells."""
+
+    def start_run(
+        self, kind: str, argv: list[str], *, home: Path | None, what: str = ""
+    ) -> AbstractContextManager[RunDirectory]:
+        """A new run directory; leaving the block closes it. `what` names it in lists."""
+
+    def build_images(self, builds: Iterable[str], *, images: Set[str], home: Path | None) -> None:
+        """Build the missing ones of `builds` (`BelljarConfig.builds`) that are among `images`."""
+
+    def check_images(self, policies: Sequence[LoadedPolicy], *, home: Path | None) -> None:
+        """Raises `HostError` that names every image that is missing."""
+
+    def image_differences(
+        self, policy: LoadedPolicy, *, home: Path | None
+    ) -> tuple[Difference, ...]:
+        """What becomes of the configuration of the images of a range's cells."""
+
+    async def prepare(self, policy: LoadedPolicy, *, run: RunDirectory, home: Path | None) -> None:
+        """Plan and make the template."""
+
+    def open_cell(
+        self, policy: LoadedPolicy, *, run: RunDirectory, home: Path | None, ahead: bool = False
+    ) -> AbstractAsyncContextManager[Cell]:
+        """A fresh cell, destroyed on leaving; `ahead`: recorded as not needed by a sample yet."""
+
+    async def probe(self, cell: Cell, *, run: RunDirectory, phase: str) -> ProbeReport:
+        """The quick set of probes in a running cell, recorded."""
+
+
+class RealCells:
+    """Cells of this host. An image name means the same image throughout a run."""
+
+    def __init__(self) -> None:
+        self._digests: dict[tuple[Path | None, str], str] = {}
+
+    def start_run(
+        self, kind: str, argv: list[str], *, home: Path | None, what: str = ""
+    ) -> AbstractContextManager[RunDirectory]:
+        """A new run directory in the store, with the versions of the libraries used."""
+        from belljar.ledger import create_run
+
+        versions = {name: version(name) for name in ("inspect-ai", "anyio", "pydantic")}
+        return create_run(home or belljar_home(), kind, argv, what=what, versions=versions)
+
+    def build_images(self, builds: Iterable[str], *, images: Set[str], home: Path | None) -> None:
+        """By buildah, with its output on standard error. Raises `PolicyError` or `HostError`."""
+        build_missing(builds, images, home or belljar_home(), report=print_status)
+
+    def check_images(self, policies: Sequence[LoadedPolicy], *, home: Path | None) -> None:
+        """Against the store."""
+        from belljar.image.store import refuse_missing
+
+        refuse_missing(missing_images(policies, home or belljar_home()))
+
+    def image_differences(
+        self, policy: LoadedPolicy, *, home: Path | None
+    ) -> tuple[Difference, ...]:
+        """As the store has it."""
+        return differences_of_images(policy, home or belljar_home())
+
+    async def prepare(self, policy: LoadedPolicy, *, run: RunDirectory, home: Path | None) -> None:
+        """Plan on this host and make the template. Prints which tiers were skipped."""
+        from belljar.cell import prepare
+
+        self.check_unchanged(policy, home=home)
+        parts = await prepare(policy, recorder=run.recorder, home=home)
+        for sentence in parts.plan.skipped_tiers:
+            print_status(f"belljar: {sentence}")
+
+    @asynccontextmanager
+    async def open_cell(
+        self, policy: LoadedPolicy, *, run: RunDirectory, home: Path | None, ahead: bool = False
+    ) -> AsyncIterator[Cell]:
+        """A clone of the template.
+
+        Raises `HostError` when an image of the range was replaced since the run was prepared.
+        """
+        from belljar.cell import open_cell
+        from belljar.probe.run import breach_of
+
+        async def on_target(target: Cell) -> None:  # probed before its own program runs
+            breach = breach_of(await self.probe(target, run=run, phase="start"), target.id)
+            if breach is not None:
+                raise breach
+
+        async with open_cell(
+            policy, run=run, home=home, actor=Actor.HARNESS, ahead=ahead, on_target=on_target
+        ) as cell:
+            for each in (cell, *cell.others.values()):
+                if each.plan.image is not None:
+                    self._check(home, each.plan.policy.image, each.plan.image.digest)
+            yield cell
+
+    def check_unchanged(self, policy: LoadedPolicy, *, home: Path | None) -> None:
+        """Raises `HostError` when an image name means another image than when the run began."""
+        from belljar.image import Store
+        from belljar.image.store import find_images
+
+        for name, image in find_images(Store(home or belljar_home()), policy.policy.images).items():
+            self._check(home, name, image.digest)
+
+    def _check(self, home: Path | None, name: str, digest: str) -> None:
+        if self._digests.setdefault((home, name), digest) != digest:
+            what = f"the image {printable(name)} was replaced in the store while this run uses it"
+            raise HostError(
+                what, hint="start the run again; give images of other tasks names of their own"
+            )
+
+    async def probe(self, cell: Cell, *, run: RunDirectory, phase: str) -> ProbeReport:
+        """As the workload, with the host's witnesses."""
+        from belljar.probe.run import probe_cell
+
+        return await probe_cell(cell, recorder=run.recorder, phase=phase)
+
+
+def build_missing(
+    builds: Iterable[str],
+    images: Set[str],
+    home: Path,
+    *,
+    report: Callable[[str], None] = lambda _line: None,
+) -> None:
+    """Build what is among `images`; `builds` as `BelljarConfig.builds`.
+
+    An image of that name that Belljar did not build is used as it is; so is one that was built of
+    the same files, with or without network. Raises `PolicyError` for a build that fails and for
+    different builds of one name, `HostError` without buildah or a base.
+    """
+    from belljar.image.buildah import BuildRequest, StepError, build_dockerfile, is_built
+    from belljar.image.store import Store
+
+    store = Store(home)
+    for each in running_builds(builds, images):
+        root = Path(each["root"])
+        context, dockerfile = root / each["context"], root / each["dockerfile"]
+        for path in (context / "in", dockerfile):
+            check_below(path, root)
+        request = BuildRequest(
+            context=context,
+            name=each["image"],
+            dockerfile=dockerfile,
+            args=each["args"],
+            target=each["target"],
+            keep_setuid=True,  # what of it works in a cell is its tier's to say
+        )
+        if store.missing(request.name) is None:
+            found = store.find(request.name)
+            if not found.built or is_built(store, found, request):
+                continue
+        report(f"building the image {printable(request.name)}")
+        try:
+            build_dockerfile(home, request, report=report)
+        except StepError as error:
+            hint = f"if its steps need the network: {command_of(each, network=True)}"
+            raise PolicyError(error.what, where=error.where, hint=hint) from error
+
+
+def running_builds(builds: Iterable[str], images: Set[str]) -> list[dict[str, Any]]:
+    """Those that are among `images`, each once; `builds` as `BelljarConfig.builds`. Raises
+    `PolicyError` for different ones of one name. Pure.
+    """
+    wanted = {
+        json.dumps(each, sort_keys=True): each
+        for text in builds
+        if text
+        for each in json.loads(text)
+    }
+    running = [each for each in wanted.values() if each["image"] in images]
+    for name, count in Counter(each["image"] for each in running).items():
+        if count > 1:
+            what = (
+                f"{count} different builds are called {printable(name)}: a sample would run in "
+                f"another's image"
+            )
+            raise PolicyError(
+                what, hint="give each of them an `image` of its own in its compose file"
+            )
+    return running
+
+
+def command_of(build: Mapping[str, Any], *, network: bool = False) -> str:
+    """The command line that builds one, as JSON of `ServiceBuild`."""
+    root = Path(build["root"])
+    command = ["belljar", "image", "build", *(["--network"] if network else []), "--keep-setuid"]
+    command += ["-t", build["image"], "-f", str(root / build["dockerfile"])]
+    for name, value in build["args"].items():
+        command += ["--build-arg", f"{name}={value}"]
+    command += ["--target", build["target"]] if build["target"] else []
+    return shlex.join([*command, str(root / build["context"])])
+
+
+def missing_images(policies: Iterable[LoadedPolicy], home: Path) -> tuple[MissingImage, ...]:
+    """The images of these cells and the other cells of their ranges that the store does
+    not have.
+    """
+    from belljar.image import Store
+    from belljar.image.store import missing_images as missing_in
+
+    known = list(policies)
+    users = {
+        **{policy.policy.image: "the sample's own cell" for policy in known},
+        **{
+            each.image: f"service `{name}`"
+            for policy in known
+            if policy.policy.network is not None
+            for name, each in policy.policy.network.stand_ins.items()
+            if isinstance(each, CellStandIn)
+        },
+    }
+    missing = missing_in(Store(home), (name for policy in known for name in policy.policy.images))
+    return tuple(replace(each, used_by=users.get(each.image, "")) for each in missing)
+
+
+def differences_of_images(policy: LoadedPolicy, home: Path) -> tuple[Difference, ...]:
+    """What becomes of the configuration of each image of these cells that the store has."""
+    from belljar.image import Store, image_differences
+
+    store, found = Store(home), list[Difference]()
+    for name in policy.policy.images:
+        with contextlib.suppress(HostError):
+            image = store.find(name)
+            facts = (*image_differences(image.config), *_setuid(image, policy.policy))
+            found += [replace(fact, where=f"image {name}") for fact in facts]
+    return tuple(found)
+
+
+def _setuid(image: Image, policy: Policy) -> Iterator[Difference]:
+    """What becomes of its set-user-ID programs.
+
+    A policy that asks for none gets none, as it says.
+    """
+    rights = policy.rights
+    tier = demanded_tier(policy.risk, policy.tier)
+    if rights is None or rights.setuid_programs == "off" or not image.setuid_programs:
+        return
+    if image.setuid_programs == "removed":
+        detail = "its programs lost the bit when it was imported, so `su` and `sudo` gain nothing"
+        hint = "import it again with --keep-setuid"
+        yield Difference(kind=Kind.DROPPED, key="set-user-ID", detail=detail, hint=hint)
+    elif granted(rights, tier).setuid_programs:
+        detail = "its programs gain their owner's rights, those of the cell's root at most"
+        yield Difference(kind=Kind.GRANTED, key="set-user-ID", detail=detail)
+    else:
+        detail = f"`su` and `sudo` gain nothing in a {tier.value} cell"
+        yield Difference(
+            kind=Kind.DROPPED, key="set-user-ID", detail=detail, hint="run it with --tier microvm"
+        )
