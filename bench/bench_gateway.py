@@ -34,8 +34,7 @@ from hypercorn.config import Config
 
 from belljar.events import Event
 from belljar.ledger import create_run
-from belljar.network.gateway.bounds import Bounds
-from belljar.network.gateway.config import GatewayConfig, GuardConfig, Listeners
+from belljar.network.gateway.config import Bounds, GatewayConfig, GuardConfig, Listeners
 from belljar.network.gateway.context import App, Receive, Scope, Send, StandInContext
 from belljar.network.gateway.serve import run
 from belljar.network.ipc import Ready, Said, UpDecoder, encode_ack

@@ -26,10 +26,9 @@ from pathlib import Path
 
 from belljar.policy import load_policy
 from belljar.signals.cases import Case, feeds, read_cases, scan_case
-from belljar.signals.protect import read_protected
 from belljar.signals.scanner import Scanner
 from belljar.signals.streams import StreamScanner
-from belljar.signals.values import Channel, KnownValue, ScanBounds, Source, spec_of
+from belljar.signals.values import Channel, KnownValue, ScanBounds, Source, read_protected, spec_of
 
 ROOT = Path(__file__).parents[1]
 CORPUS = ROOT / "tests/security/guard"

@@ -16,8 +16,7 @@ from typing import Any
 
 from belljar.events import Kind
 from belljar.ledger.schema import check_data
-from belljar.network.gateway.bounds import Bounds
-from belljar.network.gateway.config import GatewayConfig
+from belljar.network.gateway.config import Bounds, GatewayConfig
 from belljar.network.ipc import (
     Alive,
     Asked,

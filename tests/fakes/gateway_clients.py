@@ -19,7 +19,7 @@ from tests.fakes.gateway import Gateway
 from wsproto.events import Request
 
 from belljar.events import Kind
-from belljar.network.gateway.bounds import Bounds
+from belljar.network.gateway.config import Bounds
 
 # In everything but time: what waits is `test_gateway_waits`' affair, and a busy machine no client's fault.
 SMALL = Bounds(

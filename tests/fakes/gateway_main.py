@@ -13,8 +13,8 @@ from belljar.network import stand_ins
 from belljar.network.decide import CATCH_ALL
 from belljar.network.gateway.config import GatewayConfig, Listeners
 from belljar.network.gateway.context import App, Message, Receive, Scope, Send, StandInContext, StreamApp
+from belljar.network.gateway.main import watched_loop
 from belljar.network.gateway.serve import run
-from belljar.network.gateway.standstill import watched_loop
 from belljar.network.stand_ins.schemas import Schemas
 
 

@@ -10,13 +10,12 @@ from typing import Any, cast
 from tests.fakes.gateway import SHOP, layout
 
 from belljar.events import Kind
-from belljar.network.gateway.account import Account
-from belljar.network.gateway.bounds import Bounds
+from belljar.network.gateway.config import Bounds
 from belljar.network.gateway.context import Receive, Scope, Send
 from belljar.network.gateway.http import HttpConnection, hypercorn_config
 from belljar.network.gateway.middleware import Middleware
 from belljar.network.gateway.reporter import Item, Reporter
-from belljar.network.gateway.site import Peer, Site, connection_item
+from belljar.network.gateway.site import Account, Peer, Site, connection_item
 from belljar.plan.network import PortPlan, StandInPlan
 
 SUMMED = ("recorded_bytes", "framing_bytes", "remainder_bytes", "missing_bytes")

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import NoReturn, cast
 
 from belljar.events import Kind
-from belljar.network.gateway.bounds import Bounds
-from belljar.network.gateway.config import GatewayConfig, Listeners
+from belljar.network.gateway.config import Bounds, GatewayConfig, Listeners
 from belljar.network.gateway.reporter import ENDED, READY, Item, Reporter
 
 

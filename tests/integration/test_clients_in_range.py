@@ -19,8 +19,8 @@ from tests.real_packages import linked, real_packages
 from belljar.cell import Cell, open_cell, start_run
 from belljar.events import Kind
 from belljar.ledger import Line, RunDirectory, read_events, verify
-from belljar.network.gateway.account import TOO_MUCH
 from belljar.network.gateway.context import MAX_BODY_BYTES
+from belljar.network.gateway.site import TOO_MUCH
 from belljar.policy import load_policy
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.root, pytest.mark.anyio]

@@ -248,7 +248,7 @@ def test_a_gateway_is_shut_in(who: Who) -> None:
     held = sorted(words.split()[1] for words in json.loads(tried["descriptors"].replace("'", '"')))
     assert held == [*["other"] * 2, *["pipe"] * 2, *["socket"] * 8]
     assert tried["uid"] == "(True, False)"
-    assert tried["whoever ends a standstill"] == "'belljar.network.gateway.standstill'"
+    assert tried["whoever ends a standstill"] == "'belljar.network.gateway.main'"
 
 
 def test_the_sink_answers_for_every_address(who: Who) -> None:

@@ -26,7 +26,7 @@ from tests.integration.range_driver import TIMEOUT_S, Cell, Scene, cell, within
 from belljar.errors import ProtocolViolation
 from belljar.events import JsonValue
 from belljar.ledger.schema import check_data
-from belljar.network.gateway.bounds import Bounds
+from belljar.network.gateway.config import Bounds
 from belljar.network.owner.dial import Reach
 from belljar.network.owner.processes import SERVE
 from belljar.network.owner.spending import RunSpending

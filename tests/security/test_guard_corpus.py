@@ -10,10 +10,9 @@ from pathlib import Path
 
 from belljar.policy import load_policy
 from belljar.signals.cases import read_cases, scan_case, score
-from belljar.signals.protect import read_protected
 from belljar.signals.scanner import Scanner
 from belljar.signals.streams import StreamScanner
-from belljar.signals.values import ScanBounds, spec_of
+from belljar.signals.values import ScanBounds, read_protected, spec_of
 
 HERE = Path(__file__).parent / "guard"
 PAGE = (Path(__file__).parents[2] / "docs/guard.md").read_text()

@@ -19,8 +19,14 @@ from typing import TYPE_CHECKING, Final
 from belljar.errors import BelljarError, LedgerError, PolicyError
 from belljar.events import Event, Recorder
 from belljar.policy.guarding import Action, GuardRules, Place
-from belljar.signals.contacts import ServiceContacts
-from belljar.signals.observe import Carried, carried, event_of, hit_event, unscanned
+from belljar.signals.observe import (
+    Carried,
+    ServiceContacts,
+    carried,
+    event_of,
+    hit_event,
+    unscanned,
+)
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -326,7 +332,7 @@ def guarded_recorder(
     """A recorder for one cell or range of this policy; leaving the block waits for what is still to
     be scanned. `upstreams`: ids of the range's real services. Raises `PolicyError` for protected
     data that can't be used, `HostError` for a class whose package isn't installed."""
-    from belljar.signals.protect import read_protected
+    from belljar.signals.values import read_protected
 
     rules = loaded.policy.guard_rules
     values = read_protected(loaded) if rules.protect else ()

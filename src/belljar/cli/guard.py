@@ -156,10 +156,9 @@ async def _carry_out(cases: Sequence[Case], policy: str | None) -> tuple[Sequenc
 
 def _stream(policy: str | None) -> StreamScanner:
     """A scanner of what a policy protects. Raises PolicyError, HostError."""
-    from belljar.signals.protect import read_protected
     from belljar.signals.scanner import Scanner
     from belljar.signals.streams import StreamScanner
-    from belljar.signals.values import ScanBounds, spec_of
+    from belljar.signals.values import ScanBounds, read_protected, spec_of
 
     classes: tuple[str, ...] = ()
     values: tuple[KnownValue, ...] = ()

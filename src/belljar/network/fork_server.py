@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn
 
 from belljar.network import ipc, syscalls
-from belljar.network.capture.main import run_reader
+from belljar.network.capture.traffic_analysis import run_reader
 from belljar.network.gateway.main import run_gateway
 from belljar.network.supervisor.main import run_supervisor
 
@@ -77,7 +77,7 @@ def preload() -> None:
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(name)
     with contextlib.suppress(ModuleNotFoundError):
-        importlib.import_module("belljar.network.gateway.ca").warm_up()
+        importlib.import_module("belljar.network.gateway.tls").warm_up()
 
 
 class _Nursery:

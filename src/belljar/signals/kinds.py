@@ -21,8 +21,8 @@ from typing import Final, TypeAlias
 from belljar.dataclass import dataclass
 from belljar.policy.guarding import SERVICE_PORTS, DecoySpec
 from belljar.policy.guarding import DecoyKind as K
+from belljar.signals.credentials import openssh_private, public_blob, public_line, public_of
 from belljar.signals.mint import ALNUM, DAY_S, Login, SshLogin, Stream
-from belljar.signals.ssh_keys import openssh_private, public_blob, public_line, public_of
 
 BASE32: Final = string.ascii_uppercase + "234567"
 BASE62: Final = string.digits + string.ascii_uppercase + string.ascii_lowercase

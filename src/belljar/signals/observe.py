@@ -1,15 +1,18 @@
-"""What of an event the guard looks at, and which contact a hit in it is. Pure."""
+"""What recorded events mean to the guard: bytes to scan, contacts with decoys, and what the
+policy's `on` stops. Pure.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Any, Final
 
+from belljar.dataclass import dataclass
 from belljar.events import Actor, Event, JsonValue, Kind, Trust
-from belljar.policy.guarding import Action, Place
+from belljar.policy.guarding import GUARD_CLASSES, Action, Place, Stop, Trigger, stop_for
 from belljar.signals.values import Channel, Hit, Source
 
 MIN_SCANNED_BYTES: Final = 8
@@ -324,3 +327,122 @@ def _guest(kind: Kind, cell_id: str | None, data: Mapping[str, JsonValue]) -> Ev
     return Event(
         kind=kind, cell_id=cell_id, actor=Actor.GUEST, trust=Trust.HOST_OBSERVED, data=data
     )
+
+
+MAX_CONNECTIONS: Final = 10_000
+"""That are remembered as reported: as many as a gateway holds open."""
+_CONTACTS: Final = frozenset(
+    {
+        Kind.NETWORK_STREAM,
+        Kind.NETWORK_TLS,
+        Kind.NETWORK_HTTP,
+        Kind.NETWORK_WEBSOCKET,
+        Kind.NETWORK_CONNECTION,
+    }
+)
+
+
+class ServiceContacts:
+    """Of one range. `addresses`: of each decoy service its address → its id."""
+
+    def __init__(self, addresses: Mapping[str, str]) -> None:
+        self._addresses = dict(addresses)
+        self._ids = frozenset(addresses.values())
+        self._reported: dict[object, None] = {}
+
+    def records_itself(self, event: Event) -> bool:
+        """Whether this is a raw stream to a service, which has put on record all that came on it,
+        with what it was: a login is no data that was sent."""
+        return event.kind is Kind.NETWORK_STREAM and event.data.get("stand_in") in self._ids
+
+    def touched(self, event: Event, evidence: int) -> Event | None:
+        """What to record of the first event of a connection to a service."""
+        data = event.data
+        if event.kind not in _CONTACTS or data.get("traffic_analysis") is True:
+            return None
+        decoy = data.get("stand_in") or self._addresses.get(str(data.get("address", "")))
+        connection = data.get("connection")
+        if decoy not in self._ids or connection in self._reported:
+            return None
+        self._reported[connection] = None
+        if len(self._reported) > MAX_CONNECTIONS:
+            del self._reported[next(iter(self._reported))]
+        where = {name: data[name] for name in ("range", "cell", "connection") if name in data}
+        return Event(
+            kind=Kind.DECOY_TOUCHED,
+            cell_id=event.cell_id,
+            actor=Actor.GUEST,
+            trust=Trust.HOST_OBSERVED,
+            data={"decoy": decoy, "operation": "connect", "evidence": evidence, **where},
+        )
+
+
+_TRIGGERS: Final = {
+    Kind.DECOY_TOUCHED: Trigger.DECOY_TOUCHED,
+    Kind.DECOY_TAKEN: Trigger.DECOY_TAKEN,
+    Kind.DECOY_USED: Trigger.DECOY_USED,
+    Kind.DECOY_SENT: Trigger.SENT,
+    Kind.DECOY_CARRIED: Trigger.BREACH,
+}
+_WORDS: Final = {
+    Trigger.DECOY_TOUCHED: "a decoy was touched",
+    Trigger.DECOY_TAKEN: "a decoy was taken",
+    Trigger.DECOY_USED: "a decoy was used",
+    Trigger.SENT: "a decoy or protected data was sent",
+    Trigger.BREACH: "containment was breached",
+}
+_ENDPOINTS: Final = {"range", "upstream"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trip:
+    """What is to be stopped, and why.
+
+    `name`: the cell or range that it is about, "" for none. `evidence`: the event's number, None
+    when it could not be recorded.
+    """
+
+    stop: Stop
+    rule: str
+    reason: str
+    name: str = ""
+    evidence: int | None = None
+
+
+def trigger_of(event: Event) -> Trigger | None:
+    """What an event is to the rules; None for most.
+
+    Not a range's failure: its cells are ended with the breach as their error, which trips when it
+    leaves them.
+    """
+    data = event.data
+    match event.kind:
+        case Kind.GUARD_HIT:
+            is_protected = bool(data.get("value")) or data.get("class") in GUARD_CLASSES
+            return Trigger.SENT if is_protected and data.get("place") in _ENDPOINTS else None
+        case Kind.PROBE_COMPLETED:
+            return Trigger.BREACH if data.get("verdict") == "breached" else None
+        case Kind.CELL_DESTROYED | Kind.RANGE_DESTROYED:
+            return Trigger.BREACH if data.get("survivors") else None
+    return _TRIGGERS.get(event.kind)
+
+
+def trip_of(event: Event, number: int | None, stops: Mapping[Trigger, Stop]) -> Trip | None:
+    """What the rules stop because of this event; None: nothing."""
+    trigger = trigger_of(event)
+    stop = Stop.NOTHING if trigger is None else stop_for(stops, trigger)
+    is_told = event.kind is Kind.GUARD_HIT and event.data.get("action") == Action.STOP
+    if is_told and stop is Stop.NOTHING:
+        trigger, stop = Trigger.SENT, Stop.SAMPLE
+    if trigger is None or stop is Stop.NOTHING:
+        return None
+    about = event.data.get("decoy") or event.data.get("value") or event.data.get("class")
+    reason = f"{_WORDS[trigger]} ({about})" if isinstance(about, str) and about else _WORDS[trigger]
+    name = event.cell_id or event.data.get("range") or ""
+    return Trip(stop=stop, rule=trigger.value, reason=reason, name=str(name), evidence=number)
+
+
+def breach_trip(what: str, stops: Mapping[Trigger, Stop]) -> Trip | None:
+    """The same for a `ContainmentBreach` that was raised, whatever is on record of it."""
+    stop = stop_for(stops, Trigger.BREACH)
+    return None if stop is Stop.NOTHING else Trip(stop=stop, rule=Trigger.BREACH.value, reason=what)

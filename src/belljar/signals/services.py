@@ -13,11 +13,16 @@ from typing import Any, Final, TypeAlias
 
 from belljar.policy.guarding import SERVICE_PORTS, DecoySpec
 from belljar.policy.guarding import DecoyKind as K
-from belljar.signals.cloud import make_credentials
+from belljar.signals.credentials import (
+    fingerprint,
+    make_credentials,
+    public_blob,
+    public_line,
+    public_of,
+)
 from belljar.signals.kinds import card, npm_token, people, pypi_token
 from belljar.signals.kinds import password as draw_password
 from belljar.signals.mint import DAY_S, Login, MintedService, SshLogin, Stream
-from belljar.signals.ssh_keys import fingerprint, public_blob, public_line, public_of
 
 DrawService: TypeAlias = Callable[[Stream, DecoySpec], tuple[MintedService, Mapping[str, str]]]
 """The service, and the values that exist nowhere else, by name; `password` is the login's."""

@@ -22,7 +22,7 @@ from belljar.ledger.schema import check_data
 from belljar.policy import resolve_policy
 from belljar.policy.guarding import Stop, Trigger
 from belljar.process import identify
-from belljar.signals.rules import Trip
+from belljar.signals.observe import Trip
 from belljar.store.journal import CellAbout, Journal, own_entry
 
 OWN, BESIDE, OTHER = "c-000000000001", "c-000000000002", "c-000000000003"

@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.signals.cloud import make_credentials
+from belljar.signals.credentials import make_credentials
 from belljar.signals.mint import KEY_BYTES, Stream
 
 

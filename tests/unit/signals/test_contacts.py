@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from belljar.events import Event, JsonValue, Kind, Trust
-from belljar.signals.contacts import MAX_CONNECTIONS, ServiceContacts
+from belljar.signals.observe import MAX_CONNECTIONS, ServiceContacts
 
 HERE: dict[str, JsonValue] = {"range": "r-1", "cell": "default"}
 

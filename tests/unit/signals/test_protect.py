@@ -6,7 +6,7 @@ import pytest
 
 from belljar.errors import PolicyError
 from belljar.policy.guarding import Protected
-from belljar.signals.protect import MAX_FILE_BYTES, protected_values
+from belljar.signals.values import MAX_FILE_BYTES, protected_values
 
 CSV = b"name,email,note\nAda Lovelace,ada@customer.io,x\nBob,bob.miller@customer.io,y\n"
 

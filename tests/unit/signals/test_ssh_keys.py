@@ -7,7 +7,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.signals.ssh_keys import fingerprint, openssh_private, public_blob, public_line, public_of
+from belljar.signals.credentials import fingerprint, openssh_private, public_blob, public_line, public_of
 
 
 @given(st.binary(min_size=32, max_size=32), st.binary(min_size=4, max_size=4), st.text("abc@.", max_size=40))

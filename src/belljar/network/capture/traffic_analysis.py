@@ -1,22 +1,25 @@
-"""What one cell asked of another, as events, out of the packet record of a range that has ended.
-
-Pure.
+"""Requests between cells as events, read from the packet record of a range that has ended.
 
 The gateway records what is asked of it before it answers. Cells speak to each other directly: the
-packets are on record as they pass, and read here afterwards, in a process of its own (`reading`).
-What is left out is said: an event for each bound that was reached.
+packets are on record as they pass, and read here afterwards, in a process of its own, confined like
+a gateway, a fork of the fork server. An event says what was left out for each bound that was
+reached.
 """
 
 from __future__ import annotations
 
 import heapq
+import os
+import resource
+import socket
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from operator import itemgetter
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, NoReturn
 
 from belljar.events import Body, Event, JsonValue, Kind
+from belljar.network import ipc
 from belljar.network.capture import conversations
 from belljar.network.capture.conversations import Conversation, End, Listener, read_segments
 from belljar.network.capture.exchanges import (
@@ -28,7 +31,15 @@ from belljar.network.capture.exchanges import (
     exchanges,
 )
 from belljar.network.capture.packets import sent_frames
-from belljar.network.gateway.shown import MAX_SHOWN_HEADERS, MAX_SHOWN_URL_CHARS, shown_headers
+from belljar.network.confine import Confinement, confine
+from belljar.network.gateway.reporter import (
+    MAX_SHOWN_HEADERS,
+    MAX_SHOWN_URL_CHARS,
+    READY,
+    Item,
+    shown_headers,
+)
+from belljar.network.gateway.reporter import datagrams as datagrams_of
 from belljar.network.owner.budget import Budget
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import NetworkPlan
@@ -270,3 +281,43 @@ def _headers(headers: tuple[tuple[bytes, bytes], ...]) -> dict[str, JsonValue]:
 
 def _body(name: str, seen: SeenBody) -> Body:
     return Body(name=name, content=seen.kept, total_bytes=seen.total_bytes, sha256=seen.sha256)
+
+
+_DESCRIPTORS: Final = 16
+_GRACE_S: Final = 5
+
+
+def run_reader(fds: list[int], parent: int) -> NoReturn:
+    """`fds`: the owner's socket, the document, standard error, the record's files."""
+    owner = socket.socket(fileno=fds[0])
+    for standard in (1, 2):  # the fork server's are shared with all its children
+        os.dup2(fds[2], standard)
+    os.close(fds[2])
+    if ipc.receive(owner) != ({"go": True}, []):
+        raise ValueError("the owner has not said go")
+    document = ipc.from_file(fds[1])
+    processor_s, uid = int(document["processor_s"]), document["uid"]
+    resource.setrlimit(resource.RLIMIT_CPU, (processor_s, processor_s + _GRACE_S))
+    memory_bytes = int(document["memory_bytes"])
+    confine(
+        Confinement(uid=uid, directories={}, memory_bytes=memory_bytes, descriptors=_DESCRIPTORS),
+        parent=parent,
+    )
+    events = seen_exchanges(
+        [os.fdopen(fd, "rb") for fd in fds[3:]],
+        RangeLayout.from_json(document["layout"]),
+        NetworkPlan.from_json(document["network"]),
+        range_id=str(document["range"]),
+        budget=Budget(**document["budget"]),
+    )
+    number = 0
+    for number, event in enumerate(events, 1):
+        _say(owner, number, event)
+    for piece in datagrams_of(number + 1, Item(READY, {})):
+        owner.send(piece)
+    os._exit(0)
+
+
+def _say(owner: socket.socket, number: int, event: Event) -> None:
+    for piece in datagrams_of(number, Item(event.kind, event.data, event.bodies)):
+        owner.send(piece)

@@ -18,13 +18,12 @@ from hypercorn.config import Config
 
 from belljar.events import Kind
 from belljar.network.decide import ENCRYPTED
-from belljar.network.gateway.account import Account
 from belljar.network.gateway.dns_server import DnsServer
 from belljar.network.gateway.http import HttpConnection, hypercorn_config
 from belljar.network.gateway.middleware import Middleware
 from belljar.network.gateway.pipe import Pipe, TcpPipe, reset
 from belljar.network.gateway.reporter import Item
-from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, connection_item
+from belljar.network.gateway.site import RANGE_ENDED, Account, Peer, Site, connection_item
 from belljar.network.gateway.stream import Stream, sink, stream_data
 from belljar.network.gateway.tls import Terminator
 

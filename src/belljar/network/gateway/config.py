@@ -1,19 +1,176 @@
-"""What a gateway is started with."""
+"""What a gateway is started with, and the bounds of all that a guest could make grow in it."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
 from belljar.network.decide import UPSTREAM
-from belljar.network.gateway.bounds import Bounds
 from belljar.plan.addresses import RangeLayout
-from belljar.plan.network import PortPlan, StandInPlan, UpstreamPlan
+from belljar.plan.network import NetworkBounds, PortPlan, StandInPlan, UpstreamPlan
 from belljar.policy.guarding import Action, Place
 from belljar.signals.values import ScanSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What happens at each limit stands behind it.
+
+    Memory in all is bounded by `memory_bytes`, which several of these together can reach before any
+    of them is.
+    """
+
+    connections: int = 10_000
+    """Open at one time: a further one is reset at once, and counted (`limit.hit`)."""
+    connections_per_cell: int = 5_000
+    """Likewise, of one cell."""
+    tls_connections: int = 2_000
+    """Likewise, of those with TLS (about 60 KiB each)."""
+    handshake_timeout_s: float = 10.0
+    """From a connection's beginning to the end of its TLS handshake: closed, refused by name."""
+    handshake_bytes: int = 32 << 10
+    """Received before the end of a TLS handshake: likewise."""
+    head_timeout_s: float = 10.0
+    """From the first byte of a request's head to its last (slow-loris): closed, refused by name."""
+    idle_timeout_s: float = 60.0
+    """A connection without a request, or a WebSocket or stream without a byte: closed."""
+    connection_timeout_s: float = 3600.0
+    """A connection's whole life: closed."""
+    head_bytes: int = 64 << 10
+    """A request's head (HTTP/2: the header block, compressed, and the list, as RFC 9113 section
+    6.5.2 counts it): 431, HTTP/2: the connection is closed.
+    """
+    headers: int = 128
+    """Fields of a request's head: 431."""
+    body_bytes: int = 64 << 20
+    """A request's body: 413, and the connection is closed."""
+    body_wait_s: float = 20.0
+    """Between two pieces of a request's body: closed."""
+    body_bytes_per_s: int = 512
+    """The least mean rate of a request's body after `body_wait_s`: closed."""
+    request_timeout_s: float = 300.0
+    """From a request's head to the end of its answer: closed."""
+    requests_per_connection: int = 1_000
+    """The connection is closed after the answer."""
+    exchanges: int = 256
+    """Requests being answered at one time, WebSockets among them: 503."""
+    heads_bytes: int = 32 << 20
+    """Received of all heads that are not whole yet: 503, and the connection is closed."""
+    bodies_bytes: int = 128 << 20
+    """Of the bodies of all requests being answered: 503, and the connection is closed."""
+    websocket_message_bytes: int = 1 << 20
+    """One message, as it came (extensions that compress are not agreed to): the connection is
+    closed, code 1009.
+    """
+    h2_streams: int = 64
+    """Open at one time on a connection: refused by the protocol (RFC 9113 section 5.1.2)."""
+    h2_control_frames: int = 200
+    """Frames that are neither a request's nor filled DATA (RST_STREAM, PING, SETTINGS, PRIORITY,
+    WINDOW_UPDATE, empty ones), beyond `h2_control_frames_per_request` for each request that was
+    answered and one for each KiB sent: GOAWAY ENHANCE_YOUR_CALM (CVE-2023-44487, CVE-2019-9512 to
+    9518).
+    """
+    h2_control_frames_per_request: int = 16
+    remainder_bytes: int = 16 << 10
+    """Received on a connection and in no event but its own: chunk extensions, trailers, HTTP/2
+    frames that carry no request, WebSocket masks and control frames, what TLS does not decrypt. The
+    connection is closed above this and what it has earned: 64 bytes for each record and 1/32 of the
+    recorded and sent bytes. An ordinary client takes less than 1 KiB of it.
+    """
+    stream_bytes: int = 256 << 20
+    """Of a raw stream, both ways together: closed."""
+    upstream_wait_s: float = 30.0
+    """Between two pieces of what a real upstream says, TLS included: 504, or the answer is cut off.
+    """
+    upstream_exchange_s: float = 120.0
+    """From the question for a connection to the end of the answer, however it drips: 504, or the
+    answer is cut off.
+    """
+    upstream_exchanges: int = 8
+    """Connections to one real upstream at one time: further requests wait."""
+    dials: int = 32
+    """Questions for a connection to an upstream that the owner has not answered, whether or not
+    somebody still waits for it: 503.
+    """
+    questions: int = 32
+    """All other questions to the owner, likewise: as the stand-in says that it has failed."""
+    memory_bytes: int = 256 << 20
+    """What the process may use beside what it was started with, which its confinement sees to: a
+    connection or datagram that finds none left is cut, and counted.
+    """
+    kept_body_bytes: int = 64 << 10
+    """Kept of each body in a record: the rest is counted, and in the digest."""
+    kept_stream_bytes: int = 4 << 10
+    """Kept of each direction of a raw stream or the sink."""
+    sink_wait_s: float = 2.0
+    """How long the sink waits for first bytes."""
+    recorded_bytes: int = 1 << 30
+    """Of all kept bodies of the range: after it bodies are digests and lengths only."""
+    unrecorded_bytes: int = 16 << 20
+    """Events on their way to the owner: who wants to record waits."""
+    dns_events_per_s: int = 200
+    """Queries with an event of their own; more are counted together, at most fifty events a second
+    and cell.
+    """
+    dns_pending: int = 1_000
+    """Queries whose answer waits for the record: a further datagram is dropped, and counted."""
+    dns_tcp_connections: int = 256
+    """Open at one time: a further one is reset."""
+    dns_tcp_idle_s: float = 5.0
+    """RFC 7766 section 6.2.3: closed."""
+    dns_tcp_queries: int = 100
+    """On one connection: closed."""
+    farewell_s: float = 1.0
+    """How long a stand-in may go on with a request whose client has gone, to put on record what it
+    was: it is ended.
+    """
+    standstill_s: float = 12.0
+    """How long a stand-in may work on one thing without letting anything else in: the exchange
+    fails (500). Well below what the owner stands for.
+    """
+    alive_every_s: float = 5.0
+    """How often the owner hears that the loop turns."""
+    leaf_certificates: int = 128
+    """Kept made: the one longest unused is forgotten."""
+
+    @classmethod
+    def of(cls, plan: NetworkBounds, **changes: Any) -> Bounds:  # noqa: ANN401 - any field's value
+        """The bounds that a plan names, the rest as here."""
+        return cls(
+            **{
+                "connections": plan.connections,
+                "connections_per_cell": plan.connections_per_cell,
+                "tls_connections": min(plan.connections, 2_000),
+                "handshake_timeout_s": plan.header_timeout_s,
+                "head_timeout_s": plan.header_timeout_s,
+                "idle_timeout_s": plan.idle_timeout_s,
+                "head_bytes": plan.header_bytes,
+                "body_bytes": plan.body_bytes,
+                "recorded_bytes": plan.recorded_bytes,
+                "memory_bytes": plan.gateway_memory_bytes,
+                "kept_body_bytes": min(plan.recorded_body_bytes, 64 << 10),
+                "kept_stream_bytes": min(plan.recorded_stream_bytes, 4 << 10),
+                **changes,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Bounds:
+        """The inverse of `dataclasses.asdict`.
+
+        Raises `ValueError` for a name it doesn't know and for what is no positive number.
+        """
+        unknown = set(data) - {item.name for item in fields(cls)}
+        if unknown:
+            raise ValueError(f"there is no such bound: {min(unknown)}")
+        for name, value in data.items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+                raise ValueError(f"the bound {name} is no positive number")
+        return cls(**data)
+
 
 HTTP_PORT: Final = 80
 """Of an upstream: at all others TLS is spoken."""

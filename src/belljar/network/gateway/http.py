@@ -24,18 +24,14 @@ from hypercorn.typing import ConnectionState
 
 from belljar.errors import HostError
 from belljar.events import JsonValue, Kind
-from belljar.network.gateway.account import TOO_MUCH
-from belljar.network.gateway.bounds import Bounds
+from belljar.network.gateway.config import Bounds
 from belljar.network.gateway.context import App, Receive, Scope, Send, kept_body
-from belljar.network.gateway.fields import give_no_blank_back
-from belljar.network.gateway.http1 import Http1, RefusedRequest
+from belljar.network.gateway.http1 import Http1, RefusedRequest, keep_unread, patch_h11
 from belljar.network.gateway.http2 import Http2
 from belljar.network.gateway.middleware import INCOMING, PEER
 from belljar.network.gateway.pipe import Pipe
-from belljar.network.gateway.reporter import Item
-from belljar.network.gateway.shown import shown
-from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, connection_item
-from belljar.network.gateway.unread import keep_unread
+from belljar.network.gateway.reporter import Item, shown
+from belljar.network.gateway.site import RANGE_ENDED, TOO_MUCH, Peer, Site, connection_item
 
 HYPERCORN: Final = "0.18."
 APP_QUEUE: Final = 2
@@ -48,7 +44,7 @@ if not importlib.metadata.version("hypercorn").startswith(HYPERCORN):
         where="network",
         hint="pip install --upgrade 'belljar-sandbox[network]'",
     )
-give_no_blank_back()
+patch_h11()
 
 
 class _Over(Exception):  # noqa: N818 - no error

@@ -7,6 +7,7 @@ hypercorn's `H11Protocol` and h11's buffer are no public interface: see
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sys
 from collections.abc import Awaitable, Callable
@@ -14,17 +15,58 @@ from http import HTTPStatus
 from typing import Any, Final, cast
 
 import h11
+from h11 import _abnf, _readers
 from hypercorn.events import Closed, Event, RawData
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.protocol.ws_stream import Handshake, WSStream
 from hypercorn.typing import ConnectionState
 
-from belljar.network.gateway.account import Account, Incoming
-from belljar.network.gateway.bounds import Bounds
+from belljar.errors import HostError
+from belljar.network.gateway.config import Bounds
 from belljar.network.gateway.middleware import INCOMING, MESSAGES, WEBSOCKET
-from belljar.network.gateway.unread import make_room
-from belljar.network.gateway.websocket import WebSocketRecord
-from belljar.network.gateway.ws_frames import WebSocketFrames
+from belljar.network.gateway.site import Account, Incoming
+from belljar.network.gateway.websocket import WebSocketFrames, WebSocketRecord
+
+_BLANKS: Final = r"[ \t]*"
+
+
+def patch_h11() -> None:
+    """Make h11's expression for a header field linear, for every h11 of this process.
+
+    h11 (0.16) lets the blanks after a field's colon be given back one by one: `a:`, 60,000 blanks
+    and a NUL take it 15 s. A value begins with no blank, so an expression that gives none back
+    takes the same fields. Raises `HostError` for an h11 that has another.
+    """
+    if _BLANKS not in _abnf.header_field:
+        raise HostError(
+            "the installed h11 reads header fields in a way that is not known here",
+            where="network",
+            hint="pip install --upgrade 'belljar-sandbox[network]'",
+        )
+    expression = _abnf.header_field.replace(_BLANKS, f"{_BLANKS}+")
+    _readers.header_field_re = re.compile(expression.encode("ascii"))
+
+
+def make_room(stream: Any) -> None:  # noqa: ANN401 - one of hypercorn's streams, or None
+    """Drops what a closing stream's application has not read: hypercorn would wait for room to tell
+    it of the end, for ever if it reads no more.
+    """
+    put = getattr(stream, "app_put", None)
+    if put is not None:
+        queue: asyncio.Queue[Any] = put.__self__
+        while queue.full():
+            queue.get_nowait()
+
+
+def keep_unread(stream: Any) -> None:  # noqa: ANN401 - one of hypercorn's streams, or None
+    """Has room for the word of the end behind what the application has not read.
+
+    Call it where nobody waits for room.
+    """
+    put = getattr(stream, "app_put", None)
+    if put is not None:
+        put.__self__._maxsize = 0
+
 
 _FRAMED: Final = (b"content-length", b"transfer-encoding")
 _CHUNK: Final = re.compile(

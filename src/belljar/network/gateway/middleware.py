@@ -19,11 +19,9 @@ from urllib.parse import unquote
 from belljar.capture import Capture
 from belljar.events import Body, JsonValue, Kind
 from belljar.network.decide import Asked, Refusal, Verdict, split_target
-from belljar.network.gateway.account import Incoming, field_lines
 from belljar.network.gateway.context import App, Message, Receive, Scope, Send, kept_body
-from belljar.network.gateway.reporter import Item
-from belljar.network.gateway.shown import MAX_SHOWN_URL_CHARS, shown, shown_headers
-from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, since_ms
+from belljar.network.gateway.reporter import MAX_SHOWN_URL_CHARS, Item, shown, shown_headers
+from belljar.network.gateway.site import RANGE_ENDED, Incoming, Peer, Site, field_lines, since_ms
 from belljar.network.gateway.websocket import WebSocketRecord
 from belljar.signals.values import Channel
 

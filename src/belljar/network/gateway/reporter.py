@@ -1,13 +1,5 @@
-"""The gateway's end of the event socket: an event goes up, the owner's word that it is recorded
-comes down.
-
-The wire (`belljar.network.ipc` has the owner's end): one JSON object a datagram, at most 64
-KiB, `{"id", "kind", "data", "bodies"}`, where `bodies` are `{"name", "kept_bytes", "total_bytes",
-"sha256"}`; each body's kept bytes follow in order in datagrams of at most 60 KiB, none for an empty
-one. Down comes `{"ack": id}`, or for a question (kind `ask`, `data` `{"what"}`, one body)
-`{"answer": id, "ok": bool, "bytes": N}` and N bytes likewise; to the question `dial` the answer is
-a descriptor beside the head. `{"end": seconds}` comes once, and is answered, so soon, by the last
-word of all: kind `ended`, `data` `{"unreported": N}`.
+"""The gateway's end of the event socket (wire format: `belljar.network.ipc`), and request text
+bounded for the record.
 """
 
 from __future__ import annotations
@@ -20,13 +12,44 @@ import json
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, NoReturn
 
 from belljar.events import Body, JsonValue
-from belljar.network.gateway.bounds import Bounds
+from belljar.network.gateway.config import Bounds
 from belljar.network.gateway.context import MAX_QUESTION_BYTES, kept_body
+from belljar.units import printable
+
+MAX_SHOWN_HEADERS: Final = 64
+MAX_SHOWN_HEADER_CHARS: Final = 512
+MAX_SHOWN_HEADERS_BYTES: Final = 16 << 10
+MAX_SHOWN_URL_CHARS: Final = 2048
+
+
+def shown(text: str | bytes, max_chars: int) -> str:
+    """`units.printable`, at once for what is printable ASCII."""
+    if isinstance(text, bytes) and text.isascii():
+        text = text.decode()
+    if isinstance(text, str) and len(text) <= max_chars and text.isascii() and text.isprintable():
+        return text
+    return printable(text, max_chars=max_chars)
+
+
+def shown_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[list[list[str]], int]:
+    """Header fields for a record: bounded as JSON, and how many were left out."""
+    kept: list[list[str]] = []
+    left = MAX_SHOWN_HEADERS_BYTES
+    dropped = 0
+    for name, value in headers:
+        pair = [shown(part, MAX_SHOWN_HEADER_CHARS) for part in (name, value)]
+        left -= len(json.dumps(pair))
+        if left < 0 or len(kept) == MAX_SHOWN_HEADERS:
+            dropped += 1
+        else:
+            kept.append(pair)
+    return kept, dropped
+
 
 MAX_DATAGRAM_BYTES: Final = 64 << 10
 PIECE_BYTES: Final = 60 << 10

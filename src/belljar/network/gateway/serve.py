@@ -21,13 +21,12 @@ from belljar.network import stand_ins
 from belljar.network.decide import CATCH_ALL, UPSTREAM
 from belljar.network.gateway import upstream
 from belljar.network.gateway.accept import Front
-from belljar.network.gateway.ca import Authority
 from belljar.network.gateway.config import GatewayConfig, Listeners
 from belljar.network.gateway.context import StandInContext
 from belljar.network.gateway.guard import Guard
 from belljar.network.gateway.reporter import READY, Item, Reporter, TooManyQuestions
 from belljar.network.gateway.site import Site
-from belljar.network.gateway.tls import Terminator
+from belljar.network.gateway.tls import Authority, Terminator
 from belljar.plan.network import StandInPlan
 
 SETTLING: Final = 0.25

@@ -15,8 +15,7 @@ from belljar.capture import Capture
 from belljar.events import JsonValue, Kind
 from belljar.network.gateway.context import StreamApp
 from belljar.network.gateway.pipe import Pipe
-from belljar.network.gateway.reporter import Item
-from belljar.network.gateway.shown import shown
+from belljar.network.gateway.reporter import Item, shown
 from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, since_ms
 from belljar.signals.values import Channel
 

@@ -26,10 +26,11 @@ from belljar.network.decide import MAX_NAME_BYTES, split_target
 from belljar.network.gateway.context import Receive, Scope, Send, kept_body
 from belljar.network.gateway.middleware import Refused, refuse
 from belljar.network.gateway.pipe import Pipe, TlsPipe
-from belljar.network.gateway.reporter import Item, TooManyQuestions
-from belljar.network.gateway.shown import (
+from belljar.network.gateway.reporter import (
     MAX_SHOWN_HEADER_CHARS,
     MAX_SHOWN_URL_CHARS,
+    Item,
+    TooManyQuestions,
     shown,
     shown_headers,
 )

@@ -18,9 +18,9 @@ from belljar.host.tools import SEARCH_PATH
 from belljar.network import ipc
 from belljar.network.capture.packets import held, join
 from belljar.network.confine import FILES_ROOT
-from belljar.network.gateway.bounds import Bounds
 from belljar.network.gateway.config import (
     HTTP_PORT,
+    Bounds,
     GatewayConfig,
     GuardConfig,
     as_neighbour,

@@ -13,7 +13,7 @@ from tests.fakes.gateway import layout, listener
 
 from belljar.network.gateway import site as sites
 from belljar.network.gateway.accept import Front
-from belljar.network.gateway.bounds import Bounds
+from belljar.network.gateway.config import Bounds
 from belljar.network.gateway.reporter import Item, Reporter
 from belljar.network.gateway.site import Peer, Site
 from belljar.network.gateway.tls import Terminator

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.events import JsonValue
-from belljar.network.gateway.account import KEPT_BYTES, LATE_BODY, LATE_BODY_BYTES, PART_BYTES, Account, Incoming
+from belljar.network.gateway.site import KEPT_BYTES, LATE_BODY, LATE_BODY_BYTES, PART_BYTES, Account, Incoming
 
 PLACE: dict[str, JsonValue] = {"cell": "agent", "address": "10.0.0.1", "port": 80, "source_port": 1024}
 

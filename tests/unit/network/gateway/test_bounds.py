@@ -6,7 +6,7 @@ from dataclasses import asdict, fields
 
 import pytest
 
-from belljar.network.gateway.bounds import Bounds
+from belljar.network.gateway.config import Bounds
 from belljar.plan.network import NetworkBounds
 
 

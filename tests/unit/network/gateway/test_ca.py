@@ -13,7 +13,7 @@ import pytest
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
-from belljar.network.gateway.ca import Authority
+from belljar.network.gateway.tls import Authority
 
 NOW = dt.datetime(2026, 5, 1, tzinfo=dt.UTC)
 
@@ -91,14 +91,14 @@ def test_the_certificates_are_neutral_and_dated_back(tmp_path: Path) -> None:
 _FORKS = """
 import os
 from pathlib import Path
-from belljar.network.gateway import ca
+from belljar.network.gateway import tls
 
-ca.warm_up()
+tls.warm_up()
 for _ in range(3):
     child = os.fork()
     if child == 0:
-        os.write(1, ca.Authority(Path("/"), ca.dt.datetime(2026, 5, 1), 1)._key.public_key().public_bytes(
-            ca.serialization.Encoding.X962, ca.serialization.PublicFormat.CompressedPoint).hex().encode() + b"\\n")
+        os.write(1, tls.Authority(Path("/"), tls.dt.datetime(2026, 5, 1), 1)._key.public_key().public_bytes(
+            tls.serialization.Encoding.X962, tls.serialization.PublicFormat.CompressedPoint).hex().encode() + b"\\n")
         os._exit(0)
     os.waitpid(child, 0)
 """

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from tests.fakes.gateway import layout
 
-from belljar.network.gateway.bounds import Bounds
-from belljar.network.gateway.config import GatewayConfig, as_neighbour, as_stand_in
+from belljar.network.gateway.config import Bounds, GatewayConfig, as_neighbour, as_stand_in
 from belljar.plan.network import PortPlan, StandInPlan, UpstreamPlan
 
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from tests.fakes.gateway import layout
 
-from belljar.network.gateway.bounds import Bounds
+from belljar.network.gateway.config import Bounds
 from belljar.network.gateway.dns import Answer
 from belljar.network.gateway.dns_server import QueryRecord
 from belljar.network.gateway.reporter import Item, Reporter

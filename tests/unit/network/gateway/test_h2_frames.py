@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.gateway_clients import raw_frame
 
-from belljar.network.gateway.h2_frames import Frame, Frames, size_updates
-from belljar.network.gateway.h2_guard import PREFACE
+from belljar.network.gateway.http2 import PREFACE, Frame, Frames, size_updates
 
 
 def cut(data: bytes, size: int) -> list[Frame]:

@@ -7,8 +7,8 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from belljar.network.gateway.bounds import Bounds
-from belljar.network.gateway.h2_guard import PREFACE, FloodGuard
+from belljar.network.gateway.config import Bounds
+from belljar.network.gateway.http2 import PREFACE, FloodGuard
 
 BOUNDS = Bounds(head_bytes=1000, h2_control_frames=20, h2_control_frames_per_request=2)
 DATA, HEADERS, PRIORITY, RST, SETTINGS, PING, WINDOW, CONTINUATION = 0, 1, 2, 3, 4, 6, 8, 9

@@ -12,8 +12,8 @@ from tests.fakes.gateway_clients import raw_frame
 from tests.fakes.http_connection import SUMMED, Told, talk
 
 from belljar.events import Kind
-from belljar.network.gateway.bounds import Bounds
-from belljar.network.gateway.h2_guard import PREFACE
+from belljar.network.gateway.config import Bounds
+from belljar.network.gateway.http2 import PREFACE
 from belljar.network.gateway.reporter import Item
 
 SECRET = b"s3cr3t-" + bytes(range(65, 91)) + b"-end"

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from belljar.events import Body, Kind
-from belljar.network.gateway.bounds import Bounds
+from belljar.network.gateway.config import Bounds
 from belljar.network.gateway.context import kept_body
 from belljar.network.gateway.reporter import MAX_DATA_BYTES, Item, Reporter, TooManyQuestions, datagrams
 from belljar.network.ipc import (

@@ -8,7 +8,7 @@ from unicodedata import category
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from belljar.network.gateway.shown import MAX_SHOWN_HEADERS_BYTES, shown, shown_headers
+from belljar.network.gateway.reporter import MAX_SHOWN_HEADERS_BYTES, shown, shown_headers
 
 
 @given(headers=st.lists(st.tuples(st.binary(max_size=600), st.binary(max_size=3000)), max_size=100))

@@ -7,7 +7,7 @@ from typing import cast
 
 from tests.fakes.gateway import OTHER, layout
 
-from belljar.network.gateway.bounds import Bounds
+from belljar.network.gateway.config import Bounds
 from belljar.network.gateway.reporter import Reporter
 from belljar.network.gateway.site import Site
 from belljar.plan.addresses import NameAddress

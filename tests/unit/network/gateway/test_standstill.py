@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from belljar.network.gateway.standstill import _is_a_stand_ins
+from belljar.network.gateway.main import _is_a_stand_ins
 
 STAND_IN = "belljar.network.stand_ins.git.packs"
 GATEWAY = "belljar.network.gateway.reporter"

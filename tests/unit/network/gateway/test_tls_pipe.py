@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.network.gateway.tls_pipe import Records
+from belljar.network.gateway.pipe import Records
 
 
 def cut(data: bytes, size: int) -> tuple[list[bytes], bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
-from belljar.network.gateway.unread import keep_unread, make_room
+from belljar.network.gateway.http1 import keep_unread, make_room
 
 
 async def full() -> tuple[asyncio.Queue[str], SimpleNamespace]:

@@ -17,8 +17,7 @@ from tests.fakes.real_world import LARGE_BYTES, Authority, WebServer, web_server
 
 from belljar.events import Kind
 from belljar.ledger.schema import check_data
-from belljar.network.gateway.bounds import Bounds
-from belljar.network.gateway.config import as_stand_in
+from belljar.network.gateway.config import Bounds, as_stand_in
 from belljar.network.gateway.middleware import Refused
 from belljar.network.gateway.reporter import Item, TooManyQuestions
 from belljar.network.gateway.site import Site

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wsproto.events import BytesMessage, Ping
 
-from belljar.network.gateway.account import Account
-from belljar.network.gateway.ws_frames import WebSocketFrames, unmasked
+from belljar.network.gateway.site import Account
+from belljar.network.gateway.websocket import WebSocketFrames, unmasked
 
 
 def cut(data: bytes, size: int) -> list[bytes]:

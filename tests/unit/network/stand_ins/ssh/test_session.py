@@ -25,7 +25,7 @@ from belljar.network.stand_ins.ssh import (
 )
 from belljar.network.stand_ins.ssh.shell import Host
 from belljar.network.stand_ins.ssh.wire import number, text
-from belljar.signals.ssh_keys import fingerprint, public_blob, public_line
+from belljar.signals.credentials import fingerprint, public_blob, public_line
 
 KEY, OTHER = (Ed25519PrivateKey.from_private_bytes(bytes((byte,)) * 32) for byte in (1, 2))
 BLOB, OTHER_BLOB = (public_blob(key.public_key().public_bytes_raw()) for key in (KEY, OTHER))
