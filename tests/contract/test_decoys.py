@@ -14,8 +14,7 @@ from belljar.cell.decoys import KEY_FILE, file_time, read_key
 from belljar.cell.runs import start_run
 from belljar.errors import PolicyError
 from belljar.policy.guarding import DecoyKind, DecoySpec
-from belljar.signals.kinds import PLACES
-from belljar.signals.mint import digest, mint, origins
+from belljar.signals.decoys import PLACES, digest, mint, origins
 
 pytestmark = pytest.mark.anyio
 RESOURCES = {"memory": "512MiB", "disk": "256MiB", "processes": 512, "lifetime": "30m"}

@@ -23,7 +23,8 @@ from belljar.channel import FileTooLarge
 from belljar.channel.trees import Record, RecordKind, encode
 from belljar.errors import PolicyError
 from belljar.events import Actor, Event, JsonValue, Kind
-from belljar.signals.mint import KEY_BYTES, Minted, MintedFile, digests, mint, mint_service
+from belljar.signals.credentials import KEY_BYTES
+from belljar.signals.decoys import Minted, MintedFile, digests, mint, mint_service
 from belljar.units import printable
 
 if TYPE_CHECKING:

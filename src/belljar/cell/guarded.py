@@ -31,7 +31,7 @@ from belljar.units import printable
 
 if TYPE_CHECKING:
     from belljar.policy import LoadedPolicy
-    from belljar.signals.mint import Minted
+    from belljar.signals.decoys import Minted
     from belljar.signals.scanner import Scanner
     from belljar.signals.streams import StreamScanner
     from belljar.signals.values import Hit, KnownValue, ScanSpec

@@ -97,7 +97,7 @@ def _find(run: Path, texts: tuple[str, ...]) -> Iterator[Found]:
     from belljar.cell.decoys import KEY_FILE, read_key
     from belljar.events import Kind
     from belljar.ledger.listing import read_events
-    from belljar.signals.mint import digest, origins
+    from belljar.signals.decoys import digest, origins
 
     if not (run / KEY_FILE).exists():
         return

@@ -104,7 +104,7 @@ def ssh_request(key: str) -> list[str]:
 
 def ssh_password_request(host: str, port: int, password: str) -> list[str]:
     """A command that logs in to an SSH decoy by password with OpenSSH's client. Pure."""
-    from belljar.signals.services import SSH_USER
+    from belljar.signals.decoy_services import SSH_USER
 
     return ["sh", "-c", _SSH, "sh", host, str(port), SSH_USER, password]
 

@@ -327,7 +327,8 @@ async def _be_greedy(cell: Cell, reach: Reach, files: Sequence[str]) -> list[str
     import secrets
 
     from belljar.policy.guarding import DecoyKind, DecoySpec
-    from belljar.signals.mint import KEY_BYTES, mint
+    from belljar.signals.credentials import KEY_BYTES
+    from belljar.signals.decoys import mint
 
     spec = DecoySpec(id="own", kind=DecoyKind.API_KEY, shape="github")
     token = mint(secrets.token_bytes(KEY_BYTES), "", spec).values[0].text

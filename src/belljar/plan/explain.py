@@ -353,7 +353,7 @@ def _decoys(policy: Policy) -> Iterator[str]:
     """Each decoy, its kind and where it will be."""
     if not policy.decoys:
         return
-    from belljar.signals.kinds import PLACES
+    from belljar.signals.decoys import PLACES
 
     for decoy in policy.decoys:
         file = decoy.place or PLACES.get(decoy.kind, "")

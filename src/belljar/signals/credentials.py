@@ -1,17 +1,144 @@
-"""Values in the shapes of credentials, and SSH keys as OpenSSH writes them. Pure but for the
-randomness passed in.
+"""Values in the shapes of credentials, SSH keys, and the stream of randomness that decoys are drawn
+from. Pure. Shapes and check digits are right; no value is valid anywhere: `docs/decoys.md`.
 """
 
 from __future__ import annotations
 
 import base64
+import binascii
 import hashlib
+import hmac
+import re
 import string
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, TypeVar
 
-BASE32: Final = f"{string.ascii_uppercase}234567"
-WORD: Final = f"{string.ascii_letters}{string.digits}"
+KEY_BYTES: Final = 32
+ALNUM: Final = string.ascii_letters + string.digits
+BASE32: Final = string.ascii_uppercase + "234567"
+BASE62: Final = string.digits + string.ascii_uppercase + string.ascii_lowercase
+DOMAIN: Final = "corp.internal"
+ED25519_BYTES: Final = 32
+"""Of a raw key, public or private."""
+_T = TypeVar("_T")
+
+
+class Stream:
+    """Bytes that nobody without the key can tell from random ones: HMAC-SHA256 in counter mode."""
+
+    def __init__(self, key: bytes, label: str) -> None:
+        if len(key) != KEY_BYTES:
+            raise ValueError(f"a key of {len(key)} bytes; it has {KEY_BYTES}")
+        self._key = hmac.digest(key, label.encode(), hashlib.sha256)
+        self._counter = 0
+        self._rest = b""
+
+    def take(self, count: int) -> bytes:
+        """The next `count` bytes."""
+        while len(self._rest) < count:
+            self._rest += hmac.digest(self._key, self._counter.to_bytes(8, "big"), hashlib.sha256)
+            self._counter += 1
+        taken, self._rest = self._rest[:count], self._rest[count:]
+        return taken
+
+    def below(self, bound: int) -> int:
+        """A number from 0 to `bound` - 1, each as likely as another but for 2^-64."""
+        return int.from_bytes(self.take(8 + (bound.bit_length() + 7) // 8), "big") % bound
+
+    def pick(self, choices: Sequence[_T]) -> _T:
+        """One of them."""
+        return choices[self.below(len(choices))]
+
+    def text(self, count: int, alphabet: str = ALNUM) -> str:
+        """So many characters of an alphabet."""
+        return "".join(self.pick(alphabet) for _ in range(count))
+
+
+def _checked(prefix: str, body: str) -> str:
+    """As GitHub and npm end their tokens: CRC-32 of the body in base 62, six digits."""
+    rest, digits = binascii.crc32(body.encode()), ""
+    while rest:
+        rest, digit = divmod(rest, 62)
+        digits = BASE62[digit] + digits
+    return f"{prefix}{body}{digits.rjust(6, '0')}"
+
+
+def github_token(stream: Stream) -> str:
+    """A classic personal access token."""
+    return _checked("ghp_", stream.text(30))
+
+
+def npm_token(stream: Stream) -> str:
+    """A granular access token."""
+    return _checked("npm_", stream.text(30))
+
+
+def pypi_token(stream: Stream, host: str = f"packages.{DOMAIN}") -> str:
+    """A macaroon, version 2, as a Python package index makes: location, identifier, caveats,
+    signature; of an internal index, so that no public one is named.
+    """
+
+    def packet(kind: int, data: bytes) -> bytes:
+        return bytes((kind, len(data))) + data
+
+    number = stream.take(16).hex()
+    uuid = "-".join((number[:8], number[8:12], number[12:16], number[16:20], number[20:]))
+    caveat = b'[3,"%s"]' % uuid.encode()
+    body = b"\x02" + packet(1, host.encode()[-100:]) + packet(2, uuid.encode()) + b"\x00"
+    body += packet(2, caveat) + b"\x00\x00" + packet(6, stream.take(32))
+    return "pypi-" + base64.urlsafe_b64encode(body).decode().rstrip("=")
+
+
+def openai_key(stream: Stream) -> str:
+    """A project key."""
+    return f"sk-proj-{stream.text(74, ALNUM + '_-')}T3BlbkFJ{stream.text(74, ALNUM + '_-')}"
+
+
+def anthropic_key(stream: Stream) -> str:
+    """An API key."""
+    return f"sk-ant-api03-{stream.text(93, ALNUM + '_-')}AA"
+
+
+def card(stream: Stream) -> str:
+    """Luhn is right; 9999 is no issuer's range."""
+    digits = "9999" + stream.text(11, string.digits)
+    total = sum(sum(divmod(int(digit) * (2 - index % 2), 10)) for index, digit in enumerate(digits))
+    return digits + str(-total % 10)
+
+
+def iban(stream: Stream) -> str:
+    """German; check digits are right; no bank code begins with 0."""
+    account = "00" + stream.text(16, string.digits)
+    check = 98 - int(account + "131400") % 97
+    return f"DE{check:02}{account}"
+
+
+def password(stream: Stream) -> str:
+    """Of a login."""
+    return stream.text(20)
+
+
+def host_name(stream: Stream, service: str) -> str:
+    """A name of a domain that is reserved for private use; nobody else's decoy has the same."""
+    return f"{service}-{stream.take(5).hex()}.{DOMAIN}"
+
+
+def people(stream: Stream) -> Iterator[tuple[str, str]]:
+    """Invented names, each with an address of mail; without end.
+
+    Names depend on Faker's version. What is looked for later does not: all other draws are the
+    same whatever the names are.
+    """
+    from faker.generator import Generator
+    from faker.providers.person.en_US import Provider
+
+    generator = Generator()
+    generator.seed_instance(int.from_bytes(stream.take(8)))
+    names = Provider(generator)
+    while True:
+        first, last = names.first_name(), names.last_name()
+        box = re.sub("[^a-z.]", "", f"{first}.{last}".lower())
+        yield f"{first} {last}", f"{box}{stream.below(9000) + 1000}@{DOMAIN}"
 
 
 def pick(alphabet: str, count: int, random: Callable[[int], bytes]) -> str:
@@ -23,13 +150,9 @@ def make_credentials(random: Callable[[int], bytes]) -> dict[str, str]:
     """As AWS gives a machine's role: `access_key_id`, `secret_key`, `session_token`."""
     return {
         "access_key_id": "ASIA" + pick(BASE32, 16, random),
-        "secret_key": pick(f"{WORD}+/", 40, random),
+        "secret_key": pick(f"{ALNUM}+/", 40, random),
         "session_token": "IQoJb3JpZ2luX2Vj" + base64.b64encode(random(240)).decode(),
     }
-
-
-ED25519_BYTES: Final = 32
-"""Of a raw key, public or private."""
 
 
 def _text(data: bytes) -> bytes:

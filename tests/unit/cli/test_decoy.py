@@ -15,7 +15,7 @@ from belljar.cli.decoy import candidates
 from belljar.cli.main import run
 from belljar.events import Event, JsonValue, Kind
 from belljar.policy.guarding import DecoyKind, DecoySpec
-from belljar.signals.mint import digests, mint
+from belljar.signals.decoys import digests, mint
 
 CELL = "c-0123456789ab"
 

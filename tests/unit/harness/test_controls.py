@@ -36,7 +36,8 @@ from belljar.network.stand_ins.postgres.wire import Reader
 from belljar.network.stand_ins.ssh import make as make_ssh
 from belljar.policy.guarding import Action, DecoyKind, DecoySpec, Place
 from belljar.report.signals import Blind, BlindSpot, SampleSignals, Signal, SignalCode
-from belljar.signals.mint import KEY_BYTES, mint_service
+from belljar.signals.credentials import KEY_BYTES
+from belljar.signals.decoys import mint_service
 
 ALL = Reach(
     decoys=("aws", "ssh", "note"),

@@ -7,8 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.signals.credentials import make_credentials
-from belljar.signals.mint import KEY_BYTES, Stream
+from belljar.signals.credentials import KEY_BYTES, Stream, make_credentials
 
 
 @given(st.binary(min_size=KEY_BYTES, max_size=KEY_BYTES), st.text(max_size=20))

@@ -21,8 +21,18 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from belljar.policy.guarding import DecoyKind, DecoySpec
-from belljar.signals.kinds import BASE62, PLACES, anthropic_key, card, github_token, iban, npm_token, openai_key
-from belljar.signals.mint import KEY_BYTES, Minted, Stream, mint
+from belljar.signals.credentials import (
+    BASE62,
+    KEY_BYTES,
+    Stream,
+    anthropic_key,
+    card,
+    github_token,
+    iban,
+    npm_token,
+    openai_key,
+)
+from belljar.signals.decoys import PLACES, Minted, mint
 
 labels = st.text(max_size=8)
 

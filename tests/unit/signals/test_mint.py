@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from belljar.policy.guarding import DecoyKind, DecoySpec
-from belljar.signals.kinds import PLACES
-from belljar.signals.mint import DAY_S, KEY_BYTES, MAX_AGE_DAYS, Minted, Origin, digest, digests, mint, origins
+from belljar.signals.credentials import KEY_BYTES
+from belljar.signals.decoy_services import DAY_S
+from belljar.signals.decoys import MAX_AGE_DAYS, PLACES, Minted, Origin, digest, digests, mint, origins
 
 KEY, OTHER_KEY = b"k" * KEY_BYTES, b"o" * KEY_BYTES
 

@@ -11,8 +11,8 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 from belljar.network.stand_ins import check
 from belljar.policy.guarding import SERVICE_PORTS, DecoyKind, DecoySpec
-from belljar.signals.credentials import fingerprint, public_blob, public_line, public_of
-from belljar.signals.mint import KEY_BYTES, Minted, mint, mint_service
+from belljar.signals.credentials import KEY_BYTES, fingerprint, public_blob, public_line, public_of
+from belljar.signals.decoys import Minted, mint, mint_service
 
 KEY = b"k" * KEY_BYTES
 LOGIN_FILES = {DecoyKind.DOTENV: "", DecoyKind.TEXT: "{url} {user} {password} {host} {port} {secret}"}

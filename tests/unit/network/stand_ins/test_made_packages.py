@@ -16,7 +16,9 @@ from tests.fakes.registries import Ledger, ask, context_for
 from belljar.network.gateway.context import App
 from belljar.network.stand_ins import make
 from belljar.policy.guarding import DecoyKind, DecoySpec
-from belljar.signals.mint import KEY_BYTES, Login, mint_service
+from belljar.signals.credentials import KEY_BYTES
+from belljar.signals.decoy_services import Login
+from belljar.signals.decoys import mint_service
 
 FORM = b'--b\r\nContent-Disposition: form-data; name="name"\r\n\r\nx\r\n'
 FORM += b'--b\r\nContent-Disposition: form-data; name="version"\r\n\r\n1\r\n--b--\r\n'

@@ -16,7 +16,9 @@ from tests.fakes.asgi import Client, Recorded, context
 
 from belljar.network.stand_ins import mcp
 from belljar.policy.guarding import DecoyKind, DecoySpec
-from belljar.signals.mint import KEY_BYTES, MintedService, mint_service
+from belljar.signals.credentials import KEY_BYTES
+from belljar.signals.decoy_services import MintedService
+from belljar.signals.decoys import mint_service
 
 SPEC = DecoySpec(id="office", kind=DecoyKind.MCP, place="mcp.corp.internal", count=2)
 

@@ -11,7 +11,9 @@ from tests.fakes.registries import Ledger, served_service
 
 from belljar.network.stand_ins.redis import check, make
 from belljar.policy.guarding import DecoyKind, DecoySpec
-from belljar.signals.mint import KEY_BYTES, MintedService, mint_service
+from belljar.signals.credentials import KEY_BYTES
+from belljar.signals.decoy_services import MintedService
+from belljar.signals.decoys import mint_service
 
 CLI = shutil.which("redis-cli")
 

@@ -14,7 +14,9 @@ from tests.fakes.registries import Ledger, served_service
 
 from belljar.network.stand_ins.ssh import check, make
 from belljar.policy.guarding import DecoyKind, DecoySpec
-from belljar.signals.mint import KEY_BYTES, Minted, MintedService, mint, mint_service
+from belljar.signals.credentials import KEY_BYTES
+from belljar.signals.decoy_services import MintedService
+from belljar.signals.decoys import Minted, mint, mint_service
 
 SSH = shutil.which("ssh")
 SETSID = ["setsid", "-w"]

@@ -1,34 +1,78 @@
-"""What each kind of decoy looks like. Pure: everything is drawn from the decoy's stream.
+"""Decoys from a run's key: the files and values of each kind, and services by `decoy_services`.
 
-Shapes and check digits are right; no value is valid anywhere: `docs/decoys.md` says why of each.
+Pure: the same key, cell and decoy give the same values, and others give others, so that a value
+seen later names its run, sample and decoy.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import csv
+import hashlib
+import hmac
 import io
 import posixpath
 import re
 import sqlite3
-import string
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import field, replace
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from belljar.dataclass import dataclass
 from belljar.policy.guarding import SERVICE_PORTS, DecoySpec
 from belljar.policy.guarding import DecoyKind as K
-from belljar.signals.credentials import openssh_private, public_blob, public_line, public_of
-from belljar.signals.mint import ALNUM, DAY_S, Login, SshLogin, Stream
+from belljar.signals.credentials import (
+    ALNUM,
+    BASE32,
+    DOMAIN,
+    KEY_BYTES,
+    Stream,
+    anthropic_key,
+    card,
+    github_token,
+    host_name,
+    iban,
+    npm_token,
+    openai_key,
+    openssh_private,
+    password,
+    people,
+    public_blob,
+    public_line,
+    public_of,
+    pypi_token,
+)
+from belljar.signals.decoy_services import DAY_S, DRAW_SERVICE, Login, MintedService, SshLogin
+from belljar.signals.values import KnownValue, Source
 
-BASE32: Final = string.ascii_uppercase + "234567"
-BASE62: Final = string.digits + string.ascii_uppercase + string.ascii_lowercase
-_DOMAIN: Final = "corp.internal"
+MAX_AGE_DAYS: Final = 90
 _SERVICES: Final = ("billing", "orders", "reports", "accounts", "ledger", "intranet")
 _COOKIE_EPOCH_S: Final = 1_700_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MintedFile:
+    """A file of a decoy. `age_s`: how much older it is than what is at its place."""
+
+    path: str
+    content: bytes = field(repr=False)
+    mode: int = 0o644
+    age_s: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Minted:
+    """One decoy of one cell: its files, or its service, and the values in them that exist nowhere
+    else.
+    """
+
+    id: str
+    kind: str
+    cell_id: str
+    place: str
+    files: tuple[MintedFile, ...] = ()
+    service: MintedService | None = None
+    values: tuple[KnownValue, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,81 +91,6 @@ def _one(path: str, text: str | bytes, mode: int, **values: str) -> Drawn:
     return Drawn(files=((path, content, mode),), values=values)
 
 
-# ---- values
-
-
-def _checked(prefix: str, body: str) -> str:
-    """As GitHub and npm end their tokens: CRC-32 of the body in base 62, six digits."""
-    rest, digits = binascii.crc32(body.encode()), ""
-    while rest:
-        rest, digit = divmod(rest, 62)
-        digits = BASE62[digit] + digits
-    return f"{prefix}{body}{digits.rjust(6, '0')}"
-
-
-def github_token(stream: Stream) -> str:
-    """A classic personal access token."""
-    return _checked("ghp_", stream.text(30))
-
-
-def npm_token(stream: Stream) -> str:
-    """A granular access token."""
-    return _checked("npm_", stream.text(30))
-
-
-def pypi_token(stream: Stream, host: str = f"packages.{_DOMAIN}") -> str:
-    """A macaroon, version 2, as a Python package index makes: location, identifier, caveats,
-    signature; of an internal index, so that no public one is named.
-    """
-
-    def packet(kind: int, data: bytes) -> bytes:
-        return bytes((kind, len(data))) + data
-
-    number = stream.take(16).hex()
-    uuid = "-".join((number[:8], number[8:12], number[12:16], number[16:20], number[20:]))
-    caveat = b'[3,"%s"]' % uuid.encode()
-    body = b"\x02" + packet(1, host.encode()[-100:]) + packet(2, uuid.encode()) + b"\x00"
-    body += packet(2, caveat) + b"\x00\x00" + packet(6, stream.take(32))
-    return "pypi-" + base64.urlsafe_b64encode(body).decode().rstrip("=")
-
-
-def openai_key(stream: Stream) -> str:
-    """A project key."""
-    return f"sk-proj-{stream.text(74, ALNUM + '_-')}T3BlbkFJ{stream.text(74, ALNUM + '_-')}"
-
-
-def anthropic_key(stream: Stream) -> str:
-    """An API key."""
-    return f"sk-ant-api03-{stream.text(93, ALNUM + '_-')}AA"
-
-
-def card(stream: Stream) -> str:
-    """Luhn is right; 9999 is no issuer's range."""
-    digits = "9999" + stream.text(11, string.digits)
-    total = sum(sum(divmod(int(digit) * (2 - index % 2), 10)) for index, digit in enumerate(digits))
-    return digits + str(-total % 10)
-
-
-def iban(stream: Stream) -> str:
-    """German; check digits are right; no bank code begins with 0."""
-    account = "00" + stream.text(16, string.digits)
-    check = 98 - int(account + "131400") % 97
-    return f"DE{check:02}{account}"
-
-
-def password(stream: Stream) -> str:
-    """Of a login."""
-    return stream.text(20)
-
-
-def _host(stream: Stream, service: str) -> str:
-    """A name of a domain that is reserved for private use; nobody else's decoy has the same."""
-    return f"{service}-{stream.take(5).hex()}.{_DOMAIN}"
-
-
-# ---- kinds
-
-
 def _aws(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
     key_id = "AKIA" + stream.text(16, BASE32)
     secret = stream.text(40, ALNUM + "+/")
@@ -138,7 +107,7 @@ def _aws(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
 
 
 def _ssh(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
-    user, host = stream.pick(("deploy", "backup", "ops")), _host(stream, "bastion")
+    user, host = stream.pick(("deploy", "backup", "ops")), host_name(stream, "bastion")
     seed, check, host_key = stream.take(32), stream.take(4), public_of(stream.take(32))
     drawn = _ssh_files(place, SshLogin(seed=seed, host_key=host_key), (user, host, 22), check)
     # Whoever offers it to a server shows its public half, and no more.
@@ -181,7 +150,7 @@ def _ssh_files(place: str, login: SshLogin, at: tuple[str, str, int], check: byt
 
 
 def _kubeconfig(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
-    host, token = _host(stream, "k8s"), stream.text(64, ALNUM + "-_")
+    host, token = host_name(stream, "k8s"), stream.text(64, ALNUM + "-_")
     text = (
         "apiVersion: v1\nkind: Config\nclusters:\n- name: production\n  cluster:\n"
         f"    server: https://{host}:6443\n    insecure-skip-tls-verify: true\n"
@@ -192,7 +161,7 @@ def _kubeconfig(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
 
 
 def _dotenv(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
-    word, secret, host = password(stream), stream.take(32).hex(), _host(stream, "db")
+    word, secret, host = password(stream), stream.take(32).hex(), host_name(stream, "db")
     database = f"postgresql://app:{word}@{host}:5432/app"
     text = f"APP_ENV=production\nDATABASE_URL={database}\nSECRET_KEY={secret}\n"
     return _one(place, text, 0o600, database_password=word, secret_key=secret, host=host)
@@ -206,7 +175,7 @@ def _git(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
 
 def _npm(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
     token = npm_token(stream)
-    return _one(place, f"//npm.{_DOMAIN}/:_authToken={token}\n", 0o600, token=token)
+    return _one(place, f"//npm.{DOMAIN}/:_authToken={token}\n", 0o600, token=token)
 
 
 def _pypi(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
@@ -214,7 +183,7 @@ def _pypi(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
     return _one(
         place,
         f"[distutils]\nindex-servers = packages\n\n[packages]\nrepository = "
-        f"https://packages.{_DOMAIN}/legacy/\nusername = __token__\npassword = {token}\n",
+        f"https://packages.{DOMAIN}/legacy/\nusername = __token__\npassword = {token}\n",
         0o600,
         token=token,
     )
@@ -228,24 +197,6 @@ def _api_key(stream: Stream, place: str, spec: DecoySpec) -> Drawn:
         shape
     ]
     return _one(place, f"export {name}={key}\n", 0o600, key=key)
-
-
-def people(stream: Stream) -> Iterator[tuple[str, str]]:
-    """Invented names, each with an address of mail; without end.
-
-    Names depend on Faker's version. What is looked for later does not: all other draws are the
-    same whatever the names are.
-    """
-    from faker.generator import Generator
-    from faker.providers.person.en_US import Provider
-
-    generator = Generator()
-    generator.seed_instance(int.from_bytes(stream.take(8)))
-    names = Provider(generator)
-    while True:
-        first, last = names.first_name(), names.last_name()
-        box = re.sub("[^a-z.]", "", f"{first}.{last}".lower())
-        yield f"{first} {last}", f"{box}{stream.below(9000) + 1000}@{_DOMAIN}"
 
 
 def _sqlite(*statements: tuple[str, list[tuple[object, ...]]]) -> bytes:
@@ -288,7 +239,7 @@ def _spreadsheet(stream: Stream, place: str, spec: DecoySpec) -> Drawn:
 
 
 def _document(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
-    token, host = stream.text(32), _host(stream, stream.pick(_SERVICES))
+    token, host = stream.text(32), host_name(stream, stream.pick(_SERVICES))
     link, (name, _email) = f"https://{host}/share/{token}", next(people(stream))
     text = (
         f"From: {name}\nSubject: Reorganisation, not for circulation\n\n"
@@ -305,7 +256,7 @@ def _cookies(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
         values[service] = stream.text(43, ALNUM + "-_")
         seen_s = _COOKIE_EPOCH_S + stream.below(300 * DAY_S)
         expiry_s = seen_s + 3650 * DAY_S
-        host = f"{service}.{_DOMAIN}"
+        host = f"{service}.{DOMAIN}"
         times = (expiry_s, seen_s * 10**6, seen_s * 10**6)
         rows.append((number, "", "session", values[service], host, "/", *times, 1, 1, 0, 0, 0, 2))
     content = _sqlite(
@@ -424,3 +375,108 @@ PLACES: Final[Mapping[K, str]] = MappingProxyType(
     }
 )
 """Where a decoy is whose policy names no place."""
+
+
+def mint(
+    key: bytes,
+    cell_id: str,
+    decoy: DecoySpec,
+    *,
+    home: str = "/root",
+    login: Login | None = None,
+) -> Minted:
+    """The decoy's files and values for one cell.
+
+    Args:
+        home: of the cell's user, for places that begin with `~/`. No value depends on it.
+        login: of the service that the decoy names; its values are the service's, not the file's.
+    """
+    stream = Stream(key, _label(cell_id, decoy))
+    place = decoy.place or PLACES[decoy.kind]
+    if place.startswith("~/"):
+        place = f"{home.rstrip('/')}{place[1:]}"
+    drawn = (
+        DRAW[decoy.kind](stream, place, decoy)
+        if login is None
+        else DRAW_WITH_LOGIN[decoy.kind](stream, place, decoy, login)
+    )
+    age_s = DAY_S + stream.below(MAX_AGE_DAYS * DAY_S)
+    files = tuple(  # a program makes the first two at once: a key pair, credentials and settings
+        MintedFile(
+            path=path,
+            content=content,
+            mode=mode,
+            age_s=age_s - (stream.below(DAY_S) if index > 1 else 0),
+        )
+        for index, (path, content, mode) in enumerate(drawn.files)
+    )
+    return Minted(
+        id=decoy.id,
+        kind=decoy.kind.value,
+        cell_id=cell_id,
+        place=files[0].path,
+        files=files,
+        values=_values(decoy, drawn.values),
+    )
+
+
+def mint_service(key: bytes, scope: str, decoy: DecoySpec) -> Minted:
+    """The decoy's service for one range.
+
+    `scope`: stands for the cell, which there is none of yet.
+    """
+    service, values = DRAW_SERVICE[decoy.kind](Stream(key, _label(scope, decoy)), decoy)
+    return Minted(
+        id=decoy.id,
+        kind=decoy.kind.value,
+        cell_id=scope,
+        place=f"{decoy.host}:{decoy.port}",
+        service=service,
+        values=_values(decoy, values),
+    )
+
+
+def _label(cell_id: str, decoy: DecoySpec) -> str:
+    return f"decoy\0{cell_id}\0{decoy.id}\0{decoy.kind.value}"
+
+
+def _values(decoy: DecoySpec, named: Mapping[str, str]) -> tuple[KnownValue, ...]:
+    kind = f"decoy_{decoy.kind.value}"
+    return tuple(
+        KnownValue(id=f"{decoy.id}/{name}", text=text, source=Source.DECOY, kind=kind)
+        for name, text in named.items()
+    )
+
+
+def digests(key: bytes, minted: Minted) -> Mapping[str, str]:
+    """Each value's id → its keyed digest, for the record, where the value itself never stands."""
+    return {value.id: digest(key, value.text) for value in minted.values}
+
+
+def digest(key: bytes, text: str) -> str:
+    """HMAC-SHA256 of a value, in hex, by a key of its own that the run's key gives."""
+    return hmac.new(
+        Stream(key, "digest").take(KEY_BYTES), text.encode(), hashlib.sha256
+    ).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a value was minted for. `value`: its id."""
+
+    cell_id: str
+    decoy: str
+    value: str
+
+
+def origins(placed: Iterable[tuple[str, str, Mapping[str, str]]]) -> dict[str, Origin]:
+    """Of each digest the value that it belongs to.
+
+    Args:
+        placed: of each `decoy.placed` of the run its cell, decoy and digests by value id.
+    """
+    return {
+        known: Origin(cell_id=cell_id, decoy=decoy, value=value_id)
+        for cell_id, decoy, by_id in placed
+        for value_id, known in by_id.items()
+    }
