@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from belljar.signals.decoders import SMALL, compressed, escapes, turned, uncut
-from belljar.signals.marks import marks, prepare_marks
 from belljar.signals.prefilter import Held, Prefilter
 from belljar.signals.runs import runs
+from belljar.signals.scanner import marks, prepare_marks
 
 TEXT = b"AKq9-xR7m.Zp2LwT8 and some words of prose behind it"
 B64, HEX = base64.b64encode(TEXT), TEXT.hex().encode()

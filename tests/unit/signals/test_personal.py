@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from belljar.signals.detectors import is_card, is_iban, luhn
 from belljar.signals.patterns import Patterns
-from belljar.signals.personal import is_card, is_iban, luhn
 
 
 @pytest.mark.parametrize("number", [b"4556 7375 8689 9855", b"5425233430109903", b"374245455400126"])

@@ -15,9 +15,8 @@ from belljar.events import Event, JsonValue
 from belljar.network.gateway.config import GuardConfig
 from belljar.network.gateway.reporter import Item
 from belljar.policy.guarding import Action, GuardRules, Place
-from belljar.signals.marks import prepare_marks
 from belljar.signals.observe import Carried, Contact, hit_event, unscanned
-from belljar.signals.scanner import Scanner
+from belljar.signals.scanner import Scanner, prepare_marks
 from belljar.signals.streams import StreamScanner
 from belljar.signals.values import Channel
 

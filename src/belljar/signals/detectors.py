@@ -1,17 +1,233 @@
-"""Personal data: cards, IBAN, national ids, e-mail addresses and phone numbers; each only where a
-policy names its class. `national_id` and `phone` need the extra `guard`.
+"""Detectors: credentials of well-known shapes, private keys, and personal data with check digits.
+
+Personal data is looked for only where a policy names its class; `national_id` and `phone` need the
+extra `guard`. Examples that vendors document are no hits.
 """
 
 from __future__ import annotations
 
+import binascii
+import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Final
+from functools import cache
+from typing import Final
 
+from belljar.dataclass import dataclass
 from belljar.errors import HostError
+from belljar.signals.prefilter import Held, places
 
-if TYPE_CHECKING:
-    from belljar.signals.patterns import Detector
+Check = Callable[[bytes], bool]
+
+MIN_ENTROPY: Final = 3.2
+"""Bits a character of a secret in context; English words have less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Detector:
+    """A class, the literals one of which is in any match, its pattern (group 1, if there is one, is
+    the value), and a check of what was found."""
+
+    cls: str
+    literals: tuple[bytes, ...]
+    pattern: re.Pattern[bytes]
+    check: Check | None = None
+    before: int = 0
+    within: int = 20_000
+
+    def matches(self, data: bytes, held: Held) -> Iterator[re.Match[bytes]]:
+        """Where literals are: a match begins at most `before` bytes earlier and ends `within` bytes
+        later. Searching for literals is what a processor does fastest."""
+        if not self.literals:
+            yield from self.pattern.finditer(data)
+            return
+        look = _near(self.pattern, self.before) if self.before else self.pattern
+        for text in self.literals:
+            last = 0
+            for at in places(data, text, held, text.decode()):
+                found = (
+                    look.match(data, max(last, at - self.before), at + self.within)
+                    if at >= last
+                    else None
+                )
+                if found:
+                    last = found.end()
+                    yield found
+
+
+@cache
+def _near(pattern: re.Pattern[bytes], before: int) -> re.Pattern[bytes]:
+    """A pattern that begins so many bytes behind where it is matched, or fewer; group 1 is as in
+    `Detector`."""
+    text = pattern.pattern.removeprefix(b"(?i)")
+    body = text if pattern.groups else b"(" + text + b")"
+    return re.compile(rb"[\s\S]{0,%d}?(?:%s)" % (before, body), pattern.flags)
+
+
+def entropy(text: bytes) -> float:
+    """Bits a byte."""
+    counts = Counter(text).values()
+    return -sum(n / len(text) * math.log2(n / len(text)) for n in counts)
+
+
+_PLACEHOLDER: Final = re.compile(
+    rb"(?i)example|placeholder|changeme|your[_-]?|redacted|dummy|sample|xxxx|\*\*\*\*|\.\.\.\."
+    rb"|<[a-z]|\$\{|\{\{|1234567890|abcdefgh|0000000"
+)
+
+
+def _is_real(text: bytes) -> bool:
+    """Neither a placeholder nor an example of a document."""
+    return not _PLACEHOLDER.search(text) and entropy(text) >= 2.5
+
+
+def _is_secret(text: bytes) -> bool:
+    """What stands behind `password=`: mixed and random enough, and no code."""
+    kinds = sum(
+        any(low <= byte <= high for byte in text) for low, high in ((48, 57), (65, 90), (97, 122))
+    )
+    return kinds >= 2 and _is_real(text) and entropy(text) >= MIN_ENTROPY and not _CODE.search(text)
+
+
+_CODE: Final = re.compile(
+    rb"[()\[\]{}]|^[a-z_.]+$|://|^[A-Za-z]+(?:[._-]+[A-Za-z]+)*$"
+    rb"|^[a-z]+[0-9]{0,3}\.[a-z]+[0-9]{0,3}[a-z]*$|^\$[A-Za-z_]\w*$|^--?[A-Za-z]+(?:-[a-z]+)*$"
+    rb"|^(?:/[A-Z]?[a-z._-]+[0-9]{0,2})+$|^[a-z0-9_+-]+(?:[./][a-z0-9_+-]+)*/[a-z0-9_+-]+\.[a-z]{1,"
+    rb"4}$"
+    rb"|^[~^v]?[0-9]+\.[0-9]+\.[0-9]+(?:[.+-][a-z0-9.-]+)?$"
+    rb"|^(?:this|self|exports[0-9]*|process\.env|[A-Za-z])\._?[A-Za-z]|[A-Za-z_]=[A-Za-z]\w{0,"
+    rb"8}\.[A-Za-z_]|=void$"
+)
+
+
+def _is_jwt(text: bytes) -> bool:
+    parts = [part.translate(_URLSAFE) + b"=" * (-len(part) % 4) for part in text.split(b".")]
+    try:
+        header, claims = (binascii.a2b_base64(part) for part in parts[:2])
+    except binascii.Error:
+        return False
+    return b'"alg"' in header and b"1234567890" not in claims
+
+
+_URLSAFE: Final = bytes.maketrans(b"-_", b"+/")
+
+
+def _token(cls: str, prefix: bytes, rest: bytes, check: Check = _is_real) -> Detector:
+    pattern = re.compile(b"(?<![A-Za-z0-9])" + re.escape(prefix) + rest + b"(?![A-Za-z0-9])")
+    return Detector(cls, (prefix,), pattern, check)
+
+
+CREDENTIALS: Final = (
+    *(
+        _token("aws_key", prefix, rb"[A-Z2-7]{16}")
+        for prefix in (b"AKIA", b"ASIA", b"ABIA", b"ACCA")
+    ),
+    Detector(
+        "aws_secret",
+        (b"ecret", b"ECRET", b"aws_key", b"AWS_KEY"),
+        re.compile(
+            rb"(?i)(?:aws|secret)[a-z_. -]{0,30}(?:key|secret)[a-z_]{0,10}[\"']?\s{0,4}[=:]\s{0,"
+            rb"4}[\"']?([A-Za-z0-9/+]{40})(?![A-Za-z0-9/+=])"
+        ),
+        _is_secret,
+        before=40,
+        within=140,
+    ),
+    *(
+        _token("github_token", prefix, rb"[A-Za-z0-9]{36,255}")
+        for prefix in (b"ghp_", b"gho_", b"ghu_", b"ghs_", b"ghr_")
+    ),
+    _token("github_token", b"github_pat_", rb"[A-Za-z0-9]{22}_[A-Za-z0-9]{59}"),
+    _token("gitlab_token", b"glpat-", rb"[A-Za-z0-9_-]{20,64}"),
+    _token("slack_token", b"xox", rb"[abeoprs]-[A-Za-z0-9-]{20,250}"),
+    _token(
+        "slack_webhook",
+        b"hooks.slack.com/services/",
+        rb"T[A-Z0-9]{8,12}/B[A-Z0-9]{8,12}/[A-Za-z0-9]{24}",
+    ),
+    *(
+        _token("stripe_key", prefix, rb"[A-Za-z0-9]{24,247}")
+        for prefix in (b"sk_live_", b"rk_live_", b"whsec_")
+    ),
+    _token("anthropic_key", b"sk-ant-", rb"[a-z]{3}[0-9]{2}-[A-Za-z0-9_-]{80,120}"),
+    _token(
+        "openai_key",
+        b"sk-",
+        rb"(?:(?:proj|svcacct|admin)-[A-Za-z0-9_-]{40,200}|[A-Za-z0-9]{20}T3BlbkFJ[A-Za-z0-9]{20}"
+        rb"|[A-Za-z0-9]{48})",
+    ),
+    _token("npm_token", b"npm_", rb"[A-Za-z0-9]{36}"),
+    _token("pypi_token", b"pypi-AgE", rb"[A-Za-z0-9_-]{50,250}"),
+    _token("google_key", b"AIza", rb"[A-Za-z0-9_-]{35}"),
+    _token("huggingface_token", b"hf_", rb"[A-Za-z]{34}"),
+    _token("sendgrid_key", b"SG.", rb"[A-Za-z0-9_-]{22}\.[A-Za-z0-9_-]{43}"),
+    _token(
+        "jwt",
+        b"eyJ",
+        rb"[A-Za-z0-9_-]{10,2000}\.eyJ[A-Za-z0-9_-]{10,4000}\.[A-Za-z0-9_-]{20,1000}",
+        _is_jwt,
+    ),
+    Detector(
+        "private_key",
+        (b"PRIVATE KEY",),
+        re.compile(
+            rb"-----BEGIN (?:[A-Z0-9]{1,12} ){0,2}PRIVATE KEY(?: "
+            rb"BLOCK)?-----(?:(?!-----END)[\s\S]){0,300}?[A-Za-z0-9+/=]{40}"
+            rb"(?:[\s\S]{0,16000}?-----END (?:[A-Z0-9]{1,12} ){0,2}PRIVATE KEY(?: BLOCK)?-----)?"
+        ),
+        before=40,
+    ),
+    Detector(
+        "private_key",
+        (b"PuTTY-User-Key-File-",),
+        re.compile(rb"PuTTY-User-Key-File-[23]: [\s\S]{20,8000}?Private-Lines: [0-9]+"),
+    ),
+    Detector(
+        "secret",
+        (
+            b"assw",
+            b"ASSW",
+            b"assp",
+            b"ASSP",
+            b"pwd",
+            b"PWD",
+            b"ass:",
+            b"ass=",
+            b"ASS=",
+            b"ecret",
+            b"ECRET",
+            b"oken",
+            b"OKEN",
+            b"key",
+            b"KEY",
+            b"Key",
+        ),
+        re.compile(
+            rb"(?i)(?:pass(?:word|wd|phrase)?|pwd|(?<![0-9]:)secret"
+            rb"|(?<!request)(?<!client)(?<!continuation)(?<!next)(?<!page)(?<!metadata-)token"
+            rb"|api[_-]?key|access[_-]?key|auth[_-]?key)[\"']?\s{0,3}(?:=>|:=|[=:])(?!=)\s{0,"
+            rb"3}[\"']?"
+            rb"([A-Za-z0-9!#$%*+/=?@^_~.-]{12,200})(?![A-Za-z0-9])"
+        ),
+        _is_secret,
+        before=12,
+        within=230,
+    ),
+    Detector(
+        "url_password",
+        (b"://",),
+        re.compile(
+            rb"(?i)\b[a-z][a-z0-9+.-]{1,20}://[^\s:/@\"']{1,64}:([^\s:/@\"'<>{}$]{8,"
+            rb"128})@[A-Za-z0-9\[]"
+        ),
+        _is_secret,
+        before=24,
+        within=220,
+    ),
+)
+
+# --- personal data ---
 
 _TEST_CARDS: Final = re.findall(
     r"[0-9]+",
@@ -124,8 +340,6 @@ _NATIONAL: Final[tuple[tuple[str, str], ...]] = (
 
 
 def _national(extra: str) -> Iterator[Detector]:
-    from belljar.signals.patterns import Detector
-
     try:
         from stdnum import get_cc_module
     except ModuleNotFoundError:
@@ -157,8 +371,6 @@ _DOCUMENTED_IDS: Final = frozenset({b"078-05-1120", b"219-09-9999", b"123-45-678
 
 
 def _phones() -> Iterator[Detector]:
-    from belljar.signals.patterns import Detector
-
     try:
         import phonenumbers
     except ModuleNotFoundError:
@@ -203,10 +415,8 @@ def _is_address(text: bytes) -> bool:
     )
 
 
-def detectors(classes: Iterable[str]) -> Iterator[Detector]:
+def personal_detectors(classes: Iterable[str]) -> Iterator[Detector]:
     """Those of the classes. Raises HostError where a class's package is not installed."""
-    from belljar.signals.patterns import Detector
-
     for cls in classes:
         if cls == "card":
             pattern = re.compile(
