@@ -37,7 +37,7 @@ from belljar.network.stand_ins.web import (
     uuid_of,
 )
 from belljar.policy.fields import kind_of, listed
-from belljar.signals.cloud import make_credentials
+from belljar.signals.credentials import make_credentials
 from belljar.units import quoted
 
 SETTINGS: Final = ("cloud", "tokens", "region", "data", "credentials")

@@ -13,7 +13,7 @@ from tests.fakes.asgi import NOW, context
 
 from belljar.network.stand_ins.metadata import make_identity
 from belljar.network.stand_ins.web import uuid_of
-from belljar.signals.cloud import pick
+from belljar.signals.credentials import pick
 
 
 @pytest.mark.parametrize("cloud", ["aws", "gcp", "azure"])

@@ -35,7 +35,7 @@ from belljar.network.stand_ins.ssh.wire import (
     offer,
     text,
 )
-from belljar.signals.ssh_keys import ED25519_BYTES, fingerprint, public_line
+from belljar.signals.credentials import ED25519_BYTES, fingerprint, public_line
 
 VERSION: Final = b"SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3"
 MAX_VERSION_BYTES: Final = 255

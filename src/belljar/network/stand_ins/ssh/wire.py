@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from belljar.dataclass import dataclass
-from belljar.signals.ssh_keys import public_blob
+from belljar.signals.credentials import public_blob
 
 MAX_PACKET_BYTES: Final = 36_000
 """Of a packet's length field: RFC 4253, 6.1 wants 35,000 to be taken."""
