@@ -1,27 +1,39 @@
-"""`belljar ps` and `belljar reap`: the cells of this host's journal."""
+"""`belljar ps`, `reap`, `kill`, `release` and `prune`: cells, and what they left in the store."""
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 import click
 
-from belljar.cli.complete import cells
-from belljar.cli.failures import Misuse
-from belljar.units import format_duration, format_size, printable
+from belljar.cli.console import (
+    Misuse,
+    column_widths,
+    complete_cells,
+    json_option,
+    parsed_by,
+    print_json,
+    run_async,
+    table_lines,
+    terminal_width,
+)
+from belljar.errors import HostError
+from belljar.units import format_duration, format_size, parse_duration, printable
 
 if TYPE_CHECKING:
     from belljar.isolation import CellListing
+    from belljar.isolation.kill import Killed, KillReport
+    from belljar.isolation.prune import Part
+
+_COLUMNS = ("CELL", "STATE", "AGE", "TIER", "SAMPLE", "MEMORY", "POLICY", "RUN", "OWNER", "KIND")
 
 
 @click.command("ps")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
-def ps(as_json: bool) -> int:  # noqa: FBT001 - click passes options by name
+@json_option("Print a JSON list.")
+def ps(*, as_json: bool) -> int:
     """List the cells that exist or whose owner crashed.
 
     `orphaned` cells belong to a process that is gone: `belljar reap` removes what is left of them.
@@ -33,13 +45,11 @@ def ps(as_json: bool) -> int:  # noqa: FBT001 - click passes options by name
     cells = list_cells()
     warn_if_held()
     if as_json:
-        click.echo(json.dumps([asdict(cell) for cell in cells], indent=2))
-        return 0
-    if not cells:
+        print_json([asdict(cell) for cell in cells])
+    elif not cells:
         click.echo("no cells")
-        return 0
-    for line in table(cells, columns_of(sys.stdout)):
-        click.echo(line)
+    else:
+        click.echo("\n".join(table(cells, terminal_width(sys.stdout))))
     return 0
 
 
@@ -53,23 +63,13 @@ def warn_if_held() -> bool:
     return held is not None
 
 
-def columns_of(stream: TextIO) -> int | None:
-    """How wide lines may be: COLUMNS, else the terminal's width; None for a pipe or file."""
-    given = os.environ.get("COLUMNS", "")
-    if given.isdecimal() and int(given):
-        return int(given)
-    return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else None
-
-
 def table(cells: Sequence[CellListing], width: int | None) -> list[str]:
     """A header and a line for each cell, with as many columns as fit, at least the first two."""
-    names = ("CELL", "STATE", "AGE", "TIER", "SAMPLE", "MEMORY", "POLICY", "RUN", "OWNER", "KIND")
-    rows = [names, *(_row(cell) for cell in cells)]
-    widths = [max(len(row[index]) for row in rows) for index in range(len(names))]
-    shown = len(names)
+    rows = [_COLUMNS, *(_row(cell) for cell in cells)]
+    widths, shown = column_widths(rows), len(_COLUMNS)
     while width is not None and shown > 2 and sum(widths[:shown]) + 2 * (shown - 1) > width:
         shown -= 1
-    return ["  ".join(map(str.ljust, row[:shown], widths)).rstrip() for row in rows]
+    return table_lines([row[:shown] for row in rows])
 
 
 def _row(cell: CellListing) -> tuple[str, ...]:
@@ -78,7 +78,7 @@ def _row(cell: CellListing) -> tuple[str, ...]:
     limit = f" of {format_size(about.memory_limit_bytes)}" if about.memory_limit_bytes else ""
     of_range = f"{about.name} of {about.range_id}" if about.name and about.name != "default" else ""
     sample = f"{about.sample} epoch {about.epoch}" if about.epoch > 1 else about.sample
-    said = (
+    words = (
         cell.cell_id,
         cell.state,
         format_duration(cell.started_s_ago),
@@ -90,20 +90,19 @@ def _row(cell: CellListing) -> tuple[str, ...]:
         str(cell.owner_pid or "-"),
         cell.kind,
     )
-    return tuple(printable(word, max_chars=40) or "-" for word in said)
+    return tuple(printable(word, max_chars=40) or "-" for word in words)
 
 
 @click.command("reap")
-@click.argument("cell", required=False, metavar="[CELL]", shell_complete=cells)
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
-def reap(cell: str | None, as_json: bool) -> int:  # noqa: FBT001 - click passes options by name
+@click.argument("cell", required=False, metavar="[CELL]", shell_complete=complete_cells)
+@json_option("Print a JSON list.")
+def reap(cell: str | None, *, as_json: bool) -> int:
     """Remove what crashed owners left behind: processes, control groups, mounts, files.
 
     Cells of living owners are not touched.
 
     Exit code 2 when something could not be removed.
     """
-    from belljar.cli._async import run_async
     from belljar.harness.attach import remove_dead_sockets
     from belljar.isolation import list_cells
     from belljar.isolation.reap import reap as reap_cells
@@ -111,23 +110,183 @@ def reap(cell: str | None, as_json: bool) -> int:  # noqa: FBT001 - click passes
 
     known = {one.cell_id: one.state for one in list_cells()}
     if cell is not None and known.get(cell) != "orphaned":
+        what, hint = f"there is no cell {cell} here", "`belljar ps` lists the cells"
         if cell in known:
-            raise Misuse(
-                f"{cell} is in use",
-                param="CELL",
-                hint="end the process that owns it (`belljar ps`)",
-            )
-        raise Misuse(
-            f"there is no cell {cell} here", param="CELL", hint="`belljar ps` lists the cells"
-        )
+            what, hint = f"{cell} is in use", "end the process that owns it (`belljar ps`)"
+        raise Misuse(what, param="CELL", hint=hint)
     reaped = run_async(reap_cells, None, cell_id=cell)
     remove_dead_sockets()
     sweep_watches()
     if as_json:
-        click.echo(json.dumps([asdict(one) for one in reaped], indent=2))
+        print_json([asdict(one) for one in reaped])
     else:
         for one in reaped:
             click.echo(printable(str(one)))
         if not reaped:
             click.echo("nothing to reap")
     return 2 if any(one.remaining for one in reaped) else 0
+
+
+@click.command("kill")
+@click.argument("names", nargs=-1, metavar="[CELL|RUN]...")
+@click.option("--all", "everything", is_flag=True, help="Every cell of this user's store.")
+@click.option(
+    "--hold", "hold_too", is_flag=True, help="And make no new cell until `belljar release`."
+)
+@click.option("--reason", default="", help="What owners and the record are told.")
+@json_option()
+def kill(
+    names: tuple[str, ...], *, everything: bool, hold_too: bool, reason: str, as_json: bool
+) -> int:
+    """Halt cells at once and prove that nothing of them is left.
+
+    It works from any login of the same user and needs no help of the process that owns the cells.
+    A cell of a range is killed with the whole range; a run with all its cells.
+
+    Exit code 2 when something could not be halted, or its end not be proven.
+    """
+    from belljar.isolation.kill import kill_now
+    from belljar.store.home import belljar_home
+
+    hint = "`belljar ps` lists the cells"
+    if bool(names) == everything:
+        both, neither = "--all and names exclude each other", "name cells or runs, or give --all"
+        raise Misuse(both if names else neither, hint=hint)
+    try:
+        report = kill_now(
+            belljar_home(), names, everything=everything, hold_too=hold_too, reason=reason
+        )
+    except LookupError as unknown:
+        name = printable(str(unknown.args[0]), max_chars=100)
+        what = f"there is no cell or run {name} here; nothing was killed"
+        raise Misuse(what, param="CELL", hint=hint) from None
+    if as_json:
+        order = report.order
+        print_json(
+            {
+                "kill_id": order.kill_id,
+                "ok": report.ok,
+                "scope": order.scope,
+                "reason": order.reason,
+                "duration_ms": round(report.duration_ms, 1),
+                "cells": [{**asdict(cell), "ok": cell.ok} for cell in report.cells],
+                "problems": list(report.problems),
+            }
+        )
+    else:
+        _print_killed(report, held=hold_too)
+    return 0 if report.ok else 2
+
+
+def _print_killed(report: KillReport, *, held: bool) -> None:
+    if report.cells:
+        click.echo(f"{'CELL':16} {'KIND':9} {'HALTED':>9}  DESTROYED")
+    for cell in report.cells:
+        after = "NO" if cell.halted_ms is None else f"{cell.halted_ms:.0f} ms"
+        click.echo(f"{cell.cell_id:16} {cell.kind:9} {after:>9}  {_destroyed(cell)}")
+    for problem in report.problems:
+        click.echo(f"not proven: {printable(problem, max_chars=300)}")
+    if not report.cells and not report.problems:
+        click.echo("nothing to kill: there are no cells")
+    if held:
+        click.echo("held: no new cell is made until `belljar release`")
+
+
+def _destroyed(cell: Killed) -> str:
+    if cell.remaining:
+        return f"NOT PROVEN: {', '.join(cell.remaining)}"
+    by = {
+        "owner": "by its owner",
+        "kill": "by this command: its owner did not react",
+        "reap": "by this command: its owner is dead",
+    }
+    return by.get(cell.ended_by, "NOT PROVEN")
+
+
+@click.command("release")
+@json_option()
+def release(*, as_json: bool) -> None:
+    """Lift the hold of `belljar kill --hold`: cells may be made again."""
+    from belljar.isolation.hold import release as lift
+    from belljar.store.home import belljar_home
+
+    held = lift(belljar_home())
+    if as_json:
+        hold = None if held is None else asdict(held)
+        print_json({"released": held is not None, "hold": hold})
+    else:
+        click.echo("nothing was held" if held is None else f"released; until now: {held}")
+
+
+@click.command("prune")
+@click.option(
+    "--unused-for",
+    callback=parsed_by(parse_duration),
+    metavar="DURATION",
+    default="14d",
+    show_default=True,
+    help="Templates and unpacked images that no cell used for so long.",
+)
+@click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    help="Whatever no living cell uses, and images without a name.",
+)
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@json_option()
+def prune(unused_for: float, *, everything: bool, dry_run: bool, as_json: bool) -> int:
+    """Remove what cells were made from and nobody uses any more, and say what was freed.
+
+    Templates and unpacked images whose image is gone or that were not used for a while, roots of
+    programs that were replaced, guest kernels that are not the current one, and halves of any of
+    them. Images with a name, runs and keys stay. What a living cell uses is never removed; what
+    goes is made again when a cell wants it.
+
+    Exit code 3 when something could not be removed.
+    """
+    from belljar.isolation.prune import prune as prune_store
+    from belljar.store.home import belljar_home
+
+    parts = run_async(
+        prune_store, belljar_home(), unused_for_s=unused_for, everything=everything, dry_run=dry_run
+    )
+    if as_json:
+        names = ("kind", "path", "why", "size_bytes", "state", "note")
+        shown = [{name: getattr(part, name) for name in names} for part in parts]
+        shown = [{**part, "path": str(part["path"])} for part in shown]
+        print_json({"dry_run": dry_run, "freed_bytes": freed_bytes(parts), "parts": shown})
+    else:
+        for line in prune_lines(parts, dry_run=dry_run):
+            click.echo(printable(line))
+    return prune_exit_code(parts)
+
+
+def prune_exit_code(parts: Sequence[Part]) -> int:
+    """The host's, when something stayed that nobody uses."""
+    return HostError.exit_code if any(part.state == "failed" for part in parts) else 0
+
+
+def freed_bytes(parts: Sequence[Part]) -> int:
+    """The size of what was removed, or would be."""
+    return sum(part.size_bytes for part in parts if part.state in {"removed", "unneeded"})
+
+
+def prune_lines(parts: Sequence[Part], *, dry_run: bool) -> list[str]:
+    """One for each part, and the sum."""
+    words = {
+        "unneeded": "would remove",
+        "removed": "removed",
+        "in use": "kept",
+        "failed": "NOT removed",
+    }
+    lines = []
+    for part in parts:
+        name = part.path.name if part.kind == "half-made" else part.path.name[:12]
+        note = f": {part.note}" if part.note else ""
+        size = format_size(part.size_bytes)
+        lines.append(f"{words[part.state]} {part.kind} {name} ({size}): {part.why}{note}")
+    if count := sum(part.state in {"removed", "unneeded"} for part in parts):
+        freed = f"{'would free' if dry_run else 'freed'} {format_size(freed_bytes(parts))}"
+        lines.append(f"{freed} ({count} parts)")
+    return lines or ["nothing to remove"]

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
 
-from belljar.units import printable
+from belljar.cli.console import json_option, print_json
+from belljar.errors import HostError
+from belljar.units import format_size, printable
 
 if TYPE_CHECKING:
     from belljar.host import HostFacts
-    from belljar.policy import Tier
 
-HOST_CANNOT_CODE = 3
+State = Literal["ok", "note", "no"]
 _LOW_DISK_MIB = 4096
 _LOW_MEMORY_MIB = 2048
 _LOW_OPEN_FILES = 4096
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Check:
     """One line of the table.
 
@@ -31,15 +31,13 @@ class Check:
     """
 
     what: str
-    state: Literal["ok", "note", "no"]
+    state: State
     detail: str
     hint: str = ""
 
 
 @click.command()
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON object: ready, tiers, checks and facts."
-)
+@json_option("Print one JSON object: ready, tiers, checks and facts.")
 @click.option(
     "--no-prove",
     is_flag=True,
@@ -50,7 +48,7 @@ class Check:
     is_flag=True,
     help="Boot a guest and run containers even if the results are remembered.",
 )
-def doctor(as_json: bool, no_prove: bool, prove_again: bool) -> int:  # noqa: FBT001
+def doctor(*, as_json: bool, no_prove: bool, prove_again: bool) -> int:
     """Say what this host can do in each tier, and why not. Installs and changes nothing.
 
     KVM counts only when a guest really boots under it, an OCI runtime only when it ran a container;
@@ -58,7 +56,7 @@ def doctor(as_json: bool, no_prove: bool, prove_again: bool) -> int:  # noqa: FB
     Exit code 0 when microVM cells, which the default risk demands, can run here (emulated, if there
     is no hardware virtualisation), 3 when not.
     """
-    from belljar.cli._facts import host_facts
+    from belljar.cli.policy import host_facts
     from belljar.store.home import belljar_home
 
     home = belljar_home()
@@ -66,20 +64,12 @@ def doctor(as_json: bool, no_prove: bool, prove_again: bool) -> int:  # noqa: FB
     found = [*host_checks(facts), *store_checks(home), *switch_checks(home, prove=not no_prove)]
     ready = all(check.state != "no" for check in found)
     if as_json:
-        click.echo(
-            json.dumps(
-                {
-                    "ready": ready,
-                    "tiers": tiers_as_json(facts),
-                    "checks": [asdict(check) for check in found],
-                    "facts": facts.to_json(),
-                },
-                indent=2,
-            )
-        )
+        checks = [asdict(check) for check in found]
+        tiers = tiers_as_json(facts)
+        print_json({"ready": ready, "tiers": tiers, "checks": checks, "facts": facts.to_json()})
     else:
         _show(found, verdict(found, emulated=facts.kvm.state.value != "proven"))
-    return 0 if ready else HOST_CANNOT_CODE
+    return 0 if ready else HostError.exit_code
 
 
 def switch_checks(home: Path, *, prove: bool) -> Iterator[Check]:
@@ -87,7 +77,7 @@ def switch_checks(home: Path, *, prove: bool) -> Iterator[Check]:
     from belljar.isolation.hold import RELEASE_HINT, read_hold
 
     if (held := read_hold(home)) is not None:
-        yield Check(what="held", state="no", detail=str(held), hint=RELEASE_HINT)
+        yield Check("held", "no", str(held), RELEASE_HINT)
     if not prove:
         return
     from anyio import run
@@ -96,22 +86,14 @@ def switch_checks(home: Path, *, prove: bool) -> Iterator[Check]:
 
     found = run(test_switch, home)
     if found.ok:
-        yield Check(
-            what="kill switch",
-            state="ok",
-            detail=f"halted a jail of its own in {found.duration_ms:.0f} ms",
-        )
+        yield Check("kill switch", "ok", f"halted a jail of its own in {found.duration_ms:.0f} ms")
     elif found.is_made:
+        detail = f"could not halt a jail of its own: {found.reason}"
         hint = "report it, with what `belljar doctor --json` prints"
-        yield Check(
-            what="kill switch",
-            state="no",
-            detail=f"could not halt a jail of its own: {found.reason}",
-            hint=hint,
-        )
+        yield Check("kill switch", "no", detail, hint)
     else:
         detail = f"not tested, since no jail could be made: {found.reason}"
-        yield Check(what="kill switch", state="note", detail=detail, hint="see what the tiers lack")
+        yield Check("kill switch", "note", detail, "see what the tiers lack")
 
 
 def host_checks(facts: HostFacts) -> list[Check]:
@@ -127,7 +109,7 @@ def host_checks(facts: HostFacts) -> list[Check]:
 
 
 def _tiers(facts: HostFacts) -> Iterator[Check]:
-    """Every tier: what it would run on here, or all that stands in its way.
+    """What each tier would run on here, or all that stands in its way.
 
     Only the microVM's absence is a `no`: the others replace nothing stronger.
     """
@@ -136,15 +118,25 @@ def _tiers(facts: HostFacts) -> Iterator[Check]:
 
     for tier in Tier:
         found = tier_obstacles(tier, facts)
+        state: State = "no" if tier is Tier.MICROVM else "note"
         for obstacle in found:
-            yield Check(
-                what=f"tier {tier}",
-                state="no" if tier is Tier.MICROVM else "note",
-                detail=obstacle.what,
-                hint=obstacle.hint,
-            )
+            yield Check(f"tier {tier}", state, obstacle.what, obstacle.hint)
         if not found:
             yield _works(tier.value, facts)
+
+
+def _works(tier: str, facts: HostFacts) -> Check:
+    runtime = facts.runtime(tier)
+    if runtime is None:
+        how = "can run, emulated; the first cell will prove it"
+        if facts.kvm.state.value == "proven":
+            how = "works: a guest booted under KVM"
+        return Check(f"tier {tier}", "ok", how)
+    name = f"{runtime.name} {runtime.version}, {runtime.path}"
+    if runtime.state.value == "proven":
+        port = f", but none with a network port: {runtime.no_port}" if runtime.no_port else ""
+        return Check(f"tier {tier}", "ok", f"works: {name} ran a container{port}")
+    return Check(f"tier {tier}", "note", f"{name}: {runtime.reason}", runtime.hint)
 
 
 def _ranges(facts: HostFacts) -> Iterator[Check]:
@@ -153,39 +145,15 @@ def _ranges(facts: HostFacts) -> Iterator[Check]:
 
     found = network_obstacles(facts)
     for obstacle in found:
-        yield Check(what="ranges", state="note", detail=obstacle.what, hint=obstacle.hint)
+        yield Check("ranges", "note", obstacle.what, obstacle.hint)
     if not found:
         nft = facts.tool("nft")
-        detail = (
-            f"can be made: nft {nft.version if nft else ''}, network namespaces, the libraries of "
-            f"the extra `network`"
-        )
-        yield Check(what="ranges", state="ok", detail=detail)
-
-
-def _works(tier: str, facts: HostFacts) -> Check:
-    runtime = facts.runtime(tier)
-    if runtime is None:
-        proven = facts.kvm.state.value == "proven"
-        how = (
-            "works: a guest booted under KVM"
-            if proven
-            else "can run, emulated; the first cell will prove it"
-        )
-        return Check(what=f"tier {tier}", state="ok", detail=how)
-    name = f"{runtime.name} {runtime.version}, {runtime.path}"
-    if runtime.state.value == "proven":
-        port = f", but none with a network port: {runtime.no_port}" if runtime.no_port else ""
-        return Check(what=f"tier {tier}", state="ok", detail=f"works: {name} ran a container{port}")
-    return Check(
-        what=f"tier {tier}", state="note", detail=f"{name}: {runtime.reason}", hint=runtime.hint
-    )
+        needed = f"nft {nft.version if nft else ''}, network namespaces, the libraries of the extra"
+        yield Check("ranges", "ok", f"can be made: {needed} `network`")
 
 
 def tiers_as_json(facts: HostFacts) -> dict[str, dict[str, object]]:
-    """For each tier, whether it can run here, whether that is proven, and all that stands in its
-    way.
-    """
+    """For each tier: whether it can run here, whether that is proven, and its obstacles."""
     from belljar.plan import tier_obstacles
     from belljar.policy import Tier
 
@@ -193,52 +161,30 @@ def tiers_as_json(facts: HostFacts) -> dict[str, dict[str, object]]:
     for tier in Tier:
         found, runtime = tier_obstacles(tier, facts), facts.runtime(tier.value)
         proof = facts.kvm.state.value if runtime is None else runtime.state.value
-        shown[tier.value] = {
-            "works": not found,
-            "proof": proof,
-            "obstacles": [{"what": obstacle.what, "hint": obstacle.hint} for obstacle in found],
-        }
+        obstacles = [{"what": obstacle.what, "hint": obstacle.hint} for obstacle in found]
+        shown[tier.value] = {"works": not found, "proof": proof, "obstacles": obstacles}
     return shown
 
 
 def _system(facts: HostFacts) -> Iterator[Check]:
-    who = "root" if facts.is_root else f"user {facts.uid}"
-    yield Check(
-        what="host",
-        state="ok",
-        detail=f"{facts.distro_id} {facts.distro_version}, {facts.arch}, kernel "
-        f"{facts.kernel_release}, as {who}",
-    )
-    yield Check(what="processors", state="ok", detail=f"{facts.cpus} × {facts.cpu_model}")
-    yield _amount(
-        "memory",
-        facts.memory_available_mib,
-        _LOW_MEMORY_MIB,
-        f"of {_mib(facts.memory_total_mib)} free",
-        "free some, or run fewer cells",
-    )
-    yield _amount(
-        "disk",
-        facts.disk_free_mib,
-        _LOW_DISK_MIB,
-        f"free for {facts.home}",
-        "free some, or put BELLJAR_HOME elsewhere",
-    )
+    user = "root" if facts.is_root else f"user {facts.uid}"
+    system = f"{facts.distro_id} {facts.distro_version}, {facts.arch}"
+    yield Check("host", "ok", f"{system}, kernel {facts.kernel_release}, as {user}")
+    yield Check("processors", "ok", f"{facts.cpus} × {facts.cpu_model}")
+    rest = f"of {_mib(facts.memory_total_mib)} free"
+    hint = "free some, or run fewer cells"
+    yield _amount("memory", facts.memory_available_mib, _LOW_MEMORY_MIB, rest, hint)
+    rest, hint = f"free for {facts.home}", "free some, or put BELLJAR_HOME elsewhere"
+    yield _amount("disk", facts.disk_free_mib, _LOW_DISK_MIB, rest, hint)
 
 
 def _amount(what: str, has_mib: int, low_mib: int, rest: str, hint: str) -> Check:
-    low = has_mib < low_mib
-    return Check(
-        what=what,
-        state="note" if low else "ok",
-        detail=f"{_mib(has_mib)} {rest}",
-        hint=hint if low else "",
-    )
+    is_low = has_mib < low_mib
+    state: State = "note" if is_low else "ok"
+    return Check(what, state, f"{_mib(has_mib)} {rest}", hint if is_low else "")
 
 
 def _mib(amount_mib: int) -> str:
-    from belljar.units import format_size
-
     return format_size(amount_mib << 20)
 
 
@@ -246,122 +192,88 @@ def _virtualisation(facts: HostFacts) -> Iterator[Check]:
     from belljar.host import KvmState
     from belljar.plan.obstacles import KVM_HINTS
 
-    proven = facts.kvm.state is KvmState.PROVEN
-    yield Check(
-        what="KVM",
-        state="ok" if proven else "note",
-        detail=f"proven: a guest booted under it ({facts.kvm.proved_for})"
-        if proven
-        else f"{facts.kvm.state.value}: {facts.kvm.reason}. Cells are emulated, and risk "
-        f"critical is refused",
-        hint=KVM_HINTS.get(facts.kvm.state, ""),
-    )
+    kvm = facts.kvm
+    if kvm.state is KvmState.PROVEN:
+        yield Check("KVM", "ok", f"proven: a guest booted under it ({kvm.proved_for})")
+    else:
+        emulated = "Cells are emulated, and risk critical is refused"
+        detail = f"{kvm.state.value}: {kvm.reason}. {emulated}"
+        yield Check("KVM", "note", detail, KVM_HINTS.get(kvm.state, ""))
     userns = facts.userns
-    yield Check(
-        what="user namespaces",
-        state="ok" if userns.available else "no",
-        detail=userns.reason or f"at most {userns.max_user_namespaces}",
-        hint=userns.hint,
-    )
+    detail = userns.reason or f"at most {userns.max_user_namespaces}"
+    yield Check("user namespaces", "ok" if userns.available else "no", detail, userns.hint)
     ids = facts.ids
-    yield Check(
-        what="ids",
-        state="ok" if ids.available else "note",
-        detail=ids.reason
-        or (
-            "a range for each cell"
-            if facts.is_root
-            else "subordinate ids, shared by this user's cells"
-        ),
-        hint=ids.hint,
+    own = (
+        "a range for each cell" if facts.is_root else "subordinate ids, shared by this user's cells"
     )
+    yield Check("ids", "ok" if ids.available else "note", ids.reason or own, ids.hint)
     yield _open_files()
     group = facts.cgroup
-    yield Check(
-        what="control groups",
-        state="note" if group.reason else "ok",
-        detail=f"{group.version.value}; usable: {', '.join(group.controllers) or 'none'}"
-        + (f" ({group.reason})" if group.reason else ""),
-        hint="run as root, or in a scope with delegated controllers; until then only microVMs "
-        "run, bounded by rlimits and the VM's shape"
-        if group.reason
-        else "",
-    )
+    detail = f"{group.version.value}; usable: {', '.join(group.controllers) or 'none'}"
+    if group.reason:
+        hint = (
+            "run as root, or in a scope with delegated controllers; until then only microVMs "
+            "run, bounded by rlimits and the VM's shape"
+        )
+        yield Check("control groups", "note", f"{detail} ({group.reason})", hint)
+    else:
+        yield Check("control groups", "ok", detail)
 
 
 def _open_files() -> Check:
-    """Both limits.
-
-    The soft one never stands in the way: every command raises it to the hard one.
-    """
+    """The soft limit never stands in the way: every command raises it to the hard one."""
     from belljar.descriptors import limit_at_start
 
     limit = limit_at_start()
     detail = f"soft limit {limit.soft:,}, raised to the hard limit {limit.hard:,} by every command"
     if limit.hard >= _LOW_OPEN_FILES:
-        return Check(what="open files", state="ok", detail=detail)
-    hint = (
-        "raise the hard limit (`ulimit -Hn` as root, LimitNOFILE= in a systemd unit), or run few "
-        "cells at once"
-    )
-    return Check(what="open files", state="note", detail=detail, hint=hint)
+        return Check("open files", "ok", detail)
+    raising = "raise the hard limit (`ulimit -Hn` as root, LimitNOFILE= in a systemd unit)"
+    return Check("open files", "note", detail, f"{raising}, or run few cells at once")
 
 
 def _cores(facts: HostFacts) -> Check:
-    """Where crashes in the least of the tiers go; the others' are no worse."""
+    """Where crashes in the lowest of the tiers go; the others' are no worse."""
     from belljar.plan.obstacles import cores_warning
     from belljar.policy import Tier
 
     warning = cores_warning(Tier.CONTAINER, facts.cores)
     if warning is None:
-        return Check(
-            what="core dumps",
-            state="ok",
-            detail="none is made of a cell: its limit forbids the file",
-        )
-    return Check(what="core dumps", state="note", detail=warning.what, hint=warning.hint)
+        return Check("core dumps", "ok", "none is made of a cell: its limit forbids the file")
+    return Check("core dumps", "note", warning.what, warning.hint)
 
 
 def _tools(facts: HostFacts) -> Iterator[Check]:
     for tool in facts.tools:
-        least = f" (at least {tool.needed_min})" if tool.needed_min else ""
-        detail = (
-            f"{tool.version or 'version unknown'}{least}, {tool.path}"
-            if tool.path
-            else f"missing{least}"
-        )
-        state: Literal["ok", "note", "no"] = (
-            "ok" if tool.ok else "no" if tool.needed and tool.tier == "microvm" else "note"
-        )
-        yield Check(what=tool.name, state=state, detail=f"{detail}: {tool.use}", hint=tool.hint)
+        needed = f" (at least {tool.needed_min})" if tool.needed_min else ""
+        found = f"{tool.version or 'version unknown'}{needed}, {tool.path}"
+        detail = found if tool.path else f"missing{needed}"
+        state: State = "note"
+        if tool.ok:
+            state = "ok"
+        elif tool.needed and tool.tier == "microvm":
+            state = "no"
+        yield Check(tool.name, state, f"{detail}: {tool.use}", tool.hint)
 
 
 def store_checks(home: Path) -> list[Check]:
-    """Whether this user can write the store, and whether it holds what a cell is made from: the
-    guest kernel and the default image.
-    """
+    """Whether this user can write the store, and whether it holds a guest kernel and the default
+    image."""
     from belljar.errors import BelljarError
     from belljar.image.kernel import current_kernel
     from belljar.image.store import Store
 
     found = [_writable(home)]
     try:
-        found.append(Check(what="guest kernel", state="ok", detail=current_kernel(home).version))
+        found.append(Check("guest kernel", "ok", current_kernel(home).version))
     except BelljarError as exc:
-        found.append(Check(what="guest kernel", state="no", detail=exc.what, hint=exc.hint))
+        found.append(Check("guest kernel", "no", exc.what, exc.hint))
     try:
         image = Store(home).find("default")
-        found.append(
-            Check(
-                what="default image",
-                state="ok",
-                detail=f"sha256:{image.digest[:12]}, {_mib(image.size_bytes >> 20)}",
-            )
-        )
+        detail = f"sha256:{image.digest[:12]}, {_mib(image.size_bytes >> 20)}"
+        found.append(Check("default image", "ok", detail))
     except BelljarError as exc:
-        found.append(
-            Check(what="default image", state="note", detail=exc.what, hint="run `belljar setup`")
-        )
+        found.append(Check("default image", "note", exc.what, "run `belljar setup`"))
     return found
 
 
@@ -369,27 +281,17 @@ def _writable(home: Path) -> Check:
     """Looks only: the store, or the nearest directory above it that there is."""
     place = next(path for path in (home, *home.parents) if path.exists())
     if os.access(place, os.W_OK | os.X_OK):
-        return Check(what="store", state="ok", detail=str(home))
+        return Check("store", "ok", str(home))
     if os.statvfs(place).f_flag & os.ST_RDONLY:
+        detail = f"{home}: the file system of {place} is read-only"
         hint = "set BELLJAR_HOME to a directory on a file system that can be written"
-        return Check(
-            what="store",
-            state="no",
-            detail=f"{home}: the file system of {place} is read-only",
-            hint=hint,
-        )
-    return Check(
-        what="store",
-        state="no",
-        detail=f"{home}: this user can't write {place}",
-        hint="set BELLJAR_HOME to a directory of your own, or work as the user who owns this one",
-    )
+        return Check("store", "no", detail, hint)
+    hint = "set BELLJAR_HOME to a directory of your own, or work as the user who owns this one"
+    return Check("store", "no", f"{home}: this user can't write {place}", hint)
 
 
 def verdict(found: Sequence[Check], *, emulated: bool) -> str:
-    """One sentence for all of it: the tiers in which cells can run here, and those in which they
-    can't.
-    """
+    """One sentence: the tiers in which cells can run here, and those in which they can't."""
     from belljar.policy import Tier
 
     states: dict[str, set[str]] = {}
@@ -400,21 +302,17 @@ def verdict(found: Sequence[Check], *, emulated: bool) -> str:
         unready.add(Tier.MICROVM)
     if "no" in states.get("store", ()) or unready == set(Tier):
         return "No cell can run here yet: see `no` and `note` above."
-    jail = (
-        " (emulated: the jail, not the VM, is the boundary)"
-        if emulated and Tier.MICROVM not in unready
-        else ""
+    ready, lacking = (
+        ", ".join(sorted(tier.value for tier in tiers)) for tiers in (set(Tier) - unready, unready)
     )
-    can = f"Cells can run here in {_names(set(Tier) - unready)}{jail}"
-    demanded = ", which the default risk demands" if Tier.MICROVM in unready else ""
-    return f"{can}; not in {_names(unready)}{demanded}: see above." if unready else f"{can}."
+    has_machines = Tier.MICROVM not in unready
+    jail = " (emulated: the jail, not the VM, is the boundary)" if emulated and has_machines else ""
+    can = f"Cells can run here in {ready}{jail}"
+    demanded = "" if has_machines else ", which the default risk demands"
+    return f"{can}; not in {lacking}{demanded}: see above." if unready else f"{can}."
 
 
-def _names(tiers: Collection[Tier]) -> str:
-    return ", ".join(sorted(tier.value for tier in tiers))
-
-
-def _show(found: list[Check], said: str) -> None:
+def _show(found: list[Check], conclusion: str) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -427,9 +325,8 @@ def _show(found: list[Check], said: str) -> None:
         detail = Text(printable(check.detail))
         if check.hint:
             detail.append(f"\nhint: {printable(check.hint)}", style="bold")
-        table.add_row(
-            Text(printable(check.what)), Text(check.state, style=colours[check.state]), detail
-        )
+        state = Text(check.state, style=colours[check.state])
+        table.add_row(Text(printable(check.what)), state, detail)
     console = Console(highlight=False)
     console.print(table)
-    console.print(Text(f"\n{said}", style="bold"))
+    console.print(Text(f"\n{conclusion}", style="bold"))

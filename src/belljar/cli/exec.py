@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import codecs
 import hashlib
-import json
 import os
 import re
 import shlex
@@ -17,8 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from belljar.cli.complete import policies
-from belljar.cli.failures import Misuse
+from belljar.cli.console import (
+    Misuse,
+    json_option,
+    notice,
+    policy_argument,
+    print_json,
+    run_async,
+    tier_option,
+)
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -27,7 +33,6 @@ if TYPE_CHECKING:
     from belljar.plan import Plan
     from belljar.policy import LoadedPolicy
 
-TIERS = ("container", "gvisor", "microvm")
 PRESETS = ("low", "medium", "high", "critical")
 _POLICY_ENDS = (".yaml", ".yml", ".json")
 COMMAND_KEY = "belljar.command"
@@ -46,19 +51,15 @@ class CommandAfterDashes(click.Command):
             return super().parse_args(ctx, args)
         begins = command_begins(args, self.params)
         if begins is not None:
-            raise _without_dashes(ctx, args, begins)
+            from difflib import get_close_matches
+
+            word = args[begins]
+            hints = [f"did you mean `{name}`?" for name in get_close_matches(word, PRESETS, 1)]
+            whole = shlex.join([*args[:begins], "--", *args[begins:]])
+            hints.append(f"put `--` before the command: `belljar exec {whole}`")
+            what = f"`{word}` is neither a preset nor a policy file"
+            raise Misuse(what, hint="\n".join(hints), ctx=ctx)
         return super().parse_args(ctx, args)
-
-
-def _without_dashes(ctx: click.Context, args: Sequence[str], begins: int) -> Misuse:
-    from difflib import get_close_matches
-
-    near = [f"did you mean `{name}`?" for name in get_close_matches(args[begins], PRESETS, 1)]
-    whole = shlex.join([*args[:begins], "--", *args[begins:]])
-    near.append(f"put `--` before the command: `belljar exec {whole}`")
-    return Misuse(
-        f"`{args[begins]}` is neither a preset nor a policy file", hint="\n".join(near), ctx=ctx
-    )
 
 
 def command_begins(args: Sequence[str], params: Sequence[click.Parameter]) -> int | None:
@@ -76,34 +77,19 @@ def command_begins(args: Sequence[str], params: Sequence[click.Parameter]) -> in
         word = args[at]
         if word.startswith("-") and len(word) > 1:
             at += 2 if takes_value.get(word) else 1
-        elif has_policy or not _looks_like_a_policy(word):
-            return at
         else:
+            is_policy = word in PRESETS or word.endswith(_POLICY_ENDS)
+            is_file = ("/" in word or Path(word).exists()) and not os.access(word, os.X_OK)
+            if has_policy or not (is_policy or is_file):
+                return at
             at, has_policy = at + 1, True
     return None
 
 
-def _looks_like_a_policy(word: str) -> bool:
-    if word in PRESETS or word.endswith(_POLICY_ENDS):
-        return True
-    return ("/" in word or Path(word).exists()) and not os.access(word, os.X_OK)
-
-
 @click.command("exec", cls=CommandAfterDashes, options_metavar="[OPTIONS]")
-@click.argument(
-    "policy", required=False, metavar="[POLICY|PRESET] -- CMD…", shell_complete=policies
-)
-@click.option(
-    "--tier",
-    type=click.Choice(TIERS),
-    help="Exactly this tier, at or above what the policy demands.",
-)
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="Print one JSON object instead of passing the streams through.",
-)
+@policy_argument("[POLICY|PRESET] -- CMD…")
+@tier_option()
+@json_option("Print one JSON object instead of passing the streams through.")
 @click.option("--user", help="Run as this user of the image (name, uid or uid:gid).")
 @click.option("--workdir", default="", help="Run in this directory of the cell.")
 @click.option(
@@ -121,7 +107,8 @@ def exec_command(
     ctx: click.Context,
     policy: str | None,
     tier: str | None,
-    as_json: bool,  # noqa: FBT001 - click passes options by name
+    *,
+    as_json: bool,
     user: str | None,
     workdir: str,
     env: tuple[str, ...],
@@ -148,7 +135,6 @@ def exec_command(
         raise Misuse(
             "there is no command to run", hint="put it after `--`: `belljar exec -- uname -a`"
         )
-    from belljar.cli._async import run_async
     from belljar.units import parse_duration
 
     try:
@@ -194,7 +180,7 @@ async def _exec(
         run.finish("completed", exit_code=code)
     if as_json:  # when the record is sealed: what fails until then is the one object
         timings_ms["destroy"] = cell.destruction.duration_ms if cell.destruction else 0.0
-        click.echo(json.dumps(_as_object(cell, output, timings_ms, str(run.path)), indent=2))
+        print_json(_as_object(cell, output, timings_ms, str(run.path)))
     return code
 
 
@@ -215,11 +201,8 @@ def typed_policy(policy: str | None, tier: str | None, *, announces: bool = True
     asked = with_tier(found, tier)
     loaded = within_settings(asked, settings)
     if loaded != asked:
-        words = (
-            f"risk `{asked.policy.risk}` is raised to `{loaded.policy.risk}`, as "
-            f"{settings.least_risk_from} says"
-        )
-        click.echo(f"belljar: {printable(words)}", err=True)
+        risks = f"risk `{asked.policy.risk}` is raised to `{loaded.policy.risk}`"
+        notice(f"{risks}, as {settings.least_risk_from} says")
     if announces and loaded.policy.network is not None:
         from belljar.plan.explain_network import announcements
 
@@ -314,25 +297,16 @@ def _harmless(text: str) -> str:
 
 def _explain(output: ExecOutput) -> None:
     """What the exit code alone does not say."""
-    notes = [
-        (output.timed_out, "the command timed out; its whole tree was killed"),
-        (
-            output.not_started_errno is not None,
-            f"the command did not start: {output.why_not_started}",
-        ),
-        (output.out_of_memory, "the command ran out of memory"),
-        (
-            output.stdout_dropped_bytes > 0,
-            f"{output.stdout_dropped_bytes} bytes of standard output were dropped (policy: output)",
-        ),
-        (
-            output.stderr_dropped_bytes > 0,
-            f"{output.stderr_dropped_bytes} bytes of standard error were dropped (policy: output)",
-        ),
-    ]
-    for holds, note in notes:
-        if holds:
-            click.echo(f"belljar: {printable(note)}", err=True)
+    if output.timed_out:
+        notice("the command timed out; its whole tree was killed")
+    if output.not_started_errno is not None:
+        notice(f"the command did not start: {output.why_not_started}")
+    if output.out_of_memory:
+        notice("the command ran out of memory")
+    streams = (("output", output.stdout_dropped_bytes), ("error", output.stderr_dropped_bytes))
+    for name, dropped in streams:
+        if dropped:
+            notice(f"{dropped} bytes of standard {name} were dropped (policy: output)")
 
 
 def _stdin() -> AsyncIterator[bytes] | None:

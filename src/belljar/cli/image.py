@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from belljar.cli.failures import Misuse
+from belljar.cli.console import (
+    Misuse,
+    Report,
+    json_option,
+    parsed_by,
+    print_json,
+    progress,
+    table_lines,
+)
 from belljar.errors import PolicyError
 from belljar.units import format_size, parse_size, printable
 
@@ -18,14 +26,7 @@ if TYPE_CHECKING:
     from belljar.image import Image, Store
 
 _DIGEST_CHARS = 12
-
-
-def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
-    """A size as people write it."""
-    try:
-        return parse_size(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error), ctx=ctx, param=param) from error
+_COLUMNS = ("NAME", "DIGEST", "SIZE", "CREATED", "SOURCE")
 
 
 @click.group()
@@ -57,7 +58,7 @@ def image() -> None:
 @click.option("--name", default="", help="The image's name [default: those its source has for it].")
 @click.option(
     "--max-size",
-    callback=_size,
+    callback=parsed_by(parse_size),
     metavar="SIZE",
     default="8GiB",
     show_default=True,
@@ -66,7 +67,7 @@ def image() -> None:
 @click.option(
     "--keep-setuid", is_flag=True, help="Keep setuid and setgid bits and file capabilities."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option()
 def import_(
     *,
     sources: tuple[str, ...],
@@ -111,14 +112,14 @@ def import_(
         made = import_image(
             store.home, sources[0], name=name, limits=limits, keep_setuid=keep_setuid, report=report
         )
-    print_image(made, as_json=as_json)
+    _print_image(made, as_json=as_json)
 
 
 @image.command()
 @click.argument("ref")
 @click.argument("name")
 @click.option("--force", is_flag=True, help="Also take the name `default` from another image.")
-@click.option("--json", "as_json", is_flag=True, help="Print the image as one JSON object.")
+@json_option("Print the image as one JSON object.")
 def tag(*, ref: str, name: str, force: bool, as_json: bool) -> None:
     """Give the image REF one more NAME, taken from whichever image had it.
 
@@ -139,27 +140,27 @@ def tag(*, ref: str, name: str, force: bool, as_json: bool) -> None:
                 where=printable(name),
                 hint="choose another name, or take this one with --force",
             )
-    print_image(store.name(image, name), as_json=as_json)
+    _print_image(store.name(image, name), as_json=as_json)
 
 
 @image.command()
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
-def ls(as_json: bool) -> None:  # noqa: FBT001 - click passes options by name
+@json_option("Print a JSON list.")
+def ls(*, as_json: bool) -> None:
     """List the images."""
     images = _store().list()
     if as_json:
-        click.echo(json.dumps([entry.to_json() for entry in images], indent=2))
+        print_json([entry.to_json() for entry in images])
     elif not images:
         click.echo("No images. `belljar setup` builds the default one.", err=True)
     else:
-        _show_table(images)
+        _show_table([_row(entry) for entry in images])
 
 
 @image.command()
 @click.argument("ref")
 @click.option("--verify", is_flag=True, help="Hash the image's bytes again.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def inspect(ref: str, verify: bool, as_json: bool) -> None:  # noqa: FBT001
+@json_option()
+def inspect(ref: str, *, verify: bool, as_json: bool) -> None:
     """Show the image REF."""
     from belljar.image import verify as verify_image
 
@@ -167,24 +168,24 @@ def inspect(ref: str, verify: bool, as_json: bool) -> None:  # noqa: FBT001
     if verify:
         verify_image(found)
     if as_json:
-        print_image(found, as_json=True)
+        _print_image(found, as_json=True)
         return
     for name, value in found.to_json().items():
-        click.echo(f"{name:11} {_shown(name, value)}")
+        text = value if isinstance(value, str) else json.dumps(value)
+        shown = f"{format_size(value)} ({value} bytes)" if name == "size_bytes" else printable(text)
+        click.echo(f"{name:11} {shown}")
 
 
 @image.command()
 @click.argument("ref")
-@click.option("--json", "as_json", is_flag=True, help="Print what was removed as one JSON object.")
-def rm(ref: str, as_json: bool) -> None:  # noqa: FBT001 - click passes options by name
+@json_option("Print what was removed as one JSON object.")
+def rm(ref: str, *, as_json: bool) -> None:
     """Remove the name REF, and with its last name (or by digest) the image."""
     store = _store()
     removed = store.remove(ref)
     gone = all(entry.digest != removed.digest for entry in store.list())
     if as_json:
-        click.echo(
-            json.dumps({"digest": removed.digest, "ref": ref, "image_removed": gone}, indent=2)
-        )
+        print_json({"digest": removed.digest, "ref": ref, "image_removed": gone})
     else:
         what = f"image {removed.digest[:_DIGEST_CHARS]}" if gone else f"name {printable(ref)}"
         click.echo(f"removed the {what}")
@@ -197,35 +198,18 @@ def _store() -> Store:
     return Store(belljar_home())
 
 
-def print_image(made: Image, *, as_json: bool) -> None:
-    """One image, for a person or a program."""
+def _print_image(made: Image, *, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(made.to_json(), indent=2))
+        print_json(made.to_json())
     else:
         names = printable(", ".join(made.names))
         click.echo(f"{names}  sha256:{made.digest[:_DIGEST_CHARS]}  {format_size(made.size_bytes)}")
 
 
-def _shown(name: str, value: object) -> str:
-    if name == "size_bytes" and isinstance(value, int):
-        return f"{format_size(value)} ({value} bytes)"
-    return printable(value if isinstance(value, str) else json.dumps(value))
-
-
-_COLUMNS = ("NAME", "DIGEST", "SIZE", "CREATED", "SOURCE")
-
-
-def _show_table(images: Sequence[Image]) -> None:
+def _show_table(rows: list[tuple[str, ...]]) -> None:
     """Nothing is cut, but a long source in a terminal; in a pipe each image is one line."""
-    rows = [_row(entry) for entry in images]
     if not sys.stdout.isatty():
-        widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
-        for row in (_COLUMNS, *rows):
-            click.echo(
-                "  ".join(
-                    cell.ljust(width) for cell, width in zip(row, widths, strict=True)
-                ).rstrip()
-            )
+        click.echo("\n".join(table_lines([_COLUMNS, *rows])))
         return
     from rich.console import Console
     from rich.table import Table
@@ -247,23 +231,142 @@ def _row(entry: Image) -> tuple[str, ...]:
     return tuple(printable(cell, max_chars=100_000) for cell in cells)
 
 
-@contextmanager
-def progress(title: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """A line that says what is being done, and what its tool said last, while somebody watches."""
-    from rich.console import Console
-    from rich.markup import escape
+# --- build
 
-    console = Console(stderr=True, quiet=quiet, highlight=False)
-    shown = escape(printable(title, max_chars=200))
-    if not console.is_terminal:
-        yield lambda _line: None
-        return
-    with console.status(shown) as status:
-        yield lambda line: status.update(
-            f"{shown}  [dim]{escape(printable(line, max_chars=70))}[/dim]"
+
+def _pairs(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> dict[str, str]:
+    """`K=V`; `K` alone is taken from the environment, as Docker does."""
+    pairs = {}
+    for word in value:
+        name, equals, text = word.partition("=")
+        if not name or not (equals or name in os.environ):
+            raise click.BadParameter(f"{printable(word)!r} is not NAME=VALUE", ctx=ctx, param=param)
+        pairs[name] = text if equals else os.environ[name]
+    return pairs
+
+
+def _words(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(word.strip() for part in value for word in part.split(",") if word.strip())
+
+
+@image.command()
+@click.argument("context", default="", metavar="[CONTEXT]")
+@click.option(
+    "-f", "--file", "dockerfile", default="", help="The Dockerfile [default: CONTEXT/Dockerfile]."
+)
+@click.option(
+    "-t", "--tag", "name", default="", help="The image's name [default: the context's directory]."
+)
+@click.option("--network", is_flag=True, help="Let the build steps use this host's network.")
+@click.option(
+    "--build-arg", "args", multiple=True, callback=_pairs, metavar="NAME=VALUE", help="An argument."
+)
+@click.option("--target", default="", metavar="STAGE", help="Build up to this stage.")
+@click.option(
+    "--keep-setuid", is_flag=True, help="Keep setuid and setgid bits and file capabilities."
+)
+@click.option(
+    "--base",
+    default="default",
+    show_default=True,
+    help="With --apt or --pip: the image to start from.",
+)
+@click.option(
+    "--apt",
+    multiple=True,
+    callback=_words,
+    metavar="NAME,…",
+    help="Debian packages to install; needs --network.",
+)
+@click.option(
+    "--pip",
+    multiple=True,
+    callback=_words,
+    metavar="NAME,…",
+    help="Python packages to install; needs --network.",
+)
+@click.option(
+    "--mirror",
+    default="",
+    metavar="URL",
+    help="Debian mirror of Belljar's own images [default: this host's].",
+)
+@json_option("Print the image as one JSON object.")
+def build(
+    context: str,
+    *,
+    dockerfile: str,
+    name: str,
+    network: bool,
+    args: dict[str, str],
+    target: str,
+    keep_setuid: bool,
+    base: str,
+    apt: tuple[str, ...],
+    pip: tuple[str, ...],
+    mirror: str,
+    as_json: bool,
+) -> None:
+    """Build an image from a Dockerfile in CONTEXT, without Docker.
+
+    \b
+    belljar image build -t tools:1 DIRECTORY           a Dockerfile; needs buildah
+    belljar image build -t tools:1 --network --apt jq  packages on top of --base
+    belljar image build default                        Belljar's own: default, debian-dev
+
+    The bases must be in the store (`belljar image import`). Build steps have no network unless
+    --network is given. A build with the same Dockerfile, context, arguments and bases is not made
+    again. `belljar setup --with build` installs buildah.
+    """
+    from belljar.interrupts import termination_as_interrupt
+
+    home, report = _store().home, _build_report(quiet=as_json)
+    if apt or pip:
+        if context or dockerfile or target:
+            raise Misuse(
+                "--apt and --pip take no CONTEXT, --file or --target",
+                hint="add packages to an image with --base IMAGE, or put them into the Dockerfile",
+            )
+        if not name:
+            raise Misuse("the image needs a name", hint="add -t NAME")
+        if not network:
+            what = "--apt and --pip fetch packages, which needs a network"
+            raise Misuse(what, hint="add --network")
+        from belljar.image.packages import build_packages
+
+        with termination_as_interrupt():
+            made = build_packages(home, name, base=base, apt=apt, pip=pip, report=report)
+    elif not (dockerfile or name or context) or context in {"default", "debian-dev"}:
+        from belljar.image.build import build_image, recipe
+
+        own = context or "default"
+        with progress(f"Building {own}", quiet=as_json) as report_line:
+            made = build_image(home, recipe(own), mirror=mirror, report=report_line)
+    else:
+        from belljar.image.buildah import BuildRequest, build_dockerfile
+
+        directory = Path(context or ".").absolute()
+        request = BuildRequest(
+            context=directory,
+            dockerfile=Path(dockerfile).absolute() if dockerfile else None,
+            name=name or directory.resolve().name.lower(),
+            args=args,
+            target=target,
+            has_network=network,
+            keep_setuid=keep_setuid,
         )
+        with termination_as_interrupt():
+            made, is_new = build_dockerfile(home, request, report=report)
+        if not is_new:
+            report("unchanged: the store has this build")
+    _print_image(made, as_json=as_json)
 
 
-from belljar.cli.image_build import build  # noqa: E402 - it uses what stands above
+def _build_report(*, quiet: bool) -> Report:
+    """Lines of a build go to standard error as they come."""
 
-image.add_command(build)
+    def report(line: str) -> None:
+        if not quiet:
+            print(printable(line, max_chars=400), file=sys.stderr, flush=True)
+
+    return report

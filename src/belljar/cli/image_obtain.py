@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from belljar.cli.failures import of_error
-from belljar.errors import HostError
+from belljar.cli.console import Report, of_error, print_json, progress
+from belljar.errors import BelljarError, HostError
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -104,44 +103,31 @@ def obtain_all(
     `as_json` its object has the list, too); before anything is got, `PolicyError` for different
     builds of one name.
     """
-    from belljar.cli.image import progress
-    from belljar.harness.source import running_builds
+    from belljar.harness.source import build_missing, running_builds
     from belljar.image.oci import obtain
+
+    def build(missing: Wanted, report: Report) -> None:
+        build_missing([missing.build], {missing.image}, store.home, report=report)
 
     results: list[Obtained] = []
     todo = list(dict.fromkeys(wanted))
     running_builds((each.build for each in todo), {each.image for each in todo})
     with progress(f"Getting {len(todo)} images", quiet=as_json) as report:
-        for result in obtain(
-            store.home, todo, limits=limits, build=partial(_build, store.home), report=report
-        ):
+        for result in obtain(store.home, todo, limits=limits, build=build, report=report):
             results.append(result)
             if not as_json:
                 click.echo(printable(_line(result), max_chars=1000))
-    failed = [result for result in results if result.error is not None]
+    failed = [(each.wanted.image, each.error) for each in results if each.error is not None]
     error = None
     if failed:
-        listed = "".join(
-            f"\n  {printable(result.wanted.image)}: {_why(result)}" for result in failed
-        )
+        listed = "".join(f"\n  {printable(image)}: {_why(each)}" for image, each in failed)
         error = HostError(f"{len(failed)} of {len(results)} images could not be got{listed}")
     if as_json:
         images = [_as_json(result) for result in results]
-        click.echo(
-            json.dumps(
-                images if error is None else {**of_error(error).as_object(), "images": images},
-                indent=2,
-            )
-        )
+        print_json(images if error is None else {**of_error(error).as_object(), "images": images})
         click.get_current_context().exit(0 if error is None else error.exit_code)
     if error is not None:
         raise error
-
-
-def _build(home: Path, wanted: Wanted, report: Callable[[str], None]) -> None:
-    from belljar.harness.source import build_missing
-
-    build_missing([wanted.build], {wanted.image}, home, report=report)
 
 
 def _line(result: Obtained) -> str:
@@ -151,13 +137,9 @@ def _line(result: Obtained) -> str:
     return f"{result.wanted.image}  {how}  sha256:{result.image.digest[:12]}"
 
 
-def _why(result: Obtained) -> str:
-    error = result.error
-    if error is None:
-        return ""
-    return printable(error.what, max_chars=600) + (
-        f" ({printable(error.hint, max_chars=300)})" if error.hint else ""
-    )
+def _why(error: BelljarError) -> str:
+    hint = f" ({printable(error.hint, max_chars=300)})" if error.hint else ""
+    return printable(error.what, max_chars=600) + hint
 
 
 def _as_json(result: Obtained) -> dict[str, object]:

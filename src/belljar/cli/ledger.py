@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
 
 import click
 
-from belljar.cli.complete import runs
-from belljar.cli.failures import Misuse
+from belljar.cli.console import Misuse, json_option, print_json, run_argument
 from belljar.errors import LedgerError
 from belljar.units import parse_duration, printable
 
@@ -33,7 +32,7 @@ def ledger() -> None:
 
 
 @ledger.command()
-@click.argument("run", shell_complete=runs)
+@run_argument
 @click.option(
     "--key",
     "fingerprint",
@@ -45,7 +44,7 @@ def ledger() -> None:
     is_flag=True,
     help="An unfinished run is a failure, and so is a run without a key to compare.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@json_option()
 def verify(run: str, fingerprint: str | None, *, strict: bool, as_json: bool) -> None:
     """Check every event, signature, body and file of RUN, offline.
 
@@ -62,16 +61,14 @@ def verify(run: str, fingerprint: str | None, *, strict: bool, as_json: bool) ->
 
     path = run_path(run)
     expected, origin = expected_key(fingerprint)
+    run_id = None if is_path(run) else path.name
     try:
-        result = verify_run(
-            path, expected_key=expected, expected_run=None if is_path(run) else path.name
-        )
+        result = verify_run(path, expected_key=expected, expected_run=run_id)
     except OSError as error:
-        raise click.BadParameter(
-            printable(f"{path}: {error.strerror}"), param_hint="RUN"
-        ) from error
+        text = printable(f"{path}: {error.strerror}")
+        raise click.BadParameter(text, param_hint="RUN") from error
     if as_json:
-        click.echo(json.dumps(_as_json(result, path, origin, strict=strict), indent=2))
+        print_json(_as_json(result, path, origin, strict=strict))
     else:
         _print_verification(result, path, origin)
     if strict and not result.key_checked and not as_json:
@@ -91,7 +88,7 @@ def _passes(result: Verification, *, strict: bool) -> bool:
 
 
 @ledger.command()
-@click.argument("run", shell_complete=runs)
+@run_argument
 @click.option(
     "--kind",
     "kinds",
@@ -112,9 +109,7 @@ def _passes(result: Verification, *, strict: bool) -> bool:
 @click.option(
     "--output", "with_output", is_flag=True, help="Also what was read, written or printed, escaped."
 )
-@click.option(
-    "--json", "as_json", is_flag=True, help="One JSON object per line, beyond ASCII escaped."
-)
+@json_option("One JSON object per line, beyond ASCII escaped.")
 def show(
     run: str,
     kinds: tuple[str, ...],
@@ -140,11 +135,8 @@ def show(
     from belljar.ledger.listing import read_lines
 
     path, after = run_path(run), _since(since)
-    wanted = (
-        (number, event)
-        for number, event in _readable(path, read_lines(path))
-        if _is_wanted(event, kinds=kinds, cell=cell, after=after, grep=grep)
-    )
+    lines = _readable(path, read_lines(path))
+    wanted = (line for line in lines if _is_wanted(line[1], kinds, cell, after, grep))
     for number, event in islice(wanted, limit):
         if isinstance(event, ValueError):
             click.echo(f"line {number}: not an event: {printable(str(event))}", err=True)
@@ -195,7 +187,7 @@ def _content(body: BodyRef, path: Path) -> tuple[bytes, str]:
 
 
 @ledger.command()
-@click.argument("run", shell_complete=runs)
+@run_argument
 @click.option(
     "--format", type=click.Choice(["jsonl"]), default="jsonl", show_default=True, expose_value=False
 )
@@ -306,7 +298,6 @@ def _readable(path: Path, lines: Iterator[_T]) -> Iterator[_T]:
 
 def _is_wanted(
     event: Line | ValueError,
-    *,
     kinds: tuple[str, ...],
     cell: str | None,
     after: datetime | None,
@@ -383,12 +374,9 @@ def _as_json(result: Verification, path: Path, origin: str, *, strict: bool) -> 
 
 
 def _print_verification(result: Verification, path: Path, origin: str) -> None:
-    title = {
-        "verified": "verified",
-        "unfinished": "unfinished, and nothing is wrong with what is there",
-        "bad": "BAD",
-    }
-    click.echo(f"{printable(str(path))}: {title[result.status.value]}")
+    title = {"unfinished": "unfinished, and nothing is wrong with what is there", "bad": "BAD"}
+    status = result.status.value
+    click.echo(f"{printable(str(path))}: {title.get(status, status)}")
     if result.problem:
         click.echo(f"  {printable(result.problem.where)}: {printable(result.problem.what)}")
     for warning in result.warnings:
@@ -399,14 +387,9 @@ def _print_verification(result: Verification, path: Path, origin: str) -> None:
     )
     if result.key:
         click.echo(f"  signed by {result.key}")
+    unknown = "compared with no known key: a forgery signed with another key would pass; give --key"
     if result.key and not result.problem:
-        known = (
-            f"that is {origin}"
-            if origin
-            else "compared with no known key: a forgery signed with another key would pass; give "
-            "--key"
-        )
-        click.echo(f"  {known}")
+        click.echo(f"  that is {origin}" if origin else f"  {unknown}")
     if result.problem and origin == "this host's key" and "expected" in result.problem.what:
         click.echo(
             "  hint: if it was made elsewhere, get that host's fingerprint by a way you trust "

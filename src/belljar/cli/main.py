@@ -16,11 +16,11 @@ import sys
 import time
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
-from belljar.cli import failures
+from belljar.cli import console
 from belljar.descriptors import exhaustion, raise_soft_limit
 from belljar.errors import BelljarError, ContainmentBreach, HostError
 from belljar.interrupts import hold_ignored_interrupt
@@ -30,70 +30,52 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 
-class _Late(NamedTuple):
-    """Where a command lives, and what `--help` says of it before it is imported."""
-
-    module: str
-    attribute: str
-    summary: str
-
-
-COMMANDS: Final[dict[str, _Late]] = {
-    "setup": _Late(
-        "belljar.cli.setup",
-        "setup",
-        "Install what this host needs: tools, guest kernel, default image.",
-    ),
-    "doctor": _Late("belljar.cli.doctor", "doctor", "Say what this host can do, and why not."),
-    "policy": _Late(
-        "belljar.cli.policy", "policy", "Check a policy; print the schema or a preset."
-    ),
-    "plan": _Late("belljar.cli.plan", "plan", "Print a policy's blast radius on this host."),
-    "image": _Late("belljar.cli.image", "image", "Build, import, list, inspect and remove images."),
-    "check": _Late(
-        "belljar.cli.check", "check", "Say what a task would run in, and what it lacks here."
-    ),
-    "run": _Late("belljar.cli.run", "run", "Run an Inspect evaluation in cells."),
-    "exec": _Late("belljar.cli.exec", "exec_command", "Run one command in a fresh cell."),
-    "shell": _Late("belljar.cli.shell", "shell", "Open a terminal in a fresh cell."),
-    "probe": _Late(
-        "belljar.cli.probe", "probe", "Try to get out of a fresh cell, and let the host judge."
-    ),
-    "control": _Late(
-        "belljar.cli.control", "control", "Show that a policy's signals can be relied on."
-    ),
-    "attach": _Late(
-        "belljar.cli.attach", "attach", "Open a terminal in a cell of a running evaluation."
-    ),
-    "forward": _Late(
-        "belljar.cli.forward",
-        "forward",
-        "Lead a port of this host's loopback to a server in a cell.",
-    ),
-    "ps": _Late("belljar.cli.cells", "ps", "List cells and who owns them."),
-    "guard": _Late("belljar.cli.guard", "guard", "Try the egress guard on files and cases."),
-    "decoy": _Late(
-        "belljar.cli.decoy", "decoy", "Name the run, sample and decoy of a value seen somewhere."
-    ),
-    "reap": _Late("belljar.cli.cells", "reap", "Remove what crashed owners left behind."),
-    "kill": _Late(
-        "belljar.cli.kill", "kill", "Halt cells of any process of this user, with proof."
-    ),
-    "release": _Late("belljar.cli.kill", "release", "Let cells be made again after `kill --hold`."),
-    "prune": _Late(
-        "belljar.cli.prune", "prune", "Remove what cells were made from and nobody uses any more."
-    ),
-    "runs": _Late("belljar.cli.runs", "runs", "List run directories."),
-    "verdict": _Late("belljar.cli.verdict", "verdict", "Judge a run by its record, offline."),
-    "ledger": _Late("belljar.cli.ledger", "ledger", "Verify, show or export the record of a run."),
+COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
+    name: (f"belljar.cli.{module}", attribute, summary)
+    for name, module, attribute, summary in (
+        (
+            "setup",
+            "setup",
+            "setup",
+            "Install what this host needs: tools, guest kernel, default image.",
+        ),
+        ("doctor", "doctor", "doctor", "Say what this host can do, and why not."),
+        ("policy", "policy", "policy", "Check a policy; print the schema or a preset."),
+        ("plan", "policy", "plan", "Print a policy's blast radius on this host."),
+        ("image", "image", "image", "Build, import, list, inspect and remove images."),
+        ("check", "policy", "check", "Say what a task would run in, and what it lacks here."),
+        ("run", "run", "run", "Run an Inspect evaluation in cells."),
+        ("exec", "exec", "exec_command", "Run one command in a fresh cell."),
+        ("shell", "sessions", "shell", "Open a terminal in a fresh cell."),
+        ("probe", "probe", "probe", "Try to get out of a fresh cell, and let the host judge."),
+        ("control", "probe", "control", "Show that a policy's signals can be relied on."),
+        ("attach", "sessions", "attach", "Open a terminal in a cell of a running evaluation."),
+        (
+            "forward",
+            "sessions",
+            "forward",
+            "Lead a port of this host's loopback to a server in a cell.",
+        ),
+        ("ps", "cells", "ps", "List cells and who owns them."),
+        ("guard", "signals", "guard", "Try the egress guard on files and cases."),
+        ("decoy", "signals", "decoy", "Name the run, sample and decoy of a value seen somewhere."),
+        ("reap", "cells", "reap", "Remove what crashed owners left behind."),
+        ("kill", "cells", "kill", "Halt cells of any process of this user, with proof."),
+        ("release", "cells", "release", "Let cells be made again after `kill --hold`."),
+        ("prune", "cells", "prune", "Remove what cells were made from and nobody uses any more."),
+        ("runs", "run", "runs", "List run directories."),
+        ("verdict", "run", "verdict", "Judge a run by its record, offline."),
+        ("ledger", "ledger", "ledger", "Verify, show or export the record of a run."),
+    )
 }
+"""Of each command: module, attribute, and what `--help` prints before either is imported."""
 
 
 THREADS_END_WITHIN_S: Final = 0.05
 """An event loop's idle threads take less than a millisecond."""
 
 
-class _LateGroup(click.Group):
+class _LazyGroup(click.Group):
     """A group whose commands are imported when they are run, not when they are listed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
@@ -106,12 +88,12 @@ class _LateGroup(click.Group):
         cmd_name: str,
     ) -> click.Command | None:
         """Import one command."""
-        late = COMMANDS.get(cmd_name)
-        if late is None:
+        if cmd_name not in COMMANDS:
             return None
-        command = getattr(import_module(late.module), late.attribute)
+        module, attribute, _ = COMMANDS[cmd_name]
+        command = getattr(import_module(module), attribute)
         if not isinstance(command, click.Command):
-            raise TypeError(f"{late.module}:{late.attribute} is not a command")
+            raise TypeError(f"{module}:{attribute} is not a command")
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -119,8 +101,8 @@ class _LateGroup(click.Group):
         from click.shell_completion import CompletionItem
 
         names = [
-            CompletionItem(name, help=late.summary)
-            for name, late in COMMANDS.items()
+            CompletionItem(name, help=summary)
+            for name, (_, _, summary) in COMMANDS.items()
             if name.startswith(incomplete)
         ]
         return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
@@ -140,7 +122,7 @@ class _LateGroup(click.Group):
 
             near = get_close_matches(args[0], COMMANDS, 1)
             hint = f"did you mean `{near[0]}`?" if near else "`belljar --help` lists the commands"
-            raise failures.Misuse(f"there is no command `{args[0]}`", hint=hint)
+            raise console.Misuse(f"there is no command `{args[0]}`", hint=hint)
         return super().resolve_command(ctx, args)
 
     def format_commands(
@@ -150,11 +132,11 @@ class _LateGroup(click.Group):
     ) -> None:
         """Names and summaries, nothing imported."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, late.summary) for name, late in COMMANDS.items()])
+            formatter.write_dl([(name, summary) for name, (_, _, summary) in COMMANDS.items()])
 
 
 @click.command(
-    cls=_LateGroup,
+    cls=_LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 @click.version_option(__version__, prog_name="belljar")
@@ -232,7 +214,7 @@ def _open_standard_streams() -> None:
 def run(argv: list[str] | None = None) -> int:
     """Run a command line and return its exit code (for tests and embedding)."""
     words = sys.argv[1:] if argv is None else argv
-    json_wanted = failures.wants_json(words)
+    json_wanted = console.wants_json(words)
     # Click colours a terminal whatever NO_COLOR says; elsewhere it never does.
     colour = False if os.environ.get("NO_COLOR") else None
     try:
@@ -266,10 +248,10 @@ def _fail(error: BaseException, *, json_wanted: bool) -> int:
     if isinstance(leaf, SystemExit | OSError) and _is_unread(leaf):
         return _reader_gone()
     if isinstance(leaf, click.Abort | KeyboardInterrupt):
-        failures.show(failures.of_interrupt(_cause(leaf) or _cause(error)), json_wanted=json_wanted)
+        console.show(console.of_interrupt(_cause(leaf) or _cause(error)), json_wanted=json_wanted)
         return 130
     if isinstance(leaf, click.ClickException):
-        failures.show(failures.of_usage(leaf), json_wanted=json_wanted)
+        console.show(console.of_usage(leaf), json_wanted=json_wanted)
         return leaf.exit_code
     found: BelljarError | None = leaf if isinstance(leaf, ContainmentBreach) else exhaustion(leaf)
     if found is None and isinstance(leaf, BelljarError):
@@ -280,9 +262,9 @@ def _fail(error: BaseException, *, json_wanted: bool) -> int:
         if json_wanted:
             what = f"{type(error).__name__}: {error}"
             hint = "the traceback is on standard error; please report it"
-            failures.show(failures.Failure(failures.DEFECT_CODE, what, "", hint), json_wanted=True)
+            console.show(console.Failure(console.DEFECT_CODE, what, "", hint), json_wanted=True)
         raise error
-    failures.show(failures.of_error(found), json_wanted=json_wanted)
+    console.show(console.of_error(found), json_wanted=json_wanted)
     return found.exit_code
 
 

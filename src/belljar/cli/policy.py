@@ -1,22 +1,41 @@
-"""`belljar policy`: check a policy file, print the schema for an editor, print a preset to begin
-from.
-"""
+"""`belljar policy`, `plan` and `check`: what is written, and what this host would make of it."""
 
 from __future__ import annotations
 
-import json
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from belljar.units import printable
+from belljar.cli.console import (
+    Misuse,
+    json_option,
+    policy_argument,
+    print_json,
+    terminal_width,
+    tier_option,
+)
+from belljar.cli.exec import typed_policy
+from belljar.units import format_duration, format_size, printable
 
 if TYPE_CHECKING:
+    from belljar.harness.operator import OperatorOptions
+    from belljar.harness.preview import Outlook, Preview
+    from belljar.host import HostFacts
+    from belljar.plan import ImageFacts, Plan
     from belljar.policy import Policy
     from belljar.policy.load import Examined
 
-POLICY_WRONG_CODE = 4
+MAX_WIDTH: Final = 110
+_OUTCOMES: Final = {
+    "runs": "runs as written",
+    "differs": "runs, with differences",
+    "missing": "can't run here yet",
+    "refused": "refused",
+}
 
 
 @click.group()
@@ -30,16 +49,12 @@ def policy() -> None:
     """
 
 
-@policy.command()
+@policy.command("check")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="Print one JSON object: ok, problems with line and column, and the policy with all "
-    "defaults.",
+@json_option(
+    "Print one JSON object: ok, problems with line and column, and the policy with all defaults."
 )
-def check(file: Path, as_json: bool) -> int:  # noqa: FBT001 - click passes options by name
+def check_file(file: Path, *, as_json: bool) -> int:
     """Say whether FILE is a valid policy, and all that is wrong with it and with the files that its
     stand-ins are made from.
 
@@ -47,7 +62,7 @@ def check(file: Path, as_json: bool) -> int:  # noqa: FBT001 - click passes opti
     code 0 when it is valid, 4 when not.
     """
     from belljar.errors import PolicyError
-    from belljar.policy import PRESETS
+    from belljar.policy import PRESETS, demanded_tier
     from belljar.policy.load import refusal
 
     if str(file) in PRESETS and not file.exists():
@@ -58,9 +73,14 @@ def check(file: Path, as_json: bool) -> int:  # noqa: FBT001 - click passes opti
     if as_json:
         return _check_json(file)
     found = _examined(file)
-    if found.policy is None or found.problems:
+    policy = found.policy
+    if policy is None or found.problems:
         raise refusal(found.problems, str(file), hint="")
-    click.echo(f"{printable(str(file))}: ok — {_summary(found.policy)}")
+    click.echo(
+        f"{printable(str(file))}: ok — `{policy.name}`, risk {policy.risk}, at least tier "
+        f"{demanded_tier(policy.risk, policy.tier)}, image {policy.image}, "
+        f"network {_network(policy)}"
+    )
     return 0
 
 
@@ -72,57 +92,40 @@ def _examined(file: Path) -> Examined:
     return examine_all(text, source=str(file), base=file.parent.absolute(), default_name=file.stem)
 
 
-def _summary(policy: Policy) -> str:
-    from belljar.policy import demanded_tier
-
-    tier = demanded_tier(policy.risk, policy.tier)
-    return (
-        f"`{policy.name}`, risk {policy.risk}, at least tier {tier}, image {policy.image}, "
-        f"network {_network(policy)}"
-    )
-
-
 def _network(policy: Policy) -> str:
     network = policy.network
     if network is None:
         return "none"
-    real = ", ".join(upstream.host for upstream in network.upstreams)
-    said = (
-        f"{len(network.stand_ins)} stand-in{'' if len(network.stand_ins) == 1 else 's'}",
-        "unknown names simulated"
-        if network.default.value == "simulate"
-        else "unknown names don't exist",
-        *(("a sink",) if network.sink else ()),
-        *((click.style(f"REAL: {real}", fg="red", bold=True),) if real else ()),
-    )
-    return f"({', '.join(said)})"
+    count, default = len(network.stand_ins), network.default.value
+    words = [
+        f"{count} stand-in{'' if count == 1 else 's'}",
+        "unknown names simulated" if default == "simulate" else "unknown names don't exist",
+    ]
+    if network.sink:
+        words.append("a sink")
+    if real := ", ".join(upstream.host for upstream in network.upstreams):
+        words.append(_in_red(f"REAL: {real}"))
+    return f"({', '.join(words)})"
 
 
 def _check_json(file: Path) -> int:
     from belljar.errors import PolicyError
 
-    found: dict[str, Any]
+    problems: list[dict[str, Any]]
     try:
-        policy, problems, _ = _examined(file)
+        policy, found, _ = _examined(file)
     except PolicyError as exc:
-        found = {
-            "ok": False,
-            "problems": [{"line": None, "column": None, "field": "", "message": exc.what}],
-            "policy": None,
-        }
+        policy = None
+        problems = [{"line": None, "column": None, "field": "", "message": exc.what}]
     else:
-        shown = [
+        problems = [
             {"line": p.mark.line, "column": p.mark.column, "field": p.field, "message": p.message}
-            for p in problems
+            for p in found
         ]
-        ok = policy is not None and not problems
-        found = {
-            "ok": ok,
-            "problems": shown,
-            "policy": policy.to_json() if policy is not None and ok else None,
-        }
-    click.echo(json.dumps({"file": str(file), **found}, indent=2))
-    return 0 if found["ok"] else POLICY_WRONG_CODE
+    ok = policy is not None and not problems
+    shown = policy.to_json() if policy is not None and ok else None
+    print_json({"file": str(file), "ok": ok, "problems": problems, "policy": shown})
+    return 0 if ok else PolicyError.exit_code
 
 
 @policy.command()
@@ -134,7 +137,7 @@ def schema() -> None:
     """
     from belljar.policy import policy_schema
 
-    click.echo(json.dumps(policy_schema(), indent=2))
+    print_json(policy_schema())
 
 
 @policy.command()
@@ -144,3 +147,261 @@ def show(preset: str) -> None:
     from belljar.policy import load_preset
 
     click.echo(load_preset(preset).text.decode(), nl=False)
+
+
+# --- plan
+
+
+@click.command()
+@policy_argument()
+@tier_option()
+@json_option("Print the whole plan as one JSON object.")
+@click.option(
+    "--no-prove",
+    is_flag=True,
+    help="Don't boot a guest or run a container, even if that was never tried here.",
+)
+def plan(policy: str | None, tier: str | None, *, as_json: bool, no_prove: bool) -> int:
+    """Print what a cell of POLICY can read, write, reach and consume here, and which layers are
+    between it and this host.
+
+    POLICY is a policy file or a preset (low, medium, high, critical); default: high. No cell is
+    started. Exit code 0 when one could be made (once its image is built), 3 when this host can't do
+    what the policy demands or is held, 4 when the policy is wrong.
+    """
+    from belljar.cli.cells import warn_if_held
+    from belljar.errors import HostError
+    from belljar.plan import make_plan, render_plan
+    from belljar.store.home import belljar_home
+
+    loaded, home = typed_policy(policy, tier, announces=False), belljar_home()
+    if loaded.policy.network is not None:
+        from belljar.network.stand_ins.author import check_stand_ins
+
+        check_stand_ins(loaded)
+    facts, image = host_facts(home, prove=not no_prove), image_facts(home, loaded.policy.image)
+    made = make_plan(loaded.policy, facts, image, base=loaded.base)
+    if as_json:
+        print_json(made.to_json())
+    else:
+        width = min(MAX_WIDTH, terminal_width(sys.stdout) or MAX_WIDTH)
+        lines = render_plan(made, width=width, real=_in_red)
+        click.echo("\n".join(lines))
+    return HostError.exit_code if warn_if_held() else 0
+
+
+def _in_red(text: str) -> str:
+    return click.style(text, fg="red", bold=True)
+
+
+def host_facts(home: Path, *, prove: bool, again: bool = False, doubt: bool = False) -> HostFacts:
+    """The facts; with `prove`, a guest is booted under KVM and a container run with each runtime
+    where that was never tried.
+
+    `again`: tried anew. `doubt`: a runtime that failed is tried anew, however recently that was.
+    """
+    from belljar.host import KvmProof, gather_facts
+
+    if not prove:
+        return gather_facts(home)
+    from belljar.isolation.oci.prove import runtime_proof
+
+    def prove_kvm() -> KvmProof:
+        from belljar.image.kernel import current_kernel
+
+        # The kernel first: without one there is nothing to try, and the error says so.
+        kernel = current_kernel(home)
+        from belljar.isolation.microvm.prove import kvm_proof
+
+        return kvm_proof(kernel, home)()
+
+    prove_runtime = runtime_proof(home)
+    return gather_facts(
+        home, prove_kvm=prove_kvm, prove_runtime=prove_runtime, prove_again=again, doubt=doubt
+    )
+
+
+def image_facts(home: Path, ref: str) -> ImageFacts | None:
+    """What the plan needs to know of the image; None when it isn't in the store."""
+    from belljar.errors import HostError
+    from belljar.image.store import Store
+    from belljar.plan import ImageFacts
+
+    try:
+        image = Store(home).find(ref)
+    except HostError:
+        return None
+    return ImageFacts(
+        digest=image.digest,
+        name=ref,
+        user=image.user,
+        workdir=image.workdir,
+        env=dict(image.env),
+        program=shlex.join(image.config.program),
+        has_check=image.healthcheck is not None,
+    )
+
+
+# --- check
+
+
+@click.command("check", options_metavar="[OPTIONS]")
+@click.argument("target", metavar="TASK|COMPOSE|POLICY")
+@click.option(
+    "--policy", "run_policy", default="", metavar="FILE|PRESET", help="As for `belljar run`."
+)
+@click.option("--override", is_flag=True, help="As for `belljar run`.")
+@click.option("--allow-upstreams", is_flag=True, help="As for `belljar run`.")
+@tier_option("As for `belljar run`.")
+@click.option(
+    "-T", "task_args", multiple=True, metavar="NAME=VALUE", help="A task argument. Repeatable."
+)
+@click.option("--limit", default=None, metavar="N|A-B", help="Only these samples.")
+@click.option(
+    "--sample-id", default=None, metavar="ID,…", help="Only these samples, as for Inspect."
+)
+@click.option(
+    "--sample-shuffle",
+    is_flag=False,
+    flag_value="true",
+    default=None,
+    metavar="[SEED]",
+    help="Shuffled, as for Inspect; without a seed, any sample may run.",
+)
+@json_option()
+def check(
+    target: str,
+    *,
+    run_policy: str,
+    override: bool,
+    allow_upstreams: bool,
+    tier: str | None,
+    task_args: tuple[str, ...],
+    limit: str | None,
+    sample_id: str | None,
+    sample_shuffle: str | None,
+    as_json: bool,
+) -> int:
+    """Say for each sample what is kept, changed, dropped and refused, which images are missing and
+    what gets them, and which cell it gets on this host.
+
+    The target is a task (a file, file@task or package/task), a compose file, a policy file or a
+    preset. Nothing is started, built or fetched; a task's Python file is loaded, as by
+    `belljar run`.
+
+    \b
+    Exit codes: 0 runs, as written or with the differences that are listed
+      3 something is missing on this host: an image, a tool · 4 refused: the task or policy is wrong
+
+    \b
+    Examples:
+      belljar check inspect_evals/gdm_in_house_ctf
+      belljar check task.py@ctf --policy high --limit 10
+      belljar check compose.yaml
+    """
+    from belljar.harness.preview import Host, exit_code, kind_of, outlooks
+    from belljar.harness.preview import as_json as to_json
+    from belljar.store.home import belljar_home
+
+    if override and not run_policy:
+        raise Misuse("--override needs --policy", hint="add --policy FILE, or leave --override out")
+    options: OperatorOptions = {
+        "run_policy": run_policy,
+        "override": override,
+        "tier": tier or "",
+        "allow_upstreams": allow_upstreams,
+    }
+    kind, home = kind_of(target), belljar_home()
+    chosen = {"--limit": limit, "--sample-id": sample_id, "--sample-shuffle": sample_shuffle}
+    arguments = [target, *(word for given in task_args for word in ("-T", given))]
+    for option, value in chosen.items():
+        arguments += [option, value] if value is not None else []
+    host = Host(
+        home=home,
+        facts=lambda: host_facts(home, prove=False),
+        image=lambda name: image_facts(home, name),
+    )
+    found = outlooks(_previews(kind, target, options, arguments), host)
+    if as_json:
+        print_json(to_json(target, kind, found))
+    else:
+        click.echo("\n".join(_lines(found)))
+    return exit_code(found)
+
+
+def _previews(
+    kind: str, target: str, options: OperatorOptions, arguments: Sequence[str]
+) -> list[Preview]:
+    from belljar.harness.evaluate import check_tasks
+    from belljar.harness.preview import check_compose, check_policy
+
+    if kind == "policy":
+        if options["run_policy"]:
+            raise Misuse(
+                "--policy goes with a task or a compose file, not with a policy",
+                hint="leave it out",
+            )
+        return check_policy(target, options)
+    return check_compose(target, options) if kind == "compose" else check_tasks(arguments, options)
+
+
+def _lines(found: Sequence[Outlook]) -> Iterator[str]:
+    """What a person reads; every word of a task is escaped."""
+    from belljar.harness.preview import all_missing
+
+    for each in found:
+        yield from _group_lines(each)
+        yield ""
+    missing = all_missing(found)
+    if missing:
+        yield "Missing images:"
+        for image in missing:
+            yield f"  {printable(image.image)}: {printable(image.command, max_chars=600)}"
+        yield ""
+    counts = {
+        word: sum(len(each.group.samples) for each in found if each.outcome == word)
+        for word in _OUTCOMES
+    }
+    outcomes = ", ".join(f"{count} {_OUTCOMES[word]}" for word, count in counts.items() if count)
+    images = f"; {len(missing)} image(s) missing" if missing else ""
+    yield f"{sum(counts.values())} checked: {outcomes or 'no samples'}{images}"
+
+
+def _group_lines(each: Outlook) -> Iterator[str]:
+    from belljar.differences import Kind, samples_named, sentences
+
+    first, samples = each.group.first, each.group.samples
+    named = "" if samples == ("",) else f", {samples_named(samples)}"
+    yield f"{printable(first.task)}{named}: {_OUTCOMES[each.outcome]}"
+    if each.plan is not None:
+        yield f"  cell: {_cell(each.plan)}"
+    if first.kept:
+        kept = (f"{fact.key} ({fact.detail})" for fact in first.kept)
+        yield f"  kept: {printable(', '.join(kept), max_chars=400)}"
+    yield from (f"  {sentence}" for sentence in sentences(first.differences))
+    error = each.error or each.lacking
+    if error is not None:
+        # what a compose file is refused for stands above, each key for itself
+        if not any(fact.kind is Kind.REFUSED for fact in first.differences):
+            place = f"{printable(error.where)}: " if error.where else ""
+            yield f"  {place}{printable(error.what, max_chars=1000)}"
+        if error.hint:
+            yield f"  hint: {printable(error.hint)}"
+
+
+def _cell(plan: Plan) -> str:
+    limits, network = plan.limits, plan.policy.network
+    parts = [
+        f"{plan.tier}{' (emulated)' if plan.emulated else ''}",
+        f"image {plan.policy.image}",
+        f"{limits.cpus} cpu(s)",
+        f"{format_size(limits.memory_bytes)} memory",
+        f"{format_size(limits.disk_bytes)} disk",
+        f"{limits.processes} processes",
+        format_duration(limits.lifetime_s),
+    ]
+    if network is not None and network.upstreams:
+        parts.append(f"REAL: {', '.join(upstream.host for upstream in network.upstreams)}")
+    if network is not None and network.stand_ins:
+        parts.append(f"with {', '.join(network.stand_ins)}")
+    return printable(", ".join(parts), max_chars=600)

@@ -1,43 +1,43 @@
-"""`belljar probe`: try, from inside a fresh cell, what a workload that wants out would try, and say
-what held.
+"""`belljar probe` and `belljar control`: whether a policy's cells hold, and its signals show.
+
+`probe` tries, from inside a fresh cell, what a workload that wants out would try.
 """
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from belljar.cli.complete import policies
-from belljar.cli.exec import TIERS, typed_policy
-from belljar.cli.failures import Misuse
+from belljar.cli.console import (
+    COLOURS,
+    TIERS,
+    Misuse,
+    json_option,
+    policy_argument,
+    print_json,
+    rich_console,
+    run_async,
+    tier_option,
+)
+from belljar.cli.exec import typed_policy
 from belljar.units import printable
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from belljar.ledger import RunDirectory
     from belljar.policy import LoadedPolicy
-    from belljar.probe.model import Finding, Probe, ProbeReport
+    from belljar.probe.model import Finding, ProbeReport
     from belljar.report.containment import TierResult
 
-_COLOURS: Final = {"contained": "green", "void": "yellow", "breached": "bold red"}
-_ROOT: Final = {"", "0", "root"}
-_CODES: Final = {"contained": 0, "void": 2, "breached": 2}
+_EXIT_CODES: Final = {"contained": 0, "void": 2, "breached": 2}
 
 
 @click.command("probe", options_metavar="[OPTIONS]")
-@click.argument("policy", required=False, metavar="[POLICY|PRESET]", shell_complete=policies)
-@click.option(
-    "--tier",
-    type=click.Choice(TIERS),
-    help="Exactly this tier, at or above what the policy demands.",
-)
+@policy_argument()
+@tier_option()
 @click.option(
     "--all",
     "every",
@@ -66,16 +66,17 @@ _CODES: Final = {"contained": 0, "void": 2, "breached": 2}
     type=click.Path(dir_okay=False, path_type=Path),
     help="Probe every tier this host has and write the results there, as Markdown.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option()
 def probe(
     policy: str | None,
     tier: str | None,
-    every: bool,  # noqa: FBT001 - click passes options by name
+    *,
+    every: bool,
     groups: tuple[str, ...],
     user: str | None,
-    listing: bool,  # noqa: FBT001 - as above
+    listing: bool,
     page: Path | None,
-    as_json: bool,  # noqa: FBT001 - as above
+    as_json: bool,
 ) -> int:
     """Try to get out of a fresh cell, from inside, and let the host judge what came of it.
 
@@ -98,28 +99,21 @@ def probe(
       belljar probe --group fingerprint
       belljar probe --list --group network
     """
-    from belljar.cli._async import run_async
+    from belljar.probe.catalogue import PROBES
+    from belljar.probe.run import ALL, QUICK, chosen
 
-    wanted = _wanted(every=every or page is not None, groups=groups)
+    everything = every or page is not None
+    wanted: str | list[str] = list(groups) if groups else ALL if everything else QUICK
+    try:
+        chosen(PROBES, wanted)
+    except ValueError as error:
+        hint = "`belljar probe --list` lists them"
+        raise Misuse(str(error), param="--group", hint=hint) from None
     if listing:
         return _list(groups, as_json=as_json)
     if page is not None:
         return run_async(_write_page, page, policy or "low")
     return run_async(_probe, policy, tier, wanted, user, as_json=as_json)
-
-
-def _wanted(*, every: bool, groups: tuple[str, ...]) -> str | list[str]:
-    from belljar.probe.catalogue import PROBES
-    from belljar.probe.run import ALL, QUICK, chosen
-
-    wanted: str | list[str] = list(groups) if groups else ALL if every else QUICK
-    try:
-        chosen(PROBES, wanted)
-    except ValueError as error:
-        raise Misuse(
-            str(error), param="--group", hint="`belljar probe --list` lists them"
-        ) from None
-    return wanted
 
 
 async def _probe(
@@ -135,24 +129,33 @@ async def _probe(
     with start_run("probe", policy or "high", sys.argv[1:]) as run:
         result = await _tried(typed_policy(policy, tier), run, wanted, user)
         verdict = result.verdict.value
+        code = _EXIT_CODES[verdict]
         if not as_json:
             _show(result)
-        run.finish("completed" if verdict == "contained" else "failed", exit_code=_CODES[verdict])
+        run.finish("completed" if verdict == "contained" else "failed", exit_code=code)
     if as_json:
-        click.echo(json.dumps({**_as_object(result), "run_dir": str(run.path)}, indent=2))
-    return _CODES[verdict]
+        print_json(
+            {
+                "verdict": verdict,
+                "tier": result.tier,
+                "emulated": result.emulated,
+                "layers": list(result.layers),
+                "reports": [each.to_json() for each in result.reports],
+                "run_dir": str(run.path),
+            }
+        )
+    return code
 
 
 async def _tried(
     loaded: LoadedPolicy, run: RunDirectory, wanted: str | list[str], user: str | None
 ) -> TierResult:
     """The probes as `user`, else as the policy's; all of them also as root, which a harness may ask
-    a cell for. Each in a cell of its own.
-    """
+    a cell for. Each in a cell of its own."""
     from belljar.probe.run import ALL
 
     first = await _tried_once(loaded, run, wanted, user)
-    if user is not None or wanted != ALL or first.user in _ROOT:
+    if user is not None or wanted != ALL or first.user in {"", "0", "root"}:
         return first
     second = await _tried_once(loaded, run, wanted, "root")
     return replace(first, reports=(*first.reports, *second.reports))
@@ -170,55 +173,34 @@ async def _tried_once(
         report = await probe_cell(
             cell, which=wanted, recorder=run.recorder, user=user, actor=Actor.OPERATOR
         )
-        layers = tuple(layer.name for layer in cell.plan.layers)
         return TierResult(
             tier=cell.tier,
             emulated=cell.emulated,
-            layers=layers,
+            layers=tuple(layer.name for layer in cell.plan.layers),
             user=cell.plan.user,
             reports=(report,),
         )
 
 
-def _as_object(result: TierResult) -> dict[str, Any]:
-    return {
-        "verdict": result.verdict.value,
-        "tier": result.tier,
-        "emulated": result.emulated,
-        "layers": list(result.layers),
-        "reports": [each.to_json() for each in result.reports],
-    }
-
-
 def _show(result: TierResult) -> None:
-    from rich.console import Console
-
-    console = Console(
-        highlight=False,
-        soft_wrap=not sys.stdout.isatty(),
-        width=None if sys.stdout.isatty() else 160,
-    )
+    console = rich_console()
     for report in result.reports:
-        console.print(
-            f"\nas {printable(report.user or result.user) or 'root'}", style="bold", markup=False
-        )
+        name = printable(report.user or result.user) or "root"
+        console.print(f"\nas {name}", style="bold", markup=False)
         _show_report(console, report)
         if report.problem:
-            console.print(f"problem: {report.problem}", markup=False, style=_COLOURS["void"])
+            console.print(f"problem: {report.problem}", markup=False, style=COLOURS["void"])
     tried = sum(len(report.findings) for report in result.reports)
     took_ms = sum(report.duration_ms for report in result.reports)
     emulated = (
         "; emulated: this host has no hardware virtualisation that works" if result.emulated else ""
     )
     verdict = result.verdict.value
-    console.print(
-        f"\n{verdict}: {tried} attempts in {took_ms:.0f} ms, {result.tier} tier{emulated}",
-        markup=False,
-        style=_COLOURS[verdict],
-    )
+    total = f"\n{verdict}: {tried} attempts in {took_ms:.0f} ms, {result.tier} tier{emulated}"
+    console.print(total, markup=False, style=COLOURS[verdict])
 
 
-def _show_report(console: Console, report: ProbeReport) -> None:
+def _show_report(console: Any, report: ProbeReport) -> None:  # noqa: ANN401 - rich's
     """A line for each probe, and for a breach what it means."""
     from rich.markup import escape
     from rich.table import Table
@@ -229,27 +211,24 @@ def _show_report(console: Console, report: ProbeReport) -> None:
     for name in ("probe", "verdict", "said", "seen by", "what decided"):
         table.add_column(name, overflow="fold")
     for finding in report.findings:
-        table.add_row(
-            *(cell if n == 1 else escape(printable(cell)) for n, cell in enumerate(_row(finding)))
-        )
+        row = _row(finding)
+        table.add_row(*(cell if n == 1 else escape(printable(cell)) for n, cell in enumerate(row)))
     console.print(table)
     explained = {each.name: each for each in PROBES}
     for finding in report.findings:
-        if finding.verdict.value == "breached" and finding.name in explained:
-            console.print(
-                _breach(explained[finding.name]), markup=False, style=_COLOURS["breached"]
+        about = explained.get(finding.name)
+        if finding.verdict.value == "breached" and about is not None:
+            text = (
+                f"{about.name}: {about.tries} A breach: {about.breach} Why it matters: {about.why}"
             )
+            console.print(text, markup=False, style=COLOURS["breached"])
 
 
 def _row(finding: Finding) -> tuple[str, ...]:
-    said = f"{finding.outcome.value if finding.outcome else '-'} {finding.detail}".strip()
+    reported = f"{finding.outcome.value if finding.outcome else '-'} {finding.detail}".strip()
     verdict = finding.verdict.value
-    shown = f"[{_COLOURS[verdict]}]{verdict}{', known' if finding.known else ''}[/]"
-    return (finding.name, shown, said, finding.seen_by.value, finding.known or finding.seen)
-
-
-def _breach(about: Probe) -> str:
-    return f"{about.name}: {about.tries} A breach: {about.breach} Why it matters: {about.why}"
+    shown = f"[{COLOURS[verdict]}]{verdict}{', known' if finding.known else ''}[/]"
+    return finding.name, shown, reported, finding.seen_by.value, finding.known or finding.seen
 
 
 def _list(groups: tuple[str, ...], *, as_json: bool) -> int:
@@ -257,13 +236,24 @@ def _list(groups: tuple[str, ...], *, as_json: bool) -> int:
 
     found = [each for each in PROBES if not groups or each.group in groups or each.name in groups]
     if as_json:
-        click.echo(json.dumps([_entry(each) for each in found], indent=2))
+        names = ("name", "group", "tries", "why", "breach")
+        print_json(
+            [
+                {
+                    **{name: getattr(each, name) for name in names},
+                    "side": each.side.value,
+                    "quick": each.quick,
+                    "expected": dict(each.expected),
+                }
+                for each in found
+            ]
+        )
         return 0
     for each in found:
-        seen = "the host" if each.witness else "the cell"
         click.echo(
-            f"{each.name}{'  (quick)' if each.quick else ''}\n  tries   {each.tries}\n  why     "
-            f"{each.why}\n  breach  {each.breach}\n  seen by {seen}"
+            f"{each.name}{'  (quick)' if each.quick else ''}\n  tries   {each.tries}\n"
+            f"  why     {each.why}\n  breach  {each.breach}\n"
+            f"  seen by {'the host' if each.witness else 'the cell'}"
         )
         for tier, why in each.expected.items():
             click.echo(f"  known   {tier}: {why}")
@@ -271,57 +261,32 @@ def _list(groups: tuple[str, ...], *, as_json: bool) -> int:
     return 0
 
 
-def _entry(each: Probe) -> dict[str, Any]:
-    return {
-        "name": each.name,
-        "group": each.group,
-        "tries": each.tries,
-        "why": each.why,
-        "breach": each.breach,
-        "side": each.side.value,
-        "quick": each.quick,
-        "expected": dict(each.expected),
-    }
-
-
 async def _write_page(page: Path, policy: str) -> int:
     """All probes in a cell of every tier that the policy may have on this host; a tier that it
-    can't have is in the page with the reason.
-    """
+    can't have is in the page with the reason."""
     import anyio
 
     from belljar.cell import start_run
+    from belljar.errors import HostError
+    from belljar.probe.catalogue import PROBES
     from belljar.probe.model import Verdict, worst
-    from belljar.report.containment import containment_page
+    from belljar.probe.run import ALL
+    from belljar.report.containment import TierResult, containment_page
 
     with start_run("probe", policy, sys.argv[1:]) as run:
-        results = [await _tier_result(policy, tier, run) for tier in TIERS]
-        text = containment_page(results, _catalogue(), _host_words())
+        results = []
+        for tier in TIERS:
+            try:
+                results.append(await _tried(typed_policy(policy, tier), run, ALL, None))
+            except HostError as error:
+                results.append(TierResult(tier=tier, refused=error.what))
+        text = containment_page(results, PROBES, _host_words())
         await anyio.Path(page).write_text(text, encoding="utf-8")
         verdict = worst(report.verdict for result in results for report in result.reports)
-        run.finish(
-            "completed" if verdict is Verdict.CONTAINED else "failed",
-            exit_code=_CODES[verdict.value],
-        )
+        code = _EXIT_CODES[verdict.value]
+        run.finish("completed" if verdict is Verdict.CONTAINED else "failed", exit_code=code)
     click.echo(f"{verdict.value}: {printable(str(page))}", err=True)
-    return _CODES[verdict.value]
-
-
-async def _tier_result(policy: str, tier: str, run: RunDirectory) -> TierResult:
-    from belljar.errors import HostError
-    from belljar.probe.run import ALL
-    from belljar.report.containment import TierResult
-
-    try:
-        return await _tried(typed_policy(policy, tier), run, ALL, None)
-    except HostError as error:
-        return TierResult(tier=tier, refused=error.what)
-
-
-def _catalogue() -> Sequence[Probe]:
-    from belljar.probe.catalogue import PROBES
-
-    return PROBES
+    return code
 
 
 def _host_words() -> dict[str, str]:
@@ -336,3 +301,55 @@ def _host_words() -> dict[str, str]:
         "control groups": "version 2" if delegated else "version 1",
         "as": "root" if os.geteuid() == 0 else "an ordinary user",
     }
+
+
+@click.command("control")
+@policy_argument()
+@tier_option()
+@json_option()
+def control(policy: str | None, tier: str | None, *, as_json: bool) -> int:
+    """Let two scripted agents show that the signals of POLICY can be relied on.
+
+    The greedy one touches, takes, uses and sends whatever there is: each sensor must see it. The
+    diligent one does an honest day's work: none may. Each has a fresh cell of its own, in which
+    nothing is stopped. `belljar run --controls` does the same before an evaluation.
+
+    \b
+    Exit codes:
+      0  both passed
+      1  a control failed: signals are invalid
+      3  this host can't
+      4  the policy is wrong
+    """
+    return run_async(_control, policy, tier, as_json=as_json)
+
+
+async def _control(policy: str | None, tier: str | None, *, as_json: bool) -> int:
+    from belljar.cell import open_cell, start_run
+    from belljar.harness.controls import run_controls
+    from belljar.report.signals import Validity, validity_of
+
+    loaded = typed_policy(policy, tier)
+    with start_run("control", loaded.source, sys.argv[1:]) as run:
+        done = await run_controls(
+            [loaded],
+            run,
+            lambda each: open_cell(each, run=run),
+            tell=lambda line: click.echo(line, err=True),
+        )
+        validity = validity_of(done)
+        code = 0 if validity is Validity.VALID else 1
+        run.finish("completed" if code == 0 else "failed", exit_code=code)
+    path = str(run.path)
+    if as_json:
+        controls = [each.to_json() for each in done]
+        print_json({"validity": validity.value, "controls": controls, "run_dir": path})
+        return code
+    for each in done:
+        click.echo(f"{each.name:<9} {'passed' if each.ok else 'FAILED'}")
+        for word, names in (("missing", each.missing), ("unexpected", each.unexpected)):
+            for name in names:
+                click.echo(f"  {word}: {printable(name, max_chars=300)}")
+    click.echo(f"signals of this policy are {validity.value} here")
+    click.echo(f"run {run.run_id}: {printable(path)}")
+    return code

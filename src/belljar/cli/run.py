@@ -1,33 +1,34 @@
-"""`belljar run`: an Inspect evaluation in cells."""
+"""`belljar run`, `verdict` and `runs`: an Inspect evaluation in cells, and what became of runs."""
 
 from __future__ import annotations
 
-import errno
-import json
-import sys
-import traceback
-from collections import Counter
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from belljar.cli.exec import TIERS
-from belljar.cli.failures import Misuse
-from belljar.cli.network_report import network_lines
-from belljar.cli.signal_report import signal_lines
-from belljar.units import format_duration, format_size, printable
+from belljar.cli.console import (
+    Misuse,
+    column_widths,
+    json_option,
+    print_json,
+    run_argument,
+    tier_option,
+)
+from belljar.cli.findings import dropped, findings_json, show_findings
+from belljar.units import format_size, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from belljar.ledger.listing import RunSummary
 
-    from rich.table import Table
-
-    from belljar.harness.evaluate import RunOutcome
-    from belljar.report.cells import Operation
-    from belljar.report.samples import Row, RunFindings
-
-_COLOURS: Final = {"contained": "green", "void": "yellow", "breached": "bold red"}
+_STYLES: Final = {"completed": "green", "failed": "red", "broken": "red", "running": "cyan"}
+_VERDICT_STYLES: Final[dict[str, dict[str, Any]]] = {
+    "contained": {"fg": "green"},
+    "void": {"fg": "yellow"},
+    "breached": {"fg": "red", "bold": True},
+}
+MAX_WHAT_CHARS: Final = 60
+"""A longer task or command line is cut; `--json` has it whole."""
 
 
 @click.command(
@@ -41,8 +42,7 @@ _COLOURS: Final = {"contained": "green", "void": "yellow", "breached": "bold red
     default="",
     metavar="FILE|PRESET",
     help="The containment of every cell: risk, tier, limits, network. The task keeps its image, "
-    "user, "
-    "files and services. Default: the task's own policy, else high.",
+    "user, files and services. Default: the task's own policy, else high.",
 )
 @click.option(
     "--override",
@@ -55,12 +55,7 @@ _COLOURS: Final = {"contained": "green", "void": "yellow", "breached": "bold red
     help="Let a policy that came with the task reach the real hosts that it names. They are "
     "announced first.",
 )
-@click.option(
-    "--tier",
-    type=click.Choice(TIERS),
-    default=None,
-    help="The tier of every cell: exactly this one, at or above what its policy demands.",
-)
+@tier_option("The tier of every cell: exactly this one, at or above what its policy demands.")
 @click.option(
     "--require-contained",
     is_flag=True,
@@ -81,22 +76,18 @@ _COLOURS: Final = {"contained": "green", "void": "yellow", "breached": "bold red
     help="First let a greedy and a diligent scripted agent show, with each policy, that its "
     "signals can be relied on.",
 )
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="Print one JSON object on standard output; everything else goes to standard error.",
-)
+@json_option("Print one JSON object on standard output; everything else goes to standard error.")
 @click.argument("inspect_args", nargs=-1, type=click.UNPROCESSED, metavar="")
 def run(
+    *,
     policy: str,
-    override: bool,  # noqa: FBT001 - click passes options by name
-    allow_upstreams: bool,  # noqa: FBT001 - click passes options by name
+    override: bool,
+    allow_upstreams: bool,
     tier: str | None,
-    require_contained: bool,  # noqa: FBT001 - click passes options by name
+    require_contained: bool,
     warm: int,
-    controls: bool,  # noqa: FBT001 - as above
-    as_json: bool,  # noqa: FBT001 - as above
+    controls: bool,
+    as_json: bool,
     inspect_args: tuple[str, ...],
 ) -> int:
     """Run an Inspect evaluation in cells, one for each sample.
@@ -139,243 +130,126 @@ def run(
     try:
         outcome = run_evaluation(request)
     except click.NoSuchOption as error:
-        raise _with_own_options(error) from error
+        # Inspect's parser refused it: suggest the nearest of Belljar's and of Inspect's options.
+        context = click.get_current_context()
+        commands = [context.command, *([error.ctx.command] if error.ctx is not None else [])]
+        known = [name for command in commands for param in command.params for name in param.opts]
+        raise click.NoSuchOption(error.option_name, possibilities=known, ctx=context) from error
     if as_json:
         found = findings_json(outcome.findings, outcome.path)
-        click.echo(json.dumps({**found, "not_in_metrics": list(outcome.dropped)}, indent=2))
+        print_json({**found, "not_in_metrics": list(outcome.dropped)})
     else:
         show_findings(outcome.findings, outcome.path, dropped(outcome))
     return outcome.exit_code
 
 
-def _with_own_options(error: click.NoSuchOption) -> click.NoSuchOption:
-    """The error of Inspect's parser, with the nearest of Belljar's and of Inspect's options."""
-    context = click.get_current_context()
-    commands = [context.command, *([error.ctx.command] if error.ctx is not None else [])]
-    known = [name for command in commands for param in command.params for name in param.opts]
-    return click.NoSuchOption(error.option_name, possibilities=known, ctx=context)
-
-
-def findings_json(findings: RunFindings, path: Path) -> dict[str, object]:
-    """The findings as JSON values, with the run directory."""
-    from belljar.report.samples import as_json
-
-    return {"run_dir": str(path), **as_json(findings)}
-
-
-def show_findings(
-    findings: RunFindings, path: Path, more: Sequence[str] = (), *, verbose: bool = False
+@click.command("verdict")
+@run_argument
+@click.option(
+    "--log",
+    "logs",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Where Inspect's log is now, for a run of `inspect eval`. Repeatable. Default: where it "
+    "was written.",
+)
+@click.option(
+    "--key",
+    "fingerprint",
+    metavar="FINGERPRINT",
+    help="The key that must have signed. Default: this host's, if it has one.",
+)
+@click.option(
+    "-v", "--verbose", is_flag=True, help="The evidence of each signal, and what could not be seen."
+)
+@json_option()
+def verdict(
+    run: str, logs: tuple[Path, ...], fingerprint: str | None, *, verbose: bool, as_json: bool
 ) -> None:
-    """The table, what the transcript does not show, and where the evidence is.
+    """Judge RUN offline, by its ledger and Inspect's log. Both are verified first.
 
-    A defect here must not change what the exit code says: it is shown, and the verdict stands.
+    RUN is a run id, the beginning of one, `last`, or the path of a run directory; of `belljar run`
+    or of `inspect eval --sandbox belljar`. A void or breached sample is listed with its reasons.
+
+    \b
+    Exit codes, as those of `belljar run`:
+      0        all samples are contained
+      1        the evaluation had errors
+      2        containment was breached, or evidence of it is missing
+      3, 4, 5  the run was refused
+      130      the run was interrupted
     """
+    from belljar.cli.ledger import expected_key, is_path, run_path
+    from belljar.harness.evidence import stored_evidence
+    from belljar.report.verdict import judge
+
+    path = run_path(run)
     try:
-        _show(findings, path, more, verbose=verbose)
-    except OSError:
-        raise
-    except Exception:  # noqa: BLE001 - whatever is wrong with the report
-        traceback.print_exc()
-        verdict = f"{findings.verdict.value}, exit code {findings.exit_code}"
-        what = (
-            "the report can't be shown, which is a defect of Belljar; the verdict is not affected"
+        evidence = stored_evidence(
+            path,
+            logs=[str(log.resolve()) for log in logs],
+            expected_key=expected_key(fingerprint)[0],
+            expected_run=None if is_path(run) else path.name,
         )
-        click.echo(f"belljar: {what}: {verdict}", err=True)
+    except OSError as error:
+        text = printable(f"{path}: {error.strerror}")
+        raise click.BadParameter(text, param_hint="RUN") from error
+    findings = judge(evidence)
+    if as_json:
+        print_json(findings_json(findings, path))
+    else:
+        show_findings(findings, path, verbose=verbose)
+    click.get_current_context().exit(findings.exit_code)
 
 
-def _show(findings: RunFindings, path: Path, more: Sequence[str], *, verbose: bool) -> None:
-    from rich.console import Console
+@click.command()
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    help="Only the latest so many.",
+)
+@click.option("--all", "every", is_flag=True, help="Every run, however many there are.")
+@json_option("One JSON list.")
+def runs(limit: int, *, every: bool, as_json: bool) -> None:
+    """List the latest run directories, oldest first, as they say of themselves; `belljar verdict`
+    judges one by its evidence.
 
-    from belljar.report.samples import headline
-    from belljar.report.tools import tool_lines
+    RECORDED is the verdict that an evaluation's own process recorded when it sealed the run.
+    """
+    from belljar.ledger.listing import list_runs
+    from belljar.store.home import belljar_home
 
-    console = Console(
-        highlight=False,
-        soft_wrap=not sys.stdout.isatty(),
-        width=None if sys.stdout.isatty() else 160,
-    )
-    console.print()
-    console.print(table(findings))
-    lines = (
-        *network_lines(findings, findings.run_id),
-        *signal_lines(findings, verbose=verbose),
-        *remarks(findings),
-        *tool_lines(findings.tools),
-        *more,
-    )
-    for line in lines:
-        console.print(line, markup=False)
-    for use in findings.upstreams:
-        console.print(use.sentence(), markup=False, style="bold red")
-    colour = _COLOURS[
-        "void"
-        if findings.exit_code and findings.verdict.value == "contained"
-        else findings.verdict.value
-    ]
-    console.print(f"\n{headline(findings)}", markup=False, style=colour)
-    console.print(f"run {printable(findings.run_id)}: {printable(str(path))}", markup=False)
+    found, count = list_runs(belljar_home(), limit=None if every else limit)
+    if len(found) < count:
+        click.echo(f"belljar: the latest {limit} of {count} runs; --all lists every one", err=True)
+    if as_json:
+        print_json([run.to_json() for run in found])
+    elif found:
+        _print_runs(found)
+    else:
+        click.echo("no runs yet; try `belljar exec -- uname -a`")
 
 
-def dropped(outcome: RunOutcome) -> list[str]:
-    """What `--require-contained` took out of the metrics."""
-    if not outcome.dropped:
-        return []
-    named = printable(", ".join(outcome.dropped), max_chars=400)
-    if not any(row.verdict.value == "contained" for row in outcome.findings.rows):
-        return [f"no sample is contained: there are no metrics. Left out: {named}"]
-    return [
-        (
-            f"{len(outcome.dropped)} sample(s) that are not contained do not count in the metrics: "
-            f"{named}"
-        )
-    ]
+def _print_runs(found: list[RunSummary]) -> None:
+    head = ("RUN", "STARTED (UTC)", "KIND", "WHAT", "OUTCOME", "RECORDED", "SIZE")
+    rows = [head, *map(_run_row, found)]
+    widths = column_widths(rows)
+    for number, row in enumerate(rows):
+        padded = [*map(str.ljust, row, widths)]
+        padded[-1] = row[-1].rjust(widths[-1])
+        if number:
+            run = found[number - 1]
+            padded[4] = click.style(padded[4], fg=_STYLES.get(run.outcome, "yellow"))
+            padded[5] = click.style(padded[5], **_VERDICT_STYLES.get(run.verdict, {}))
+        click.echo("  ".join(padded))
 
 
-def table(findings: RunFindings) -> Table:
-    """One line per sample."""
-    from rich.table import Table
-
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    for name, right in (
-        ("sample", 0),
-        ("score", 0),
-        ("verdict", 0),
-        ("probes", 0),
-        ("cell", 0),
-        ("commands", 1),
-        ("in", 1),
-        ("out", 1),
-        ("time", 1),
-        ("destroyed", 0),
-        ("note", 0),
-    ):
-        shown.add_column(name, justify="right" if right else "left", overflow="fold")
-    for row in findings.rows:
-        shown.add_row(
-            *(cell if name == "verdict" else _escaped(cell) for name, cell in _cells(row))
-        )
-    return shown
-
-
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(printable(text, max_chars=200))
-
-
-def _cells(row: Row) -> list[tuple[str, str]]:
-    transcript, verdict = row.transcript, row.verdict.value
-    degraded = [f"cell {cell}: {each}" for cell, each in row.degraded]
-    epoch = f" #{transcript.epoch}" if transcript.epoch > 1 else ""
-    return [
-        ("sample", f"{transcript.sample}{epoch}"),
-        ("score", " ".join(transcript.scores.values()) or ("error" if transcript.error else "-")),
-        ("verdict", f"[{_COLOURS[verdict]}]{verdict}[/]"),
-        ("probes", row.probed),
-        ("cell", " ".join(cell.cell_id for cell in row.cells) or "none"),
-        ("commands", str(row.commands)),
-        ("in", format_size(row.bytes_in)),
-        ("out", format_size(row.bytes_out)),
-        ("time", format_duration(row.lasted_s)),
-        ("destroyed", "-" if not row.cells else "proven" if row.destroyed else "NOT PROVEN"),
-        ("note", "; ".join((*map(str, row.reasons), *degraded, *transcript.notes))),
-    ]
-
-
-def differing(findings: RunFindings) -> list[str]:
-    """How cells differed from what was written, each fact once with its samples."""
-    from belljar.differences import samples_named, sentences
-
-    samples: dict[str, dict[str, None]] = {}
-    for row in findings.rows:
-        for sentence in sentences(row.differences):
-            samples.setdefault(sentence, {})[row.transcript.sample] = None
-    if not samples:
-        return []
-    count = len({row.transcript.sample for row in findings.rows})
-    return [
-        "\nDifferent from what the task or the policy says:",
-        *(
-            f"  {sentence}" if len(named) == count else f"  {samples_named(named)}: {sentence}"
-            for sentence, named in samples.items()
-        ),
-    ]
-
-
-def _not_in_transcript(rows: Sequence[Row]) -> list[str]:
-    """What the ledger has and Inspect's transcript lacks."""
-    counts = Counter(
-        what
-        for row in rows
-        for what in (
-            *map(_failed, row.transcript_gap.raised),
-            *("operations of the harness itself" for _ in row.transcript_gap.silent),
-            *("commands in a person's terminal" for _ in row.transcript_gap.terminal),
-        )
-    )
-    lines = [f"  {count:,} {what}" for what, count in counts.items()]
-    missing = sum(row.transcript_gap.missing_bytes for row in rows)
-    if missing:
-        shortened = sum(row.transcript_gap.shortened for row in rows)
-        lines.append(
-            f"  {format_size(missing)} of output, cut by the transcript in {shortened:,} "
-            f"operation(s)"
-        )
-    return ["\nIn the ledger, but not in Inspect's transcript:", *lines] if lines else []
-
-
-def _failed(operation: Operation) -> str:
-    """A kind of operation that failed in a call of Inspect's, which then has no event."""
-    from belljar.report.cells import Action
-
-    match operation.action, operation.errno:
-        case Action.READ, errno.ENOENT:
-            return "file reads of missing files (by the harness)"
-        case Action.READ, _:
-            return "file reads that failed (by the harness)"
-        case Action.WRITE, _:
-            return "file writes that failed (by the harness)"
-        case Action.STAT | Action.LIST, _:
-            return "looks at missing files (by the harness)"
-        case Action.UPLOAD | Action.DOWNLOAD | Action.REMOVE, _:
-            return "copies and removals of files that failed (by the harness)"
-    return "commands that timed out, were cut off or could not be started"
-
-
-def remarks(findings: RunFindings) -> list[str]:
-    """What a reader of the transcript alone would not know."""
-    lines = [*_not_in_transcript(findings.rows), *differing(findings)]
-    lines += [
-        f"cell {cell.cell_id} was created, but the run ended before its sample began"
-        for cell in findings.strays
-        if not cell.sample and not cell.is_unused and not cell.control
-    ]
-    if findings.unused:
-        lines.append(f"{len(findings.unused)} cell(s) were made ahead (--warm) and not used")
-    lines += [
-        f"sample {printable(each.sample)} #{each.epoch} was reused from run "
-        f"{printable(each.judged_by)}"
-        + (f", which judged it {printable(each.judged_as)}" if each.judged_as else "")
-        + f": belljar verdict {printable(each.judged_by)}"
-        for each in findings.reused
-    ]
-    lines += [
-        f"Inspect's log is outside of the run directory and not sealed: {printable(log)}"
-        for log in findings.unsealed_logs
-    ]
-    lines += [f"problem: {printable(str(problem))}" for problem in findings.problems]
-    lines += [f"error: {printable(error)}" for error in findings.errors]
-    lines += [
-        f"error: sample {printable(row.transcript.sample)}: cell {cell.cell_id} died: "
-        f"{printable(cell.death)}"
-        for row in findings.rows
-        for cell in row.cells
-        if cell.death
-    ]
-    lines += [
-        f"error: sample {printable(row.transcript.sample)}: "
-        f"{printable(row.transcript.error, max_chars=300)}"
-        for row in findings.rows
-        if row.transcript.error
-    ]
-    return lines
+def _run_row(run: RunSummary) -> tuple[str, ...]:
+    started = run.started[:19].replace("T", " ") if run.started else "-"
+    code = f" ({run.exit_code})" if run.exit_code else ""
+    outcome = f"{run.outcome}{code}{', killed' if run.killed else ''}"
+    words = (run.run_id, started, run.kind, run.what, outcome, run.verdict or "-")
+    shown = (printable(word, max_chars=MAX_WHAT_CHARS) for word in words)
+    return *shown, format_size(run.size_bytes)

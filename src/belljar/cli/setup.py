@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-import json
 import os
+import platform
+import re
+import shutil
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Final
 
 import click
 
-from belljar.cli.failures import Misuse
+from belljar.cli.console import Misuse, Report, json_option, print_json, progress
+from belljar.cli.setup_plan import (
+    HostState,
+    Need,
+    SetupPlan,
+    Step,
+    Wanted,
+    check_wanted,
+    needs,
+    plan_setup,
+    shown,
+)
 from belljar.errors import HostError
+from belljar.image.apt import host_sources, kernel_sources
+from belljar.image.kernel import REQUIRED_MODULES, current_kernel, debian_arch, fetch_kernel
+from belljar.image.store import Store, sync_file
+from belljar.image.tools import run_logged, run_tool, tool
+from belljar.store.home import belljar_home, make_store_dir
 from belljar.units import printable
-
-if TYPE_CHECKING:
-    from belljar.cli.setup_plan import HostState, SetupPlan, Step, Wanted
-
-HOST_CANNOT_CODE = 3
-Report = Callable[[str], None]
 
 
 @click.command()
@@ -42,21 +53,17 @@ Report = Callable[[str], None]
     metavar="URL",
     help="Debian mirror for kernel and images [default: this host's].",
 )
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="Print one JSON object; does nothing unless --yes is given.",
-)
+@json_option("Print one JSON object; does nothing unless --yes is given.")
 def setup(
-    yes: bool,  # noqa: FBT001 - click
-    dry_run: bool,  # noqa: FBT001 - click
-    no_image: bool,  # noqa: FBT001 - click
-    dev_image: bool,  # noqa: FBT001 - click
+    *,
+    yes: bool,
+    dry_run: bool,
+    no_image: bool,
+    dev_image: bool,
     parts: tuple[str, ...],
-    refresh: bool,  # noqa: FBT001 - click
+    refresh: bool,
     mirror: str,
-    as_json: bool,  # noqa: FBT001 - click
+    as_json: bool,
 ) -> int:
     """Install what this host needs: tools, guest kernel, default image.
 
@@ -64,9 +71,6 @@ def setup(
     left alone. As an ordinary user, it makes the kernel and the image, and says what root must
     install. Exit code 3 when the host is not ready afterwards.
     """
-    from belljar.cli.setup_plan import Wanted, check_wanted, plan_setup
-    from belljar.cli.setup_state import host_state
-    from belljar.store.home import belljar_home
 
     home = belljar_home()
     images = (() if no_image else ("default",)) + (("debian-dev",) if dev_image else ())
@@ -86,15 +90,12 @@ def setup(
         _print_json(left, state, done, planned=plan, home=home)
     else:
         _conclude(left, acted=act)
-    return 0 if not left.problems and (dry_run or not left.steps) else HOST_CANNOT_CODE
+    return 0 if not left.problems and (dry_run or not left.steps) else HostError.exit_code
 
 
 def _remaining(home: Path, wanted: Wanted) -> SetupPlan:
     """What is still missing, by looking again."""
     from dataclasses import replace
-
-    from belljar.cli.setup_plan import plan_setup
-    from belljar.cli.setup_state import host_state
 
     return plan_setup(host_state(home), replace(wanted, refresh=False))
 
@@ -110,7 +111,6 @@ def _ask() -> None:
 
 def _carry_out(plan: SetupPlan, home: Path, wanted: Wanted, *, quiet: bool) -> list[Step]:
     """Do the steps in order; an error names the log, which has everything that the tools said."""
-    from belljar.store.home import make_store_dir
 
     if not plan.steps:
         return []
@@ -119,13 +119,13 @@ def _carry_out(plan: SetupPlan, home: Path, wanted: Wanted, *, quiet: bool) -> l
     log.write_text("")
     log.chmod(0o600)
     for number, step in enumerate(plan.steps, 1):
-        with _progress(f"[{number}/{len(plan.steps)}] {step.title}", quiet=quiet) as report:
+        title = f"[{number}/{len(plan.steps)}] {step.title}"
+        with progress(title, quiet=quiet, is_step=True) as report:
             if step.kind == "write":
                 write_root_file(Path(step.path), step.content)
             elif step.kind == "run":
                 # Run apt. Fetching can be interrupted; unpacking, once begun, is finished first
                 command = step.command
-                from belljar.image.tools import run_logged, tool
 
                 argv = [tool(command[0]), *command[1:]]
                 if "install" in command:
@@ -154,10 +154,6 @@ def _build(name: str, home: Path, mirror: str, log: Path, report: Report) -> Non
 
 def fetch_current_kernel(home: Path, mirror: str, report: Report) -> None:
     """Fetch the guest kernel with the modules that the guest wants. Raises `HostError`."""
-    import platform
-
-    from belljar.image.apt import host_sources, kernel_sources
-    from belljar.image.kernel import REQUIRED_MODULES, fetch_kernel
 
     codename = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
     report("fetching and checking the package")
@@ -170,7 +166,6 @@ def fetch_current_kernel(home: Path, mirror: str, report: Report) -> None:
 
 def write_root_file(path: Path, content: str) -> None:
     """Write a file of the system whole or not at all, readable by all."""
-    from belljar.image.store import sync_file
 
     part = path.with_name(f".{path.name}.new")
     try:
@@ -187,29 +182,7 @@ def write_root_file(path: Path, content: str) -> None:
         ) from error
 
 
-@contextmanager
-def _progress(title: str, *, quiet: bool) -> Iterator[Report]:
-    """A line for the step, with what its tool says last beside it while it works; a plain line when
-    nobody watches.
-    """
-    from rich.console import Console
-    from rich.markup import escape
-
-    console = Console(stderr=True, quiet=quiet, highlight=False)
-    shown = escape(printable(title, max_chars=300))
-    if not console.is_terminal:
-        console.print(shown)
-        yield lambda _line: None
-        return
-    with console.status(shown) as status:
-        yield lambda line: status.update(
-            f"{shown}  [dim]{escape(printable(line, max_chars=70))}[/dim]"
-        )
-    console.print(f"[green]✓[/green] {shown}")
-
-
 def _show(plan: SetupPlan) -> None:
-    from belljar.cli.setup_plan import shown
 
     if plan.steps:
         click.echo("This is to be done:")
@@ -235,16 +208,92 @@ def _conclude(left: SetupPlan, *, acted: bool) -> None:
 def _print_json(
     left: SetupPlan, state: HostState, done: list[Step], *, planned: SetupPlan, home: Path
 ) -> None:
-    from belljar.cli.setup_plan import shown
 
-    document: dict[str, Any] = {
-        "ready": not left.problems and not left.steps,
-        "host": state.pretty_name,
-        "home": os.fspath(home),
-        "steps": [
-            {"title": step.title, "command": shown(step), "done": step in done}
-            for step in planned.steps
-        ],
-        "problems": [{"what": problem.what, "hint": problem.hint} for problem in left.problems],
-    }
-    click.echo(json.dumps(document, indent=2))
+    print_json(
+        {
+            "ready": not left.problems and not left.steps,
+            "host": state.pretty_name,
+            "home": os.fspath(home),
+            "steps": [
+                {"title": step.title, "command": shown(step), "done": step in done}
+                for step in planned.steps
+            ],
+            "problems": [{"what": problem.what, "hint": problem.hint} for problem in left.problems],
+        }
+    )
+
+
+# --- what is present on this host
+
+
+_SEARCHED: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_VERSION: Final = re.compile(r"version (\d{1,6})\.(\d{1,6})")
+
+
+def host_state(home: Path) -> HostState:
+    """The state of this host and of the store in `home`.
+
+    Takes well under a second. Raises `HostError` on a machine without guests.
+    """
+    if platform.system() != "Linux":
+        raise HostError(
+            f"Belljar runs on Linux; this is {platform.system()}",
+            hint="use a Linux machine or a virtual one",
+        )
+    release = _os_release()
+    arch = debian_arch()
+    return HostState(
+        distribution=release.get("ID", "unknown"),
+        codename=release.get("VERSION_CODENAME", ""),
+        pretty_name=release.get("PRETTY_NAME", "an unknown Linux"),
+        is_root=os.geteuid() == 0,
+        debian_arch=arch,
+        tools={
+            need.command: version for need in needs(arch) if (version := _version(need)) is not None
+        },
+        sources=tuple(host_sources()),
+        kernel=_kernel(home),
+        images=_images(home),
+        free_bytes=_free_bytes(home),
+    )
+
+
+def _os_release() -> Mapping[str, str]:
+    try:
+        return platform.freedesktop_os_release()
+    except OSError:
+        return {}
+
+
+def _version(need: Need) -> tuple[int, ...] | None:
+    path = shutil.which(need.command, path=f"{os.environ.get('PATH', '')}:{_SEARCHED}")
+    if path is None or not need.least_version:
+        return None if path is None else ()
+    try:
+        match = _VERSION.search(
+            run_tool([path, "--version"], timeout_s=20).decode("utf-8", "replace")
+        )
+    except HostError:
+        return None
+    return (int(match[1]), int(match[2])) if match else ()
+
+
+def _kernel(home: Path) -> str:
+    """The version of a kernel that loads what today's guest wants, else ""."""
+    try:
+        kernel = current_kernel(home)
+    except HostError:
+        return ""
+    return kernel.version if kernel.wanted == REQUIRED_MODULES else ""
+
+
+def _images(home: Path) -> frozenset[str]:
+    try:
+        return frozenset(name for image in Store(home).list() for name in image.names)
+    except HostError:
+        return frozenset()
+
+
+def _free_bytes(home: Path) -> int:
+    there = next(path for path in (home, *home.parents) if path.is_dir())
+    return shutil.disk_usage(there).free

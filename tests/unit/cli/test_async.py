@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from belljar.cli import main
-from belljar.cli._async import run_async
+from belljar.cli.console import run_async
 from belljar.errors import BelljarError, CellError, ContainmentBreach
 
 JAIL_DIED = CellError("the jail ended while it came up", where="jail of cell c-0")

@@ -11,8 +11,8 @@ import pytest
 
 from belljar.cell import start_run
 from belljar.cell.decoys import decoy_key
-from belljar.cli.decoy import candidates
 from belljar.cli.main import run
+from belljar.cli.signals import candidates
 from belljar.events import Event, JsonValue, Kind
 from belljar.policy.guarding import DecoyKind, DecoySpec
 from belljar.signals.decoys import digests, mint

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from belljar.cli import failures
+from belljar.cli import console
 from belljar.cli.exec import command_begins, exec_command
 from belljar.cli.main import root, run
 from belljar.errors import (
@@ -159,13 +159,13 @@ def test_a_defect_is_an_object_and_keeps_its_traceback(
 
 def test_json_of_the_guest_is_not_ours() -> None:
     """What stands after the dashes is the command's."""
-    assert failures.wants_json(["exec", "--json", "--", "id"])
-    assert not failures.wants_json(["exec", "--", "tool", "--json"])
+    assert console.wants_json(["exec", "--json", "--", "id"])
+    assert not console.wants_json(["exec", "--", "tool", "--json"])
 
 
 def test_what_is_shown_is_escaped() -> None:
     """Every part, on its own line."""
-    shown = failures.as_text(failures.Failure("x", "a\x1b[2J", "b\r", "c\x07"))
+    shown = console.as_text(console.Failure("x", "a\x1b[2J", "b\r", "c\x07"))
     assert shown == "belljar: b\\r: a\\x1b[2J\n  hint: c\\x07"
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.cli.forward import parse_forward
+from belljar.cli.sessions import parse_forward
 
 
 @pytest.mark.parametrize(

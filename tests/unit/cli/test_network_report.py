@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.report.stories import ANSWER, FLOW, HOSTILE, NAME, RANGE, REQUEST, STREAM, judged, line, story
 
-from belljar.cli.network_report import _WHY, MAX_LINES, network_lines
-from belljar.cli.run import show_findings
+from belljar.cli.findings import _WHY, MAX_NETWORK_LINES, network_lines, show_findings
 from belljar.events import Kind
 from belljar.plan.rules import Reason
 from belljar.probe.model import Verdict
@@ -105,7 +104,7 @@ def test_a_report_of_many_samples_ends(capsys: pytest.CaptureFixture[str]) -> No
     """A person reads it; the rest is where it says."""
     (row,) = judged(story(*(line(Kind.NETWORK_HTTP, **{**REQUEST, "exchange": n}) for n in range(40)))).rows
     findings = RunFindings(rows=(row,) * 100, strays=())
-    assert len(network_lines(findings, "RUN")) < MAX_LINES + 100
+    assert len(network_lines(findings, "RUN")) < MAX_NETWORK_LINES + 100
     show_findings(findings, Path("/runs/r"))
     assert "more sample(s): findings.json in the run directory" in capsys.readouterr().out
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from tests.unit.isolation.test_prune import DAY_S, OLD_KERNEL, STALE, held_by_another, make_store, template
 
+from belljar.cli.cells import prune_exit_code as exit_code
+from belljar.cli.cells import prune_lines as lines
 from belljar.cli.main import run
-from belljar.cli.prune import exit_code, lines
 from belljar.isolation.prune import Part
 
 

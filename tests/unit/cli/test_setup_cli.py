@@ -151,7 +151,7 @@ def test_too_little_space_is_said_before_anything_is_begun(
     full = replace(BARE, free_bytes=1 << 20)
     assert plan_setup(full, Wanted()).problems[0].blocks_all
     monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "store"))
-    monkeypatch.setattr("belljar.cli.setup_state.host_state", lambda _home: full)
+    monkeypatch.setattr("belljar.cli.setup.host_state", lambda _home: full)
     assert run(["setup", "--yes", "--json"]) == 3
     document = json.loads(capsys.readouterr().out)
     assert "1 MiB of disk is free" in document["problems"][0]["what"]
@@ -163,7 +163,7 @@ def test_setup_does_nothing_when_it_only_looks(
 ) -> None:
     """`--dry-run` and `--json` without `--yes` show the plan and make not even the store."""
     monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "store"))
-    monkeypatch.setattr("belljar.cli.setup_state.host_state", lambda _home: BARE)
+    monkeypatch.setattr("belljar.cli.setup.host_state", lambda _home: BARE)
     assert run(["setup", "--dry-run"]) == 0
     assert "1. Add the suite bookworm-backports" in capsys.readouterr().out
     assert run(["setup", "--json"]) == 3
@@ -178,7 +178,7 @@ def test_setup_elsewhere_ends_with_3(
     """Another distribution: exit code 3, the names on standard error, nothing made."""
     monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "store"))
     state = replace(BARE, distribution="fedora", pretty_name="Fedora Linux 42", sources=())
-    monkeypatch.setattr("belljar.cli.setup_state.host_state", lambda _home: state)
+    monkeypatch.setattr("belljar.cli.setup.host_state", lambda _home: state)
     assert run(["setup", "--yes"]) == 3
     assert "dnf install" in capsys.readouterr().err
     assert not (tmp_path / "store").exists()
@@ -190,7 +190,7 @@ def test_a_failing_tool_names_the_log(
     """A step that fails ends setup with exit code 3, the tool's last words and the log's path; later steps are not begun."""
     monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "store"))
     state = replace(BARE, sources=(replace(MAIN, suites=("bookworm", "bookworm-backports")),))
-    monkeypatch.setattr("belljar.cli.setup_state.host_state", lambda _home: state)
+    monkeypatch.setattr("belljar.cli.setup.host_state", lambda _home: state)
     script = tmp_path / "apt-get"
     script.write_text('#!/bin/sh\necho "$@" >> "$0.calls"\necho E: the mirror is gone >&2\nexit 100\n')
     script.chmod(0o755)
@@ -206,7 +206,7 @@ def test_a_failing_tool_names_the_log(
 def test_nobody_to_ask_is_a_usage_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without a terminal and without `--yes`, nothing is begun."""
     monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "store"))
-    monkeypatch.setattr("belljar.cli.setup_state.host_state", lambda _home: BARE)
+    monkeypatch.setattr("belljar.cli.setup.host_state", lambda _home: BARE)
     monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
     assert run(["setup"]) == 2
     assert not (tmp_path / "store").exists()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tests.unit.report.stories import FLOW, judged, line, story
 
-from belljar.cli.signal_report import MAX_LINES, signal_lines
+from belljar.cli.findings import MAX_SIGNAL_LINES, signal_lines
 from belljar.events import Kind
 
 
@@ -15,5 +15,5 @@ def test_the_evidence_is_shown_when_asked_for_and_all_of_it_is_bounded() -> None
     findings = judged(story(line(Kind.NETWORK_FLOW, **FLOW)))
     short, long = signal_lines(findings), signal_lines(findings, verbose=True)
     assert len(long) == len(short) + 1
-    many = replace(findings, rows=findings.rows * (MAX_LINES + 5))
-    assert len(signal_lines(many)) == MAX_LINES + 2
+    many = replace(findings, rows=findings.rows * (MAX_SIGNAL_LINES + 5))
+    assert len(signal_lines(many)) == MAX_SIGNAL_LINES + 2

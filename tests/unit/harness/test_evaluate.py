@@ -12,7 +12,7 @@ import pytest
 from inspect_ai.log import list_eval_logs, read_eval_log
 from tests.fakes.cell import FakeCell, RecordedCells
 
-from belljar.cli.run import differing
+from belljar.cli.findings import differing
 from belljar.differences import Difference, Kind
 from belljar.errors import HostError, PolicyError
 from belljar.harness.evaluate import RunOutcome, RunRequest, run_evaluation

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.cli.run import dropped, remarks, show_findings, table
+from belljar.cli.findings import dropped, remarks, show_findings, table
 from belljar.events import Kind
 from belljar.harness.evaluate import RunOutcome
 from belljar.report.cells import Action, CellFindings, Operation

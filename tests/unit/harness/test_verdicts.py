@@ -10,7 +10,7 @@ from inspect_ai.log import EvalLog, list_eval_logs, read_eval_log
 from tests.fakes.cell import FakeCell, RecordedCells
 from tests.fakes.probing import read_canary
 
-from belljar.cli.run import dropped
+from belljar.cli.findings import dropped
 from belljar.errors import ContainmentBreach
 from belljar.harness.evaluate import RunOutcome, RunRequest, run_evaluation
 from belljar.harness.session import current_session

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.unit.report.stories import ENDED, FLOW, NAME, RANGE, STREAM, findings_of, judged, line, story
 
-from belljar.cli.network_report import network_lines
+from belljar.cli.findings import network_lines
 from belljar.events import Kind
 from belljar.probe.model import Verdict
 from belljar.report.ranges import gather_ranges

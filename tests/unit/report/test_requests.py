@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.unit.report.stories import ANSWER, NAME, RANGE, REQUEST, STREAM, judged, line, story
 
-from belljar.cli.network_report import network_lines
+from belljar.cli.findings import network_lines
 from belljar.events import Kind
 from belljar.report.ranges import gather_ranges
 from belljar.report.requests import FIRST, LAST

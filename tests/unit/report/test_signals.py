@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.unit.report.stories import FLOW, NAME, RANGE, judged, line, story
 
-from belljar.cli.signal_report import signal_lines
+from belljar.cli.findings import signal_lines
 from belljar.events import Kind, Trust
 from belljar.ledger import Line
 from belljar.probe.model import Verdict

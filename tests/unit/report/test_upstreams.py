@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.report.stories import HOSTILE, line
 
-from belljar.cli.run import remarks, show_findings
+from belljar.cli.findings import remarks, show_findings
 from belljar.events import Kind
 from belljar.ledger import Line
 from belljar.report.requests import UpstreamUse, gather_upstreams

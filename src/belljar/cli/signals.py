@@ -1,23 +1,29 @@
-"""`belljar guard scan|test`: what the egress guard sees in files, and how well it does on cases."""
+"""`belljar guard` and `belljar decoy`: try the egress guard, and tell whose decoy a value is."""
 
 from __future__ import annotations
 
-import json
+import re
 import secrets
 import sys
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import click
 
+from belljar.cli.console import json_option, print_json, run_async
+from belljar.dataclass import dataclass
 from belljar.units import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from belljar.signals.cases import Case, Outcome, Score
     from belljar.signals.streams import StreamScanner
-    from belljar.signals.values import Hit, KnownValue
+    from belljar.signals.values import KnownValue
+
 
 CHUNK_BYTES: Final = 16 << 20
 TIME_S: Final = 60.0
@@ -29,7 +35,6 @@ _POLICY = click.option(
     metavar="POLICY",
     help="Look for what this policy protects and for its classes. Default: credentials alone.",
 )
-_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 
 
 @click.group()
@@ -45,7 +50,7 @@ def guard() -> None:
 
 @guard.command()
 @_POLICY
-@_JSON
+@json_option()
 @click.argument("files", nargs=-1, required=True, metavar="FILE…|-")
 def scan(files: tuple[str, ...], policy: str | None, *, as_json: bool) -> int:
     """Say what the guard finds in each FILE, and how it was encoded. `-` is standard input.
@@ -56,7 +61,7 @@ def scan(files: tuple[str, ...], policy: str | None, *, as_json: bool) -> int:
     stream = _stream(policy)
     found = [_scan_file(stream, name) for name in files]
     if as_json:
-        click.echo(json.dumps({"files": found}, indent=2))
+        print_json({"files": found})
     else:
         for one in found:
             _print_file(one)
@@ -70,7 +75,7 @@ def scan(files: tuple[str, ...], policy: str | None, *, as_json: bool) -> int:
 @click.option(
     "--live", is_flag=True, help="Carry the cases out from inside cells, through a real gateway."
 )
-@_JSON
+@json_option()
 @click.argument("cases", metavar="CASES.jsonl")
 def test(cases: str, policy: str | None, *, live: bool, as_json: bool) -> int:
     """Hand each case of a file to the guard, and print how many it got right.
@@ -91,8 +96,6 @@ def test(cases: str, policy: str | None, *, live: bool, as_json: bool) -> int:
         )
     found = read_cases(content, printable(cases))
     if live:
-        from belljar.cli._async import run_async
-
         outcomes, run_dir = run_async(_carry_out, found, policy)
         result = score(outcomes)
     else:
@@ -100,7 +103,7 @@ def test(cases: str, policy: str | None, *, live: bool, as_json: bool) -> int:
         result = score(scan_case(case, stream) for case in found)
     if as_json:
         where = {} if run_dir is None else {"run_dir": str(run_dir)}
-        click.echo(json.dumps(result.to_json() | where, indent=2))
+        print_json(result.to_json() | where)
     else:
         _print_score(result)
         if run_dir is not None:
@@ -193,7 +196,18 @@ def _scan_file(stream: StreamScanner, name: str) -> dict[str, Any]:
         try:
             while chunk := file.read(CHUNK_BYTES):
                 result = stream.feed(name, Channel.FILE, "data", chunk)
-                hits += [_hit(hit, at) for hit in result.hits]
+                hits += [
+                    {
+                        "class": hit.cls,
+                        "value": hit.value_id,
+                        "source": hit.source,
+                        "start": hit.start + at,
+                        "end": hit.end + at,
+                        "decoding": list(hit.decoding),
+                        "digest": hit.digest,
+                    }
+                    for hit in result.hits
+                ]
                 problem = problem or result.problem
                 at += len(chunk)
         except OSError as error:
@@ -202,18 +216,6 @@ def _scan_file(stream: StreamScanner, name: str) -> dict[str, Any]:
             ) from error
     stream.end(name)
     return {"file": name, "bytes": at, "complete": not problem, "problem": problem, "hits": hits}
-
-
-def _hit(hit: Hit, at: int) -> dict[str, Any]:
-    return {
-        "class": hit.cls,
-        "value": hit.value_id,
-        "source": hit.source,
-        "start": hit.start + at,
-        "end": hit.end + at,
-        "decoding": list(hit.decoding),
-        "digest": hit.digest,
-    }
 
 
 def _print_file(found: dict[str, Any]) -> None:
@@ -226,3 +228,106 @@ def _print_file(found: dict[str, Any]) -> None:
         )
     if not found["complete"]:
         click.echo(f"{name}: not scanned to the end: {found['problem']}", err=True)
+
+
+MAX_TEXT_BYTES: Final = 1 << 20
+_WORD: Final = re.compile(r"[^\s\"'`=,;<>()\[\]{}]+")
+_PIECE: Final = re.compile(r"[:/@?&|]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """`sample`: the evaluation's name of it, "" where the cell was of none.
+
+    `value`: its name in the decoy.
+    """
+
+    run_id: str
+    cell_id: str
+    sample: str
+    decoy: str
+    value: str
+
+
+@click.group()
+def decoy() -> None:
+    """Tell whose decoy a value is."""
+
+
+@decoy.command()
+@click.option(
+    "--run", "refs", multiple=True, metavar="RUN", help="Look only in this run. Default: all here."
+)
+@json_option()
+@click.argument("value", metavar="VALUE|-")
+def find(value: str, refs: tuple[str, ...], *, as_json: bool) -> int:
+    """Name the run, sample and decoy that VALUE was minted for.
+
+    `-` reads standard input, at most 1 MiB: a value, or text with one in it, such as a line of a
+    log. It must be as it was minted, not encoded. Only the user who made a run has its key.
+
+    Exit code 0 when it is a decoy's, 1 when it is of none of these runs.
+    """
+    from belljar.cli.ledger import run_path
+    from belljar.ledger.listing import run_ids
+    from belljar.ledger.rundir import RUNS
+    from belljar.store.home import belljar_home
+
+    text = (
+        sys.stdin.buffer.read(MAX_TEXT_BYTES).decode("utf-8", "replace") if value == "-" else value
+    )
+    home = belljar_home()
+    runs = [run_path(ref) for ref in refs] or [
+        home / RUNS / name for name in reversed(run_ids(home))
+    ]
+    found = [one for run in runs for one in _find(run, candidates(text))]
+    if as_json:
+        print_json({"found": [asdict(one) for one in found]})
+    elif not found:
+        click.echo("no decoy of these runs has this value", err=True)
+    else:
+        for one in found:
+            sample = f"sample {printable(one.sample)}, " if one.sample else ""
+            click.echo(f"{one.run_id}: {sample}cell {one.cell_id}, decoy {printable(one.value)}")
+    return 0 if found else 1
+
+
+def candidates(text: str) -> tuple[str, ...]:
+    """What of a text may be a value: all of it, each line, each word and, as of a URL, its pieces.
+
+    Pure.
+    """
+    lines, words = [line.strip() for line in text.splitlines()], _WORD.findall(text)
+    pieces = [piece for word in words for piece in _PIECE.split(word)]
+    return tuple(dict.fromkeys(one for one in (text.strip(), *lines, *words, *pieces) if one))
+
+
+def _find(run: Path, texts: tuple[str, ...]) -> Iterator[Found]:
+    """What a run's record says of them; nothing where it has no decoys.
+
+    Raises `LedgerError`, `OSError`.
+    """
+    from belljar.cell.decoys import KEY_FILE, read_key
+    from belljar.events import Kind
+    from belljar.ledger.listing import read_events
+    from belljar.signals.decoys import digest, origins
+
+    if not (run / KEY_FILE).exists():
+        return
+    key = read_key(run)
+    placed, samples = [], {}
+    for event in read_events(run):
+        if event.kind is Kind.DECOY_PLACED and event.cell:
+            placed.append((event.cell, event.data["decoy"], event.data["values"]))
+        elif event.kind is Kind.SAMPLE_STARTED and event.cell:
+            samples[event.cell] = str(event.data["sample"])
+    known = origins(placed)
+    for text in texts:
+        if (origin := known.get(digest(key, text))) is not None:
+            yield Found(
+                run_id=run.name,
+                cell_id=origin.cell_id,
+                sample=samples.get(origin.cell_id, ""),
+                decoy=origin.decoy,
+                value=origin.value,
+            )

@@ -1,0 +1,363 @@
+"""What all commands share: options and their completion, errors, tables, JSON, progress, signals.
+
+A failing command prints one message for a person, or with `--json` one JSON object. Every command's
+errors come here, usage errors and Ctrl-C included.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO, TypeVar
+
+import click
+
+from belljar.units import printable
+
+if TYPE_CHECKING:
+    import anyio
+    from click.shell_completion import CompletionItem
+
+    from belljar.errors import BelljarError
+
+T = TypeVar("T")
+Command = TypeVar("Command", bound=Callable[..., Any])
+Report = Callable[[str], None]
+
+USAGE_CODE = "usage_error"
+INTERRUPTED_CODE = "interrupted"
+DEFECT_CODE = "internal_error"
+TIERS: Final = ("container", "gvisor", "microvm")
+COLOURS: Final = {"contained": "green", "void": "yellow", "breached": "bold red"}
+MAX_COMPLETIONS: Final = 50
+FORCED_AFTER_S: Final = 15.0
+"""A signal this long after the first one ends the process at once: its cells die with it, and
+`belljar reap` cleans up."""
+_SIGNAL_CHECKPOINTS: Final = 10
+"""From the pipe by which a signal wakes the loop to the task that handles it: asyncio takes three
+turns, trio two."""
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+# --- options
+
+
+def json_option(help_text: str = "Print one JSON object.") -> Callable[[Command], Command]:
+    """The option `--json` of every command that prints something."""
+    return click.option("--json", "as_json", is_flag=True, help=help_text)
+
+
+def tier_option(
+    help_text: str = "Exactly this tier, at or above what the policy demands.",
+) -> Callable[[Command], Command]:
+    """The option `--tier`."""
+    return click.option("--tier", type=click.Choice(TIERS), default=None, help=help_text)
+
+
+def policy_argument(metavar: str = "[POLICY|PRESET]") -> Callable[[Command], Command]:
+    """The optional argument POLICY."""
+    return click.argument(
+        "policy", required=False, metavar=metavar, shell_complete=complete_policies
+    )
+
+
+def cell_argument(name: str = "cell_id") -> Callable[[Command], Command]:
+    """The argument CELL."""
+    return click.argument(name, metavar="CELL", shell_complete=complete_cells)
+
+
+def run_argument(command: Command) -> Command:
+    """The argument RUN."""
+    return click.argument("run", shell_complete=complete_runs)(command)
+
+
+def parsed_by(parse: Callable[[str], T]) -> Callable[[click.Context, click.Parameter, str], T]:
+    """A callback for an option whose value `parse` reads or refuses with `ValueError`."""
+
+    def callback(ctx: click.Context, param: click.Parameter, value: str) -> T:
+        try:
+            return parse(value)
+        except ValueError as error:
+            raise click.BadParameter(str(error), ctx=ctx, param=param) from error
+
+    return callback
+
+
+def complete_policies(
+    _ctx: click.Context, _param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Presets, and files, by the shell's own completion."""
+    from click.shell_completion import CompletionItem
+
+    from belljar.policy.loaded import PRESETS
+
+    names = [CompletionItem(name) for name in PRESETS if name.startswith(incomplete)]
+    return names or [CompletionItem(incomplete, type="file")]
+
+
+def complete_runs(
+    _ctx: click.Context, _param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """`last`, and the newest runs."""
+    from click.shell_completion import CompletionItem
+
+    from belljar.ledger.rundir import RUNS
+    from belljar.store.home import belljar_home
+
+    try:
+        names = sorted((path.name for path in (belljar_home() / RUNS).iterdir()), reverse=True)
+    except OSError:
+        names = []
+    found = [name for name in ("last", *names) if name.startswith(incomplete)]
+    return [CompletionItem(name) for name in found[:MAX_COMPLETIONS]]
+
+
+def complete_cells(
+    _ctx: click.Context, _param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """The running cells, each with what it is for."""
+    from click.shell_completion import CompletionItem
+
+    from belljar.isolation import list_cells
+
+    try:
+        found = [cell for cell in list_cells() if cell.cell_id.startswith(incomplete)]
+    except OSError:
+        found = []
+    return [
+        CompletionItem(cell.cell_id, help=" ".join((cell.about.tier, cell.about.sample)).strip())
+        for cell in found[:MAX_COMPLETIONS]
+        if cell.state == "alive" and cell.cell_id.isprintable()
+    ]
+
+
+# --- output
+
+
+def print_json(value: object) -> None:
+    """A command's one JSON value, on standard output."""
+    click.echo(json.dumps(value, indent=2))
+
+
+def notice(text: str) -> None:
+    """A sentence beside a command's output, escaped, on standard error."""
+    click.echo(f"belljar: {printable(text)}", err=True)
+
+
+def terminal_width(stream: TextIO) -> int | None:
+    """How wide lines may be: COLUMNS, else the terminal's width; None for a pipe or file."""
+    given = os.environ.get("COLUMNS", "")
+    if given.isdecimal() and int(given):
+        return int(given)
+    return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else None
+
+
+def column_widths(rows: Sequence[Sequence[str]], *, max_chars: int = 1 << 20) -> list[int]:
+    """The widest cell of each column, bounded by `max_chars`."""
+    return [min(max_chars, max(map(len, column))) for column in zip(*rows, strict=True)]
+
+
+def table_lines(rows: Sequence[Sequence[str]], *, max_chars: int = 1 << 20) -> list[str]:
+    """Rows (of escaped cells) in columns; a cell longer than `max_chars` moves the rest."""
+    widths = column_widths(rows, max_chars=max_chars)
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def rich_console() -> Any:  # noqa: ANN401 - rich is imported late
+    """Rich's console; what is no terminal gets long lines."""
+    from rich.console import Console
+
+    is_terminal = sys.stdout.isatty()
+    return Console(highlight=False, soft_wrap=not is_terminal, width=None if is_terminal else 160)
+
+
+@contextmanager
+def progress(title: str, *, quiet: bool, is_step: bool = False) -> Iterator[Report]:
+    """While the block works, a line on the terminal with what its tool printed last.
+
+    `is_step`: the title stays as a line, also where nobody watches.
+    """
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console(stderr=True, quiet=quiet, highlight=False)
+    shown = escape(printable(title, max_chars=300))
+    if not console.is_terminal:
+        if is_step:
+            console.print(shown)
+        yield lambda _line: None
+        return
+    with console.status(shown) as status:
+        yield lambda line: status.update(
+            f"{shown}  [dim]{escape(printable(line, max_chars=70))}[/dim]"
+        )
+    if is_step:
+        console.print(f"[green]✓[/green] {shown}")
+
+
+# --- failures
+
+
+class Failure(NamedTuple):
+    """What happened, where, and what to do next. `code` is stable; the sentences are not."""
+
+    code: str
+    message: str
+    where: str = ""
+    hint: str = ""
+
+    def as_object(self) -> dict[str, object]:
+        """As `--json` prints it."""
+        return {"error": self._asdict()}
+
+
+class Misuse(click.UsageError):
+    """A command line that can't be meant, with the next step. `param`: the argument or option."""
+
+    def __init__(
+        self, what: str, *, param: str = "", hint: str = "", ctx: click.Context | None = None
+    ) -> None:
+        super().__init__(what, ctx)
+        self.param_name = param
+        self.hint = hint
+
+
+def wants_json(argv: Sequence[str]) -> bool:
+    """Whether `--json` was typed; what stands after `--` belongs to the guest."""
+    return "--json" in (argv[: argv.index("--")] if "--" in argv else argv)
+
+
+def of_error(error: BelljarError) -> Failure:
+    """One of Belljar's own errors."""
+    return Failure(error.code, error.what, error.where, error.hint)
+
+
+def of_interrupt(cause: BelljarError | None) -> Failure:
+    """Ctrl-C or SIGTERM; `cause`: what failed on the way out, so that something may be left."""
+    if cause is None:
+        return Failure(INTERRUPTED_CODE, "interrupted; nothing was left running")
+    return Failure(INTERRUPTED_CODE, f"interrupted: {cause.what}", cause.where, cause.hint)
+
+
+def of_usage(error: click.ClickException) -> Failure:
+    """A command line that can't be parsed."""
+    if not isinstance(error, click.UsageError):
+        return Failure(USAGE_CODE, _sentence(error.format_message()))
+    path = error.ctx.command_path if error.ctx is not None else "belljar"
+    command = path.removeprefix("belljar").strip() if path.startswith("belljar") else "run"
+    message, param, hint = error.message, "", ""
+    if isinstance(error, Misuse):
+        param, hint = error.param_name, error.hint
+    elif isinstance(error, click.NoSuchOption):
+        message = f"there is no option `{error.option_name}`"
+        hint = f"did you mean `{error.possibilities[0]}`?" if error.possibilities else ""
+    elif isinstance(error, click.MissingParameter):
+        message = error.format_message()
+    elif isinstance(error, click.BadParameter):
+        given = error.param_hint
+        if given is None and error.param is not None:
+            given = error.param.get_error_hint(error.ctx or click.Context(click.Command("")))
+        param = (given if isinstance(given, str) else " / ".join(given or ())).replace("'", "")
+    where = " ".join(part for part in (command, param) if part)
+    usage = f"`belljar {command} --help`" if command else "`belljar --help`"
+    return Failure(USAGE_CODE, _sentence(message), where, hint or f"see {usage}")
+
+
+def _sentence(text: str) -> str:
+    """In lower case and without a full stop, as Belljar's own messages are."""
+    text = text.strip().removesuffix(".")
+    return text[:1].lower() + text[1:] if text[1:2].islower() else text
+
+
+def as_text(failure: Failure) -> str:
+    """`belljar: <where>: <what happened>` and a line `  hint: …` for each next step."""
+    where = f"{printable(failure.where)}: " if failure.where else ""
+    what = "\n".join(printable(line) for line in failure.message.splitlines())
+    hints = "".join(f"\n  hint: {printable(line)}" for line in failure.hint.splitlines())
+    return f"belljar: {where}{what}{hints}"
+
+
+def show(failure: Failure, *, json_wanted: bool) -> None:
+    """With `--json` on standard output, else on standard error."""
+    if json_wanted:
+        click.echo(json.dumps(failure.as_object()))  # beyond ASCII escaped, on one line
+    else:
+        click.echo(as_text(failure), err=True)
+
+
+# --- coroutines and signals
+
+
+def run_async(function: Callable[..., Awaitable[T]], *args: object, **kwargs: object) -> T:
+    """Run the coroutine function to its end and return its result.
+
+    The first SIGINT, SIGTERM or SIGHUP cancels it. Its clean-up is waited for, whatever signals
+    follow; then `KeyboardInterrupt` is raised, from the `BelljarError` that the clean-up raised.
+    A breach is raised as it is.
+    """
+    import anyio
+
+    bound: Callable[..., Any] = partial(function, *args, **kwargs)
+    result: T = anyio.run(_until_signal, bound)
+    return result
+
+
+async def _until_signal(bound: Callable[[], Awaitable[T]]) -> T:
+    import anyio
+
+    from belljar.errors import BelljarError, ContainmentBreach
+
+    outcome: list[T] = []
+    errors: list[Exception] = []
+    # What is ignored stays so: a shell starts background jobs with SIGINT ignored.
+    handled = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    with anyio.open_signal_receiver(*handled) as signals:
+        async with anyio.create_task_group() as tasks:
+            work = anyio.CancelScope()
+            tasks.start_soon(_cancel_on_signal, signals, work, name="signals")
+            with work:
+                try:
+                    outcome.append(await bound())
+                except Exception as error:  # noqa: BLE001
+                    # Raised again below: the task group would wrap it.
+                    errors.append(error)
+                    await _receive_signals(work)
+            tasks.cancel_scope.cancel()
+    if errors:
+        # An error of ours may be the signal's doing; a breach never is, nor a defect.
+        failed = errors[0]
+        is_ours = isinstance(failed, BelljarError) and not isinstance(failed, ContainmentBreach)
+        if not (work.cancel_called and is_ours):
+            raise failed
+    if not outcome:
+        raise KeyboardInterrupt from (errors[0] if errors else None)
+    return outcome[0]
+
+
+async def _receive_signals(work: anyio.CancelScope) -> None:
+    """A failure may be due to a signal (a child got it too): a pending one is handled first."""
+    import anyio.lowlevel
+
+    with anyio.CancelScope(shield=True):
+        for _ in range(_SIGNAL_CHECKPOINTS):
+            if work.cancel_called:
+                return
+            await anyio.lowlevel.checkpoint()
+
+
+async def _cancel_on_signal(
+    signals: AsyncIterator[signal.Signals], work: anyio.CancelScope
+) -> None:
+    first_at_s: float | None = None
+    async for number in signals:
+        if first_at_s is None:
+            first_at_s = time.monotonic()
+            work.cancel()
+        elif time.monotonic() - first_at_s > FORCED_AFTER_S:
+            os._exit(128 + number)

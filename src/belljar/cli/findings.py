@@ -1,0 +1,488 @@
+"""What `belljar run` and `belljar verdict` show of a run: samples, networks, signals, remarks."""
+
+from __future__ import annotations
+
+import errno
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from belljar.cli.console import COLOURS, rich_console, table_lines
+from belljar.units import format_duration, format_size, printable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.table import Table
+
+    from belljar.harness.evaluate import RunOutcome
+    from belljar.report.cells import Operation
+    from belljar.report.ranges import Flow, RangeFindings
+    from belljar.report.requests import Request, Requests
+    from belljar.report.samples import Row, RunFindings
+    from belljar.report.signals import Signal
+
+MAX_NETWORK_LINES: Final = 400
+MAX_SIGNAL_LINES: Final = 200
+"""Of all samples: a person reads them. `findings.json` in the run directory has the rest."""
+MAX_EVENT_NUMBERS: Final = 10
+"""Event numbers that a line names."""
+MAX_NAME_CHARS: Final = 40
+_REQUEST_COLUMNS: Final = (
+    "time (UTC)",
+    "cell",
+    "method",
+    "what",
+    "status",
+    "asked → answered",
+    "verdict",
+    "answered by",
+)
+_SAMPLE_COLUMNS: Final = (
+    *("sample", "score", "verdict", "probes", "cell", "commands"),
+    *("in", "out", "time", "destroyed", "note"),
+)
+_WHY: Final = {
+    "connection": "",
+    "segment": "outside of any connection that is known",
+    "others": "for several reasons",
+    "spoofed": "a sender's address that is not the cell's",
+    "source_route": "a route of the sender's choice",
+    "options": "IPv4 options",
+    "forbidden": "an address that no policy can allow",
+    "neighbour": "another cell, which the policy does not let it reach there",
+    "port": "a port that is not served there",
+    "address": "an address that nobody has",
+    "udp": "UDP that nobody serves",
+    "icmp": "ICMP that nobody serves",
+    "rate": "too many a second",
+    "stray": "from no port of the range's",
+}
+"""The rules' words (`plan.rules.Reason`) that don't say it themselves, for a person."""
+
+
+def findings_json(findings: RunFindings, path: Path) -> dict[str, object]:
+    """The findings as JSON values, with the run directory."""
+    from belljar.report.samples import as_json
+
+    return {"run_dir": str(path), **as_json(findings)}
+
+
+def show_findings(
+    findings: RunFindings, path: Path, more: Sequence[str] = (), *, verbose: bool = False
+) -> None:
+    """The table, what the transcript does not show, and where the evidence is.
+
+    A defect here must not change what the exit code says: it is shown, and the verdict stands.
+    """
+    try:
+        _show(findings, path, more, verbose=verbose)
+    except OSError:
+        raise
+    except Exception:  # noqa: BLE001 - whatever is wrong with the report
+        traceback.print_exc()
+        verdict = f"{findings.verdict.value}, exit code {findings.exit_code}"
+        what = (
+            "the report can't be shown, which is a defect of Belljar; the verdict is not affected"
+        )
+        click.echo(f"belljar: {what}: {verdict}", err=True)
+
+
+def _show(findings: RunFindings, path: Path, more: Sequence[str], *, verbose: bool) -> None:
+    from belljar.report.samples import headline
+    from belljar.report.tools import tool_lines
+
+    console = rich_console()
+    console.print()
+    console.print(table(findings))
+    lines = (
+        *network_lines(findings, findings.run_id),
+        *signal_lines(findings, verbose=verbose),
+        *remarks(findings),
+        *tool_lines(findings.tools),
+        *more,
+    )
+    for line in lines:
+        console.print(line, markup=False)
+    for use in findings.upstreams:
+        console.print(use.sentence(), markup=False, style="bold red")
+    colour = COLOURS[
+        "void"
+        if findings.exit_code and findings.verdict.value == "contained"
+        else findings.verdict.value
+    ]
+    console.print(f"\n{headline(findings)}", markup=False, style=colour)
+    console.print(f"run {printable(findings.run_id)}: {printable(str(path))}", markup=False)
+
+
+# --- samples
+
+
+def dropped(outcome: RunOutcome) -> list[str]:
+    """What `--require-contained` took out of the metrics."""
+    if not outcome.dropped:
+        return []
+    named = printable(", ".join(outcome.dropped), max_chars=400)
+    if not any(row.verdict.value == "contained" for row in outcome.findings.rows):
+        return [f"no sample is contained: there are no metrics. Left out: {named}"]
+    return [
+        (
+            f"{len(outcome.dropped)} sample(s) that are not contained do not count in the metrics: "
+            f"{named}"
+        )
+    ]
+
+
+def table(findings: RunFindings) -> Table:
+    """One line per sample."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for name in _SAMPLE_COLUMNS:
+        right = name in {"commands", "in", "out", "time"}
+        shown.add_column(name, justify="right" if right else "left", overflow="fold")
+    for row in findings.rows:
+        cells = zip(_SAMPLE_COLUMNS, _cells(row), strict=True)
+        shown.add_row(
+            *(
+                cell if name == "verdict" else escape(printable(cell, max_chars=200))
+                for name, cell in cells
+            )
+        )
+    return shown
+
+
+def _cells(row: Row) -> list[str]:
+    transcript, verdict = row.transcript, row.verdict.value
+    degraded = [f"cell {cell}: {each}" for cell, each in row.degraded]
+    epoch = f" #{transcript.epoch}" if transcript.epoch > 1 else ""
+    return [
+        f"{transcript.sample}{epoch}",
+        " ".join(transcript.scores.values()) or ("error" if transcript.error else "-"),
+        f"[{COLOURS[verdict]}]{verdict}[/]",
+        row.probed,
+        " ".join(cell.cell_id for cell in row.cells) or "none",
+        str(row.commands),
+        format_size(row.bytes_in),
+        format_size(row.bytes_out),
+        format_duration(row.lasted_s),
+        "-" if not row.cells else "proven" if row.destroyed else "NOT PROVEN",
+        "; ".join((*map(str, row.reasons), *degraded, *transcript.notes)),
+    ]
+
+
+def differing(findings: RunFindings) -> list[str]:
+    """How cells differed from what was written, each fact once with its samples."""
+    from belljar.differences import samples_named, sentences
+
+    samples: dict[str, dict[str, None]] = {}
+    for row in findings.rows:
+        for sentence in sentences(row.differences):
+            samples.setdefault(sentence, {})[row.transcript.sample] = None
+    if not samples:
+        return []
+    count = len({row.transcript.sample for row in findings.rows})
+    return [
+        "\nDifferent from what the task or the policy says:",
+        *(
+            f"  {sentence}" if len(named) == count else f"  {samples_named(named)}: {sentence}"
+            for sentence, named in samples.items()
+        ),
+    ]
+
+
+def _not_in_transcript(rows: Sequence[Row]) -> list[str]:
+    """What the ledger has and Inspect's transcript lacks."""
+    counts = Counter(
+        what
+        for row in rows
+        for what in (
+            *map(_failed, row.transcript_gap.raised),
+            *("operations of the harness itself" for _ in row.transcript_gap.silent),
+            *("commands in a person's terminal" for _ in row.transcript_gap.terminal),
+        )
+    )
+    lines = [f"  {count:,} {what}" for what, count in counts.items()]
+    missing = sum(row.transcript_gap.missing_bytes for row in rows)
+    if missing:
+        shortened = sum(row.transcript_gap.shortened for row in rows)
+        lines.append(
+            f"  {format_size(missing)} of output, cut by the transcript in {shortened:,} "
+            f"operation(s)"
+        )
+    return ["\nIn the ledger, but not in Inspect's transcript:", *lines] if lines else []
+
+
+def _failed(operation: Operation) -> str:
+    """A kind of operation that failed in a call of Inspect's, which then has no event."""
+    from belljar.report.cells import Action
+
+    match operation.action, operation.errno:
+        case Action.READ, errno.ENOENT:
+            return "file reads of missing files (by the harness)"
+        case Action.READ, _:
+            return "file reads that failed (by the harness)"
+        case Action.WRITE, _:
+            return "file writes that failed (by the harness)"
+        case Action.STAT | Action.LIST, _:
+            return "looks at missing files (by the harness)"
+        case Action.UPLOAD | Action.DOWNLOAD | Action.REMOVE, _:
+            return "copies and removals of files that failed (by the harness)"
+    return "commands that timed out, were cut off or could not be started"
+
+
+def remarks(findings: RunFindings) -> list[str]:
+    """What a reader of the transcript alone would not know."""
+    lines = [*_not_in_transcript(findings.rows), *differing(findings)]
+    lines += [
+        f"cell {cell.cell_id} was created, but the run ended before its sample began"
+        for cell in findings.strays
+        if not cell.sample and not cell.is_unused and not cell.control
+    ]
+    if findings.unused:
+        lines.append(f"{len(findings.unused)} cell(s) were made ahead (--warm) and not used")
+    lines += [
+        f"sample {printable(each.sample)} #{each.epoch} was reused from run "
+        f"{printable(each.judged_by)}"
+        + (f", which judged it {printable(each.judged_as)}" if each.judged_as else "")
+        + f": belljar verdict {printable(each.judged_by)}"
+        for each in findings.reused
+    ]
+    lines += [
+        f"Inspect's log is outside of the run directory and not sealed: {printable(log)}"
+        for log in findings.unsealed_logs
+    ]
+    lines += [f"problem: {printable(str(problem))}" for problem in findings.problems]
+    lines += [f"error: {printable(error)}" for error in findings.errors]
+    lines += [
+        f"error: sample {printable(row.transcript.sample)}: cell {cell.cell_id} died: "
+        f"{printable(cell.death)}"
+        for row in findings.rows
+        for cell in row.cells
+        if cell.death
+    ]
+    lines += [
+        f"error: sample {printable(row.transcript.sample)}: "
+        f"{printable(row.transcript.error, max_chars=300)}"
+        for row in findings.rows
+        if row.transcript.error
+    ]
+    return lines
+
+
+# --- networks
+
+
+def network_lines(findings: RunFindings, run_id: str) -> list[str]:
+    """A block for each range of a sample, escaped. Empty when no sample had a network."""
+    lines: list[str] = []
+    ranges = [(row.transcript, each) for row in findings.rows for each in row.ranges]
+    for shown, (transcript, found) in enumerate(ranges):
+        if len(lines) > MAX_NETWORK_LINES:
+            lines.append(
+                f"\nThe network of {len(ranges) - shown} more sample(s): findings.json in the run "
+                f"directory"
+            )
+            break
+        epoch = f" #{transcript.epoch}" if transcript.epoch > 1 else ""
+        sample, names = printable(transcript.sample, max_chars=80), found.cells.values()
+        packets = f"; packets: {found.packets}" if found.packets else ""
+        about = f"range {found.range_id}, cells {', '.join(map(printable, names))}{packets}"
+        lines.append(f"\nNetwork of {sample}{epoch}: {about}")
+        lines += (f"  {line}" for line in _block(found, run_id))
+    return lines
+
+
+def _block(found: RangeFindings, run_id: str) -> Iterator[str]:
+    from belljar.report.ranges import ORDINARY
+
+    if not found.requests.count and not found.talk.count:
+        yield "no requests"
+    yield from _requests(
+        "to the gateway, each on record before it was answered", found, found.requests, run_id
+    )
+    yield from _requests(
+        "between cells, read out of the packet record afterwards", found, found.talk, run_id
+    )
+    if found.requests.ambiguous or found.talk.ambiguous:
+        yield (
+            "ambiguous: the sender said two things in one place, or what a receiver may take or "
+            "not; what was said first is told"
+        )
+    if found.left_out:
+        yield (
+            f"not read or not told of what cells said to each other, and in the packet record "
+            f"alone: {found.left_out.sentence()}"
+        )
+    if found.requests.still_open:
+        yield f"{found.requests.still_open} raw connection(s) open until the range ended"
+    yield from _sums(found)
+    if unusual := [
+        f"{kind} {size}" for kind, size in found.remainder.items() if kind not in ORDINARY
+    ]:
+        yield (
+            f"bytes outside of requests, messages and streams, in the events network.connection: "
+            f"{', '.join(unusual)}"
+        )
+    yield from _flows(found)
+    if thrown := found.counters.get("packets_recorded_and_dropped"):
+        yield (
+            f"{thrown} packet(s) of the packet record were thrown away beyond record.packets in "
+            f"the policy"
+        )
+    if cut := found.counters.get("events_cut"):
+        yield f"{cut} event(s) were cut down, beyond what a range may put on record"
+    yield from (
+        f"EVIDENCE MISSING: {printable(lost.sentence, max_chars=800)}" for lost in found.lost
+    )
+
+
+def _sums(found: RangeFindings) -> Iterator[str]:
+    """× is how often."""
+    for title, group in (
+        ("attempts to publish, push or send", found.attempts),
+        ("names asked for that exist here", found.names_found),
+        ("names asked for that don't exist here", found.names_refused),
+        ("TLS refused", found.tls_refused),
+        ("limits hit", found.limits),
+    ):
+        if group:
+            yield f"{title}: {group.sentence()}"
+
+
+def _requests(title: str, found: RangeFindings, requests: Requests, run_id: str) -> Iterator[str]:
+    """The first and the last in one table: what stands in a column is said once."""
+    if not requests.count:
+        return
+    yield f"{requests.count} request(s) and connection(s) {title}:"
+    # In columns; a long address is not cut, and moves only what stands after it in its own line
+    rows = [_REQUEST_COLUMNS, *(_request_row(request) for request in requests)]
+    head, *lines = table_lines(rows, max_chars=60)
+    yield head
+    yield from lines[: len(requests.first)]
+    if requests.between:
+        yield (
+            f"… {requests.between} more: belljar ledger show {run_id} --kind network --grep "
+            f"{found.range_id}"
+        )
+    yield from lines[len(requests.first) :]
+
+
+def _request_row(request: Request) -> tuple[str, ...]:
+    answer = "-" if request.answer_bytes is None else format_size(request.answer_bytes)
+    verdict = (
+        request.verdict if request.verdict == "allowed" else f"{request.verdict}: {request.reason}"
+    )
+    return (
+        request.time[11:23],
+        request.cell or "?",
+        request.method,
+        request.what,
+        "-" if request.status is None else str(request.status),
+        f"{format_size(request.request_bytes)} → {answer}",
+        f"{verdict}, ambiguous" if request.ambiguous else verdict,
+        request.stand_in or "-",
+    )
+
+
+def _flows(found: RangeFindings) -> Iterator[str]:
+    """What went to places of its own, one line for each fate; the rest as one sum."""
+    flows = found.flows.values()
+    yield from (f"{flow.verdict}: {_fate(flow)}" for flow in flows if flow.to)
+    if stopped := [flow for flow in flows if flow.verdict != "allowed"]:
+        packets, listed, probed, again = (
+            sum(counts)
+            for counts in zip(
+                *((f.packets, f.to.times, f.probed, f.again) for f in stopped), strict=True
+            )
+        )
+        yield (
+            f"{packets} packet(s) refused or dropped: {listed} listed above; {probed} to places "
+            f"first tried while Belljar probed a cell, most likely by its probes; "
+            f"{again} known by number alone, as they went where others had gone before (so do "
+            f"the probes at the end) or beyond a hundred places"
+        )
+
+
+def _fate(flow: Flow) -> str:
+    what = "connections" if flow.reason == "connection" else "packets"
+    why = _WHY.get(flow.reason, flow.reason)
+    afterwards = ", counted in the packet record afterwards" if flow.traffic_analysis else ""
+    said = f"{flow.protocol} {what} of {flow.cell or 'nobody known'} to {flow.to.sentence()}"
+    return f"{said} ({why}{afterwards})" if why else said
+
+
+# --- signals
+
+
+def signal_lines(findings: RunFindings, *, verbose: bool = False) -> list[str]:
+    """A line for each signal of each sample, escaped; what the controls say of them first.
+    `verbose`: with the evidence, and what could not be seen."""
+    invalid = [
+        f"  INVALID: {printable(each.problem)}" for each in findings.controls if each.problem
+    ]
+    names = [_name(row) for row in findings.rows]
+    width = min(MAX_NAME_CHARS, max(map(len, names), default=0))
+    lines = [
+        line
+        for name, row in zip(names, findings.rows, strict=True)
+        for line in _sample(name.ljust(width), row, verbose=verbose)
+    ]
+    blind = sum(bool(row.signals.blind) for row in findings.rows)
+    if not (lines or invalid or blind or findings.controls):
+        return []
+    more = [f"  … {len(lines) - MAX_SIGNAL_LINES} more line(s): findings.json in the run directory"]
+    return [
+        f"\nSignals ({_state(findings)}):",
+        *invalid,
+        *(lines[:MAX_SIGNAL_LINES] or ["  none"]),
+        *(more if len(lines) > MAX_SIGNAL_LINES else ()),
+        *([] if verbose or not blind else [f"  not everything was seen in {blind} sample(s): -v"]),
+    ]
+
+
+def _state(findings: RunFindings) -> str:
+    from belljar.report.signals import Validity
+
+    match findings.signals_validity:
+        case Validity.NOT_CONTROLLED:
+            return "no controls were run"
+        case Validity.VALID:
+            return f"{len(findings.controls)} controls passed"
+        case _:
+            return "invalid"
+
+
+def _name(row: Row) -> str:
+    epoch = f" #{row.transcript.epoch}" if row.transcript.epoch > 1 else ""
+    return f"{printable(row.transcript.sample, max_chars=MAX_NAME_CHARS)}{epoch}"
+
+
+def _sample(name: str, row: Row, *, verbose: bool) -> Iterator[str]:
+    found = row.signals
+    for number, signal in enumerate(found.signals):
+        shown = name if number == 0 else " " * len(name)
+        involved = printable(", ".join(signal.involved), max_chars=300)
+        yield f"  {shown}  {signal.code.value:<16} ×{signal.count:<6} {involved}".rstrip()
+        if verbose:
+            yield f"    {_evidence(signal)}"
+    if verbose and found.blind and not found.signals:
+        yield f"  {name}  none"
+    if verbose:
+        yield from (f"    not seen: {printable(str(spot), max_chars=300)}" for spot in found.blind)
+
+
+def _evidence(signal: Signal) -> str:
+    evidence = signal.evidence
+    left = (
+        len(evidence) - MAX_EVENT_NUMBERS + signal.more
+        if len(evidence) > MAX_EVENT_NUMBERS
+        else signal.more
+    )
+    named = ", ".join(map(str, evidence[:MAX_EVENT_NUMBERS]))
+    numbers = f"{named} and {left} more" if left else named
+    return f"{signal.trust.value}, event(s) {numbers}"

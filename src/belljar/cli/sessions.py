@@ -1,0 +1,400 @@
+"""`belljar shell`, `attach` and `forward`: terminals in cells, and ports that lead to them."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import re
+import select
+import signal
+import socket
+import sys
+import termios
+import tty
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from belljar.cli.console import (
+    Misuse,
+    cell_argument,
+    json_option,
+    notice,
+    policy_argument,
+    run_async,
+    tier_option,
+)
+from belljar.cli.exec import read_descriptor, report_skipped_tiers, typed_policy
+from belljar.errors import HostError
+from belljar.units import printable
+
+if TYPE_CHECKING:
+    from anyio.abc import SocketStream
+
+    from belljar.cell import Cell, RunningCommand
+    from belljar.harness.attach import FrameReader
+
+LOGIN_SHELL = ["/bin/sh", "-c", 'exec "${SHELL:-/bin/sh}" -l']
+MAX_CLIENTS: Final = 32
+_CHUNK_BYTES: Final = 1 << 14
+_FORWARD: Final = re.compile(
+    r"(?:(?P<host>\[[^\[\]]*\]|[^:/\[\]]+):)?(?P<port>[0-9]{1,5}):(?P<remote>[0-9]{1,5}|/.+)",
+    re.DOTALL,
+)
+
+
+@click.command("shell")
+@policy_argument()
+@tier_option()
+@click.option("--user", help="Log in as this user of the image (name, uid or uid:gid).")
+def shell(policy: str | None, tier: str | None, user: str | None) -> int:
+    """Open a terminal in a fresh cell, which is destroyed when you leave it.
+
+    POLICY is a policy file or a preset; default: high. The session is recorded. What the guest
+    writes goes to your terminal as it is: use a terminal you would trust with hostile output.
+    """
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise Misuse(
+            "a shell needs a terminal on standard input and output",
+            hint="for pipes use `belljar exec -- sh`",
+        )
+    return run_async(_shell, policy, tier, user)
+
+
+async def _shell(policy: str | None, tier: str | None, user: str | None) -> int:
+    from belljar.cell import PtySize, open_cell, start_run
+
+    with start_run("shell", policy or "high", LOGIN_SHELL) as run:
+        async with open_cell(typed_policy(policy, tier), run=run) as cell:
+            report_skipped_tiers(cell.plan)
+            about = f"{cell.tier}, emulated" if cell.emulated else cell.tier
+            click.echo(f"cell {cell.id} ({about}); leave with exit or Ctrl-D", err=True)
+            rows, cols = _terminal_size()
+            env = {"TERM": os.environ.get("TERM", "xterm")}
+            pty = PtySize(rows=rows, cols=cols)
+            async with (
+                _attachable(cell),
+                cell.open_exec(LOGIN_SHELL, user=user, env=env, pty=pty) as running,
+            ):
+                code = await converse(running)
+        run.finish("completed", exit_code=code)
+        click.echo(f"cell destroyed; recorded in {run.path}", err=True)
+        return code
+
+
+@asynccontextmanager
+async def _attachable(cell: Cell) -> AsyncIterator[None]:
+    """Let `belljar attach` and `forward` reach the cell while the block lasts."""
+    import anyio
+
+    from belljar.harness.attach import AttachSocket
+
+    attached = AttachSocket.for_cell(cell, home=None)
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(attached.serve, cell, name="attach socket")
+            yield
+            tasks.cancel_scope.cancel()
+    finally:
+        with anyio.CancelScope(shield=True):
+            await attached.close()
+
+
+async def converse(running: RunningCommand) -> int:
+    """Join this terminal to a running command until it ends; returns its exit code."""
+    import anyio
+
+    async def send_keys() -> None:
+        async for keys in read_descriptor(0, waits=True):
+            await running.send_stdin(keys)
+        await running.close_stdin()
+
+    async def follow_size() -> None:
+        with anyio.open_signal_receiver(signal.SIGWINCH) as changes:
+            async for _ in changes:
+                await running.resize(*_terminal_size())
+
+    with _raw_terminal():
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(send_keys, name="keyboard")
+            tasks.start_soon(follow_size, name="terminal size")
+            async for _stream, chunk in running:
+                _write_all(chunk)
+            output = await running.wait()
+            tasks.cancel_scope.cancel()
+    if output.not_started_errno is not None:
+        notice(f"the shell did not start: {output.why_not_started}")
+    return output.returncode
+
+
+def _write_all(content: bytes) -> None:
+    while content:
+        content = content[os.write(1, content) :]
+
+
+def _terminal_size() -> tuple[int, int]:
+    """A serial line, or a terminal that another program made, may not know its size."""
+    with suppress(OSError):
+        size = os.get_terminal_size(0)
+        return size.lines or 24, size.columns or 80
+    return 24, 80
+
+
+@contextmanager
+def _raw_terminal() -> Iterator[None]:
+    """The terminal's own settings are restored afterwards."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(0)
+    tty.setraw(0)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(0, termios.TCSADRAIN, before)
+
+
+# --- attach
+
+
+@click.command("attach")
+@cell_argument()
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- CMD…]")
+@click.option("--user", help="Log in as this user of the image (name, uid or uid:gid).")
+def attach(cell_id: str, command: tuple[str, ...], user: str | None) -> int:
+    """Open a terminal in a cell of a running evaluation or of `belljar shell`.
+
+    CELL is a cell's id, as `belljar ps` and Inspect's sandbox connections show it. What is done in
+    it is recorded in that run's ledger, and the cell ends with its sample or shell all the same.
+    What the guest writes goes to your terminal as it is: use a terminal you would trust with
+    hostile output.
+    """
+    from belljar.harness.attach import FrameKind, FrameReader, Opening, frame
+
+    _check_cell_id(cell_id)
+    rows, cols = _terminal_size()
+    opening = Opening(
+        argv=command, user=user, rows=rows, cols=cols, term=os.environ.get("TERM", "xterm")
+    )
+    with _connect(cell_id, "attach") as stream, _raw_terminal(), _size_signals() as sizes:
+        stream.settimeout(None)
+        stream.sendall(frame(FrameKind.OPEN, opening.payload()))
+        status = relay(stream, FrameReader(), sizes)
+    code, _, why = status.partition(" ")
+    if why:
+        notice(why)
+    return int(code) if code.isdigit() else 1
+
+
+def _check_cell_id(cell_id: str) -> None:
+    """It becomes a part of a path."""
+    if "/" in cell_id or cell_id in {"", ".", ".."}:
+        raise Misuse(
+            f"{cell_id!r} is not the id of a cell",
+            param="CELL",
+            hint="`belljar ps` lists the cells",
+        )
+
+
+def _connect(cell_id: str, command: str) -> socket.socket:
+    """A connection to the attach socket of a cell. Raises `HostError`."""
+    from belljar.harness.attach import attach_directory, connect_to
+
+    try:
+        return connect_to(attach_directory(None) / cell_id)
+    except OSError as error:
+        raise HostError(
+            f"no cell {printable(cell_id)} of yours is running here",
+            where=f"belljar {command}",
+            hint="`belljar ps` lists the cells; same user, same BELLJAR_HOME",
+        ) from error
+
+
+def relay(stream: socket.socket, reader: FrameReader, sizes: int) -> str:
+    """Relay until the cell's owner reports how the command ended; returns that report.
+
+    `sizes` becomes readable when the terminal's size changed.
+    """
+    from belljar.harness.attach import FrameKind, frame, size_payload
+
+    watched: list[int] = [stream.fileno(), 0, sizes]
+    while True:
+        readable, _, _ = select.select(watched, [], [])
+        if sizes in readable:
+            os.read(sizes, 64)
+            stream.sendall(frame(FrameKind.RESIZE, size_payload(*_terminal_size())))
+        if 0 in readable:
+            keys = os.read(0, _CHUNK_BYTES)
+            stream.sendall(frame(FrameKind.INPUT, keys) if keys else frame(FrameKind.INPUT_END))
+            if not keys:
+                watched.remove(0)
+        if stream.fileno() in readable:
+            chunk = stream.recv(_CHUNK_BYTES)
+            if not chunk:
+                return "1 the cell's owner closed the connection"
+            for kind, payload in reader.feed(chunk):
+                if kind is FrameKind.EXIT:
+                    return payload.decode("utf-8", "replace")
+                _write_all(payload)
+
+
+@contextmanager
+def _size_signals() -> Iterator[int]:
+    reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    before = signal.signal(signal.SIGWINCH, lambda *_: os.write(writing, b"w"))
+    try:
+        yield reading
+    finally:
+        signal.signal(signal.SIGWINCH, before)
+        os.close(reading)
+        os.close(writing)
+
+
+# --- forward
+
+
+def parse_forward(text: str) -> tuple[str, int, int | str]:
+    """`[HOST:]LOCAL:REMOTE` as host, port and target.
+
+    Raises `ValueError`, also for a host that is not this host's loopback.
+    """
+    from belljar.cell.connection import parse_target
+
+    found = _FORWARD.fullmatch(text)
+    if found is None or int(found["port"]) > 0xFFFF:
+        raise ValueError("write LOCAL:REMOTE, such as 8080:80, 0:80 or 8080:/run/server.sock")
+    host = (found["host"] or "127.0.0.1").strip("[]")
+    if host == "localhost":
+        host = "127.0.0.1"
+    try:
+        loopback = ipaddress.ip_address(host).is_loopback and "%" not in host
+    except ValueError:
+        loopback = False
+    if not loopback:
+        raise ValueError("only 127.0.0.1 and ::1 can be listened on; leave the address out")
+    remote = found["remote"] if found["remote"].startswith("/") else int(found["remote"])
+    parse_target(remote)
+    return host, int(found["port"]), remote
+
+
+@click.command("forward")
+@cell_argument()
+@click.argument("where", metavar="LOCAL:REMOTE")
+@json_option("Print the address as one JSON object.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
+def forward(cell_id: str, where: str, *, as_json: bool, quiet: bool) -> int:
+    """Listen on this host's loopback and lead each client to a server in a running cell.
+
+    CELL is a cell's id, as `belljar ps` shows it. LOCAL is a port of 127.0.0.1, 0 for a free one;
+    REMOTE a port of the cell's loopback, or the path of a unix socket in it. Everybody on this host
+    can connect to the port. Each stream is recorded in the cell's ledger. Ends with Ctrl-C, or when
+    the cell has ended.
+
+    \b
+    Examples:
+      belljar forward c-0123456789ab 8080:80
+      belljar forward c-0123456789ab 0:/run/server.sock
+    """
+    _check_cell_id(cell_id)
+    try:
+        host, port, remote = parse_forward(where)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="LOCAL:REMOTE") from None
+    return run_async(_forward, cell_id, host, port, remote, as_json=as_json, quiet=quiet)
+
+
+async def _forward(
+    cell_id: str, host: str, port: int, remote: int | str, *, as_json: bool, quiet: bool
+) -> int:
+    import anyio
+    from anyio.abc import SocketAttribute
+
+    (await _connect_in_thread(cell_id)).close()
+    try:
+        listener = await anyio.create_tcp_listener(local_host=host, local_port=port)
+    except OSError as error:
+        raise HostError(
+            f"port {port} of {host} can't be listened on: {error.strerror}",
+            where="belljar forward",
+            hint="write 0 for a free port",
+        ) from error
+    clients = anyio.CapacityLimiter(MAX_CLIENTS)
+
+    async def serve(client: SocketStream) -> None:
+        async with client:
+            try:
+                clients.acquire_nowait()
+            except anyio.WouldBlock:
+                return  # closed at once: sockets that wait would use up this process's descriptors
+            try:
+                why = await _lead(client, cell_id, remote)
+            finally:
+                clients.release()
+        if why:
+            notice(why)
+
+    async with listener:
+        port = listener.extra(SocketAttribute.local_port)  # noqa: S610 - anyio's, not Django's
+        if as_json:
+            address = {"cell": cell_id, "host": host, "port": port, "remote": remote}
+            click.echo(json.dumps(address))
+        elif not quiet:
+            click.echo(f"{host}:{port} leads to {printable(str(remote))} of {printable(cell_id)}")
+        try:
+            await listener.serve(serve)
+        except BaseExceptionGroup as group:
+            ended, others = group.split(HostError)
+            if ended is None or others is not None:
+                raise
+            raise ended.exceptions[0] from None
+    return 0
+
+
+async def _connect_in_thread(cell_id: str) -> socket.socket:
+    import anyio.to_thread
+
+    return await anyio.to_thread.run_sync(_connect, cell_id, "forward")
+
+
+async def _lead(client: SocketStream, cell_id: str, remote: int | str) -> str:
+    """One client, both ways. Returns why it could not be led there, or nothing."""
+    import anyio
+    from anyio.abc import SocketStream
+
+    from belljar.harness.attach import FrameKind, FrameReader, frame, frames
+
+    reader, why = FrameReader(), ""
+    gone = (anyio.BrokenResourceError, anyio.ClosedResourceError)
+    async with await SocketStream.from_socket(await _connect_in_thread(cell_id)) as owner:
+        await owner.send(frame(FrameKind.CONNECT, str(remote).encode()))
+
+        async def down() -> str:
+            async for chunk in owner:
+                for kind, payload in reader.feed(chunk):
+                    if kind is FrameKind.OUTPUT:
+                        await client.send(payload)
+                    elif kind is FrameKind.OUTPUT_END:
+                        await client.send_eof()
+                    elif kind is FrameKind.EXIT:
+                        return payload.decode("utf-8", "replace").partition(" ")[2]
+            return ""
+
+        async with anyio.create_task_group() as tasks:
+
+            async def up() -> None:
+                try:
+                    async for chunk in client:
+                        for piece in frames(FrameKind.INPUT, chunk):
+                            await owner.send(piece)
+                    await owner.send(frame(FrameKind.INPUT_END))
+                except gone:
+                    tasks.cancel_scope.cancel()  # the client, or the cell's owner, has gone
+
+            tasks.start_soon(up)
+            with suppress(*gone):
+                why = await down()
+            tasks.cancel_scope.cancel()
+    return why
