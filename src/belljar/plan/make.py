@@ -187,7 +187,7 @@ def _too_much(policy: Policy, facts: HostFacts, isolation: Isolation) -> tuple[O
     sizes = size_obstacles(
         policy.resources, isolation.jail.memory_max_bytes, facts, besides=isolation.besides
     )
-    return ((hardware,) if hardware is not None else ()) + sizes
+    return (*((hardware,) if hardware is not None else ()), *sizes)
 
 
 def _refusal(refused: dict[Tier, Obstacle]) -> Obstacle:

@@ -28,41 +28,157 @@ from belljar.units import format_size, printable
 if TYPE_CHECKING:
     from belljar.policy.sections import Rights
 
-LEAST_KERNEL: Final = (6, 6)
+MIN_KERNEL: Final = (6, 6)
 """For the container tiers: a writable layer on a tmpfs needs its user attributes; what root's
-id-mapped layers need (5.19) is older.
-"""
-_CONTROLLERS: Final = ("cpu", "memory", "pids")
+id-mapped layers need (5.19) is older."""
 NETWORK_EXTRA_HINT: Final = (
     "install Belljar with its extra `network`: pip install 'belljar-sandbox[network]'"
 )
+KVM_HINTS: Final = {
+    KvmState.UNPROVEN: "run `belljar doctor`, which boots a guest under KVM to prove it",
+    KvmState.REFUTED: "use a host whose KVM really boots a guest; `belljar doctor --prove-again` "
+    "tries again",
+    KvmState.ABSENT: "use a host with hardware virtualisation that this user may use",
+}
+"""How to get proven hardware virtualisation."""
+_CONTROLLERS: Final = ("cpu", "memory", "pids")
 _MODULE_OF: Final = {"dulwich": "git", "jsonschema": "openapi", "referencing": "openapi"}
 """The one kind of stand-in that needs a module; what isn't here the gateway itself needs."""
 _USUAL_NAMESPACES: Final = 15_000
-"""A gateway that could take fewer connections than it needs descriptors for itself is not worth
-starting.
-"""
 _RELEASE: Final = re.compile(r"(\d{1,4})\.(\d{1,4})")
+_CORES_HINT: Final = "as root: sysctl -w kernel.core_pattern=core"
+_NO_RIGHTS: Final = {
+    Tier.CONTAINER: "its kernel is this host's",
+    Tier.GVISOR: "the guest agent shares the users of its workload",
+    Tier.MICROVM: "it could reach the guest agent, whose word counts in verdicts, or open more of "
+    "the guest's kernel",
+}
+"""Why a tier grants no more rights."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Obstacle:
-    """One reason why it can't be done here, where that shows, and what to do about it."""
+    """One reason why it can't be done here, what to do about it, and where that shows."""
 
     what: str
-    where: str
     hint: str
+    where: str = "host"
 
     def error(self) -> HostError:
         """As the error that refuses."""
         return HostError(self.what, where=self.where, hint=self.hint)
 
 
+# ---- tiers
+
+
 def tier_obstacles(tier: Tier, facts: HostFacts, *, has_port: bool = False) -> tuple[Obstacle, ...]:
-    """Why no cell at all, or none on a range's network (`has_port`), can run in the tier here;
-    empty when one can.
-    """
+    """Why no cell at all, or none on a range's network (`has_port`), can run in the tier here."""
     return tuple(_microvm(facts) if tier is Tier.MICROVM else _oci(tier, facts, has_port=has_port))
+
+
+def _microvm(facts: HostFacts) -> Iterator[Obstacle]:
+    if facts.arch != "x86_64":
+        yield Obstacle(
+            f"the microvm tier runs on x86_64 so far, and this is {facts.arch}",
+            "use an x86_64 host; nothing weaker is used instead",
+        )
+    yield from _tools_and_userns("microvm", facts)
+
+
+def _oci(tier: Tier, facts: HostFacts, *, has_port: bool) -> Iterator[Obstacle]:
+    if facts.arch not in ARCHITECTURES:
+        yield Obstacle(
+            f"there is no system call profile for {facts.arch}",
+            f"use a host of one of these: {', '.join(ARCHITECTURES)}",
+        )
+    yield from _runtime(tier, facts, has_port=has_port)
+    yield from _tools_and_userns("oci", facts)
+    if not facts.ids.available:
+        yield Obstacle(
+            f"a container needs ids of its own: {facts.ids.reason}",
+            f"{facts.ids.hint}; or run as root",
+        )
+    # A container's limits are its control groups': no machine around it would bound it otherwise.
+    missing = [name for name in _CONTROLLERS if name not in facts.cgroup.controllers]
+    if missing:
+        reason = f" ({facts.cgroup.reason})" if facts.cgroup.reason else ""
+        yield Obstacle(
+            f"the {tier} tier's limits need the control groups {', '.join(missing)}, which can't "
+            f"be used here{reason}",
+            _groups_hint(facts, missing),
+        )
+    match = _RELEASE.match(facts.kernel_release)
+    release = (int(match[1]), int(match[2])) if match else ()
+    if release < MIN_KERNEL:
+        least = ".".join(map(str, MIN_KERNEL))
+        shown = ".".join(map(str, release)) or facts.kernel_release
+        yield Obstacle(
+            f"the {tier} tier needs Linux {least} for its writable layer, and this is {shown}",
+            f"use a kernel {least} or newer (Debian 12: linux-image-amd64 from "
+            f"bookworm-backports), or the microvm tier",
+        )
+
+
+def _runtime(tier: Tier, facts: HostFacts, *, has_port: bool) -> Iterator[Obstacle]:
+    runtime = facts.runtime(tier.value)
+    if runtime is None:
+        what = f"no OCI runtime for the {tier} tier was looked for"
+        yield Obstacle(what, "run `belljar doctor`")
+    elif runtime.state is RuntimeState.UNUSABLE:
+        yield Obstacle(runtime.reason, runtime.hint)
+    elif has_port and runtime.no_port:
+        yield Obstacle(
+            f"{runtime.name} {runtime.version} runs no container with a network port here: "
+            f"{runtime.no_port}",
+            "use another runtime or tier, or `network: none`; `belljar doctor` tries it again",
+        )
+    elif runtime.state is RuntimeState.REFUTED:
+        yield Obstacle(
+            f"{runtime.name} {runtime.version} ran no container here: {runtime.reason}",
+            runtime.hint or "`belljar doctor` tries it again",
+        )
+
+
+def _tools_and_userns(tier: str, facts: HostFacts) -> Iterator[Obstacle]:
+    for tool in facts.tools:
+        if tool.needed and tool.tier == tier and not tool.ok:
+            yield Obstacle(_lack(tool), tool.hint)
+    if not facts.userns.available:
+        yield Obstacle(
+            f"the jail needs user namespaces, which this user can't make: {facts.userns.reason}",
+            facts.userns.hint or "run as root",
+        )
+
+
+def _lack(tool: ToolFact) -> str:
+    if not tool.path:
+        return f"{tool.name} is missing"
+    if not tool.version:
+        return f"{tool.path} doesn't say its version; {tool.needed_min} or newer is needed"
+    return f"{tool.name} {tool.version} is too old: {tool.needed_min} is needed"
+
+
+def _groups_hint(facts: HostFacts, missing: list[str]) -> str:
+    if facts.cgroup.version is CgroupVersion.NONE:
+        return "mount the control groups"
+    if facts.is_root:
+        return (
+            f"run where root may make control groups, with {', '.join(missing)} among the kernel's "
+            f"controllers"
+        )
+    if facts.cgroup.version is CgroupVersion.V2:
+        return (
+            "start it in a group handed to you: systemd-run --user --scope -p Delegate=yes "
+            "belljar …; or run as root"
+        )
+    each, group = f"for c in {' '.join(missing)}; do", f"/sys/fs/cgroup/$c/{facts.uid}"
+    given = f"{each} mkdir {group}; chown {facts.uid} {group} {group}/cgroup.procs; done"
+    joined = f"{each} echo $$ >{group}/cgroup.procs; done"
+    return f"as root: {given}; then in your shell: {joined}; or run as root"
+
+
+# ---- what a policy asks for
 
 
 def refusals(rights: Rights | None, tier: Tier) -> Iterator[str]:
@@ -80,262 +196,14 @@ def refusals(rights: Rights | None, tier: Tier) -> Iterator[str]:
 
 
 def rights_obstacles(rights: Rights | None, tier: Tier) -> tuple[Obstacle, ...]:
-    """Why the tier can't grant the rights that a policy asks for; empty when it grants
-    all of them.
-    """
+    """Why the tier can't grant the rights that a policy asks for."""
     refused = ", ".join(refusals(rights, tier))
     if not refused:
         return ()
-    able = [each for each in Tier if not any(refusals(rights, each))]
-    reason = _RIGHTS_REFUSED[tier]
-    return (
-        Obstacle(
-            what=f"a {tier.value} cell does not grant {refused}: {reason}",
-            where="rights",
-            hint=f"run it in tier {' or '.join(tier.value for tier in able)}"
-            if able
-            else "leave out what no tier grants",
-        ),
-    )
-
-
-_RIGHTS_REFUSED: Final = {
-    Tier.CONTAINER: "its kernel is this host's",
-    Tier.GVISOR: "the guest agent shares the users of its workload",
-    Tier.MICROVM: "it could reach the guest agent, whose word counts in verdicts, or open more "
-    "of the guest's kernel",
-}
-
-
-def _microvm(facts: HostFacts) -> Iterator[Obstacle]:
-    if facts.arch != "x86_64":
-        yield Obstacle(
-            what=f"the microvm tier runs on x86_64 so far, and this is {facts.arch}",
-            where="host",
-            hint="use an x86_64 host; nothing weaker is used instead",
-        )
-    yield from _tools("microvm", facts)
-    yield from _userns(facts)
-
-
-def _oci(tier: Tier, facts: HostFacts, *, has_port: bool) -> Iterator[Obstacle]:
-    if facts.arch not in ARCHITECTURES:
-        yield Obstacle(
-            what=f"there is no system call profile for {facts.arch}",
-            where="host",
-            hint=f"use a host of one of these: {', '.join(ARCHITECTURES)}",
-        )
-    yield from _runtime(tier, facts, has_port=has_port)
-    yield from _tools("oci", facts)
-    yield from _userns(facts)
-    if not facts.ids.available:
-        yield Obstacle(
-            what=f"a container needs ids of its own: {facts.ids.reason}",
-            where="host",
-            hint=f"{facts.ids.hint}; or run as root",
-        )
-    yield from _groups(tier, facts)
-    if (release := kernel_version(facts.kernel_release)) < LEAST_KERNEL:
-        least = ".".join(map(str, LEAST_KERNEL))
-        yield Obstacle(
-            what=f"the {tier} tier needs Linux {least} for its writable layer, and this is "
-            f"{'.'.join(map(str, release)) or facts.kernel_release}",
-            where="host",
-            hint=f"use a kernel {least} or newer (Debian 12: linux-image-amd64 from "
-            f"bookworm-backports), or the microvm tier",
-        )
-
-
-def _runtime(tier: Tier, facts: HostFacts, *, has_port: bool) -> Iterator[Obstacle]:
-    runtime = facts.runtime(tier.value)
-    if runtime is None:
-        yield Obstacle(
-            what=f"no OCI runtime for the {tier} tier was looked for",
-            where="host",
-            hint="run `belljar doctor`",
-        )
-    elif runtime.state is RuntimeState.UNUSABLE:
-        yield Obstacle(what=runtime.reason, where="host", hint=runtime.hint)
-    elif has_port and runtime.no_port:
-        yield Obstacle(
-            what=f"{runtime.name} {runtime.version} runs no container with a network port here: "
-            f"{runtime.no_port}",
-            where="host",
-            hint="use another runtime or tier, or `network: none`; `belljar doctor` tries it again",
-        )
-    elif runtime.state is RuntimeState.REFUTED:
-        yield Obstacle(
-            what=f"{runtime.name} {runtime.version} ran no container here: {runtime.reason}",
-            where="host",
-            hint=runtime.hint or "`belljar doctor` tries it again",
-        )
-
-
-def network_obstacles(
-    facts: HostFacts, kinds: Collection[str] | None = None
-) -> tuple[Obstacle, ...]:
-    """Why no range with a network can be made here, whatever the tier; empty when one can.
-
-    `kinds`: of its stand-ins; None: of all there are.
-    """
-    return (
-        *_network_programs(facts),
-        *_network_modules(facts, kinds),
-        *_network_namespaces(facts),
-        *_network_files(facts),
-        *(() if facts.is_root else _network_rights(facts)),
-    )
-
-
-def _network_programs(facts: HostFacts) -> Iterator[Obstacle]:
-    tool = facts.tool("nft")
-    if tool is None or not tool.ok:
-        yield Obstacle(
-            what=f"a range's network needs nft: "
-            f"{_lack(tool) if tool else 'nft was not looked for'}",
-            where="network",
-            hint=f"{(tool.hint if tool else '') or 'run `belljar setup`, or install nftables'}; "
-            f"or write `network: none`",
-        )
-
-
-def _network_modules(facts: HostFacts, kinds: Collection[str] | None) -> Iterator[Obstacle]:
-    missing = [
-        name
-        for name in facts.modules_missing
-        if kinds is None or _MODULE_OF.get(name, "") in {"", *kinds}
-    ]
-    if missing:
-        yield Obstacle(
-            what=f"a range's network needs the Python modules {', '.join(missing)}, which are "
-            f"not installed",
-            where="network",
-            hint=NETWORK_EXTRA_HINT,
-        )
-
-
-def _network_namespaces(facts: HostFacts) -> Iterator[Obstacle]:
-    if not facts.network_namespaces:
-        yield Obstacle(
-            what="a range's network needs network namespaces, which this kernel doesn't have",
-            where="network",
-            hint="use a kernel with CONFIG_NET_NS; or write `network: none`",
-        )
-    elif facts.network_namespaces_max == 0:
-        yield Obstacle(
-            what="a range's network needs network namespaces, and user.max_net_namespaces is 0",
-            where="network",
-            hint=f"as root: sysctl -w user.max_net_namespaces={_USUAL_NAMESPACES}; or write "
-            f"`network: none`",
-        )
-
-
-def _network_files(facts: HostFacts) -> Iterator[Obstacle]:
-    from belljar.plan.network import GATEWAY_OTHER_FILES
-
-    needed = 2 * GATEWAY_OTHER_FILES
-    if facts.open_files_max < needed:
-        yield Obstacle(
-            what=f"a range's gateway needs {needed} open files, and this process may have "
-            f"{facts.open_files_max}",
-            where="network",
-            hint="raise the hard limit of open files (`ulimit -Hn`, LimitNOFILE= in a systemd "
-            "unit); or write `network: none`",
-        )
-
-
-def _network_rights(facts: HostFacts) -> Iterator[Obstacle]:
-    """An ordinary user's: the range's namespace belongs to a user namespace with ids for
-    its cells.
-    """
-    if not facts.userns.available:
-        yield Obstacle(
-            what=f"a range's network needs user namespaces, which this user can't make: "
-            f"{facts.userns.reason}",
-            where="network",
-            hint=facts.userns.hint or "run as root",
-        )
-    if not facts.ids.available:
-        yield Obstacle(
-            what=f"a range's network needs ids of its own: {facts.ids.reason}",
-            where="network",
-            hint=f"{facts.ids.hint}; or run as root; or write `network: none`",
-        )
-
-
-def _tools(tier: str, facts: HostFacts) -> Iterator[Obstacle]:
-    for tool in facts.tools:
-        if tool.needed and tool.tier == tier and not tool.ok:
-            yield Obstacle(what=_lack(tool), where="host", hint=tool.hint)
-
-
-def _lack(tool: ToolFact) -> str:
-    if not tool.path:
-        return f"{tool.name} is missing"
-    if not tool.version:
-        return f"{tool.path} doesn't say its version; {tool.needed_min} or newer is needed"
-    return f"{tool.name} {tool.version} is too old: {tool.needed_min} is needed"
-
-
-def _userns(facts: HostFacts) -> Iterator[Obstacle]:
-    if not facts.userns.available:
-        yield Obstacle(
-            what=f"the jail needs user namespaces, which this user can't make: "
-            f"{facts.userns.reason}",
-            where="host",
-            hint=facts.userns.hint or "run as root",
-        )
-
-
-def _groups(tier: Tier, facts: HostFacts) -> Iterator[Obstacle]:
-    """A container's limits are its control groups': there is no machine around it that would bound
-    it otherwise.
-    """
-    missing = [name for name in _CONTROLLERS if name not in facts.cgroup.controllers]
-    if missing:
-        reason = f" ({facts.cgroup.reason})" if facts.cgroup.reason else ""
-        yield Obstacle(
-            what=f"the {tier} tier's limits need the control groups {', '.join(missing)}, which "
-            f"can't be used here{reason}",
-            where="host",
-            hint=_groups_hint(facts, missing),
-        )
-
-
-def _groups_hint(facts: HostFacts, missing: list[str]) -> str:
-    if facts.cgroup.version is CgroupVersion.NONE:
-        return "mount the control groups"
-    if facts.is_root:
-        return (
-            f"run where root may make control groups, with {', '.join(missing)} among the "
-            f"kernel's controllers"
-        )
-    if facts.cgroup.version is CgroupVersion.V2:
-        return (
-            "start it in a group handed to you: systemd-run --user --scope -p Delegate=yes "
-            "belljar …; or run as root"
-        )
-    each, group = f"for c in {' '.join(missing)}; do", f"/sys/fs/cgroup/$c/{facts.uid}"
-    given = f"{each} mkdir {group}; chown {facts.uid} {group} {group}/cgroup.procs; done"
-    return (
-        f"as root: {given}; then in your shell: {each} echo $$ >{group}/cgroup.procs; done; or "
-        f"run as root"
-    )
-
-
-def kernel_version(release: str) -> tuple[int, ...]:
-    """Major and minor number of a kernel's release; () when it says none."""
-    match = _RELEASE.match(release)
-    return (int(match[1]), int(match[2])) if match else ()
-
-
-KVM_HINTS: Final = {
-    KvmState.UNPROVEN: "run `belljar doctor`, which boots a guest under KVM to prove it",
-    KvmState.REFUTED: "use a host whose KVM really boots a guest; `belljar doctor --prove-again` "
-    "tries again",
-    KvmState.ABSENT: "use a host with hardware virtualisation that this user may use",
-}
-"""How to get proven hardware virtualisation."""
+    able = [each.value for each in Tier if not any(refusals(rights, each))]
+    what = f"a {tier.value} cell does not grant {refused}: {_NO_RIGHTS[tier]}"
+    hint = f"run it in tier {' or '.join(able)}" if able else "leave out what no tier grants"
+    return (Obstacle(what, hint, "rights"),)
 
 
 def hardware_obstacle(facts: HostFacts) -> Obstacle | None:
@@ -343,47 +211,92 @@ def hardware_obstacle(facts: HostFacts) -> Obstacle | None:
     if facts.kvm.state is KvmState.PROVEN:
         return None
     return Obstacle(
-        what=f"risk `critical` demands hardware virtualisation, which is {facts.kvm.state.value} "
-        f"here: {facts.kvm.reason}",
-        where="risk",
-        hint=f"{KVM_HINTS[facts.kvm.state]}; or lower `risk` if the risk is lower",
+        f"risk `critical` demands hardware virtualisation, which is {facts.kvm.state.value} here: "
+        f"{facts.kvm.reason}",
+        f"{KVM_HINTS[facts.kvm.state]}; or lower `risk` if the risk is lower",
+        "risk",
     )
 
 
 def size_obstacles(
     resources: Resources, most_bytes: int, facts: HostFacts, *, besides: str
-) -> tuple[Obstacle, ...]:
-    """Why a cell of this size, which may take `most_bytes`, doesn't fit this host; empty when it
-    does. `besides`: what takes memory but the workload.
-    """
-    return tuple(_sizes(resources, most_bytes, facts, besides))
-
-
-def _sizes(
-    resources: Resources, most_bytes: int, facts: HostFacts, besides: str
 ) -> Iterator[Obstacle]:
+    """Why a cell of this size, which may take `most_bytes`, doesn't fit this host.
+
+    `besides`: what takes memory but the workload.
+    """
     if resources.cpus > facts.cpus:
         yield Obstacle(
-            what=f"{resources.cpus} processors are asked for, and this host has {facts.cpus}",
-            where="resources.cpus",
-            hint=f"write `cpus: {facts.cpus}` or less, or use a larger host",
+            f"{resources.cpus} processors are asked for, and this host has {facts.cpus}",
+            f"write `cpus: {facts.cpus}` or less, or use a larger host",
+            "resources.cpus",
         )
     has_bytes = facts.memory_total_mib << 20
     if most_bytes > has_bytes:
-        parts = (
-            f"memory {format_size(resources.memory_bytes)} + disk "
-            f"{format_size(resources.disk_bytes)} + {besides}"
-        )
+        memory, disk = format_size(resources.memory_bytes), format_size(resources.disk_bytes)
         yield Obstacle(
-            what=f"a cell of this policy may take {format_size(most_bytes)} ({parts}), and this "
-            f"host has {format_size(has_bytes)}",
-            where="resources.memory",
-            hint="lower `memory` or `disk` (all a cell writes is held in memory), or use a "
-            "larger host",
+            f"a cell of this policy may take {format_size(most_bytes)} (memory {memory} + disk "
+            f"{disk} + {besides}), and this host has {format_size(has_bytes)}",
+            "lower `memory` or `disk` (all a cell writes is held in memory), or use a larger host",
+            "resources.memory",
         )
 
 
-_CORES_HINT: Final = "as root: sysctl -w kernel.core_pattern=core"
+# ---- a range's network
+
+
+def network_obstacles(
+    facts: HostFacts, kinds: Collection[str] | None = None
+) -> tuple[Obstacle, ...]:
+    """Why no range with a network can be made here, whatever the tier.
+
+    `kinds`: of its stand-ins; None: of all there are.
+    """
+    return tuple(
+        Obstacle(f"a range's network needs {what}", hint, "network")
+        for what, hint in _network_needs(facts, kinds)
+    )
+
+
+def _network_needs(facts: HostFacts, kinds: Collection[str] | None) -> Iterator[tuple[str, str]]:
+    from belljar.plan.network import GATEWAY_OTHER_FILES
+
+    without = "or write `network: none`"
+    tool = facts.tool("nft")
+    if tool is None or not tool.ok:
+        hint = (tool.hint if tool else "") or "run `belljar setup`, or install nftables"
+        yield f"nft: {_lack(tool) if tool else 'nft was not looked for'}", f"{hint}; {without}"
+    missing = [
+        name
+        for name in facts.modules_missing
+        if kinds is None or _MODULE_OF.get(name, "") in {"", *kinds}
+    ]
+    if missing:
+        what = f"the Python modules {', '.join(missing)}, which are not installed"
+        yield what, NETWORK_EXTRA_HINT
+    if not facts.network_namespaces:
+        what = "network namespaces, which this kernel doesn't have"
+        yield what, f"use a kernel with CONFIG_NET_NS; {without}"
+    elif facts.network_namespaces_max == 0:
+        hint = f"as root: sysctl -w user.max_net_namespaces={_USUAL_NAMESPACES}; {without}"
+        yield "network namespaces, and user.max_net_namespaces is 0", hint
+    # A gateway that could take fewer connections than it needs descriptors for itself is not worth
+    # starting.
+    needed = 2 * GATEWAY_OTHER_FILES
+    if facts.open_files_max < needed:
+        what = f"{needed} open files for its gateway, and this process may have "
+        hint = "raise the hard limit of open files (`ulimit -Hn`, LimitNOFILE= in a systemd unit)"
+        yield f"{what}{facts.open_files_max}", f"{hint}; {without}"
+    # An ordinary user's namespace belongs to a user namespace with ids for its cells.
+    if not facts.is_root and not facts.userns.available:
+        what = f"user namespaces, which this user can't make: {facts.userns.reason}"
+        yield what, facts.userns.hint or "run as root"
+    if not facts.is_root and not facts.ids.available:
+        what = f"ids of its own: {facts.ids.reason}"
+        yield what, f"{facts.ids.hint}; or run as root; {without}"
+
+
+# ---- crashes
 
 
 def cores_warning(tier: Tier, cores: CoreFact) -> Obstacle | None:
@@ -395,17 +308,17 @@ def cores_warning(tier: Tier, cores: CoreFact) -> Obstacle | None:
     if cores.state is CoreState.FILE:
         return None
     container = tier is Tier.CONTAINER
-    shown, hint = printable(cores.pattern, max_chars=80), _CORES_HINT
+    shown = printable(cores.pattern, max_chars=80)
     if cores.state is CoreState.PROGRAM and not cores.can_limit:
         crash = "a crash in a cell" if container else "a crash of what holds the cell"
-        what = (
+        return Obstacle(
             f"{crash} starts a program of this host as its root ({shown}): a hard limit of core "
-            f"dumps of 0 can't be made 1, at which the kernel starts none"
+            f"dumps of 0 can't be made 1, at which the kernel starts none",
+            f"start Belljar with `ulimit -Hc` of 1 or more; or {_CORES_HINT}",
         )
-        hint = f"start Belljar with `ulimit -Hc` of 1 or more; or {hint}"
-    elif not container:
+    if not container:
         return None
-    elif cores.state is CoreState.SERVER:
+    if cores.state is CoreState.SERVER:
         what = (
             f"a crash in a cell is handed to a server of this host ({shown}), and no limit keeps "
             f"the kernel from it"
@@ -416,4 +329,4 @@ def cores_warning(tier: Tier, cores: CoreFact) -> Obstacle | None:
             f"only a cell's limit of core dumps of 1 keeps it from that, and only its system call "
             f"profile keeps that limit"
         )
-    return Obstacle(what=what, where="host", hint=hint)
+    return Obstacle(what, _CORES_HINT)

@@ -43,92 +43,27 @@ _MAX_INODES: Final = 4_194_304
 
 RuntimeKind = Literal["runc", "runsc"]
 
-AGENT_CAPABILITIES: Final = (
+_CAPABILITIES: Final = (
     # What the image's root has when a policy's user is root; the agent hands on no more, and
     # nothing at all to anybody else.
-    "CAP_AUDIT_WRITE",
-    "CAP_CHOWN",
-    "CAP_DAC_OVERRIDE",
-    "CAP_FOWNER",
-    "CAP_FSETID",
-    "CAP_KILL",
-    "CAP_MKNOD",
-    "CAP_NET_BIND_SERVICE",
-    "CAP_NET_RAW",
-    "CAP_SETFCAP",
-    "CAP_SETGID",
-    "CAP_SETPCAP",
-    "CAP_SETUID",
-    "CAP_SYS_CHROOT",
+    "AUDIT_WRITE CHOWN DAC_OVERRIDE FOWNER FSETID KILL MKNOD NET_BIND_SERVICE NET_RAW SETFCAP "
+    "SETGID SETPCAP SETUID SYS_CHROOT "
     # The agent's alone, until it has taken away the files it came by and set the host name (RENEW).
-    "CAP_SYS_ADMIN",
+    "SYS_ADMIN"
 )
-
-MASKED_PROC: Final = tuple(
-    f"/proc/{name}"
-    for name in (
-        *(
-            "acpi",
-            "asound",
-            "bus",
-            "config.gz",
-            "consoles",
-            "driver",
-            "dynamic_debug",
-            "fs",
-            "irq",
-            "scsi",
-            "pressure",
-        ),
-        *(
-            "cmdline",
-            "kcore",
-            "keys",
-            "key-users",
-            "kmsg",
-            "kallsyms",
-            "modules",
-            "latency_stats",
-            "lockdep",
-            "lock_stat",
-        ),
-        *(
-            "timer_list",
-            "timer_stats",
-            "sched_debug",
-            "schedstat",
-            "interrupts",
-            "softirqs",
-            "iomem",
-            "ioports",
-            "dma",
-        ),
-        *(
-            "kpagecount",
-            "kpageflags",
-            "kpagecgroup",
-            "vmallocinfo",
-            "slabinfo",
-            "pagetypeinfo",
-            "buddyinfo",
-            "zoneinfo",
-        ),
-        *(
-            "allocinfo",
-            "sysrq-trigger",
-            "partitions",
-            "diskstats",
-            "mdstat",
-            "mtrr",
-            "crypto",
-            "kpageidle",
-        ),
-        # Counters of the whole host, by which one cell could tell another something. The agent
-        # covers /proc/stat and /proc/vmstat with lines that stand still: psutil, ps, vmstat and
-        # Node end where these are empty.
-        *("cgroups", "devices", "misc", "sys/fs", "sys/kernel/pty"),
-    )
+AGENT_CAPABILITIES: Final = tuple(f"CAP_{name}" for name in _CAPABILITIES.split())
+_MASKED: Final = (
+    "acpi asound bus config.gz consoles driver dynamic_debug fs irq scsi pressure cmdline kcore "
+    "keys key-users kmsg kallsyms modules latency_stats lockdep lock_stat timer_list "
+    "timer_stats sched_debug schedstat interrupts softirqs iomem ioports dma kpagecount "
+    "kpageflags kpagecgroup vmallocinfo slabinfo pagetypeinfo buddyinfo zoneinfo allocinfo "
+    "sysrq-trigger partitions diskstats mdstat mtrr crypto kpageidle "
+    # Counters of the whole host, by which one cell could tell another something. The agent covers
+    # /proc/stat and /proc/vmstat with lines that stand still: psutil, ps, vmstat and Node end where
+    # these are empty.
+    "cgroups devices misc sys/fs sys/kernel/pty"
 )
+MASKED_PROC: Final = tuple(f"/proc/{name}" for name in _MASKED.split())
 """What of a shared kernel's /proc says too much of the host or of its other users, or did a
 breakout good before. The runtime skips absent ones.
 """

@@ -44,22 +44,11 @@ KERNEL_COMMAND_LINE: Final = (
 )
 TEMPLATE_MAC: Final = "02:00:00:00:00:01"
 """The network device's until RENEW; its link is down so long."""
-_NO_OFFLOADS: Final = ",".join(
-    f"{feature}=off"
-    for feature in (
-        *("csum", "guest_csum", "gso", "host_tso4", "host_tso6", "host_ecn", "host_ufo"),
-        *(
-            "guest_tso4",
-            "guest_tso6",
-            "guest_ecn",
-            "guest_ufo",
-            "guest_announce",
-            "ctrl_guest_offloads",
-            "mrg_rxbuf",
-        ),
-        *("status", "ctrl_vlan", "ctrl_rx_extra"),
-    )
+_OFFLOADS: Final = (
+    "csum guest_csum gso host_tso4 host_tso6 host_ecn host_ufo guest_tso4 guest_tso6 guest_ecn "
+    "guest_ufo guest_announce ctrl_guest_offloads mrg_rxbuf status ctrl_vlan ctrl_rx_extra"
 )
+_NO_OFFLOADS: Final = ",".join(f"{feature}=off" for feature in _OFFLOADS.split())
 _SANDBOX: Final = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 _KVM_FDSET: Final = 1
 _CONSOLE_FDSET: Final = 2
@@ -159,16 +148,8 @@ def _machine(shape: VmShape, role: Role) -> tuple[str, ...]:
     timer = ",pit=off" if shape.accel == "kvm" else ""
     machine = f"microvm,rtc=on,pic=off,pcie=off,usb=off{timer}{memory}"
     return (
-        "-machine",
-        machine,
-        "-accel",
-        accel,
-        "-cpu",
-        shape.cpu_model,
-        "-smp",
-        str(shape.vcpus),
-        "-m",
-        f"{shape.ram_mib}M",
+        *("-machine", machine, "-accel", accel, "-cpu", shape.cpu_model),
+        *("-smp", str(shape.vcpus), "-m", f"{shape.ram_mib}M"),
     )
 
 
@@ -200,12 +181,8 @@ def _monitor_and_console(fds: VmFds) -> tuple[str, ...]:
         *kvm,
         *("-chardev", f"socket,id=monitor,fd={fds.qmp}", "-mon", "chardev=monitor,mode=control"),
         *("-add-fd", f"fd={fds.console},set={_CONSOLE_FDSET}"),
-        *(
-            "-chardev",
-            f"file,id=console,path=/dev/fdset/{_CONSOLE_FDSET},append=on",
-            "-serial",
-            "chardev:console",
-        ),
+        *("-chardev", f"file,id=console,path=/dev/fdset/{_CONSOLE_FDSET},append=on"),
+        *("-serial", "chardev:console"),
     )
 
 

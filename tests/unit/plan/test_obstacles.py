@@ -13,7 +13,7 @@ from belljar.host.runtimes import REFUTED_FOR_S, RUNC_MIN, RUNSC_MIN, RUNTIME_VA
 from belljar.host.tools import QEMU_MIN
 from belljar.plan import hardware_obstacle, network_obstacles, tier_obstacles
 from belljar.plan.make import isolation_of
-from belljar.plan.obstacles import LEAST_KERNEL, cores_warning
+from belljar.plan.obstacles import MIN_KERNEL, cores_warning
 from belljar.policy import Resources, Tier
 
 
@@ -81,7 +81,7 @@ def test_what_the_page_on_tiers_says_is_needed() -> None:
         f"`runc` {RUNC_MIN} or",
         f"`runsc` {RUNSC_MIN} or",
         f"QEMU {QEMU_MIN} or",
-        "Linux {}.{} or".format(*LEAST_KERNEL),
+        "Linux {}.{} or".format(*MIN_KERNEL),
     )
     said = (*needed, RUNTIME_VARIABLE, f"{APPARMOR_SWITCH} is 1", "half a minute" if REFUTED_FOR_S == 30 else "?")
     assert [words for words in said if words not in page] == []
