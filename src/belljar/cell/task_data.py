@@ -16,10 +16,9 @@ import anyio
 import anyio.to_thread
 
 from belljar.cell.cell import Cell
-from belljar.compose.values import reason
 from belljar.errors import CellError, PolicyError
 from belljar.events import Kind
-from belljar.policy.files import Entry, EntryKind, Tree, read_entry
+from belljar.policy.files import Entry, EntryKind, Tree, read_entry, reason
 from belljar.policy.task_data import MAX_BYTES, TaskData, TaskFile, trees_of
 from belljar.units import printable
 

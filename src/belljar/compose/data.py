@@ -40,15 +40,15 @@ from belljar.compose.values import (
     CannotKeepError,
     OutsideTaskError,
     Refusals,
+    changed,
     mapping,
     names_in,
     place_of,
-    reason,
     refusal,
     text,
 )
-from belljar.differences import Difference, Kind
-from belljar.policy.files import Entry, EntryKind, Tree
+from belljar.differences import Difference
+from belljar.policy.files import Entry, EntryKind, Tree, reason
 from belljar.policy.reference import IMAGE_ID, parse_reference
 from belljar.policy.task_data import MAX_BYTES, MAX_ENTRIES, TakenVolume, TaskFile
 from belljar.units import format_size, printable
@@ -84,9 +84,7 @@ class Mounts:
 
     def changed(self, detail: str) -> None:
         """Note a volume that is there in another form."""
-        where = f"service {self.service}"
-        fact = Difference(kind=Kind.CHANGED, where=where, key="volumes", detail=detail)
-        self.differences.append(fact)
+        self.differences.append(changed(f"service {self.service}", "volumes", detail))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +168,9 @@ def _collect(
         add()
     except (OSError, TypeError, ValueError) as error:
         why = reason(error) if isinstance(error, OSError) else str(error)
-        shown = printable(shown, max_chars=100)
         hint = error.hint if isinstance(error, OutsideTaskError) else ""
-        refused.add(f"service {service}", key, f"{shown}: {printable(why)}", hint=hint)
+        detail = f"{printable(shown, max_chars=100)}: {printable(why)}"
+        refused.add(f"service {service}", key, detail, hint=hint)
 
 
 def _copy(mounts: Mounts, mount: Mount, files: TaskFiles | None) -> None:
@@ -404,9 +402,8 @@ def service_images(document: Mapping[str, Any]) -> tuple[ServiceImage, ...]:
 def _image(name: str, service: Mapping[str, Any], document: Mapping[str, Any]) -> ServiceImage:
     only = {key: service[key] for key in ("image", "build") if service.get(key) is not None}
     try:
-        settled = interpolate({"services": {name: only}}, {}, blanks=True).document["services"][
-            name
-        ]
+        made = interpolate({"services": {name: only}}, {}, blanks=True).document
+        settled = made["services"][name]
         image = text(settled.get("image") or "")
         if image and IMAGE_ID.fullmatch(image) is None:
             image = parse_reference(image).familiar

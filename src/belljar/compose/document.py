@@ -30,12 +30,11 @@ from belljar.compose.values import (
     mapping,
     names_in,
     pairs,
-    reason,
     refusal,
     text,
 )
 from belljar.errors import PolicyError
-from belljar.policy.files import Tree, list_tree, read_regular
+from belljar.policy.files import Tree, list_tree, read_regular, reason
 from belljar.policy.task_data import MAX_ENTRIES
 from belljar.units import format_size, printable
 

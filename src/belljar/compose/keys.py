@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any, Final
 
 from belljar.compose.model import UNKNOWN, Deploy, Service, parse
-from belljar.compose.values import GATEWAY, Refusals, refusal
+from belljar.compose.values import GATEWAY, Refusals, changed, dropped, refusal
 from belljar.differences import Difference, Kind
 from belljar.policy.limits import DEBUGGER_CALLS, GRANTABLE, USUAL_CAPABILITIES
 from belljar.policy.reference import IMAGE_ID, parse_reference
@@ -78,23 +78,24 @@ class Converted:
     hosts: list[tuple[str, str]] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
 
-    def differs(self, kind: Kind, key: str, detail: str) -> None:
-        """Note what became of one key."""
-        where = f"service {self.service}"
-        self.differences.append(Difference(kind=kind, where=where, key=key, detail=detail))
+    @property
+    def where(self) -> str:
+        """The service, as messages name it."""
+        return f"service {self.service}"
 
     def changed(self, key: str, detail: str) -> None:
         """It is there in another form."""
-        self.differs(Kind.CHANGED, key, detail)
+        self.differences.append(changed(self.where, key, detail))
 
     def dropped(self, key: str, detail: str) -> None:
         """It is not there, and the model can do the same without it."""
-        self.differs(Kind.DROPPED, key, detail)
+        self.differences.append(dropped(self.where, key, detail))
 
     def granted(self, key: str, detail: str, **rights: object) -> None:
         """A right, in a policy's words."""
         self.add("rights", **rights)
-        self.differs(Kind.GRANTED, key, detail)
+        fact = Difference(kind=Kind.GRANTED, where=self.where, key=key, detail=detail)
+        self.differences.append(fact)
 
     def add(self, section: str, **fields: object) -> None:
         """Set fields of a section of the policy."""
@@ -115,8 +116,7 @@ class Key:
 
 def read_service(name: str, written: Mapping[str, Any], refused: Refusals) -> Converted:
     """Convert a service's own keys; what cells can't keep goes to `refused`."""
-    where = f"service {name}"
-    known = {}
+    where, known = f"service {name}", {}
     for key, value in written.items():
         if value is None or key.startswith("x-"):
             continue
@@ -155,7 +155,7 @@ def _image(name: str, converted: Converted) -> None:
         try:
             name = parse_reference(name).familiar
         except ValueError as error:
-            raise refusal(f"service {converted.service}", "image", str(error)) from None
+            raise refusal(converted.where, "image", str(error)) from None
     if name not in STAND_INS:
         converted.words["image"] = name
 
@@ -169,10 +169,7 @@ def _build(_value: object, converted: Converted) -> None:
 
 
 def _word(name: str) -> Convert:
-    def convert(value: str, converted: Converted) -> None:
-        converted.words[name] = value
-
-    return convert
+    return lambda value, converted: converted.words.update({name: value})
 
 
 def _resource(name: str) -> Convert:
@@ -223,18 +220,13 @@ def _deploy(value: Deploy, converted: Converted) -> None:
 _NOT_RESTARTED: Final = "a program that ends is not started again"
 
 
-def _changed_if_set(key: str, detail: str) -> Convert:
+def _reported(kind: Kind, key: str, detail: str) -> Convert:
     def convert(value: object, converted: Converted) -> None:
         if value:
-            converted.changed(key, detail)
+            fact = Difference(kind=kind, where=converted.where, key=key, detail=detail)
+            converted.differences.append(fact)
 
     return convert
-
-
-def _ports(value: object, converted: Converted) -> None:
-    if value:
-        why = "no port is published on this host; the range's cells reach all of them"
-        converted.dropped("ports", why)
 
 
 def _extra_hosts(pairs: list[tuple[str, str]], converted: Converted) -> None:
@@ -245,10 +237,6 @@ def _extra_hosts(pairs: list[tuple[str, str]], converted: Converted) -> None:
             converted.dropped("extra_hosts", why)
         else:
             converted.hosts.append((name, address))
-
-
-def _shm_size(_value: object, converted: Converted) -> None:
-    converted.dropped("shm_size", "shared memory may take at least half of a cell's memory")
 
 
 _ULIMITS: Final[Mapping[str, str]] = {
@@ -270,7 +258,7 @@ def _platform(value: str, converted: Converted) -> None:
     """An image of another architecture is refused when it is imported."""
     system, _, architecture = value.partition("/")
     if system != "linux":
-        raise refusal(f"service {converted.service}", "platform", "a cell runs Linux")
+        raise refusal(converted.where, "platform", "a cell runs Linux")
     usual = "the image is one of this machine's architecture"
     if architecture.partition("/")[0] in ("", *_ARCHITECTURES.get(platform.machine(), ())):
         converted.dropped("platform", usual)
@@ -281,10 +269,6 @@ def _platform(value: str, converted: Converted) -> None:
 def _restart(value: object, converted: Converted) -> None:
     if value not in (False, "no"):
         converted.changed("restart", _NOT_RESTARTED)
-
-
-def _runtime(_value: object, converted: Converted) -> None:
-    converted.dropped("runtime", Why.ISOLATION.value)
 
 
 # ---- rights
@@ -304,7 +288,7 @@ def _security_opt(options: list[str], converted: Converted) -> None:
             converted.dropped("security_opt", f"{option}: a cell's programs have its own filter")
         else:
             why = f"{option}: it would weaken the isolation of the cell"
-            raise refusal(f"service {converted.service}", "security_opt", why)
+            raise refusal(converted.where, "security_opt", why)
 
 
 def _cap_add(listed: list[str], converted: Converted) -> None:
@@ -319,7 +303,7 @@ def _cap_add(listed: list[str], converted: Converted) -> None:
         if name not in _GRANTED:
             granted = ", ".join(sorted(_GRANTED))
             why = f"{name}: no tier grants this capability; what can be granted: {granted}"
-            refused.add(f"service {converted.service}", "cap_add", why)
+            refused.add(converted.where, "cap_add", why)
     refused.raise_all()
     if "MKNOD" in names:
         why = "MKNOD: a cell has the usual six devices, and makes no others"
@@ -356,34 +340,36 @@ _CONVERTED: Final[Mapping[str, Convert]] = {
     "cpu_count": _cpus,
     "security_opt": _security_opt,
     "cap_add": _cap_add,
-    "cap_drop": _changed_if_set(
-        "cap_drop",
-        "it is not narrowed: root keeps a container's usual capabilities, over its cell alone",
-    ),
     "privileged": _privileged,
     "mem_limit": _resource("memory"),
     "pids_limit": _resource("processes"),
-    "ports": _ports,
     "restart": _restart,
     "platform": _platform,
-    "hostname": _changed_if_set(
-        "hostname",
-        "others reach the cell by it; inside, a cell's host name is drawn anew",
-    ),
     "extra_hosts": _extra_hosts,
-    "read_only": _changed_if_set(
-        "read_only",
-        "the cell's root file system can be written, and ends with the cell",
-    ),
-    "tmpfs": _changed_if_set(
-        "tmpfs",
-        "it is a directory of the cell, which ends with the cell; its options are not kept",
-    ),
-    "shm_size": _shm_size,
     "ulimits": _ulimits,
 }
+_REPORTED: Final[Mapping[Kind, Mapping[str, str]]] = {
+    Kind.CHANGED: {
+        "cap_drop": "it is not narrowed: root keeps a container's usual capabilities, over its "
+        "cell alone",
+        "hostname": "others reach the cell by it; inside, a cell's host name is drawn anew",
+        "read_only": "the cell's root file system can be written, and ends with the cell",
+        "tmpfs": "it is a directory of the cell, which ends with the cell; its options are not "
+        "kept",
+    },
+    Kind.DROPPED: {
+        "ports": "no port is published on this host; the range's cells reach all of them",
+        "shm_size": "shared memory may take at least half of a cell's memory",
+    },
+}
+"""Keys whose value counts for nothing else than that it is reported."""
 KEYS: Final[Mapping[str, Key]] = {
     **{key: Key(Outcome.APPLIED, convert=convert) for key, convert in _CONVERTED.items()},
+    **{
+        key: Key(Outcome.APPLIED, convert=_reported(kind, key, detail))
+        for kind, details in _REPORTED.items()
+        for key, detail in details.items()
+    },
     **_fates(
         Outcome.APPLIED,
         {
@@ -392,7 +378,9 @@ KEYS: Final[Mapping[str, Key]] = {
         },
     ),
     "deploy": Key(Outcome.APPLIED, Why.DEPLOYED, _deploy),
-    "runtime": Key(Outcome.APPLIED, Why.OPENS_HOST, _runtime),
+    "runtime": Key(
+        Outcome.APPLIED, Why.OPENS_HOST, _reported(Kind.DROPPED, "runtime", Why.ISOLATION.value)
+    ),
     **_fates(
         Outcome.LIMITED,
         {

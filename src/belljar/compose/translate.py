@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address
@@ -34,13 +34,15 @@ from belljar.compose.model import (
 from belljar.compose.values import (
     CannotKeepError,
     Refusals,
+    changed,
+    dropped,
     is_idle,
     mapping,
     names_in,
     refusal,
     switch,
 )
-from belljar.differences import Difference, Kind
+from belljar.differences import Difference
 from belljar.policy.network import OWN_CELL
 from belljar.policy.task_data import CellData, TaskData
 from belljar.units import printable
@@ -55,6 +57,9 @@ UNCHECKED: Final[Mapping[str, Any]] = {"image": False}
 _USUAL_S, _USUAL_RETRIES = 30.0, 3  # Docker's
 _MIN_S, _MAX_INTERVAL_S, _MAX_TIMEOUT_S, _MAX_WAIT_S = 0.1, 1.0, 300.0, 24 * 3600.0
 _MAX_TRIES: Final = 1000
+_UNREADABLE: Final = (
+    *(TypeError, ValueError, AttributeError, LookupError, OverflowError, RecursionError),
+)
 _CELL_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
 _DEFAULT: Final = "default"
 """The implicit network; and the name of the sample's own cell in a range."""
@@ -98,14 +103,7 @@ def read_compose(compose: Mapping[str, Any], files: TaskFiles | None = None) -> 
     except CannotKeepError as error:
         error.add(seen)
         raise
-    except (
-        TypeError,
-        ValueError,
-        AttributeError,
-        LookupError,
-        OverflowError,
-        RecursionError,
-    ) as error:
+    except _UNREADABLE as error:
         why = printable(str(error), max_chars=200)
         raise CannotKeepError(f"its compose file can't be read: {why}") from error
 
@@ -155,7 +153,12 @@ def _read(
     differences += [fact for each in converted.values() for fact in each.differences]
     differences += [fact for each in mounts.values() for fact in each.differences]
     refused.raise_all()
-    differences += _restarts(services)
+    why = "no service is started again with another"
+    differences += [
+        dropped(f"service {name}", "depends_on.restart", why)
+        for name, service in sorted(services.items())
+        if any(needed.restart for needed in service.depends_on.values())
+    ]
     read = {name: _Cell.of(converted[name], mounts[name].directories) for name in order}
     check_waits(waits, read, default=default)
     own = read[default]
@@ -182,9 +185,7 @@ def _running(
     why = "no profile is active: the service does not run"
     for name, service in read_services(compose).items():
         if names_in(service.get("profiles")):
-            where = f"service {name}"
-            fact = Difference(kind=Kind.DROPPED, where=where, key="profiles", detail=why)
-            differences.append(fact)
+            differences.append(dropped(f"service {name}", "profiles", why))
         else:
             services[name] = service
     if not services:
@@ -299,19 +300,10 @@ def waits_of(services: Mapping[str, Service]) -> tuple[Wait, ...]:
         for link in service.links:
             what = link.partition(":")[0]
             if what not in services:
-                raise CannotKeepError(
-                    f"{who} has a link to {printable(what)}, which does not exist"
-                )
+                missing = f"{printable(what)}, which does not exist"
+                raise CannotKeepError(f"{who} has a link to {missing}")
             waits.append(Wait(name, what, Condition.STARTED))
     return tuple(waits)
-
-
-def _restarts(services: Mapping[str, Service]) -> Iterator[Difference]:
-    why = "no service is started again with another"
-    for name in sorted(services):
-        if any(needed.restart for needed in services[name].depends_on.values()):
-            where = f"service {name}"
-            yield Difference(kind=Kind.DROPPED, where=where, key="depends_on.restart", detail=why)
 
 
 def completed_of(waits: tuple[Wait, ...]) -> frozenset[str]:
@@ -377,23 +369,21 @@ def read_networks(
         declared[name] = network
         subnets = [each.subnet for each in network.ipam.config if each.subnet is not None]
         if subnets:
-            found.append(Difference(kind=Kind.CHANGED, where=where, key="ipam", detail=_DRAWN))
+            found.append(changed(where, "ipam", _DRAWN))
         for subnet in subnets:
             at = bisect_left(addresses, subnet.network_address)
             if at < len(addresses) and addresses[at] in subnet:
                 refused.add(where, "ipam", f"the file names {addresses[at]}; {_DRAWN}")
         if network.driver_opts:
             why = "it is about a host's side of the network, which a range does not have"
-            found.append(Difference(kind=Kind.DROPPED, where=where, key="driver_opts", detail=why))
+            found.append(dropped(where, "driver_opts", why))
     for name, service in services.items():
         with refused.collected():
             _check_networks(name, service, declared)
         for network_name, place in service.networks.items():
             if place.mac_address:
                 where = f"service {name} in network {network_name}"
-                found.append(
-                    Difference(kind=Kind.DROPPED, where=where, key="mac_address", detail=_DRAWN)
-                )
+                found.append(dropped(where, "mac_address", _DRAWN))
     refused.raise_all()
     return _apart(services) if len(services) > 1 else {}, found
 
@@ -413,9 +403,8 @@ def _check_networks(name: str, service: Service, declared: Mapping[str, Any]) ->
         raise CannotKeepError(f"{who} has both networks and network_mode")
     for network in service.networks:
         if network not in declared and network != _DEFAULT:
-            raise CannotKeepError(
-                f"{who} joins a network that is not declared: {printable(network)}"
-            )
+            why = "joins a network that is not declared"
+            raise CannotKeepError(f"{who} {why}: {printable(network)}")
 
 
 def _apart(services: Mapping[str, Service]) -> dict[str, list[str]]:

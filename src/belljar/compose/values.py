@@ -17,7 +17,7 @@ from belljar.differences import Difference, Kind, sentences
 from belljar.units import printable
 
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.ASCII | re.IGNORECASE)
-_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_UNITS: Final = ("", "k", "m", "g", "t")
 _TIME: Final = re.compile(r"(?:(?:\d+(?:\.\d*)?|\.\d+)(?:ns|us|µs|μs|ms|s|m|h|d|w))+")
 _TIME_PART: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h|d|w)")
 _SECONDS: Final = {
@@ -51,12 +51,10 @@ _SEPARATOR: Final = re.compile(r"[=:]")
 _MAX_HOSTS: Final = 256
 _MAX_ID: Final = 65_535
 _BRIDGE: Final = "com.docker.network.bridge."
-_HOSTS_OPTIONS: Final = frozenset(
-    {
-        *(f"{_BRIDGE}{name}" for name in ("name", "enable_ip_masquerade", "host_binding_ipv4")),
-        "com.docker.network.driver.mtu",
-    }
-)
+_HOSTS_OPTIONS: Final = {
+    *(f"{_BRIDGE}{name}" for name in ("name", "enable_ip_masquerade", "host_binding_ipv4")),
+    "com.docker.network.driver.mtu",
+}
 
 
 class CannotKeepError(ValueError):
@@ -100,9 +98,14 @@ def refusal(where: str, key: str, detail: str, *, hint: str = "") -> CannotKeepE
     return CannotKeepError(differences=(fact,))
 
 
-def reason(error: OSError | ValueError) -> str:
-    """Why a file can't be used."""
-    return (error.strerror or "an error").lower() if isinstance(error, OSError) else str(error)
+def changed(where: str, key: str, detail: str) -> Difference:
+    """A key that is there in another form."""
+    return Difference(kind=Kind.CHANGED, where=where, key=key, detail=detail)
+
+
+def dropped(where: str, key: str, detail: str) -> Difference:
+    """A key that is not there, and the model can do the same without it."""
+    return Difference(kind=Kind.DROPPED, where=where, key=key, detail=detail)
 
 
 class Refusals:
@@ -204,7 +207,7 @@ def size(value: object) -> str:
     found = _SIZE.fullmatch(text(value).strip())
     if found is None:
         raise ValueError("no size")
-    return f"{int(float(found[1]) * _UNITS[found[2].lower()])}B"
+    return f"{int(float(found[1]) * 1024 ** _UNITS.index(found[2].lower()))}B"
 
 
 def count(value: object) -> int:
