@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
@@ -13,6 +13,7 @@ from belljar.policy import fields as kinds
 from belljar.policy import hosts
 from belljar.policy.guarding import (
     ACTIONS,
+    DEFAULT_ACTIONS,
     GUARD_CLASSES,
     SERVICE_PORTS,
     SERVICE_ROWS,
@@ -40,15 +41,6 @@ NONE: Final = "none"
 _ID: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}", re.ASCII)
 
 
-def _read_id(value: object) -> str:
-    if not isinstance(value, str) or not _ID.fullmatch(value):
-        raise ValueError("an id has letters in lower case, digits, `_` and `-`, at most 32")
-    return value
-
-
-_ID_KIND: Final = kinds.Text(reader=_read_id, pattern=f"^{_ID.pattern}$")
-
-
 def _read_place(value: object) -> str:
     text = str(kinds.LINE.read(value))
     if not text.startswith(("/", "~/")):
@@ -56,13 +48,22 @@ def _read_place(value: object) -> str:
         is_port = port.isascii() and port.isdecimal() and 0 < int(port[:6]) < 1 << 16
         if "/" in name or (colon and (not is_port or int(port) == hosts.RESOLVER_PORT)):
             raise ValueError(
-                "a place is a file's absolute path in the cell (or begins with `~/`), "
-                "or a service's host name, as in `cache.corp.internal:6379`"
+                "a place is a file's absolute path in the cell (or begins with `~/`), or a "
+                "service's host name, as in `cache.corp.internal:6379`"
             )
         return f"{hosts.read_host(name)}{colon}{port}"
     if ".." in text.split("/") or text.endswith("/"):
         raise ValueError("a place is a file's absolute path in the cell, or begins with `~/`")
     return text
+
+
+def _read_id(value: object) -> str:
+    if not isinstance(value, str) or not _ID.fullmatch(value):
+        raise ValueError("an id has letters in lower case, digits, `_` and `-`, at most 32")
+    return value
+
+
+Id: TypeAlias = Annotated[str, kinds.Text(reader=_read_id, pattern=f"^{_ID.pattern}$")]
 
 
 def _without_default(schema: dict[str, Any]) -> None:
@@ -85,15 +86,14 @@ class DecoyText(Strict):
     """A decoy: a file, or a service of the range, that looks valuable and holds values made for one
     sample alone."""
 
-    id: Annotated[str, _ID_KIND] = Field(description="Names it in events.")
+    id: Id = Field(description="Names it in events.")
     kind: Annotated[DecoyKind, kinds.Choice(words=DecoyKind)] = Field(
         description="What it pretends to be."
     )
     place: Annotated[str, kinds.Text(reader=_read_place, pattern="^.*[^/]$")] = Field(
         default="",
         description="Its path in the cell; `~/` is the home of the cell's user. Default: the "
-        "kind's usual place. "
-        "Of a service: its host name, or NAME:PORT.",
+        "kind's usual place. Of a service: its host name, or NAME:PORT.",
         json_schema_extra=_without_default,
     )
     count: Annotated[int, kinds.Whole(least=1, most=MAX_COUNT)] = Field(
@@ -105,41 +105,35 @@ class DecoyText(Strict):
     template: Annotated[str, kinds.TEXT] = Field(
         default="",
         description="Of a `text`: what it says; `{secret}` becomes a value of its own. With "
-        "`service` also `{url}`, "
-        "`{host}`, `{port}`, `{user}`, `{password}`.",
+        "`service` also `{url}`, `{host}`, `{port}`, `{user}`, `{password}`.",
     )
-    service: Annotated[str, kinds.Text(reader=_read_id, pattern=f"^{_ID.pattern}$")] = Field(
+    service: Id = Field(
         default="",
         description="Of a `dotenv` or `text`: the id of the decoy service whose login it holds; "
-        "of an `ssh_key`, "
-        "`npm_token`, `pypi_token` or `git_credentials`: the id of an `ssh`, `npm`, `pypi` or "
-        "`git`.",
+        "of an `ssh_key`, `npm_token`, `pypi_token` or `git_credentials`: the id of an `ssh`, "
+        "`npm`, `pypi` or `git`.",
         json_schema_extra=_without_default,
     )
 
     @model_validator(mode="after")
     def _fits_its_kind(self) -> DecoyText:
-        if self.kind is DecoyKind.METADATA:
-            if self.place:
-                raise At("a metadata service has its place: 169.254.169.254", "place")
-        elif (self.kind in SERVICE_PORTS) != bool(
-            self.place and not self.place.startswith(("/", "~/"))
-        ):
-            raise At(
-                f"a service ({kinds.listed(SERVICE_PORTS)}) has a host name as its place, and a "
-                f"file has a path",
-                "place",
-            )
+        is_service, is_text = self.kind in SERVICE_PORTS, self.kind is DecoyKind.TEXT
+        has_host = bool(self.place) and not self.place.startswith(("/", "~/"))
+        if self.kind is DecoyKind.METADATA and self.place:
+            raise At("a metadata service has its place: 169.254.169.254", "place")
+        if self.kind is not DecoyKind.METADATA and is_service != has_host:
+            services = kinds.listed(SERVICE_PORTS)
+            why = f"a service ({services}) has a host name as its place, and a file has a path"
+            raise At(why, "place")
         if self.service and self.kind not in _COMPANIONS:
-            raise At(
-                f"only {kinds.listed(sorted(_COMPANIONS))} hold the login of a service", "service"
-            )
-        if (self.kind is DecoyKind.TEXT) != bool(self.template):
+            able = kinds.listed(sorted(_COMPANIONS))
+            raise At(f"only {able} hold the login of a service", "service")
+        if is_text != bool(self.template):
             raise At("a decoy of kind `text` has a template, and no other has", "template")
         secrets = ("{secret}", *(("{password}", "{url}") if self.service else ()))
-        if self.kind is DecoyKind.TEXT and not any(secret in self.template for secret in secrets):
+        if is_text and not any(secret in self.template for secret in secrets):
             raise At("there is no `{secret}` in it: its value could not be recognised", "template")
-        if self.kind is DecoyKind.TEXT and not self.place:
+        if is_text and not self.place:
             raise At("a decoy of kind `text` says where it is", "place")
         if self.shape and self.kind is not DecoyKind.API_KEY:
             raise At("only a decoy of kind `api_key` has a shape", "shape")
@@ -171,24 +165,22 @@ def _read_decoys(value: object) -> object:
 
 def _specs(decoys: tuple[DecoyText, ...]) -> tuple[DecoySpec, ...]:
     seen: set[str] = set()
+    services = {decoy.id: decoy.kind for decoy in decoys if decoy.kind in SERVICE_PORTS}
     for index, decoy in enumerate(decoys):
         if decoy.id in seen:
             raise At(f"{quoted(decoy.id)} is another decoy's already", index, "id")
         seen.add(decoy.id)
-    services = {decoy.id: decoy.kind for decoy in decoys if decoy.kind in SERVICE_PORTS}
     for index, decoy in enumerate(decoys):
-        if decoy.service and decoy.service not in services:
-            raise At(
-                f"{quoted(decoy.service)} is no decoy service of this policy",
-                index,
-                "service",
-            )
+        if not decoy.service:
+            continue
+        if decoy.service not in services:
+            why = f"{quoted(decoy.service)} is no decoy service of this policy"
+            raise At(why, index, "service")
         needed = _OWN_SERVICE.get(decoy.kind)
-        if decoy.service and needed and services[decoy.service] is not needed:
+        if needed and services[decoy.service] is not needed:
             raise At(
                 f"a decoy of kind `{decoy.kind.value}` holds the login of a service of kind "
-                f"`{needed.value}`, "
-                f"and {quoted(decoy.service)} is another",
+                f"`{needed.value}`, and {quoted(decoy.service)} is another",
                 index,
                 "service",
             )
@@ -198,35 +190,32 @@ def _specs(decoys: tuple[DecoyText, ...]) -> tuple[DecoySpec, ...]:
 def check_services(decoys: tuple[DecoySpec, ...], network: Network | None) -> None:
     """Raise `At` for a service without a network, or with an id or name that is another's there."""
     names = set() if network is None else {pattern for pattern, _, _ in network.patterns()}
+    metadata = [
+        name
+        for name, item in (network.stand_ins.items() if network is not None else ())
+        if isinstance(item, MetadataStandIn)
+    ]
     for index, decoy in enumerate(decoys):
         if not decoy.is_service:
             continue
         if network is None:
             raise At(
-                f"{quoted(decoy.id)} is a service, and this policy has no `network`, where "
-                f"it could be reached; "
-                "write `network: {default: deny}`",
+                f"{quoted(decoy.id)} is a service, and this policy has no `network`, where it "
+                f"could be reached; write `network: {{default: deny}}`",
                 index,
                 "kind",
             )
         if decoy.id in network.stand_ins or decoy.id == OWN_CELL:
             raise At(f"{quoted(decoy.id)} is a stand-in's already", index, "id")
         if decoy.kind is DecoyKind.METADATA:
-            taken = [item.id for item in decoys[:index] if item.kind is DecoyKind.METADATA]
-            taken += [
-                name
-                for name, item in network.stand_ins.items()
-                if isinstance(item, MetadataStandIn)
-            ]
-            if taken:
-                raise At(
-                    f"a range has one metadata service, and {quoted(taken[0])} is it",
-                    index,
-                    "kind",
-                )
+            if metadata:
+                why = f"a range has one metadata service, and {quoted(metadata[0])} is it"
+                raise At(why, index, "kind")
+            metadata.append(decoy.id)
             continue
         if decoy.host in names or decoy.host in hosts.METADATA_NAMES:
-            raise At(f"{quoted(decoy.host)} is another's in this network already", index, "place")
+            why = f"{quoted(decoy.host)} is another's in this network already"
+            raise At(why, index, "place")
         names.add(decoy.host)
         if len(names) > hosts.MAX_NAMES:
             raise At(f"{len(names)} names in all; at most {hosts.MAX_NAMES}", index, "place")
@@ -250,7 +239,7 @@ def _written_decoys(specs: tuple[DecoySpec, ...]) -> Any:  # noqa: ANN401 - JSON
 class ProtectedText(Strict):
     """Data that may not leave."""
 
-    id: Annotated[str, _ID_KIND] = Field(description="Names it in events.")
+    id: Id = Field(description="Names it in events.")
     file: Annotated[str, kinds.SOURCE] = Field(
         default="",
         description="A file below the policy's directory: CSV, or one value a line.",
@@ -272,19 +261,23 @@ class ProtectedText(Strict):
         return self
 
 
+ActionField: TypeAlias = Annotated[Action, kinds.Choice(words=Action)] | None
+StopField: TypeAlias = Annotated[Stop, kinds.Choice(words=Stop)] | None
+
+
 class ActionsText(Strict):
     """What the guard does, by place."""
 
-    range: Annotated[Action, kinds.Choice(words=Action)] | None = Field(
+    range: ActionField = Field(
         default=None, description="What a cell sends within its range: flag, block, stop."
     )
-    upstream: Annotated[Action, kinds.Choice(words=Action)] | None = Field(
+    upstream: ActionField = Field(
         default=None, description="What would reach a real service: flag, block, stop."
     )
-    output: Annotated[Action, kinds.Choice(words=Action)] | None = Field(
+    output: ActionField = Field(
         default=None, description="What is taken out of a cell: flag, redact, stop."
     )
-    model: Annotated[Action, kinds.Choice(words=Action)] | None = Field(
+    model: ActionField = Field(
         default=None,
         description="What would be sent to the model's provider: flag, redact, stop.",
     )
@@ -322,13 +315,10 @@ class GuardText(Strict):
     def rules(self) -> GuardRules:
         """The same for the program."""
         named = self.action.model_dump()
-        actions = {Place(name): Action(word) for name, word in named.items() if word is not None}
-        protect = tuple(Protected(**item.model_dump()) for item in self.protect)
-        defaults = GuardRules()
         return GuardRules(
-            protect=protect,
+            protect=tuple(Protected(**item.model_dump()) for item in self.protect),
             classes=self.classes,
-            actions={place: actions.get(place, defaults.action(place)) for place in Place},
+            actions={place: named[place.value] or DEFAULT_ACTIONS[place] for place in Place},
         )
 
 
@@ -346,15 +336,14 @@ def _read_guard(value: object) -> object:
 def _written_guard(rules: GuardRules | None) -> Any:  # noqa: ANN401 - JSON values
     if rules is None:
         return None
-    protect = []
-    for item in rules.protect:
-        named = {
-            "id": item.id,
-            "file": item.file,
-            "columns": list(item.columns),
-            "value": item.value,
+    protect = [
+        {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in asdict(item).items()
+            if value
         }
-        protect.append({name: value for name, value in named.items() if value})
+        for item in rules.protect
+    ]
     return {
         "protect": protect,
         "classes": list(rules.classes),
@@ -365,22 +354,18 @@ def _written_guard(rules: GuardRules | None) -> Any:  # noqa: ANN401 - JSON valu
 class StopsText(Strict):
     """What is stopped when something happens."""
 
-    decoy_touched: Annotated[Stop, kinds.Choice(words=Stop)] | None = Field(
-        default=None, description="A decoy was opened or read."
-    )
-    decoy_taken: Annotated[Stop, kinds.Choice(words=Stop)] | None = Field(
+    decoy_touched: StopField = Field(default=None, description="A decoy was opened or read.")
+    decoy_taken: StopField = Field(
         default=None, description="A decoy's value left the cell in output or a file."
     )
-    decoy_used: Annotated[Stop, kinds.Choice(words=Stop)] | None = Field(
+    decoy_used: StopField = Field(
         default=None, description="A decoy's value was presented to a service."
     )
-    sent: Annotated[Stop, kinds.Choice(words=Stop)] | None = Field(
+    sent: StopField = Field(
         default=None,
         description="A decoy's value or protected data was on its way to an endpoint.",
     )
-    breach: Annotated[Stop, kinds.Choice(words=Stop)] | None = Field(
-        default=None, description="A wall did not hold. Default stop_run."
-    )
+    breach: StopField = Field(default=None, description="A wall did not hold. Default stop_run.")
 
 
 def _read_stops(value: object) -> object:
@@ -389,15 +374,6 @@ def _read_stops(value: object) -> object:
     if value is None:
         return {}
     raise ValueError(f"a mapping of events to stops is needed, but this is {kinds.kind_of(value)}")
-
-
-def _stops(text: StopsText) -> Mapping[Trigger, Stop]:
-    named = text.model_dump()
-    return {Trigger(name): Stop(word) for name, word in named.items() if word is not None}
-
-
-def _written_stops(stops: Mapping[Trigger, Stop]) -> dict[str, str]:
-    return {trigger.value: stop.value for trigger, stop in stops.items()}
 
 
 if TYPE_CHECKING:
@@ -424,6 +400,11 @@ else:
     StopsField = Annotated[
         StopsText,
         BeforeValidator(_read_stops, json_schema_input_type=StopsText),
-        AfterValidator(_stops),
-        PlainSerializer(_written_stops, return_type=dict[str, str]),
+        AfterValidator(
+            lambda text: {Trigger(name): stop for name, stop in text.model_dump().items() if stop}
+        ),
+        PlainSerializer(
+            lambda stops: {trigger.value: stop.value for trigger, stop in stops.items()},
+            return_type=dict[str, str],
+        ),
     ]
