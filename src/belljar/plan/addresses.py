@@ -1,6 +1,4 @@
-"""Where everything of a range is: addresses, MACs and devices, drawn from the run's randomness.
-
-Pure.
+"""Addresses, MACs and devices of a range, drawn from the run's randomness. Pure.
 
 A range has a /22: the first /24 holds the resolver and an address for each name, the second the
 cells, and the rest is nobody's.
@@ -25,16 +23,11 @@ LEAST_RANDOM_BYTES: Final = 16
 _POOLS: Final = tuple(map(IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")))
 _PREFIX_LENGTH: Final = 22
 _USUAL: Final = (
-    "10.0.0.0/16",
-    "10.88.0.0/16",
-    "172.17.0.0/16",
-    "192.168.0.0/23",
-    "192.168.64.0/23",
-    "192.168.122.0/24",
+    *("10.0.0.0/16", "10.88.0.0/16", "172.17.0.0/16"),
+    *("192.168.0.0/23", "192.168.64.0/23", "192.168.122.0/24"),
 )
-"""Where virtual machines, containers and homes usually are: an address there would be read wrongly,
-by people and by probes.
-"""
+"""Of virtual machines, containers and homes: an address there would be read wrongly, by people and
+by probes."""
 _SIZE: Final = 1 << (32 - _PREFIX_LENGTH)
 _RESOLVER_HOST: Final = 1
 _SINK_PORTS: Final = range(20_000, 32_000)
@@ -42,12 +35,10 @@ _SINK_PORTS: Final = range(20_000, 32_000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameAddress:
-    """The address that a name pattern resolves to.
+    """The address that a name pattern resolves to; of a target cell's names it is the cell's.
 
-    `stand_in` is whose it is: a stand-in's id, or an upstream's (`upstream:HOST`).
-
-    Of a stand-in in a target cell all names have the cell's address. A stand-in of kind `metadata`
-    has, beside its names, the pattern `169.254.169.254` at that address.
+    `stand_in`: a stand-in's id, or an upstream's (`upstream:HOST`). One of kind `metadata` also has
+    the pattern `169.254.169.254` at that address.
     """
 
     pattern: str
@@ -57,9 +48,8 @@ class NameAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellPort:
-    """Where a cell hangs: `address` is its own (/32), `mac` the inner end's, `gateway_mac` the
-    outer end's, `outer_device` the outer end's name in the range's namespace.
-    """
+    """A cell's link: its `address` (/32), the MACs of the inner and outer end, the outer end's
+    device in the range's namespace."""
 
     name: str
     address: str
@@ -126,11 +116,10 @@ def lay_out(
     """Addresses for a range. The same input gives the same layout.
 
     Args:
-        network: whose names get addresses. Its target cells get a port each, named as the stand-in.
+        network: its target cells get a port each, named as the stand-in.
         cells: the names of the other cells of the range.
         random_bytes: the run's randomness for this range, at least 16 bytes.
-        avoid: networks that this host has a route to (a default route left out); the range overlaps
-            none of them, so that a record is not read wrongly.
+        avoid: networks that this host has a route to (the default left out): none is overlapped.
 
     Raises:
         HostError: this host has routes to all private networks.
@@ -198,9 +187,7 @@ def _prefix(random_bytes: bytes, avoid: Iterable[str]) -> IPv4Network:
 
 
 def _first_free(start: int, last: int, spans: Sequence[tuple[int, int]]) -> int | None:
-    """The first aligned block from `start` on that overlaps no span, each step past the end of one
-    that it does overlap.
-    """
+    """The first aligned block from `start` on that overlaps no span."""
     at = start
     while at + _SIZE - 1 <= last:
         ends = [end for begin, end in spans if begin < at + _SIZE and end >= at]
@@ -233,9 +220,7 @@ def _ports(names: Sequence[str], net: IPv4Network, random_bytes: bytes) -> Itera
 
 
 def _macs(stream: Iterator[int]) -> Iterator[str]:
-    """Random ones, each once: unicast, locally administered (IEEE 802, second-lowest bit of the
-    first byte), with no maker's mark.
-    """
+    """Random ones, each once: unicast, locally administered (IEEE 802), with no maker's mark."""
     seen: set[bytes] = set()
     while True:
         drawn = bytearray(next(stream).to_bytes(4, "big") + next(stream).to_bytes(4, "big")[:2])

@@ -1,6 +1,4 @@
-"""A range's network in words: all that its cells can reach, what holds it, and what the author
-should know.
-"""
+"""A range's network in words: what its cells can reach, what holds it, what to know of it."""
 
 from __future__ import annotations
 
@@ -12,7 +10,6 @@ from belljar.plan.network import (
     CATCH_ALL_PORTS,
     NetworkPlan,
     PortPlan,
-    StandInPlan,
     UpstreamPlan,
     plan_network,
 )
@@ -27,17 +24,28 @@ def reach(network: NetworkPlan) -> tuple[str, ...]:
 
 
 def _reach(network: NetworkPlan) -> Iterator[str]:
+    but, gateway = "", "without capabilities or any route"
+    if network.upstreams:
+        but = "; but this host dials for the gateway what is called REAL below"
+        gateway = (
+            "which is handed connections to what is called REAL below, and has no other way out"
+        )
     yield (
         "a network of the range's own, of which no packet gets out: no internet, no LAN, no "
-        "address of this host, no other range; "
-        f"packets to anything else are refused and counted{_but(network)}"
+        "address of this host, no other range; packets to anything else are refused and "
+        f"counted{but}"
     )
-    yield from (_stand_in(item) for item in network.stand_ins)
+    for item in network.stand_ins:
+        names = [printable(name) for name in item.names]
+        if item.kind == "metadata":
+            names.append(METADATA_ADDRESS)
+        by = "a target cell of the range" if item.is_target else "simulated by the gateway"
+        ports = "every TCP port" if item.all_ports else _ports(item.ports)
+        yield f"{printable(item.id)} ({item.kind}, {by}): {', '.join(names)} on {ports}"
     if network.default == "simulate":
         yield (
             f"ANY other name, on {_ports(CATCH_ALL_PORTS)}: simulated, a catch-all that answers "
-            f"plausibly and records "
-            "(`default: simulate`)"
+            f"plausibly and records (`default: simulate`)"
         )
     else:
         yield "no other name: it doesn't exist (NXDOMAIN)"
@@ -46,32 +54,8 @@ def _reach(network: NetworkPlan) -> Iterator[str]:
             "ANY other TCP port of any address: a sink that records the first bytes and closes "
             "(`sink: true`)"
         )
-    yield f"the range's gateway, which answers all this: a confined process, {_without(network)}"
+    yield f"the range's gateway, which answers all this: a confined process, {gateway}"
     yield from real(network)
-
-
-def _but(network: NetworkPlan) -> str:
-    return (
-        "; but this host dials for the gateway what is called REAL below"
-        if network.upstreams
-        else ""
-    )
-
-
-def _without(network: NetworkPlan) -> str:
-    handed = "which is handed connections to what is called REAL below, and has no other way out"
-    return handed if network.upstreams else "without capabilities or any route"
-
-
-def _stand_in(item: StandInPlan) -> str:
-    names = [printable(name) for name in item.names]
-    if item.kind == "metadata":
-        names.append(METADATA_ADDRESS)
-    by = "a target cell of the range" if item.is_target else "simulated by the gateway"
-    return (
-        f"{printable(item.id)} ({item.kind}, {by}): {', '.join(names)} on "
-        f"{'every TCP port' if item.all_ports else _ports(item.ports)}"
-    )
 
 
 def _ports(ports: tuple[PortPlan, ...]) -> str:
@@ -90,20 +74,24 @@ def announcements(loaded: LoadedPolicy) -> tuple[str, ...]:
 
 
 def _upstream(item: UpstreamPlan) -> str:
-    ports = ", ".join(map(str, item.ports))
+    ports, methods = ", ".join(map(str, item.ports)), ", ".join(item.methods)
+    budget, whole_run = format_size(item.budget_bytes), format_size(item.run_budget_bytes)
     return (
-        f"{REAL}{printable(item.host)} on {ports}, by {', '.join(item.methods)}, dialled by this "
-        f"host"
-        f" for the gateway; in both directions at most {format_size(item.budget_bytes)} for each "
-        f"sample"
-        f" and {format_size(item.run_budget_bytes)} for all samples of a run."
-        f" Why: {printable(item.reason)}"
+        f"{REAL}{printable(item.host)} on {ports}, by {methods}, dialled by this host for the "
+        f"gateway; in both directions at most {budget} for each sample and {whole_run} for all "
+        f"samples of a run. Why: {printable(item.reason)}"
     )
 
 
 def bounds(network: NetworkPlan) -> tuple[Bound, ...]:
     """What the cells can make grow by what they send."""
     most = network.bounds
+    memory = format_size(most.group_memory_bytes)
+    groups = {
+        "memory": f"{memory} of memory; one is killed, and the range ends",
+        "cpu": f"{most.group_cpu_percent / 100:g} processors; they wait",
+        "pids": f"{most.group_processes} processes",
+    }
     return (
         Bound(
             what="connections to the gateway",
@@ -116,7 +104,20 @@ def bounds(network: NetworkPlan) -> tuple[Bound, ...]:
             most=f"{format_size(most.gateway_memory_bytes)}; to use it up ends the range",
             enforced_by=("RLIMIT_AS and the gateway's own limits",),
         ),
-        *_group_bounds(network),
+        *(
+            Bound(
+                what=f"the range's own processes ({name})",
+                most=groups[name],
+                enforced_by=("control group",),
+            )
+            for name in network.controllers
+            if name in groups
+        ),
+        Bound(
+            what="the range supervisor's memory",
+            most=f"{format_size(most.supervisor_memory_bytes)}; to use it up ends the range",
+            enforced_by=("RLIMIT_AS",),
+        ),
         Bound(
             what="packet record on this host's disk",
             most=f"{format_size(most.packet_record_bytes)}; packets dropped beyond it make the "
@@ -134,29 +135,6 @@ def bounds(network: NetworkPlan) -> tuple[Bound, ...]:
             most=f"{format_size(most.recorded_body_bytes)} each way; the rest is counted",
             enforced_by=("the gateway", "the record's reader"),
         ),
-    )
-
-
-def _group_bounds(network: NetworkPlan) -> Iterator[Bound]:
-    """Of the range's own processes, by the controllers that there are."""
-    most = network.bounds
-    limits = {
-        "memory": f"{format_size(most.group_memory_bytes)} of memory; one is killed, and the "
-        f"range ends",
-        "cpu": f"{most.group_cpu_percent / 100:g} processors; they wait",
-        "pids": f"{most.group_processes} processes",
-    }
-    for name in network.controllers:
-        if name in limits:
-            yield Bound(
-                what=f"the range's own processes ({name})",
-                most=limits[name],
-                enforced_by=("control group",),
-            )
-    yield Bound(
-        what="the range supervisor's memory",
-        most=f"{format_size(most.supervisor_memory_bytes)}; to use it up ends the range",
-        enforced_by=("RLIMIT_AS",),
     )
 
 
@@ -178,16 +156,12 @@ def _warnings(network: NetworkPlan, facts: HostFacts) -> Iterator[str]:
             "meant to be there"
         )
     if targets := network.targets:
-        needed_bytes = sum(_memory_bytes(item) for item in targets)
+        resources = [item.settings["resources"] for item in targets]
+        needed_bytes = sum(int(of["memory_bytes"]) + int(of["disk_bytes"]) for of in resources)
         free_bytes = facts.memory_available_mib << 20
         if needed_bytes > free_bytes:
             yield (
                 f"the target cells ({', '.join(item.id for item in targets)}) may take "
-                f"{format_size(needed_bytes)} of memory "
-                f"besides, and {format_size(free_bytes)} is free now"
+                f"{format_size(needed_bytes)} of memory besides, and {format_size(free_bytes)} is "
+                f"free now"
             )
-
-
-def _memory_bytes(item: StandInPlan) -> int:
-    resources = item.settings["resources"]
-    return int(resources["memory_bytes"]) + int(resources["disk_bytes"])

@@ -15,16 +15,13 @@ from belljar.dataclass import dataclass
 from belljar.plan.qemu import VmShape
 
 UID_RANGE_START: Final = 0x7000_0000
-"""Host uids of cells when Belljar runs as root: no system allots these (systemd's container ranges
-end at 0x6FFF_FFFF).
-"""
+"""Host uids of root's cells: no system allots these (systemd's containers end at 0x6FFF_FFFF)."""
 SLOTS_PER_HOME: Final = 1 << 12
 INNER_ID: Final = 1000
 _MIB: Final = 1 << 20
 _NO_CORE: Final = 1
 """RLIMIT_CORE: too small for a file, and the one value at which the kernel doesn't start the
-program that a piped `core_pattern` names (fs/coredump.c).
-"""
+program that a piped `core_pattern` names (fs/coredump.c)."""
 WORKLOAD_ROOT: Final = 1
 """The id, in the jail's user namespace, that is the workload's root; 0 there is the stage."""
 MountKind = Literal["bind", "tree", "device", "tmpfs", "proc", "sysfs", "cgroup", "overlay"]
@@ -94,9 +91,8 @@ class JailIds:
 
 
 def nested_cell_ids() -> JailIds:
-    """As `cell_ids`, of an ordinary user's cell below its range's user namespace, where the user is
-    0 and his subordinate ids are what follows.
-    """
+    """As `cell_ids`, below a range's user namespace, where the user is 0 and its subordinate ids
+    follow."""
     lines = ((0, 0, 1), (WORKLOAD_ROOT, WORKLOAD_ROOT, IdRange(start=WORKLOAD_ROOT).count))
     return JailIds(uid_map=lines, gid_map=lines)
 
@@ -136,9 +132,8 @@ class JailMount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailBind:
-    """One host file that appears in the jail, `nosuid,nodev,noexec,nosymfollow`, read-only unless
-    `writable` (a template's memory while it is made).
-    """
+    """One host file in the jail, `nosuid,nodev,noexec,nosymfollow`, read-only unless `writable` (a
+    template's memory while it is made)."""
 
     source: Path
     target: str
@@ -211,17 +206,15 @@ def cell_ids(
 
 
 def vmm_memory_max_bytes(shape: VmShape) -> int:
-    """The RAM, and what the VMM itself may need around it: translated code (64 MiB at most) and its
-    tables under TCG, heaps and stacks.
-    """
+    """The RAM, and what the VMM needs around it: translated code (64 MiB at most) and its tables
+    under TCG, heaps and stacks."""
     overhead_mib = 192 if shape.accel == "tcg" else 96
     return (shape.ram_mib + overhead_mib + 8 * shape.vcpus) * _MIB
 
 
 def vmm_address_space_bytes(shape: VmShape) -> int:
     """As above for RLIMIT_AS, which counts what is only reserved: libraries, an arena of 64 MiB and
-    a stack of 8 MiB for each thread.
-    """
+    a stack of 8 MiB for each thread."""
     return vmm_memory_max_bytes(shape) + (1024 + 160 * shape.vcpus) * _MIB
 
 
@@ -267,14 +260,8 @@ def _identity(spec: JailSpec, *, is_nested: bool) -> tuple[str, ...]:
 def _supervision(spec: JailSpec, fds: JailFds) -> tuple[str, ...]:
     lifetime_ms = round(spec.limits.lifetime_s * 1000)
     return (
-        *(
-            "--lifeline",
-            str(fds.lifeline),
-            "--status",
-            str(fds.status),
-            "--lifetime-ms",
-            str(lifetime_ms),
-        ),
+        *("--lifeline", str(fds.lifeline), "--status", str(fds.status)),
+        *("--lifetime-ms", str(lifetime_ms)),
         *(("--hold", str(fds.hold)) if fds.hold is not None else ()),
     )
 
@@ -298,12 +285,8 @@ def _bind(bind: JailBind) -> tuple[str, str, str]:
 def _mount(mount: JailMount) -> tuple[str, ...]:
     match mount.kind:
         case "bind":
-            return (
-                "--mount-bind",
-                str(mount.source),
-                mount.target,
-                "writable" if mount.writable else "read-only",
-            )
+            access = "writable" if mount.writable else "read-only"
+            return ("--mount-bind", str(mount.source), mount.target, access)
         case "tree" if mount.shift is not None:
             return ("--mount-shifted-tree", str(mount.source), mount.target, *map(str, mount.shift))
         case "tree" | "device":
@@ -318,17 +301,9 @@ def _mount(mount: JailMount) -> tuple[str, ...]:
 
 
 def _rlimits(spec: JailSpec) -> tuple[tuple[str, int], ...]:
-    given = (
-        spec.rlimits
-        if spec.rlimits is not None
-        else ()
-        if spec.ids is not None
-        else _vmm_rlimits(spec)
-    )
+    given = spec.rlimits or ()
+    if spec.rlimits is None and spec.ids is None:  # a VMM's
+        given = (("nofile", 256), ("memlock", 65536), ("nproc", spec.limits.processes))
+        given += () if any(bind.writable for bind in spec.binds) else (("fsize", 0),)
     memory = (("as", spec.limits.address_space_bytes),) if spec.memory_by_rlimit else ()
     return (("core", _NO_CORE), *given, *memory)
-
-
-def _vmm_rlimits(spec: JailSpec) -> tuple[tuple[str, int], ...]:
-    limits = (("nofile", 256), ("memlock", 65536), ("nproc", spec.limits.processes))
-    return limits if any(bind.writable for bind in spec.binds) else (*limits, ("fsize", 0))

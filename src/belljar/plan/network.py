@@ -33,10 +33,7 @@ Default: TypeAlias = Literal["deny", "simulate"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortPlan:
-    """A TCP port of a stand-in and what is spoken there: `http`, `tls`, `tcp`, `smtp` or `smtps`.
-
-    `tls` is HTTP over TLS.
-    """
+    """A TCP port of a stand-in. Protocols: `http`, `tls` (HTTP over it), `tcp`, `smtp`, `smtps`."""
 
     number: int
     protocol: str
@@ -113,9 +110,9 @@ class StandInPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamPlan:
-    """A real service that the gateway may dial: exactly this host name, these ports, these methods;
-    in both directions together at most `budget_bytes` for each range, and `run_budget_bytes` for
-    all ranges of a run.
+    """A real service that the gateway may dial: exactly this host, these ports, these methods.
+
+    Both directions together at most `budget_bytes` a range, `run_budget_bytes` a run.
     """
 
     host: str
@@ -127,10 +124,7 @@ class UpstreamPlan:
 
     @property
     def id(self) -> str:
-        """What stands in a layout's `NameAddress.stand_in`.
-
-        No stand-in's id can be the same: those have no colon.
-        """
+        """Of a layout's `NameAddress.stand_in`; a stand-in's own id has no colon."""
         return f"upstream:{self.host}"
 
     @classmethod
@@ -154,28 +148,18 @@ stand-ins.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkBounds:
-    """All that a guest could make grow, and the most of it.
-
-    What happens at each limit stands behind it.
-    """
+    """All that a guest could make grow, the most of it, and what happens then."""
 
     packet_record_bytes: int = 64 << 20
-    """Of the range's packet record: what is thrown away beyond it voids the sample unless events
-    hold it whole.
-    """
+    """Of the packet record: more is dropped, which voids the sample unless events hold it whole."""
     recorded_bytes: int = 1 << 30
-    """What the range's events and kept bodies may take of the ledger's disk: from then on events
-    are cut down, and after a quarter more the range ends.
-    """
+    """Of events and kept bodies: events are cut down, and after a quarter more the range ends."""
     recorded_body_bytes: int = 64 << 10
     """Kept of each request's and each response's body: the rest is counted."""
     recorded_stream_bytes: int = 4 << 10
-    """Kept of each direction of a raw stream (TCP, SMTP's commands, the sink): the rest is counted.
-    """
+    """Kept of each direction of a raw stream (TCP, SMTP, the sink): the rest is counted."""
     connections: int = 10_000
-    """Open at one time at the gateway, if the host's limit of open files allows: a further one is
-    closed at once.
-    """
+    """Open at one time at the gateway, if the limit of open files allows: more are closed."""
     connections_per_cell: int = 5_000
     """Likewise, of one cell."""
     new_connections_per_s: int = 500
@@ -185,18 +169,14 @@ class NetworkBounds:
     """Datagrams of one cell to the resolver: a further one is refused (`rate`)."""
     queries_burst: int = 1_000
     refusals_per_s: int = 1_000
-    """Of one cell: how often a refusal is answered and logged; a further one is dropped, and
-    counted all the same.
-    """
+    """Of one cell, answered and logged: a further one is dropped, and counted all the same."""
     refusals_burst: int = 2_000
     header_bytes: int = 64 << 10
     """Of one request's head: 431."""
     body_bytes: int = 64 << 20
     """Of one request: 413."""
     header_timeout_s: float = 10.0
-    """From a connection's (or the last answer's) beginning to the whole head of a request, TLS
-    handshake included: closed.
-    """
+    """From a connection's (or answer's) begin to a request's whole head, with TLS: closed."""
     idle_timeout_s: float = 60.0
     """Nothing received and nothing sent: closed."""
     gateway_memory_bytes: int = 256 << 20
@@ -204,14 +184,10 @@ class NetworkBounds:
     supervisor_memory_bytes: int = 256 << 20
     """Of the range supervisor, likewise."""
     group_memory_bytes: int = 768 << 20
-    """Of the range's processes together, with files and sockets that the kernel counts (control
-    group): one is killed, and the range ends.
-    """
+    """Of the range's processes, by control group: one is killed, and the range ends."""
     group_cpu_percent: int = 150
-    """Likewise of processor time, 100 is one core: they wait.
-
-    More than a gateway can use, which has one thread, so that its supervisor is never kept waiting.
-    """
+    """Likewise, 100 is one core: they wait. More than a gateway's one thread can use, so that its
+    supervisor is never kept waiting."""
     group_processes: int = 32
     """Likewise of processes and threads."""
 
@@ -251,34 +227,26 @@ class NetworkPlan:
 
     @property
     def targets(self) -> tuple[StandInPlan, ...]:
-        """The stand-ins that have a cell of their own, which bears the stand-in's id.
-
-        The range's own cell, where others reach it, is not among them.
-        """
+        """The stand-ins that have a cell of their own; the range's own cell is not among them."""
         return tuple(item for item in self.stand_ins if item.is_target and item.id != OWN_CELL)
 
     @property
     def reached_cells(self) -> tuple[StandInPlan, ...]:
-        """All cells that others of the range reach by name: the target cells, and the range's own
-        if the policy says so.
-        """
+        """The cells that others reach by name: targets, and perhaps the range's own."""
         return tuple(item for item in self.stand_ins if item.is_target)
 
     @property
     def has_tls(self) -> bool:
         """Whether the gateway answers with certificates of the range's own."""
-        answered = {
-            port.protocol for item in self.stand_ins if not item.is_target for port in item.ports
-        }
-        return (
-            bool(answered & {"tls", "smtps"}) or self.default == "simulate" or bool(self.upstreams)
-        )
+        served = (item for item in self.stand_ins if not item.is_target)
+        protocols = {port.protocol for item in served for port in item.ports}
+        is_web = self.default == "simulate" or bool(self.upstreams)
+        return is_web or bool(protocols & {"tls", "smtps"})
 
     def gateway_ports(self) -> tuple[int, ...]:
         """The TCP ports that the gateway listens on, the resolver's not among them, sorted."""
-        answered = (
-            port.number for item in self.stand_ins if not item.is_target for port in item.ports
-        )
+        served = (item for item in self.stand_ins if not item.is_target)
+        answered = (port.number for item in served for port in item.ports)
         dialled = (port for upstream in self.upstreams for port in upstream.ports)
         simulated = (port.number for port in CATCH_ALL_PORTS) if self.default == "simulate" else ()
         return tuple(sorted({*answered, *dialled, *simulated}))
@@ -304,10 +272,10 @@ class NetworkPlan:
         if default not in ("deny", "simulate"):
             raise ValueError("`default` is none of deny, simulate")
         return cls(
-            stand_ins=_each(StandInPlan.from_json, data["stand_ins"]),
+            stand_ins=tuple(map(StandInPlan.from_json, data["stand_ins"])),
             default=default,
             sink=bool(data["sink"]),
-            upstreams=_each(UpstreamPlan.from_json, data["upstreams"]),
+            upstreams=tuple(map(UpstreamPlan.from_json, data["upstreams"])),
             bounds=NetworkBounds.from_json(data["bounds"]),
             controllers=tuple(str(name) for name in data["controllers"]),
         )
@@ -322,15 +290,13 @@ def plan_network(
 ) -> NetworkPlan:
     """What a policy's network comes to.
 
-    `base` is the policy's own directory, None when it has none.
+    Args:
+        base: the policy's own directory, None when it has none.
+        decoys: those that are services become stand-ins of their id; what they hold is made for
+            each sample (`signals.services`).
+        open_files_max: this host's hard limit, which bounds a gateway's connections; None: none.
 
-    `decoys`: the policy's; those that are services are stand-ins of their id. What they hold is no
-    setting of the plan: it is made for each sample (`signals.services`).
-    `open_files_max`: this host's hard limit of open files, which bounds a gateway's connections;
-    None: it doesn't matter.
-
-    Raises:
-        PolicyError: a stand-in has files, and the policy has no directory that they could be in.
+    Raises `PolicyError`: a stand-in has files, and there is no `base`.
     """
     return NetworkPlan(
         stand_ins=(
@@ -432,10 +398,6 @@ def _own_cell(own: OwnCell) -> StandInPlan:
         settings=settings,
         all_ports=all_ports,
     )
-
-
-def _each(read: Any, items: Iterable[Mapping[str, Any]]) -> tuple[Any, ...]:  # noqa: ANN401
-    return tuple(read(item) for item in items)
 
 
 CATCH_ALL_PORTS: Final = (

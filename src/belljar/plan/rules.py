@@ -29,7 +29,7 @@ any address.
 """
 _BEFORE_ASSEMBLY: Final = -450
 SPOKEN_S: Final = 3600
-"""So long after its last beginning a conversation of two cells is not told anew."""
+"""So long after its last begin a conversation of two cells is not reported anew."""
 _SPOKEN, _MAX_SPOKEN = "spoken", 65_536
 _CHECK, _UNNAMED = "checked", "unnamed"
 _LOGGED: Final = "logged"
@@ -111,14 +111,8 @@ class Reason(StrEnum):
 LET_THROUGH: Final = frozenset({Reason.CONNECTION, Reason.SEGMENT})
 ANSWERED: Final = frozenset(
     {
-        Reason.FORBIDDEN,
-        Reason.NEIGHBOUR,
-        Reason.PORT,
-        Reason.ADDRESS,
-        Reason.UDP,
-        Reason.ICMP,
-        Reason.PROTOCOL,
-        Reason.RATE,
+        *(Reason.FORBIDDEN, Reason.NEIGHBOUR, Reason.PORT, Reason.ADDRESS),
+        *(Reason.UDP, Reason.ICMP, Reason.PROTOCOL, Reason.RATE),
     }
 )
 """Refused so that the sender knows at once: TCP by RST, the rest by ICMP port-unreachable (gVisor's
@@ -127,10 +121,7 @@ stack takes no notice of admin-prohibited). All else is dropped.
 
 
 def render_rules(layout: RangeLayout, network: NetworkPlan) -> dict[str, Any]:
-    """The whole rule set of a range's namespace, in place of whatever was there.
-
-    Nothing in it comes from a guest.
-    """
+    """The whole rule set of a range's namespace; nothing in it comes from a guest."""
     services = _Services(layout, network)
     objects = [*_table(), *_sets(layout, services)]
     chains = dict(_chains(layout, network, services))
@@ -145,10 +136,7 @@ def render_rules(layout: RangeLayout, network: NetworkPlan) -> dict[str, Any]:
 
 
 def forbidden_networks(layout: RangeLayout) -> tuple[IPv4Network, ...]:
-    """What no cell of the range may ever send to: `FORBIDDEN` without the range's own addresses.
-
-    Sorted, disjoint.
-    """
+    """`FORBIDDEN` without the range's own addresses, sorted and disjoint."""
     own = [IPv4Network(layout.prefix), *(IPv4Network(prefix) for prefix in layout.local_prefixes)]
     networks = list(FORBIDDEN)
     for mine in own:
@@ -164,10 +152,7 @@ def _without(network: IPv4Network, hole: IPv4Network) -> Iterator[IPv4Network]:
 
 
 def counts(listed: Mapping[str, Any]) -> dict[Reason, int]:
-    """Packets by reason, from `nft -j list ruleset` (or `list counters`).
-
-    A reason without a counter has none.
-    """
+    """Packets by reason, from `nft -j list ruleset` (or `list counters`)."""
     packets = _counted(listed)
     return {reason: packets.get(reason.counter, 0) for reason in Reason}
 
@@ -252,11 +237,8 @@ def _sets(layout: RangeLayout, services: _Services) -> Iterator[dict[str, Any]]:
             yield _set(f"apart_{port.outer_device}", "ipv4_addr", services.apart[port.name])
     yield _set("devices", "ifname", sorted(port.outer_device for port in layout.cells))
     spoken = ["ipv4_addr", "ipv4_addr", "inet_service"]
-    yield {
-        "set": _own(
-            name=_SPOKEN, type=spoken, size=_MAX_SPOKEN, flags=["timeout"], timeout=SPOKEN_S
-        )
-    }
+    remembered = {"size": _MAX_SPOKEN, "flags": ["timeout"], "timeout": SPOKEN_S}
+    yield {"set": _own(name=_SPOKEN, type=spoken, **remembered)}
     yield {"set": _own(name="refused", type="ifname", size=2 * max(1, len(layout.cells)))}
 
 
@@ -264,18 +246,14 @@ def _set(
     name: str, kind: object, elements: Sequence[object], *, has_intervals: bool = False
 ) -> dict[str, Any]:
     flags = {"flags": ["interval"]} if has_intervals else {}
-    return {
-        "set": _own(name=name, type=kind, **flags, **({"elem": list(elements)} if elements else {}))
-    }
+    elem = {"elem": list(elements)} if elements else {}
+    return {"set": _own(name=name, type=kind, **flags, **elem)}
 
 
 def _element(network: IPv4Network) -> object:
     address = str(network.network_address)
-    return (
-        address
-        if network.prefixlen == 32
-        else {"prefix": {"addr": address, "len": network.prefixlen}}
-    )
+    prefix = {"prefix": {"addr": address, "len": network.prefixlen}}
+    return address if network.prefixlen == 32 else prefix
 
 
 _HOOKS: Final = {"prerouting": _BEFORE_ASSEMBLY, "input": 0, "forward": 0, "output": 0}
@@ -312,19 +290,9 @@ def _to(reason: Reason) -> str:
 
 def _end(reason: Reason, per_s: int, burst: int) -> list[Rule]:
     """Counts, logs and answers; of a port that floods, the excess is only counted."""
-    excess = {
-        "set": {
-            "op": "update",
-            "elem": nft.IIFNAME,
-            "set": "@refused",
-            "stmt": [nft.over(per_s, burst)],
-        }
-    }
-    rules: list[Rule] = [
-        [nft.counter(reason.counter)],
-        [excess, nft.DROP],
-        _log(reason),
-    ]
+    limit = [nft.over(per_s, burst)]
+    excess = {"set": {"op": "update", "elem": nft.IIFNAME, "set": "@refused", "stmt": limit}}
+    rules: list[Rule] = [[nft.counter(reason.counter)], [excess, nft.DROP], _log(reason)]
     if reason not in ANSWERED:
         return [*rules, [nft.DROP]]
     return [*rules, [nft.match(nft.L4PROTO, "tcp"), nft.TCP_RESET], [nft.UNREACHABLE]]
@@ -363,52 +331,43 @@ def _open(network: NetworkPlan) -> Iterator[Rule]:
     bounds = network.bounds
     to_rate = nft.goto(_to(Reason.RATE))
     yield [nft.FIRST, nft.over(bounds.new_connections_per_s, bounds.new_connections_burst), to_rate]
-    yield [
-        nft.match(nft.L4PROTO, "udp"),
-        nft.over(bounds.queries_per_s, bounds.queries_burst),
-        to_rate,
-    ]
+    queries = nft.over(bounds.queries_per_s, bounds.queries_burst)
+    yield [nft.match(nft.L4PROTO, "udp"), queries, to_rate]
     forwarded = nft.match(nft.destination(), "@forwarded")
-    yield [forwarded, nft.FIRST, *_told(Reason.CONNECTION, nft.conversation())]
-    yield [forwarded, nft.NOT_FIRST, *_told_once(nft.conversation())]
+    yield [forwarded, nft.FIRST, *_report(Reason.CONNECTION, nft.conversation())]
+    yield [forwarded, nft.NOT_FIRST, *_report_once(nft.conversation())]
     yield [forwarded, nft.ACCEPT]
     yield [nft.match(nft.destination(), "@answered"), nft.ACCEPT]
     yield [nft.goto(_UNNAMED)]
 
 
-def _told(reason: Reason, conversation: nft.Statement) -> Rule:
-    # Remembered last: it is told when the set is full, too.
+def _report(reason: Reason, conversation: nft.Statement) -> Rule:
+    # Remembered last: it is reported when the set is full, too.
     return [nft.counter(reason.counter), *_log(reason), nft.remember(conversation, _SPOKEN)]
 
 
 def _log(reason: Reason) -> Rule:
-    """Counted besides: whoever reads the log knows by it how many of its records the kernel had no
-    room for.
-    """
+    """Counted besides, so that a reader of the log knows how many records the kernel dropped."""
     return [nft.counter(_LOGGED), nft.log(LOG_GROUP, reason, LOG_SNAP_BYTES)]
 
 
-def _told_once(conversation: nft.Statement) -> Rule:
-    return [nft.match(conversation, f"@{_SPOKEN}", "!="), *_told(Reason.SEGMENT, conversation)]
+def _report_once(conversation: nft.Statement) -> Rule:
+    return [nft.match(conversation, f"@{_SPOKEN}", "!="), *_report(Reason.SEGMENT, conversation)]
 
 
 def _from(port: CellPort, services: _Services) -> Iterator[Rule]:
-    """What comes from one cell, in the order of 0011: who it says it is, what it is, whom it is
-    for.
-    """
+    """What comes from one cell: its sender first, then what it is, then whom it is for."""
     yield [nft.match(nft.field("ether", "saddr"), port.mac, "!="), nft.goto(_to(Reason.SPOOFED))]
     yield [nft.match(nft.NFPROTO, "ipv6"), nft.goto(_to(Reason.IPV6))]
     yield [nft.match(nft.field("ip", "saddr"), port.address, "!="), nft.goto(_to(Reason.SPOOFED))]
     yield [nft.jump(_CHECK)]
     if port.name in services.apart:  # before answers are let through: a forged one is none
-        yield [
-            nft.match(nft.field("ip", "daddr"), f"@apart_{port.outer_device}"),
-            nft.goto(_to(Reason.NEIGHBOUR)),
-        ]
+        apart = nft.match(nft.field("ip", "daddr"), f"@apart_{port.outer_device}")
+        yield [apart, nft.goto(_to(Reason.NEIGHBOUR))]
     if port.name in services.targets:
         to_cell = nft.match(nft.field("ip", "daddr"), "@cells")
         answer = [nft.match(nft.source(), "@forwarded"), to_cell, nft.NOT_FIRST]
-        yield [*answer, *_told_once(nft.conversation(answered=True))]
+        yield [*answer, *_report_once(nft.conversation(answered=True))]
         yield [*answer, nft.ACCEPT]
     yield [nft.goto(f"open_{port.outer_device}")]
 
@@ -445,12 +404,8 @@ def _output(layout: RangeLayout) -> Iterator[Rule]:
     yield [to_cell, nft.match(nft.source(), "@answered"), nft.NOT_FIRST, nft.ACCEPT]
     yield [to_cell, nft.flags(("syn", "rst"), "rst"), nft.ACCEPT]
     unreachable = nft.match(nft.field("icmp", "type"), "destination-unreachable")
-    yield [
-        to_cell,
-        unreachable,
-        nft.match(nft.field("icmp", "code"), "port-unreachable"),
-        nft.ACCEPT,
-    ]
+    port = nft.match(nft.field("icmp", "code"), "port-unreachable")
+    yield [to_cell, unreachable, port, nft.ACCEPT]
     if layout.sink_port is not None:
         yield [to_cell, nft.match(nft.MARK, SINK_MARK), nft.NOT_FIRST, nft.ACCEPT]
     yield [nft.goto(_to(Reason.OUTPUT))]
@@ -462,20 +417,7 @@ def _arp() -> Iterator[dict[str, Any]]:
     yield {"add": {"table": {"family": "arp", "name": TABLE}}}
     yield {"add": {"counter": {**own, "name": Reason.ARP.counter}}}
     for hook in ("input", "output"):
-        yield {
-            "add": {
-                "chain": {
-                    **own,
-                    "name": hook,
-                    "type": "filter",
-                    "hook": hook,
-                    "prio": 0,
-                    "policy": "drop",
-                }
-            }
-        }
-        yield {
-            "add": {
-                "rule": {**own, "chain": hook, "expr": [nft.counter(Reason.ARP.counter), nft.DROP]}
-            }
-        }
+        chain = {**own, "name": hook, "type": "filter", "hook": hook, "prio": 0, "policy": "drop"}
+        yield {"add": {"chain": chain}}
+        expr = [nft.counter(Reason.ARP.counter), nft.DROP]
+        yield {"add": {"rule": {**own, "chain": hook, "expr": expr}}}
