@@ -37,7 +37,7 @@ from belljar.ledger import create_run
 from belljar.network.gateway.config import Bounds, GatewayConfig, GuardConfig, Listeners
 from belljar.network.gateway.context import App, Receive, Scope, Send, StandInContext
 from belljar.network.gateway.serve import run
-from belljar.network.ipc import Ready, Said, UpDecoder, encode_ack
+from belljar.network.ipc import EventDecoder, GatewayEvent, GatewayReady, encode_ack
 from belljar.plan.addresses import CellPort, NameAddress, RangeLayout
 from belljar.plan.network import PortPlan, StandInPlan
 from belljar.policy.guarding import Action, Place
@@ -108,13 +108,13 @@ def gateway(events: int, udp: int, tcp: int, http: int, scratch: str, guarded: s
 
 def owner(events: int, home: str) -> None:
     """Records every event in a ledger and says so."""
-    sock, decoder = socket.socket(fileno=events), UpDecoder()
+    sock, decoder = socket.socket(fileno=events), EventDecoder()
     with create_run(Path(home), "bench", ["bench"]) as ledger:
         while datagram := sock.recv(1 << 17):
             said = decoder.feed(datagram)
-            if isinstance(said, Said):
+            if isinstance(said, GatewayEvent):
                 ledger.recorder.record(Event(kind=said.kind, data=said.data, bodies=said.bodies))
-            if isinstance(said, Said | Ready):
+            if isinstance(said, GatewayEvent | GatewayReady):
                 sock.send(encode_ack(said.id))
 
 

@@ -89,7 +89,7 @@ class Capture:
             del self._held[: max(0, len(self._held) - self._max_kept_bytes)]
 
 
-def body_of(name: str, content: bytes, *, max_kept_bytes: int = MAX_CAPTURED_BYTES) -> Body:
+def body_of(name: str, content: bytes, max_kept_bytes: int = MAX_CAPTURED_BYTES) -> Body:
     """The body of bytes that are there whole."""
     return Body(
         name=name,

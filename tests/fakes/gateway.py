@@ -18,15 +18,15 @@ from belljar.events import Kind
 from belljar.ledger.schema import check_data
 from belljar.network.gateway.config import Bounds, GatewayConfig
 from belljar.network.ipc import (
-    Alive,
-    Asked,
-    Ended,
-    Ready,
-    Said,
-    UpDecoder,
+    EventDecoder,
+    GatewayEnded,
+    GatewayEvent,
+    GatewayReady,
+    GatewayRequest,
+    Heartbeat,
     encode_ack,
-    encode_answer,
     encode_end,
+    encode_reply,
 )
 from belljar.plan.addresses import CellPort, NameAddress, RangeLayout
 from belljar.plan.network import PortPlan, StandInPlan
@@ -46,9 +46,9 @@ class Owner:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.events: list[Said] = []
-        self.ready: Ready | None = None
-        self.ended: Ended | None = None
+        self.events: list[GatewayEvent] = []
+        self.ready: GatewayReady | None = None
+        self.ended: GatewayEnded | None = None
         self.problem = ""
         self._changed = threading.Condition()
         self._held = False
@@ -57,11 +57,11 @@ class Owner:
         self._thread.start()
 
     def _run(self) -> None:
-        decoder = UpDecoder()
+        decoder = EventDecoder()
         with contextlib.suppress(OSError):
             while datagram := self._received():
                 try:
-                    self._heard(decoder.feed(datagram))
+                    self._handle(decoder.feed(datagram))
                 except ValueError as error:
                     self._note(repr(error))
         with self._changed:
@@ -79,20 +79,20 @@ class Owner:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.sock.send(datagram)
 
-    def _heard(self, said: Said | Asked | Ready | Alive | Ended | None) -> None:
-        if isinstance(said, Asked):
-            for datagram in encode_answer(said.id, said.body[::-1], ok=said.what != "refuse"):
+    def _handle(self, said: GatewayEvent | GatewayRequest | GatewayReady | Heartbeat | GatewayEnded | None) -> None:
+        if isinstance(said, GatewayRequest):
+            for datagram in encode_reply(said.id, said.body[::-1], ok=said.what != "refuse"):
                 self._send(datagram)
             return
-        if isinstance(said, Alive):
+        if isinstance(said, Heartbeat):
             self._send(encode_ack(said.id))
             return
         if said is None:
             return
         with self._changed:
-            if isinstance(said, Ready):
+            if isinstance(said, GatewayReady):
                 self.ready = said
-            elif isinstance(said, Ended):
+            elif isinstance(said, GatewayEnded):
                 self.ended = said
                 self._changed.notify_all()
                 return
@@ -123,7 +123,7 @@ class Owner:
                 self.sock.send(encode_ack(number))
             self._unacknowledged.clear()
 
-    def end(self, within_s: float = DEADLINE_S) -> Ended:
+    def end(self, within_s: float = DEADLINE_S) -> GatewayEnded:
         """Says that the range ends, and returns the gateway's last word."""
         self.sock.send(encode_end(within_s))
         self.wait(lambda: self.ended is not None)
@@ -141,10 +141,10 @@ class Owner:
         """The data of the events of a kind so far."""
         return [dict(event.data) for event in self.events if event.kind is kind]
 
-    def first(self, kind: Kind, **wanted: object) -> Said:
+    def first(self, kind: Kind, **wanted: object) -> GatewayEvent:
         """The first event of a kind with these data; waits for it."""
 
-        def found() -> Said | None:
+        def found() -> GatewayEvent | None:
             for event in self.events:
                 if event.kind is kind and all(event.data.get(name) == value for name, value in wanted.items()):
                     return event

@@ -54,7 +54,7 @@ async def _serve(config: GatewayConfig, listeners: Listeners, events: socket.soc
     for listener in (listeners.dns_tcp, *listeners.tcp.values(), *((listeners.sink,) if listeners.sink else ())):
         await asyncio.start_server(answer, sock=listener)
     await reporter.record(Item(READY, {"certificate": "-----BEGIN CERTIFICATE-----"}))
-    await reporter.told_to_end.wait()
+    await reporter.end_requested.wait()
     await reporter.end(0, loop.time() + reporter.end_within_s)
     os._exit(0)
 

@@ -20,7 +20,7 @@ from belljar.cell import Cell, open_cell, start_run
 from belljar.events import Kind
 from belljar.ledger import Line, RunDirectory, read_events, verify
 from belljar.network.gateway.context import MAX_BODY_BYTES
-from belljar.network.gateway.site import TOO_MUCH
+from belljar.network.gateway.site import REMAINDER_EXCEEDED
 from belljar.policy import load_policy
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.root, pytest.mark.anyio]
@@ -148,7 +148,7 @@ async def agent_in(
         assert each["accounted"] or each["phase"] == "open" or each["unread_bytes"], each
         beside = {kind: size for kind, size in each.get("remainder", {}).items() if kind not in _OF_REFUSED_UPLOADS}
         assert sum(beside.values()) < MOST_REMAINDER_BYTES, dict(each)
-        assert TOO_MUCH not in each["reason"], each
+        assert REMAINDER_EXCEEDED not in each["reason"], each
 
 
 @pytest.fixture(scope="module")

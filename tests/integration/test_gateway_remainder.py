@@ -15,7 +15,7 @@ from tests.fakes.http_connection import SUMMED, recorded_bytes
 from wsproto.events import BytesMessage, CloseConnection, Ping, Request, TextMessage
 
 from belljar.events import Kind
-from belljar.network.ipc import Said
+from belljar.network.ipc import GatewayEvent
 
 SECRET = b"s3cr3t-" + bytes(range(65, 91)) + b"-end"
 HOST = b"Host: shop.example\r\n"
@@ -43,7 +43,7 @@ def secure(gateway: Gateway, *, alpn: str = "http/1.1", version: str = "1.3") ->
     return context.wrap_socket(gateway.connect("tls"), server_hostname="shop.example")
 
 
-def end(gateway: Gateway) -> Said:
+def end(gateway: Gateway) -> GatewayEvent:
     """The last event of the only connection, whose sums are those of its events."""
     event = gateway.owner.first(Kind.NETWORK_CONNECTION, phase="closed")
     data = event.data
@@ -60,7 +60,7 @@ def kept(gateway: Gateway) -> bytes:
     return b"\0".join([b.content for e in events for b in e.bodies] + [repr(dict(e.data)).encode() for e in events])
 
 
-def over_tls(gateway: Gateway, *pieces: bytes, version: str = "1.3") -> Said:
+def over_tls(gateway: Gateway, *pieces: bytes, version: str = "1.3") -> GatewayEvent:
     """One HTTP/1.1 connection within TLS, until the gateway ends it."""
     with secure(gateway, version=version) as sock, contextlib.suppress(OSError):
         for piece in pieces:

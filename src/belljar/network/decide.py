@@ -64,7 +64,7 @@ class Refusal(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class RequestHead:
     """The head of one HTTP request, as it came: `hosts` are all values of `Host` (HTTP/2:
     `:authority`, and `host` where it is there besides).
     """
@@ -77,14 +77,14 @@ class Asked:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
     """What is known of a flow so far: where it was dialled; after a ClientHello `sni` (None before
-    it, and where there was none); after a request's head `asked`.
+    it, and where there was none); after a request's head `request`.
     """
 
     address: str
     port: int
     sni: str | None = None
     hello: bool = False
-    asked: Asked | None = None
+    request: RequestHead | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,13 +115,13 @@ def decide(flow: Flow, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) ->
     if isinstance(place, Refusal):
         return Verdict(allowed=False, reason=place)
     stand_in, protocol = place
-    name = _said(flow, protocol)
+    name = _claimed_name(flow, protocol)
     if isinstance(name, Refusal):
         return Verdict(allowed=False, stand_in=stand_in, reason=name, protocol=protocol)
     problem = (
         ""
         if name is None
-        else _elsewhere(name, flow.address, layout) or _unnamed(flow, stand_in, stand_ins)
+        else _name_refusal(name, flow.address, layout) or _method_refusal(flow, stand_in, stand_ins)
     )
     return Verdict(
         allowed=not problem, stand_in=stand_in, reason=problem, protocol=protocol, name=name or ""
@@ -203,18 +203,18 @@ def _at_port(stand_in: str, ports: Sequence[PortPlan], number: int) -> tuple[str
     return Refusal.NO_SUCH_PORT if protocol is None else (stand_in, protocol)
 
 
-def _said(flow: Flow, protocol: str) -> str | Refusal | None:
-    """The one name that the flow says so far, None when it has said none yet, or why what it says
+def _claimed_name(flow: Flow, protocol: str) -> str | Refusal | None:
+    """The one name that the flow says so far, None when it has names none yet, or why what it says
     can't be taken.
     """
     sni = _sni(flow) if protocol in ENCRYPTED and flow.hello else None
-    if isinstance(sni, Refusal) or flow.asked is None:
+    if isinstance(sni, Refusal) or flow.request is None:
         return sni
     if protocol not in HTTP:
         return Refusal.NO_HTTP_HERE
     if protocol == "tls" and sni is None:
         return Refusal.NO_CLIENT_HELLO
-    host = _host(flow.asked, flow, protocol)
+    host = _host(flow.request, flow, protocol)
     if isinstance(host, Refusal) or sni is None or sni == host:
         return host
     return Refusal.SNI_AND_HOST_DIFFER
@@ -226,31 +226,31 @@ def _sni(flow: Flow) -> str | Refusal:
     return canonical_name(flow.sni) or Refusal.SNI_IS_NO_NAME
 
 
-def _host(asked: Asked, flow: Flow, protocol: str) -> str | Refusal:
+def _host(request: RequestHead, flow: Flow, protocol: str) -> str | Refusal:
     """The name that a request is for: what Host and an absolute target agree on."""
-    if asked.method.upper() == "CONNECT":
+    if request.method.upper() == "CONNECT":
         return Refusal.CONNECT
-    if not asked.hosts:
+    if not request.hosts:
         return Refusal.NO_HOST
-    said = [_authority(value, flow) for value in asked.hosts]
-    authority, path, _ = split_target(asked.target)
+    names = [_authority(value, flow) for value in request.hosts]
+    authority, path, _ = split_target(request.target)
     if authority is not None:
-        said.append(_authority(authority, flow))
-        if asked.target.partition(b"://")[0].lower() != (
+        names.append(_authority(authority, flow))
+        if request.target.partition(b"://")[0].lower() != (
             b"https" if protocol == "tls" else b"http"
         ):
             return Refusal.OTHER_SCHEME
-    elif not path.startswith(b"/") and not (asked.target == b"*" and asked.method == "OPTIONS"):
+    elif not path.startswith(b"/") and not (request.target == b"*" and request.method == "OPTIONS"):
         return Refusal.TARGET_IS_NO_PATH
-    refused = next((item for item in said if isinstance(item, Refusal)), None)
+    refused = next((item for item in names if isinstance(item, Refusal)), None)
     if refused is not None:
         return refused
-    return str(said[0]) if len(set(said)) == 1 else Refusal.HOST_AND_TARGET_DIFFER
+    return str(names[0]) if len(set(names)) == 1 else Refusal.HOST_AND_TARGET_DIFFER
 
 
 def _authority(raw: bytes, flow: Flow) -> str | Refusal:
     """The name of `NAME[:PORT]`; the metadata service's address is a name of its own (it has no
-    other that clients use). The port, where it is said, is the one that was dialled.
+    other that clients use). The port, where it is names, is the one that was dialled.
     """
     if raw.startswith(b"["):
         return Refusal.HOST_IS_ADDRESS
@@ -273,17 +273,23 @@ def _is_address(host: bytes) -> bool:
     return True
 
 
-def _unnamed(flow: Flow, owner: str, stand_ins: Sequence[StandInPlan]) -> Refusal | Literal[""]:
+def _method_refusal(
+    flow: Flow, owner: str, stand_ins: Sequence[StandInPlan]
+) -> Refusal | Literal[""]:
     """Why a method may not go to something real; empty when it may. A stand-in hears them all."""
     upstream = next(
         (item for item in stand_ins if item.id == owner and item.kind == UPSTREAM), None
     )
-    if upstream is None or flow.asked is None or flow.asked.method in upstream.settings["methods"]:
+    if (
+        upstream is None
+        or flow.request is None
+        or flow.request.method in upstream.settings["methods"]
+    ):
         return ""
     return Refusal.METHOD_NOT_TAKEN
 
 
-def _elsewhere(name: str, address: str, layout: RangeLayout) -> Refusal | Literal[""]:
+def _name_refusal(name: str, address: str, layout: RangeLayout) -> Refusal | Literal[""]:
     """Why a name is not to be had at an address; empty when it is."""
     found = find(name, layout)
     if found is None:

@@ -24,7 +24,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from belljar.events import Body, JsonValue, Kind
 from belljar.network.gateway.context import MAX_ANSWER_BYTES, MAX_QUESTION_BYTES
@@ -195,7 +195,7 @@ class WireViolation(ValueError):  # noqa: N818 - as the channel's ProtocolViolat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class GatewayEvent:
     """An event of the gateway, whole."""
 
     id: int
@@ -205,7 +205,7 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
+class GatewayReady:
     """It serves from now on; `certificate` among its data is the CA's, PEM."""
 
     id: int
@@ -213,14 +213,14 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Alive:
+class Heartbeat:
     """Its loop turns."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class GatewayEnded:
     """Nothing comes any more; so much that was in progress is in no event."""
 
     id: int
@@ -228,12 +228,15 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class GatewayRequest:
     """A question of the gateway, whole."""
 
     id: int
     what: str
     body: bytes
+
+
+GatewayMessage: TypeAlias = GatewayEvent | GatewayRequest | GatewayReady | Heartbeat | GatewayEnded
 
 
 def encode_ack(id: int) -> bytes:  # noqa: A002 - the wire's word
@@ -247,7 +250,7 @@ def encode_end(within_s: float) -> bytes:
 
 
 # `id`: the wire's word, as above.
-def encode_answer(id: int, body: bytes, *, ok: bool = True) -> list[bytes]:  # noqa: A002
+def encode_reply(id: int, body: bytes, *, ok: bool = True) -> list[bytes]:  # noqa: A002
     """The datagrams of an answer; `ok` False: there is none, and the body says why.
 
     Raises `ValueError` when it is too large.
@@ -258,7 +261,7 @@ def encode_answer(id: int, body: bytes, *, ok: bool = True) -> list[bytes]:  # n
     return [_head({"answer": id, "ok": ok, "bytes": len(body)}), *pieces]
 
 
-class UpDecoder:
+class EventDecoder:
     """The owner's: datagrams in, whole events and questions out.
 
     Holds at most one event: 8 bodies of 1 MiB, or one question.
@@ -273,7 +276,7 @@ class UpDecoder:
         self._last_id = -1
         self._is_ready = self._is_over = False
 
-    def feed(self, datagram: bytes) -> Said | Asked | Ready | Alive | Ended | None:
+    def feed(self, datagram: bytes) -> GatewayMessage | None:
         """The event that this datagram completes.
 
         Raises `WireViolation`; after that nothing more may be fed.
@@ -311,7 +314,7 @@ class UpDecoder:
                 return
         raise WireViolation("bytes that belong to no body")
 
-    def _finish(self) -> Said | Asked | Ready | Alive | Ended | None:
+    def _finish(self) -> GatewayMessage | None:
         head = self._head
         if head is None or any(
             len(part) < wanted for part, wanted in zip(self._parts, self._wanted, strict=True)
@@ -320,13 +323,13 @@ class UpDecoder:
         contents = [bytes(part) for part in self._parts]
         self._head, self._parts, self._wanted = None, [], []
         if head["kind"] == ASK:
-            return Asked(id=head["id"], what=head["data"]["what"], body=contents[0])
+            return GatewayRequest(id=head["id"], what=head["data"]["what"], body=contents[0])
         if head["kind"] == READY:
-            return Ready(id=head["id"], data=head["data"])
+            return GatewayReady(id=head["id"], data=head["data"])
         if head["kind"] == ALIVE:
-            return Alive(id=head["id"])
+            return Heartbeat(id=head["id"])
         if head["kind"] == ENDED:
-            return Ended(id=head["id"], unreported=head["data"]["unreported"])
+            return GatewayEnded(id=head["id"], unreported=head["data"]["unreported"])
         bodies = (
             Body(
                 name=ref["name"],
@@ -336,7 +339,9 @@ class UpDecoder:
             )
             for ref, content in zip(head["bodies"], contents, strict=True)
         )
-        return Said(id=head["id"], kind=Kind(head["kind"]), data=head["data"], bodies=tuple(bodies))
+        return GatewayEvent(
+            id=head["id"], kind=Kind(head["kind"]), data=head["data"], bodies=tuple(bodies)
+        )
 
 
 def _head(value: Mapping[str, Any]) -> bytes:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from belljar.network.decide import (
     CATCH_ALL,
     UPSTREAM,
-    Asked,
     Flow,
     Refusal,
+    RequestHead,
     canonical_name,
     decide,
     find,
@@ -65,14 +65,14 @@ hosts = st.one_of(ours, names, st.text(max_size=80)).flatmap(
 def web(host: str | bytes, address: str = SHOP, target: bytes = b"/", **more: object) -> Flow:
     """A request without TLS."""
     raw = host if isinstance(host, bytes) else host.encode()
-    asked = Asked(method=str(more.get("method", "GET")), target=target, hosts=(raw,))
-    return Flow(address=address, port=80, asked=asked)
+    request = RequestHead(method=str(more.get("method", "GET")), target=target, hosts=(raw,))
+    return Flow(address=address, port=80, request=request)
 
 
 def secure(sni: str | None, host: str, address: str = SHOP) -> Flow:
     """A request within TLS."""
-    asked = Asked(method="GET", target=b"/", hosts=(host.encode(),))
-    return Flow(address=address, port=443, sni=sni, hello=True, asked=asked)
+    request = RequestHead(method="GET", target=b"/", hosts=(host.encode(),))
+    return Flow(address=address, port=443, sni=sni, hello=True, request=request)
 
 
 def refused(flow: Flow, layout: RangeLayout = LAYOUT) -> str:
@@ -163,17 +163,17 @@ def test_what_does_not_agree_is_refused(flow: Flow, reason: str) -> None:
 
 def test_no_host_and_two_hosts_are_refused() -> None:
     """A request says one name: none, or two that differ, is no name."""
-    asked = Asked(method="GET", target=b"/", hosts=())
-    assert refused(Flow(address=SHOP, port=80, asked=asked)) == "no Host"
-    two = replace(asked, hosts=(b"shop.example", b"evil.example"))
-    assert refused(Flow(address=SHOP, port=80, asked=two)) == "Host and target differ"
+    request = RequestHead(method="GET", target=b"/", hosts=())
+    assert refused(Flow(address=SHOP, port=80, request=request)) == "no Host"
+    two = replace(request, hosts=(b"shop.example", b"evil.example"))
+    assert refused(Flow(address=SHOP, port=80, request=two)) == "Host and target differ"
 
 
 def test_no_http_where_another_protocol_is_spoken() -> None:
     """A port of a stream has no requests."""
-    asked = Asked(method="GET", target=b"/", hosts=(b"mail.example",))
+    request = RequestHead(method="GET", target=b"/", hosts=(b"mail.example",))
     assert (
-        refused(Flow(address=MAIL, port=465, sni="mail.example", hello=True, asked=asked))
+        refused(Flow(address=MAIL, port=465, sni="mail.example", hello=True, request=request))
         == "no HTTP is spoken at this port"
     )
 
@@ -185,8 +185,10 @@ def test_allowed_means_one_name_with_this_address(
 ) -> None:
     """Whatever is said: what is allowed is a name of the policy, and the policy gives it the address that was dialled; or the catch-all, for a name that is nobody's."""
     layout = SIMULATED if simulate else LAYOUT
-    asked = Asked(method="GET", target=b"/", hosts=(host.encode(),))
-    verdict = decide(Flow(address=address, port=port, sni=sni, hello=sni is not None, asked=asked), layout, STAND_INS)
+    request = RequestHead(method="GET", target=b"/", hosts=(host.encode(),))
+    verdict = decide(
+        Flow(address=address, port=port, sni=sni, hello=sni is not None, request=request), layout, STAND_INS
+    )
     if not verdict.allowed:
         assert verdict.reason
         return

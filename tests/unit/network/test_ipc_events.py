@@ -35,7 +35,7 @@ def head(**changes: object) -> bytes:
     return json.dumps({"id": 1, "kind": "network.dns", "data": {}, "bodies": [], **changes}).encode()
 
 
-def feed_all(decoder: wire.UpDecoder, sent: list[bytes]) -> list[object]:
+def feed_all(decoder: wire.EventDecoder, sent: list[bytes]) -> list[object]:
     """What came out."""
     return [said for datagram in sent if (said := decoder.feed(datagram)) is not None]
 
@@ -53,11 +53,11 @@ def feed_all(decoder: wire.UpDecoder, sent: list[bytes]) -> list[object]:
 )
 def test_what_a_gateway_sends_arrives(events: list[tuple[str, dict[str, Any], list[bytes]]]) -> None:
     """Events of any size, one after the other, come out as they went in."""
-    decoder = wire.UpDecoder()
+    decoder = wire.EventDecoder()
     for number, (kind, data, contents) in enumerate(events, 1):
         bodies = tuple(body(f"b{index}", content, index) for index, content in enumerate(contents))
         (said,) = feed_all(decoder, datagrams(number, Item(kind, data, bodies)))
-        assert said == wire.Said(id=number, kind=Kind(kind), data=data, bodies=bodies)
+        assert said == wire.GatewayEvent(id=number, kind=Kind(kind), data=data, bodies=bodies)
 
 
 @settings(deadline=None)
@@ -69,7 +69,7 @@ def test_what_a_gateway_sends_arrives(events: list[tuple[str, dict[str, Any], li
 )
 def test_anything_else_is_a_violation_or_waits(sent: list[bytes]) -> None:
     """Whatever is fed, the decoder takes it, waits for more, or says that it is a violation; nothing else is raised."""
-    decoder = wire.UpDecoder()
+    decoder = wire.EventDecoder()
     for datagram in sent:
         try:
             decoder.feed(datagram)
@@ -117,12 +117,12 @@ BAD = {
 def test_each_violation_is_seen(name: str) -> None:
     """One case for each rule of the protocol."""
     with pytest.raises(wire.WireViolation):
-        wire.UpDecoder().feed(BAD[name])
+        wire.EventDecoder().feed(BAD[name])
 
 
 def test_a_sign_of_life() -> None:
     """Has nothing but its number."""
-    assert wire.UpDecoder().feed(head(kind="alive")) == wire.Alive(id=1)
+    assert wire.EventDecoder().feed(head(kind="alive")) == wire.Heartbeat(id=1)
 
 
 def word(number: int, kind: str, data: object, bodies: object = ()) -> bytes:
@@ -132,8 +132,8 @@ def word(number: int, kind: str, data: object, bodies: object = ()) -> bytes:
 
 def test_the_last_word_is_the_last() -> None:
     """It says how much is unreported, and nothing else; nothing follows it."""
-    decoder = wire.UpDecoder()
-    assert decoder.feed(word(1, "ended", {"unreported": 3})) == wire.Ended(id=1, unreported=3)
+    decoder = wire.EventDecoder()
+    assert decoder.feed(word(1, "ended", {"unreported": 3})) == wire.GatewayEnded(id=1, unreported=3)
     with pytest.raises(wire.WireViolation, match="after the last"):
         decoder.feed(word(2, "alive", {}))
     assert json.loads(wire.encode_end(1.5)) == {"end": 1.5}
@@ -145,23 +145,23 @@ def test_the_last_word_is_the_last() -> None:
 def test_a_last_word_of_another_kind_is_a_violation(data: object) -> None:
     """Another count than a count, or another field."""
     with pytest.raises(wire.WireViolation):
-        wire.UpDecoder().feed(word(1, "ended", data))
+        wire.EventDecoder().feed(word(1, "ended", data))
 
 
 def test_a_last_word_has_no_body() -> None:
     """That would be an event."""
     body = {"name": "b", "kept_bytes": 0, "total_bytes": 0, "sha256": "0" * 64}
     with pytest.raises(wire.WireViolation, match="says more"):
-        wire.UpDecoder().feed(word(1, "ended", {"unreported": 0}, [body]))
+        wire.EventDecoder().feed(word(1, "ended", {"unreported": 0}, [body]))
 
 
 def test_ids_must_grow_and_bodies_may_not_overflow() -> None:
     """A number twice, and a byte more than a body has, are violations."""
-    decoder = wire.UpDecoder()
+    decoder = wire.EventDecoder()
     assert decoder.feed(head()) is not None
     with pytest.raises(wire.WireViolation):
         decoder.feed(head())
-    decoder = wire.UpDecoder()
+    decoder = wire.EventDecoder()
     assert decoder.feed(head(bodies=[REF])) is None
     with pytest.raises(wire.WireViolation):
         decoder.feed(b"xy")
@@ -169,18 +169,18 @@ def test_ids_must_grow_and_bodies_may_not_overflow() -> None:
 
 def test_ready_is_said_once() -> None:
     """Each is remembered by its owner: a gateway that says it again and again would fill his memory."""
-    decoder = wire.UpDecoder()
-    assert isinstance(decoder.feed(head(kind="ready")), wire.Ready)
-    assert isinstance(decoder.feed(head(id=2)), wire.Said)
+    decoder = wire.EventDecoder()
+    assert isinstance(decoder.feed(head(kind="ready")), wire.GatewayReady)
+    assert isinstance(decoder.feed(head(id=2)), wire.GatewayEvent)
     with pytest.raises(wire.WireViolation, match="once"):
         decoder.feed(head(id=3, kind="ready"))
 
 
 def test_answers() -> None:
     """An answer is its head and so many bytes; one that is too large is the owner's own error."""
-    said, *pieces = wire.encode_answer(7, b"x" * 100_000)
+    said, *pieces = wire.encode_reply(7, b"x" * 100_000)
     assert json.loads(said) == {"answer": 7, "ok": True, "bytes": 100_000}
     assert b"".join(pieces) == b"x" * 100_000
     assert json.loads(wire.encode_ack(3)) == {"ack": 3}
     with pytest.raises(ValueError, match="an answer of"):
-        wire.encode_answer(1, bytes(MAX_ANSWER_BYTES + 1))
+        wire.encode_reply(1, bytes(MAX_ANSWER_BYTES + 1))

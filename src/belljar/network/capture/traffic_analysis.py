@@ -33,11 +33,11 @@ from belljar.network.capture.exchanges import (
 from belljar.network.capture.packets import sent_frames
 from belljar.network.confine import Confinement, confine
 from belljar.network.gateway.reporter import (
-    MAX_SHOWN_HEADERS,
-    MAX_SHOWN_URL_CHARS,
+    MAX_RECORDED_HEADERS,
+    MAX_RECORDED_URL_CHARS,
     READY,
     Item,
-    shown_headers,
+    printable_headers,
 )
 from belljar.network.gateway.reporter import datagrams as datagrams_of
 from belljar.network.owner.budget import Budget
@@ -171,19 +171,19 @@ class _Reader:
         found, rest = exchanges(conversation, self._steps)
         self._steps -= rest.steps
         self.left_out["steps"] += rest.is_out_of_steps
-        tie: dict[str, JsonValue] = {
+        common: dict[str, JsonValue] = {
             "cell": self._cells.get(conversation.client[0], ""),
             "stand_in": stand_in,
         }
         if conversation.ambiguous:
-            tie["ambiguous"] = True
+            common["ambiguous"] = True
         for exchange in found:
             self._number += 1
             exchange = exchange.cut_to(self._body_bytes)
-            yield _asked({**tie, "exchange": self._number}, conversation, exchange)
+            yield _asked({**common, "exchange": self._number}, conversation, exchange)
             if exchange.response is not None:
                 yield _answered(
-                    {**tie, "exchange": self._number}, conversation, exchange, exchange.response
+                    {**common, "exchange": self._number}, conversation, exchange, exchange.response
                 )
         if (
             rest.sent
@@ -192,13 +192,13 @@ class _Reader:
             or conversation.cut_bytes
             or (conversation.ambiguous and not found)
         ):
-            yield self._unread(tie, conversation, rest)
+            yield self._unread(common, conversation, rest)
 
     def _unread(
-        self, tie: Mapping[str, JsonValue], conversation: Conversation, rest: Rest
+        self, common: Mapping[str, JsonValue], conversation: Conversation, rest: Rest
     ) -> Event:
         data: dict[str, JsonValue] = {
-            **tie,
+            **common,
             "address": conversation.server[0],
             "port": conversation.server[1],
             "verdict": "allowed",
@@ -238,13 +238,15 @@ def _why_unread(conversation: Conversation, rest: Rest) -> str:
     return _TOO_LONG if conversation.cut_bytes else NO_HTTP
 
 
-def _asked(tie: Mapping[str, JsonValue], conversation: Conversation, exchange: Exchange) -> Event:
+def _asked(
+    common: Mapping[str, JsonValue], conversation: Conversation, exchange: Exchange
+) -> Event:
     host = exchange.host or f"{conversation.server[0]}:{conversation.server[1]}"
     url = exchange.target if "://" in exchange.target else f"http://{host}{exchange.target}"
     data: dict[str, JsonValue] = {
-        **tie,
+        **common,
         "method": printable(exchange.method, max_chars=32),
-        "url": printable(url, max_chars=MAX_SHOWN_URL_CHARS),
+        "url": printable(url, max_chars=MAX_RECORDED_URL_CHARS),
         "verdict": "allowed",
         "reason": "a target cell's port",
         "address": conversation.server[0],
@@ -258,10 +260,13 @@ def _asked(tie: Mapping[str, JsonValue], conversation: Conversation, exchange: E
 
 
 def _answered(
-    tie: Mapping[str, JsonValue], conversation: Conversation, exchange: Exchange, response: SeenBody
+    common: Mapping[str, JsonValue],
+    conversation: Conversation,
+    exchange: Exchange,
+    response: SeenBody,
 ) -> Event:
     data: dict[str, JsonValue] = {
-        **tie,
+        **common,
         "status": exchange.status,
         "bytes": response.total_bytes,
         "duration_ms": round((conversation.ended_s - conversation.began_s) * 1000, 3),
@@ -274,7 +279,7 @@ def _answered(
 
 def _headers(headers: tuple[tuple[bytes, bytes], ...]) -> dict[str, JsonValue]:
     # A trailer may have very many, and to look at each costs the reader's time.
-    pairs, _ = shown_headers(headers[:MAX_SHOWN_HEADERS])
+    pairs, _ = printable_headers(headers[:MAX_RECORDED_HEADERS])
     dropped = len(headers) - len(pairs)
     return {"headers": pairs, **({"dropped_headers": dropped} if dropped else {})}
 

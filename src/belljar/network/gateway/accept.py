@@ -28,7 +28,7 @@ from belljar.network.gateway.stream import Stream, sink, stream_data
 from belljar.network.gateway.tls import Terminator
 
 _PAUSE_S: Final = 0.05
-CUT_AT_ONCE: Final = 64
+CANCEL_BATCH: Final = 64
 """Connections between two looks at the time."""
 _TRANSIENT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _DEAD_LISTENER: Final = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP})
@@ -77,7 +77,7 @@ class Front:
                 sock, source = await loop.sock_accept(listener)
                 self._take(sock, source, kind, handler)
             except MemoryError:
-                self._site.starve()
+                self._site.count_out_of_memory()
                 with contextlib.suppress(MemoryError):
                     await asyncio.sleep(_PAUSE_S)
             except OSError as error:
@@ -125,7 +125,7 @@ class Front:
         except OSError:
             pass
         except MemoryError:
-            self._site.starve()
+            self._site.count_out_of_memory()
             reset(sock)
         except Exception as error:  # noqa: BLE001
             # A fault that one connection can cause ends that connection, on record.
@@ -135,7 +135,7 @@ class Front:
                 )
                 await self._site.reporter.record(Item(Kind.NETWORK_STREAM, data))
             except MemoryError:
-                self._site.starve()
+                self._site.count_out_of_memory()
         finally:
             self._connections.pop(task, None)
             self._release(sock, source[0], kind)
@@ -147,21 +147,21 @@ class Front:
         except OSError:
             pass
         except asyncio.CancelledError:
-            self._tell_cut(sock, peer, RANGE_ENDED)
+            self._report_cut(sock, peer, RANGE_ENDED)
             raise
         except Exception as error:
-            self._tell_cut(sock, peer, f"the gateway failed: {type(error).__name__}")
+            self._report_cut(sock, peer, f"the gateway failed: {type(error).__name__}")
             raise
         TcpPipe(sock, peer.account).drop()
         await self._site.reporter.record(connection_item(peer, closed=True))
 
-    def _tell_cut(self, sock: socket.socket, peer: Peer, reason: str) -> None:
+    def _report_cut(self, sock: socket.socket, peer: Peer, reason: str) -> None:
         peer.account.end_for(reason)
         try:
             TcpPipe(sock, peer.account).drop()
         except MemoryError:
             peer.account.unread_bytes += 1
-        self._site.tell(partial(connection_item, peer, closed=True))
+        self._site.post(partial(connection_item, peer, closed=True))
 
     def _release(self, sock: socket.socket, address: str, kind: str) -> None:
         sock.close()
@@ -178,22 +178,22 @@ class Front:
         loop = asyncio.get_running_loop()
         self._site.is_ending = True
         self._dns.flush()
-        self._site.tell_limits()
+        self._site.post_limits()
         connections = [
             task for task in self._connections if task is not None and task not in self._site.idle
         ]
-        unreported = self._tell_idle(until)
-        for at in range(0, len(connections), CUT_AT_ONCE):
+        unreported = self._report_idle(until)
+        for at in range(0, len(connections), CANCEL_BATCH):
             if loop.time() >= until:
                 break
-            for task in connections[at : at + CUT_AT_ONCE]:
+            for task in connections[at : at + CANCEL_BATCH]:
                 task.cancel()
             await asyncio.sleep(0)
         if connections:
             await asyncio.wait(connections, timeout=max(0.0, until - loop.time()))
         return unreported + sum(not task.done() for task in connections)
 
-    def _tell_idle(self, until: float) -> int:
+    def _report_idle(self, until: float) -> int:
         """Puts on record what idle connections received.
 
         Returns how many of those with a remainder, which come first, were not told by `until`.
@@ -203,7 +203,7 @@ class Front:
         for peer in sorted(idle, key=lambda peer: not peer.account.has_unrecorded):
             if loop.time() < until:
                 peer.account.end_for(RANGE_ENDED)
-                self._site.tell(partial(connection_item, peer, closed=True))
+                self._site.post(partial(connection_item, peer, closed=True))
             else:
                 unreported += peer.account.has_unrecorded
         return unreported
@@ -234,7 +234,7 @@ class Front:
         self._open["tls_connections"] += 1
         try:
             pipe = TcpPipe(sock, peer.account)
-            shaken = await self._terminator.shake_hands(pipe, peer)
+            shaken = await self._terminator.handshake(pipe, peer)
             if shaken is None:
                 await pipe.close()
             else:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
-from belljar.capture import body_of
 from belljar.events import Body, JsonValue
 from belljar.plan.network import NetworkBounds
 
@@ -102,10 +101,3 @@ class StandInContext:
     random: Callable[[int], bytes]
     record: Record
     ask: Ask
-
-
-def kept_body(name: str, content: bytes, max_bytes: int = MAX_KEPT_BODY_BYTES) -> Body:
-    """`content` as a body of an event: at most `max_bytes` of it kept, its digest and length of all
-    of it.
-    """
-    return body_of(name, content, max_kept_bytes=max_bytes)

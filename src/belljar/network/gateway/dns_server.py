@@ -11,9 +11,8 @@ import struct
 import time
 from typing import Final, TypeAlias
 
-from belljar.capture import Capture
+from belljar.capture import Capture, body_of
 from belljar.events import Body, JsonValue, Kind
-from belljar.network.gateway.context import kept_body
 from belljar.network.gateway.dns import MAX_QUERY_BYTES, Answer, answer
 from belljar.network.gateway.pipe import LINGER_BYTES, LINGER_S, TcpPipe, reset
 from belljar.network.gateway.reporter import Item
@@ -72,7 +71,7 @@ class QueryRecord:
     async def record(self, cell: str, said: Answer, transport: str, query: bytes) -> None:
         """Returns when the query is on record."""
         if self._has_token():
-            bodies = () if said.whole else (kept_body("query", query, MAX_QUERY_BYTES),)
+            bodies = () if said.whole else (body_of("query", query, MAX_QUERY_BYTES),)
             await self._site.reporter.record(dns_item(cell, said, transport, bodies))
         else:
             await asyncio.shield(self.count(cell, said, transport, query))
@@ -193,7 +192,7 @@ class DnsServer:
             )
             recorded.add_done_callback(lambda done: done.exception())
         except MemoryError:
-            self._site.starve()
+            self._site.count_out_of_memory()
 
     def _begin(
         self, sock: socket.socket, query: bytes, dialled: str, peer: tuple[str, int]
@@ -203,7 +202,7 @@ class DnsServer:
             self._group.create_task(reply)
         except MemoryError:
             reply.close()
-            self._site.starve()
+            self._site.count_out_of_memory()
         else:
             self._pending += 1
 
@@ -225,7 +224,7 @@ class DnsServer:
             # A datagram may be lost at any time: the client asks again.
             pass
         except MemoryError:
-            self._site.starve()
+            self._site.count_out_of_memory()
         finally:
             self._pending -= 1
 
@@ -255,7 +254,7 @@ class DnsServer:
             if rest.total_bytes:
                 pipe.account.record(rest.total_bytes)
                 said = Answer(wire=None, answer="NOT A QUERY")
-                self._site.tell(lambda: dns_item(cell, said, "tcp", rest.bodies("query")))
+                self._site.post(lambda: dns_item(cell, said, "tcp", rest.bodies("query")))
             await pipe.close()
 
     async def _answer_each(self, pipe: TcpPipe, cell: str, begun: bytearray) -> None:

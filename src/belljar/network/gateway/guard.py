@@ -58,16 +58,16 @@ class Guard:
         stand_in: str,
         channel: Channel,
         parts: Sequence[tuple[str, bytes]],
-        tie: Mapping[str, JsonValue],
+        common: Mapping[str, JsonValue],
     ) -> Looked:
-        """Look at parts (name, bytes) of one flow. `tie` (`cell`, …) is what all its events say.
+        """Look at parts (name, bytes) of one flow. `common` (`cell`, …) is what all its events say.
 
         Takes up to `SCAN_TIMEOUT_S` for each part."""
         if self._streams is None or not self.holds(stand_in):
             return NOTHING_FOUND
         place = self._place(stand_in)
         action = self._rules.action(place)
-        flow = f"{tie.get('cell', '')}/{channel.value}/{stand_in}"
+        flow = f"{common.get('cell', '')}/{channel.value}/{stand_in}"
         items: list[Item] = []
         blocked = False
         for name, data in parts:
@@ -80,7 +80,7 @@ class Guard:
                 contact=Contact.SENT,
                 data=data,
                 to=stand_in,
-                where=tie,
+                where=common,
             )
             scanned = self._streams.feed(flow, channel, name, data)
             items += (

@@ -22,16 +22,23 @@ from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.typing import ConnectionState
 
+from belljar.capture import body_of
 from belljar.errors import HostError
 from belljar.events import JsonValue, Kind
 from belljar.network.gateway.config import Bounds
-from belljar.network.gateway.context import App, Receive, Scope, Send, kept_body
+from belljar.network.gateway.context import App, Receive, Scope, Send
 from belljar.network.gateway.http1 import Http1, RefusedRequest, keep_unread, patch_h11
 from belljar.network.gateway.http2 import Http2
 from belljar.network.gateway.middleware import INCOMING, PEER
 from belljar.network.gateway.pipe import Pipe
-from belljar.network.gateway.reporter import Item, shown
-from belljar.network.gateway.site import RANGE_ENDED, TOO_MUCH, Peer, Site, connection_item
+from belljar.network.gateway.reporter import Item, printable_text
+from belljar.network.gateway.site import (
+    RANGE_ENDED,
+    REMAINDER_EXCEEDED,
+    Peer,
+    Site,
+    connection_item,
+)
 
 HYPERCORN: Final = "0.18."
 APP_QUEUE: Final = 2
@@ -126,7 +133,7 @@ class HttpConnection:
                 try:
                     await asyncio.wait([self._reader])
                 finally:
-                    self._tell_unfinished()
+                    self._report_unfinished()
                 for stream in self._protocol.open_streams:
                     keep_unread(stream)
                 await self._protocol.handle(Closed())
@@ -148,18 +155,18 @@ class HttpConnection:
             self._answering.discard(task)
             scope["state"][INCOMING].leave()
 
-    def _tell_unfinished(self) -> None:
+    def _report_unfinished(self) -> None:
         """A message, a head or a frame of which the rest does not come.
 
         What a connection's own end leaves of a head is told by its protocol.
         """
-        self._protocol.break_off()
+        self._protocol.record_unfinished_message()
         if not self._site.is_ending:
             return
         self._protocol.abandon()
         if not self._refused and (unparsed := self._protocol.take_unclaimed()):
             self._refused = True
-            self._site.tell(partial(self._refusal, RANGE_ENDED, unparsed))
+            self._site.post(partial(self._refusal, RANGE_ENDED, unparsed))
 
     def _spoken(self, group: TaskGroup) -> Http1 | Http2:
         spoken = Http2 if self._pipe.alpn == "h2" else Http1
@@ -194,7 +201,7 @@ class HttpConnection:
                 await self._protocol.handle(RawData(data))
                 account = self._peer.account
                 if account.is_over and not self._ended:
-                    raise RefusedRequest(TOO_MUCH)
+                    raise RefusedRequest(REMAINDER_EXCEEDED)
                 if account.is_part_due:
                     await self._site.reporter.record(connection_item(self._peer, closed=False))
             except RefusedRequest as refused:
@@ -286,16 +293,16 @@ class HttpConnection:
             "exchange": next(self._site.numbers),
             "stand_in": self._site.judge(peer).stand_in,
             "method": "",
-            "url": shown(
+            "url": printable_text(
                 f"{'https' if peer.hello else 'http'}://{peer.sni or peer.address}:{peer.port}", 300
             ),
             "verdict": "refused",
-            "reason": shown(reason, 200),
+            "reason": printable_text(reason, 200),
             "bytes": 0,
             "connection": peer.account.number,
         }
         peer.account.record(len(said))
-        bodies = (kept_body("request", said, self._site.bounds.kept_body_bytes),) if said else ()
+        bodies = (body_of("request", said, self._site.bounds.kept_body_bytes),) if said else ()
         return Item(Kind.NETWORK_HTTP, data, bodies)
 
 

@@ -230,14 +230,14 @@ class Http1(H11Protocol):
         """Those of requests that are not answered."""
         return [self.stream]
 
-    def break_off(self) -> None:
+    def record_unfinished_message(self) -> None:
         """Has the beginning of a WebSocket's message put on record of which the rest does
         not come.
         """
         if isinstance(self.stream, WSStream) and self.stream.buffer.value is not None:
             record: WebSocketRecord | None = cast("Any", self.stream.scope)["state"].get(WEBSOCKET)
             if record is not None and (begun := self.stream.buffer.value.getvalue()):
-                record.broke_off(begun)
+                record.record_unfinished(begun)
 
     def sent(self, size: int) -> None:
         """Counts what was sent."""

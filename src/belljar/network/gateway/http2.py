@@ -306,7 +306,7 @@ class Http2(H2Protocol):
         """Those of requests that are not answered."""
         return list(self.streams.values())
 
-    def break_off(self) -> None:
+    def record_unfinished_message(self) -> None:
         """There is no WebSocket within it."""
 
     @property

@@ -35,7 +35,7 @@ class Standstill(Exception):  # noqa: N818 - it is what happened
     """The loop has not turned for too long."""
 
 
-class _Turns(selectors.EpollSelector):
+class _TurnSelector(selectors.EpollSelector):
     """Knows when its loop last had done all that there was to do."""
 
     def __init__(self) -> None:
@@ -57,13 +57,13 @@ def watched_loop(limit_s: float) -> asyncio.AbstractEventLoop:
 
     What is made within the first turn, before anything is served, may take its time.
     """
-    turns = _Turns()
+    turns = _TurnSelector()
 
     def look(_number: int, frame: FrameType | None) -> None:
         if (
             turns.count > 1
             and time.monotonic() - turns.last_s >= limit_s
-            and _is_a_stand_ins(frame)
+            and _is_stand_in_code(frame)
         ):
             raise Standstill(f"the loop has not turned for {limit_s} s")
 
@@ -72,7 +72,7 @@ def watched_loop(limit_s: float) -> asyncio.AbstractEventLoop:
     return asyncio.SelectorEventLoop(turns)
 
 
-def _is_a_stand_ins(frame: FrameType | None) -> bool:
+def _is_stand_in_code(frame: FrameType | None) -> bool:
     """Whether the innermost code of ours is a stand-in's, whatever library it called: in the
     gateway's own nothing may be left half done.
     """

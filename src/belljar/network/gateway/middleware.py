@@ -16,11 +16,16 @@ from functools import partial
 from typing import Any, Final
 from urllib.parse import unquote
 
-from belljar.capture import Capture
+from belljar.capture import Capture, body_of
 from belljar.events import Body, JsonValue, Kind
-from belljar.network.decide import Asked, Refusal, Verdict, split_target
-from belljar.network.gateway.context import App, Message, Receive, Scope, Send, kept_body
-from belljar.network.gateway.reporter import MAX_SHOWN_URL_CHARS, Item, shown, shown_headers
+from belljar.network.decide import Refusal, RequestHead, Verdict, split_target
+from belljar.network.gateway.context import App, Message, Receive, Scope, Send
+from belljar.network.gateway.reporter import (
+    MAX_RECORDED_URL_CHARS,
+    Item,
+    printable_headers,
+    printable_text,
+)
 from belljar.network.gateway.site import RANGE_ENDED, Incoming, Peer, Site, field_lines, since_ms
 from belljar.network.gateway.websocket import WebSocketRecord
 from belljar.signals.values import Channel
@@ -88,8 +93,8 @@ class Exchange:
         self._incoming: Incoming = scope["state"][INCOMING]
         self._start = time.monotonic()
         self._number = next(site.numbers)
-        self._asked = _asked(scope)
-        self.verdict: Verdict = site.judge(peer, self._asked)
+        self._request_head = _request_head_of(scope)
+        self.verdict: Verdict = site.judge(peer, self._request_head)
         self._request = Capture(max_kept_bytes=site.bounds.kept_body_bytes)
         self._response = Capture(max_kept_bytes=site.bounds.kept_body_bytes)
         self._head: Message | None = None
@@ -117,7 +122,11 @@ class Exchange:
         scope = self._inner_scope()
         if scope["type"] == "websocket":
             record = self._websocket = WebSocketRecord(
-                self._site, self._tie(), receive, send, self._scope["state"][MESSAGES].record
+                self._site,
+                self._common_fields(),
+                receive,
+                send,
+                self._scope["state"][MESSAGES].record,
             )
             self._scope["state"][WEBSOCKET] = record
             await record.run(app, scope, self._websocket_opens)
@@ -145,8 +154,10 @@ class Exchange:
             messages.append(await self._receive_for_app())
         body = b"".join(message.get("body", b"") for message in messages)
         head = b"\n".join(b"%s: %s" % pair for pair in self._scope["headers"])
-        parts = [("url", self._asked.target), ("header", head), ("body", body)]
-        looked = self._site.guard.look(self.verdict.stand_in, Channel.HTTP, parts, self._tie())
+        parts = [("url", self._request_head.target), ("header", head), ("body", body)]
+        looked = self._site.guard.look(
+            self.verdict.stand_in, Channel.HTTP, parts, self._common_fields()
+        )
         if looked.items:
             await self._record_request()
             await self._site.reporter.record(*looked.items)
@@ -185,9 +196,9 @@ class Exchange:
         while self._websocket is None and isinstance(queue, asyncio.Queue) and not queue.empty():
             self._take(queue.get_nowait().get("body", b""))
         if self._recorded_bytes is None:
-            self._site.tell(self._request_item)
+            self._site.post(self._request_item)
         status = None if self._websocket is None else self._websocket.status
-        self._site.tell(partial(self._answer_item, status=status))
+        self._site.post(partial(self._answer_item, status=status))
 
     async def _receive_for_app(self) -> Message:
         """To the stand-in, a request that is refused while it is read has broken off, as it may
@@ -314,7 +325,7 @@ class Exchange:
             int(declared[0]) if declared and declared[0].isdigit() and len(declared[0]) < 20 else 0
         )
 
-    def _tie(self) -> dict[str, JsonValue]:
+    def _common_fields(self) -> dict[str, JsonValue]:
         return {
             "cell": self._peer.cell,
             "exchange": self._number,
@@ -326,15 +337,15 @@ class Exchange:
         self._recorded_bytes = self._request.total_bytes
         incoming = self._incoming
         sent = incoming.fields if incoming.is_text else self._scope["headers"]
-        headers, dropped = shown_headers(sent)
+        headers, dropped = printable_headers(sent)
         self._count_body()
-        origin = _origin(self._scope, self._asked, self._peer)
-        _, path, query = split_target(self._asked.target)
+        origin = _origin(self._scope, self._request_head, self._peer)
+        _, path, query = split_target(self._request_head.target)
         url = origin + path + (b"?" + query if query else b"")
         data: dict[str, JsonValue] = {
-            **self._tie(),
-            "method": shown(self._asked.method, 64),
-            "url": shown(url, MAX_SHOWN_URL_CHARS),
+            **self._common_fields(),
+            "method": printable_text(self._request_head.method, 64),
+            "url": printable_text(url, MAX_RECORDED_URL_CHARS),
             "verdict": "allowed" if self.verdict.allowed else "refused",
             "reason": self.verdict.reason,
             "bytes": self._request.total_bytes,
@@ -350,19 +361,19 @@ class Exchange:
     def _head_body(self, data: Mapping[str, Any], origin: bytes) -> tuple[Body, ...]:
         """The head as it came, unless `data` shows all of it."""
         incoming = self._incoming
-        if origin.isascii() and is_shown_whole(incoming, data, origin.decode()):
+        if origin.isascii() and is_recorded_whole(incoming, data, origin.decode()):
             return ()
         head = incoming.head if incoming.is_text else field_lines(incoming.fields)
-        return (kept_body("head", head, self._site.bounds.kept_body_bytes),)
+        return (body_of("head", head, self._site.bounds.kept_body_bytes),)
 
     def _answer_item(self, *, status: int | None) -> Item:
         self._count_body()
-        headers, _ = shown_headers(() if self._head is None else self._head.get("headers", ()))
+        headers, _ = printable_headers(() if self._head is None else self._head.get("headers", ()))
         went_on = (
             self._recorded_bytes is not None and self._request.total_bytes > self._recorded_bytes
         )
         data: dict[str, JsonValue] = {
-            **self._tie(),
+            **self._common_fields(),
             "status": status
             or (int(self._head["status"]) if self._has_begun and self._head else 0),
             "bytes": self._response.total_bytes,
@@ -378,7 +389,7 @@ class Exchange:
 
     def _inner_scope(self) -> Scope:
         """What a stand-in sees: a path without an authority, one Host, its own state only."""
-        _, path, query = split_target(self._asked.target)
+        _, path, query = split_target(self._request_head.target)
         state = {"cell": self._peer.cell, "name": self.verdict.name}
         scope = {**self._scope, "query_string": query, "state": state, "extensions": {}}
         if self._scope["raw_path"] != path:
@@ -425,7 +436,7 @@ def refuse(status: int) -> App:
     return app
 
 
-def is_shown_whole(incoming: Incoming, data: Mapping[str, Any], origin: str) -> bool:
+def is_recorded_whole(incoming: Incoming, data: Mapping[str, Any], origin: str) -> bool:
     """Whether the bytes of a head can be made again from its event's `data`.
 
     `origin`: what stands in the URL before the path, which follows from the first Host or, without
@@ -453,17 +464,17 @@ def is_shown_whole(incoming: Incoming, data: Mapping[str, Any], origin: str) -> 
     return sorted(came[:4]) == sorted(pseudo) and came[4:] == fields[1:]
 
 
-def _asked(scope: Scope) -> Asked:
+def _request_head_of(scope: Scope) -> RequestHead:
     query = scope["query_string"]
     target = scope["raw_path"] + (b"?" + query if query else b"")
     hosts = tuple(value for name, value in scope["headers"] if name == b"host")
-    return Asked(method=scope.get("method", "GET"), target=target, hosts=hosts)
+    return RequestHead(method=scope.get("method", "GET"), target=target, hosts=hosts)
 
 
-def _origin(scope: Scope, asked: Asked, peer: Peer) -> bytes:
+def _origin(scope: Scope, head: RequestHead, peer: Peer) -> bytes:
     """What stands in a request's URL before its path."""
-    authority, _, _ = split_target(asked.target)
-    host = authority if authority is not None else b"".join(asked.hosts[:1])
+    authority, _, _ = split_target(head.target)
+    host = authority if authority is not None else b"".join(head.hosts[:1])
     named = host or f"{peer.address}:{peer.port}".encode()
     return b"%s://%s" % (scope["scheme"].encode(), named)
 

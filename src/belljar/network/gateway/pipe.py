@@ -18,7 +18,7 @@ import struct
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Final, Protocol
 
-from belljar.network.gateway.site import TOO_MUCH, Account
+from belljar.network.gateway.site import REMAINDER_EXCEEDED, Account
 
 PIECE_BYTES: Final = 64 << 10
 LINGER_S: Final = 1.0
@@ -178,8 +178,8 @@ class TlsPipe:
         """See `Pipe`."""
         return self.engine.selected_alpn_protocol()
 
-    async def handshake(self, before_words: Callable[[], Awaitable[None]], max_bytes: int) -> None:
-        """Shakes hands. `before_words` is awaited each time before anything is sent.
+    async def handshake(self, before_send: Callable[[], Awaitable[None]], max_bytes: int) -> None:
+        """Shakes hands. `before_send` is awaited each time before anything is sent.
 
         Raises `ssl.SSLError` when it fails (the alert has been sent), also for more than
         `max_bytes` received; `OSError` when the connection was cut.
@@ -189,7 +189,7 @@ class TlsPipe:
             try:
                 self.engine.do_handshake()
             except ssl.SSLWantReadError:
-                await before_words()
+                await before_send()
                 await self._flush()
                 # What a client says right behind its last word of the handshake comes with it, and
                 # does not count.
@@ -204,11 +204,11 @@ class TlsPipe:
                 received += len(data)
                 self._feed(data)
             except ssl.SSLError:
-                await before_words()
+                await before_send()
                 await self._flush()
                 raise
             else:
-                await before_words()
+                await before_send()
                 await self._flush()
                 return
 
@@ -308,19 +308,19 @@ class ServerTlsPipe(TlsPipe):
     def __init__(self, inner: TcpPipe, context: ssl.SSLContext) -> None:
         super().__init__(inner, context)
         self._tcp, self.account = inner, inner.account
-        self._heard = bytearray()
+        self._handshake_bytes = bytearray()
         self._records = Records()
         self._is_over = False
         self.account.before_end(self.leave)
 
     def _feed(self, data: bytes) -> None:
-        self._heard += data
+        self._handshake_bytes += data
         super()._feed(data)
 
-    def take_heard(self) -> bytes:
+    def take_handshake_bytes(self) -> bytes:
         """What came of the handshake since the last call: the caller puts it on record."""
-        heard = bytes(self._heard)
-        self._heard.clear()
+        heard = bytes(self._handshake_bytes)
+        self._handshake_bytes.clear()
         self.account.record(len(heard))
         return heard
 
@@ -328,8 +328,8 @@ class ServerTlsPipe(TlsPipe):
         """The handshake is over: what came behind it is records."""
         rest = self._in.read()
         self._records.feed(rest)
-        flight = bytes(self._heard[: len(self._heard) - len(rest)])
-        self._heard.clear()
+        flight = bytes(self._handshake_bytes[: len(self._handshake_bytes) - len(rest)])
+        self._handshake_bytes.clear()
         if self.engine.version() == "TLSv1.3" and _FINISHED.fullmatch(flight):
             self.account.frame(len(flight))
         else:
@@ -344,8 +344,8 @@ class ServerTlsPipe(TlsPipe):
                 if self._is_over:
                     return b""
                 if self.account.is_over:
-                    self.account.end_for(TOO_MUCH)
-                    raise ConnectionAbortedError(TOO_MUCH)
+                    self.account.end_for(REMAINDER_EXCEEDED)
+                    raise ConnectionAbortedError(REMAINDER_EXCEEDED)
             await self._flush()
             data = await self._tcp.receive()
             if not data:
@@ -411,8 +411,8 @@ class ServerTlsPipe(TlsPipe):
 
     def leave(self) -> None:
         """What was not read goes to the remainder: decrypted where it can be."""
-        self.account.remain("tls", bytes(self._heard))
-        self._heard.clear()
+        self.account.remain("tls", bytes(self._handshake_bytes))
+        self._handshake_bytes.clear()
         for record in self._records:
             with contextlib.suppress(ssl.SSLError):
                 self.account.remain("after_end", record if self._is_over else self._opened(record))

@@ -16,18 +16,19 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, NoReturn
 
+from belljar.capture import body_of
 from belljar.events import Body, JsonValue
 from belljar.network.gateway.config import Bounds
-from belljar.network.gateway.context import MAX_QUESTION_BYTES, kept_body
+from belljar.network.gateway.context import MAX_QUESTION_BYTES
 from belljar.units import printable
 
-MAX_SHOWN_HEADERS: Final = 64
-MAX_SHOWN_HEADER_CHARS: Final = 512
-MAX_SHOWN_HEADERS_BYTES: Final = 16 << 10
-MAX_SHOWN_URL_CHARS: Final = 2048
+MAX_RECORDED_HEADERS: Final = 64
+MAX_RECORDED_HEADER_CHARS: Final = 512
+MAX_RECORDED_HEADERS_BYTES: Final = 16 << 10
+MAX_RECORDED_URL_CHARS: Final = 2048
 
 
-def shown(text: str | bytes, max_chars: int) -> str:
+def printable_text(text: str | bytes, max_chars: int) -> str:
     """`units.printable`, at once for what is printable ASCII."""
     if isinstance(text, bytes) and text.isascii():
         text = text.decode()
@@ -36,15 +37,15 @@ def shown(text: str | bytes, max_chars: int) -> str:
     return printable(text, max_chars=max_chars)
 
 
-def shown_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[list[list[str]], int]:
+def printable_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[list[list[str]], int]:
     """Header fields for a record: bounded as JSON, and how many were left out."""
     kept: list[list[str]] = []
-    left = MAX_SHOWN_HEADERS_BYTES
+    left = MAX_RECORDED_HEADERS_BYTES
     dropped = 0
     for name, value in headers:
-        pair = [shown(part, MAX_SHOWN_HEADER_CHARS) for part in (name, value)]
+        pair = [printable_text(part, MAX_RECORDED_HEADER_CHARS) for part in (name, value)]
         left -= len(json.dumps(pair))
-        if left < 0 or len(kept) == MAX_SHOWN_HEADERS:
+        if left < 0 or len(kept) == MAX_RECORDED_HEADERS:
             dropped += 1
         else:
             kept.append(pair)
@@ -122,8 +123,8 @@ class Reporter:
     Events go up in the order in which they were given. When the owner is gone, or says what it
     can't mean, `on_lost` is called, which does not return.
 
-    `told_to_end`: the owner has said that the range ends, and `end_within_s` how soon the last word
-    (`end`) is due. `posted` counts events and questions.
+    `end_requested`: the range ends, `end` is due within `end_within_s`. `posted` counts events and
+    requests.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class Reporter:
         self._sock = sock
         self._bounds = bounds
         self._on_lost = on_lost
-        self.told_to_end = asyncio.Event()
+        self.end_requested = asyncio.Event()
         self.end_within_s = 0.0
         self.posted = 0
         self._next = 1
@@ -147,8 +148,8 @@ class Reporter:
         self._unreported = 0
         self._room: deque[asyncio.Future[None]] = deque()
         self._writing = False
-        self._next_sign: asyncio.TimerHandle | None = None
-        self._sign: asyncio.Future[Any] | None = None
+        self._heartbeat_timer: asyncio.TimerHandle | None = None
+        self._heartbeat: asyncio.Future[Any] | None = None
         self._reserve = bytes(_RESERVE_BYTES)
         self._answer: tuple[int, bool, int, bytearray] | None = None
 
@@ -158,39 +159,39 @@ class Reporter:
         Call it in the loop.
         """
         asyncio.get_running_loop().add_reader(self._sock.fileno(), self._readable)
-        self._sign_later()
+        self._schedule_heartbeat()
 
-    def _sign_later(self) -> None:
-        if self._next_sign is None:
-            self._next_sign = asyncio.get_running_loop().call_later(
-                self._bounds.alive_every_s, self._say_alive
+    def _schedule_heartbeat(self) -> None:
+        if self._heartbeat_timer is None:
+            self._heartbeat_timer = asyncio.get_running_loop().call_later(
+                self._bounds.alive_every_s, self._send_heartbeat
             )
 
-    def _say_alive(self) -> None:
+    def _send_heartbeat(self) -> None:
         """A moment without memory may not make this sign the last: the owner would take the gateway
         for one that hangs.
         """
-        self._next_sign = None
+        self._heartbeat_timer = None
         try:
-            self._give_sign()
+            self._post_heartbeat()
         except MemoryError:
             self._reserve = b""
-            self._give_sign()
+            self._post_heartbeat()
         with contextlib.suppress(MemoryError):
             self._reserve = self._reserve or bytes(_RESERVE_BYTES)
 
-    def _give_sign(self) -> None:
-        self._sign_later()
-        if self._sign is None or self._sign.done():
-            self._sign = self.post(Item(ALIVE, {}))
+    def _post_heartbeat(self) -> None:
+        self._schedule_heartbeat()
+        if self._heartbeat is None or self._heartbeat.done():
+            self._heartbeat = self.post(Item(ALIVE, {}))
 
     def stop(self) -> None:
         """Listens no longer (for tests: a gateway never stops)."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._sock.fileno())
         loop.remove_writer(self._sock.fileno())
-        if self._next_sign is not None:
-            self._next_sign.cancel()
+        if self._heartbeat_timer is not None:
+            self._heartbeat_timer.cancel()
 
     async def record(self, *items: Item) -> None:
         """Returns when all of `items` are on record.
@@ -276,7 +277,7 @@ class Reporter:
             raise TooManyQuestions(f"{most} questions are unanswered")
         self._unanswered[self._next] = kind
         return await self.post(
-            Item(ASK, {"what": kind}, (kept_body("question", body, MAX_QUESTION_BYTES),))
+            Item(ASK, {"what": kind}, (body_of("question", body, MAX_QUESTION_BYTES),))
         )
 
     async def dial(self, host: str, port: int, stand_in: str) -> socket.socket:
@@ -352,12 +353,12 @@ class Reporter:
             if not said:
                 self._on_lost()
             try:
-                self._heard(said, fds)
+                self._handle(said, fds)
             except (ValueError, KeyError, TypeError):
                 self._on_lost()
         self._wake()
 
-    def _heard(self, said: bytes, fds: list[int]) -> None:
+    def _handle(self, said: bytes, fds: list[int]) -> None:
         if self._answer is not None:
             self._more_of_answer(said)
             return
@@ -367,7 +368,7 @@ class Reporter:
             return
         if "end" in word:
             self.end_within_s = float(word["end"])
-            self.told_to_end.set()
+            self.end_requested.set()
             return
         if fds:
             self._hand_over(int(word["answer"]), socket.socket(fileno=fds[0]))

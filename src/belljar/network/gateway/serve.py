@@ -29,9 +29,9 @@ from belljar.network.gateway.site import Site
 from belljar.network.gateway.tls import Authority, Terminator
 from belljar.plan.network import StandInPlan
 
-SETTLING: Final = 0.25
+SETTLE_SHARE: Final = 0.25
 """Of the time for the end: the most that what has arrived may take."""
-TURNS: Final = 16
+SETTLE_TURNS: Final = 16
 """Of the loop, from bytes in a socket to an event of them."""
 Make = Callable[[str, StandInContext], Any]
 """`stand_ins.make`: what answers for a kind."""
@@ -78,7 +78,7 @@ async def run(
             if listeners.sink is not None:
                 front.listen_sink(listeners.sink)
             await reporter.record(Item(READY, {"certificate": authority.certificate.decode()}))
-            await reporter.told_to_end.wait()
+            await reporter.end_requested.wait()
             await end(site, front)
             raise _Ended
     except* _Ended:
@@ -95,7 +95,7 @@ async def end(site: Site, front: Front) -> None:
     reporter, loop = site.reporter, asyncio.get_running_loop()
     until = loop.time() + reporter.end_within_s
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(reporter.end_within_s * SETTLING):
+        async with asyncio.timeout(reporter.end_within_s * SETTLE_SHARE):
             await settle(reporter)
     unended = await front.end(until)
     await reporter.end(unended + site.unreported, until)
@@ -107,7 +107,7 @@ async def settle(reporter: Reporter) -> None:
     while before != reporter.posted:
         before = reporter.posted
         await reporter.flush()
-        for _ in range(TURNS):
+        for _ in range(SETTLE_TURNS):
             await asyncio.sleep(0)
 
 

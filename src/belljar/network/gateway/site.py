@@ -19,15 +19,15 @@ from typing import Any, Final
 
 from belljar.capture import Capture
 from belljar.events import Body, JsonValue, Kind
-from belljar.network.decide import Asked, Flow, Verdict, decide, known_to
+from belljar.network.decide import Flow, RequestHead, Verdict, decide, known_to
 from belljar.network.gateway.config import Bounds
 from belljar.network.gateway.context import App, StreamApp
 from belljar.network.gateway.guard import Guard
-from belljar.network.gateway.reporter import Item, Reporter, shown
+from belljar.network.gateway.reporter import Item, Reporter, printable_text
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import StandInPlan
 
-TOO_MUCH: Final = "too many bytes outside of requests, messages and streams"
+REMAINDER_EXCEEDED: Final = "too many bytes outside of requests, messages and streams"
 PART_BYTES: Final = 32 << 10
 """Of the remainder: so much has an event of its own while the connection goes on."""
 KEPT_BYTES: Final = 64 << 10
@@ -152,7 +152,7 @@ class Account:
             "unread_bytes": self.unread_bytes,
             "eof": self.is_at_end,
             "accounted": closed and not self.missing_bytes and not self.unread_bytes,
-            "reason": shown(self.reason, 200),
+            "reason": printable_text(self.reason, 200),
             "duration_ms": round((time.monotonic() - self._start) * 1000, 3),
             **({"remainder": dict(self._kinds)} if self._kinds else {}),
         }
@@ -304,10 +304,10 @@ class Site:
         """
         return self._known.get(cell, self.layout)
 
-    def judge(self, peer: Peer, asked: Asked | None = None) -> Verdict:
+    def judge(self, peer: Peer, request: RequestHead | None = None) -> Verdict:
         """The verdict on what is known of a connection, and of a request on it."""
         flow = Flow(
-            address=peer.address, port=peer.port, sni=peer.sni, hello=peer.hello, asked=asked
+            address=peer.address, port=peer.port, sni=peer.sni, hello=peer.hello, request=request
         )
         return decide(flow, self.known_to(peer.cell), self.stand_ins)
 
@@ -316,9 +316,9 @@ class Site:
         self._limits[limit] += 1
         if not self._limits_due:
             self._limits_due = True
-            asyncio.get_running_loop().call_later(LIMIT_EVENTS_EVERY_S, self.tell_limits)
+            asyncio.get_running_loop().call_later(LIMIT_EVENTS_EVERY_S, self.post_limits)
 
-    def starve(self) -> None:
+    def count_out_of_memory(self) -> None:
         """Counts that there was no memory for something.
 
         What is held back for that is given up until the count is on record.
@@ -327,7 +327,7 @@ class Site:
         with contextlib.suppress(MemoryError):
             self.hit("memory_bytes")
 
-    def tell(self, *made: Callable[[], Item]) -> None:
+    def post(self, *made: Callable[[], Item]) -> None:
         """Posts what is cut off, item by item as each is made; one that there is no memory for is
         counted.
         """
@@ -337,7 +337,7 @@ class Site:
             except MemoryError:
                 self.unreported += 1
 
-    def tell_limits(self) -> None:
+    def post_limits(self) -> None:
         """Posts the counts of limits that were hit."""
         self._limits_due = False
         with contextlib.suppress(MemoryError):

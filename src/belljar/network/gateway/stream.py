@@ -15,7 +15,7 @@ from belljar.capture import Capture
 from belljar.events import JsonValue, Kind
 from belljar.network.gateway.context import StreamApp
 from belljar.network.gateway.pipe import Pipe
-from belljar.network.gateway.reporter import Item, shown
+from belljar.network.gateway.reporter import Item, printable_text
 from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, since_ms
 from belljar.signals.values import Channel
 
@@ -72,7 +72,7 @@ class Stream:
             # A stand-in's fault, or the peer's, ends its connection, not the gateway.
             reason = _why(error)
         finally:
-            self._site.tell(partial(self._end_item, reason))
+            self._site.post(partial(self._end_item, reason))
             await self._pipe.close()
 
     async def _talk(self, app: StreamApp) -> None:
@@ -103,11 +103,11 @@ class Stream:
 
     async def _look(self, data: bytes) -> None:
         """Raises `_Over` for what the guard holds back."""
-        tie: dict[str, JsonValue] = {
+        common: dict[str, JsonValue] = {
             "cell": self._peer.cell,
             "connection": self._peer.account.number,
         }
-        looked = self._site.guard.look(self._stand_in, Channel.STREAM, [("data", data)], tie)
+        looked = self._site.guard.look(self._stand_in, Channel.STREAM, [("data", data)], common)
         if looked.items:
             await self._site.reporter.record(*looked.items)
         if looked.blocked:
@@ -185,7 +185,7 @@ async def sink(site: Site, peer: Peer, pipe: Pipe) -> None:
                 received.feed(data)
     except asyncio.CancelledError:
         reason = f"sink; {RANGE_ENDED}"
-        site.tell(item)
+        site.post(item)
         raise
     except (TimeoutError, OSError):
         pass
@@ -201,7 +201,7 @@ def stream_data(peer: Peer, stand_in: str, verdict: str, reason: str) -> dict[st
         "address": peer.address,
         "port": peer.port,
         "verdict": verdict,
-        "reason": shown(reason, 200),
+        "reason": printable_text(reason, 200),
         "bytes": 0,
         "connection": peer.account.number,
     }

@@ -22,11 +22,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from belljar.capture import body_of
 from belljar.events import JsonValue, Kind
 from belljar.network.decide import HTTP, Verdict
-from belljar.network.gateway.context import kept_body
+from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES
 from belljar.network.gateway.pipe import ServerTlsPipe, TcpPipe
-from belljar.network.gateway.reporter import Item, shown
+from belljar.network.gateway.reporter import Item, printable_text
 from belljar.network.gateway.site import RANGE_ENDED, Peer, Site
 
 AUTHORITY_NAME: Final = "Internal Root CA"
@@ -173,7 +174,7 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
     )
 
 
-MAX_SHOWN_SNI_CHARS = 300
+MAX_RECORDED_SNI_CHARS = 300
 
 
 class Terminator:
@@ -183,18 +184,18 @@ class Terminator:
         self._site, self._authority = site, authority
         self._contexts = {http: self._first_context(http=http) for http in (True, False)}
 
-    async def shake_hands(self, pipe: TcpPipe, peer: Peer) -> tuple[ServerTlsPipe, Peer] | None:
+    async def handshake(self, pipe: TcpPipe, peer: Peer) -> tuple[ServerTlsPipe, Peer] | None:
         """The connection within TLS and what is known of it now; None when there is none, which is
         on record. The caller closes `pipe` then.
         """
         bounds = self._site.bounds
         http = self._site.judge(peer).protocol in HTTP
         secure = ServerTlsPipe(pipe, self._contexts[http])
-        hello = _Hello(self._site, peer, secure)
+        hello = _ClientHello(self._site, peer, secure)
         secure.engine.owner = hello  # type: ignore[attr-defined]
         try:
             async with asyncio.timeout(bounds.handshake_timeout_s):
-                await secure.handshake(hello.before_words, bounds.handshake_bytes)
+                await secure.handshake(hello.before_send, bounds.handshake_bytes)
         except asyncio.CancelledError:
             hello.cut(RANGE_ENDED)
             raise
@@ -210,7 +211,7 @@ class Terminator:
                 return secure, hello.peer
         return None
 
-    async def _is_own(self, secure: ServerTlsPipe, hello: _Hello, *, http: bool) -> bool:
+    async def _is_own(self, secure: ServerTlsPipe, hello: _ClientHello, *, http: bool) -> bool:
         """Whether the name that was judged is this ClientHello's own.
 
         In a resumed session of TLS 1.2 OpenSSL tells the first one's, whatever stands in this one.
@@ -236,7 +237,7 @@ class Terminator:
     def _named(
         self, engine: ssl.SSLObject | ssl.SSLSocket, name: str | None, *, http: bool
     ) -> int | None:
-        hello: _Hello = engine.owner  # type: ignore[union-attr]
+        hello: _ClientHello = engine.owner  # type: ignore[union-attr]
         verdict = hello.said(name)
         if not verdict.allowed:
             return ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
@@ -244,7 +245,7 @@ class Terminator:
         return None
 
 
-class _Hello:
+class _ClientHello:
     """One connection's ClientHello."""
 
     def __init__(self, site: Site, peer: Peer, secure: ServerTlsPipe) -> None:
@@ -259,7 +260,7 @@ class _Hello:
         self._verdict = self._site.judge(self.peer)
         return self._verdict
 
-    async def before_words(self) -> None:
+    async def before_send(self) -> None:
         """A refusal is on record before its alert leaves, a name that is taken before the
         certificate does.
         """
@@ -274,7 +275,7 @@ class _Hello:
     def cut(self, reason: str) -> None:
         """Puts on record that the range has ended it."""
         if self._verdict is None or self._verdict.allowed:
-            self._site.tell(partial(self._item, reason))
+            self._site.post(partial(self._item, reason))
 
     async def _record(self, reason: str) -> None:
         self._recorded = True
@@ -284,13 +285,15 @@ class _Hello:
         peer = self.peer
         data: dict[str, JsonValue] = {
             "cell": peer.cell,
-            "sni": None if peer.sni is None else shown(peer.sni, MAX_SHOWN_SNI_CHARS),
+            "sni": None if peer.sni is None else printable_text(peer.sni, MAX_RECORDED_SNI_CHARS),
             "address": peer.address,
             "port": peer.port,
             "verdict": "refused" if reason else "allowed",
-            "reason": shown(reason, 200),
+            "reason": printable_text(reason, 200),
             "stand_in": "" if self._verdict is None else self._verdict.stand_in,
             "connection": peer.account.number,
         }
-        heard = self._secure.take_heard()
-        return Item(Kind.NETWORK_TLS, data, (kept_body("hello", heard),) if heard else ())
+        heard = self._secure.take_handshake_bytes()
+        return Item(
+            Kind.NETWORK_TLS, data, (body_of("hello", heard, MAX_KEPT_BODY_BYTES),) if heard else ()
+        )

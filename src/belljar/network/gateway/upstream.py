@@ -21,18 +21,19 @@ from urllib.parse import unquote_plus
 
 import h11
 
+from belljar.capture import body_of
 from belljar.events import JsonValue, Kind
 from belljar.network.decide import MAX_NAME_BYTES, split_target
-from belljar.network.gateway.context import Receive, Scope, Send, kept_body
+from belljar.network.gateway.context import Receive, Scope, Send
 from belljar.network.gateway.middleware import Refused, refuse
 from belljar.network.gateway.pipe import Pipe, TlsPipe
 from belljar.network.gateway.reporter import (
-    MAX_SHOWN_HEADER_CHARS,
-    MAX_SHOWN_URL_CHARS,
+    MAX_RECORDED_HEADER_CHARS,
+    MAX_RECORDED_URL_CHARS,
     Item,
     TooManyQuestions,
-    shown,
-    shown_headers,
+    printable_headers,
+    printable_text,
 )
 from belljar.network.gateway.site import Site
 from belljar.plan.network import DIAL_BYTES, StandInPlan
@@ -132,7 +133,7 @@ class Budget:
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = self.left_bytes = most_bytes
-        self.is_told = False
+        self.is_reported = False
 
     def spend(self, count: int) -> None:
         """Takes them off."""
@@ -245,21 +246,23 @@ class Upstream:
             ):
                 await _talk(pipe, request, body, send)
         except SpentError:
-            self._tell_spent()
+            self._report_spent()
             raise Refused(SPENT, 502) from None
         except TimeoutError:
             raise Refused("the upstream took too long", 504) from None
         except ssl.SSLError as error:
             why = getattr(error, "verify_message", "") or error.reason or "it failed"
-            raise Refused(f"TLS with the upstream: {shown(why, 200)}", 502) from None
+            raise Refused(f"TLS with the upstream: {printable_text(why, 200)}", 502) from None
         except OSError as error:
             raise Refused(
-                f"the upstream: {shown(error.strerror or type(error).__name__, 200)}", 502
+                f"the upstream: {printable_text(error.strerror or type(error).__name__, 200)}", 502
             ) from None
         except h11.RemoteProtocolError as error:
-            raise Refused(f"the upstream's HTTP: {shown(str(error), 200)}", 502) from None
+            raise Refused(f"the upstream's HTTP: {printable_text(str(error), 200)}", 502) from None
         except h11.LocalProtocolError as error:
-            raise Refused(f"not to be sent to an upstream: {shown(str(error), 200)}", 400) from None
+            raise Refused(
+                f"not to be sent to an upstream: {printable_text(str(error), 200)}", 400
+            ) from None
 
     @contextlib.asynccontextmanager
     async def _connected(self, port: int) -> AsyncIterator[Pipe]:
@@ -270,7 +273,7 @@ class Upstream:
             self._site.hit("dials")
             raise Refused("not dialled: too many are being dialled", 503) from None
         except ValueError as error:
-            raise Refused(f"not dialled: {shown(str(error), 200)}", 502) from None
+            raise Refused(f"not dialled: {printable_text(str(error), 200)}", 502) from None
         wait_s = self._site.bounds.upstream_wait_s
         pipe: Pipe = MeteredPipe(sock, self._budget, wait_s)
         try:
@@ -314,7 +317,7 @@ class Upstream:
         leaves.
         """
         said = h11.Connection(h11.CLIENT).send(request) or b""
-        if is_shown_whole(request.headers, len(request.target)):
+        if is_recorded_whole(request.headers, len(request.target)):
             return
         data: dict[str, JsonValue] = {
             "what": "long head",
@@ -323,13 +326,13 @@ class Upstream:
             "bytes": len(said),
         }
         await self._site.reporter.record(
-            Item(Kind.NETWORK_ATTEMPT, data, (kept_body("head", said, 2 * MAX_HEAD_BYTES),))
+            Item(Kind.NETWORK_ATTEMPT, data, (body_of("head", said, 2 * MAX_HEAD_BYTES),))
         )
 
-    def _tell_spent(self) -> None:
+    def _report_spent(self) -> None:
         """Once a range."""
-        if not self._budget.is_told:
-            self._budget.is_told = True
+        if not self._budget.is_reported:
+            self._budget.is_reported = True
             most_bytes = self._budget.most_bytes
             data: dict[str, JsonValue] = {
                 "limit": "upstream_budget_bytes",
@@ -380,7 +383,7 @@ def rewritten(headers: Fields, query: bytes, body: bytes, methods: frozenset[str
         if field in REWRITING or (
             field.startswith(_REWRITING_FAMILIES) and field not in METHOD_OVERRIDES
         ):
-            return f"{shown(name, 64)} may make another request of it"
+            return f"{printable_text(name, 64)} may make another request of it"
         kinds |= {value.strip().lower()} if field == b"content-type" else set()
     if _names_method(query, methods):
         return "its query names a method that the policy does not allow"
@@ -412,19 +415,19 @@ def _is_parameter(name: bytes) -> bool:
     return plain.partition("[")[0].replace("_", "-") in _PARAMETERS
 
 
-def is_shown_whole(headers: Fields, target_bytes: int) -> bool:
+def is_recorded_whole(headers: Fields, target_bytes: int) -> bool:
     """Whether a request's event has all of its head: no field more, none cut, nor the address.
 
     What stands there escaped takes up to four times its bytes.
     """
     fields = list(headers)
-    _, dropped = shown_headers(fields)
+    _, dropped = printable_headers(fields)
     parts = [part for pair in fields for part in pair]
     longest = max((len(part) * (1 if part.isascii() else 4) for part in parts), default=0)
     return (
         not dropped
-        and longest <= MAX_SHOWN_HEADER_CHARS
-        and target_bytes + MAX_NAME_BYTES + 16 <= MAX_SHOWN_URL_CHARS
+        and longest <= MAX_RECORDED_HEADER_CHARS
+        and target_bytes + MAX_NAME_BYTES + 16 <= MAX_RECORDED_URL_CHARS
     )
 
 

@@ -8,8 +8,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
+from belljar.capture import body_of
 from belljar.events import JsonValue, Kind
-from belljar.network.gateway.context import App, Message, Receive, Scope, Send, kept_body
+from belljar.network.gateway.context import App, Message, Receive, Scope, Send
 from belljar.network.gateway.reporter import Item
 from belljar.network.gateway.site import Account, Site
 from belljar.signals.values import Channel
@@ -116,13 +117,13 @@ class WebSocketRecord:
     def __init__(
         self,
         site: Site,
-        tie: Mapping[str, JsonValue],
+        common: Mapping[str, JsonValue],
         receive: Receive,
         send: Send,
         count: Callable[[int], None],
     ) -> None:
         """`count`: is told how many bytes of the cell's messages are recorded."""
-        self._site, self._tie, self._count = site, tie, count
+        self._site, self._common_fields, self._count = site, common, count
         self._upstream, self._downstream = receive, send
         self._idle: asyncio.Timeout | None = None
         self.status: int | None = None
@@ -137,12 +138,15 @@ class WebSocketRecord:
 
     async def _receive(self) -> Message:
         message = await self._upstream()
-        self._stirred()
+        self._restart_idle_timer()
         if message["type"] == "websocket.receive":
             await self._record("sent", message)
             content = _content(message)
             looked = self._site.guard.look(
-                str(self._tie["stand_in"]), Channel.WEBSOCKET, [("message", content)], self._tie
+                str(self._common_fields["stand_in"]),
+                Channel.WEBSOCKET,
+                [("message", content)],
+                self._common_fields,
             )
             if looked.items:
                 await self._site.reporter.record(*looked.items)
@@ -153,7 +157,7 @@ class WebSocketRecord:
         return message
 
     async def _send(self, message: Message) -> None:
-        self._stirred()
+        self._restart_idle_timer()
         if self.status is None:
             await self._before_open()
             self.status = _status(message)
@@ -161,13 +165,13 @@ class WebSocketRecord:
             await self._record("received", message)
         await self._downstream(message)
 
-    def broke_off(self, begun: str | bytes) -> None:
+    def record_unfinished(self, begun: str | bytes) -> None:
         """Puts on record what there is of the cell's message that will not be whole any more."""
         is_text = isinstance(begun, str)
         message: Message = {"type": "websocket.receive", "text" if is_text else "bytes": begun}
-        self._site.tell(lambda: self._item("sent", message, {"complete": False}))
+        self._site.post(lambda: self._item("sent", message, {"complete": False}))
 
-    def _stirred(self) -> None:
+    def _restart_idle_timer(self) -> None:
         if self._idle is not None and not self._idle.expired():
             self._idle.reschedule(
                 asyncio.get_running_loop().time() + self._site.bounds.idle_timeout_s
@@ -181,7 +185,7 @@ class WebSocketRecord:
         if direction == "sent":
             self._count(len(content))
         data: dict[str, JsonValue] = {
-            **self._tie,
+            **self._common_fields,
             "direction": direction,
             "bytes": len(content),
             "text": text is not None,
@@ -193,7 +197,7 @@ class WebSocketRecord:
             **more,
         }
         bodies = (
-            (kept_body("message", content, self._site.bounds.kept_body_bytes),) if content else ()
+            (body_of("message", content, self._site.bounds.kept_body_bytes),) if content else ()
         )
         return Item(Kind.NETWORK_WEBSOCKET, data, bodies)
 

@@ -25,7 +25,13 @@ from belljar.isolation.identity import hold_identity
 from belljar.network import ipc
 from belljar.network.capture.exchanges import NOT_FURTHER
 from belljar.network.capture.traffic_analysis import IN_PACKETS, MAX_EVENTS
-from belljar.network.ipc import MAX_DATAGRAM_BYTES, Ready, Said, UpDecoder, WireViolation
+from belljar.network.ipc import (
+    MAX_DATAGRAM_BYTES,
+    EventDecoder,
+    GatewayEvent,
+    GatewayReady,
+    WireViolation,
+)
 from belljar.network.owner.budget import Budget, cost_bytes
 from belljar.network.owner.groups import RangeGroups
 from belljar.network.owner.processes import Child, ForkServer, shared_fork_server, wait_readable
@@ -226,7 +232,7 @@ class Taker:
     def __init__(self, task: Task, recorder: Recorder) -> None:
         self.is_done = False
         self._task, self._recorder = task, recorder
-        self._decoder = UpDecoder(KINDS)
+        self._decoder = EventDecoder(KINDS)
         self._budget, self._most_events = task.budget, task.budget.events + MAX_EVENTS
         self._limits = 0
 
@@ -238,7 +244,7 @@ class Taker:
         match self._decoder.feed(datagram):
             case None:
                 return
-            case Said() as said:
+            case GatewayEvent() as said:
                 data = {"range": "", **said.data} | {
                     "range": self._task.range_id,
                     "traffic_analysis": True,
@@ -249,7 +255,7 @@ class Taker:
                 self._record(
                     self._limit(event) if event.kind == Kind.LIMIT_HIT else self._spend(event)
                 )
-            case Ready():
+            case GatewayReady():
                 self.is_done = True
             case _:
                 raise WireViolation("a word that is no reader's")

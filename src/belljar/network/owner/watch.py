@@ -33,16 +33,16 @@ from belljar.network.capture.accounting import Accounts
 from belljar.network.ipc import (
     DIAL,
     MAX_DATAGRAM_BYTES,
-    Alive,
-    Asked,
-    Ended,
-    Ready,
-    Said,
-    UpDecoder,
+    EventDecoder,
+    GatewayEnded,
+    GatewayEvent,
+    GatewayReady,
+    GatewayRequest,
+    Heartbeat,
     WireViolation,
     encode_ack,
-    encode_answer,
     encode_end,
+    encode_reply,
 )
 from belljar.network.owner.bounded_executor import BoundedExecutor
 from belljar.network.owner.budget import Budget
@@ -117,7 +117,7 @@ class Watch:
         self.closing = False
         self._range, self._lines, self._recorder = range_id, lines, recorder
         self._on_death, self._answer, self._dialler = on_death, answer, dialler
-        self._decoder = UpDecoder()
+        self._decoder = EventDecoder()
         self._open = {lines.control, lines.events}
         self._is_ending = self._has_ended = False
         self._killed = killed
@@ -347,16 +347,16 @@ class Watch:
                 f"the gateway broke its protocol: {exc}", where=self._where()
             ) from exc
         match said:
-            case Said():
+            case GatewayEvent():
                 self._record(said.kind, said.data, said.bodies)
                 self._send(encode_ack(said.id))
-            case Ready():
+            case GatewayReady():
                 self.heard.certificate = str(said.data.get("certificate", "")).encode()
                 self._send(encode_ack(said.id))
                 self.heard.milestones.put("ready")
-            case Alive():
+            case Heartbeat():
                 self._send(encode_ack(said.id))
-            case Ended():
+            case GatewayEnded():
                 if not self._is_ending:
                     raise ProtocolViolation(
                         "the gateway broke its protocol: it has ended unasked", where=self._where()
@@ -364,7 +364,7 @@ class Watch:
                 self._has_ended = True
                 self._unreported += said.unreported
                 self._last_word.set()
-            case Asked():
+            case GatewayRequest():
                 self._ask(said)
 
     def _record(self, kind: Kind, data: Mapping[str, Any], bodies: tuple[Any, ...] = ()) -> None:
@@ -410,7 +410,7 @@ class Watch:
         self._recorder.record(taken)
         self._accounts.report(event, taken)
 
-    def _ask(self, asked: Asked) -> None:
+    def _ask(self, asked: GatewayRequest) -> None:
         """Whoever answers may take long: nobody waits for it here."""
         is_dial = asked.what == DIAL
         executor, answer = (self._dials, self._dial) if is_dial else (self._questions, self._reply)
@@ -419,23 +419,23 @@ class Watch:
                 f"more than {_MAX_QUESTIONS} questions at once", where=self._where()
             )
 
-    def _reply(self, asked: Asked) -> None:
+    def _reply(self, asked: GatewayRequest) -> None:
         try:
             if self._answer is None:
                 raise ValueError("nobody answers questions here")
-            words = encode_answer(asked.id, self._answer(asked.what, asked.body))
+            words = encode_reply(asked.id, self._answer(asked.what, asked.body))
         except Exception as exc:  # noqa: BLE001 - the gateway is told; the range goes on
-            words = encode_answer(asked.id, printable(str(exc), max_chars=500).encode(), ok=False)
+            words = encode_reply(asked.id, printable(str(exc), max_chars=500).encode(), ok=False)
         self._send(*words)
 
-    def _dial(self, asked: Asked) -> None:
+    def _dial(self, asked: GatewayRequest) -> None:
         """Hands the gateway a connected socket, or says why not.
 
         It may not ask for what the plan does not have: then it is not ours any more.
         """
         try:
             with self._dialler.dial(asked.body, self._say_dialled) as end:
-                self._send(encode_answer(asked.id, b"")[0], fds=(end.fileno(),))
+                self._send(encode_reply(asked.id, b"")[0], fds=(end.fileno(),))
                 return
         except NotAnUpstream as exc:
             self.die(
@@ -446,7 +446,7 @@ class Watch:
             self.die(exc)
         except Exception as exc:  # noqa: BLE001 - the gateway is told; the range goes on
             self._send(
-                *encode_answer(asked.id, printable(str(exc), max_chars=500).encode(), ok=False)
+                *encode_reply(asked.id, printable(str(exc), max_chars=500).encode(), ok=False)
             )
 
     def _say_dialled(self, data: Mapping[str, Any]) -> None:

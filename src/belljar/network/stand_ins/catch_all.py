@@ -17,8 +17,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from belljar.capture import body_of
 from belljar.events import JsonValue
-from belljar.network.gateway.context import StandInContext, kept_body
+from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, StandInContext
 from belljar.network.stand_ins.documents import Faults, unknown_settings
 from belljar.network.stand_ins.web import (
     Answer,
@@ -76,7 +77,7 @@ def make(context: StandInContext) -> App:
             await context.record(
                 "network.attempt",
                 data,
-                [kept_body("request", request.body)] if request.body else [],
+                [body_of("request", request.body, MAX_KEPT_BODY_BYTES)] if request.body else [],
             )
 
     async def handle(request: Request) -> Answer:

@@ -10,9 +10,10 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Final, Protocol
 
+from belljar.capture import body_of
 from belljar.dataclass import dataclass
 from belljar.events import JsonValue
-from belljar.network.gateway.context import StandInContext, kept_body
+from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, StandInContext
 from belljar.network.stand_ins.web import word
 
 READ_BYTES: Final = 32 << 10
@@ -142,7 +143,9 @@ async def _record(context: StandInContext, service: str, steps: list[Step], cell
             "ok": presented.ok,
         }
         await context.record(
-            "network.attempt", data, [kept_body("credential", presented.credential)]
+            "network.attempt",
+            data,
+            [body_of("credential", presented.credential, MAX_KEPT_BODY_BYTES)],
         )
         return
     names: list[JsonValue] = [word(step.name, 64) for step in steps[:MAX_NAMES]]
@@ -154,5 +157,7 @@ async def _record(context: StandInContext, service: str, steps: list[Step], cell
         "count": len(steps),
     }
     await context.record(
-        "network.attempt", data, [kept_body("command", b"".join(step.raw for step in steps))]
+        "network.attempt",
+        data,
+        [body_of("command", b"".join(step.raw for step in steps), MAX_KEPT_BODY_BYTES)],
     )

@@ -12,20 +12,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from belljar.capture import body_of
 from belljar.events import Body, Kind
 from belljar.network.gateway.config import Bounds
-from belljar.network.gateway.context import kept_body
 from belljar.network.gateway.reporter import MAX_DATA_BYTES, Item, Reporter, TooManyQuestions, datagrams
 from belljar.network.ipc import (
     DIAL,
-    Alive,
-    Asked,
-    Ended,
-    Said,
-    UpDecoder,
+    EventDecoder,
+    GatewayEnded,
+    GatewayEvent,
+    GatewayRequest,
+    Heartbeat,
     encode_ack,
-    encode_answer,
     encode_end,
+    encode_reply,
 )
 
 
@@ -58,11 +58,11 @@ async def reporting(sock: socket.socket, **bounds: float) -> AsyncIterator[Repor
         reporter.stop()
 
 
-async def heard(sock: socket.socket, decoder: UpDecoder) -> Said | Asked:
+async def heard(sock: socket.socket, decoder: EventDecoder) -> GatewayEvent | GatewayRequest:
     """The next whole event, at the owner's end."""
     while True:
         said = decoder.feed(await asyncio.get_running_loop().sock_recv(sock, 1 << 17))
-        if isinstance(said, Said | Asked):
+        if isinstance(said, GatewayEvent | GatewayRequest):
             return said
 
 
@@ -71,7 +71,7 @@ def item(number: int, size: int = 0) -> Item:
     return Item(
         Kind.NETWORK_ATTEMPT,
         {"stand_in": "s", "what": str(number)},
-        (kept_body("b", bytes(size), size),) if size else (),
+        (body_of("b", bytes(size), size),) if size else (),
     )
 
 
@@ -89,7 +89,7 @@ def test_an_event_is_recorded_when_it_is_acknowledged_and_not_before() -> None:
         with pair() as (here, there):
             async with reporting(here) as reporter, asyncio.TaskGroup() as group:
                 tasks = [group.create_task(reporter.record(item(number, 70_000 * number))) for number in range(3)]
-                decoder = UpDecoder()
+                decoder = EventDecoder()
                 said = [await heard(there, decoder) for _ in tasks]
                 assert not any(task.done() for task in tasks)
                 there.send(encode_ack(said[1].id))
@@ -101,15 +101,15 @@ def test_an_event_is_recorded_when_it_is_acknowledged_and_not_before() -> None:
     asyncio.run(scene())
 
 
-async def until_ended(sock: socket.socket) -> tuple[list[Said], Ended]:
+async def until_ended(sock: socket.socket) -> tuple[list[GatewayEvent], GatewayEnded]:
     """All events, and the last word."""
-    decoder = UpDecoder()
-    told: list[Said] = []
+    decoder = EventDecoder()
+    told: list[GatewayEvent] = []
     while True:
         said = decoder.feed(await asyncio.get_running_loop().sock_recv(sock, 1 << 17))
-        if isinstance(said, Ended):
+        if isinstance(said, GatewayEnded):
             return told, said
-        if isinstance(said, Said):
+        if isinstance(said, GatewayEvent):
             told.append(said)
 
 
@@ -120,7 +120,7 @@ def test_the_last_word_comes_behind_all_that_was_posted() -> None:
         with pair() as (here, there):
             async with asyncio.timeout(30), reporting(here) as reporter, asyncio.TaskGroup() as group:
                 there.send(encode_end(2.5))
-                await reporter.told_to_end.wait()
+                await reporter.end_requested.wait()
                 assert reporter.end_within_s == 2.5
                 for number in range(3):
                     reporter.post(item(number, 70_000))
@@ -180,10 +180,10 @@ def test_signs_of_life_come_by_themselves_one_at_a_time() -> None:
     async def scene() -> None:
         with pair() as (here, there):
             async with asyncio.timeout(30), reporting(here, alive_every_s=0.001):
-                loop, decoder = asyncio.get_running_loop(), UpDecoder()
+                loop, decoder = asyncio.get_running_loop(), EventDecoder()
                 for number in (1, 2, 3):
                     said = decoder.feed(await loop.sock_recv(there, 1 << 16))
-                    assert said == Alive(id=number)
+                    assert said == Heartbeat(id=number)
                     await asyncio.sleep(0.005)  # several more would have come
                     there.send(encode_ack(number))
 
@@ -197,7 +197,7 @@ def test_signs_of_life_go_on_after_moments_without_memory(monkeypatch: pytest.Mo
     async def scene() -> None:
         with pair() as (here, there):
             async with asyncio.timeout(30), reporting(here, alive_every_s=0.001) as reporter:
-                loop, decoder, short = asyncio.get_running_loop(), UpDecoder(), []
+                loop, decoder, short = asyncio.get_running_loop(), EventDecoder(), []
                 at, name = (loop, "call_later") if without == "timer" else (reporter, "post")
                 enough = getattr(at, name)
 
@@ -209,7 +209,7 @@ def test_signs_of_life_go_on_after_moments_without_memory(monkeypatch: pytest.Mo
 
                 monkeypatch.setattr(at, name, scarce)
                 for number in (1, 2, 3):
-                    assert decoder.feed(await loop.sock_recv(there, 1 << 16)) == Alive(id=number)
+                    assert decoder.feed(await loop.sock_recv(there, 1 << 16)) == Heartbeat(id=number)
                     there.send(encode_ack(number))
                 assert len(short) >= 2
 
@@ -224,10 +224,10 @@ def test_thousands_wait_at_once_and_what_is_unrecorded_is_bounded() -> None:
             async with reporting(here, unrecorded_bytes=100_000) as reporter, asyncio.TaskGroup() as group:
                 for number in range(3000):
                     group.create_task(reporter.record(item(number, 1000)))
-                decoder = UpDecoder()
+                decoder = EventDecoder()
                 for number in range(3000):
                     said = await heard(there, decoder)
-                    assert isinstance(said, Said)
+                    assert isinstance(said, GatewayEvent)
                     assert said.data["what"] == str(number)
                     assert reporter._unrecorded < 100_000 + 2_000
                     there.send(encode_ack(said.id))
@@ -241,11 +241,11 @@ def test_kept_bytes_have_a_budget() -> None:
     async def scene() -> None:
         with pair() as (here, there):
             async with reporting(here, recorded_bytes=1500) as reporter:
-                decoder = UpDecoder()
+                decoder = EventDecoder()
                 for expected in (1000, 0, 400, 0):
                     reporter.post(item(0, 1000 if expected != 400 else 400))
                     said = await heard(there, decoder)
-                    assert isinstance(said, Said)
+                    assert isinstance(said, GatewayEvent)
                     assert (
                         (len(said.bodies[0].content), said.bodies[0].total_bytes)
                         == (expected, 1000 if expected != 400 else 400)
@@ -264,15 +264,15 @@ def test_a_question_has_an_answer_or_a_reason() -> None:
         with pair() as (here, there):
             async with reporting(here) as reporter, asyncio.TaskGroup() as group:
                 asking = group.create_task(reporter.ask("chat", b"q" * 100_000))
-                said = await heard(there, UpDecoder())
-                assert isinstance(said, Asked)
+                said = await heard(there, EventDecoder())
+                assert isinstance(said, GatewayRequest)
                 assert (said.what, said.body) == ("chat", b"q" * 100_000)
-                for datagram in encode_answer(said.id, b"a" * 200_000):
+                for datagram in encode_reply(said.id, b"a" * 200_000):
                     await asyncio.get_running_loop().sock_sendall(there, datagram)
                 assert await asking == b"a" * 200_000
                 refused = group.create_task(refusal(reporter))
-                number = (await heard(there, UpDecoder())).id
-                for datagram in encode_answer(number, b"not now", ok=False):
+                number = (await heard(there, EventDecoder())).id
+                for datagram in encode_reply(number, b"not now", ok=False):
                     there.send(datagram)
                 assert await refused == "not now"
 
@@ -285,7 +285,7 @@ def test_a_question_counts_until_it_is_answered() -> None:
     async def scene() -> None:
         with pair() as (here, there):
             async with reporting(here, dials=2, questions=1) as reporter, asyncio.TaskGroup() as group:
-                decoder, left = UpDecoder(), []
+                decoder, left = EventDecoder(), []
                 for _ in range(2):
                     asking = group.create_task(reporter.dial("real.example", 443, "upstream:real.example"))
                     left.append((await heard(there, decoder)).id)
@@ -297,11 +297,11 @@ def test_a_question_counts_until_it_is_answered() -> None:
                 with pytest.raises(TooManyQuestions):
                     await reporter.ask("chat", b"q")
                 for id_ in (number, left[0]):
-                    for datagram in encode_answer(id_, b"late"):
+                    for datagram in encode_reply(id_, b"late"):
                         there.send(datagram)
                 assert await other == b"late"
                 refused = group.create_task(no_socket(reporter))
-                for datagram in encode_answer((await heard(there, decoder)).id, b"private", ok=False):
+                for datagram in encode_reply((await heard(there, decoder)).id, b"private", ok=False):
                     there.send(datagram)
                 assert await refused == "private"
 
@@ -321,10 +321,10 @@ def test_a_dial_is_answered_by_a_socket_or_a_reason() -> None:
     async def scene() -> None:
         with pair() as (here, there):
             async with reporting(here) as reporter, asyncio.TaskGroup() as group:
-                decoder = UpDecoder()
+                decoder = EventDecoder()
                 first = group.create_task(reporter.dial("real.example", 443, "upstream:real.example"))
                 said = await heard(there, decoder)
-                assert isinstance(said, Asked)
+                assert isinstance(said, GatewayRequest)
                 assert (said.what, json.loads(said.body)) == (
                     DIAL,
                     {"host": "real.example", "port": 443, "stand_in": "upstream:real.example"},
@@ -335,13 +335,13 @@ def test_a_dial_is_answered_by_a_socket_or_a_reason() -> None:
                 for id_, word in ((said.id, b"late"), (number, b"mine")):
                     ours, theirs = socket.socketpair()
                     with ours, theirs:
-                        socket.send_fds(there, encode_answer(id_, b"")[:1], [theirs.fileno()])
+                        socket.send_fds(there, encode_reply(id_, b"")[:1], [theirs.fileno()])
                         ours.send(word)
                 with await second as end:
                     assert not end.getblocking()
                     assert end.recv(9) == b"mine"
                 refused = group.create_task(no_socket(reporter))
-                for datagram in encode_answer((await heard(there, decoder)).id, b"private", ok=False):
+                for datagram in encode_reply((await heard(there, decoder)).id, b"private", ok=False):
                     there.send(datagram)
                 assert await refused == "private"
 
@@ -385,9 +385,9 @@ def test_the_owner_reads_what_was_written(data: dict[str, str | int], sizes: lis
     bodies = tuple(
         Body(name=f"b{n}", content=bytes(size), total_bytes=size, sha256="0" * 64) for n, size in enumerate(sizes)
     )
-    decoder = UpDecoder()
+    decoder = EventDecoder()
     got = [decoder.feed(datagram) for datagram in datagrams(3, Item(Kind.NETWORK_DNS, data, bodies))]
     assert [said for said in got if said is not None] == got[-1:]
     said = got[-1]
-    assert isinstance(said, Said)
+    assert isinstance(said, GatewayEvent)
     assert (dict(said.data), said.bodies) == (data, bodies)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from belljar.network.gateway.main import _is_a_stand_ins
+from belljar.network.gateway.main import _is_stand_in_code
 
 STAND_IN = "belljar.network.stand_ins.git.packs"
 GATEWAY = "belljar.network.gateway.reporter"
@@ -42,9 +42,9 @@ def frame_within(*modules: str) -> FrameType:
 )
 def test_only_a_stand_ins_code_is_interrupted(modules: tuple[str, ...], *, is_one: bool) -> None:
     """And a library's that it called; never the gateway's own, which a stand-in calls to put something on record."""
-    assert _is_a_stand_ins(frame_within(*modules)) is is_one
+    assert _is_stand_in_code(frame_within(*modules)) is is_one
 
 
 def test_nothing_is_nobodys() -> None:
     """As between two turns."""
-    assert not _is_a_stand_ins(None)
+    assert not _is_stand_in_code(None)

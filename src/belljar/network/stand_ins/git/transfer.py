@@ -12,8 +12,9 @@ from typing import Final
 
 from anyio.lowlevel import checkpoint
 
+from belljar.capture import body_of
 from belljar.events import JsonValue
-from belljar.network.gateway.context import StandInContext, kept_body
+from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, StandInContext
 from belljar.network.stand_ins.git.packs import (
     BLOB,
     COMMIT,
@@ -372,7 +373,11 @@ async def _record_push(context: StandInContext, request: Request, name: str, pus
     }
     said = b"\n\n".join(commit.content for commit in commits[:_LISTED])
     files = b"\n".join(thing.content for thing in _smallest_files(push))
-    bodies = [kept_body("pack", push.pack), kept_body("commits", said), kept_body("files", files)]
+    bodies = [
+        body_of("pack", push.pack, MAX_KEPT_BODY_BYTES),
+        body_of("commits", said, MAX_KEPT_BODY_BYTES),
+        body_of("files", files, MAX_KEPT_BODY_BYTES),
+    ]
     await context.record("network.attempt", data, [body for body in bodies if body.total_bytes])
 
 

@@ -18,13 +18,13 @@ from typing import Any, Final
 
 from anyio import Lock
 
+from belljar.capture import body_of
 from belljar.events import Body, JsonValue
 from belljar.network.gateway.context import (
     MAX_BODY_BYTES,
     MAX_KEPT_BODY_BYTES,
     App,
     StandInContext,
-    kept_body,
 )
 from belljar.network.stand_ins.documents import Fault, Faults
 from belljar.network.stand_ins.files import check_directory, file_answer, list_files
@@ -114,16 +114,19 @@ class Changes:
                 request,
                 "publish",
                 {**data, "refused": "not a JSON object"},
-                [kept_body("document", body)],
+                [body_of("document", body, MAX_KEPT_BODY_BYTES)],
             )
             return False
         if not isinstance(attachments, dict) or not attachments:
             await self._record(
-                request, "change", {**data, "refused": ""}, [kept_body("document", body)]
+                request,
+                "change",
+                {**data, "refused": ""},
+                [body_of("document", body, MAX_KEPT_BODY_BYTES)],
             )
             return True
         bodies = _files(attachments)
-        about = bodies[0] if bodies else kept_body("file-0", b"")
+        about = bodies[0] if bodies else body_of("file-0", b"", MAX_KEPT_BODY_BYTES)
         data |= {
             "version": next(iter(_names(versions)), ""),
             "filename": word(str(next(iter(attachments)))),
@@ -134,7 +137,9 @@ class Changes:
         manifest = json.dumps(versions)[:MAX_KEPT_BODY_BYTES].encode("utf-8", "replace")[
             :MAX_KEPT_BODY_BYTES
         ]
-        await self._record(request, "publish", data, [*bodies, kept_body("versions", manifest)])
+        await self._record(
+            request, "publish", data, [*bodies, body_of("versions", manifest, MAX_KEPT_BODY_BYTES)]
+        )
         return True
 
     async def other(
@@ -146,7 +151,9 @@ class Changes:
             "path": word(request.path),
             "refused": refused,
         }
-        await self._record(request, what, data, [kept_body("request", body)] if body else [])
+        await self._record(
+            request, what, data, [body_of("request", body, MAX_KEPT_BODY_BYTES)] if body else []
+        )
 
     async def _record(
         self,
@@ -188,7 +195,7 @@ def _files(attachments: Mapping[str, Any]) -> list[Body]:
     found: list[Body] = []
     for _name, attachment in _some(attachments)[:4]:
         data = attachment.get("data") if isinstance(attachment, dict) else None
-        found.append(kept_body(f"file-{len(found)}", _decoded(data)))
+        found.append(body_of(f"file-{len(found)}", _decoded(data), MAX_KEPT_BODY_BYTES))
     return found
 
 
