@@ -13,7 +13,7 @@ OWN = ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]),
 PROGRAM = """
 import contextlib, json, os, shutil, subprocess, sys, tempfile
 from belljar.network import ipc
-from belljar.network.supervisor import links, nflog, nft, main as supervisor
+from belljar.network.supervisor import links, netfilter, main as supervisor
 from belljar.network.capture.packets import FILES, PacketFiles, Tap
 from belljar.plan.addresses import lay_out
 from belljar.plan.network import NetworkPlan
@@ -29,10 +29,10 @@ with contextlib.ExitStack() as stack:
     files = [stack.enter_context(tempfile.TemporaryFile()).fileno() for _ in range(FILES)]
     made = supervisor._Supervisor(task, end, rules, files)
     made._kernel = links.prepare_namespace(layout, forwards=False)
-    with nft.Loading(tool, rules) as loading:
+    with netfilter.Loading(tool, rules) as loading:
         loading.finish()
     made._tap, made._files = Tap(), PacketFiles(files, 1 << 20, made._connections)
-    made._changes = nflog.open_changes()
+    made._changes = netfilter.open_changes()
     made._look_at_rules()
     for words in sys.argv[1:]:
         subprocess.run([tool, *words.split()], check=True)

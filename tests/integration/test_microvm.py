@@ -32,7 +32,7 @@ from belljar.image import Image, Kernel
 from belljar.isolation import list_cells
 from belljar.isolation.microvm import Vmm, ensure_template, guest_files, open_vm
 from belljar.isolation.microvm import template as template_module
-from belljar.isolation.microvm.prove import boots_under
+from belljar.isolation.proofs import boots_under
 from belljar.isolation.reap import reap
 from belljar.plan import MicrovmPlan
 from belljar.policy import Resources

@@ -27,9 +27,9 @@ from belljar.errors import ProtocolViolation
 from belljar.events import JsonValue
 from belljar.ledger.schema import check_data
 from belljar.network.gateway.config import Bounds
+from belljar.network.owner.budget import RunSpending
 from belljar.network.owner.dial import Reach
 from belljar.network.owner.processes import SERVE
-from belljar.network.owner.spending import RunSpending
 from belljar.plan.network import UpstreamPlan
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]

@@ -17,7 +17,7 @@ import anyio.to_thread
 
 from belljar.errors import HostError
 from belljar.isolation.identity import user_range
-from belljar.isolation.port import PortSettings
+from belljar.isolation.renewal import PortSettings
 
 PROGRAM = Path(__file__).with_name("vm_range.py")
 GATEWAY, GATEWAY_MAC, RESOLVER = "10.77.0.1", "02:00:00:00:01:01", "10.77.0.53"

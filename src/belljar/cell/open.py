@@ -33,7 +33,7 @@ from belljar.store.journal import CellAbout, Journal
 
 if TYPE_CHECKING:
     from belljar.cell.cell import Cell
-    from belljar.isolation.port import Port
+    from belljar.isolation.renewal import Port
     from belljar.isolation.sandbox import Sandbox
     from belljar.probe.routed import Router
 

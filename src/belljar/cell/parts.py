@@ -77,7 +77,7 @@ def gather_parts(
 def _facts(home: Path, kernel: Kernel | None, *, runtimes: bool) -> HostFacts:
     prove_kvm, prove_runtime = None, None
     if kernel is not None:
-        from belljar.isolation.microvm.prove import kvm_proof
+        from belljar.isolation.proofs import kvm_proof
 
         prove_kvm = kvm_proof(kernel, home)
     if runtimes:

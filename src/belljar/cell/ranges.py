@@ -42,15 +42,15 @@ from belljar.errors import BelljarError, ContainmentBreach, HostError
 from belljar.events import Actor, Recorder
 from belljar.host.settings import PolicyLike, resolve_here
 from belljar.isolation.hold import refuse_if_held, refuse_if_stopped
-from belljar.isolation.port import PortSettings
+from belljar.isolation.renewal import PortSettings
 from belljar.ledger import RunDirectory
 from belljar.network.gateway.config import GuardConfig
+from belljar.network.owner.budget import RunSpending
 from belljar.network.owner.making import RangeSpec
 from belljar.network.owner.processes import started_fork_server
 from belljar.network.owner.range import Range as Network
 from belljar.network.owner.range import open_range as open_network
 from belljar.network.owner.reading import Task, read_back
-from belljar.network.owner.spending import RunSpending
 from belljar.network.stand_ins.author import check_stand_ins
 from belljar.plan.addresses import LEAST_RANDOM_BYTES, RangeLayout, lay_out
 from belljar.plan.network import NetworkPlan, StandInPlan

@@ -204,14 +204,14 @@ def host_facts(home: Path, *, prove: bool, again: bool = False, doubt: bool = Fa
 
     if not prove:
         return gather_facts(home)
-    from belljar.isolation.oci.prove import runtime_proof
+    from belljar.isolation.proofs import runtime_proof
 
     def prove_kvm() -> KvmProof:
         from belljar.image.kernel import current_kernel
 
         # The kernel first: without one there is nothing to try, and the error says so.
         kernel = current_kernel(home)
-        from belljar.isolation.microvm.prove import kvm_proof
+        from belljar.isolation.proofs import kvm_proof
 
         return kvm_proof(kernel, home)()
 

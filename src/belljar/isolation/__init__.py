@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from belljar.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from belljar.isolation.listing import CellListing, list_cells
+    from belljar.isolation.reap import CellListing, list_cells
     from belljar.isolation.survivors import Destruction
 
 __all__ = ["CellListing", "Destruction", "list_cells"]
@@ -20,7 +20,7 @@ __all__ = ["CellListing", "Destruction", "list_cells"]
 __getattr__ = lazy_names(
     __name__,
     {
-        **dict.fromkeys(("CellListing", "list_cells"), "belljar.isolation.listing"),
+        **dict.fromkeys(("CellListing", "list_cells"), "belljar.isolation.reap"),
         "Destruction": "belljar.isolation.survivors",
     },
 )

@@ -1,31 +1,28 @@
-"""What crashed owners left behind: listed, and removed.
+"""Cells of the journal: listed, and what crashed owners left behind removed.
 
-A living owner's cells are never touched.
-
-Reads only the journal, so it needs no memory of its own and can be run by the next start, by hand,
-or by a timer.
-"""
+A living owner's cells are never touched. Reads only the journal."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import field, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 import anyio.to_thread
 
 from belljar.dataclass import dataclass
 from belljar.events import Event, JsonValue, Kind
 from belljar.isolation import cgroup
+from belljar.isolation.cgroup import memory_bytes
 from belljar.isolation.hold import sweep_orders
 from belljar.isolation.identity import hold_uids
 from belljar.isolation.survivors import Findings, look, remove_survivors
 from belljar.process import ProcessId, boot_id, close_all, pin_namespaces
 from belljar.store.home import belljar_home
-from belljar.store.journal import Journal, JournalEntry
+from belljar.store.journal import CellAbout, Journal, JournalEntry
 from belljar.store.locks import locked
 from belljar.store.scratch import MAKING, sweep
 from belljar.units import printable
@@ -173,3 +170,66 @@ def _own_processes(entry: JournalEntry) -> tuple[ProcessId, ...]:
         return ()
     fork_server = entry.supervisor if entry.kind == "range" else None
     return (*entry.processes, *(() if fork_server is None else (fork_server,)))
+
+
+CellState: TypeAlias = Literal["alive", "orphaned", "unreadable"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellListing:
+    """One line of `belljar ps`. `about` is empty where nobody said what the cell is for;
+    `memory_bytes` None: its control group can't be read, or it has none.
+
+    `orphaned`: the owner is gone. `unreadable`: the journal's file is damaged; `cell_id` is its
+    name then.
+    """
+
+    cell_id: str
+    state: CellState
+    kind: str
+    owner_pid: int | None
+    supervisor_pid: int | None
+    started_s_ago: float
+    about: CellAbout = field(default_factory=CellAbout)
+    memory_bytes: int | None = None
+
+
+def list_cells(home: Path | None = None) -> tuple[CellListing, ...]:
+    """The cells of the journal, the oldest first.
+
+    Raises `PermissionError` when the store is another user's.
+    """
+    journal = Journal(home or belljar_home())
+    listed = [_listing(journal, entry) for entry in journal.entries()]
+    damaged = [
+        CellListing(
+            cell_id=path.stem,
+            state="unreadable",
+            kind="",
+            owner_pid=None,
+            supervisor_pid=None,
+            started_s_ago=_age_s(path),
+        )
+        for path in journal.unreadable()
+    ]
+    return (*listed, *damaged)
+
+
+def _listing(journal: Journal, entry: JournalEntry) -> CellListing:
+    return CellListing(
+        cell_id=entry.cell_id,
+        state="alive" if entry.owner_lives() else "orphaned",
+        kind=entry.kind,
+        owner_pid=entry.owner.pid,
+        supervisor_pid=entry.supervisor.pid if entry.supervisor else None,
+        started_s_ago=_age_s(journal.directory / f"{entry.cell_id}.json"),
+        about=journal.about(entry.cell_id),
+        memory_bytes=next(filter(None, map(memory_bytes, entry.cgroups)), None),
+    )
+
+
+def _age_s(path: Path) -> float:
+    try:
+        return max(0.0, time.time() - path.stat().st_mtime)
+    except FileNotFoundError:
+        return 0.0

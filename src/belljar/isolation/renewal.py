@@ -1,19 +1,19 @@
-"""What makes a clone a new machine: fresh values out, the guest's answer judged.
+"""What makes a new cell a machine of its own: its port on the range's network, and fresh identity.
 
-Pure but for the randomness and the clock it is given.
-"""
+The network room makes ports, isolation makes cells; what they share is here. A clone whose guest
+did not renew itself must not run."""
 
 from __future__ import annotations
 
 import os
 import time
 import uuid
-from typing import Final
+from ipaddress import IPv4Address
+from typing import Final, Protocol
 
 from belljar.channel import Renewed, RenewedBit, network_part
 from belljar.dataclass import dataclass
 from belljar.errors import CellError
-from belljar.isolation.port import PortSettings
 from belljar.units import printable
 
 SEED_BYTES: Final = 256
@@ -87,3 +87,63 @@ def judge(renewed: Renewed, *, where: str, needed: RenewedBit = NEEDED_OF_CLONE)
             where=where,
             hint="the cell was destroyed; nothing ran in it",
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortSettings:
+    """What is configured at the cell's end.
+
+    The address stands alone (/32): nobody else is on the link but the gateway, whose neighbour
+    entry is permanent.
+
+    Attributes:
+        mac, gateway_mac: six octets, lower case hexadecimal with colons; locally administered,
+            unicast.
+        resolver: the one name server, reached by the gateway as everything else is.
+        mtu: bytes of a packet of the link, at most 65535.
+    """
+
+    address: IPv4Address
+    gateway: IPv4Address
+    mac: str
+    gateway_mac: str
+    resolver: IPv4Address
+    mtu: int = 1500
+
+
+class Port(Protocol):
+    """One port of a range, made for one cell."""
+
+    @property
+    def settings(self) -> PortSettings:
+        """What the cell is told."""
+        ...
+
+    @property
+    def range_id(self) -> str:
+        """The range that it is of; "" when it is nobody's."""
+        ...
+
+    @property
+    def user_namespace(self) -> int | None:
+        """A descriptor of the user namespace below which the cell's jail must be made: an ordinary
+        user's supervisor may put links nowhere else. It is the port's, open as long as that. None:
+        anywhere (the supervisor is the host's root).
+
+        In it 0 is the user himself and 1 to 65536 are his subordinate ids in order, for groups too;
+        `setgroups` is allowed.
+        """
+        ...
+
+    async def attach(self, pid: int) -> None:
+        """Put the cell's end of the link into the network namespace of that process of the host,
+        configured as `settings` say, and up.
+
+        Called before anything of the cell's runs there, and again only when the cell's start is
+        tried again, after the last namespace's end. The namespace holds nothing but `lo`; its end
+        is the link's end.
+
+        Raises:
+            BelljarError: the link can't be made, or the range is gone. The cell is then ended.
+        """
+        ...

@@ -1,20 +1,30 @@
-"""Accesses to watched files, as every tier's sensor reports them, bounded in number. Pure: the
-caller passes the time.
+"""Accesses to watched files: every tier's sensor, its reader thread and its bounds.
 
 A flood costs the record a bounded number of events: accesses that are not reported at once are
-counted, and reported with the next ones of their kind.
-"""
+counted, and reported with the next ones of their kind."""
 
 from __future__ import annotations
 
+import os
+import select
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
 
-from belljar.channel.own_reads import Phase
+import anyio
+
 from belljar.dataclass import dataclass
+from belljar.errors import CellError, HostError
 from belljar.events import Trust
+from belljar.units import printable
+
+if TYPE_CHECKING:
+    from belljar.channel import GuestClient
+    from belljar.channel.messages import Touched
+    from belljar.channel.own_reads import OwnReads, Phase
 
 Operation: TypeAlias = Literal["open", "read"]
 
@@ -194,3 +204,250 @@ class HostReads:
             self._ended[:count] = [
                 each for each in self._ended[:count] if not is_empty and each.left > 0
             ]
+
+
+FULL_READ: Final = 64
+"""Entries that are read in one go."""
+_PAUSE_S: Final = 0.005
+"""After a full read of marks: 12,000 entries a second are as much as a flood may have of this host.
+"""
+_MAX_DRAIN_S: Final = 2.0
+_MAX_SETTLE_S: Final = 0.5
+"""How long a host's read waits for the queue of accesses before it."""
+_TICK_MS: Final = 1000
+
+
+class QueueThread:
+    """Calls `read` in a thread whenever `queue()`, a descriptor, is readable or `wake` was called.
+
+    Args:
+        read: without waiting, at most `FULL_READ` entries; how many there were, -1: no more ever.
+        on_error: called once with the reason when `read` raised; the thread has ended then.
+        pause_s: after a full read.
+    """
+
+    def __init__(
+        self,
+        queue: Callable[[], int],
+        read: Callable[[], int],
+        on_error: Callable[[str], None],
+        *,
+        pause_s: float = _PAUSE_S,
+    ) -> None:
+        self._queue, self._read, self._on_error, self._pause_s = queue, read, on_error, pause_s
+        self._stopping = self._draining = False
+        self._drained = threading.Event()
+        self._woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._thread = threading.Thread(target=self._run, name="touch-sensor", daemon=True)
+
+    def start(self) -> None:
+        """Once."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Have it call `read` soon. From any thread."""
+        with suppress(OSError):  # it has been told often enough, or was stopped
+            os.write(self._wake, b"w")
+
+    def drain(self, timeout_s: float = _MAX_DRAIN_S) -> None:
+        """Wait until the queue was found empty, or the timeout has passed: a flood doesn't end."""
+        if self._thread.is_alive():
+            self._drained.clear()
+            self._draining = True
+            self.wake()
+            if not self._drained.wait(timeout_s):
+                self._draining = False
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it reads without a pause, as somebody waits."""
+        return self._draining
+
+    def settle(self) -> None:
+        """Wait, but not long, until what is queued has been read."""
+        self.drain(_MAX_SETTLE_S)
+
+    def stop(self) -> None:
+        """End the thread. Once."""
+        self._stopping = True
+        self.wake()
+        if self._thread.is_alive():
+            self._thread.join()
+        os.close(self._woken)
+        os.close(self._wake)
+
+    def _run(self) -> None:
+        try:
+            self._read_until_stopped()
+        except Exception as error:  # noqa: BLE001 - the sensor has ended, and no cell with it
+            with suppress(Exception):
+                self._on_error(f"{type(error).__name__}: {error}")
+        finally:
+            self._drained.set()
+
+    def _read_until_stopped(self) -> None:
+        while not self._stopping:
+            poller = select.poll()
+            poller.register(self._woken, select.POLLIN)
+            poller.register(self._queue(), select.POLLIN)
+            ready = poller.poll(0 if self._draining else _TICK_MS)
+            if any(fd == self._woken for fd, _ in ready):
+                os.read(self._woken, 4096)
+            is_draining, count = self._draining, self._read()
+            if count < 0:
+                return
+            if count == 0 and is_draining:
+                self._draining = False
+                self._drained.set()
+            elif count >= FULL_READ and not is_draining:
+                time.sleep(self._pause_s)
+
+
+class Reports:
+    """What one watch reports of the accesses that a thread hands it."""
+
+    def __init__(self, own_reads: OwnReads, thread: QueueThread) -> None:
+        self._own_reads, self._thread = own_reads, thread
+        self._host_reads = HostReads()
+        self._limit = AccessLimit()
+        self._on_access: OnAccess | None = None
+        self._on_end: OnEnd | None = None
+        own_reads.listeners.append(self._on_host_read)
+        own_reads.settlers.append(thread.settle)
+
+    def begin(self, on_access: OnAccess, on_end: OnEnd) -> None:
+        """As `FileWatch.begin`."""
+        self._on_access, self._on_end = on_access, on_end
+
+    @property
+    def ended_host_reads(self) -> int:
+        """To be asked before the queue is read, for `settle`."""
+        return self._host_reads.ended
+
+    def offer(self, access: Access, *, may_be_hosts: bool) -> None:
+        """Report or count it, unless the host itself reads that file and may be meant."""
+        if may_be_hosts and self._host_reads.cover(access.path):
+            return
+        report = self._limit.add(access, time.monotonic())
+        if report is not None and self._on_access is not None:
+            self._on_access(report)
+
+    def settle(self, ended_host_reads: int, *, read: int, is_empty: bool) -> None:
+        """After each read of so many: report what was held back for long enough."""
+        self._host_reads.forget(ended_host_reads, read=read, is_empty=is_empty)
+        self._report_held(everything=False)
+
+    def end(self, reason: str) -> None:
+        """It sees no more, or not all."""
+        if self._on_end is not None:
+            self._on_end(reason)
+
+    def close(self) -> None:
+        """Report what is held back. The thread must not use it any more."""
+        self._own_reads.listeners.remove(self._on_host_read)
+        self._own_reads.settlers.remove(self._thread.settle)
+        try:
+            self._report_held(everything=True)
+        except Exception as error:  # noqa: BLE001 - as in the thread
+            with suppress(Exception):
+                self.end(f"{type(error).__name__}: {error}")
+
+    def _report_held(self, *, everything: bool) -> None:
+        for held in self._limit.due(time.monotonic(), everything=everything):
+            if self._on_access is not None:
+                self._on_access(held)
+
+    def _on_host_read(self, path: str, phase: Phase) -> None:
+        self._host_reads.heard(path, phase)
+        self._thread.wake()
+
+
+_MAX_TOUCHES: Final = 1 << 20
+"""What a guest may report in its life: at its own rate (at most 256 a second) an hour's flood."""
+_MAX_EARLY: Final = 1024
+_MAX_NAME: Final = 64
+
+
+class GuestWatch:
+    """As `isolation.touches.FileWatch`."""
+
+    sensor = "guest-fanotify"
+    trust = Trust.GUEST_REPORTED
+
+    def __init__(self, client: GuestClient, paths: Sequence[str]) -> None:
+        self.missing: Mapping[str, str] = {}
+        self._client = client
+        self._paths = tuple(paths)
+        self._limit = AccessLimit()
+        self._reported = 0
+        self._early: list[Touched] = []
+        self._on_access: OnAccess | None = None
+        self._on_end: OnEnd | None = None
+        self._has_ended = self._is_closed = False
+
+    async def start(self) -> None:
+        """Raises `HostError` or `CellError`."""
+        watched = await self._client.watch_files(
+            self._paths, self._on_touched, max_touches=_MAX_TOUCHES
+        )
+        if watched.errno:
+            why = os.strerror(watched.errno)
+            raise HostError(f"its guest agent can't watch files: {why}", where=self.sensor)
+        errors = zip(self._paths, watched.errors, strict=True)
+        self.missing = {path: os.strerror(error) for path, error in errors if error}
+
+    def begin(self, on_access: OnAccess, on_end: OnEnd) -> None:
+        """As `FileWatch.begin`."""
+        self._on_access, self._on_end = on_access, on_end
+        early, self._early = self._early, []
+        for touched in early:
+            self._on_touched(touched)
+
+    async def aclose(self) -> None:
+        """As `FileWatch.aclose`. A cell that is dead has said what it had to say."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        with anyio.CancelScope(shield=True), suppress(CellError):
+            await self._client.watch_files(())
+        self._report(self._limit.due(time.monotonic(), everything=True))
+
+    def _on_touched(self, touched: Touched) -> None:
+        if self._on_access is None:
+            if len(self._early) < _MAX_EARLY:
+                self._early.append(touched)
+            return
+        self._reported += 1
+        access = Access(
+            path=self._paths[touched.index],
+            operation="open" if touched.operation == 1 else "read",
+            process=printable(touched.process, max_chars=_MAX_NAME),
+            pid=touched.pid or None,
+            count=touched.count,
+        )
+        now_s = time.monotonic()
+        first = self._limit.add(access, now_s)
+        self._report([*([] if first is None else [first]), *self._limit.due(now_s)])
+        if self._reported == _MAX_TOUCHES:
+            self._end("its guest agent has reported as many touches as it may")
+
+    def _report(self, accesses: Sequence[Access]) -> None:
+        try:
+            for access in accesses:
+                if self._on_access is not None and not self._has_ended:
+                    self._on_access(access)
+        except Exception as error:  # noqa: BLE001 - the channel's reader must go on
+            self._end(f"{type(error).__name__}: {error}")
+
+    def _end(self, reason: str) -> None:
+        self._has_ended = True
+        with suppress(Exception):
+            if self._on_end is not None:
+                self._on_end(reason)
+
+
+async def watch_guest(client: GuestClient, paths: Sequence[str]) -> FileWatch:
+    """Have the guest agent watch the files. Raises `HostError` or `CellError`."""
+    watch = GuestWatch(client, paths)
+    await watch.start()
+    return watch

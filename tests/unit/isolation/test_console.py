@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from belljar.isolation.microvm.console import MAX_CONSOLE_BYTES, Console
+from belljar.isolation.microvm.vmm import MAX_CONSOLE_BYTES, Console
 
 
 def test_the_end_is_kept() -> None:

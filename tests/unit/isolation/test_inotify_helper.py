@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.isolation.oci.inotify_helper import mark_from_within
-from belljar.isolation.oci.marks import read_queue
+from belljar.isolation.oci.marks import mark_from_within, read_queue
 
 pytestmark = pytest.mark.root
 

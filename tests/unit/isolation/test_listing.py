@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.isolation.listing import list_cells
+from belljar.isolation.reap import list_cells
 from belljar.process import identify
 from belljar.store.journal import CellAbout, Journal, new_cell_id, own_entry
 

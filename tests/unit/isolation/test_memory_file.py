@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from belljar.isolation.microvm import memory_file
+from belljar.isolation.microvm import guest_files
 
 BLOCK = 64 << 10
 
@@ -15,19 +15,19 @@ BLOCK = 64 << 10
 def test_holes_and_zeros_are_the_same(tmp_path: Path) -> None:
     """Sparse or allotted whole: one digest; and making it sparse gives back the space and changes nothing."""
     sparse, full = tmp_path / "sparse", tmp_path / "full"
-    memory_file.allot(full, 32 * BLOCK)
+    guest_files.allot(full, 32 * BLOCK)
     with sparse.open("wb") as file:
         file.truncate(32 * BLOCK)
     for path in (sparse, full):
         with path.open("r+b") as file:
             file.seek(5 * BLOCK + 3)
             file.write(b"data")
-    digest = memory_file.digest(full)
-    assert memory_file.digest(sparse) == digest
+    digest = guest_files.digest_memory(full)
+    assert guest_files.digest_memory(sparse) == digest
     before = full.read_bytes()
-    memory_file.make_sparse(full)
+    guest_files.make_sparse(full)
     assert full.read_bytes() == before
-    assert memory_file.digest(full) == digest
+    assert guest_files.digest_memory(full) == digest
     assert full.stat().st_blocks * 512 <= 2 * BLOCK
 
 
@@ -41,7 +41,7 @@ def test_where_a_byte_is_matters(offset: int, other: int, tmp_path_factory: obje
         content = bytearray(8 * BLOCK)
         content[place] = 1
         (directory / name).write_bytes(content)
-        digests.append(memory_file.digest(directory / name))
+        digests.append(guest_files.digest_memory(directory / name))
     assert (digests[0] == digests[1]) == (offset == other)
 
 
@@ -49,4 +49,4 @@ def test_the_size_matters(tmp_path: Path) -> None:
     """A file cut short where only zeros were is another."""
     for name, size in (("a", BLOCK), ("b", 2 * BLOCK)):
         (tmp_path / name).write_bytes(bytes(size))
-    assert memory_file.digest(tmp_path / "a") != memory_file.digest(tmp_path / "b")
+    assert guest_files.digest_memory(tmp_path / "a") != guest_files.digest_memory(tmp_path / "b")

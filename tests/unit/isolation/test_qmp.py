@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from belljar.errors import CellError
-from belljar.isolation.microvm.qmp import Qmp
+from belljar.isolation.microvm.vmm import Qmp
 
 pytestmark = pytest.mark.anyio
 GREETING = b'{"QMP": {"version": {}}}\n'

@@ -8,8 +8,7 @@ import pytest
 
 from belljar.channel import Renewed, RenewedBit
 from belljar.errors import CellError
-from belljar.isolation.port import PortSettings
-from belljar.isolation.renewal import NEEDED_ON_A_NETWORK, fresh_renewal, judge, network_of, renewed_names
+from belljar.isolation.renewal import NEEDED_ON_A_NETWORK, PortSettings, fresh_renewal, judge, network_of, renewed_names
 
 ALL = RenewedBit.RNG | RenewedBit.CLOCK | RenewedBit.MACHINE_ID | RenewedBit.BOOT_ID | RenewedBit.HOSTNAME
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from belljar.isolation.oci.sensor_thread import FULL_READ, QueueThread
+from belljar.isolation.touches import FULL_READ, QueueThread
 
 
 def test_drain_returns_when_the_queue_is_empty_and_stop_ends_the_thread() -> None:

@@ -14,8 +14,7 @@ import pytest
 
 from belljar.isolation import kernel_objects, survivors
 from belljar.isolation.identity import hold_identity, hold_uids
-from belljar.isolation.listing import list_cells
-from belljar.isolation.reap import reap_now
+from belljar.isolation.reap import list_cells, reap_now
 from belljar.isolation.survivors import destroy_remains, find_survivors, look, remove_survivors
 from belljar.process import identify, kill, namespaces_of
 from belljar.store.journal import Journal, JournalEntry, new_cell_id, own_entry

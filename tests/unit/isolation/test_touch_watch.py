@@ -9,9 +9,8 @@ from tests.fakes import guest as g
 from tests.fakes.talking import talking
 
 from belljar.errors import HostError
-from belljar.isolation.microvm import touch_watch
-from belljar.isolation.microvm.touch_watch import watch_guest
-from belljar.isolation.touches import MAX_REPORTS, Access
+from belljar.isolation import touches
+from belljar.isolation.touches import MAX_REPORTS, Access, watch_guest
 
 pytestmark = pytest.mark.anyio
 
@@ -44,7 +43,7 @@ async def test_a_flood_is_bounded_and_ends_the_sensor_not_the_cell(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of what the guest may report in all, few are reported at once; then the sensor has ended."""
-    monkeypatch.setattr(touch_watch, "_MAX_TOUCHES", 500)
+    monkeypatch.setattr(touches, "_MAX_TOUCHES", 500)
     async with talking() as (guest, client):
         watch = await watch_guest(client, ["/a"])
         accesses, ends = list[Access](), list[str]()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from belljar.isolation.oci.trace_points import Point, dropped, read_point, trace_config
+from belljar.isolation.oci.trace import Point, dropped, read_point, trace_config
 
 HEADER = bytes.fromhex("0800070000000000")
 READ_HEADER = bytes.fromhex("0800090005000000")

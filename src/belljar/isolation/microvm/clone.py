@@ -27,10 +27,10 @@ from belljar.isolation.microvm.template import (
 )
 from belljar.isolation.microvm.vmm import Vmm, VmmSpec, start_vmm
 from belljar.isolation.microvm.wire import start_wire
-from belljar.isolation.port import Port
 from belljar.isolation.renewal import (
     NEEDED_OF_CLONE,
     NEEDED_ON_A_NETWORK,
+    Port,
     fresh_renewal,
     judge,
     network_of,

@@ -33,11 +33,17 @@ from belljar.channel import GuestClient
 from belljar.errors import BelljarError, CellError, HostError
 from belljar.events import Event, Kind, Recorder
 from belljar.image import Image, Kernel
-from belljar.isolation.microvm import memory_file
-from belljar.isolation.microvm.guest_files import GuestParts, read_guest_parts, write_read_only
+from belljar.isolation.microvm.guest_files import (
+    GuestParts,
+    allot,
+    digest_memory,
+    make_sparse,
+    read_guest_parts,
+    write_read_only,
+)
 from belljar.isolation.microvm.vmm import Vmm, VmmSpec, start_vmm
-from belljar.isolation.microvm.vmm_root import VmmRoot, ensure_vmm_root
 from belljar.isolation.program_root import file_stamp
+from belljar.isolation.roots import VmmRoot, ensure_vmm_root
 from belljar.plan.jail import JailBind
 from belljar.plan.model import MicrovmPlan
 from belljar.plan.qemu import (
@@ -263,7 +269,7 @@ def _fault(
     if verify == "stamp" and file_stamp(memory) == description["memory_stamp"]:
         return ""
     before = file_stamp(memory)
-    if memory_file.digest(memory) != description["memory_digest"]:
+    if digest_memory(memory) != description["memory_digest"]:
         return "the memory is not the one that was saved"
     if before != description["memory_stamp"]:
         _restamp(job, {**description, "memory_stamp": before})
@@ -329,7 +335,7 @@ def _prepare(job: _Job, scratch: Path) -> None:
     sweep(scratch.parent, prefix=MAKING)
     scratch.mkdir(mode=0o711)
     write_read_only(scratch / "initrd", job.guest.initramfs())
-    memory_file.allot(scratch / "memory", job.plan.vm.ram_mib * _MIB)
+    allot(scratch / "memory", job.plan.vm.ram_mib * _MIB)
 
 
 async def _boot_and_save(job: _Job, cell_id: str, scratch: Path) -> bytes:
@@ -466,8 +472,8 @@ def _explained(vmm: Vmm, error: CellError, job: _Job) -> BelljarError:
 def _finish(job: _Job, scratch: Path, state: bytes) -> None:
     memory = scratch / "memory"
     (scratch / "initrd").unlink()
-    memory_file.make_sparse(memory)
-    digest = memory_file.digest(memory)
+    make_sparse(memory)
+    digest = digest_memory(memory)
     if os.geteuid() == 0:
         os.chown(memory, 0, 0)
     memory.chmod(0o444)

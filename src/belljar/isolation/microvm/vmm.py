@@ -1,7 +1,6 @@
-"""A virtual machine: QEMU in our jail, its monitor, and the guest agent's port.
+"""A virtual machine: QEMU in our jail, its monitor, console, and the guest agent's port.
 
-A template's maker, a clone and a proof of an accelerator are each one `Vmm`.
-"""
+A template's maker, a clone and a proof of an accelerator are each one `Vmm`."""
 
 from __future__ import annotations
 
@@ -21,19 +20,25 @@ from belljar.dataclass import dataclass
 from belljar.errors import CellError, HostError
 from belljar.isolation.identity import hold_identity
 from belljar.isolation.jail import JailEnd, measure_counter_khz
-from belljar.isolation.microvm.console import Console
-from belljar.isolation.microvm.qmp import Qmp
-from belljar.isolation.microvm.touch_watch import watch_guest
-from belljar.isolation.microvm.vmm_root import VmmRoot
+from belljar.isolation.roots import VmmRoot
 from belljar.isolation.sandbox import Sandbox, elapsed_ms, signal_name
 from belljar.isolation.survivors import Destruction, together
-from belljar.isolation.touches import FileWatch
+from belljar.isolation.touches import FileWatch, watch_guest
 from belljar.plan.jail import JailBind, JailLimits, JailSpec
 from belljar.plan.qemu import Role, VmFds, VmShape, qemu_argv
 from belljar.store.journal import EntryKind
 
 if TYPE_CHECKING:
     from belljar.isolation.microvm.wire import Wire
+import json
+import re
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from belljar.capture import Capture
+from belljar.isolation.jail import grow_pipe
+from belljar.units import printable
 
 _KVM_DEVICE: Final = "/dev/kvm"
 
@@ -277,3 +282,180 @@ def explain_end(end: JailEnd, *, panic: str, out_of_memory: bool, diagnosis: str
         return f"the VMM was killed by signal {signal_name(end.signal)}{memory}"
     detail = f": {diagnosis}" if diagnosis else ""
     return f"the guest shut down or the VMM ended with status {end.status}{detail}"
+
+
+_MAX_LINE_BYTES: Final = 1 << 20
+_MAX_EVENTS: Final = 256
+
+
+class Qmp:
+    """Owns the socket.
+
+    Every method raises `CellError` when the VMM is gone, answers nonsense, refuses, or is late.
+    """
+
+    def __init__(self, sock: socket.socket, *, where: str) -> None:
+        sock.setblocking(False)  # noqa: FBT003
+        self._socket = sock
+        self._where = where
+        self._buffer = bytearray()
+        self._events: deque[Mapping[str, Any]] = deque(maxlen=_MAX_EVENTS)
+
+    async def greet(self, *, timeout_s: float = 20.0) -> None:
+        """Wait for the monitor and enter command mode."""
+        with anyio.move_on_after(timeout_s):
+            while "QMP" not in await self._line():
+                continue
+            await self.execute("qmp_capabilities", timeout_s=timeout_s)
+            return
+        raise self._late("did not open its monitor")
+
+    async def execute(
+        self,
+        command: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        fd: int | None = None,
+        timeout_s: float = 20.0,
+    ) -> Any:  # noqa: ANN401 - JSON
+        """Run a command and return what it returns. `fd` is sent along."""
+        message = (
+            json.dumps(
+                {"execute": command, **({"arguments": dict(arguments)} if arguments else {})}
+            ).encode()
+            + b"\n"
+        )
+        with anyio.move_on_after(timeout_s):
+            await self._send(message, fd)
+            while True:
+                reply = await self._line()
+                if "error" in reply:
+                    raise CellError(
+                        f"the VMM refused {command}: "
+                        f"{printable(str(reply['error']), max_chars=300)}",
+                        where=self._where,
+                    )
+                if "return" in reply:
+                    return reply["return"]
+                self._events.append(reply)
+        raise self._late(f"did not answer {command}")
+
+    async def wait_migrated(self, *, timeout_s: float) -> None:
+        """Until the state has gone out or come in.
+
+        The events capability of migration must be on.
+        """
+        with anyio.move_on_after(timeout_s):
+            while True:
+                event = self._events.popleft() if self._events else await self._line()
+                data = event.get("data")
+                status = (
+                    data.get("status")
+                    if event.get("event") == "MIGRATION" and isinstance(data, dict)
+                    else None
+                )
+                if status == "completed":
+                    return
+                if status in ("failed", "cancelled"):
+                    raise CellError(
+                        f"the VMM could not move the device state: {status}", where=self._where
+                    )
+        raise self._late("did not finish moving the device state")
+
+    def close(self) -> None:
+        """Let go of the monitor."""
+        self._socket.close()
+
+    def _late(self, what: str) -> CellError:
+        return CellError(f"the VMM {what} in time", where=self._where)
+
+    async def _send(self, message: bytes, fd: int | None) -> None:
+        """Commands are far smaller than a socket's buffer: they go out whole."""
+        await anyio.wait_writable(self._socket)
+        try:
+            sent = socket.send_fds(self._socket, [message], [] if fd is None else [fd])
+        except OSError as exc:
+            raise CellError("the VMM has closed its monitor", where=self._where) from exc
+        if sent != len(message):
+            raise CellError("the VMM does not read its monitor", where=self._where)
+
+    async def _line(self) -> dict[str, Any]:
+        while (end := self._buffer.find(b"\n")) < 0:
+            if len(self._buffer) > _MAX_LINE_BYTES:
+                raise CellError("the VMM's monitor sent an endless line", where=self._where)
+            await anyio.wait_readable(self._socket)
+            try:
+                chunk = self._socket.recv(65536)
+            except BlockingIOError:
+                continue
+            except OSError:
+                chunk = b""
+            if not chunk:
+                raise CellError("the VMM has closed its monitor", where=self._where)
+            self._buffer += chunk
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
+        return self._parsed(line)
+
+    def _parsed(self, line: bytes) -> dict[str, Any]:
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as exc:
+            raise CellError(
+                "the VMM's monitor sent something that is not JSON", where=self._where
+            ) from exc
+        if not isinstance(value, dict):
+            raise CellError(
+                "the VMM's monitor sent something that is not an object", where=self._where
+            )
+        return value
+
+
+MAX_CONSOLE_BYTES: Final = 64 << 10
+_PIPE_BYTES: Final = 256 << 10
+_PANIC: Final = re.compile(rb"Kernel panic - not syncing: ([^\r\n]{0,200})")
+
+
+class Console:
+    """Owns the reading end.
+
+    `writer` is for the VMM; close it (`close_writer`) when the VMM has it.
+    """
+
+    def __init__(self) -> None:
+        self._reader, self.writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        grow_pipe(self.writer, _PIPE_BYTES)
+        self._kept = Capture(max_kept_bytes=MAX_CONSOLE_BYTES, keep="tail", hashed=False)
+        self._open = True
+
+    def read(self) -> bytes:
+        """The last 64 KiB that the guest wrote. The guest's word."""
+        while self._open:
+            try:
+                chunk = os.read(self._reader, _PIPE_BYTES)
+            except BlockingIOError:
+                break
+            if not chunk:
+                break
+            self._kept.feed(chunk)
+        return self._kept.kept
+
+    def panic(self) -> str:
+        """What the guest's kernel panicked of, or empty."""
+        match = _PANIC.search(self.read())
+        return printable(match[1]) if match else ""
+
+    def close_writer(self) -> None:
+        """This process's copy of the VMM's end."""
+        if self.writer >= 0:
+            os.close(self.writer)
+            self.writer = -1
+
+    def close(self) -> None:
+        """Read the rest, and close it; `read` still answers."""
+        if self._open:
+            self.read()
+            self._open = False
+            self.close_writer()
+            os.close(self._reader)

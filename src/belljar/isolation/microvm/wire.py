@@ -25,8 +25,8 @@ from belljar.errors import CellError, HostError
 from belljar.isolation.identity import hold_identity
 from belljar.isolation.jail import JailEnd
 from belljar.isolation.microvm.vmm import Vmm
-from belljar.isolation.port import Port
 from belljar.isolation.program_root import ProgramRoot, Recipe, ensure_root
+from belljar.isolation.renewal import Port
 from belljar.isolation.sandbox import Sandbox, signal_name
 from belljar.package import __version__, program_path
 from belljar.plan.jail import JailIds, JailSpec

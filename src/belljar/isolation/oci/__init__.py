@@ -13,8 +13,8 @@ from belljar.lazy import lazy_names
 if TYPE_CHECKING:
     from belljar.isolation.oci.container import Container
     from belljar.isolation.oci.open import open_container
-    from belljar.isolation.oci.prove import RuntimeProof, prove_runtime, runtime_proof
     from belljar.isolation.oci.trees import ensure_tree
+    from belljar.isolation.proofs import RuntimeProof, prove_runtime, runtime_proof
 
 __all__ = [
     "Container",
@@ -31,7 +31,7 @@ __getattr__ = lazy_names(
         "Container": "belljar.isolation.oci.container",
         "open_container": "belljar.isolation.oci.open",
         **dict.fromkeys(
-            ("RuntimeProof", "prove_runtime", "runtime_proof"), "belljar.isolation.oci.prove"
+            ("RuntimeProof", "prove_runtime", "runtime_proof"), "belljar.isolation.proofs"
         ),
         "ensure_tree": "belljar.isolation.oci.trees",
     },

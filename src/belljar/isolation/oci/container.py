@@ -26,13 +26,12 @@ from belljar.host.tools import at_least
 from belljar.isolation.identity import hold_range
 from belljar.isolation.jail import JailEnd
 from belljar.isolation.launch_failures import RuntimeFailedError
-from belljar.isolation.oci.runtime_root import CONFIG_PATH
 from belljar.isolation.oci.trace import Trace, watch_sandbox
 from belljar.isolation.oci.trees import Tree, inner_tmp
 from belljar.isolation.oci.watching import watch_container
-from belljar.isolation.port import Port
 from belljar.isolation.program_root import STORE_HINT, ProgramRoot
-from belljar.isolation.renewal import NEEDED_OF_CONTAINER, Renewal, judge, network_of, now_ns
+from belljar.isolation.renewal import NEEDED_OF_CONTAINER, Port, Renewal, judge, network_of, now_ns
+from belljar.isolation.roots import CONFIG_PATH
 from belljar.isolation.sandbox import (
     HostUsage,
     Sandbox,

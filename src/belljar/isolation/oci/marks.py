@@ -1,20 +1,27 @@
-"""Marks on files of a container, set from outside: fanotify as root, inotify otherwise.
+"""Marks on a container's files: set from outside (fanotify as root, inotify otherwise), and read.
 
-A mark belongs to the inode, so that a hard link, a symbolic link and a new name lead to it too.
-Nothing of it can be seen in the container, and nothing there waits for this process: the kernel
-queues what happened, joins what is alike, and drops beyond 16,384 entries.
-"""
+A mark belongs to the inode, so a hard link, a symbolic link and a new name lead to it too. Nothing
+in the container sees it or waits for this process: the kernel queues what happened, joins what is
+alike, and drops beyond 16,384 entries.
+
+An ordinary user can't mark a file that only the cell's root may read: a helper process enters the
+cell's user namespace, and no other, and passes the queue back."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import json
 import os
+import socket
 import stat
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Final, Literal, TypeAlias
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
 
 from belljar.dataclass import dataclass
 from belljar.isolation.touches import Operation
@@ -156,3 +163,72 @@ def _checked(result: int) -> int:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return result
+
+
+_CLONE_NEWUSER: Final = 0x1000_0000
+_MAX_ANSWER: Final = 1 << 20
+_TIMEOUT_S: Final = 20.0
+_BOOT: Final = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from belljar.isolation.oci.marks import main; main()"
+)
+
+
+def mark_from_within(agent: int, paths: Sequence[str]) -> Marked:
+    """Mark files of the container of that process, as its root may. Blocking. Raises `OSError`."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        ours.settimeout(_TIMEOUT_S)
+        argv = [
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            _BOOT,
+            json.dumps(sys.path),
+            str(theirs.fileno()),
+            str(agent),
+        ]
+        with subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            env={},
+        ) as helper:
+            theirs.close()
+            try:
+                helper.communicate(json.dumps(list(paths)).encode(), timeout=_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                helper.kill()
+                raise OSError(None, "its helper did not end in time") from None
+        message, fds, _, _ = socket.recv_fds(ours, _MAX_ANSWER, 1, socket.MSG_CMSG_CLOEXEC)
+    answer: dict[str, Any] = json.loads(message or b'{"error": "its helper gave no answer"}')
+    if "error" in answer or not fds:
+        for fd in fds:
+            os.close(fd)
+        raise OSError(answer.get("errno"), str(answer.get("error", "no queue came")))
+    files = {(int(watch), 0): path for watch, path in answer["files"]}
+    return Marked(mechanism="inotify", fd=fds[0], files=files, missing=answer["missing"])
+
+
+def main() -> None:
+    """In the helper: descriptor and pid are its arguments, the paths its input."""
+    channel = socket.socket(fileno=int(sys.argv[2]))
+    paths = json.load(sys.stdin)
+    try:
+        agent = int(sys.argv[3])
+        with Path(f"/proc/{agent}/ns/user").open("rb") as namespace:
+            libc = ctypes.CDLL(None, use_errno=True)
+            if libc.setns(namespace.fileno(), _CLONE_NEWUSER) != 0:
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        root = os.open(f"/proc/{agent}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        marked = mark_files("inotify", root, paths)
+    except OSError as error:
+        answer = {"errno": error.errno, "error": error.strerror or str(error)}
+        channel.send(json.dumps(answer).encode())
+        return
+    files = [[watch, path] for (watch, _), path in marked.files.items()]
+    found = json.dumps({"files": files, "missing": dict(marked.missing)}).encode()
+    socket.send_fds(channel, [found], [marked.fd])

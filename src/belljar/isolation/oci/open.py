@@ -10,10 +10,9 @@ from typing import Any
 from belljar.events import Event, JsonValue, Kind, Recorder, Trust
 from belljar.image import Image
 from belljar.isolation.oci.container import Container, ContainerSpec, start_container
-from belljar.isolation.oci.runtime_root import ensure_runtime_root
 from belljar.isolation.oci.trees import held_tree
-from belljar.isolation.port import Port
-from belljar.isolation.renewal import fresh_renewal, renewed_names
+from belljar.isolation.renewal import Port, fresh_renewal, renewed_names
+from belljar.isolation.roots import ensure_runtime_root
 from belljar.isolation.sandbox import recorded_lifetime
 from belljar.plan.model import OciPlan
 from belljar.store.journal import new_cell_id

@@ -15,10 +15,23 @@ from belljar.channel.own_reads import OwnReads
 from belljar.dataclass import dataclass
 from belljar.errors import CellError, HostError
 from belljar.events import Trust
-from belljar.isolation.oci.inotify_helper import mark_from_within
-from belljar.isolation.oci.marks import Marked, Mechanism, Seen, mark_files, read_queue
-from belljar.isolation.oci.sensor_thread import FULL_READ, QueueThread, Reports
-from belljar.isolation.touches import Access, FileWatch, OnAccess, OnEnd
+from belljar.isolation.oci.marks import (
+    Marked,
+    Mechanism,
+    Seen,
+    mark_files,
+    mark_from_within,
+    read_queue,
+)
+from belljar.isolation.touches import (
+    FULL_READ,
+    Access,
+    FileWatch,
+    OnAccess,
+    OnEnd,
+    QueueThread,
+    Reports,
+)
 from belljar.units import printable
 
 _LOST: Final = (

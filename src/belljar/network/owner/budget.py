@@ -1,21 +1,21 @@
-"""How much a range may put into the ledger, counted by its owner: what its gateway says of bounds
-is a guest's word. Pure.
-
-Three stages, and no way back. Up to `whole_bytes` every event is recorded as it is. From then on
-events are cut down: who, what and verdict stay, bodies are lengths and digests, lists (header
-fields) and the rest of long texts are left out; `cut` in their data says so. At `most_bytes` there
-is nothing more to take: the range ends.
-"""
+"""Budgets of a range: bytes on record, and bytes spent on each real upstream over the run."""
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Final
 
 from belljar.events import Event, JsonValue
+from belljar.plan.network import DIAL_BYTES, UpstreamPlan
 
 LINE_BYTES: Final = 512
 """Of an event's line beside its data, counted generously."""
@@ -98,3 +98,174 @@ def _short(value: JsonValue) -> JsonValue:
         if isinstance(value, str) and len(value) > MAX_CUT_CHARS
         else value
     )
+
+
+MAX_OPEN_S: Final = 180.0
+"""Of one connection: a gateway of ours ends it earlier (`Bounds.upstream_exchange_s`)."""
+AHEAD_BYTES: Final = 8 << 20
+"""What the kernel may have received of a connection before its gateway reads it."""
+_OPEN_STATES: Final = frozenset({1, 8})
+"""TCP_ESTABLISHED, and TCP_CLOSE_WAIT: only the other side has ended."""
+_TCP_INFO: Final = struct.Struct("@B119xQQ")
+"""Of `struct tcp_info` (linux/tcp.h): tcpi_state, tcpi_bytes_acked, tcpi_bytes_received."""
+
+
+class SpentError(ValueError):
+    """A budget is used up; the text says which."""
+
+
+@dataclass(slots=True)
+class _Open:
+    end: socket.socket
+    since_s: float
+
+
+@dataclass(slots=True)
+class _Account:
+    """One range's use of one upstream.
+
+    `settled_bytes`: of dials and of connections that have ended.
+    """
+
+    plan: UpstreamPlan
+    settled_bytes: int = 0
+    dialling: int = 0
+    open: list[_Open] = field(default_factory=list)
+
+    def spent_bytes(self) -> int:
+        return self.settled_bytes + sum(measure(item.end)[1] for item in self.open)
+
+    def set_aside_bytes(self) -> int:
+        """Of the run: the whole budget for as long as more of it may be spent."""
+        spent = self.spent_bytes()
+        return max(spent, self.plan.budget_bytes) if self.open or self.dialling else spent
+
+
+class RunSpending:
+    """Thread-safe. A range is known by the number that `new_range` gave it."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._lock, self._now = threading.Lock(), now
+        self._accounts: dict[tuple[int, str], _Account] = {}
+        self._closed: set[int] = set()
+        self._numbers = itertools.count(1)
+
+    def new_range(self) -> int:
+        """A number that no other range of the run has."""
+        return next(self._numbers)
+
+    @contextmanager
+    def dialling(self, number: int, upstream: UpstreamPlan) -> Iterator[None]:
+        """Around a dial, which costs `DIAL_BYTES`.
+
+        Raises `SpentError` when the range or the run has no more.
+        """
+        key = (number, upstream.host)
+        with self._lock:
+            account = self._accounts.setdefault(key, _Account(upstream))
+            _settle(account, self._now())
+            account.dialling += 1  # so that all of the budget is set aside
+            try:
+                self._check(key, account)
+            except SpentError:
+                account.dialling -= 1
+                raise
+            account.settled_bytes += DIAL_BYTES
+        try:
+            yield
+        finally:
+            with self._lock:
+                account.dialling -= 1
+
+    def _check(self, key: tuple[int, str], account: _Account) -> None:
+        if account.spent_bytes() + DIAL_BYTES > account.plan.budget_bytes:
+            raise SpentError("the upstream's budget for one sample is used up")
+        aside = sum(
+            each.set_aside_bytes() for (_, host), each in self._accounts.items() if host == key[1]
+        )
+        if aside > account.plan.run_budget_bytes:
+            raise SpentError(
+                "the upstream's budget for the run is used up, or set aside for samples that use "
+                "it now"
+            )
+
+    def charge_dial(self, number: int, upstream: UpstreamPlan) -> None:
+        """A further address is tried within one `dialling`. Raises `SpentError`."""
+        with self._lock:
+            account = self._accounts[number, upstream.host]
+            if account.spent_bytes() + DIAL_BYTES > account.plan.budget_bytes:
+                raise SpentError("the upstream's budget for one sample is used up")
+            account.settled_bytes += DIAL_BYTES
+
+    def keep(self, number: int, upstream: UpstreamPlan, end: socket.socket) -> None:
+        """Watch a connection that is handed over. Within `dialling`."""
+        with self._lock:
+            if number in self._closed:
+                _shut(end)
+                return
+            self._accounts[number, upstream.host].open.append(_Open(end.dup(), self._now()))
+
+    def look(self, number: int) -> tuple[tuple[UpstreamPlan, str], ...]:
+        """Take in what has passed; what had to be ended now, and why."""
+        cut: list[tuple[UpstreamPlan, str]] = []
+        with self._lock:
+            for account in self._of(number):
+                cut += ((account.plan, why) for why in _settle(account, self._now()))
+        return tuple(cut)
+
+    def close(self, number: int) -> None:
+        """The range is over: its connections are ended.
+
+        What it spent counts for the run. Idempotent.
+        """
+        with self._lock:
+            self._closed.add(number)
+            for account in self._of(number):
+                for item in account.open:
+                    _shut(item.end)
+                _settle(account, self._now())
+
+    def spent_bytes(self, host: str) -> int:
+        """By all ranges of the run until now."""
+        with self._lock:
+            return sum(
+                each.spent_bytes() for (_, name), each in self._accounts.items() if name == host
+            )
+
+    def _of(self, number: int) -> list[_Account]:
+        return [account for (owner, _), account in self._accounts.items() if owner == number]
+
+
+def _settle(account: _Account, now_s: float) -> list[str]:
+    """Take off what has ended; end what goes beyond its budget or time, and say why."""
+    cut = []
+    is_over = account.spent_bytes() > account.plan.budget_bytes + AHEAD_BYTES
+    for item in list(account.open):
+        is_late = now_s - item.since_s > MAX_OPEN_S
+        if measure(item.end)[0] and (is_over or is_late):
+            cut.append(
+                "more passed than its budget" if is_over else f"it was open for {MAX_OPEN_S:.0f} s"
+            )
+            _shut(item.end)
+        is_open, passed = measure(item.end)
+        if not is_open:
+            account.settled_bytes += passed
+            account.open.remove(item)
+            item.end.close()
+    return cut
+
+
+def measure(end: socket.socket) -> tuple[bool, int]:
+    """Whether a TCP connection is open on our side, and the bytes that passed in both directions.
+
+    Raises `OSError` for what is no TCP socket.
+    """
+    state, sent, received = _TCP_INFO.unpack(
+        end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+    )
+    return state in _OPEN_STATES, sent + received
+
+
+def _shut(end: socket.socket) -> None:
+    with suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)

@@ -25,7 +25,7 @@ from typing import Final
 
 from belljar.errors import HostError
 from belljar.events import JsonValue
-from belljar.network.owner.spending import RunSpending, SpentError
+from belljar.network.owner.budget import RunSpending, SpentError
 from belljar.network.supervisor import netlink
 from belljar.plan import rules
 from belljar.plan.network import NetworkPlan, UpstreamPlan

@@ -26,10 +26,10 @@ from belljar.network.gateway.config import (
     as_neighbour,
     as_stand_in,
 )
+from belljar.network.owner.budget import RunSpending
 from belljar.network.owner.dial import Reach
 from belljar.network.owner.processes import SERVE, ForkServer
 from belljar.network.owner.range_state import Lines
-from belljar.network.owner.spending import RunSpending
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import NetworkPlan, StandInPlan
 from belljar.plan.rules import render_rules

@@ -1,6 +1,4 @@
-"""The owner's side of a range's processes: the fork server, which all ranges of this process share,
-and its children. Blocking, thread-safe.
-"""
+"""The fork server shared by this process's ranges, its children and control groups. Blocking."""
 
 from __future__ import annotations
 
@@ -13,16 +11,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from belljar.errors import BelljarError, CellError, HostError
+from belljar.isolation import cgroup
 from belljar.network import ipc
 from belljar.package import PACKAGE_DIR
-from belljar.plan.jail import IdLine, JailIds
+from belljar.plan.jail import GroupLimits, IdLine, JailIds
 from belljar.plan.obstacles import NETWORK_EXTRA_HINT
 from belljar.process import ProcessId, identify
 from belljar.units import printable
@@ -331,3 +330,37 @@ def _import_path() -> list[str]:
     """Where this process finds modules, this package first."""
     own = str(PACKAGE_DIR.parent)
     return [own, *(path for path in sys.path if path and Path(path).is_absolute() and path != own)]
+
+
+class RangeGroups:
+    """One group in each hierarchy that the plan counts on; none where the host hands out none."""
+
+    def __init__(self, range_id: str, controllers: Iterable[str], limits: GroupLimits) -> None:
+        """Decides where they will be: `directories` belong into the journal before `make`.
+
+        Raises `HostError`.
+        """
+        self._groups = cgroup.plan_groups(range_id, controllers)
+        self._limits = limits
+        self.directories: tuple[Path, ...] = self._groups.directories
+
+    def make(self) -> None:
+        """Raises `HostError`; `end` removes what was made by then."""
+        cgroup.make_groups(self._groups, self._limits)
+
+    def join(self, *processes: ProcessId) -> None:
+        """Put processes into them, and all that they start from now on. Raises `HostError`."""
+        for process in processes:
+            cgroup.join(self._groups, process.pid)
+
+    def end(self) -> dict[str, int]:
+        """Remove those that are empty; what the memory group counted.
+
+        What is left is found by the look for survivors.
+        """
+        counts = {}
+        if (memory := self._groups.paths.get("memory")) is not None:
+            counts["oom_kills"] = cgroup.out_of_memory_kills(memory)
+            counts["memory_peak_bytes"] = cgroup.memory_peak_bytes(memory)
+        cgroup.remove_empty(self._groups)
+        return counts

@@ -24,7 +24,6 @@ from belljar.isolation.identity import hold_identity, user_range
 from belljar.isolation.survivors import Destruction, destroy_remains
 from belljar.network.owner.budget import Budget
 from belljar.network.owner.dial import Dialler
-from belljar.network.owner.groups import RangeGroups
 from belljar.network.owner.making import (
     PACKETS,
     RangeSpec,
@@ -34,9 +33,8 @@ from belljar.network.owner.making import (
     join_packets,
     packet_files,
 )
-from belljar.network.owner.processes import map_ids, shared_fork_server
-from belljar.network.owner.range_state import Answer, Lines
-from belljar.network.owner.requests import Requests, send
+from belljar.network.owner.processes import RangeGroups, map_ids, shared_fork_server
+from belljar.network.owner.range_state import Answer, Lines, Requests, send
 from belljar.network.owner.watch import Watch
 from belljar.network.supervisor import links
 from belljar.plan.addresses import RangeLayout

@@ -33,8 +33,13 @@ from belljar.network.ipc import (
     WireViolation,
 )
 from belljar.network.owner.budget import Budget, cost_bytes
-from belljar.network.owner.groups import RangeGroups
-from belljar.network.owner.processes import Child, ForkServer, shared_fork_server, wait_readable
+from belljar.network.owner.processes import (
+    Child,
+    ForkServer,
+    RangeGroups,
+    shared_fork_server,
+    wait_readable,
+)
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.jail import GroupLimits
 from belljar.plan.network import NetworkPlan

@@ -44,12 +44,17 @@ from belljar.network.ipc import (
     encode_end,
     encode_reply,
 )
-from belljar.network.owner.bounded_executor import BoundedExecutor
 from belljar.network.owner.budget import Budget
 from belljar.network.owner.dial import Dialler, NotAnUpstream
-from belljar.network.owner.heartbeat import HeartbeatTimeout
 from belljar.network.owner.processes import wait_readable
-from belljar.network.owner.range_state import Answer, Heard, Lines, RangeOverError
+from belljar.network.owner.range_state import (
+    Answer,
+    BoundedExecutor,
+    Heard,
+    HeartbeatTimeout,
+    Lines,
+    RangeOverError,
+)
 from belljar.units import format_size, printable
 
 _MAX_DIAGNOSIS_BYTES: Final = 16 << 10

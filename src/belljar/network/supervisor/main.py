@@ -30,9 +30,9 @@ from belljar.network.capture.packets import FILES, RECORD, PacketFiles, Tap
 from belljar.network.confine import NO_CORE, limit_address_space
 from belljar.network.gateway.main import send_listeners
 from belljar.network.seccomp import supervisor_filter
-from belljar.network.supervisor import links, netlink, nflog, nft
-from belljar.network.supervisor.baseline import Baseline, differences, read_baseline, read_settings
-from belljar.network.supervisor.flows import Flows
+from belljar.network.supervisor import links, netfilter, netlink
+from belljar.network.supervisor.links import Baseline, differences, read_baseline, read_settings
+from belljar.network.supervisor.netfilter import Flows
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import DNS_PORT, NetworkPlan
 from belljar.plan.nft import KnownRules, changed_rules, known_rules
@@ -181,19 +181,19 @@ class _Supervisor:
         self._kernel = links.prepare_namespace(task.layout, forwards=bool(task.network.targets))
         self._drop_rights(parent)
         self._hand_listeners(gateway)
-        with nft.Loading(task.nft, self._rules) as loading:
+        with netfilter.Loading(task.nft, self._rules) as loading:
             self._left = read_baseline(self._kernel, ())
             self._tap = Tap()
             most = task.network.bounds.packet_record_bytes
             self._files = PacketFiles(self._fds, most, self._connections)
-            self._log = nflog.open_log(LOG_GROUP, LOG_SNAP_BYTES)
+            self._log = netfilter.open_log(LOG_GROUP, LOG_SNAP_BYTES)
             loading.finish()
         # No way back: what is left is to ask the kernel by netlink, run nft, and write frames
         limit_address_space(self._task.network.bounds.supervisor_memory_bytes)
         for limit, value in _LIMITS.items():
             resource.setrlimit(limit, (value, value))
         syscalls.install_filter(supervisor_filter(may_enter=self._task.uid is None))
-        self._changes = nflog.open_changes()
+        self._changes = netfilter.open_changes()
         self._check()
         ipc.send(self._owner, {"started": True})
 
@@ -252,8 +252,8 @@ class _Supervisor:
 
     def _read_log(self, most: int) -> bool:
         """Whether nothing is left."""
-        for taken, datagram in enumerate(nflog.read_all(self._log), 1):
-            for packet in nflog.parse_log(datagram):
+        for taken, datagram in enumerate(netfilter.read_all(self._log), 1):
+            for packet in netfilter.parse_log(datagram):
                 if (flow := self._flows.take(packet)) is not None:
                     self._tell(flow=flow)
             if taken >= most:
@@ -325,8 +325,8 @@ class _Supervisor:
 
     def _look_at_rules(self, meanwhile: Callable[[], Sequence[str]] = tuple) -> Mapping[str, Any]:
         # What has changed until now is in the listing
-        told = sum(1 for _ in nflog.read_all(self._changes))
-        with nft.Listing(self._task.nft) as listing:
+        told = sum(1 for _ in netfilter.read_all(self._changes))
+        with netfilter.Listing(self._task.nft) as listing:
             strange = meanwhile()
             self._known = self._known or known_rules(ipc.from_file(self._rules))
             listed = listing.read()

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from belljar.network.owner.bounded_executor import BoundedExecutor
+from belljar.network.owner.range_state import BoundedExecutor
 
 TIMEOUT_S = 30.0
 

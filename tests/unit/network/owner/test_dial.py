@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from belljar.errors import HostError
 from belljar.network.owner import dial
+from belljar.network.owner.budget import RunSpending
 from belljar.network.owner.dial import (
     FORBIDDEN,
     MAX_ADDRESSES,
@@ -30,7 +31,6 @@ from belljar.network.owner.dial import (
     read_authorities,
     wanted,
 )
-from belljar.network.owner.spending import RunSpending
 from belljar.plan.network import DIAL_BYTES, NetworkPlan, UpstreamPlan
 
 REAL = UpstreamPlan(

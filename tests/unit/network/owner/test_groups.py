@@ -8,7 +8,7 @@ import pytest
 
 from belljar.errors import HostError
 from belljar.isolation import cgroup
-from belljar.network.owner.groups import RangeGroups
+from belljar.network.owner.processes import RangeGroups
 from belljar.plan.jail import GroupLimits
 from belljar.process import ProcessId
 

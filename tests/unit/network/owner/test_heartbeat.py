@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from belljar.network.owner.heartbeat import HeartbeatTimeout
+from belljar.network.owner.range_state import HeartbeatTimeout
 
 
 def test_only_time_spent_waiting_counts() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.network.owner.spending import AHEAD_BYTES, MAX_OPEN_S, RunSpending, SpentError, measure
+from belljar.network.owner.budget import AHEAD_BYTES, MAX_OPEN_S, RunSpending, SpentError, measure
 from belljar.plan.network import DIAL_BYTES, UpstreamPlan
 
 HOST = "real.example"

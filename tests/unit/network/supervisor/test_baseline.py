@@ -7,7 +7,7 @@ from ipaddress import ip_network
 
 import pytest
 
-from belljar.network.supervisor.baseline import Baseline, differences
+from belljar.network.supervisor.links import Baseline, differences
 from belljar.network.supervisor.netlink import Route
 
 LOOPBACK = Route(to=ip_network("127.0.0.0/8"), device=1, table=255, kind=2, rest=frozenset())

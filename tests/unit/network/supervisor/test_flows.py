@@ -7,8 +7,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from belljar.network.supervisor.flows import FIRST_TOLD, Flows
-from belljar.network.supervisor.nflog import Logged
+from belljar.network.supervisor.netfilter import FIRST_TOLD, Flows, Logged
 from belljar.plan.addresses import lay_out
 from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan
 

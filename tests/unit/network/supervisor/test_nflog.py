@@ -7,7 +7,7 @@ import struct
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from belljar.network.supervisor import netlink, nflog
+from belljar.network.supervisor import netfilter, netlink
 
 PACKET = bytes.fromhex("4500003c00004000400600000a0000020a000001") + struct.pack(">HH", 40000, 443) + bytes(16)
 
@@ -24,7 +24,7 @@ def logged(prefix: str, packet: bytes) -> bytes:
 
 def test_a_refused_connection() -> None:
     """Why, from where, to where, on which port, how long."""
-    (seen,) = nflog.parse_log(logged("port", PACKET))
+    (seen,) = netfilter.parse_log(logged("port", PACKET))
     assert (seen.reason, seen.device, seen.protocol) == ("port", 3, "tcp")
     assert (seen.source, seen.destination, seen.port, seen.bytes) == ("10.0.0.2", "10.0.0.1", 443, 60)
 
@@ -32,7 +32,7 @@ def test_a_refused_connection() -> None:
 def test_a_later_fragment_has_no_port() -> None:
     """Bytes of a fragment's middle are no header."""
     fragment = PACKET[:6] + struct.pack(">H", 100) + PACKET[8:]
-    assert nflog.parse_packet(fragment)[3] is None
+    assert netfilter.parse_packet(fragment)[3] is None
 
 
 def test_ipv6() -> None:
@@ -40,18 +40,18 @@ def test_ipv6() -> None:
     packet = (
         bytes.fromhex("6000000000081140") + bytes(15) + b"\1" + bytes(15) + b"\2" + struct.pack(">HHHH", 1, 53, 8, 0)
     )
-    assert nflog.parse_packet(packet) == ("udp", "::1", "::2", 53, 48)
+    assert netfilter.parse_packet(packet) == ("udp", "::1", "::2", 53, 48)
 
 
 @settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_any_bytes_are_a_packet(packet: bytes) -> None:
     """Whatever a guest sends has a protocol and a length within their bounds, and raises nothing."""
-    protocol, _, _, port, length = nflog.parse_packet(packet)
+    protocol, _, _, port, length = netfilter.parse_packet(packet)
     assert protocol
     assert port is None or 0 <= port < 65536
     assert 0 <= length <= 65535 + 40
-    (seen,) = nflog.parse_log(logged("x", packet))
+    (seen,) = netfilter.parse_log(logged("x", packet))
     assert seen.reason == "x"
 
 
@@ -59,6 +59,6 @@ def test_any_bytes_are_a_packet(packet: bytes) -> None:
 @given(st.binary(max_size=400), st.integers(0, 100), st.binary(max_size=8))
 def test_any_datagram_is_read(noise: bytes, at: int, change: bytes) -> None:
     """A damaged or invented datagram gives packets or nothing, and raises nothing."""
-    list(nflog.parse_log(noise))
+    list(netfilter.parse_log(noise))
     good = logged("port", PACKET)
-    list(nflog.parse_log(good[:at] + change + good[at + len(change) :]))
+    list(netfilter.parse_log(good[:at] + change + good[at + len(change) :]))

@@ -1,0 +1,404 @@
+"""A range's nftables: rules loaded and listed by nft, logged packets (NFLOG), counted flows.
+
+Parses fixed headers of a guest's packets, nothing else. Sources: linux/netfilter/nfnetlink_log.h,
+RFC 791, 793, 768, 8200 (fixed header)."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv6Address
+from pathlib import Path
+from typing import Any, Final, Self, TypeAlias
+
+from belljar.errors import HostError
+from belljar.network.supervisor import netlink
+from belljar.plan.addresses import RangeLayout
+from belljar.plan.rules import ANSWERED, LET_THROUGH, Reason
+from belljar.units import printable
+
+_NETFILTER: Final = 12
+_SUBSYSTEM_LOG: Final = 4
+_PACKET, _CONFIG = _SUBSYSTEM_LOG << 8, _SUBSYSTEM_LOG << 8 | 1
+_NOTIFY_RULES_GROUP: Final = 7  # NFNLGRP_NFTABLES
+_CFG_COMMAND, _CFG_MODE, _CFG_TIMEOUT, _CFG_THRESHOLD = 1, 2, 4, 5
+_COMMAND_BIND: Final = 1
+_COPY_PACKET: Final = 2
+_NFGEN: Final = struct.Struct("=BBH")
+_AT_HEADER, _AT_IN_DEVICE, _AT_PAYLOAD, _AT_PREFIX = 1, 4, 9, 10
+_BUFFER_BYTES: Final = 4 << 20
+"""Room for some 10,000 records, five cells' bursts; an ordinary user gets what `net.core.rmem_max`
+allows.
+"""
+_READ_BYTES: Final = 1 << 16
+_PROTOCOLS: Final = {1: "icmp", 2: "igmp", 6: "tcp", 17: "udp", 58: "icmpv6", 132: "sctp"}
+_WITH_PORTS: Final = frozenset({6, 17, 132})
+_MAX_PREFIX_CHARS: Final = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logged:
+    """One logged packet: the rules' word for why, and what its headers say.
+
+    `bytes` is the length that the IP header claims; addresses are empty when there is none.
+    """
+
+    reason: str
+    device: int
+    protocol: str
+    source: str
+    destination: str
+    port: int | None
+    bytes: int
+
+
+def open_log(group: int, snap_bytes: int) -> socket.socket:
+    """A socket that gets what this namespace's rules log to the group, each packet at once.
+
+    Doesn't block. Raises `OSError`.
+    """
+    kernel = _open()
+    _configure(kernel, group, _CFG_COMMAND, struct.pack("=B", _COMMAND_BIND))
+    _configure(kernel, group, _CFG_MODE, struct.pack(">IBx", snap_bytes, _COPY_PACKET))
+    _configure(kernel, group, _CFG_THRESHOLD, struct.pack(">I", 1))
+    _configure(kernel, group, _CFG_TIMEOUT, struct.pack(">I", 1))
+    kernel.settimeout(0.0)
+    return kernel
+
+
+def open_changes() -> socket.socket:
+    """A socket that gets a word whenever a rule of this namespace changes.
+
+    Doesn't block. Raises `OSError`.
+    """
+    kernel = _open()
+    kernel.bind((0, 1 << (_NOTIFY_RULES_GROUP - 1)))
+    kernel.settimeout(0.0)
+    return kernel
+
+
+def read_all(kernel: socket.socket) -> Iterator[bytes]:
+    """The datagrams that are there. What the kernel had no room for is skipped."""
+    while True:
+        try:
+            yield kernel.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as exc:
+            if exc.errno != 105:  # ENOBUFS
+                raise
+
+
+def parse_log(datagram: bytes) -> Iterator[Logged]:
+    """The packets of a datagram from the kernel; what can't be read is left out. Pure, total."""
+    for kind, payload in netlink.messages(datagram):
+        if kind == _PACKET and len(payload) >= _NFGEN.size:
+            yield _logged(dict(netlink.attributes(payload[_NFGEN.size :])))
+
+
+def _logged(found: dict[int, bytes]) -> Logged:
+    prefix = found.get(_AT_PREFIX, b"").rstrip(b"\0").decode("ascii", "replace")[:_MAX_PREFIX_CHARS]
+    protocol, source, destination, port, length = parse_packet(found.get(_AT_PAYLOAD, b""))
+    return Logged(
+        reason=prefix,
+        device=_number(found.get(_AT_IN_DEVICE)) or 0,
+        protocol=protocol,
+        source=source,
+        destination=destination,
+        port=port,
+        bytes=length,
+    )
+
+
+def parse_packet(packet: bytes) -> tuple[str, str, str, int | None, int]:
+    """(protocol, source, destination, destination port or None, length claimed) of a packet's first
+    bytes. Pure, total.
+    """
+    version = packet[0] >> 4 if packet else 0
+    if version == 4 and len(packet) >= 20:
+        return _ipv4(packet)
+    if version == 6 and len(packet) >= 40:
+        (length,) = struct.unpack_from(">H", packet, 4)
+        number = packet[6]
+        source, destination = str(IPv6Address(packet[8:24])), str(IPv6Address(packet[24:40]))
+        return _name(number), source, destination, _port(packet, 40, number), length + 40
+    return "unknown", "", "", None, len(packet)
+
+
+def _ipv4(packet: bytes) -> tuple[str, str, str, int | None, int]:
+    header = 4 * (packet[0] & 0xF)
+    (length,) = struct.unpack_from(">H", packet, 2)
+    (fragment,) = struct.unpack_from(">H", packet, 6)
+    number = packet[9]
+    port = _port(packet, header, number) if header >= 20 and fragment & 0x1FFF == 0 else None
+    return (
+        _name(number),
+        str(IPv4Address(packet[12:16])),
+        str(IPv4Address(packet[16:20])),
+        port,
+        length,
+    )
+
+
+def _port(packet: bytes, at: int, number: int) -> int | None:
+    if number not in _WITH_PORTS or len(packet) < at + 4:
+        return None
+    return int(struct.unpack_from(">H", packet, at + 2)[0])
+
+
+def _name(number: int) -> str:
+    return _PROTOCOLS.get(number, f"ip-{number}")
+
+
+def _number(value: bytes | None) -> int | None:
+    return int(struct.unpack(">I", value)[0]) if value is not None and len(value) == 4 else None
+
+
+def _open() -> socket.socket:
+    kernel = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETFILTER)
+    kernel.settimeout(5.0)
+    try:
+        kernel.setsockopt(socket.SOL_SOCKET, 33, _BUFFER_BYTES)  # SO_RCVBUFFORCE
+    except PermissionError:  # asks for a right over the whole host
+        kernel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
+    return kernel
+
+
+def _configure(kernel: socket.socket, group: int, attribute: int, value: bytes) -> None:
+    netlink.exchange(
+        kernel,
+        netlink.message(
+            _CONFIG,
+            _NFGEN.pack(socket.AF_UNSPEC, 0, socket.htons(group))
+            + netlink.attribute(attribute, value),
+        ),
+    )
+
+
+_NFT_TIMEOUT_S: Final = 20.0
+_MAX_LISTING_BYTES: Final = 16 << 20
+_PIPES: Final[Any] = {
+    "stdout": subprocess.PIPE,
+    "stderr": subprocess.PIPE,
+    "env": {"LC_ALL": "C"},
+    "cwd": "/",
+}
+
+
+class _Run:
+    """nft at work, while its caller does something else.
+
+    Ended by `_output`, or by leaving it as a context.
+    """
+
+    def __init__(self, nft: str, *words: str, stdin: int) -> None:
+        """Raises `HostError`."""
+        try:
+            self._process = subprocess.Popen((nft, "-j", *words), stdin=stdin, **_PIPES)
+        except OSError as exc:
+            raise _not_run(nft, exc) from exc
+        self._nft = nft
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._process:
+            self._process.kill()
+
+    def _output(self) -> bytes:
+        try:
+            output, said = self._process.communicate(timeout=_NFT_TIMEOUT_S)
+        except subprocess.TimeoutExpired as exc:
+            raise _not_run(self._nft, exc) from exc
+        return _checked(self._nft, self._process.returncode, output, said)
+
+
+class Loading(_Run):
+    """The rules on their way into force, all or none; `finish` waits for it."""
+
+    def __init__(self, nft: str, rules: int) -> None:
+        """`rules`: a descriptor of a file that holds them (`ipc.as_file`).
+
+        Raises `HostError`.
+        """
+        os.lseek(rules, 0, os.SEEK_SET)
+        super().__init__(nft, "-f", "-", stdin=rules)
+
+    def finish(self) -> None:
+        """They are in force. Raises `HostError` with nft's own word: then none is."""
+        self._output()
+
+
+class Listing(_Run):
+    """Everything that is in force when this is made, or a little later; `read` waits for it."""
+
+    def __init__(self, nft: str) -> None:
+        """Raises `HostError`."""
+        with Path(os.devnull).open("rb") as nothing:  # not DEVNULL, which is opened for writing too
+            super().__init__(nft, "list", "ruleset", stdin=nothing.fileno())
+
+    def read(self) -> dict[str, Any]:
+        """The listing. Raises `HostError`."""
+        output = self._output()
+        try:
+            document = json.loads(output)
+        except ValueError as exc:
+            raise HostError("nft's listing can't be read", where=self._nft) from exc
+        if not isinstance(document, dict) or not isinstance(document.get("nftables"), list):
+            raise HostError("nft's listing is none", where=self._nft)
+        return document
+
+
+def _checked(nft: str, status: int, output: bytes, errors: bytes) -> bytes:
+    if status != 0 or len(output) > _MAX_LISTING_BYTES:
+        raise HostError(
+            f"nft refused: {printable(errors.strip() or output[:200], max_chars=500)}",
+            where=nft,
+            hint="this kernel may lack a part of nftables; `belljar doctor` says which",
+        )
+    return output
+
+
+def _not_run(nft: str, exc: Exception) -> HostError:
+    return HostError(f"nft can't be run: {exc}", where=nft, hint="install nftables 1.0 or newer")
+
+
+FIRST_TOLD: Final = 100
+"""Of one cell and reason: so many different destinations that were refused have an event of their
+own; the rest are counted together by protocol.
+"""
+FIRST_ALLOWED: Final = 65_536
+"""Likewise, of what was let through: every port of a cell.
+
+How often they were spoken to is told one by one for the first hundred of each time that it is told.
+"""
+_MAX_PROTOCOLS: Final = 8
+_KNOWN: Final = frozenset(str(reason) for reason in Reason)
+_Destination: TypeAlias = tuple[str, str, int | None]
+"""Protocol, address, port."""
+Flow = dict[str, Any]
+"""The data of a `network.flow`."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What is known of one cell and reason."""
+
+    destinations: set[_Destination] = field(default_factory=set)
+    counted: dict[_Destination, _Sum] = field(default_factory=dict)
+    protocols: set[str] = field(default_factory=set)
+
+    def sum_of(self, destination: _Destination, *, by_name: bool) -> _Sum:
+        """Where a packet is counted: its destination's own sum, or its protocol's."""
+        if not by_name or (destination not in self.counted and len(self.counted) >= FIRST_TOLD):
+            protocol = destination[0]
+            if len(self.protocols) < _MAX_PROTOCOLS:
+                self.protocols.add(protocol)
+            destination = (protocol if protocol in self.protocols else "other", "", None)
+        return self.counted.setdefault(destination, _Sum())
+
+
+@dataclass(slots=True)
+class _Sum:
+    packets: int = 0
+    bytes: int = 0
+    not_listed: int = 0
+
+
+class Flows:
+    """Logged packets in, events' data out.
+
+    Memory: 100 destinations for each of a cell's reasons, of which there are some twenty, and every
+    port that it may speak to.
+    """
+
+    def __init__(self, layout: RangeLayout) -> None:
+        self.taken = 0
+        self.lost = 0
+        self._cells: dict[int, str] = {}
+        self._names = _names(layout)
+        self._seen: dict[tuple[str, str], _Seen] = {}
+
+    def attached(self, device: int, cell: str) -> None:
+        """The device with this number is the cell's port."""
+        self._cells[device] = cell
+
+    def take(self, logged: Logged) -> Flow | None:
+        """The event's data, if the packet has one of its own."""
+        self.taken += 1
+        cell = self._cells.get(logged.device, "")
+        reason = logged.reason if logged.reason in _KNOWN else "unknown"
+        seen = self._seen.setdefault((cell, reason), _Seen())
+        destination = (logged.protocol, logged.destination, logged.port)
+        is_allowed = _verdict(reason) == "allowed"
+        is_listed = destination in seen.destinations
+        if is_listed or len(seen.destinations) >= (FIRST_ALLOWED if is_allowed else FIRST_TOLD):
+            counted = seen.sum_of(destination, by_name=is_allowed and is_listed)
+            counted.packets += 1
+            counted.bytes += logged.bytes
+            counted.not_listed += not is_listed
+            return None
+        seen.destinations.add(destination)
+        return self._flow(
+            cell, reason, logged.protocol, logged.destination, logged.port, logged.bytes, 1
+        ) | {"source": logged.source}
+
+    def flush(self) -> Iterator[Flow]:
+        """What was counted since the last time."""
+        for (cell, reason), seen in self._seen.items():
+            for (protocol, address, port), told in seen.counted.items():
+                flow = self._flow(cell, reason, protocol, address, port, told.bytes, told.packets)
+                yield flow if address else flow | {"destinations_not_listed": told.not_listed}
+            seen.counted.clear()
+            seen.protocols.clear()
+
+    def count_lost(self, logged: int) -> None:
+        """The rules have logged so many packets, and all that were to be had of them are taken: the
+        rest is lost. While packets come that is too few, never too many.
+        """
+        self.lost = max(self.lost, logged - self.taken)
+
+    def _flow(
+        self,
+        cell: str,
+        reason: str,
+        protocol: str,
+        address: str,
+        port: int | None,
+        size: int,
+        count: int,
+    ) -> Flow:
+        return {
+            "cell": cell,
+            "protocol": protocol,
+            "address": address,
+            "port": port,
+            "verdict": _verdict(reason),
+            "reason": reason,
+            "bytes": size,
+            "count": count,
+            "name": self._names.get(address, ""),
+        }
+
+
+def _verdict(reason: str) -> str:
+    if reason in LET_THROUGH:
+        return "allowed"
+    return "refused" if reason in ANSWERED else "dropped"
+
+
+def _names(layout: RangeLayout) -> Mapping[str, str]:
+    """The first name of each address.
+
+    The cells' own names are not among them: nobody resolves those.
+    """
+    found: dict[str, str] = {}
+    for name in layout.names:
+        found.setdefault(name.address, name.pattern)
+    return found
