@@ -131,7 +131,7 @@ class Scene:
         self.deaths: list[BelljarError] = []
         self.died = threading.Event()
 
-    def on_death(self, error: BelljarError) -> None:
+    def on_failure(self, error: BelljarError) -> None:
         """Remember it."""
         self.deaths.append(error)
         self.died.set()
@@ -145,8 +145,8 @@ class Scene:
             RangeSpec(network=self.network, layout=self.layout, directory=self.directory, **options),
             recorder=self.recorder,
             home=self.home,
-            on_death=self.on_death,
-            answer=answer,
+            on_failure=self.on_failure,
+            handle_request=answer,
         ) as made:
             yield made
 

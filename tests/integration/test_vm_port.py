@@ -28,6 +28,7 @@ from belljar.events import Kind, MemoryRecorder
 from belljar.image import Image, Kernel
 from belljar.isolation import list_cells
 from belljar.isolation.microvm import Vmm, ensure_template, open_vm
+from belljar.isolation.microvm.wire import Wire
 from belljar.isolation.reap import reap
 from belljar.plan import MicrovmPlan
 from belljar.process import ProcessId, identify, is_alive, kill
@@ -250,7 +251,7 @@ async def test_hostile_frames_from_the_link(
                     frame = head + port.settings.gateway_mac.replace(":", "") + kind + "a5" * size
                     await anyio.to_thread.run_sync(partial(its_range.ask, send=frame, port=port.number, times=60))
         assert await shell(vm, f'python3 -c "{PING}"') == "64\n"
-        assert vm.wire is not None
+        assert isinstance(vm.wire, Wire)
         counters = await vm.wire.counters()
         assert counters is not None
         assert counters.received.frames > 0

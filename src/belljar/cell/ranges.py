@@ -319,8 +319,8 @@ async def _open_network(
             ),
             recorder=recorder,
             home=home,
-            answer=answer,
-            on_death=partial(_mark_failed, cells),
+            handle_request=answer,
+            on_failure=partial(_mark_failed, cells),
         )
     )
     stack.push_async_exit(partial(_after, network, plan, home, recorder))

@@ -11,8 +11,6 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-import anyio.to_thread
-
 from belljar.dataclass import dataclass
 from belljar.events import Event, JsonValue, Kind
 from belljar.isolation import cgroup
@@ -79,6 +77,8 @@ async def reap(home: Path | None = None, *, cell_id: str | None = None) -> tuple
     Two reapers at once take turns; with nothing to reap it is a look into some directories. Raises
     `PermissionError` when the store is another user's.
     """
+    import anyio.to_thread
+
     from belljar.isolation.oci.trees import sweep_trees
 
     home = home or belljar_home()

@@ -446,14 +446,7 @@ def record_failed(recorder: Recorder, cell_id: str, error: BaseException) -> Non
 
 def record_destroyed(recorder: Recorder, cell_id: str, destruction: Destruction) -> None:
     """The destruction's proof, on record."""
-    data: dict[str, JsonValue] = {
-        "clean": destruction.clean,
-        "survivors": list(destruction.survivors),
-        "checked": list(destruction.looked_for),
-        "not_checked": list(destruction.not_checked),
-        "duration_ms": round(destruction.duration_ms, 1),
-    }
-    recorder.record(Event(kind=Kind.CELL_DESTROYED, cell_id=cell_id, data=data))
+    recorder.record(Event(kind=Kind.CELL_DESTROYED, cell_id=cell_id, data=destruction.to_data()))
 
 
 def tripped(order: Order, cell_id: str | None = None, evidence: int | None = None) -> Event:

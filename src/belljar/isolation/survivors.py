@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from belljar.dataclass import dataclass
+from belljar.events import JsonValue
 from belljar.isolation import cgroup, kernel_objects
 from belljar.process import (
     PROC,
@@ -60,6 +61,16 @@ class Destruction:
         after the kill.
         """
         return not self.survivors and not self.unproven
+
+    def to_data(self) -> dict[str, JsonValue]:
+        """As `cell.destroyed` and `range.destroyed` record it."""
+        return {
+            "clean": self.clean,
+            "survivors": list(self.survivors),
+            "checked": list(self.looked_for),
+            "not_checked": list(self.not_checked),
+            "duration_ms": round(self.duration_ms, 1),
+        }
 
 
 def together(cell: Destruction, besides: Destruction) -> Destruction:

@@ -33,6 +33,6 @@ async def test_a_switch_that_halts_nothing_fails(tmp_path: Path, monkeypatch: py
 
 async def test_a_host_that_makes_no_jail_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No alarm about the switch itself, but no test either."""
-    monkeypatch.setattr("platform.machine", lambda: "none")
+    monkeypatch.setattr("belljar.package.PROGRAMS_DIR", tmp_path)
     found = await try_switch(tmp_path)
     assert (found.ok, found.is_made) == (False, False)

@@ -4,22 +4,26 @@ A template's maker, a clone and a proof of an accelerator are each one `Vmm`."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import socket
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 import anyio
 import anyio.to_thread
 
+from belljar.capture import Capture
 from belljar.channel import GuestClient
 from belljar.dataclass import dataclass
 from belljar.errors import CellError, HostError
 from belljar.isolation.identity import hold_identity
-from belljar.isolation.jail import JailEnd, measure_counter_khz
+from belljar.isolation.jail import JailEnd, grow_pipe, measure_counter_khz
 from belljar.isolation.roots import VmmRoot
 from belljar.isolation.sandbox import Sandbox, elapsed_ms, signal_name
 from belljar.isolation.survivors import Destruction, together
@@ -27,17 +31,6 @@ from belljar.isolation.touches import FileWatch, watch_guest
 from belljar.plan.jail import JailBind, JailLimits, JailSpec
 from belljar.plan.qemu import Role, VmFds, VmShape, qemu_argv
 from belljar.store.journal import EntryKind
-
-if TYPE_CHECKING:
-    from belljar.isolation.microvm.wire import Wire
-import json
-import re
-from collections import deque
-from collections.abc import Mapping
-from typing import Any
-
-from belljar.capture import Capture
-from belljar.isolation.jail import grow_pipe
 from belljar.units import printable
 
 _KVM_DEVICE: Final = "/dev/kvm"
@@ -147,7 +140,7 @@ class Vmm(Sandbox):
         self.spec = spec
         self.emulated = spec.shape.accel == "tcg"
         self.memory_bounded_by = "address space" if spec.memory_by_rlimit else "control group"
-        self.wire: Wire | None = None
+        self.wire: Sandbox | None = None
         self._ends = _Ends(spec)
         super().__init__(
             cell_id=spec.cell_id,

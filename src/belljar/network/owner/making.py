@@ -29,7 +29,7 @@ from belljar.network.gateway.config import (
 from belljar.network.owner.budget import RunSpending
 from belljar.network.owner.dial import Reach
 from belljar.network.owner.processes import SERVE, ForkServer
-from belljar.network.owner.range_state import Lines
+from belljar.network.owner.range_state import RangeProcesses
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import NetworkPlan, StandInPlan
 from belljar.plan.rules import render_rules
@@ -79,7 +79,9 @@ class Uids:
     gateway: int | None
 
 
-def fork_pair(fork_server: ForkServer, spec: RangeSpec, uids: Uids, held: Sequence[int]) -> Lines:
+def fork_pair(
+    fork_server: ForkServer, spec: RangeSpec, uids: Uids, held: Sequence[int]
+) -> RangeProcesses:
     """Supervisor and gateway, waiting for the word to begin.
 
     `held` are descriptors that the supervisor keeps as long as it lives. Raises `HostError`,
@@ -97,7 +99,7 @@ def fork_pair(fork_server: ForkServer, spec: RangeSpec, uids: Uids, held: Sequen
         control, supervisors_control = _pair(stack)
         events, gateways_events = _pair(stack)
         to_gateway, to_supervisor = _pair(stack)
-        words, wrote = (stack.enter_context(_closing(fd)) for fd in os.pipe())
+        stderr, stderr_write = (stack.enter_context(_closing(fd)) for fd in os.pipe())
         files = stack.enter_context(_packet_files(spec.directory))
         new_files = [stack.enter_context(_closing(ipc.new_file())) for _ in range(3)]
         rules, supervisor_document, gateway_document = new_files
@@ -106,30 +108,35 @@ def fork_pair(fork_server: ForkServer, spec: RangeSpec, uids: Uids, held: Sequen
                 supervisors_control.fileno(),
                 to_gateway.fileno(),
                 supervisor_document,
-                wrote,
+                stderr_write,
                 rules,
                 *files,
                 *held,
             ],
-            "gateway": [gateways_events.fileno(), to_supervisor.fileno(), gateway_document, wrote],
+            "gateway": [
+                gateways_events.fileno(),
+                to_supervisor.fileno(),
+                gateway_document,
+                stderr_write,
+            ],
         }
         # They read what was written when they may go
         supervisor, gateway = fork_server.fork(given, meanwhile=write_documents)
-        return Lines(
+        return RangeProcesses(
             supervisor=supervisor,
             gateway=gateway,
             control=socket.socket(fileno=os.dup(control.fileno())),
             events=socket.socket(fileno=os.dup(events.fileno())),
-            words=os.dup(words),
+            stderr=os.dup(stderr),
             fork_server=fork_server,
         )
 
 
-def close_lines(lines: Lines) -> None:
+def close_processes(processes: RangeProcesses) -> None:
     """The owner's ends."""
-    lines.control.close()
-    lines.events.close()
-    for fd in (lines.words, lines.supervisor.pidfd, lines.gateway.pidfd):
+    processes.control.close()
+    processes.events.close()
+    for fd in (processes.stderr, processes.supervisor.pidfd, processes.gateway.pidfd):
         os.close(fd)
 
 

@@ -28,13 +28,19 @@ from belljar.network.owner.making import (
     PACKETS,
     RangeSpec,
     Uids,
-    close_lines,
+    close_processes,
     fork_pair,
     join_packets,
     packet_files,
 )
 from belljar.network.owner.processes import RangeGroups, map_ids, shared_fork_server
-from belljar.network.owner.range_state import Answer, Lines, Requests, send
+from belljar.network.owner.range_state import (
+    RangeProcesses,
+    RangeState,
+    RequestHandler,
+    SupervisorRequests,
+    send,
+)
 from belljar.network.owner.watch import Watch
 from belljar.network.supervisor import links
 from belljar.plan.addresses import RangeLayout
@@ -53,8 +59,8 @@ async def open_range(
     *,
     recorder: Recorder,
     home: Path,
-    on_death: Callable[[BelljarError], None] = lambda _error: None,
-    answer: Answer | None = None,
+    on_failure: Callable[[BelljarError], None] = lambda _error: None,
+    handle_request: RequestHandler | None = None,
 ) -> AsyncIterator[Range]:
     """A range with its rules in force and its gateway serving, and no cell yet; destroyed when the
     block is left, however it is left.
@@ -62,11 +68,11 @@ async def open_range(
     Args:
         recorder: thread-safe; gets every event of the range, from a thread.
         home: Belljar's store: journal and locks.
-        on_death: called once, from a thread, when the range has ended by itself:
+        on_failure: called once, from a thread, when the range has ended by itself:
             `ContainmentBreach` when its rules were changed, `CellError` when a process of it ended
             or hangs, `LedgerError` when it could not be recorded. Its processes are dead by then;
             its cells are the caller's to end.
-        answer: what the gateway asks the owner (`openai`).
+        handle_request: answers what the gateway asks the owner (`openai`).
 
     Raises `HostError`: this host can't; `CellError`: it did not come up.
 
@@ -74,7 +80,9 @@ async def open_range(
     tasks, under asyncio or trio.
     """
     await anyio.lowlevel.checkpoint()
-    made = Range(spec, recorder=recorder, home=home, on_death=on_death, answer=answer)
+    made = Range(
+        spec, recorder=recorder, home=home, on_failure=on_failure, handle_request=handle_request
+    )
     try:
         with anyio.CancelScope(shield=True):  # what was not begun is not to be ended on record
             await anyio.to_thread.run_sync(made.make)
@@ -96,24 +104,25 @@ class Range:
         *,
         recorder: Recorder,
         home: Path,
-        on_death: Callable[[BelljarError], None] = lambda _error: None,
-        answer: Answer | None = None,
+        on_failure: Callable[[BelljarError], None] = lambda _error: None,
+        handle_request: RequestHandler | None = None,
     ) -> None:
         self.id = new_range_id()
         self.destruction: Destruction | None = None
         self.timings_ms: dict[str, float] = {}
         self._spec, self._recorder, self._home = spec, recorder, home
-        self._on_death, self._answer = on_death, answer
+        self._on_failure, self._handle_request = on_failure, handle_request
         self._journal = Journal(home)
         self._entry: JournalEntry | None = None
         self._held, self._fork_server = ExitStack(), ExitStack()
-        self._lines: Lines | None = None
+        self._processes: RangeProcesses | None = None
         self._watch: Watch | None = None
+        self._state = RangeState()
         self._pins: dict[str, int] = {}
         self._attached: dict[str, int] = {}
         self._groups: RangeGroups | None = None
         self._group_counts: dict[str, int] = {}
-        self._supervisor: Requests | None = None
+        self._supervisor: SupervisorRequests | None = None
         self._ending, self._pinning = threading.Lock(), threading.Lock()
         self._began, self._is_users = time.monotonic(), os.geteuid() != 0
 
@@ -145,7 +154,7 @@ class Range:
     @property
     def certificate(self) -> bytes:
         """The certificate of the range's own CA, PEM; empty when the gateway has none."""
-        return b"" if self._watch is None else self._watch.heard.certificate
+        return self._state.certificate
 
     @property
     def user_namespace(self) -> int | None:
@@ -157,13 +166,13 @@ class Range:
     @property
     def error(self) -> BelljarError | None:
         """What it died of; None when it ended in order, or lives."""
-        return None if self._watch is None else self._watch.error
+        return self._state.error
 
     def alive(self) -> str:
         """Why the range is dead; empty while it lives."""
         if self._watch is None or self.destruction is not None:
             return "it does not run"
-        return "" if self._watch.error is None else self._watch.error.what
+        return "" if self.error is None else self.error.what
 
     def counters(self) -> Mapping[str, int]:
         """Packets by the rules' words, and what was recorded and lost, as of the last check."""
@@ -235,7 +244,7 @@ class Range:
         try:
             self._make()
         except BaseException as exc:
-            if self._watch is None or self._watch.error is None:  # else on record since it died
+            if self.error is None:  # else on record since it died
                 reason = exc.what if isinstance(exc, BelljarError) else repr(exc)
                 failed = {"error": type(exc).__name__, "reason": printable(reason)}
                 self._recorder.record(
@@ -243,13 +252,17 @@ class Range:
                 )
             raise
         took: dict[str, JsonValue] = {
+            "range": self.id,
             "duration_ms": self._elapsed_ms(),
             "timings_ms": self.timings_ms,
         }
-        self._recorder.record(Event(kind=Kind.RANGE_OPENED, data={"range": self.id, **took}))
+        self._recorder.record(Event(kind=Kind.RANGE_OPENED, data=took))
 
     def _make(self) -> None:
-        uids, locks = self._take_ids()
+        # Root's range has two uids of its own, held by the supervisor's copies of their locks
+        held = [self._held.enter_context(hold_identity(self._home)) for _ in range(2)]
+        uids = Uids(supervisor=held[0].own_uid, gateway=held[1].own_uid)
+        locks = [each.lock_fd for each in held if each.lock_fd is not None]
         groups = RangeGroups(
             self.id, self._spec.network.controllers, self._spec.network.group_limits
         )
@@ -265,8 +278,8 @@ class Range:
             shared_fork_server(self._home, self._spec.serve)
         )
         self._mark("fork_server")
-        lines = self._lines = fork_pair(fork_server, self._spec, uids, locks)
-        supervisor, gateway = lines.supervisor.process, lines.gateway.process
+        processes = self._processes = fork_pair(fork_server, self._spec, uids, locks)
+        supervisor, gateway = processes.supervisor.process, processes.gateway.process
         self._entry = self._journal.update(
             self._entry,
             supervisor=fork_server.process,
@@ -277,89 +290,76 @@ class Range:
         self._mark("forks")
         self._watch = Watch(
             self.id,
-            lines,
+            processes,
+            self._state,
             self._recorder,
-            on_death=self._died,
-            answer=self._answer,
+            on_failure=self._died,
+            handle_request=self._handle_request,
             dialler=Dialler(self._spec.network, self._spec.reach, self._spec.spending),
             budget=Budget.of(self._spec.network.bounds.recorded_bytes),
             timeout_s=self._spec.check_every_s + self._spec.timeout_s,
             killed=lambda: read_order(self._home, self.id),
         )
         self._watch.start()
-        self._supervisor = Requests(lines.control, self._watch, where=self._where())
-        for end in (lines.control, lines.events):
+        self._supervisor = SupervisorRequests(processes.control, self._state, self._where())
+        for end in (processes.control, processes.events):
             send(end, {"go": True})
         # They are busy shutting themselves in: no guest is there yet
         groups.join(supervisor, gateway)
-        self._wait_up(lines)
+        self._wait_up(processes)
 
     def _died(self, error: BelljarError) -> None:
-        """Its processes are dead; nothing may hold its namespace either, or cells would go on
-        talking to each other through it.
-        """
         with self._pinning:
-            self._let_network_go()
-        self._on_death(error)
+            self._release_network()
+        self._on_failure(error)
 
-    def _let_network_go(self) -> None:
+    def _release_network(self) -> None:
+        # Its processes are dead: whoever held its namespace would let cells go on talking in it
         if (fd := self._pins.pop("net", None)) is not None and self._entry is not None:
             os.close(fd)
             # Its number may be another's now
             left = {name: n for name, n in self._entry.namespaces.items() if name != "net"}
             self._entry = replace(self._entry, namespaces=left)
 
-    def _take_ids(self) -> tuple[Uids, list[int]]:
-        """Root's range has two uids of its own, held by the supervisor's copies of their locks.
-
-        Raises `HostError`.
-        """
-        supervisor, gateway = (
-            self._held.enter_context(hold_identity(self._home)) for _ in range(2)
-        )
-        locks = [held.lock_fd for held in (supervisor, gateway) if held.lock_fd is not None]
-        return Uids(supervisor=supervisor.own_uid, gateway=gateway.own_uid), locks
-
-    def _wait_up(self, lines: Lines) -> None:
+    def _wait_up(self, processes: RangeProcesses) -> None:
         if self._is_users:
             self._wait_for("unshared")
             ids = user_range().ids
             if ids is None:
                 raise RuntimeError("an ordinary user's identity without a range")
-            map_ids(lines.supervisor, ids)
-            send(lines.control, {"mapped": True})
+            map_ids(processes.supervisor, ids)
+            send(processes.control, {"mapped": True})
             self._mark("ids")
         waited = {self._wait_for("started", "ready"), self._wait_for("started", "ready")}
         if waited != {"started", "ready"}:
             raise CellError("a part of the range said twice that it is up", where=self._where())
         self._mark("up")
         with self._pinning:
-            self._pins = pin_namespaces(lines.supervisor.process)
+            self._pins = pin_namespaces(processes.supervisor.process)
             ours = namespaces_of(os.getpid())
             numbers = {name: os.fstat(fd).st_ino for name, fd in self._pins.items()}
             theirs = {name: number for name, number in numbers.items() if ours.get(name) != number}
             if "net" not in theirs or self._entry is None:
-                raise self._running().error or CellError(
-                    "the range has no network namespace of its own", where=self._where()
-                )
+                what = "the range has no network namespace of its own"
+                raise self.error or CellError(what, where=self._where())
             self._entry = self._journal.update(self._entry, namespaces=theirs)
-        if (error := self._running().error) is not None:
+        if self.error is not None:
             with self._pinning:
-                self._let_network_go()
-            raise error
+                self._release_network()
+            raise self.error
 
     def _wait_for(self, *wanted: str) -> str:
-        watch = self._running()
         try:
-            milestone = watch.heard.milestones.get(timeout=_START_DEADLINE_S)
+            milestone = self._state.milestones.get(timeout=_START_DEADLINE_S)
         except queue.Empty:
-            said = watch.diagnosis()
-            detail = f": {said}" if said else ""
+            diagnosis = "" if self._watch is None else self._watch.diagnosis()
+            detail = f": {diagnosis}" if diagnosis else ""
             what = f"the range did not come up in {_START_DEADLINE_S:.0f} s{detail}"
             raise CellError(what, where=self._where(), hint=_LATE_HINT) from None
         if milestone in wanted:
             return milestone
-        raise watch.error or CellError("a part of the range did not come up", where=self._where())
+        what = "a part of the range did not come up"
+        raise self.error or CellError(what, where=self._where())
 
     def _attach(self, cell: str, where: int, is_fd: bool, offloads: bool) -> None:  # noqa: FBT001
         try:
@@ -392,11 +392,6 @@ class Range:
             os.close(namespace)
 
     def _request(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
-        """Ask the supervisor, and wait until it has done it.
-
-        Raises what the range died of, or `CellError`.
-        """
-        self._running()
         if self._supervisor is None:
             raise CellError("the range does not run", where=self._where())
         self._supervisor.ask(message, fds)
@@ -413,55 +408,39 @@ class Range:
                 self._end_processes()
                 self.destruction = destruction = self._look(started)
                 self._settle_packets()
-            proof: dict[str, JsonValue] = {
-                "range": self.id,
-                "clean": destruction.clean,
-                "survivors": list(destruction.survivors),
-                "checked": list(destruction.looked_for),
-                "not_checked": list(destruction.not_checked),
-                "duration_ms": round(destruction.duration_ms, 1),
-                "counters": {**self.counters(), **self._group_counts},
-            }
+            counters = {**self.counters(), **self._group_counts}
+            proof = {"range": self.id, **destruction.to_data(), "counters": counters}
             self._recorder.record(Event(kind=Kind.RANGE_DESTROYED, data=proof))
             return destruction
 
     def _end_processes(self) -> None:
-        lines, watch = self._lines, self._watch
-        if lines is None:
+        processes, watch = self._processes, self._watch
+        if processes is None:
             return
         if watch is not None:
             watch.closing = True
         has_namespaces = self._entry is not None and self._entry.namespaces
-        if watch is not None and watch.error is None and has_namespaces:
-            self._end_in_order(watch)
-        for child in (lines.gateway, lines.supervisor):
+        if watch is not None and self.error is None and has_namespaces:
+            # The gateway first reports what is in progress; without the last packets, logs and
+            # counts evidence is missing, and the range has failed, whatever it did before
+            watch.end_gateway()
+            processes.gateway.kill()
+            try:
+                self._request({"do": "end"})
+            except BelljarError as exc:
+                watch.die(exc)
+        for child in (processes.gateway, processes.supervisor):
             child.kill()
-        for child in (lines.gateway, lines.supervisor):
+        for child in (processes.gateway, processes.supervisor):
             child.wait_ended(_END_DEADLINE_S)
         if watch is not None:
             watch.join()
 
-    def _end_in_order(self, watch: Watch) -> None:
-        """The last packets, logs and counts.
-
-        Without them evidence is missing: then it has died, whatever it did before.
-
-        First of all the gateway tells what it is in the midst of, and is gone.
-        """
-        watch.end_gateway()
-        try:
-            if self._lines is not None:
-                self._lines.gateway.kill()
-            self._request({"do": "end"})
-        except BelljarError as exc:
-            watch.die(exc)
-
     def _look(self, started: float) -> Destruction:
-        """Ids and namespaces stay this range's until the look is over: another could have their
-        numbers at once.
-        """
-        if self._lines is not None:
-            close_lines(self._lines)
+        # Ids and namespaces stay this range's until the look is over: another range could have
+        # their numbers at once
+        if self._processes is not None:
+            close_processes(self._processes)
         with self._held:
             if self._entry is None:
                 duration_ms = (time.monotonic() - started) * 1000
@@ -477,16 +456,11 @@ class Range:
             return destruction
 
     def _settle_packets(self) -> None:
-        if self._lines is not None and (effect := join_packets(self._spec.directory)):
+        if self._processes is not None and (effect := join_packets(self._spec.directory)):
             bound = self._spec.network.bounds.packet_record_bytes
             hit: dict[str, JsonValue] = {"limit": "packet_record_files", "value": bound}
             hit |= {"effect": effect, "range": self.id}
             self._recorder.record(Event(kind=Kind.LIMIT_HIT, data=hit))
-
-    def _running(self) -> Watch:
-        if self._watch is None:
-            raise CellError("the range does not run", where=self._where())
-        return self._watch
 
     def _mark(self, phase: str) -> None:
         self.timings_ms[phase] = self._elapsed_ms()

@@ -1,4 +1,4 @@
-"""State of one range: its descriptors, heartbeats, and requests in both directions."""
+"""State of one range: its processes, what they reported, heartbeats and pending requests."""
 
 from __future__ import annotations
 
@@ -12,55 +12,51 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from belljar.errors import CellError
+from belljar.errors import BelljarError, CellError
 from belljar.network import ipc
 from belljar.network.owner.processes import Child, ForkServer
-from belljar.network.owner.watch import Watch
 from belljar.units import printable
 
-Answer = Callable[[str, bytes], bytes]
-"""Answers a gateway's question (its kind, its body).
+_REPLY_TIMEOUT_S: Final = 30.0
 
-Raises `ValueError` to refuse it. Called in threads of the range's own.
-"""
+RequestHandler = Callable[[str, bytes], bytes]
+"""Answers a gateway's request (kind, body) in a thread of the range; `ValueError` refuses it."""
 
 
 class RangeOverError(ValueError):
-    """Nothing is put on record of a range that is being destroyed or has failed."""
+    """A range that is being destroyed or has failed records nothing more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lines:
-    """The owner's ends of a range's sockets and its processes.
-
-    `words` is what both wrote on standard error.
-    """
+class RangeProcesses:
+    """A range's processes and the owner's ends of their sockets; `stderr` is read from both."""
 
     supervisor: Child
     gateway: Child
     control: socket.socket
     events: socket.socket
-    words: int
+    stderr: int
     fork_server: ForkServer
 
 
 @dataclass(slots=True, kw_only=True)
-class Heard:
-    """What has been heard of a range."""
+class RangeState:
+    """What a range's processes have reported, and `error`, what it died of."""
 
+    error: BelljarError | None = None
     counters: dict[str, int] = field(default_factory=dict)
     certificate: bytes = b""
-    answers: queue.SimpleQueue[Mapping[str, Any] | None] = field(default_factory=queue.SimpleQueue)
+    replies: queue.SimpleQueue[Mapping[str, Any] | None] = field(default_factory=queue.SimpleQueue)
     """The supervisor's, in the order of the requests; None: there will be no more."""
     milestones: queue.SimpleQueue[str | None] = field(default_factory=queue.SimpleQueue)
     """`unshared`, `started`, `ready`; None: there will be no more."""
 
 
 class HeartbeatTimeout:
-    """Counts only time the parent spent waiting on the socket.
+    """Heartbeat timeout of one child process. Pure: the caller passes elapsed time.
 
-    A parent that was late (busy host, slow disk, SIGSTOP) reads queued messages first, so its own
-    delay never expires a healthy child.
+    Counts only time the parent spent waiting on the socket: a parent that was late reads queued
+    messages first, so its own delay never expires a healthy child.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -72,10 +68,7 @@ class HeartbeatTimeout:
         self._silent_s = 0.0
 
     def waited(self, duration_s: float) -> None:
-        """Add time spent waiting.
-
-        Call `message_received` afterwards if something came.
-        """
+        """Add time spent waiting; call `message_received` afterwards if something came."""
         if self._silent_s is not None:
             self._silent_s += duration_s
 
@@ -86,12 +79,7 @@ class HeartbeatTimeout:
 
 
 class BoundedExecutor:
-    """Runs jobs in worker threads, which start with the first job.
-
-    Args:
-        workers: jobs that run at once.
-        queue_size: jobs that may run or wait.
-    """
+    """Runs jobs in at most `workers` threads; at most `queue_size` jobs run or wait."""
 
     def __init__(self, name: str, *, workers: int, queue_size: int) -> None:
         self._name, self._workers = name, workers
@@ -119,14 +107,11 @@ class BoundedExecutor:
             self._room.release()
 
 
-_REPLY_TIMEOUT_S: Final = 30.0
+class SupervisorRequests:
+    """Requests to a range's supervisor, one at a time, from any thread."""
 
-
-class Requests:
-    """From any thread; `watch` hears the replies."""
-
-    def __init__(self, control: socket.socket, watch: Watch, *, where: str) -> None:
-        self._control, self._watch, self._where = control, watch, where
+    def __init__(self, control: socket.socket, state: RangeState, where: str) -> None:
+        self._control, self._state, self._where = control, state, where
         self._one_at_a_time = threading.Lock()
         self._last = 0
 
@@ -142,11 +127,11 @@ class Requests:
         if "refused" in reply:
             what = f"the range's supervisor could not: {printable(str(reply['reason']))}"
             raise CellError(what, where=self._where)
-        if self._watch.error is not None:
-            raise self._watch.error
+        if self._state.error is not None:
+            raise self._state.error
 
     def _reply_to(self, number: int) -> Mapping[str, Any]:
-        replies = self._watch.heard.answers
+        replies = self._state.replies
         give_up = time.monotonic() + _REPLY_TIMEOUT_S
         while (left_s := give_up - time.monotonic()) > 0:
             try:
@@ -155,7 +140,7 @@ class Requests:
                 break
             if reply is None:
                 replies.put(None)  # for whoever asks next
-                raise self._watch.error or CellError("the range has ended", where=self._where)
+                raise self._state.error or CellError("the range has ended", where=self._where)
             if number in (reply.get("done"), reply.get("refused")):
                 return reply
         raise CellError("the range's supervisor does not answer", where=self._where)

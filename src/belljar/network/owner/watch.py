@@ -48,26 +48,26 @@ from belljar.network.owner.budget import Budget
 from belljar.network.owner.dial import Dialler, NotAnUpstream
 from belljar.network.owner.processes import wait_readable
 from belljar.network.owner.range_state import (
-    Answer,
     BoundedExecutor,
-    Heard,
     HeartbeatTimeout,
-    Lines,
     RangeOverError,
+    RangeProcesses,
+    RangeState,
+    RequestHandler,
 )
 from belljar.units import format_size, printable
 
 _MAX_DIAGNOSIS_BYTES: Final = 16 << 10
-_SEND_TIMEOUT_S: Final = 10
-_LISTEN_S: Final = 1.0
-_TELL_S: Final = 1.0
-_LAST_WORD_S: Final = 2.0
+SEND_TIMEOUT_S: Final = 10
+POLL_INTERVAL_S: Final = 1.0
+FLUSH_INTERVAL_S: Final = 1.0
+SHUTDOWN_GRACE_S: Final = 2.0
 """How long an owner waits at a range's end, and how much of it a gateway has to tell what is in
 progress.
 """
-_MAX_QUESTIONS: Final = 64
+MAX_PENDING_REQUESTS: Final = 64
 """Of dials, and of all others: a gateway of ours has fewer unanswered (`gateway.bounds`)."""
-_QUESTIONS_AT_ONCE: Final = 8
+REQUEST_WORKERS: Final = 8
 _FLOW_FIELDS: Final = frozenset(
     {
         "cell",
@@ -89,10 +89,10 @@ _CUT_FROM_HERE: Final = (
     "events of this range are cut down from here on: no bytes of bodies, no lists, short texts; a "
     "quarter more ends the range"
 )
-_RECORD_HINT: Final = (
+_HINT_RECORD_LIMIT: Final = (
     "its ledger tells what fills it; `network.record.events` in the policy allows more"
 )
-_ENDED_HINT: Final = (
+HINT_ENDED: Final = (
     "nothing of the range runs on: start again; `belljar ledger show last` tells what came before"
 )
 
@@ -106,30 +106,37 @@ class Watch:
     def __init__(
         self,
         range_id: str,
-        lines: Lines,
+        processes: RangeProcesses,
+        state: RangeState,
         recorder: Recorder,
         *,
-        on_death: Callable[[BelljarError], None],
-        answer: Answer | None,
+        on_failure: Callable[[BelljarError], None],
+        handle_request: RequestHandler | None,
         dialler: Dialler,
         budget: Budget,
         timeout_s: float,
         killed: Callable[[], Order | None] = lambda: None,
     ) -> None:
         """`killed`: the kill order over the range, which explains why its processes end."""
-        self.heard = Heard()
-        self.error: BelljarError | None = None
+        self.state = state
         self.closing = False
+<<<<<<< HEAD
         self._range, self._lines, self._recorder = range_id, lines, recorder
         self._on_death, self._answer, self._dialler = on_death, answer, dialler
         self._decoder = EventDecoder()
         self._open = {lines.control, lines.events}
+=======
+        self._range, self._processes, self._recorder = range_id, processes, recorder
+        self._on_failure, self._handle_request, self._dialler = on_failure, handle_request, dialler
+        self._decoder = UpDecoder()
+        self._open = {processes.control, processes.events}
+>>>>>>> 1443bb1 (Range owner: one state, no circle between VMM and wire, the field's words)
         self._is_ending = self._has_ended = False
         self._killed = killed
         self._unreported = 0
         self._next_look_s = 0.0
-        self._last_word = threading.Event()
-        self._said = b""
+        self._gateway_done = threading.Event()
+        self._stderr = b""
         self._budget = budget
         self._accounts = Accounts()
         self._send_lock, self._dying, self._recording = (
@@ -137,40 +144,40 @@ class Watch:
             threading.Lock(),
             threading.Lock(),
         )
-        self._heartbeats = {who: HeartbeatTimeout(timeout_s) for who in ("supervisor", "gateway")}
-        self._questions, self._dials = (
+        self._heartbeats = {name: HeartbeatTimeout(timeout_s) for name in ("supervisor", "gateway")}
+        self._requests, self._dials = (
             BoundedExecutor(
-                f"range-{range_id}-{name}", workers=_QUESTIONS_AT_ONCE, queue_size=_MAX_QUESTIONS
+                f"range-{range_id}-{name}", workers=REQUEST_WORKERS, queue_size=MAX_PENDING_REQUESTS
             )
             for name in ("answers", "dials")
         )
         self._thread = threading.Thread(target=self._run, name=f"range-{range_id}", daemon=True)
-        os.set_blocking(lines.words, False)
+        os.set_blocking(processes.stderr, False)
 
     def start(self) -> None:
         """Begin to listen."""
         # A gateway that reads nothing must not hold whoever watches the rules.
-        self._lines.events.setsockopt(
-            socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _SEND_TIMEOUT_S, 0)
+        self._processes.events.setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", SEND_TIMEOUT_S, 0)
         )
         self._thread.start()
 
     def join(self) -> None:
         """Until all that was said is taken in and both processes have ended: kill them first."""
         self._thread.join()
-        for executor in (self._questions, self._dials):
+        for executor in (self._requests, self._dials):
             executor.close()
         self._dialler.close()
 
     def counters(self) -> Mapping[str, int]:
-        """The supervisor's, as of its last word, and what was put on record until now."""
+        """The supervisor's, as of its last datagram, and what was put on record until now."""
         budget = self._budget
         mine = {
             "events_recorded": budget.events,
             "events_cut": budget.cut_events,
             "recorded_bytes": budget.spent_bytes,
         }
-        counters = dict(self.heard.counters)
+        counters = dict(self.state.counters)
         unaccounted = self._accounts.unaccounted + counters.pop("evidence_dropped", 0)
         return {
             **counters,
@@ -181,8 +188,8 @@ class Watch:
 
     def diagnosis(self) -> str:
         """What supervisor and gateway wrote on standard error, escaped and bounded."""
-        self._drain_words()
-        return printable(self._said.strip(), max_chars=2000)
+        self._drain_stderr()
+        return printable(self._stderr.strip(), max_chars=2000)
 
     def end_gateway(self) -> None:
         """Have the gateway tell what is in progress, and wait for its last word: for two seconds at
@@ -191,29 +198,29 @@ class Watch:
         What is in no event is counted (`unreported_at_end`): what it says, what the record has no
         room for, and at least one where it says nothing in time.
         """
-        give_up = time.monotonic() + _LAST_WORD_S
+        give_up = time.monotonic() + SHUTDOWN_GRACE_S
         self._is_ending = True
-        if self._send_lock.acquire(timeout=_LAST_WORD_S):
+        if self._send_lock.acquire(timeout=SHUTDOWN_GRACE_S):
             try:
-                self._lines.events.send(encode_end(_TELL_S), socket.MSG_DONTWAIT)
+                self._processes.events.send(encode_end(FLUSH_INTERVAL_S), socket.MSG_DONTWAIT)
             except OSError:
-                self._last_word.set()  # it is gone, or reads nothing
+                self._gateway_done.set()  # it is gone, or reads nothing
             finally:
                 self._send_lock.release()
-        self._last_word.wait(max(0.0, give_up - time.monotonic()))
+        self._gateway_done.wait(max(0.0, give_up - time.monotonic()))
         if not self._has_ended:
             self._unreported += 1
 
     def die(self, error: BelljarError) -> None:
         """End the range, once: its processes are killed, and then it is told. From any thread."""
         with self._dying:
-            if self.error is not None:
+            if self.state.error is not None:
                 return
             if type(error) is CellError:
                 error = killed_error(self._killed(), where=self._where()) or error
-            self.error = error
+            self.state.error = error
         self._kill()
-        self._last_word.set()
+        self._gateway_done.set()
         try:
             data = {
                 "range": self._range,
@@ -223,70 +230,75 @@ class Watch:
             self._recorder.record(Event(kind=Kind.RANGE_FAILED, data=data))
         except Exception as exc:  # noqa: BLE001 - whoever is told hears of this too
             error.add_note(f"this could not be recorded: {exc}")
-        self._on_death(error)
+        self._on_failure(error)
 
     def _run(self) -> None:
-        ends = {self._lines.supervisor.pidfd: "supervisor", self._lines.gateway.pidfd: "gateway"}
+        ends = {
+            self._processes.supervisor.pidfd: "supervisor",
+            self._processes.gateway.pidfd: "gateway",
+        }
         while ends or self._open:
             # Its end is looked at when everything that it has said is taken in.
-            silent = [fd for fd, who in ends.items() if not self._still_speaks(who)]
+            silent = [fd for fd, name in ends.items() if not self._is_connected(name)]
             ready = self._listen([*(end.fileno() for end in self._open), *silent])
             for end in [end for end in self._open if end.fileno() in ready]:
-                self._hear(end)
+                self._receive(end)
             for fd in [fd for fd in silent if fd in ready]:
                 self._ended(ends.pop(fd))
-            self._drain_words()
+            self._drain_stderr()
             self._end_if_hung()
             self._look_at_upstreams()
         self._dialler.close()
-        self.heard.answers.put(None)
-        self.heard.milestones.put(None)
+        self.state.replies.put(None)
+        self.state.milestones.put(None)
 
     def _listen(self, fds: Sequence[int]) -> set[int]:
         began = time.monotonic()
-        ready = wait_readable(fds, _LISTEN_S)
+        ready = wait_readable(fds, POLL_INTERVAL_S)
         for heartbeat in self._heartbeats.values():
-            heartbeat.waited(min(time.monotonic() - began, _LISTEN_S))
+            heartbeat.waited(min(time.monotonic() - began, POLL_INTERVAL_S))
         return ready
 
     def _end_if_hung(self) -> None:
         """One that is stopped, or runs in circles, watches nothing and answers nobody."""
-        if self.closing or self.error is not None:
+        if self.closing or self.state.error is not None:
             return
-        for who, heartbeat in self._heartbeats.items():
+        for name, heartbeat in self._heartbeats.items():
             if heartbeat.expired:
                 what = (
-                    f"the range's {who} hangs: it has said nothing for {heartbeat.timeout_s:.0f} s"
+                    f"the range's {name} hangs: it has said nothing for {heartbeat.timeout_s:.0f} s"
                 )
-                self.die(CellError(what, where=self._where(), hint=_ENDED_HINT))
+                self.die(CellError(what, where=self._where(), hint=HINT_ENDED))
 
     def _look_at_upstreams(self) -> None:
         if time.monotonic() < self._next_look_s:
             return
-        self._next_look_s = time.monotonic() + _LISTEN_S
+        self._next_look_s = time.monotonic() + POLL_INTERVAL_S
         try:
-            self._dialler.look(self._say_dialled)
+            self._dialler.look(self._record_dial)
         except RangeOverError:  # its connections are ended next
             pass
         except BelljarError as exc:  # it can't be recorded
             self.die(exc)
         except (OSError, ValueError) as exc:
             what = f"the range's upstream connections can't be measured: {exc}"
-            self.die(CellError(what, where=self._where(), hint=_ENDED_HINT))
+            self.die(CellError(what, where=self._where(), hint=HINT_ENDED))
 
-    def _still_speaks(self, who: str) -> bool:
-        return (self._lines.control if who == "supervisor" else self._lines.events) in self._open
+    def _is_connected(self, name: str) -> bool:
+        return (
+            self._processes.control if name == "supervisor" else self._processes.events
+        ) in self._open
 
-    def _hear(self, source: socket.socket) -> None:
+    def _receive(self, source: socket.socket) -> None:
         try:
-            if source is self._lines.control:
-                self._hear_supervisor()
+            if source is self._processes.control:
+                self._receive_from_supervisor()
             else:
-                self._hear_gateway()
+                self._receive_from_gateway()
         except (ipc.Closed, ConnectionError):
             self._open.discard(source)
-            if source is self._lines.events:
-                self._last_word.set()
+            if source is self._processes.events:
+                self._gateway_done.set()
         except BelljarError as exc:
             self.die(exc)
         except (ValueError, KeyError, TypeError) as exc:
@@ -302,8 +314,8 @@ class Watch:
                 )
             )
 
-    def _hear_supervisor(self) -> None:
-        message, fds = ipc.receive(self._lines.control)
+    def _receive_from_supervisor(self) -> None:
+        message, fds = ipc.receive(self._processes.control)
         for fd in fds:
             os.close(fd)
         match message:
@@ -311,13 +323,13 @@ class Watch:
                 self._record(Kind.NETWORK_FLOW, _checked_flow(flow))
             case {"counters": counters}:  # it has looked at the rules
                 self._heartbeats["supervisor"].message_received()
-                self.heard.counters = {str(name): int(count) for name, count in counters.items()}
+                self.state.counters = {str(name): int(count) for name, count in counters.items()}
             case {"at_risk": at_risk}:
                 self._accounts.settle(at_risk)
             case {"done": _} | {"refused": _}:
-                self.heard.answers.put(message)
+                self.state.replies.put(message)
             case {"unshared": True} | {"started": True}:
-                self.heard.milestones.put(next(iter(message)))
+                self.state.milestones.put(next(iter(message)))
             case {"breach": differences}:
                 what = "; ".join(str(difference) for difference in differences)
                 self.die(
@@ -340,17 +352,18 @@ class Watch:
             what, where=self._where(), hint=printable(str(message.get("hint", "")), max_chars=500)
         )
 
-    def _hear_gateway(self) -> None:
-        datagram = ipc.receive_bytes(self._lines.events, MAX_DATAGRAM_BYTES + 1)
+    def _receive_from_gateway(self) -> None:
+        datagram = ipc.receive_bytes(self._processes.events, MAX_DATAGRAM_BYTES + 1)
         self._heartbeats["gateway"].message_received()
-        if self.error is not None:
+        if self.state.error is not None:
             return
         try:
-            said = self._decoder.feed(datagram)
+            message = self._decoder.feed(datagram)
         except WireViolation as exc:
             raise ProtocolViolation(
                 f"the gateway broke its protocol: {exc}", where=self._where()
             ) from exc
+<<<<<<< HEAD
         match said:
             case GatewayEvent():
                 self._record(said.kind, said.data, said.bodies)
@@ -362,15 +375,35 @@ class Watch:
             case Heartbeat():
                 self._send(encode_ack(said.id))
             case GatewayEnded():
+=======
+        match message:
+            case Said():
+                self._record(message.kind, message.data, message.bodies)
+                self._send(encode_ack(message.id))
+            case Ready():
+                self.state.certificate = str(message.data.get("certificate", "")).encode()
+                self._send(encode_ack(message.id))
+                self.state.milestones.put("ready")
+            case Alive():
+                self._send(encode_ack(message.id))
+            case Ended():
+>>>>>>> 1443bb1 (Range owner: one state, no circle between VMM and wire, the field's words)
                 if not self._is_ending:
                     raise ProtocolViolation(
                         "the gateway broke its protocol: it has ended unasked", where=self._where()
                     )
                 self._has_ended = True
+<<<<<<< HEAD
                 self._unreported += said.unreported
                 self._last_word.set()
             case GatewayRequest():
                 self._ask(said)
+=======
+                self._unreported += message.unreported
+                self._gateway_done.set()
+            case Asked():
+                self._submit(message)
+>>>>>>> 1443bb1 (Range owner: one state, no circle between VMM and wire, the field's words)
 
     def _record(self, kind: Kind, data: Mapping[str, Any], bodies: tuple[Any, ...] = ()) -> None:
         # The range's name stands first: what is cut down keeps the first fields.
@@ -403,7 +436,7 @@ class Watch:
                 f"the range has put {format_size(before.most_bytes)} on record, which is all that "
                 f"it may"
             )
-            raise CellError(what, where=self._where(), hint=_RECORD_HINT)
+            raise CellError(what, where=self._where(), hint=_HINT_RECORD_LIMIT)
         if after.cut_events and not before.cut_events:
             data: dict[str, JsonValue] = {
                 "limit": RECORD_LIMIT,
@@ -415,32 +448,56 @@ class Watch:
         self._recorder.record(taken)
         self._accounts.report(event, taken)
 
+<<<<<<< HEAD
     def _ask(self, asked: GatewayRequest) -> None:
+=======
+    def _submit(self, request: Asked) -> None:
+>>>>>>> 1443bb1 (Range owner: one state, no circle between VMM and wire, the field's words)
         """Whoever answers may take long: nobody waits for it here."""
-        is_dial = asked.what == DIAL
-        executor, answer = (self._dials, self._dial) if is_dial else (self._questions, self._reply)
-        if not executor.try_submit(partial(answer, asked)):
+        is_dial = request.what == DIAL
+        executor, reply = (self._dials, self._dial) if is_dial else (self._requests, self._reply)
+        if not executor.try_submit(partial(reply, request)):
             raise ProtocolViolation(
-                f"more than {_MAX_QUESTIONS} questions at once", where=self._where()
+                f"more than {MAX_PENDING_REQUESTS} questions at once", where=self._where()
             )
 
+<<<<<<< HEAD
     def _reply(self, asked: GatewayRequest) -> None:
+=======
+    def _reply(self, request: Asked) -> None:
+>>>>>>> 1443bb1 (Range owner: one state, no circle between VMM and wire, the field's words)
         try:
-            if self._answer is None:
+            if self._handle_request is None:
                 raise ValueError("nobody answers questions here")
+<<<<<<< HEAD
             words = encode_reply(asked.id, self._answer(asked.what, asked.body))
         except Exception as exc:  # noqa: BLE001 - the gateway is told; the range goes on
             words = encode_reply(asked.id, printable(str(exc), max_chars=500).encode(), ok=False)
         self._send(*words)
 
     def _dial(self, asked: GatewayRequest) -> None:
+=======
+            datagrams = encode_answer(request.id, self._handle_request(request.what, request.body))
+        except Exception as exc:  # noqa: BLE001 - the gateway is told; the range goes on
+            datagrams = encode_answer(
+                request.id, printable(str(exc), max_chars=500).encode(), ok=False
+            )
+        self._send(*datagrams)
+
+    def _dial(self, request: Asked) -> None:
+>>>>>>> 1443bb1 (Range owner: one state, no circle between VMM and wire, the field's words)
         """Hands the gateway a connected socket, or says why not.
 
         It may not ask for what the plan does not have: then it is not ours any more.
         """
         try:
+<<<<<<< HEAD
             with self._dialler.dial(asked.body, self._say_dialled) as end:
                 self._send(encode_reply(asked.id, b"")[0], fds=(end.fileno(),))
+=======
+            with self._dialler.dial(request.body, self._record_dial) as end:
+                self._send(encode_answer(request.id, b"")[0], fds=(end.fileno(),))
+>>>>>>> 1443bb1 (Range owner: one state, no circle between VMM and wire, the field's words)
                 return
         except NotAnUpstream as exc:
             self.die(
@@ -451,46 +508,50 @@ class Watch:
             self.die(exc)
         except Exception as exc:  # noqa: BLE001 - the gateway is told; the range goes on
             self._send(
+<<<<<<< HEAD
                 *encode_reply(asked.id, printable(str(exc), max_chars=500).encode(), ok=False)
+=======
+                *encode_answer(request.id, printable(str(exc), max_chars=500).encode(), ok=False)
+>>>>>>> 1443bb1 (Range owner: one state, no circle between VMM and wire, the field's words)
             )
 
-    def _say_dialled(self, data: Mapping[str, Any]) -> None:
+    def _record_dial(self, data: Mapping[str, Any]) -> None:
         """Raises `LedgerError`; and `RangeOverError` when the range is over: what is not on record
         is not dialled.
         """
-        if self.closing or self.error is not None:
+        if self.closing or self.state.error is not None:
             raise RangeOverError("the range is over")
         self._record(Kind.NETWORK_UPSTREAM, data)
 
-    def _send(self, *words: bytes, fds: Sequence[int] = ()) -> None:
+    def _send(self, *datagrams: bytes, fds: Sequence[int] = ()) -> None:
         try:
             with self._send_lock:
-                for word in words:
-                    socket.send_fds(self._lines.events, [word], list(fds))
+                for datagram in datagrams:
+                    socket.send_fds(self._processes.events, [datagram], list(fds))
         except BlockingIOError:
             what = "the gateway does not read what it is sent"
             self.die(ProtocolViolation(what, where=self._where()))
         except OSError:  # one that is gone is seen elsewhere
             pass
 
-    def _ended(self, who: str) -> None:
+    def _ended(self, name: str) -> None:
         """One ends by itself only when something is wrong; the other may not go on alone."""
-        child = self._lines.supervisor if who == "supervisor" else self._lines.gateway
-        if not self.closing and self.error is None:
-            how = self._lines.fork_server.how_ended(child)
+        child = self._processes.supervisor if name == "supervisor" else self._processes.gateway
+        if not self.closing and self.state.error is None:
+            how = self._processes.fork_server.how_ended(child)
             said = self.diagnosis()
             detail = f"{' (' + how + ')' if how else ''}{': ' + said if said else ''}"
-            what = f"the range's {who} ended{detail}"
-            self.die(CellError(what, where=self._where(), hint=_ENDED_HINT))
+            what = f"the range's {name} ended{detail}"
+            self.die(CellError(what, where=self._where(), hint=HINT_ENDED))
 
     def _kill(self) -> None:
-        self._lines.supervisor.kill()
-        self._lines.gateway.kill()
+        self._processes.supervisor.kill()
+        self._processes.gateway.kill()
 
-    def _drain_words(self) -> None:
+    def _drain_stderr(self) -> None:
         with suppress(BlockingIOError):
-            while piece := os.read(self._lines.words, 4096):
-                self._said = (self._said + piece)[:_MAX_DIAGNOSIS_BYTES]
+            while piece := os.read(self._processes.stderr, 4096):
+                self._stderr = (self._stderr + piece)[:_MAX_DIAGNOSIS_BYTES]
 
     def _where(self) -> str:
         return f"range {self._range}"

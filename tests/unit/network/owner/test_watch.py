@@ -11,7 +11,7 @@ import pytest
 from belljar.errors import BelljarError, CellError
 from belljar.network.owner.budget import Budget
 from belljar.network.owner.processes import Child
-from belljar.network.owner.range_state import Lines, RangeOverError
+from belljar.network.owner.range_state import RangeOverError, RangeProcesses, RangeState
 from belljar.network.owner.watch import Watch
 
 
@@ -20,12 +20,12 @@ def watched(problem: Exception) -> BelljarError | None:
     pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
     pipes = [os.pipe() for _ in range(3)]
     children = [Mock(spec=Child, pidfd=read) for read, _ in pipes[:2]]
-    lines = Lines(
+    processes = RangeProcesses(
         supervisor=children[0],
         gateway=children[1],
         control=pairs[0][0],
         events=pairs[1][0],
-        words=pipes[2][0],
+        stderr=pipes[2][0],
         fork_server=Mock(how_ended=lambda _: ""),
     )
 
@@ -43,16 +43,17 @@ def watched(problem: Exception) -> BelljarError | None:
     died: list[BelljarError] = []
     watch = Watch(
         "range",
-        lines,
+        processes,
+        RangeState(),
         Mock(),
-        on_death=died.append,
-        answer=None,
+        on_failure=died.append,
+        handle_request=None,
         dialler=Mock(look=look),
         budget=Mock(spec=Budget),
         timeout_s=60,
     )
     watch._kill = Mock()  # type: ignore[method-assign]
-    with patch("belljar.network.owner.watch._LISTEN_S", 0.01):
+    with patch("belljar.network.owner.watch.POLL_INTERVAL_S", 0.01):
         watch.start()
         watch.join()
     for ours, _ in pairs:
