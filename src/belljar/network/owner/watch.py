@@ -120,17 +120,10 @@ class Watch:
         """`killed`: the kill order over the range, which explains why its processes end."""
         self.state = state
         self.closing = False
-<<<<<<< HEAD
-        self._range, self._lines, self._recorder = range_id, lines, recorder
-        self._on_death, self._answer, self._dialler = on_death, answer, dialler
-        self._decoder = EventDecoder()
-        self._open = {lines.control, lines.events}
-=======
         self._range, self._processes, self._recorder = range_id, processes, recorder
         self._on_failure, self._handle_request, self._dialler = on_failure, handle_request, dialler
-        self._decoder = UpDecoder()
+        self._decoder = EventDecoder()
         self._open = {processes.control, processes.events}
->>>>>>> 1443bb1 (Range owner: one state, no circle between VMM and wire, the field's words)
         self._is_ending = self._has_ended = False
         self._killed = killed
         self._unreported = 0
@@ -363,47 +356,26 @@ class Watch:
             raise ProtocolViolation(
                 f"the gateway broke its protocol: {exc}", where=self._where()
             ) from exc
-<<<<<<< HEAD
-        match said:
-            case GatewayEvent():
-                self._record(said.kind, said.data, said.bodies)
-                self._send(encode_ack(said.id))
-            case GatewayReady():
-                self.heard.certificate = str(said.data.get("certificate", "")).encode()
-                self._send(encode_ack(said.id))
-                self.heard.milestones.put("ready")
-            case Heartbeat():
-                self._send(encode_ack(said.id))
-            case GatewayEnded():
-=======
         match message:
-            case Said():
+            case GatewayEvent():
                 self._record(message.kind, message.data, message.bodies)
                 self._send(encode_ack(message.id))
-            case Ready():
+            case GatewayReady():
                 self.state.certificate = str(message.data.get("certificate", "")).encode()
                 self._send(encode_ack(message.id))
                 self.state.milestones.put("ready")
-            case Alive():
+            case Heartbeat():
                 self._send(encode_ack(message.id))
-            case Ended():
->>>>>>> 1443bb1 (Range owner: one state, no circle between VMM and wire, the field's words)
+            case GatewayEnded():
                 if not self._is_ending:
                     raise ProtocolViolation(
                         "the gateway broke its protocol: it has ended unasked", where=self._where()
                     )
                 self._has_ended = True
-<<<<<<< HEAD
-                self._unreported += said.unreported
-                self._last_word.set()
-            case GatewayRequest():
-                self._ask(said)
-=======
                 self._unreported += message.unreported
                 self._gateway_done.set()
-            case Asked():
+            case GatewayRequest():
                 self._submit(message)
->>>>>>> 1443bb1 (Range owner: one state, no circle between VMM and wire, the field's words)
 
     def _record(self, kind: Kind, data: Mapping[str, Any], bodies: tuple[Any, ...] = ()) -> None:
         # The range's name stands first: what is cut down keeps the first fields.
@@ -448,11 +420,7 @@ class Watch:
         self._recorder.record(taken)
         self._accounts.report(event, taken)
 
-<<<<<<< HEAD
-    def _ask(self, asked: GatewayRequest) -> None:
-=======
-    def _submit(self, request: Asked) -> None:
->>>>>>> 1443bb1 (Range owner: one state, no circle between VMM and wire, the field's words)
+    def _submit(self, request: GatewayRequest) -> None:
         """Whoever answers may take long: nobody waits for it here."""
         is_dial = request.what == DIAL
         executor, reply = (self._dials, self._dial) if is_dial else (self._requests, self._reply)
@@ -461,43 +429,25 @@ class Watch:
                 f"more than {MAX_PENDING_REQUESTS} questions at once", where=self._where()
             )
 
-<<<<<<< HEAD
-    def _reply(self, asked: GatewayRequest) -> None:
-=======
-    def _reply(self, request: Asked) -> None:
->>>>>>> 1443bb1 (Range owner: one state, no circle between VMM and wire, the field's words)
+    def _reply(self, request: GatewayRequest) -> None:
         try:
             if self._handle_request is None:
                 raise ValueError("nobody answers questions here")
-<<<<<<< HEAD
-            words = encode_reply(asked.id, self._answer(asked.what, asked.body))
+            datagrams = encode_reply(request.id, self._handle_request(request.what, request.body))
         except Exception as exc:  # noqa: BLE001 - the gateway is told; the range goes on
-            words = encode_reply(asked.id, printable(str(exc), max_chars=500).encode(), ok=False)
-        self._send(*words)
-
-    def _dial(self, asked: GatewayRequest) -> None:
-=======
-            datagrams = encode_answer(request.id, self._handle_request(request.what, request.body))
-        except Exception as exc:  # noqa: BLE001 - the gateway is told; the range goes on
-            datagrams = encode_answer(
+            datagrams = encode_reply(
                 request.id, printable(str(exc), max_chars=500).encode(), ok=False
             )
         self._send(*datagrams)
 
-    def _dial(self, request: Asked) -> None:
->>>>>>> 1443bb1 (Range owner: one state, no circle between VMM and wire, the field's words)
+    def _dial(self, request: GatewayRequest) -> None:
         """Hands the gateway a connected socket, or says why not.
 
         It may not ask for what the plan does not have: then it is not ours any more.
         """
         try:
-<<<<<<< HEAD
-            with self._dialler.dial(asked.body, self._say_dialled) as end:
-                self._send(encode_reply(asked.id, b"")[0], fds=(end.fileno(),))
-=======
             with self._dialler.dial(request.body, self._record_dial) as end:
-                self._send(encode_answer(request.id, b"")[0], fds=(end.fileno(),))
->>>>>>> 1443bb1 (Range owner: one state, no circle between VMM and wire, the field's words)
+                self._send(encode_reply(request.id, b"")[0], fds=(end.fileno(),))
                 return
         except NotAnUpstream as exc:
             self.die(
@@ -508,11 +458,7 @@ class Watch:
             self.die(exc)
         except Exception as exc:  # noqa: BLE001 - the gateway is told; the range goes on
             self._send(
-<<<<<<< HEAD
-                *encode_reply(asked.id, printable(str(exc), max_chars=500).encode(), ok=False)
-=======
-                *encode_answer(request.id, printable(str(exc), max_chars=500).encode(), ok=False)
->>>>>>> 1443bb1 (Range owner: one state, no circle between VMM and wire, the field's words)
+                *encode_reply(request.id, printable(str(exc), max_chars=500).encode(), ok=False)
             )
 
     def _record_dial(self, data: Mapping[str, Any]) -> None:
