@@ -106,12 +106,11 @@ def is_closed(network: Network) -> bool:
 
 def _looser_cells(network: Network, floor: Policy) -> Iterator[str]:
     for name, item in network.stand_ins.items():
-        if isinstance(item, TargetStandIn) and not is_within(item.rights, floor.rights):
+        if not isinstance(item, TargetStandIn):
+            continue
+        if not is_within(item.rights, floor.rights):
             yield f"network.stand_ins.{name}.rights"
-        if (
-            isinstance(item, TargetStandIn)
-            and smaller_resources(item.resources, floor.resources) != item.resources
-        ):
+        if smaller_resources(item.resources, floor.resources) != item.resources:
             yield f"network.stand_ins.{name}.resources"
 
 
@@ -192,12 +191,8 @@ def _tier(risk: Risk, *asked: Tier | None) -> Tier | None:
 
 def smaller_resources(ours: Resources, theirs: Resources) -> Resources:
     """Each limit the smaller of both."""
-    return Resources(
-        **{
-            field.name: min(getattr(ours, field.name), getattr(theirs, field.name))
-            for field in fields(Resources)
-        }
-    )
+    names = [field.name for field in fields(Resources)]
+    return Resources(**{name: min(getattr(ours, name), getattr(theirs, name)) for name in names})
 
 
 def larger_record(ours: Record, theirs: Record) -> Record:
@@ -210,11 +205,9 @@ def _fewer_tools(ours: HostTools, theirs: HostTools) -> HostTools:
     """What both allow, as the first has it."""
     if ANY in ours.allow:
         return theirs
-    return (
-        ours
-        if ANY in theirs.allow
-        else HostTools(allow=tuple(name for name in ours.allow if name in theirs.allow))
-    )
+    if ANY in theirs.allow:
+        return ours
+    return HostTools(allow=tuple(name for name in ours.allow if name in theirs.allow))
 
 
 def held_cells(network: Network, floor: Policy, least: Tier) -> Network:
@@ -237,24 +230,15 @@ def _both_networks(ours: Network, theirs: Network | None) -> Network | None:
     if theirs is None:
         return None
     wanted = {upstream.host: upstream for upstream in ours.upstreams}
-    both = (
-        _tighter_upstream(wanted[upstream.host], upstream)
-        for upstream in theirs.upstreams
-        if upstream.host in wanted
-    )
-    return theirs.model_copy(update={"upstreams": tuple(item for item in both if item is not None)})
-
-
-def _tighter_upstream(ours: Upstream, theirs: Upstream) -> Upstream | None:
-    ports = tuple(port for port in theirs.ports if port in ours.ports)
-    methods = tuple(method for method in theirs.methods if method in ours.methods)
-    if not ports or not methods:
-        return None
-    return theirs.model_copy(
-        update={
-            "ports": ports,
-            "methods": methods,
-            "budget": min(ours.budget, theirs.budget),
-            "run_budget": min(ours.whole_run, theirs.whole_run),
+    both = []
+    for upstream in theirs.upstreams:
+        own = wanted.get(upstream.host, upstream)
+        tighter = {
+            "ports": tuple(port for port in upstream.ports if port in own.ports),
+            "methods": tuple(method for method in upstream.methods if method in own.methods),
+            "budget": min(own.budget, upstream.budget),
+            "run_budget": min(own.whole_run, upstream.whole_run),
         }
-    )
+        if upstream.host in wanted and tighter["ports"] and tighter["methods"]:
+            both.append(upstream.model_copy(update=tighter))
+    return theirs.model_copy(update={"upstreams": tuple(both)})

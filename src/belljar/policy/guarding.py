@@ -1,6 +1,4 @@
-"""What a policy says of decoys, the guard and stops, as the program uses it. Without pydantic: each
-plan needs this.
-"""
+"""Decoys, the guard and stops, as the program uses them. Without pydantic: each plan needs this."""
 
 from __future__ import annotations
 
@@ -40,25 +38,21 @@ class DecoyKind(StrEnum):
     SSH = "ssh"
 
 
+_WEB: Final = (
+    *(DecoyKind.METADATA, DecoyKind.HTTP, DecoyKind.MCP),
+    *(DecoyKind.GIT, DecoyKind.NPM, DecoyKind.PYPI),
+)
 SERVICE_PORTS: Final[Mapping[DecoyKind, tuple[int, str]]] = MappingProxyType(
     {
-        DecoyKind.METADATA: (80, "http"),
-        DecoyKind.HTTP: (80, "http"),
-        DecoyKind.MCP: (80, "http"),
-        DecoyKind.GIT: (80, "http"),
-        DecoyKind.NPM: (80, "http"),
-        DecoyKind.PYPI: (80, "http"),
+        **dict.fromkeys(_WEB, (80, "http")),
         DecoyKind.REDIS: (6379, "tcp"),
         DecoyKind.POSTGRES: (5432, "tcp"),
         DecoyKind.SSH: (22, "tcp"),
     }
 )
-"""The kinds that are services of a range's gateway: usual port, and what a stand-in there speaks.
-"""
+"""The kinds that are services of a range's gateway: usual port, and its protocol."""
 METADATA_ADDRESS: Final = "169.254.169.254"
-"""Where every large cloud has its metadata service; it leads to a stand-in of kind `metadata` if
-the policy has one, and nowhere else.
-"""
+"""Every large cloud's metadata service; leads to a stand-in of kind `metadata`, or nowhere."""
 SERVICE_ROWS: Final = 25
 """Of a service that says no `count`."""
 
@@ -134,10 +128,8 @@ DEFAULT_ACTIONS: Final[Mapping[Place, Action]] = MappingProxyType(
 )
 ACTIONS: Final[Mapping[Place, tuple[Action, ...]]] = MappingProxyType(
     {
-        Place.RANGE: (Action.FLAG, Action.BLOCK, Action.STOP),
-        Place.UPSTREAM: (Action.FLAG, Action.BLOCK, Action.STOP),
-        Place.OUTPUT: (Action.FLAG, Action.REDACT, Action.STOP),
-        Place.MODEL: (Action.FLAG, Action.REDACT, Action.STOP),
+        **dict.fromkeys((Place.RANGE, Place.UPSTREAM), (Action.FLAG, Action.BLOCK, Action.STOP)),
+        **dict.fromkeys((Place.OUTPUT, Place.MODEL), (Action.FLAG, Action.REDACT, Action.STOP)),
     }
 )
 """Which actions a place has. What a cell sends is never rewritten: a program would fail for a
@@ -203,13 +195,7 @@ def stop_for(stops: Mapping[Trigger, Stop], trigger: Trigger) -> Stop:
     return stops.get(trigger, DEFAULT_STOPS.get(trigger, Stop.NOTHING))
 
 
-GUARD_CLASSES: Final = (
-    "card",
-    "iban",
-    "national_id",
-    "email",
-    "phone",
-)
+GUARD_CLASSES: Final = ("card", "iban", "national_id", "email", "phone")
 """Personal data, looked for only where a policy names it."""
 
 STANDARD_DECOYS: Final = (

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer, field_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, field_validator
 
 from belljar.policy import fields as kinds
 from belljar.policy.guarding import GuardRules
@@ -44,9 +44,7 @@ def _written_network(network: Network | None) -> Any:  # noqa: ANN401 - JSON val
 
 
 class Policy(Strict):
-    """What one cell may be, read, write, reach and consume: its blast radius, as its author states
-    it.
-    """
+    """What one cell may be, read, write, reach and consume: its blast radius, by its author."""
 
     belljar: Annotated[int, kinds.Version(version=VERSION)] = Field(
         description="The version of this format."
@@ -96,14 +94,13 @@ class Policy(Strict):
     rights: Rights | None = Field(
         default=None,
         description="What the workload may do inside its cell beyond an ordinary container's. "
-        "Granted by a tier whose "
-        "kernel is the cell's own, refused in a container.",
+        "Granted by a tier whose kernel is the cell's own, refused in a container.",
     )
     host_tools: HostToolsField = Field(
         default=None,
         description="Tools of the evaluation that act outside of a cell: MCP servers that run "
-        "elsewhere, web search, "
-        "hosted code. Default refuse for risk high and critical, report below.",
+        "elsewhere, web search, hosted code. Default refuse for risk high and critical, report "
+        "below.",
     )
     decoys: DecoysField = Field(
         default=(),
@@ -114,8 +111,7 @@ class Policy(Strict):
     guard: GuardField = Field(
         default=None,
         description="What is looked for in all that leaves the cell, and what becomes of it. "
-        "Default: credentials and "
-        "decoys are flagged, and blocked on their way to a real service.",
+        "Default: credentials and decoys are flagged, and blocked on their way to a real service.",
     )
     on: StopsField = Field(
         default_factory=dict,
@@ -124,7 +120,7 @@ class Policy(Strict):
 
     @field_validator("tier", mode="after")
     @classmethod
-    def _only_raised(cls, tier: Tier | None, info: Any) -> Tier | None:  # noqa: ANN401
+    def _only_raised(cls, tier: Tier | None, info: ValidationInfo) -> Tier | None:
         risk = info.data.get("risk")
         if tier is not None and risk is not None and tier < least_tier(risk):
             raise ValueError(f"{lowered(risk, tier)}. Leave `tier` out or raise it")
@@ -132,7 +128,7 @@ class Policy(Strict):
 
     @field_validator("network", mode="after")
     @classmethod
-    def _within_the_risk(cls, network: Network | None, info: Any) -> Network | None:  # noqa: ANN401
+    def _within_the_risk(cls, network: Network | None, info: ValidationInfo) -> Network | None:
         risk = info.data.get("risk")
         if network is not None and risk is not None:
             if network.upstreams and risk > Risk.MEDIUM:
@@ -140,22 +136,13 @@ class Policy(Strict):
             least = demanded_tier(risk, info.data.get("tier"))
             for name, item in network.stand_ins.items():
                 if isinstance(item, TargetStandIn) and item.tier is not None and item.tier < least:
-                    raise At(
-                        f"tier `{item.tier}` is less than this range's, `{least}`; a tier can "
-                        f"only be raised",
-                        "stand_ins",
-                        name,
-                        "tier",
-                    )
+                    why = f"tier `{item.tier}` is less than this range's, `{least}`; a tier can"
+                    raise At(f"{why} only be raised", "stand_ins", name, "tier")
         return network
 
     @field_validator("decoys", mode="after")
     @classmethod
-    def _services_have_a_network(
-        cls,
-        decoys: DecoysField,
-        info: Any,  # noqa: ANN401 - pydantic's ValidationInfo
-    ) -> DecoysField:
+    def _services_have_a_network(cls, decoys: DecoysField, info: ValidationInfo) -> DecoysField:
         if "network" in info.data:
             check_services(decoys, info.data["network"])
         return decoys
@@ -166,16 +153,9 @@ class Policy(Strict):
     @property
     def images(self) -> tuple[str, ...]:
         """The images of its cell and of the target cells of its range, each once."""
-        others = (
-            (
-                item.image
-                for item in self.network.stand_ins.values()
-                if isinstance(item, TargetStandIn)
-            )
-            if self.network
-            else ()
-        )
-        return tuple(dict.fromkeys((self.image, *others)))
+        others = self.network.stand_ins.values() if self.network else ()
+        targets = (item.image for item in others if isinstance(item, TargetStandIn))
+        return tuple(dict.fromkeys((self.image, *targets)))
 
     @property
     def host_tools_rule(self) -> HostTools:
@@ -188,16 +168,12 @@ class Policy(Strict):
         return self.guard or GuardRules()
 
     def to_json(self) -> dict[str, Any]:
-        """The policy as JSON values, all defaults filled in, sizes in bytes and durations in
-        seconds.
-        """
+        """As JSON values, all defaults filled in, sizes in bytes, durations in seconds."""
         return self.model_dump(mode="json")
 
 
 def policy_schema() -> dict[str, Any]:
-    """JSON Schema (2020-12) of a policy file, for editors: sizes and durations are strings with a
-    pattern, as people write them.
-    """
+    """JSON Schema (2020-12) of a policy file, for editors: sizes are strings with a pattern."""
     schema = Policy.model_json_schema(mode="validation")
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

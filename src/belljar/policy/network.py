@@ -1,6 +1,4 @@
-"""What a policy says of a range's network: stand-ins, real upstreams, what unknown names get, how
-much is recorded. Frozen, strict, nothing unknown.
-"""
+"""A range's network in a policy: stand-ins, real upstreams, unknown names, how much is recorded."""
 
 from __future__ import annotations
 
@@ -151,9 +149,7 @@ def _read_ids(value: object) -> object:
 
 
 class OwnCell(Strict):
-    """How the other cells of the range reach the range's own cell: not at all, unless it
-    is said.
-    """
+    """How other cells of the range reach the range's own cell: not at all, unless it is said."""
 
     names: HostNames = Field(description="Host names, exact.")
     ports: TargetPorts = Field(description="TCP ports that can be reached; `[all]`: every one.")
@@ -161,10 +157,7 @@ class OwnCell(Strict):
 
 
 class Network(Strict):
-    """A range's network: everything that can be reached, by name.
-
-    What is not named does not exist.
-    """
+    """A range's network: everything that can be reached, by name; the rest does not exist."""
 
     default: Annotated[Default, kinds.Choice(words=Default)] = Field(
         default=Default.DENY,
@@ -205,14 +198,7 @@ class Network(Strict):
                 raise At(f"{quoted(pattern)} is {quoted(seen[pattern])}'s already", *path)
             seen[pattern] = owner
         _check_metadata(self)
-        _check_awaited(self)
-        targets = [name for name, item in self.stand_ins.items() if isinstance(item, TargetStandIn)]
-        if len(targets) > MAX_TARGETS:
-            raise At(
-                f"{len(targets)} target cells; at most {MAX_TARGETS}",
-                "stand_ins",
-                targets[MAX_TARGETS],
-            )
+        _check_targets(self)
         return self
 
     def patterns(self) -> Iterator[tuple[str, str, tuple[str | int, ...]]]:
@@ -228,20 +214,18 @@ class Network(Strict):
             yield upstream.host, f"upstreams[{index}]", ("upstreams", index, "host")
 
 
-def _check_awaited(network: Network) -> None:
+def _check_targets(network: Network) -> None:
+    targets = {k: item for k, item in network.stand_ins.items() if isinstance(item, TargetStandIn)}
     before: set[str] = set()
-    for name, item in network.stand_ins.items():
-        if isinstance(item, TargetStandIn):
-            for index, awaited in enumerate(item.awaits or ()):
-                if awaited not in before:
-                    raise At(
-                        f"{quoted(awaited)} is no target cell before this one",
-                        "stand_ins",
-                        name,
-                        "awaits",
-                        index,
-                    )
-            before.add(name)
+    for name, item in targets.items():
+        for index, awaited in enumerate(item.awaits or ()):
+            if awaited not in before:
+                why = f"{quoted(awaited)} is no target cell before this one"
+                raise At(why, "stand_ins", name, "awaits", index)
+        before.add(name)
+    if len(targets) > MAX_TARGETS:
+        why = f"{len(targets)} target cells; at most {MAX_TARGETS}"
+        raise At(why, "stand_ins", list(targets)[MAX_TARGETS])
 
 
 def _check_metadata(network: Network) -> None:
@@ -253,11 +237,8 @@ def _check_metadata(network: Network) -> None:
     for pattern, owner, path in network.patterns():
         known = next((name for name in hosts.METADATA_NAMES if hosts.covers(pattern, name)), "")
         if known and owner not in services:
-            raise At(
-                f"{quoted(known)} is a metadata service: only a stand-in of kind "
-                f"`metadata` may have it",
-                *path,
-            )
+            why = f"{quoted(known)} is a metadata service: only a stand-in of kind `metadata`"
+            raise At(f"{why} may have it", *path)
 
 
 def read_network(value: object) -> object:
@@ -269,6 +250,5 @@ def read_network(value: object) -> object:
     shown = f" ({quoted(value)})" if isinstance(value, str) else ""
     raise ValueError(
         f"`none`, or a mapping with `stand_ins` and `default`, is needed, but this is "
-        f"{kinds.kind_of(value)}{shown}: "
-        "what a cell reaches is simulated, by name"
+        f"{kinds.kind_of(value)}{shown}: what a cell reaches is simulated, by name"
     )

@@ -27,14 +27,13 @@ _PART: Final = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
 _PATH: Final = rf"{_PART}(?:/{_PART})*"
 _TAG: Final = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
 PATTERN: Final = rf"(?:{_HOST}/)?{_PATH}(?::{_TAG})?(?:@sha256:[0-9a-f]{{64}})?"
-"""What a reference looks like; `parse_reference` also checks lengths and what a name can be taken
-for."""
+"""What a reference looks like; `parse_reference` also checks lengths and ambiguity."""
 IMAGE_ID: Final = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 """The digest of an image's configuration, which Docker calls its id, or of an image in the store.
 """
 _REFERENCE: Final = re.compile(
-    rf"(?:(?P<host>{_HOST})/)?(?P<path>{_PATH})(?::(?P<tag>{_TAG}))?(?:@(?P<digest>sha256:[0-9a-f]"
-    rf"{{64}}))?",
+    rf"(?:(?P<host>{_HOST})/)?(?P<path>{_PATH})(?::(?P<tag>{_TAG}))?"
+    r"(?:@(?P<digest>sha256:[0-9a-f]{64}))?",
     re.ASCII,
 )
 _HEX_NAME: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -77,9 +76,8 @@ class Reference:
         official = self.path.removeprefix(_OFFICIAL)
         if "/" not in official and not _HEX_NAME.fullmatch(official) and official != "sha256":
             return official
-        return (
-            f"{self.registry}/{self.path}" if _is_host(self.path.partition("/")[0]) else self.path
-        )
+        is_ambiguous = _is_host(self.path.partition("/")[0])
+        return f"{self.registry}/{self.path}" if is_ambiguous else self.path
 
     @property
     def untagged(self) -> Reference:
@@ -99,9 +97,8 @@ def parse_reference(text: str) -> Reference:
         raise ValueError(f"`{printable(text, max_chars=120)}` is no image: {_expected(text)}")
     registry, path = _split(match["host"] or "", match["path"])
     if len(registry) + 1 + len(path) > _MAX_NAME_CHARS:
-        raise ValueError(
-            f"an image's name has at most {_MAX_NAME_CHARS} characters, registry included"
-        )
+        most = f"{_MAX_NAME_CHARS} characters, registry included"
+        raise ValueError(f"an image's name has at most {most}")
     digest = match["digest"] or ""
     return Reference(
         registry=registry,

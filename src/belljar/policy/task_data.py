@@ -16,8 +16,7 @@ from belljar.policy.sections import Strict
 from belljar.units import format_size
 
 MAX_ENTRIES: Final = 2_000
-"""Files, directories and links that one cell is given: each is an operation of its own on record.
-"""
+"""Files, directories and links of one cell: each is an operation of its own on record."""
 MAX_BYTES: Final = 100 << 20
 """Of all files of one cell together. More belongs into an image."""
 
@@ -109,8 +108,6 @@ def trees_of(root: Path, data: CellData) -> dict[str, Tree]:
         entries += len(tree.entries)
         total_bytes += tree.total_bytes
         if total_bytes > MAX_BYTES:
-            raise ValueError(
-                f"{format_size(total_bytes)} of files; at most {format_size(MAX_BYTES)} for one "
-                f"cell"
-            )
+            most = format_size(MAX_BYTES)
+            raise ValueError(f"{format_size(total_bytes)} of files; at most {most} for one cell")
     return trees

@@ -11,7 +11,7 @@ short text that expands to a long one is refused at the line where it passes the
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -94,9 +94,7 @@ class Problem:
     def line(self, source: str) -> str:
         """`file:line:column: field: message`."""
         place = f"{printable(source)}:{self.mark.line}:{self.mark.column}"
-        return (
-            f"{place}: {self.field}: {self.message}" if self.field else f"{place}: {self.message}"
-        )
+        return ": ".join(part for part in (place, self.field, self.message) if part)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -116,11 +114,11 @@ class Tree:
 
 def field_name(path: Path) -> str:
     """A path as a person reads it: `files[0].source`, escaped."""
-    text = "".join(
+    shown = (
         f"[{part}]" if isinstance(part, int) else f".{printable(part, max_chars=60)}"
         for part in path
     )
-    return text.removeprefix(".")
+    return "".join(shown).removeprefix(".")
 
 
 def read_tree(
@@ -156,40 +154,26 @@ def read_tree(
         character = chr(exc.character) if isinstance(exc.character, int) else str(exc.character)
         builder.problem(mark_at, (), f"the character {quoted(character)} can't be in YAML")
     except (YAMLError, ValueError, OverflowError) as exc:
-        builder.problem(
-            Mark(line=1, column=1), (), f"not YAML: {printable(str(exc), max_chars=200)}"
-        )
+        why = f"not YAML: {printable(str(exc), max_chars=200)}"
+        builder.problem(Mark(line=1, column=1), (), why)
     return tree
 
 
 def _decode(data: bytes, tree: Tree, reading: Reading) -> str | None:
-    start = Mark(line=1, column=1)
     if len(data) > reading.max_bytes:
-        tree.problems.append(
-            Problem(
-                mark=start,
-                field="",
-                message=f"larger than {format_size(reading.max_bytes)}, which is the most "
-                f"{reading.what} may have",
-                is_of_the_file=True,
-            )
-        )
+        most = format_size(reading.max_bytes)
+        why = f"larger than {most}, which is the most {reading.what} may have"
+        mark = Mark(line=1, column=1)
+        tree.problems.append(Problem(mark=mark, field="", message=why, is_of_the_file=True))
         return None
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as exc:
         before = data[: exc.start]
-        mark = Mark(
-            line=before.count(b"\n") + 1,
-            column=len(before[before.rfind(b"\n") + 1 :].decode("utf-8", "replace")) + 1,
-        )
-        tree.problems.append(
-            Problem(
-                mark=mark,
-                field="",
-                message=f"not UTF-8: the byte \\x{data[exc.start]:02x}; save the file as UTF-8",
-            )
-        )
+        last_line = before[before.rfind(b"\n") + 1 :].decode("utf-8", "replace")
+        mark = Mark(line=before.count(b"\n") + 1, column=len(last_line) + 1)
+        why = f"not UTF-8: the byte \\x{data[exc.start]:02x}; save the file as UTF-8"
+        tree.problems.append(Problem(mark=mark, field="", message=why))
         return None
 
 
@@ -368,9 +352,8 @@ class _Builder:
                 top.is_merge = True
                 return True
             top.skip = True
-            return self.problem(
-                mark, top.path, "merge keys (`<<`) are refused: write the fields out"
-            )
+            why = "merge keys (`<<`) are refused: write the fields out"
+            return self.problem(mark, top.path, why)
         if not self.reading.plain_names and not isinstance(scalar(name, plain=plain), str):
             top.skip = True
             why = f"{quoted(name)} is no name of a field: put it in quotes if it is meant as text"
@@ -456,12 +439,7 @@ def closest_mark(tree: Tree, path: Path, *, key: bool = False) -> Mark:
     """The place of the value (or key) at `path`, or of the nearest thing around it."""
     if key and path in tree.keys:
         return tree.keys[path]
-    for around in _outward(path):
-        if around in tree.marks:
-            return tree.marks[around]
-    return Mark(line=1, column=1)
-
-
-def _outward(path: Path) -> Iterator[Path]:
     for length in range(len(path), -1, -1):
-        yield path[:length]
+        if path[:length] in tree.marks:
+            return tree.marks[path[:length]]
+    return Mark(line=1, column=1)

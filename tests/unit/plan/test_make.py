@@ -17,7 +17,6 @@ from belljar.host import (
     CgroupFact,
     CgroupVersion,
     HostFacts,
-    IdsFact,
     KvmFact,
     KvmState,
     RuntimeState,
@@ -62,16 +61,6 @@ def ordinary(facts: HostFacts) -> HostFacts:
     return replace(emulated(facts), is_root=False, uid=1000, cgroup=group)
 
 
-def delegated(facts: HostFacts) -> HostFacts:
-    """An ordinary user with subordinate ids and a delegated group, whose runc was never tried."""
-    group = CgroupFact(
-        version=CgroupVersion.V2, parents=dict.fromkeys(("cpu", "memory", "pids"), "/c/own"), delegated=True
-    )
-    untried = tuple(replace(item, state=RuntimeState.UNPROVEN, reason="not yet") for item in facts.runtimes)
-    ids = IdsFact(available=True, uid_start=100_000, gid_start=100_000)
-    return replace(ordinary(facts), cgroup=group, ids=ids, runtimes=untried)
-
-
 RANGE: dict[str, Any] = {
     "belljar": 1,
     "name": "range",
@@ -106,11 +95,9 @@ REAL: dict[str, Any] = {
 
 CASES: dict[str, tuple[Callable[[], Policy], Callable[[HostFacts], HostFacts], bool]] = {
     "critical-kvm": (lambda: load_preset("critical").policy, lambda facts: facts, True),
-    "high-emulated": (lambda: load_preset("high").policy, emulated, True),
     "rich-ordinary-user": (lambda: Policy.model_validate(RICH), ordinary, True),
     "low-without-image": (lambda: load_preset("low").policy, lambda facts: facts, False),
     "medium-gvisor": (lambda: load_preset("medium").policy, lambda facts: facts, True),
-    "low-ordinary-user": (lambda: load_preset("low").policy, delegated, True),
     "range-microvm": (lambda: Policy.model_validate(RANGE), lambda facts: facts, True),
     "range-real": (lambda: Policy.model_validate(REAL), lambda facts: facts, True),
 }
