@@ -59,11 +59,7 @@ PRELOAD: Final = (
     "referencing.jsonschema",
     "ruamel.yaml",
 )
-"""What the fork server imports ahead of the first range: a confined gateway has no files to import
-from.
-
-What is not installed is missed by who needs it.
-"""
+"""Modules the fork server imports, where installed: a confined gateway has no files."""
 
 
 def _module(kind: str) -> ModuleType:
@@ -76,10 +72,7 @@ def _module(kind: str) -> ModuleType:
 
 
 def make(kind: str, context: StandInContext) -> Any:  # noqa: ANN401
-    """What answers for one stand-in.
-
-    Raises `PolicyError` for an unknown kind, and for files that `check` would have refused.
-    """
+    """What answers for one stand-in. Raises `PolicyError` for an unknown kind or wrong files."""
     return _module(kind).make(context)
 
 

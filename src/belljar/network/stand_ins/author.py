@@ -1,5 +1,4 @@
-"""Problems in the settings and files of stand-ins, each with its place in the policy and in the
-file. Reads, never writes."""
+"""Problems in the settings and files of stand-ins, each with its place. Reads, never writes."""
 
 from __future__ import annotations
 

@@ -1,11 +1,5 @@
-"""The stand-in `catch_all`: answers any name and any path as something plausible, for `default:
-simulate`.
-
-What is asked for decides the shape: pages for paths that look like pages, JSON for what looks like
-an API, nothing (204) for telemetry, small real files for the usual ones. A name and path get the
-same answer each time; nothing is remembered. The gateway records each request; what a guest sends
-somewhere that no one has named is besides recorded as an attempt.
-"""
+"""The stand-in `catch_all`: a plausible answer for any name and path (`default: simulate`). Nothing
+is remembered; what writes is on record as an attempt."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What the stream services among the decoys share: bytes in, steps out, each on record before its
-reply is sent. A session knows no socket.
-"""
+"""The loop of the decoys' stream services: each step is on record before its reply is sent."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Iterable, Iterator
-from typing import Final, Protocol
+from typing import Final, Generic, Protocol, TypeVar
 
 from belljar.capture import body_of
 from belljar.dataclass import dataclass
@@ -16,14 +14,14 @@ from belljar.events import JsonValue
 from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, StandInContext
 from belljar.network.stand_ins.web import word
 
+M = TypeVar("M")
 READ_BYTES: Final = 32 << 10
 MAX_UNREAD_BYTES: Final = 1 << 20
 """Of a reader's buffer, which holds less."""
 MAX_REPLY_BYTES: Final = 64 << 10
 """From then on the replies so far are sent before the next command is looked at."""
 MAX_TURN_S: Final = 0.05
-"""From then on the steps so far are recorded, too: meanwhile the gateway serves other connections.
-"""
+"""Then the steps so far are recorded, and other connections served."""
 MAX_NAMES: Final = 32
 """Names of commands that one event says; the others are counted, and all stand in its body."""
 
@@ -61,6 +59,43 @@ class ServiceSession(Protocol):
     def rest(self) -> bytes:
         """What has come of a step that isn't complete."""
         ...
+
+
+class MessageReader(Generic[M]):
+    """Bytes → messages, each as soon as it is asked for; none after a problem.
+
+    `is_stranger`: nobody has logged in yet, so tighter bounds hold.
+    """
+
+    def __init__(self) -> None:
+        self.is_stranger = True
+        self._buffer = bytearray()
+        self._is_broken = False
+
+    @property
+    def rest(self) -> bytes:
+        """Of a message that isn't complete."""
+        return bytes(self._buffer)
+
+    def feed(self, data: bytes) -> Iterator[M]:
+        """The messages that are complete now."""
+        if self._is_broken:
+            return
+        self._buffer += data
+        while (message := self._next()) is not None:
+            yield message
+            if self._is_broken:
+                return
+
+    def _next(self) -> M | None:
+        raise NotImplementedError
+
+    def _stop(self) -> bytes:
+        """Read no more; what had come of the last message."""
+        raw = self.rest
+        self._is_broken = True
+        self._buffer.clear()
+        return raw
 
 
 async def converse(
@@ -114,8 +149,7 @@ async def unread(reader: asyncio.StreamReader) -> bytes:
 
 
 def _groups(steps: Iterable[Step]) -> Iterator[list[Step]]:
-    """Those that one event can say: each login alone, else what comes together, as long as its
-    replies are short and it doesn't take long."""
+    """Steps for one event each: a login alone, else those that came together, up to the bounds."""
     group: list[Step] = []
     size_bytes, began_s = 0, time.monotonic()
     for step in steps:

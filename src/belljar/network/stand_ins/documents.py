@@ -25,13 +25,7 @@ from belljar.units import format_size, printable, quoted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One fault.
-
-    Attributes:
-        path: of the value below the stand-in's settings, or below the root of `file`.
-        file: the file as the author named it, or its path; "" if a setting is wrong.
-        line, column: in the file, from 1; 0 if the file as a whole is meant.
-    """
+    """One fault: `path` below the settings or the root of `file`; `line`, `column` from 1."""
 
     message: str
     path: FieldPath = ()
@@ -66,9 +60,7 @@ _SPACE: Final = re.compile(r"[ \t\r\n]*")
 
 @dataclass(kw_only=True)
 class Document:
-    """A document, or an inline value of the policy (`source` is then "" and places are its
-    fields').
-    """
+    """A document, or an inline value of the policy (then `source` is "")."""
 
     source: str
     value: Any = None
@@ -96,9 +88,7 @@ class Document:
 
 
 def locate_json(text: str, path: FieldPath) -> Mark:
-    """The place of the value at `path` in a text that is known to be JSON, or of the nearest thing
-    around it.
-    """
+    """The place of the value at `path` in JSON text, or of the nearest thing around it."""
     at = _skip_space(text, 0)
     for part in path:
         found = next((where for name, where in _members(text, at) if name == part), None)
@@ -132,10 +122,7 @@ def _members(text: str, at: int) -> Iterator[tuple[str | int, int]]:
 
 
 def read_file(directory: Path | None, name: object, max_bytes: int) -> bytes | Fault:
-    """A file of the stand-in's directory: its bytes, or why it can't be read.
-
-    Links that lead out are refused.
-    """
+    """A file's bytes, or why it can't be read. Links that lead out are refused."""
     if not isinstance(name, str) or not name or "\0" in name:
         return Fault(message=f"{quoted(name)} is no file's name")
     if directory is None:

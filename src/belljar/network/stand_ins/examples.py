@@ -294,10 +294,7 @@ def _both(one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _kinds_of_both(one: Sequence[str], two: Sequence[str]) -> list[str]:
-    """Types that both allow; an integer is a number.
-
-    Raises `NoExampleError` where there is none.
-    """
+    """Raises `NoExampleError` where no type fits both; an integer is a number."""
     found = [kind for kind in one if kind in two or (kind == "integer" and "number" in two)]
     found += [kind for kind in two if kind == "integer" and "number" in one and kind not in found]
     if not found:

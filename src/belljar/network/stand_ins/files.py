@@ -7,13 +7,12 @@ So links, devices and what was put there later are not served.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import mimetypes
 import os
 import re
 import stat
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from email.utils import formatdate, parsedate_to_datetime
 from pathlib import Path
@@ -22,7 +21,6 @@ from typing import BinaryIO, Final
 from anyio.lowlevel import checkpoint
 
 from belljar.errors import PolicyError
-from belljar.network.stand_ins.documents import Fault, Faults
 from belljar.network.stand_ins.web import Answer, Pairs, Request, plain_error
 
 FIELDS: Final = (
@@ -33,7 +31,6 @@ FIELDS: Final = (
     "if-range",
     "range",
 )
-"""All that decides, besides the method."""
 _RANGE: Final = re.compile(r"bytes=\s*(\d{0,18})-(\d{0,18})\s*", re.ASCII)
 _MAX_DATE_CHARS: Final = 64
 
@@ -49,9 +46,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The answer's status (200, 206, 304, 412 or 416) and, of the first two, which bytes: `[start,
-    end)`.
-    """
+    """The answer's status (200, 206, 304, 412 or 416), and which bytes: `[start, end)`."""
 
     status: int
     start: int = 0
@@ -59,11 +54,7 @@ class Share:
 
 
 def share_of(method: str, fields: Mapping[str, str], stored: Stored) -> Share:
-    """What a GET or HEAD is answered with.
-
-    `fields` have lower-case names. Several ranges in one request are answered by the whole, as the
-    RFC allows. Total.
-    """
+    """What a GET or HEAD is answered with; several ranges are answered by the whole."""
     if "if-match" in fields:
         if not _names(fields["if-match"], stored.etag):
             return Share(412)
@@ -76,14 +67,12 @@ def share_of(method: str, fields: Mapping[str, str], stored: Stored) -> Share:
     return _range(method, fields, stored)
 
 
-def is_fresh(fields: Mapping[str, str], etag: str, modified_s: int) -> bool:
-    """Whether the client's copy is the newest: by `If-None-Match`, or, without it, by
-    `If-Modified-Since` (13.2.2).
-    """
+def is_fresh(fields: Mapping[str, str], etag: str, modified_s: int | None) -> bool:
+    """Whether the client's copy is current (RFC 9110, 13.2.2)."""
     if "if-none-match" in fields:
         return etag_matches(fields["if-none-match"], etag)
     since = _date(fields.get("if-modified-since", ""))
-    return since is not None and modified_s <= since
+    return since is not None and modified_s is not None and modified_s <= since
 
 
 def etag_matches(stated: str, etag: str) -> bool:
@@ -109,7 +98,6 @@ def _range(method: str, fields: Mapping[str, str], stored: Stored) -> Share:
 
 
 def _names(stated: str, etag: str) -> bool:
-    """Strong comparison."""
     return not {f'"{etag}"', "*"}.isdisjoint(_tags(stated))
 
 
@@ -132,10 +120,7 @@ _TEXT: Final = ("text/", "application/javascript", "application/json", "image/sv
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """A regular file of the directory.
-
-    `name` is its path below it, with `/`. `content`: of one that lies in memory and has no path.
-    """
+    """A regular file: `name` below the directory, or `content` in memory."""
 
     name: str
     path: Path
@@ -164,13 +149,7 @@ class FilesError(PolicyError):
 def list_files(
     directory: Path, *, hidden: bool = False, max_files: int = MAX_FILES, max_depth: int = MAX_DEPTH
 ) -> tuple[StoredFile, ...]:
-    """Every regular file below `directory`, sorted by name.
-
-    Symbolic links are left out, and so are names that begin with a dot unless `hidden`; a missing
-    directory is empty.
-
-    Raises `FilesError` beyond `max_files` files or `max_depth` directories.
-    """
+    """Regular files sorted by name; no links. Raises `FilesError` beyond the bounds."""
     found: list[StoredFile] = []
     for file in _walk(directory, "", max_depth, hidden=hidden):
         found.append(file)
@@ -223,10 +202,7 @@ def open_file(path: Path) -> int:
 
 
 async def pieces_of(file: StoredFile, start: int, end: int) -> AsyncIterator[bytes]:
-    """The bytes `[start, end)` of a file; other connections are served between two pieces.
-
-    Short when the file is.
-    """
+    """The bytes `[start, end)`; other connections are served between two pieces."""
     if file.content is not None:
         for at in range(start, end, CHUNK_BYTES):
             yield file.content[at : min(at + CHUNK_BYTES, end)]
@@ -252,9 +228,7 @@ def media_of(name: str) -> str:
 
 
 def find(files: Mapping[str, StoredFile], path: str) -> StoredFile | str | None:
-    """The file for a decoded path below the directory; for a directory its `index.html`, or where
-    to go on to (a path with `/` at its end).
-    """
+    """The file at a decoded path, a directory's `index.html`, or the path with `/` to go on to."""
     if path == "" or path.endswith("/"):
         return files.get(f"{path}index.html")
     if path in files:
@@ -271,13 +245,7 @@ def file_answer(
     etag: str = "",
     headers: Pairs = (),
 ) -> Answer:
-    """The answer for a file: 200, 206, 304, 412 or 416. Conditions and ranges count for status 200
-    alone.
-
-    Args:
-        etag: a strong validator without quotes; by default made from time and size, since the file
-            doesn't change while a range lives.
-    """
+    """200, 206, 304, 412 or 416; conditions and ranges count for status 200 alone."""
     etag = etag or f"{file.mtime_s:x}-{file.size_bytes:x}"
     kind = ("content-type", media or media_of(file.base))
     share = Share(200, 0, file.size_bytes)
@@ -301,71 +269,3 @@ def file_answer(
         stream=lambda: pieces_of(file, share.start, share.end),
         length=share.end - share.start,
     )
-
-
-class Digests:
-    """Digests of files, each worked out once, when it is first asked for.
-
-    `algorithms` are names of hashlib's.
-    """
-
-    def __init__(self, *algorithms: str) -> None:
-        self._algorithms = algorithms
-        self._known: dict[str, Mapping[str, str]] = {}
-
-    async def of(self, file: StoredFile) -> Mapping[str, str]:
-        """Algorithm → lower-case hexadecimal digest. Raises `OSError`."""
-        known = self._known.get(file.name)
-        if known is None:
-            hashes = {name: hashlib.new(name, usedforsecurity=False) for name in self._algorithms}
-            async for chunk in pieces_of(file, 0, file.size_bytes):
-                for running in hashes.values():
-                    running.update(chunk)
-            known = self._known[file.name] = {
-                name: running.hexdigest() for name, running in hashes.items()
-            }
-        return known
-
-
-class OneRead:
-    """Reads a directory once, at the first question; what it holds then is what the range sees.
-
-    `made`: files in memory, which are served instead of a directory's.
-    """
-
-    def __init__(self, directory: Path, made: Iterable[StoredFile] = ()) -> None:
-        self._directory = directory
-        self._files: Mapping[str, StoredFile] | None = {file.name: file for file in made} or None
-
-    @property
-    def files(self) -> Mapping[str, StoredFile]:
-        """Name → file. Raises `FilesError`."""
-        if self._files is None:
-            self._files = {file.name: file for file in list_files(self._directory)}
-        return self._files
-
-
-def check_directory(directory: Path | None, what: str) -> Faults:
-    """What is wrong with a stand-in's directory before any file of it is looked at: missing, not a
-    directory, nothing in it, a link in it.
-    """
-    if directory is None:
-        return (Fault(message=f"no directory of {what} is named: add `directory: PATH`"),)
-    if not directory.is_dir():
-        return (Fault(file=str(directory), message="no such directory"),)
-    try:
-        files = list_files(directory)
-    except FilesError as error:
-        return (Fault(file=str(directory), message=error.what),)
-    except OSError as error:
-        return (Fault(file=str(directory), message=error.strerror or str(error)),)
-    links = [
-        Fault(
-            file=str(directory / name),
-            message="a symbolic link, which is not served; put the file itself there",
-        )
-        for name in links_in(directory)
-    ]
-    if files or links:
-        return tuple(links)
-    return (Fault(file=str(directory), message=f"empty; put {what} into it"),)

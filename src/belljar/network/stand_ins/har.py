@@ -60,10 +60,7 @@ Key: TypeAlias = tuple[str, str, str, tuple[tuple[str, str], ...]]
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One recorded request and its answer.
-
-    `sent` is the request's body, None when the recording doesn't have it.
-    """
+    """One recorded request and its answer. `sent`: the body, None if not recorded."""
 
     key: Key
     sent: bytes | None
@@ -107,8 +104,6 @@ def load(
 
 
 class _Reader:
-    """Reads entries; says what is wrong with each."""
-
     def __init__(self, document: Document, *, empty: bool) -> None:
         self.document, self.empty = document, empty
 
@@ -218,9 +213,7 @@ def _is_token(name: str) -> bool:
 
 
 def key_of(method: str, host: str, path: str, query: str) -> Key:
-    """What must be the same: method, host, decoded path, and the query's fields whatever their
-    order.
-    """
+    """What must be the same; the query's fields in any order."""
     try:
         fields = parse_qsl(query, keep_blank_values=True, errors="replace", max_num_fields=1000)
     except ValueError:
@@ -237,10 +230,7 @@ def make(context: StandInContext) -> App:
 
 
 class _Player:
-    """One range's copy of the recording.
-
-    What it remembers is bounded by the recording: a count for each distinct exchange.
-    """
+    """One range's copy of the recording, with a count for each distinct exchange."""
 
     def __init__(self, context: StandInContext, exchanges: tuple[Exchange, ...]) -> None:
         self.context = context

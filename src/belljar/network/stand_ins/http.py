@@ -65,8 +65,6 @@ def make(context: StandInContext) -> App:
 
 
 class _Visit:
-    """What belongs to one request: its session, and whether it is new."""
-
     def __init__(self, request: Request, sessions: Sessions, cookie: str) -> None:
         self.sessions, self.started = sessions, ""
         self.store = sessions.find(request.cookies.get(cookie, ""))
@@ -78,8 +76,6 @@ class _Visit:
 
 
 class _Server:
-    """One range's copy of the site."""
-
     def __init__(self, context: StandInContext, site: Any) -> None:  # noqa: ANN401
         self.context, self.site = context, site
         self.state = Store(site.state, MAX_STATE_BYTES)
@@ -271,9 +267,7 @@ def _listed(directory: Path) -> Mapping[str, StoredFile]:
 
 
 async def _message(receive: Receive) -> str | bytes | None:
-    """The next message; None when the other side is gone or the message is larger than
-    `MAX_MESSAGE_BYTES`.
-    """
+    """The next message; None when the other side is gone or beyond `MAX_MESSAGE_BYTES`."""
     event = await receive()
     if event["type"] != "websocket.receive":
         return None

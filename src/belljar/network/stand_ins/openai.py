@@ -114,8 +114,6 @@ def make(context: StandInContext) -> App:
 
 
 class _Server:
-    """One range's endpoint."""
-
     def __init__(self, context: StandInContext) -> None:
         settings: Mapping[str, Any] = context.settings
         self.context = context

@@ -38,9 +38,7 @@ _MAX_ACCEPTED: Final = 50
 
 
 def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:
-    """What is wrong with the document, each with its place; an answer for which no valid example
-    can be made is among it.
-    """
+    """What is wrong with the document, answers without a valid example among it."""
     api, problems = load(settings, directory)
     if problems:
         return tuple(problems)
@@ -59,11 +57,7 @@ def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:
 
 
 def make(context: StandInContext) -> App:
-    """The ASGI app.
-
-    Raises `PolicyError` for what is wrong with the document; what `check` says besides shows as
-    500.
-    """
+    """The ASGI app. Raises `PolicyError` for what is wrong with the document."""
     api, problems = load(context.settings, context.files)
     if problems:
         raise PolicyError("; ".join(map(str, problems)), where=context.id)
@@ -71,8 +65,6 @@ def make(context: StandInContext) -> App:
 
 
 class _Server:
-    """Answers requests to one document."""
-
     def __init__(self, api: Api, *, auth: bool = True) -> None:
         self.api, self.auth = api, auth
         self.asked, self.given = Schemas(api.root, "request"), Schemas(api.root, "answer")
@@ -80,7 +72,6 @@ class _Server:
         self.bodies: dict[Pointer, Mapping[str, bytes]] = {}
 
     def wrong_schemas(self) -> Iterator[tuple[Pointer, str]]:
-        """Schemas that are none."""
         for path, _ in walk(self.given.root, ()):
             if (
                 path[-1] == "schema" or (path[:2] == ("components", "schemas") and len(path) == 3)
@@ -136,9 +127,7 @@ class _Server:
         return self.answer(operation, request)
 
     def authorized(self, operation: Operation, request: Request) -> bool:
-        """Whether credentials of a kind that is asked for are there; which ones is not
-        looked at.
-        """
+        """Whether credentials of the right kind are there; which ones doesn't matter."""
         demands = operation.security
         return not demands or any(
             all(self.carried(name, request) for name in demand) for demand in demands
@@ -386,9 +375,7 @@ def _scalar(text: str, kinds: list[str]) -> Any:  # noqa: ANN401 - any JSON valu
 
 
 def accepted(field: str, offered: tuple[str, ...]) -> str | None:
-    """The offered type that an Accept field likes best (RFC 9110, 12.5.1); the first offered where
-    it has no wish.
-    """
+    """The offered type that an Accept field likes best (RFC 9110, 12.5.1), else None."""
     if not field.strip():
         return offered[0]
     best: tuple[float, str] | None = None

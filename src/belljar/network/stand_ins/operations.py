@@ -91,10 +91,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One method of one path.
-
-    `status` and `answer` (its place, None: no answer is described) are what is answered.
-    """
+    """One method of one path; `answer`: the place of the chosen answer."""
 
     method: str
     path: str
@@ -124,10 +121,7 @@ class Api:
         return found
 
     def at(self, path: Pointer) -> tuple[Pointer, Any]:
-        """The value at a place, references followed, and where it was found.
-
-        Raises `KeyError` where one leads nowhere.
-        """
+        """The value at a place and where it was found, references followed. Raises `KeyError`."""
         return follow(self.root, path)
 
 
@@ -161,8 +155,6 @@ def load(settings: Mapping[str, Any], directory: Path | None) -> tuple[Api, list
 
 
 class _Reader:
-    """Reads a document into an `Api`; notes what is wrong in its `Document`."""
-
     def __init__(self, api: Api) -> None:
         self.api = api
         self.wrong = api.document.problem
@@ -381,9 +373,7 @@ def _segment(segment: str) -> str:
 
 
 def choose(codes: Mapping[str, Pointer]) -> tuple[int, str]:
-    """What is answered: the lowest 2xx, else what `default` describes as 200, else the lowest 3xx,
-    else the lowest there is.
-    """
+    """The lowest 2xx, else `default` as 200, else the lowest 3xx, else the lowest."""
     numbers = sorted(code for code in codes if code.isdigit() and code != "100" and code[0] != "1")
     for first in ("2", "default", "3"):
         if first == "default" and first in codes:

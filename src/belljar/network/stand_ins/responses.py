@@ -1,9 +1,4 @@
-"""The API's newer endpoint, `/v1/responses`, in terms of chat: what is asked becomes a chat
-question, the completion becomes a response. Pure.
-
-Nothing is kept between two questions, so `previous_response_id` and `conversation` are refused.
-Only functions are passed through as tools.
-"""
+"""`/v1/responses` in terms of chat; nothing is kept, only functions pass as tools. Pure."""
 
 from __future__ import annotations
 
@@ -132,9 +127,7 @@ def _tools(tools: object) -> list[dict[str, Any]]:
 
 
 def calls_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The tool calls of a completion's message, each whole: `id`, `type` and `function` with `name`
-    and `arguments`, text.
-    """
+    """The tool calls of a completion's message, each whole."""
     found = message.get("tool_calls")
     whole = []
     for call in found if isinstance(found, list) else ():

@@ -1,10 +1,4 @@
-"""The routes of an `http` stand-in: what an author writes, read into frozen data, every mistake
-with its place.
-
-A route says what a request must be (path, methods, conditions), what is done to the state, and what
-is answered. Pure: `belljar.network.stand_ins.site` reads the file into these,
-`belljar.network.stand_ins.http` acts on them.
-"""
+"""What an `http` stand-in answers (`site` reads it, `http` acts on it), and what it remembers."""
 
 from __future__ import annotations
 
@@ -40,9 +34,7 @@ class StateError(Exception):
 
 
 def size_of(value: object) -> int:
-    """What a value counts: its characters as JSON, and what Python needs for each part besides: a
-    thousand sessions of empty lists would else be a gigabyte.
-    """
+    """Characters as JSON, and what Python needs for each part: empty lists count, too."""
     size, todo = len(compact(value)), [value]
     while todo:
         part = todo.pop()
@@ -58,9 +50,6 @@ def size_of(value: object) -> int:
 
 
 def _name_size(parent: Mapping[str, Any], name: str | int) -> int:
-    """What a new name in a mapping counts besides its value: itself, its colon, a comma before or
-    behind it.
-    """
     return size_of(str(name)) + 1 + bool(parent)
 
 
@@ -127,9 +116,7 @@ class Store:
         return at
 
     def _place(self, keys: Sequence[str | int], value: object) -> tuple[Any, str | int, object]:
-        """The last that there is on the way, the name in it, and the value, in the mappings that
-        are missing.
-        """
+        """The last parent that is there, the name in it, and the value with mappings around it."""
         if not keys or len(keys) > MAX_DEPTH:
             raise StateError("no such place")
         at: Any = self.values
@@ -163,9 +150,7 @@ def _child(parent: Any, step: str | int) -> Any:  # noqa: ANN401 - any JSON valu
 
 
 class Sessions:
-    """Sessions by an id that only the server makes; at most `MAX_SESSIONS`, the one unused for the
-    longest goes first.
-    """
+    """By an id that only the server makes; beyond `MAX_SESSIONS` the oldest unused goes."""
 
     def __init__(self, random: Callable[[int], bytes]) -> None:
         self._random = random
@@ -223,10 +208,7 @@ class Pattern:
         )
 
     def match(self, raw_path: str) -> dict[str, str] | None:
-        """The parameters, percent-decoded, when the path fits.
-
-        Segments are split before they are decoded: `%2F` doesn't split.
-        """
+        """The decoded parameters when the path fits; `%2F` doesn't split segments."""
         parts = [unquote(part, errors="replace") for part in raw_path.split("/")[1:]]
         found: dict[str, str] = {}
         for index, segment in enumerate(self.segments):
@@ -296,10 +278,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One change of `state` or `session`.
-
-    `value` may hold templates; for `increment` it is a whole number.
-    """
+    """One change of `state` or `session`; `value` may hold templates."""
 
     verb: Literal["set", "append", "increment", "delete"]
     target: Reference
@@ -308,9 +287,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What is answered: at most one of `text`, `value` (with `has_value`), `file` and
-    `redirect`.
-    """
+    """At most one of `text`, `value` (with `has_value`), `file` and `redirect`."""
 
     status: int = 200
     headers: tuple[tuple[str, Template], ...] = ()
@@ -326,9 +303,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One step of a WebSocket's script: text to send, text to wait for (`None`: any), or a close
-    code.
-    """
+    """One step of a WebSocket's script; `expect` without text: any message."""
 
     verb: Literal["send", "expect", "close"]
     text: Template | None = None
@@ -337,10 +312,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """One route; the first of a site that fits answers.
-
-    `replies` are given in order, the last one again and again.
-    """
+    """One route; the first that fits answers. The last of `replies` is repeated."""
 
     pattern: Pattern
     methods: tuple[str, ...] = ("GET",)
@@ -357,11 +329,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """All of an `http` stand-in.
-
-    `static` maps a path's beginning, which ends with `/`, to a directory below the stand-in's own
-    ("" is itself).
-    """
+    """`static` maps the beginning of a path, with `/` at its end, to a directory."""
 
     routes: tuple[Route, ...] = ()
     state: Mapping[str, Any] = field(default_factory=dict)

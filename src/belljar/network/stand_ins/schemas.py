@@ -36,24 +36,19 @@ _USUAL: Final = (
 
 
 class _UnsolvedError(Exception):
-    """A part that isn't made from: a look around, a reference back."""
+    pass
 
 
 @lru_cache(maxsize=4096)
 def compiled(pattern: str) -> re.Pattern[str]:
-    """The expression.
-
-    Python's doubts about what `[[` may mean one day are no mistake of the author's.
-    """
+    """The expression, without Python's warnings on `[[`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         return re.compile(pattern)
 
 
 def pattern_problem(pattern: object) -> str:
-    """What is wrong with a pattern, or "": it can't be read, or would take exponential time on a
-    hostile text (a repetition without bound inside another).
-    """
+    """Why a pattern is refused, or "": unreadable, or exponential on a hostile text."""
     if not isinstance(pattern, str):
         return "a pattern is text"
     try:
@@ -98,9 +93,7 @@ def _inner(name: str, argument: Any) -> list[Any]:  # noqa: ANN401 - the parser'
 
 
 def text_for(pattern: str, least: int, most: int, index: int) -> str | None:
-    """A text that the pattern finds something in, of a length between the two; `index` varies it
-    where it can. None when none is found.
-    """
+    """A text that the pattern matches, varied by `index`; None when none is found."""
     try:
         expression, parsed = compiled(pattern), _parsed(pattern)
     except (re.error, RecursionError, OverflowError):
@@ -184,9 +177,7 @@ Pointer = tuple["str | int", ...]
 MAX_ERRORS: Final = 5
 MAX_REFERENCES: Final = 10_000
 MAX_PATTERN_TEXT: Final = 1000
-"""A text longer than this fails any `pattern`: an author's expression must not become slow on a
-guest's text.
-"""
+"""A longer text fails any `pattern`: no guest may make an author's expression slow."""
 _DATA: Final = frozenset({"example", "examples", "default", "enum", "const"})
 _URN: Final = "urn:openapi"
 _REF: Final = Draft202012Validator.VALIDATORS["$ref"]
@@ -239,7 +230,7 @@ def _matches(
 
 
 class _TooManyReferencesError(Exception):
-    """Not to be caught by jsonschema, which makes no use of it."""
+    pass
 
 
 class Schemas:
@@ -316,10 +307,7 @@ class Schemas:
         return self._validator({"$ref": reference}, registry=self._registry)
 
     def errors(self, path: Pointer, value: object) -> list[tuple[str, str]]:
-        """Where a value breaks the schema at a path, and how; at most `MAX_ERRORS`.
-
-        One that is nested too deep to check breaks it.
-        """
+        """Where a value breaks the schema, and how; at most `MAX_ERRORS`."""
         try:
             found = []
             for error in self.validator(path).iter_errors(value):

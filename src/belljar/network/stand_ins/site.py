@@ -1,7 +1,4 @@
-"""Reads what an author wrote for an `http` stand-in into a `Site`.
-
-Every mistake is noted with its place, and reading goes on, so that all are told at once.
-"""
+"""Reads what an author wrote for an `http` stand-in; every mistake is noted with its place."""
 
 from __future__ import annotations
 
@@ -103,8 +100,6 @@ def load_site(settings: Mapping[str, Any], directory: Path | None) -> tuple[Site
 
 
 class _Reader:
-    """Walks one document."""
-
     def __init__(self, document: Document, directory: Path | None) -> None:
         self.document, self.directory = document, directory
         self.parameters: frozenset[str] = frozenset()

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from belljar.capture import Capture
-from belljar.events import Body, JsonValue
+from belljar.events import JsonValue
 from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, StandInContext, StreamApp
 from belljar.network.stand_ins.conversation import unread
 from belljar.network.stand_ins.documents import Fault, Faults
@@ -40,10 +40,7 @@ _PATH: Final = re.compile(
 
 @dataclass(kw_only=True)
 class Mail:
-    """A message with its envelope, as far as it has come.
-
-    `content` has its dots undone.
-    """
+    """A message with its envelope, as far as it has come; dots undone."""
 
     sender: str
     recipients: list[str] = field(default_factory=list)
@@ -96,10 +93,7 @@ class Session:
         return self._in_data
 
     def line(self, line: bytes) -> Outcome:
-        """One line, or, in a message's content, one piece of a long line.
-
-        A line ends in LF or CR LF.
-        """
+        """One line (LF or CR LF), or one piece of a long line of a message's content."""
         if self._in_data:
             return self._content(line)
         text = line.rstrip(b"\r\n")
@@ -260,9 +254,7 @@ class Session:
 
 
 def _path(rest: bytes, key: bytes) -> tuple[str, bytes] | None:
-    """The address of `MAIL FROM:` or `RCPT TO:`, with or without angle brackets, and the parameters
-    behind it.
-    """
+    """The address of `MAIL FROM:` or `RCPT TO:`, and the parameters behind it."""
     if rest[: len(key)].upper() != key:
         return None
     match = _PATH.fullmatch(rest[len(key) :].strip())
@@ -286,18 +278,11 @@ def _plain(decoded: bytes) -> tuple[bytes, bytes]:
 
 
 def make(context: StandInContext) -> StreamApp:
-    """A stream stand-in.
-
-    Its memory: of each connection one line, the envelope and 64 KiB of the message; nothing between
-    connections.
-
-    A message's content beyond 50 MiB is refused at its end (beyond 100 MiB the connection is
-    closed); it is on record all the same.
-    """
+    """A stream stand-in; a connection holds one line, an envelope and 64 KiB of a message."""
     host = next((name for name in context.names if "*" not in name), "mail.localdomain")
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cell: str) -> None:
-        await _Connection(context, Session(host), reader, writer, cell).run()
+        await _serve(context, Session(host), (reader, writer), cell)
 
     return serve
 
@@ -314,92 +299,75 @@ def check(
     )
 
 
-class _Connection:
-    def __init__(
-        self,
-        context: StandInContext,
-        session: Session,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        cell: str,
-    ) -> None:
-        self._context = context
-        self._session = session
-        self._reader = reader
-        self._writer = writer
-        self._cell = cell
+async def _serve(
+    context: StandInContext,
+    session: Session,
+    streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+    cell: str,
+) -> None:
+    """Until the client leaves, or is sent away; a message that breaks off is on record, too."""
+    reader, writer = streams
+    outcome: Outcome | None = Outcome(session.greeting)
+    try:
+        while outcome is not None:
+            if outcome.done is not None:
+                await _record(context, session, outcome.done, cell)
+            if outcome.reply:
+                writer.write(outcome.reply)
+                await writer.drain()
+            if outcome.close:
+                return
+            outcome = await _next(session, reader)
+    except ConnectionError:
+        return
+    finally:
+        if session.in_data and session.mail is not None:
+            session.mail.content.feed(await unread(reader))
+            await _record(context, session, session.mail, cell)
 
-    async def run(self) -> None:
-        """Until the client leaves, or is sent away.
 
-        A message that breaks off in its content is recorded as such.
-        """
-        try:
-            await self._say(self._session.greeting)
-            while True:
-                outcome = await self._next()
-                if outcome is None:
-                    return
-                if outcome.done is not None:
-                    await self._record(outcome.done)
-                if outcome.reply:
-                    await self._say(outcome.reply)
-                if outcome.close:
-                    return
-        except ConnectionError:
-            return
-        finally:
-            if self._session.in_data and self._session.mail is not None:
-                self._session.mail.content.feed(await unread(self._reader))
-                await self._record(self._session.mail)
-
-    async def _next(self) -> Outcome | None:
-        """What the next line led to; `None` at the end of the stream."""
-        line, whole = await _read_line(self._reader)
-        if not line:
+async def _next(session: Session, reader: asyncio.StreamReader) -> Outcome | None:
+    """What the next line led to; `None` at the end of the stream."""
+    line, whole = await _read_line(reader)
+    if not line:
+        return None
+    if not session.in_data:
+        if not whole or len(line) > MAX_LINE_BYTES:
+            while not whole and line:
+                line, whole = await _read_line(reader)
+            return session.too_long()
+        if not line.endswith(b"\n"):
             return None
-        if not self._session.in_data:
-            if not whole or len(line) > MAX_LINE_BYTES:
-                while not whole and line:
-                    line, whole = await _read_line(self._reader)
-                return self._session.too_long()
-            if not line.endswith(b"\n"):
-                return None
-        return self._session.line(line)
+    return session.line(line)
 
-    async def _say(self, reply: bytes) -> None:
-        self._writer.write(reply)
-        await self._writer.drain()
 
-    async def _record(self, done: Mail | Login) -> None:
-        common: dict[str, JsonValue] = {"cell": self._cell, "client": word(self._session.client)}
-        if isinstance(done, Login):
-            data: dict[str, JsonValue] = {
-                "what": "login",
-                "mechanism": done.mechanism,
-                "user": word(done.user),
-                "secret_sha256": done.secret_sha256,
-            }
-            await self._context.record("network.attempt", {**common, **data}, [])
-            return
-        message: Body = done.content.body()
-        data = {
-            "what": "mail",
-            "user": word(self._session.user),
-            "sender": word(done.sender, 512),
-            "recipients": bounded((word(address, 512) for address in done.recipients), 16 << 10),
-            "recipient_count": len(done.recipients),
-            "size_bytes": done.content.total_bytes,
-            "sha256": message.sha256,
-            "complete": done.complete,
+async def _record(context: StandInContext, session: Session, done: Mail | Login, cell: str) -> None:
+    data: dict[str, JsonValue] = {"cell": cell, "client": word(session.client)}
+    if isinstance(done, Login):
+        data |= {
+            "what": "login",
+            "mechanism": done.mechanism,
+            "user": word(done.user),
+            "secret_sha256": done.secret_sha256,
         }
-        await self._context.record("network.attempt", {**common, **data}, [message])
+        await context.record("network.attempt", data, [])
+        return
+    message = done.content.body()
+    data |= {
+        "what": "mail",
+        "user": word(session.user),
+        "sender": word(done.sender, 512),
+        "recipients": bounded((word(address, 512) for address in done.recipients), 16 << 10),
+        "recipient_count": len(done.recipients),
+        "size_bytes": done.content.total_bytes,
+        "sha256": message.sha256,
+        "complete": done.complete,
+    }
+    await context.record("network.attempt", data, [message])
 
 
 async def _read_line(reader: asyncio.StreamReader) -> tuple[bytes, bool]:
-    """A line with its end, or a piece of one that is longer than the reader's bound, and whether
-    the line ends here; nothing at the end of the stream.
-    """
+    """A line or a piece of an overlong one, and whether it ends here; empty at the end."""
     try:
         return await reader.readuntil(b"\n"), True
     except asyncio.IncompleteReadError as error:

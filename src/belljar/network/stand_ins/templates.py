@@ -117,8 +117,6 @@ class View:
 
 
 class _Reader:
-    """Reads one expression out of a text."""
-
     def __init__(self, text: str, at: int, end: int) -> None:
         self.text, self.at, self.end = text, at, end
 
@@ -265,11 +263,7 @@ def parse_reference(text: str) -> Reference:
 
 
 def parse_template(text: str) -> Template:
-    """A template.
-
-    `{{` begins an expression; write `{{"{{"}}` nowhere: two braces can't be shown. Raises
-    `TemplateError`.
-    """
+    """Two braces begin an expression. Raises `TemplateError`."""
     if len(text) > MAX_TEMPLATE_CHARS:
         raise TemplateError(0, f"longer than {MAX_TEMPLATE_CHARS} characters")
     parts: list[str | Expression] = []
@@ -401,10 +395,7 @@ def evaluate(expression: Expression, view: View) -> tuple[Any, str]:
 
 
 def escaped(value: object, escape: str) -> str:
-    """A value as text for a place.
-
-    `json` as a content type is the inside of a JSON string for text, and JSON for anything else.
-    """
+    """Text for a place; `json` is the inside of a JSON string for text."""
     match escape:
         case "html":
             return html.escape(text_of(value), quote=True)
@@ -429,10 +420,7 @@ def _script_safe(text: str) -> str:
 
 
 def render(template: Template, view: View, escape: Escape) -> str:
-    """The text that comes out, each expression escaped for the place.
-
-    Raises `RenderError` above `MAX_RENDERED_CHARS`.
-    """
+    """Each expression escaped for its place. Raises `RenderError` beyond `MAX_RENDERED_CHARS`."""
     out: list[str] = []
     size = 0
     for part in template.parts:
@@ -448,10 +436,7 @@ def render(template: Template, view: View, escape: Escape) -> str:
 
 
 def render_value(value: Any, view: View) -> Any:  # noqa: ANN401
-    """A JSON value with its templates filled in.
-
-    A text that is one expression alone becomes what that finds, whatever its type.
-    """
+    """Templates filled in; a text that is one expression becomes what that finds."""
     if isinstance(value, Template):
         sole = value.sole
         if sole is not None and not any(

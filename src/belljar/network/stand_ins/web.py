@@ -37,11 +37,7 @@ _UNSAFE: Final = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 
 
 class CutOffError(Exception):
-    """A request's body is not taken to its end.
-
-    `body` is what of it had come; `refused` says why it was not read on, and is empty when the
-    client left: there is nobody to answer.
-    """
+    """A body that isn't taken to its end; `refused` is empty when the client left."""
 
     def __init__(self, body: bytes, refused: str = "") -> None:
         super().__init__(refused or "the client left")
@@ -51,10 +47,7 @@ class CutOffError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One request; `body` is complete, and empty under `streaming_app`.
-
-    Names of headers are in lower case; text is what the bytes say, undecodable ones replaced.
-    """
+    """One request; header names are in lower case, undecodable bytes replaced."""
 
     method: str
     path: str
@@ -134,11 +127,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """One answer.
-
-    `stream` stands in for `body` when what is sent is too large to hold, or is sent bit by bit;
-    `length` is its size in bytes, -1 if unknown.
-    """
+    """One answer; `stream` stands in for `body`, with `length` in bytes or -1."""
 
     status: int = 200
     headers: Pairs = ()
@@ -198,11 +187,7 @@ def _no_constant(name: str) -> object:
 
 
 def parse_json(data: bytes | str) -> Any:  # noqa: ANN401 - any JSON value
-    """A JSON value by RFC 8259: UTF-8 and no NaN.
-
-    Raises `ValueError` for anything else, absurd numbers and nesting above `MAX_JSON_DEPTH` among
-    it.
-    """
+    """By RFC 8259, at most `MAX_JSON_DEPTH` deep. Raises `ValueError`."""
     try:
         # Python would guess at UTF-16 and UTF-32, which another reader of the same bytes does not
         # take.
@@ -274,9 +259,7 @@ def plain_error(status: int, headers: Pairs = ()) -> Answer:
 
 
 def header_text(text: str, *, max_chars: int = 4096) -> str:
-    """Text that may stand in a header field: no line breaks or controls, Latin-1 (RFC 9110, 5.5),
-    at most `max_chars` characters.
-    """
+    """Without line breaks or controls, Latin-1 (RFC 9110, 5.5), at most `max_chars`."""
     return _UNSAFE.sub("", text[:max_chars]).strip()
 
 
@@ -337,14 +320,7 @@ def http_app(
     too_large: Answer | None = None,
     cut: Cut | None = None,
 ) -> App:
-    """An ASGI 3 app of one function.
-
-    A body above `max_body_bytes` is answered with 413 (or `too_large`) unread; WebSockets are
-    refused.
-
-    `cut` is told first of a request whose body is not taken to its end, with what of it had come,
-    and why.
-    """
+    """An ASGI 3 app of one function; too long a body is 413. `cut` is told of those cut off."""
 
     async def whole(request: Request, incoming: Incoming) -> Answer | None:
         try:
@@ -360,9 +336,7 @@ def http_app(
 
 
 def streaming_app(handle: StreamingHandler) -> App:
-    """An ASGI 3 app of one function that reads as much of the body as it wants. WebSockets are
-    refused.
-    """
+    """An ASGI 3 app of one function that reads as much of the body as it wants."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -383,9 +357,7 @@ MAX_LIST_JSON_BYTES: Final = 8 << 10
 
 
 def credentials(authorization: str) -> dict[str, JsonValue]:
-    """What an `Authorization` field gave away, for the record: scheme, user and the SHA-256 of the
-    secret; never the secret.
-    """
+    """Scheme, user and the secret's SHA-256, for the record; never the secret."""
     scheme, _, rest = authorization.partition(" ")
     if not scheme:
         return {"credentials": "none"}
@@ -404,9 +376,7 @@ def credentials(authorization: str) -> dict[str, JsonValue]:
 
 
 def presents(request: Request, secret: str) -> bool:
-    """Whether the `Authorization` field holds a secret: as a bearer's, or as the password of basic
-    credentials.
-    """
+    """Whether the field holds the secret, as a bearer token or a basic password."""
     presented = credentials(request.header("authorization")).get("secret_sha256")
     return presented == hashlib.sha256(secret.encode()).hexdigest()
 
@@ -419,9 +389,7 @@ def word(text: str, max_chars: int = MAX_WORD_CHARS) -> str:
 def bounded(
     values: Iterable[JsonValue], max_json_bytes: int = MAX_LIST_JSON_BYTES
 ) -> list[JsonValue]:
-    """As many of the values, from the first on, as fit so many bytes of JSON: a guest decides how
-    many there are, an event has a bound.
-    """
+    """As many of the values as fit into so many bytes of JSON."""
     kept, size = list[JsonValue](), 0
     for value in values:
         size += len(json.dumps(value)) + 2

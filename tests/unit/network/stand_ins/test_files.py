@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from belljar.network.stand_ins import files
 from belljar.network.stand_ins.files import StoredFile, file_answer, find, media_of
+from belljar.network.stand_ins.registry import PackageFiles, check_directory
 from belljar.network.stand_ins.web import Answer, Request
 
 
@@ -56,26 +57,26 @@ def test_digests_are_those_of_the_file(tmp_path: Path) -> None:
     content = os.urandom(2 * files.CHUNK_BYTES + 17)
     (tmp_path / "a").write_bytes(content)
     (file,) = files.list_files(tmp_path)
-    digests = files.Digests("sha256", "sha1")
+    digests = PackageFiles(tmp_path, "sha256", "sha1")
     found = asyncio.run(_digests(digests, file))
     assert found == {"sha256": hashlib.sha256(content).hexdigest(), "sha1": hashlib.sha1(content).hexdigest()}  # noqa: S324
     file.path.unlink()
     assert asyncio.run(_digests(digests, file)) == found
 
 
-async def _digests(digests: files.Digests, file: StoredFile) -> dict[str, str]:
-    return dict(await digests.of(file))
+async def _digests(digests: PackageFiles, file: StoredFile) -> dict[str, str]:
+    return dict(await digests.digests(file))
 
 
 def test_check_names_what_is_wrong(tmp_path: Path) -> None:
     """No directory, a missing one, an empty one and a link are each a sentence that names it."""
-    assert "directory: PATH" in str(files.check_directory(None, "wheels")[0])
-    assert str(tmp_path / "gone") in str(files.check_directory(tmp_path / "gone", "wheels")[0])
-    assert "empty" in str(files.check_directory(tmp_path, "wheels")[0])
+    assert "directory: PATH" in str(check_directory(None, "wheels")[0])
+    assert str(tmp_path / "gone") in str(check_directory(tmp_path / "gone", "wheels")[0])
+    assert "empty" in str(check_directory(tmp_path, "wheels")[0])
     (tmp_path / "a").write_bytes(b"")
-    assert files.check_directory(tmp_path, "wheels") == ()
+    assert check_directory(tmp_path, "wheels") == ()
     (tmp_path / "b").symlink_to("a")
-    assert "symbolic link" in str(files.check_directory(tmp_path, "wheels")[0])
+    assert "symbolic link" in str(check_directory(tmp_path, "wheels")[0])
 
 
 MODIFIED = 1_700_000_000

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from email.utils import formatdate
-from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
@@ -20,25 +18,25 @@ from belljar.events import JsonValue
 from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, App, StandInContext
 from belljar.network.stand_ins.debian.repository import DebError, Repository, read_control
 from belljar.network.stand_ins.documents import Fault, Faults
-from belljar.network.stand_ins.files import (
-    FIELDS,
-    OneRead,
+from belljar.network.stand_ins.files import StoredFile, file_answer, list_files
+from belljar.network.stand_ins.registry import (
+    PackageFiles,
     check_directory,
-    file_answer,
-    is_fresh,
-    list_files,
+    check_packages,
+    page_answer,
+    record_change,
 )
 from belljar.network.stand_ins.web import (
     Answer,
     CutOffError,
     Incoming,
     Request,
-    credentials,
     streaming_app,
     text_answer,
     word,
 )
 
+_PACKAGES: Final = "Debian packages (.deb)"
 _BELOW: Final = re.compile(r"(?:.*/)?((?:dists|pool)/.+)", re.DOTALL)
 _TYPES: Final = {
     ".deb": "application/vnd.debian.binary-package",
@@ -48,12 +46,8 @@ _TYPES: Final = {
 
 
 def make(context: StandInContext) -> App:
-    """An ASGI 3 app that serves `context.files`: as it is where it has a directory `dists`, else
-    the repository made out of its `.deb` files.
-
-    Its memory: the control data of the packages, three forms of each index, and of an upload the
-    first 64 KiB.
-    """
+    """An ASGI 3 app of the tree in `context.files`, or of the repository made from its `.deb`
+    files."""
     return streaming_app(_Debian(context).handle)
 
 
@@ -61,51 +55,28 @@ def check(
     settings: Mapping[str, JsonValue],  # noqa: ARG001 - the kind has no setting of its own
     directory: Path | None,
 ) -> Faults:
-    """What is wrong with a directory of Debian packages or a repository tree, each fault with its
-    file.
-    """
-    wrong = check_directory(directory, "Debian packages (.deb)")
-    if directory is None or not directory.is_dir():
-        return wrong
-    if (directory / "dists").is_dir():
-        released = any(
-            file.base in {"Release", "InRelease"} for file in list_files(directory / "dists")
-        )
-        if released:
-            return wrong
-        missing = "no suite in it has a Release or InRelease file"
-        return (*wrong, Fault(file=str(directory / "dists"), message=missing))
-    return (*wrong, *_check_packages(directory))
+    """What is wrong with a directory of packages or a repository tree."""
+    if directory is None or not (directory / "dists").is_dir():
 
-
-def _check_packages(directory: Path) -> list[Fault]:
-    found: list[Fault] = []
-    seen: dict[tuple[str, str, str], str] = {}
-    for file in list_files(directory):
-        if not file.name.endswith(".deb"):
-            found.append(Fault(file=str(file.path), message="not a Debian package (.deb)"))
-            continue
-        try:
+        def identify(file: StoredFile) -> tuple[str, str, str]:
+            if not file.name.endswith(".deb"):
+                raise DebError("not a Debian package (.deb)")
             control = read_control(file.path)
-        except (DebError, OSError) as error:
-            found.append(Fault(file=str(file.path), message=str(error)))
-            continue
-        key = (control.package, control.version, control.architecture)
-        if key in seen:
-            found.append(
-                Fault(
-                    file=str(file.path),
-                    message=f"the same package, version and architecture as {seen[key]}",
-                )
-            )
-        seen.setdefault(key, file.name)
-    return found
+            return control.package, control.version, control.architecture
+
+        unique = "package, version and architecture"
+        return check_packages(directory, _PACKAGES, identify, unique)
+    wrong = check_directory(directory, _PACKAGES)
+    if any(file.base in {"Release", "InRelease"} for file in list_files(directory / "dists")):
+        return wrong
+    missing = "no suite in it has a Release or InRelease file"
+    return (*wrong, Fault(file=str(directory / "dists"), message=missing))
 
 
 class _Debian:
     def __init__(self, context: StandInContext) -> None:
         self._context = context
-        self._tree = OneRead(context.files) if (context.files / "dists").is_dir() else None
+        self._tree = PackageFiles(context.files) if (context.files / "dists").is_dir() else None
         self._repository = Repository(context.files, int(context.clock()))
 
     async def handle(self, request: Request, incoming: Incoming) -> Answer | None:
@@ -116,7 +87,7 @@ class _Debian:
         match = _BELOW.fullmatch(request.path)
         below = match[1] if match else ""
         if self._tree is not None:
-            file = self._tree.files.get(request.path.lstrip("/")) or self._tree.files.get(below)
+            file = self._tree.by_name.get(request.path.lstrip("/")) or self._tree.by_name.get(below)
             if file is None:
                 return text_answer("404 Not Found", 404)
             etag = f"{file.size_bytes:x}-{file.mtime_s:x}"
@@ -129,14 +100,8 @@ class _Debian:
         content = await self._page(below.split("/")[1:], request.path.rpartition("/")[2])
         if content is None:
             return text_answer("404 Not Found", 404)
-        etag = sha256(content).hexdigest()[:32]
-        is_known = is_fresh(request.fields(FIELDS), etag, self._repository.made_s)
-        headers = (
-            ("content-type", _type_of(request.path)),
-            ("etag", f'"{etag}"'),
-            ("last-modified", formatdate(self._repository.made_s, usegmt=True)),
-        )
-        return Answer(status=304 if is_known else 200, headers=headers, body=content)
+        headers = (("content-type", _type_of(request.path)),)
+        return page_answer(request, content, headers, self._repository.made_s)
 
     async def _page(self, below_dists: list[str], base: str) -> bytes | None:
         """A file below `dists/`, or, without it, one of a flat repository or the key."""
@@ -171,24 +136,19 @@ class _Debian:
             refused = "it broke off"
         data: dict[str, JsonValue] = {
             "what": "publish",
-            "registry": "debian",
-            "cell": request.cell,
             "method": request.method,
             "path": word(request.path),
             "name": word(request.path.rpartition("/")[2]),
             "size_bytes": content.total_bytes,
             "sha256": content.sha256,
             "refused": refused,
-            **credentials(request.header("authorization")),
         }
-        await self._context.record("network.attempt", data, [content.body("file-0")])
+        await record_change(self._context, request, "debian", data, [content.body("file-0")])
         return None if refused else text_answer("", 201)
 
 
 def _suite(below_dists: list[str]) -> tuple[str, list[str]]:
-    """A suite's name and the rest of the path; the old security archive's suites have two parts
-    (`buster/updates`).
-    """
+    """Its name and the rest of the path; old security suites have two parts (`buster/updates`)."""
     size = 2 if below_dists[1:2] == ["updates"] else 1
     return "/".join(below_dists[:size]), below_dists[size:]
 

@@ -1,8 +1,5 @@
-"""Just enough of OpenPGP (RFC 4880, EdDSA by RFC 9580's legacy algorithm 22) to sign a repository:
-one Ed25519 key, made for a range and gone with it.
-
-gpgv and sqv, which apt asks, both take it. Nothing is parsed here.
-"""
+"""Signs a repository with one Ed25519 key (OpenPGP: RFC 4880, EdDSA by RFC 9580's legacy algorithm
+22)."""
 
 from __future__ import annotations
 
@@ -23,10 +20,7 @@ _BINARY, _TEXT, _CERTIFICATION = 0x00, 0x01, 0x13
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SigningKey:
-    """A key with one user id.
-
-    `made_s`: when it and its signatures say they were made, in seconds since 1970.
-    """
+    """A key with one user id, made for a range and gone with it."""
 
     private: Ed25519PrivateKey
     user: str
@@ -55,10 +49,7 @@ class SigningKey:
         return _armour("SIGNATURE", self._signature(_BINARY, content))
 
     def clear_signed(self, text: str) -> str:
-        """A cleartext-signed message (`InRelease`).
-
-        Lines lose trailing white space, as the format has it.
-        """
+        """A cleartext-signed message (`InRelease`); lines lose trailing white space."""
         lines = [line.rstrip(" \t\r") for line in text.rstrip("\n").split("\n")]
         signature = self._signature(_TEXT, "\r\n".join(lines).encode())
         escaped = "\n".join(f"- {line}" if line.startswith("-") else line for line in lines)

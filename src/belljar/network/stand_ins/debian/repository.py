@@ -1,9 +1,4 @@
-"""A repository made in memory out of package files: its indexes, its signed release files, its
-pool.
-
-Format: DebianRepository/Format in the Debian wiki. Every suite has the same content; what
-differs is the name in its Release file.
-"""
+"""A repository made in memory from `.deb` files (DebianRepository/Format in the Debian wiki)."""
 
 from __future__ import annotations
 
@@ -22,7 +17,8 @@ from typing import Any, Final
 from belljar.image.layers import LayerError
 from belljar.image.layers.headers import EntryKind, read_entries
 from belljar.network.stand_ins.debian.openpgp import SigningKey
-from belljar.network.stand_ins.files import Digests, OneRead, StoredFile, open_file
+from belljar.network.stand_ins.files import StoredFile, open_file
+from belljar.network.stand_ins.registry import PackageFiles
 from belljar.units import printable
 
 MAX_CONTROL_BYTES: Final = 8 << 20
@@ -45,9 +41,7 @@ class DebError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """A package's control stanza: its text, without blank lines and with a line end, and its fields
-    by lower-case name.
-    """
+    """A package's control stanza, and its fields by lower-case name."""
 
     text: str
     fields: Mapping[str, str]
@@ -69,8 +63,6 @@ class Control:
 
 
 class _Bytes:
-    """An unpacked archive in memory, as the reader of tar streams wants it."""
-
     def __init__(self, content: bytes) -> None:
         self._content = content
 
@@ -116,10 +108,7 @@ def ar_members(descriptor: int, size_bytes: int) -> Iterator[tuple[str, int, int
 
 
 def unpacked(packed: bytes, ending: str) -> bytes:
-    """An archive member by its ending (`.gz`, `.xz`, `.zst`, none), at most `MAX_CONTROL_BYTES`.
-
-    Raises `DebError`.
-    """
+    """At most `MAX_CONTROL_BYTES`; `ending`: `.gz`, `.xz`, `.zst`, or none. Raises `DebError`."""
     if ending == "":
         return packed
     decompressor = _decompressor(ending)
@@ -183,11 +172,7 @@ def control_file(archive: bytes) -> bytes:
 
 
 def parse_control(content: bytes) -> Control:
-    """A binary package's control stanza.
-
-    Raises `DebError` for more than one stanza, and where a name, version or architecture is missing
-    or impossible.
-    """
+    """One stanza with a valid name, version and architecture. Raises `DebError`."""
     try:
         lines = content.decode("utf-8").rstrip().split("\n")
     except UnicodeDecodeError:
@@ -233,17 +218,13 @@ _DAY_S: Final = 86_400
 
 
 class Repository:
-    """What a directory of `.deb` files holds, as apt wants it.
-
-    Read at the first question; files that are no packages are left out (`check` has named them).
-    """
+    """What a directory of `.deb` files holds; files that are no packages are left out."""
 
     def __init__(self, directory: Path, now_s: int) -> None:
         """`now_s`: the time that the Release file is dated a day before, so that a guest's clock
         may be somewhat behind.
         """
-        self._directory = OneRead(directory)
-        self._digests = Digests("md5", "sha256")
+        self._files = PackageFiles(directory, "md5", "sha256")
         self.made_s = now_s - _DAY_S
         self._key: SigningKey | None = None
         self._indexes: dict[str, bytes] | None = None
@@ -264,7 +245,7 @@ class Repository:
         """A package file by its path from `pool/` on, and its SHA-256."""
         await self._indexed()
         file = self._pool.get(name)
-        return (file, (await self._digests.of(file))["sha256"]) if file else None
+        return (file, (await self._files.digests(file))["sha256"]) if file else None
 
     async def index(self, name: str) -> bytes | None:
         """An index by its path below a suite (`main/binary-amd64/Packages.xz`), or by its hash."""
@@ -274,15 +255,11 @@ class Repository:
         return indexes.get(name)
 
     async def flat_index(self, name: str) -> bytes | None:
-        """`Packages` and its packed forms with every package in it, for sources that end in a
-        slash.
-        """
+        """`Packages` and its packed forms, for sources that end in a slash."""
         return (await self._indexed()).get(f"flat/{name}")
 
     async def release(self, suite: str) -> str | None:
-        """The Release file of a suite; `None` for what can't be a suite's name. "": of a flat
-        repository.
-        """
+        """A suite's Release file ("": a flat repository's); `None` for an impossible name."""
         if suite and _SUITE.fullmatch(suite) is None:
             return None
         known = self._releases.get(suite)
@@ -322,7 +299,7 @@ class Repository:
 
     def _packages(self) -> list[tuple[StoredFile, Control]]:
         found = []
-        for file in self._directory.files.values():
+        for file in self._files.by_name.values():
             if file.name.endswith(".deb"):
                 try:
                     found.append((file, read_control(file.path)))
@@ -331,11 +308,8 @@ class Repository:
         return sorted(found, key=lambda pair: (pair[1].package, pair[1].version))
 
     async def _stanza(self, file: StoredFile, control: Control) -> tuple[str, str]:
-        """A package's architecture and its stanza in an index.
-
-        What the control file says of its own file's place and digests is left out.
-        """
-        digests = await self._digests.of(file)
+        """Architecture and index stanza, without the control file's place and digests."""
+        digests = await self._files.digests(file)
         version = control.version.partition(":")[2] or control.version
         start = control.package[:4] if control.package.startswith("lib") else control.package[0]
         base = f"{control.package}_{version}_{control.architecture}.deb"

@@ -1,6 +1,4 @@
-"""Git's packs (gitformat-pack(5)): written object by object, and read with bounds on everything
-that a hostile one can make grow.
-"""
+"""Git's packs (gitformat-pack(5)): written object by object, and read with bounds."""
 
 from __future__ import annotations
 
@@ -198,9 +196,7 @@ class PackReader:
 
 
 def apply_delta(base: bytes, delta: bytes, place: int, size: int) -> bytes:
-    """Carry out a delta's instructions from `place` on; the result must have exactly `size` bytes,
-    and never grows beyond. Raises `PackError`.
-    """
+    """Carry out a delta from `place` on into exactly `size` bytes. Raises `PackError`."""
     out = bytearray()
     while place < len(delta):
         code = delta[place]

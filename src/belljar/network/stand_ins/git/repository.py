@@ -1,6 +1,4 @@
-"""A repository as a range sees it: the author's bare repository, read-only, and over it what was
-pushed, in memory.
-"""
+"""The author's bare repository, read-only, and over it what was pushed, in memory."""
 
 from __future__ import annotations
 
@@ -32,9 +30,7 @@ class MissingObjectError(KeyError):
 def find_repositories(
     directory: Path, prefix: str = "", depth: int = 0
 ) -> Iterator[tuple[str, Path]]:
-    """Name (with `/`, as it is asked for) and path of each bare repository below `directory`; links
-    are not followed.
-    """
+    """Name and path of each bare repository below `directory`; links are not followed."""
     if depth > MAX_DEPTH or not directory.is_dir():
         return
     for path in sorted(directory.iterdir()):
@@ -84,10 +80,7 @@ class Kept:
 
 
 class Repository:
-    """One repository.
-
-    Reading goes through the pushed objects first. `kept` is shared with the others of its stand-in.
-    """
+    """One repository; `kept` is shared with the others of its stand-in."""
 
     def __init__(self, path: Path, kept: Kept | None = None) -> None:
         self._path = path
@@ -148,10 +141,7 @@ class Repository:
         return found
 
     def add(self, objects: Mapping[bytes, GitObject]) -> bool:
-        """Keep pushed objects; False, and nothing kept, beyond `MAX_PUSHED_BYTES`.
-
-        What each costs besides its content is counted as 200 bytes.
-        """
+        """Keep pushed objects, 200 bytes counted besides each; False beyond `MAX_PUSHED_BYTES`."""
         fresh = {
             identity: thing for identity, thing in objects.items() if identity not in self._pushed
         }
@@ -180,9 +170,7 @@ class Repository:
 
 
 def targets(thing: GitObject) -> list[tuple[int, bytes]]:
-    """Type and id of what an object names: a commit's tree and parents, a tree's entries, a tag's
-    object. What can't be read is left out.
-    """
+    """Type and id of what an object names; what can't be read is left out."""
     if thing.kind == TREE:
         return list(_tree_entries(thing.content))
     head = thing.content.partition(b"\n\n")[0].split(b"\n")
@@ -228,9 +216,7 @@ def peel(repository: Repository, identity: bytes) -> bytes:
 async def ancestors(
     repository: Repository, starts: Iterable[bytes], stop: Iterable[bytes]
 ) -> set[bytes]:
-    """Commits that are there and reachable from `starts`; the parents of those in `stop` are not
-    looked at.
-    """
+    """Commits reachable from `starts`, without the parents of those in `stop`."""
     ends, found, todo = set(stop), set[bytes](), list(starts)
     while todo:
         identity = todo.pop()
@@ -250,9 +236,7 @@ async def ancestors(
 async def depths(
     repository: Repository, starts: Iterable[bytes], most: int
 ) -> tuple[set[bytes], set[bytes]]:
-    """Commits at most `most` deep (1: the starts alone), and those of them at the border, whose
-    parents are left out.
-    """
+    """Commits at most `most` deep (1: the starts), and those at the border."""
     found, border, level = set[bytes](), set[bytes](), list(starts)
     for depth in range(1, most + 1):
         following: list[bytes] = []

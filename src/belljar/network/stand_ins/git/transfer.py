@@ -1,6 +1,4 @@
-"""Git's packet lines (gitprotocol-common(5)): four hexadecimal digits of length, then content;
-`0000` ends a section.
-"""
+"""Fetching and pushing in packet lines (gitprotocol-common(5), -http(5), -pack(5))."""
 
 from __future__ import annotations
 
@@ -54,9 +52,7 @@ def pkt(content: bytes) -> bytes:
 
 
 def section(data: bytes, start: int = 0) -> tuple[list[bytes], int]:
-    """The lines from `start` to the next flush, without their line ends, and where what follows
-    begins. Raises `PktError`, also where no flush comes.
-    """
+    """Lines up to the next flush, and where what follows begins. Raises `PktError`."""
     lines: list[bytes] = []
     for content, after in packets(data, start):
         if content is None:
@@ -66,10 +62,7 @@ def section(data: bytes, start: int = 0) -> tuple[list[bytes], int]:
 
 
 def packets(data: bytes, start: int = 0) -> Iterator[tuple[bytes | None, int]]:
-    """Each line's content without its line end, `None` for a flush, and where the next begins.
-
-    Raises `PktError`.
-    """
+    """Content (`None`: a flush) and where the next begins. Raises `PktError`."""
     while start < len(data):
         head = data[start : start + 4]
         if _LENGTH.fullmatch(head) is None:
@@ -173,10 +166,7 @@ def advertisement(repository: Repository, capabilities: bytes, *, peeled: bool) 
 
 
 async def send_pack(repository: Repository, asked: Asked) -> AsyncIterator[bytes]:
-    """The answer to one request of a negotiation.
-
-    An object that isn't there is told as an error line of the protocol.
-    """
+    """The answer to one request of a negotiation."""
     unknown = next((want for want in asked.wants if repository.get(want) is None), None)
     if unknown is not None:
         yield pkt(b"ERR upload-pack: not our ref " + unknown + b"\n")
@@ -203,10 +193,7 @@ async def send_pack(repository: Repository, asked: Asked) -> AsyncIterator[bytes
 
 
 async def _plan(repository: Repository, asked: Asked) -> _Plan:
-    """How deep to go: `shallow` and `unshallow` of the protocol.
-
-    Without a depth the client's own border stays.
-    """
+    """`shallow` and `unshallow`; without a depth the client's own border stays."""
     if not asked.depth:
         return _Plan(border=set(asked.shallow))
     starts = [peel(repository, want) for want in asked.wants]
@@ -382,9 +369,7 @@ async def _record_push(context: StandInContext, request: Request, name: str, pus
 
 
 def _smallest_files(push: Push) -> list[GitObject]:
-    """Files whose contents are kept unpacked, the smallest first, so that many are there: keys and
-    notes are small.
-    """
+    """Their contents are kept unpacked: keys and notes are small."""
     files = sorted(
         (thing for thing in push.objects.values() if thing.kind == BLOB),
         key=lambda thing: len(thing.content),

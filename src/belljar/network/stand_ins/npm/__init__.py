@@ -26,10 +26,15 @@ from belljar.network.gateway.context import (
     App,
     StandInContext,
 )
-from belljar.network.stand_ins.documents import Fault, Faults
-from belljar.network.stand_ins.files import check_directory, file_answer, list_files
-from belljar.network.stand_ins.made_packages import made_files, npm_package
+from belljar.network.stand_ins.documents import Faults
+from belljar.network.stand_ins.files import StoredFile, file_answer
 from belljar.network.stand_ins.npm.packages import PackageError, Packages, read_manifest
+from belljar.network.stand_ins.registry import (
+    check_packages,
+    made_files,
+    npm_package,
+    record_change,
+)
 from belljar.network.stand_ins.web import (
     Answer,
     CutOffError,
@@ -162,17 +167,8 @@ class Changes:
         data: Mapping[str, JsonValue],
         bodies: list[Body] | None = None,
     ) -> None:
-        common: dict[str, JsonValue] = {
-            "what": what,
-            "registry": "npm",
-            "cell": request.cell,
-            "method": request.method,
-        }
-        await self._context.record(
-            "network.attempt",
-            {**common, **credentials(request.header("authorization")), **data},
-            bodies or [],
-        )
+        data = {"what": what, "method": request.method, **data}
+        await record_change(self._context, request, "npm", data, bodies or [])
 
 
 def _object(body: bytes) -> dict[str, Any]:
@@ -228,26 +224,15 @@ def check(settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
     """What is wrong with a directory of packed npm packages, each fault with its file."""
     if "packages" in settings:  # an author has no such setting
         return ()
-    found = list(check_directory(directory, "packed npm packages (.tgz, from `npm pack`)"))
-    if directory is None or not directory.is_dir():
-        return tuple(found)
-    seen: dict[tuple[str, str], str] = {}
-    for file in list_files(directory):
+
+    def identify(file: StoredFile) -> tuple[str, str]:
         if not file.name.endswith((".tgz", ".tar.gz")):
-            found.append(Fault(file=str(file.path), message="not a packed npm package (.tgz)"))
-            continue
-        try:
-            manifest = read_manifest(file)
-        except PackageError as error:
-            found.append(Fault(file=str(file.path), message=str(error)))
-            continue
-        key = (str(manifest["name"]), str(manifest["version"]))
-        if key in seen:
-            found.append(
-                Fault(file=str(file.path), message=f"the same package and version as {seen[key]}")
-            )
-        seen.setdefault(key, file.name)
-    return tuple(found)
+            raise PackageError("not a packed npm package (.tgz)")
+        manifest = read_manifest(file)
+        return str(manifest["name"]), str(manifest["version"])
+
+    what = "packed npm packages (.tgz, from `npm pack`)"
+    return check_packages(directory, what, identify, "package and version")
 
 
 class _Npm:

@@ -16,7 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from belljar.network.stand_ins.files import Digests, OneRead, StoredFile
+from belljar.network.stand_ins.files import StoredFile
+from belljar.network.stand_ins.registry import PackageFiles
 
 MAX_MANIFEST_BYTES: Final = 1 << 20
 _MAX_MEMBERS: Final = 50_000
@@ -135,8 +136,7 @@ class Packages:
     """
 
     def __init__(self, directory: Path, made: Iterable[StoredFile] = ()) -> None:
-        self._directory = OneRead(directory, made)
-        self._digests = Digests("sha1", "sha512")
+        self._files = PackageFiles(directory, "sha1", "sha512", made=made)
         self._known: dict[str, dict[str, Package]] | None = None
 
     @property
@@ -150,7 +150,7 @@ class Packages:
 
     def _read(self) -> list[Package]:
         found = []
-        for file in self._directory.files.values():
+        for file in self._files.by_name.values():
             if file.name.endswith((".tgz", ".tar.gz")):
                 try:
                     found.append(Package(file=file, manifest=read_manifest(file)))
@@ -166,7 +166,7 @@ class Packages:
 
     async def shasum(self, package: Package) -> str:
         """The SHA-1 of a package's file, which npm calls its shasum. Raises `OSError`."""
-        return (await self._digests.of(package.file))["sha1"]
+        return (await self._files.digests(package.file))["sha1"]
 
     def tags(self, name: str) -> dict[str, str]:
         """dist-tags: `latest` is the newest version that is no pre-release, or the newest."""
@@ -176,7 +176,7 @@ class Packages:
 
     async def version(self, package: Package, base_url: str) -> dict[str, Any]:
         """One version's document: its package.json, with `dist`. Raises `OSError`."""
-        digests = await self._digests.of(package.file)
+        digests = await self._files.digests(package.file)
         dist = {
             "shasum": digests["sha1"],
             "integrity": "sha512-" + base64.b64encode(bytes.fromhex(digests["sha512"])).decode(),

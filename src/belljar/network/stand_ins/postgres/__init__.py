@@ -60,23 +60,8 @@ _SHOWN: Final = {
     "ssl": "off",
 }
 _WRITES: Final = frozenset(
-    [
-        "insert",
-        "update",
-        "delete",
-        "create",
-        "drop",
-        "alter",
-        "truncate",
-        "grant",
-        "revoke",
-        "vacuum",
-        "reindex",
-        "lock",
-        "merge",
-        "comment",
-        "refresh",
-    ]
+    {"insert", "update", "delete", "create", "drop", "alter", "truncate", "grant", "revoke"}
+    | {"vacuum", "reindex", "lock", "merge", "comment", "refresh"}
 )
 _TAGS: Final = {
     "begin": "BEGIN",
@@ -220,21 +205,12 @@ class PostgresSession:
             reply, ends = wire.error(code, what, severity="FATAL"), True
         else:
             self._reader.is_stranger = False
-            reply, ends = self._welcome(), False
+            parameters = {**_PARAMETERS, "session_authorization": self._user}
+            reply = wire.message("R", struct.pack("!i", 0))
+            for name, value in parameters.items():
+                reply += wire.message("S", wire.text(name) + wire.text(value))
+            reply, ends = reply + wire.message("K", self._key) + self._ready(), False
         return Step(name="password", raw=message.raw, reply=reply, presented=presented, close=ends)
-
-    def _welcome(self) -> bytes:
-        parameters = {**_PARAMETERS, "session_authorization": self._user}
-        said = [
-            wire.message("S", wire.text(name) + wire.text(value))
-            for name, value in parameters.items()
-        ]
-        return (
-            wire.message("R", struct.pack("!i", 0))
-            + b"".join(said)
-            + wire.message("K", self._key)
-            + self._ready()
-        )
 
     def _ready(self) -> bytes:
         return wire.message("Z", self._status)
@@ -296,7 +272,10 @@ class PostgresSession:
         if verb in _WRITES:
             raise SqlError("25006", f"cannot execute {verb.upper()} in a read-only transaction")
         if verb == "show" and len(statement) > 1:
-            return self._show("".join(token.value for token in statement[1:]))
+            name = "".join(token.value for token in statement[1:])
+            if name not in _SHOWN:
+                raise SqlError("42704", f'unrecognized configuration parameter "{name[:63]}"')
+            return Result(tag="SHOW", columns=((name, "text"),), rows=((_SHOWN[name],),))
         if verb == "table":
             verb, statement = "select", [*tokens("select * from"), *statement[1:]]
         if verb in _UNSUPPORTED:
@@ -320,12 +299,6 @@ class PostgresSession:
             if "pg_catalog." in query and error.code in _ABSENT:  # it is there in a real one
                 raise SqlError(*UNSUPPORTED) from None
             raise
-
-    def _show(self, name: str) -> Result:
-        value = _SHOWN.get(name)
-        if value is None:
-            raise SqlError("42704", f'unrecognized configuration parameter "{name[:63]}"')
-        return Result(tag="SHOW", columns=((name, "text"),), rows=((value,),))
 
     def _constants(self) -> Mapping[str, str]:
         user, name = self._user, self._database.name
@@ -495,8 +468,7 @@ def _rows(result: Result, bound: wire.Bound = wire.NOT_BOUND) -> bytes:
 
 
 def make(context: StandInContext) -> StreamApp:
-    """A stream stand-in. Its memory: what it holds, and of each connection one message of at most
-    64 KiB, and 128 KiB that are prepared."""
+    """A stream stand-in; a connection holds one message of 64 KiB and 128 KiB prepared."""
     settings: Mapping[str, Any] = context.settings
     database = Database(
         user=str(settings["user"]),

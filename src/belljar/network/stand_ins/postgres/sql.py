@@ -1,6 +1,4 @@
-"""The little of SQL that reads tables: SELECT of one table, with conditions, order and limit. Pure;
-every statement costs what it has words and its table has rows.
-"""
+"""SELECT of one table with conditions, order and limit. Pure; cost is bounded by words and rows."""
 
 from __future__ import annotations
 
@@ -115,8 +113,7 @@ def statements(query: str) -> Iterator[list[Token]]:
 def select(
     statement: Sequence[Token], tables: Mapping[str, Table], constants: Mapping[str, str]
 ) -> Result:
-    """A SELECT's rows. `tables`: by name, those outside of `public` with their schema. `constants`:
-    what functions and words without a table give. Raises `SqlError`."""
+    """A SELECT's rows; `constants`: functions and words without a table. Raises `SqlError`."""
     return _Select(statement, tables, constants).result()
 
 
@@ -453,8 +450,7 @@ _COMPARISONS: Final[Mapping[str, Callable[[object, object], bool]]] = {
 
 
 def like_pattern(pattern: str, *, folded: bool = False) -> list[tuple[re.Pattern[str], int]]:
-    """Its pieces between `%`, each with its length: each is looked for in its turn, so that no
-    pattern takes long. `folded`: case doesn't count."""
+    """Pieces between `%` with their lengths, looked for in turn, so no pattern takes long."""
     flags = re.DOTALL | (re.IGNORECASE if folded else 0)
     return [
         (

@@ -6,10 +6,11 @@ https://www.postgresql.org/docs/15/protocol-message-formats.html
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from belljar.dataclass import dataclass
+from belljar.network.stand_ins.conversation import MessageReader
 
 MAX_STARTUP_BYTES: Final = 10_000
 """As the real server's."""
@@ -32,8 +33,7 @@ _INTEGERS: Final = frozenset({20, 21, 23})
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """`kind`: its letter; "" for those of the beginning, which have a `code` in its place. No valid
-    message: `problem`."""
+    """`kind`: its letter, or "" and `code` at the beginning. `problem`: why it is invalid."""
 
     kind: str
     body: bytes
@@ -42,30 +42,12 @@ class Message:
     problem: str = ""
 
 
-class Reader:
-    """Bytes → messages. After a problem it reads no more. `is_begun`: the startup message has come;
-    `is_stranger`: nobody has logged in yet."""
+class Reader(MessageReader[Message]):
+    """Bytes → messages. `is_begun`: the startup message has come."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.is_begun = False
-        self.is_stranger = True
-        self._buffer = bytearray()
-        self._broken = False
-
-    @property
-    def rest(self) -> bytes:
-        """Of a message that isn't complete."""
-        return bytes(self._buffer)
-
-    def feed(self, data: bytes) -> Iterator[Message]:
-        """The messages that are complete now, each as soon as it is asked for."""
-        if self._broken:
-            return
-        self._buffer += data
-        while (message := self._next()) is not None:
-            yield message
-            if message.problem:
-                return
 
     def _next(self) -> Message | None:
         head = 5 if self.is_begun else 4
@@ -90,10 +72,7 @@ class Reader:
         return Message("", raw[8:], raw, code=struct.unpack_from("!I", raw, 4)[0])
 
     def _fail(self, problem: str) -> Message:
-        raw = self.rest
-        self._broken = True
-        self._buffer.clear()
-        return Message("", b"", raw, problem=problem)
+        return Message("", b"", self._stop(), problem=problem)
 
 
 def strings(body: bytes) -> list[bytes]:
@@ -128,10 +107,7 @@ NOT_BOUND: Final = Bound()
 
 
 def read_bound(body: bytes, types: Sequence[int]) -> Bound | None:
-    """From a Bind message's formats on; `types` are those of the parameters, 0: text.
-
-    None: it isn't one.
-    """
+    """A Bind message from its formats on (type 0: text); None if it isn't one."""
     try:
         formats, at = _numbers(body, 0)
         (count,) = struct.unpack_from("!H", body, at)

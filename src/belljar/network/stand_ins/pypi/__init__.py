@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
 from belljar.events import JsonValue
 from belljar.network.gateway.context import App, StandInContext
-from belljar.network.stand_ins.documents import Fault, Faults
-from belljar.network.stand_ins.files import check_directory, etag_matches, file_answer, list_files
-from belljar.network.stand_ins.made_packages import made_files, wheel
+from belljar.network.stand_ins.documents import Faults
+from belljar.network.stand_ins.files import StoredFile, file_answer
 from belljar.network.stand_ins.pypi import index
 from belljar.network.stand_ins.pypi.index import normal, parse_file_name
 from belljar.network.stand_ins.pypi.upload import take_upload
+from belljar.network.stand_ins.registry import check_packages, made_files, page_answer, wheel
 from belljar.network.stand_ins.web import (
     Answer,
     Incoming,
@@ -47,11 +46,7 @@ _OFFERED: Final[Mapping[str, str]] = {
 
 
 def make(context: StandInContext) -> App:
-    """An ASGI 3 app that serves the packages in `context.files`, or those that the settings hold
-    (`packages`; with `token`, who uploads needs it).
-
-    Its memory: the list of files, their metadata (at most 1 MiB each), and what one upload keeps.
-    """
+    """An ASGI 3 app of the packages in `context.files`, or in the settings."""
     return streaming_app(_Pypi(context).handle)
 
 
@@ -59,31 +54,25 @@ def check(settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
     """What is wrong with a directory of Python packages, each fault with its file."""
     if "packages" in settings:  # an author has no such setting
         return ()
-    wrong = check_directory(directory, "wheels (.whl) or source archives (.tar.gz, .zip)")
-    if directory is None or not directory.is_dir():
-        return wrong
-    seen: dict[str, str] = {}
-    found = list(wrong)
-    for file in list_files(directory):
+
+    def identify(file: StoredFile) -> str:
         said = parse_file_name(file.base)
         if said is None:
-            reason = "its name is not that of a wheel or of a source archive (NAME-VERSION.tar.gz)"
-        elif said.is_wheel and not index.metadata_of(file, said):
-            reason = "not a wheel that can be read: it has no METADATA in a .dist-info directory"
-        elif file.base in seen:
-            reason = f"the same file name as {seen[file.base]}"
-        else:
-            reason = ""
-        if reason:
-            found.append(Fault(file=str(file.path), message=reason))
-        seen[file.base] = file.name
-    return tuple(found)
+            raise ValueError(
+                "its name is not that of a wheel or of a source archive (NAME-VERSION.tar.gz)"
+            )
+        if said.is_wheel and not index.metadata_of(file, said):
+            raise ValueError(
+                "not a wheel that can be read: it has no METADATA in a .dist-info directory"
+            )
+        return file.base
+
+    what = "wheels (.whl) or source archives (.tar.gz, .zip)"
+    return check_packages(directory, what, identify, "file name")
 
 
 def chosen_type(accept: str) -> str | None:
-    """The content type for an `Accept` field (RFC 9110, 12.5.1; PEP 691): `None` when none of ours
-    is acceptable, HTML when nothing is asked for.
-    """
+    """The content type for an `Accept` field (RFC 9110, 12.5.1; PEP 691), or `None`."""
     best, best_quality = None, 0.0
     for part in (accept or "*/*").split(",")[:50]:
         name, *parameters = (piece.strip() for piece in part.lower().split(";"))
@@ -167,12 +156,5 @@ class _Pypi:
 
 
 def _page(request: Request, page: bytes, content_type: str) -> Answer:
-    etag = sha256(page).hexdigest()[:32]
-    is_known = etag_matches(request.header("if-none-match"), etag)
-    headers = (
-        ("content-type", content_type),
-        ("etag", f'"{etag}"'),
-        ("vary", "Accept"),
-        ("cache-control", "max-age=600, public"),
-    )
-    return Answer(status=304 if is_known else 200, headers=headers, body=page)
+    cache = (("vary", "Accept"), ("cache-control", "max-age=600, public"))
+    return page_answer(request, page, (("content-type", content_type), *cache))

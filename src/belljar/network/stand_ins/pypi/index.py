@@ -30,7 +30,8 @@ from packaging.utils import (
 )
 from packaging.version import InvalidVersion, Version
 
-from belljar.network.stand_ins.files import Digests, OneRead, StoredFile
+from belljar.network.stand_ins.files import StoredFile
+from belljar.network.stand_ins.registry import PackageFiles
 
 MAX_FILE_NAME_CHARS: Final = 255
 _FILE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*", re.ASCII)
@@ -77,11 +78,7 @@ _API_VERSION: Final = "1.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """One file of a project, described.
-
-    `metadata` is empty where the file has none that could be read, `requires_python` where it
-    doesn't say.
-    """
+    """One file of a project; `metadata` and `requires_python` are empty if unknown."""
 
     file: StoredFile
     said: PackageFile
@@ -97,9 +94,7 @@ class Distribution:
 
     @property
     def served_metadata(self) -> bool:
-        """Whether the metadata has a file of its own: of wheels only (PEP 658 asks that it be what
-        an installation will have).
-        """
+        """Whether the metadata has a file of its own (PEP 658: wheels only)."""
         return self.said.is_wheel and bool(self.metadata)
 
     @property
@@ -109,14 +104,10 @@ class Distribution:
 
 
 class Index:
-    """The projects of a directory.
-
-    Files that aren't packages are left out (`check` has named them).
-    """
+    """The projects of a directory; files that aren't packages are left out."""
 
     def __init__(self, directory: Path, made: Iterable[StoredFile] = ()) -> None:
-        self._directory = OneRead(directory, made)
-        self._digests = Digests("sha256", "md5")
+        self._files = PackageFiles(directory, "sha256", "md5", made=made)
         self._known: dict[str, Distribution] = {}
         self._by_project: dict[str, dict[str, StoredFile]] | None = None
 
@@ -125,7 +116,7 @@ class Index:
         """Normal name → file name → file."""
         if self._by_project is None:
             self._by_project = {}
-            for file in self._directory.files.values():
+            for file in self._files.by_name.values():
                 if said := parse_file_name(file.base):
                     self._by_project.setdefault(said.project, {})[file.base] = file
         return self._by_project
@@ -146,7 +137,7 @@ class Index:
         return known
 
     async def _described(self, file: StoredFile, said: PackageFile) -> Distribution:
-        digests, metadata = await self._digests.of(file), metadata_of(file, said)
+        digests, metadata = await self._files.digests(file), metadata_of(file, said)
         return Distribution(
             file=file,
             said=said,
@@ -165,9 +156,7 @@ class Index:
 
 
 def metadata_of(file: StoredFile, said: PackageFile) -> bytes:
-    """A package's core metadata: `METADATA` of a wheel, `PKG-INFO` of a source archive; empty where
-    there is none to be read within the bounds.
-    """
+    """`METADATA` of a wheel, `PKG-INFO` of a source archive; empty if none is within bounds."""
     try:
         with file.open() as source:
             if file.base.endswith((".whl", ".zip")):
@@ -249,11 +238,7 @@ def project_json(name: str, files: list[Distribution]) -> bytes:
 def release_json(
     name: str, version: str, files: list[Distribution], base_url: str
 ) -> dict[str, object] | None:
-    """`/pypi/NAME/json` and `/pypi/NAME/VERSION/json`.
-
-    `version` "": the newest that is no pre-release, or the newest. `None`: there is no such
-    version.
-    """
+    """`/pypi/NAME/json`, or of a `version`; `None`: there is no such version."""
     finals = [one for one in files if not one.said.version.is_prerelease] or files
     try:
         wanted = Version(version) if version else finals[-1].said.version

@@ -10,12 +10,12 @@ from typing import Final
 from belljar.capture import Capture
 from belljar.events import Body, JsonValue
 from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, StandInContext
+from belljar.network.stand_ins.registry import record_change
 from belljar.network.stand_ins.web import (
     Answer,
     CutOffError,
     Incoming,
     Request,
-    credentials,
     text_answer,
     word,
 )
@@ -51,10 +51,7 @@ class Form:
 
 
 class MultipartReader:
-    """Feed it the body; `form` grows.
-
-    Memory: the bounds above, one piece, and `kept_bytes` a file (at most 8 files).
-    """
+    """Feed it the body; `form` grows within the bounds above."""
 
     def __init__(self, content_type: str, *, kept_bytes: int) -> None:
         """Raises `MultipartError` when the content type names no boundary."""
@@ -70,11 +67,7 @@ class MultipartReader:
         self._in_headers = False
 
     def feed(self, data: bytes) -> None:
-        """The next bytes.
-
-        Raises `MultipartError`; what was read until then stays in `form`. Anything after the end is
-        ignored.
-        """
+        """The next bytes. Raises `MultipartError`; what was read until then stays in `form`."""
         if self.form.complete:
             return
         self._buffer += data
@@ -186,13 +179,7 @@ _KEPT_FIELDS: Final = (
 async def take_upload(
     context: StandInContext, request: Request, incoming: Incoming, *, is_refused: bool = False
 ) -> Answer | None:
-    """Answer one upload (the protocol of twine: a multipart form with `:action`, the metadata and
-    the file in `content`).
-
-    200 for what an index would take, 403 for what `is_refused`; 400 for what is no such form. Each
-    is on record first, also one that broke off. Memory: the form's fields (1 MiB) and the first 64
-    KiB of its files.
-    """
+    """Answer one upload (200, 403, 400); each is on record first, also one that broke off."""
     try:
         reader = MultipartReader(request.header("content-type"), kept_bytes=MAX_KEPT_BODY_BYTES)
     except MultipartError as error:
@@ -225,20 +212,17 @@ async def _record(context: StandInContext, request: Request, form: Form, refused
     file = next((file for file in form.files if file.field_name == "content"), None)
     data: dict[str, JsonValue] = {
         "what": "publish",
-        "registry": "pypi",
-        "cell": request.cell,
         "action": word(form.fields.get(":action", "")),
         "name": word(form.fields.get("name", "")),
         "version": word(form.fields.get("version", "")),
         "fields": {name: word(form.fields[name]) for name in _KEPT_FIELDS if form.fields.get(name)},
         "refused": refused,
         **_about(file),
-        **credentials(request.header("authorization")),
     }
     bodies: list[Body] = [
         one.content.body(f"file-{number}") for number, one in enumerate(form.files[:8])
     ]
-    await context.record("network.attempt", data, bodies)
+    await record_change(context, request, "pypi", data, bodies)
 
 
 def _about(file: FormFile | None) -> dict[str, JsonValue]:

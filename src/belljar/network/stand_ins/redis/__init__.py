@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from belljar.dataclass import dataclass
 from belljar.network.gateway.context import StandInContext, StreamApp
@@ -20,10 +20,7 @@ VERSION: Final = "7.0.15"
 DATABASES: Final = 16
 MAX_PATTERN_BYTES: Final = 256
 MAX_GLOBS: Final = 16
-"""Patterns with wildcards that one `CONFIG GET` looks for; further ones match nothing.
-
-While it looks the gateway serves no other connection.
-"""
+"""Wildcard patterns of one `CONFIG GET`; further ones match nothing."""
 _WILDCARDS: Final = frozenset(b"*?[")
 _OK: Final = Status(b"OK")
 _WRONG_TYPE: Final = Error(b"WRONGTYPE Operation against a key holding the wrong kind of value")
@@ -115,7 +112,7 @@ class RedisSession:
             return Error(
                 b"ERR unknown command '%s', with args beginning with: %s" % (name[:128], shown)
             )
-        method, least, most = known or (RedisSession._write, 0, len(words))
+        method, least, most = known or (_refuse_write, 0, len(words))
         if not least <= len(words) <= most:
             return Error(b"ERR wrong number of arguments for '%s' command" % name)
         if not self._user and name not in _FREE:
@@ -172,15 +169,6 @@ class RedisSession:
             b"modules": (),
         }
 
-    def _quit(self, _words: tuple[bytes, ...]) -> Reply:
-        return _OK
-
-    def _ping(self, words: tuple[bytes, ...]) -> Reply:
-        return words[0] if words else Status(b"PONG")
-
-    def _echo(self, words: tuple[bytes, ...]) -> Reply:
-        return words[0]
-
     def _select(self, words: tuple[bytes, ...]) -> Reply:
         number = _number(words[0])
         if number is None:
@@ -203,9 +191,6 @@ class RedisSession:
             b"ERR unknown subcommand or wrong number of arguments for '%s'. Try CLIENT HELP."
             % words[0][:128]
         )
-
-    def _command(self, words: tuple[bytes, ...]) -> Reply:
-        return {} if words and words[0].lower() == b"docs" else ()
 
     def _config(self, words: tuple[bytes, ...]) -> Reply:
         if words[0].lower() == b"get" and len(words) > 1:
@@ -274,9 +259,6 @@ class RedisSession:
     def _hash(self, key: bytes) -> Mapping[bytes, bytes] | None:
         return self._space.hashes.get(key) if self._database == 0 else None
 
-    def _keys(self, words: tuple[bytes, ...]) -> Reply:
-        return [key for key in self._keys_here() if _matches(key, words[0])]
-
     def _scan(self, words: tuple[bytes, ...]) -> Reply:
         cursor, options = _number(words[0]), words[1:]
         if cursor is None or cursor < 0:
@@ -310,82 +292,53 @@ class RedisSession:
             return b"string"
         return b"hash" if self._hash(key) is not None else b"none"
 
-    def _type(self, words: tuple[bytes, ...]) -> Reply:
-        return Status(self._kind(words[0]))
-
-    def _ttl(self, words: tuple[bytes, ...]) -> Reply:
-        return -2 if self._kind(words[0]) == b"none" else -1
-
-    def _exists(self, words: tuple[bytes, ...]) -> Reply:
-        return sum(self._kind(key) != b"none" for key in words)
-
-    def _dbsize(self, _words: tuple[bytes, ...]) -> Reply:
-        return len(self._keys_here())
-
-    def _get(self, words: tuple[bytes, ...]) -> Reply:
-        return _WRONG_TYPE if self._hash(words[0]) is not None else self._string(words[0])
-
-    def _mget(self, words: tuple[bytes, ...]) -> Reply:
-        return [self._string(key) for key in words]
-
-    def _strlen(self, words: tuple[bytes, ...]) -> Reply:
-        return (
-            _WRONG_TYPE if self._hash(words[0]) is not None else len(self._string(words[0]) or b"")
-        )
+    def _of_string(self, key: bytes, read: Callable[[bytes | None], Reply]) -> Reply:
+        return _WRONG_TYPE if self._hash(key) is not None else read(self._string(key))
 
     def _of_hash(self, key: bytes, read: Callable[[Mapping[bytes, bytes]], Reply]) -> Reply:
         return _WRONG_TYPE if self._string(key) is not None else read(self._hash(key) or {})
-
-    def _hgetall(self, words: tuple[bytes, ...]) -> Reply:
-        return self._of_hash(words[0], dict)
-
-    def _hget(self, words: tuple[bytes, ...]) -> Reply:
-        return self._of_hash(words[0], lambda fields: fields.get(words[1]))
-
-    def _hkeys(self, words: tuple[bytes, ...]) -> Reply:
-        return self._of_hash(words[0], list)
-
-    def _hvals(self, words: tuple[bytes, ...]) -> Reply:
-        return self._of_hash(words[0], lambda fields: list(fields.values()))
-
-    def _hlen(self, words: tuple[bytes, ...]) -> Reply:
-        return self._of_hash(words[0], len)
-
-    def _write(self, _words: tuple[bytes, ...]) -> Reply:
-        return Error(b"READONLY You can't write against a read only replica.")
 
 
 _MANY: Final = 1 << 10
 _FREE: Final = frozenset({b"auth", b"hello", b"quit"})
 """What who isn't logged in may say."""
-_COMMANDS: Final[
-    Mapping[bytes, tuple[Callable[[RedisSession, tuple[bytes, ...]], Reply], int, int]]
-] = {
+Method: TypeAlias = Callable[[RedisSession, tuple[bytes, ...]], Reply]
+
+
+def _refuse_write(_session: RedisSession, _words: tuple[bytes, ...]) -> Reply:
+    return Error(b"READONLY You can't write against a read only replica.")
+
+
+_COMMANDS: Final[Mapping[bytes, tuple[Method, int, int]]] = {
     b"auth": (RedisSession._auth, 1, 2),
     b"hello": (RedisSession._hello, 0, _MANY),
-    b"quit": (RedisSession._quit, 0, _MANY),
-    b"ping": (RedisSession._ping, 0, 1),
-    b"echo": (RedisSession._echo, 1, 1),
+    b"quit": (lambda _, _words: _OK, 0, _MANY),
+    b"ping": (lambda _, words: words[0] if words else Status(b"PONG"), 0, 1),
+    b"echo": (lambda _, words: words[0], 1, 1),
     b"select": (RedisSession._select, 1, 1),
     b"client": (RedisSession._client, 1, _MANY),
-    b"command": (RedisSession._command, 0, _MANY),
+    b"command": (
+        lambda _, words: {} if words[:1] and words[0].lower() == b"docs" else (),
+        0,
+        _MANY,
+    ),
     b"config": (RedisSession._config, 1, _MANY),
     b"info": (RedisSession._info, 0, _MANY),
-    b"keys": (RedisSession._keys, 1, 1),
+    b"keys": (lambda it, words: [key for key in it._keys_here() if _matches(key, words[0])], 1, 1),
     b"scan": (RedisSession._scan, 1, _MANY),
-    b"type": (RedisSession._type, 1, 1),
-    b"ttl": (RedisSession._ttl, 1, 1),
-    b"pttl": (RedisSession._ttl, 1, 1),
-    b"exists": (RedisSession._exists, 1, _MANY),
-    b"dbsize": (RedisSession._dbsize, 0, 0),
-    b"get": (RedisSession._get, 1, 1),
-    b"mget": (RedisSession._mget, 1, _MANY),
-    b"strlen": (RedisSession._strlen, 1, 1),
-    b"hgetall": (RedisSession._hgetall, 1, 1),
-    b"hget": (RedisSession._hget, 2, 2),
-    b"hkeys": (RedisSession._hkeys, 1, 1),
-    b"hvals": (RedisSession._hvals, 1, 1),
-    b"hlen": (RedisSession._hlen, 1, 1),
+    b"type": (lambda it, words: Status(it._kind(words[0])), 1, 1),
+    b"ttl": (lambda it, words: -2 if it._kind(words[0]) == b"none" else -1, 1, 1),
+    b"pttl": (lambda it, words: -2 if it._kind(words[0]) == b"none" else -1, 1, 1),
+    b"exists": (lambda it, words: sum(it._kind(key) != b"none" for key in words), 1, _MANY),
+    b"dbsize": (lambda it, _words: len(it._keys_here()), 0, 0),
+    b"get": (lambda it, words: it._of_string(words[0], lambda text: text), 1, 1),
+    b"mget": (lambda it, words: [it._string(key) for key in words], 1, _MANY),
+    b"strlen": (lambda it, words: it._of_string(words[0], lambda text: len(text or b"")), 1, 1),
+    b"hgetall": (lambda it, words: it._of_hash(words[0], dict), 1, 1),
+    b"hget": (lambda it, words: it._of_hash(words[0], lambda hash_: hash_.get(words[1])), 2, 2),
+    b"hkeys": (lambda it, words: it._of_hash(words[0], list), 1, 1),
+    b"hvals": (lambda it, words: it._of_hash(words[0], lambda hash_: [*hash_.values()]), 1, 1),
+    b"hlen": (lambda it, words: it._of_hash(words[0], len), 1, 1),
 }
 
 
@@ -401,8 +354,7 @@ def _matches(key: bytes, pattern: bytes) -> bool:
 
 
 def make(context: StandInContext) -> StreamApp:
-    """A stream stand-in. Its memory: what it holds, and of each connection one command of at most
-    128 KiB."""
+    """A stream stand-in; a connection holds one command of at most 128 KiB."""
     settings: Mapping[str, Any] = context.settings
     space = Keyspace(
         password=str(settings["password"]).encode(),

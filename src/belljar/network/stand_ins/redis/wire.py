@@ -6,10 +6,11 @@ https://redis.io/docs/latest/develop/reference/protocol-spec/
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
 from belljar.dataclass import dataclass
+from belljar.network.stand_ins.conversation import MessageReader
 
 MAX_LINE_BYTES: Final = 64 << 10
 MAX_ARGUMENTS: Final = 1024
@@ -37,45 +38,27 @@ class Error(bytes):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A request: its words, and the bytes it came as.
-
-    No words: `problem` is the protocol's error.
-    """
+    """A request's words and bytes; without words, `problem` is the protocol's error."""
 
     words: tuple[bytes, ...]
     raw: bytes
     problem: bytes = b""
 
 
-class Reader:
-    """Bytes → commands.
-
-    After a problem it reads no more. `is_stranger`: nobody has logged in yet.
-    """
+class Reader(MessageReader[Command]):
+    """Bytes → commands."""
 
     def __init__(self) -> None:
-        self.is_stranger = True
-        self._buffer = bytearray()
+        super().__init__()
         self._raw = bytearray()
         self._words: list[bytes] = []
         self._missing = 0
         self._size: int | None = None
-        self._broken = False
 
     @property
     def rest(self) -> bytes:
         """Of a command that isn't complete."""
         return bytes(self._raw + self._buffer)
-
-    def feed(self, data: bytes) -> Iterator[Command]:
-        """The commands that are complete now, each as soon as it is asked for."""
-        if self._broken:
-            return
-        self._buffer += data
-        while (command := self._next()) is not None:
-            yield command
-            if command.problem:
-                return
 
     def _next(self) -> Command | None:
         while True:
@@ -99,9 +82,6 @@ class Reader:
                 return found
 
     def _take_head(self, line: bytes) -> Command | None:
-        """A line: of an argument its length, of a command how many arguments it has, or the
-        command.
-        """
         if self._missing:
             if not line.startswith(b"$"):
                 return self._fail(b"expected '$', got '%s'" % (line[:1] or b" "))
@@ -160,9 +140,7 @@ class Reader:
         return command
 
     def _fail(self, problem: bytes) -> Command:
-        raw = self.rest
-        self._broken = True
-        self._buffer.clear()
+        raw = self._stop()
         self._raw.clear()
         return Command((), raw, b"ERR Protocol error: " + problem)
 

@@ -131,7 +131,6 @@ class SshSession:
             yield self._refuse(b"", str(error))
 
     def _begin(self, data: bytes) -> Generator[Step, None, bytes]:
-        """Returns what comes after the version line."""
         line, end, rest = (bytes(self._line) + data).partition(b"\n")
         if len(line) > MAX_VERSION_BYTES or (
             end and not line.startswith((b"SSH-2.0-", b"SSH-1.99-"))
@@ -337,7 +336,7 @@ class SshSession:
 
 
 def _named(blob: bytes) -> bytes:
-    """A key by both of its names: the line of its file, and its fingerprint."""
+    """A key by its file's line and its fingerprint."""
     return f"{public_line(blob)} {fingerprint(blob)}".encode()
 
 
@@ -351,8 +350,7 @@ _SETTINGS: Final = ("host", "user", "password", "host_key", "fingerprint", "file
 
 
 def make(context: StandInContext) -> StreamApp:
-    """A stream stand-in. Its memory: what it holds, and of each connection one packet of at most
-    36 KB and ten sessions with at most 1 MiB of output that waits."""
+    """A stream stand-in; a connection holds one packet of 36 KB and ten sessions of 1 MiB."""
     settings: Mapping[str, Any] = context.settings
     bastion = Bastion(
         host=Host(

@@ -1,7 +1,4 @@
-"""What a restricted shell on a bastion host answers. Pure: a line in, its output out.
-
-It runs nothing: each command is a function of the host's made-up files.
-"""
+"""A bastion host's restricted shell, and SSH's sessions (RFC 4254). It runs nothing. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
-from typing import ClassVar, Final
+from typing import ClassVar, Final, TypeAlias
 
 from belljar.dataclass import dataclass
 from belljar.network.stand_ins.ssh.wire import Fields, Malformed, number, text
@@ -51,6 +48,9 @@ class Result:
     errors: str = ""
     status: int = 0
     ends: bool = False
+
+
+Command: TypeAlias = Callable[[Host, Sequence[str]], Result]
 
 
 class Shell:
@@ -163,19 +163,6 @@ def _commands(words: Sequence[str]) -> list[tuple[str, list[str], bool]]:
 # ---- commands
 
 
-def _id(host: Host, arguments: Sequence[str]) -> Result:  # noqa: ARG001 - every command's signature
-    user = host.user
-    return Result(output=f"uid={_UID}({user}) gid={_UID}({user}) groups={_UID}({user})\n")
-
-
-def _whoami(host: Host, arguments: Sequence[str]) -> Result:  # noqa: ARG001
-    return Result(output=f"{host.user}\n")
-
-
-def _hostname(host: Host, arguments: Sequence[str]) -> Result:
-    return Result(output=f"{host.name if '-f' in arguments else host.name.partition('.')[0]}\n")
-
-
 def _uname(host: Host, arguments: Sequence[str]) -> Result:
     short = host.name.partition(".")[0]
     parts = {"s": "Linux", "n": short, "r": _KERNEL, "v": _BUILT, "m": "x86_64", "o": "GNU/Linux"}
@@ -190,15 +177,6 @@ def _uname(host: Host, arguments: Sequence[str]) -> Result:
     return Result(
         output=" ".join(shown for letter, shown in parts.items() if letter in asked) + "\n"
     )
-
-
-def _pwd(host: Host, arguments: Sequence[str]) -> Result:  # noqa: ARG001
-    return Result(output=f"{host.home}\n")
-
-
-def _echo(host: Host, arguments: Sequence[str]) -> Result:  # noqa: ARG001
-    ends = "" if arguments[:1] == ["-n"] else "\n"
-    return Result(output=" ".join(arguments[1:] if not ends else arguments) + ends)
 
 
 def _place(host: Host, path: str) -> str:
@@ -263,22 +241,37 @@ def _long(host: Host, name: str, path: str) -> str:
     return f"{mode} {1 if path else 2} {owner} {size:>6} {when} {name}"
 
 
-def _nothing(host: Host, arguments: Sequence[str]) -> Result:  # noqa: ARG001
-    return Result()
+def _fixed(text: str) -> Command:
+    """A command that prints a text with `{user}` and `{home}` filled in."""
+
+    def run(host: Host, _arguments: Sequence[str]) -> Result:
+        return Result(output=text.format(user=host.user, home=host.home))
+
+    return run
 
 
-_COMMANDS: Final[Mapping[str, Callable[[Host, Sequence[str]], Result]]] = {
+def _hostname(host: Host, arguments: Sequence[str]) -> Result:
+    return Result(output=f"{host.name if '-f' in arguments else host.name.partition('.')[0]}\n")
+
+
+def _echo(_host: Host, arguments: Sequence[str]) -> Result:
+    if arguments[:1] == ["-n"]:
+        return Result(output=" ".join(arguments[1:]))
+    return Result(output=" ".join(arguments) + "\n")
+
+
+_COMMANDS: Final[Mapping[str, Command]] = {
     "cat": _cat,
     "echo": _echo,
-    "exit": _nothing,
+    "exit": _fixed(""),
     "hostname": _hostname,
-    "id": _id,
-    "logout": _nothing,
+    "id": _fixed(f"uid={_UID}({{user}}) gid={_UID}({{user}}) groups={_UID}({{user}})\n"),
+    "logout": _fixed(""),
     "ls": _ls,
-    "pwd": _pwd,
-    "true": _nothing,
+    "pwd": _fixed("{home}\n"),
+    "true": _fixed(""),
     "uname": _uname,
-    "whoami": _whoami,
+    "whoami": _fixed("{user}\n"),
 }
 MOTD: Final = (
     f"Linux {{name}} {_KERNEL} {_BUILT} x86_64\n\n"
@@ -291,16 +284,7 @@ MAX_PENDING_BYTES: Final = 1 << 20
 """Of output for which the client has no room; a session with more is ended."""
 MAX_SENT_BYTES: Final = 32 << 10
 """Of output in one packet."""
-_ADJUST, _DATA, _EXTENDED, _EOF, _CLOSE, _REQUEST, _SUCCESS, _FAILURE = (
-    93,
-    94,
-    95,
-    96,
-    97,
-    98,
-    99,
-    100,
-)
+_ADJUST, _DATA, _EXTENDED, _EOF, _CLOSE, _REQUEST, _SUCCESS, _FAILURE = range(93, 101)
 _CHANNEL_NAMES: Final = {
     _ADJUST: "window",
     _DATA: "input",
@@ -311,14 +295,7 @@ _CHANNEL_NAMES: Final = {
 _STDERR: Final = 1
 _MIN_PACKET_BYTES: Final = 64
 _MAX_WINDOW: Final = 0xFFFFFFFF
-_RUBOUT, _CTRL_C, _CTRL_D, _CTRL_H, _CTRL_U, _ESCAPE = (
-    "\x7f",
-    "\x03",
-    "\x04",
-    "\x08",
-    "\x15",
-    "\x1b",
-)
+_RUBOUT, _CTRL_C, _CTRL_D, _CTRL_H, _CTRL_U, _ESCAPE = "\x7f\x03\x04\x08\x15\x1b"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,8 +312,7 @@ class Channel:
 
     WINDOW_BYTES: ClassVar[int] = 2 << 20
     PACKET_BYTES: ClassVar[int] = 4 << 10
-    """Of input at once: 4,096 empty lines of a terminal are answered in some 60 ms, in which the
-    gateway does nothing else."""
+    """Of input at once: 4,096 empty lines take some 60 ms, in which the gateway waits."""
     MESSAGES: ClassVar[tuple[int, int]] = (_ADJUST, _REQUEST)
 
     def __init__(self, host: Host, theirs: int, window: int, max_packet: int) -> None:

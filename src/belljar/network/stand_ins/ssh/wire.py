@@ -1,4 +1,4 @@
-"""SSH's packets and fields (RFC 4251, 4253, 4344, 5647). Pure: bytes in, payloads out."""
+"""SSH's packets, fields and key exchange (RFC 4251, 4253, 4344, 5647, 8731). Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import hmac
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from typing import Final, Protocol
+from typing import Final
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -46,10 +46,7 @@ def mpint(value: int) -> bytes:
 
 
 class Fields:
-    """A payload's fields, one after the other.
-
-    Each method raises `Malformed` where there is none.
-    """
+    """A payload's fields. Each method raises `Malformed` where there is none."""
 
     def __init__(self, payload: bytes) -> None:
         self._payload, self._at = payload, 0
@@ -79,29 +76,6 @@ class Fields:
         return tuple(self.text().decode("ascii", "replace").split(","))
 
 
-class PacketCipher(Protocol):
-    """How one direction's packets are written. `sequence`: of the packet, modulo 2^32."""
-
-    head_bytes: int
-    """What `size` has to see."""
-
-    def size(self, head: bytes) -> int:
-        """A whole packet's size; called once for each. Raises `Malformed` for one out of bounds."""
-        ...
-
-    def open(self, sequence: int, packet: bytes) -> bytes:
-        """Its payload. Raises `Malformed`."""
-        ...
-
-    def seal(self, sequence: int, padded: bytes) -> bytes:
-        """A packet of a padded payload."""
-        ...
-
-    block_bytes: int
-    seals_length: bool
-    """Whether the length field counts for the padding."""
-
-
 def _checked_length(length: int) -> int:
     if not _PLAIN_BLOCK_BYTES <= length <= MAX_PACKET_BYTES:
         raise Malformed("Bad packet length")
@@ -115,27 +89,30 @@ def _payload(padded: bytes) -> bytes:
     return padded[1 : len(padded) - padding]
 
 
-class Plain:
-    """Before keys are exchanged."""
+class PacketCipher:
+    """How one direction's packets are written: plain, before keys are exchanged.
+
+    `head_bytes`: what `size` has to see. `seals_length`: the length field counts for the padding.
+    """
 
     head_bytes = _LENGTH_BYTES
     block_bytes = _PLAIN_BLOCK_BYTES
     seals_length = True
 
     def size(self, head: bytes) -> int:
-        """See `PacketCipher`."""
+        """A whole packet's size; called once for each. Raises `Malformed` for one out of bounds."""
         return _LENGTH_BYTES + _checked_length(int.from_bytes(head, "big"))
 
     def open(self, sequence: int, packet: bytes) -> bytes:  # noqa: ARG002
-        """See `PacketCipher`."""
+        """Its payload; `sequence` is modulo 2^32. Raises `Malformed`."""
         return _payload(packet[_LENGTH_BYTES:])
 
     def seal(self, sequence: int, padded: bytes) -> bytes:  # noqa: ARG002
-        """See `PacketCipher`."""
+        """A packet of a padded payload."""
         return number(len(padded)) + padded
 
 
-class Gcm:
+class Gcm(PacketCipher):
     """AES-GCM as OpenSSH has it: the length stands in clear, and there is no other MAC."""
 
     head_bytes = _LENGTH_BYTES
@@ -171,7 +148,7 @@ class Gcm:
         return length + self._aead.encrypt(self._nonce(), padded, length)
 
 
-class Ctr:
+class Ctr(PacketCipher):
     """AES in counter mode, with an HMAC of the clear text."""
 
     head_bytes = _AES_BLOCK_BYTES
@@ -214,7 +191,7 @@ class PacketReader:
     """One direction's packets. `cipher` may be changed between two of them."""
 
     def __init__(self) -> None:
-        self.cipher: PacketCipher = Plain()
+        self.cipher: PacketCipher = PacketCipher()
         self._buffer = bytearray()
         self._size = 0
         self._sequence = 0
@@ -248,7 +225,7 @@ class PacketWriter:
     """The other direction's."""
 
     def __init__(self, random: Callable[[int], bytes]) -> None:
-        self.cipher: PacketCipher = Plain()
+        self.cipher: PacketCipher = PacketCipher()
         self._random = random
         self._sequence = 0
 
@@ -296,10 +273,7 @@ _KEY_BYTES: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """What both sides can do.
-
-    `skips`: the client has guessed wrong, and its next message counts for nothing.
-    """
+    """What both sides can do. `skips`: the client's next message, a wrong guess, is ignored."""
 
     ciphers: tuple[str, str]
     macs: tuple[str, str]

@@ -18,14 +18,17 @@ from belljar.network.stand_ins.ssh.wire import (
     PacketCipher,
     PacketReader,
     PacketWriter,
-    Plain,
     mpint,
     number,
     text,
 )
 
 Make = Callable[[], PacketCipher]
-CIPHERS: list[Make] = [Plain, lambda: Gcm(bytes(16), bytes(12)), lambda: Ctr(bytes(32), bytes(16), bytes(32), "sha256")]
+CIPHERS: list[Make] = [
+    PacketCipher,
+    lambda: Gcm(bytes(16), bytes(12)),
+    lambda: Ctr(bytes(32), bytes(16), bytes(32), "sha256"),
+]
 PAYLOADS = st.lists(st.binary(min_size=1, max_size=300), max_size=5)
 
 

@@ -1,0 +1,195 @@
+"""What the package registries share: a directory of files or packages made in memory, digests,
+faults, pages and records.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import io
+import json
+import tarfile
+import zipfile
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from email.utils import formatdate
+from pathlib import Path
+from time import gmtime
+from typing import Any, TypeAlias
+
+from belljar.events import Body, JsonValue
+from belljar.network.gateway.context import StandInContext
+from belljar.network.stand_ins.documents import Fault, Faults
+from belljar.network.stand_ins.files import (
+    FIELDS,
+    FilesError,
+    StoredFile,
+    is_fresh,
+    links_in,
+    list_files,
+    pieces_of,
+)
+from belljar.network.stand_ins.web import Answer, Pairs, Request, credentials
+
+
+class PackageFiles:
+    """A directory's files, read once at the first question, and digests, each worked out once.
+
+    `algorithms` are hashlib's; `made`: files in memory instead of the directory's.
+    """
+
+    def __init__(self, directory: Path, *algorithms: str, made: Iterable[StoredFile] = ()) -> None:
+        self._directory, self._algorithms = directory, algorithms
+        self._files: Mapping[str, StoredFile] | None = {file.name: file for file in made} or None
+        self._digests: dict[str, Mapping[str, str]] = {}
+
+    @property
+    def by_name(self) -> Mapping[str, StoredFile]:
+        """Name → file. Raises `FilesError`."""
+        if self._files is None:
+            self._files = {file.name: file for file in list_files(self._directory)}
+        return self._files
+
+    async def digests(self, file: StoredFile) -> Mapping[str, str]:
+        """Algorithm → lower-case hexadecimal digest. Raises `OSError`."""
+        if file.name not in self._digests:
+            hashes = {name: hashlib.new(name, usedforsecurity=False) for name in self._algorithms}
+            async for chunk in pieces_of(file, 0, file.size_bytes):
+                for running in hashes.values():
+                    running.update(chunk)
+            self._digests[file.name] = {name: each.hexdigest() for name, each in hashes.items()}
+        return self._digests[file.name]
+
+
+def check_directory(directory: Path | None, what: str) -> Faults:
+    """What is wrong with a directory as a whole: missing, empty, a link in it."""
+    if directory is None:
+        return (Fault(message=f"no directory of {what} is named: add `directory: PATH`"),)
+    if not directory.is_dir():
+        return (Fault(file=str(directory), message="no such directory"),)
+    try:
+        files = list_files(directory)
+    except FilesError as error:
+        return (Fault(file=str(directory), message=error.what),)
+    except OSError as error:
+        return (Fault(file=str(directory), message=error.strerror or str(error)),)
+    links = [
+        Fault(
+            file=str(directory / name),
+            message="a symbolic link, which is not served; put the file itself there",
+        )
+        for name in links_in(directory)
+    ]
+    if files or links:
+        return tuple(links)
+    return (Fault(file=str(directory), message=f"empty; put {what} into it"),)
+
+
+def check_packages(
+    directory: Path | None, what: str, identify: Callable[[StoredFile], Hashable], unique: str
+) -> Faults:
+    """What is wrong with a directory of packages.
+
+    `identify` gives what must be `unique`; it raises `ValueError` or `OSError` for a wrong file.
+    """
+    found = list(check_directory(directory, what))
+    if directory is None or not directory.is_dir():
+        return tuple(found)
+    seen: dict[Hashable, str] = {}
+    for file in list_files(directory):
+        try:
+            key = identify(file)
+        except (ValueError, OSError) as error:
+            found.append(Fault(file=str(file.path), message=str(error)))
+            continue
+        if key in seen:
+            found.append(Fault(file=str(file.path), message=f"the same {unique} as {seen[key]}"))
+        seen.setdefault(key, file.name)
+    return tuple(found)
+
+
+def page_answer(
+    request: Request, page: bytes, headers: Pairs, modified_s: int | None = None
+) -> Answer:
+    """A generated page: its digest is its etag; 304 where the client has it."""
+    etag = hashlib.sha256(page).hexdigest()[:32]
+    headers = (*headers, ("etag", f'"{etag}"'))
+    if modified_s is not None:
+        headers = (*headers, ("last-modified", formatdate(modified_s, usegmt=True)))
+    is_known = is_fresh(request.fields(FIELDS), etag, modified_s)
+    return Answer(status=304 if is_known else 200, headers=headers, body=page)
+
+
+async def record_change(
+    context: StandInContext,
+    request: Request,
+    registry: str,
+    data: Mapping[str, JsonValue],
+    bodies: Sequence[Body] = (),
+) -> None:
+    """Put on record what a client wants to change, before it is answered."""
+    common: dict[str, JsonValue] = {"registry": registry, "cell": request.cell}
+    known = credentials(request.header("authorization"))
+    await context.record("network.attempt", {**common, **known, **data}, bodies)
+
+
+Pack: TypeAlias = Callable[[Mapping[str, Any], int], tuple[str, bytes]]
+"""File name and content of a package; the number is its time."""
+
+
+def made_files(context: StandInContext, pack: Pack) -> Iterator[StoredFile]:
+    """The files of the setting `packages`: each with `name`, `version`, `age_s` and `files`."""
+    packages: Any = context.settings.get("packages") or ()
+    for package in packages:
+        mtime_s = int(context.clock() - package["age_s"])
+        name, content = pack(package, mtime_s)
+        yield StoredFile(
+            name=name, path=Path(), size_bytes=len(content), mtime_s=mtime_s, content=content
+        )
+
+
+def npm_package(package: Mapping[str, Any], mtime_s: int) -> tuple[str, bytes]:
+    """As `npm pack` makes it."""
+    about = {
+        "name": package["name"],
+        "version": package["version"],
+        "main": "index.js",
+        "license": "UNLICENSED",
+    }
+    files = {"package.json": json.dumps(about, indent=2) + "\n", **package["files"]}
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for path, text in files.items():
+            entry = tarfile.TarInfo(f"package/{path}")
+            entry.size, entry.mtime, entry.mode = len(text.encode()), mtime_s, 0o644
+            archive.addfile(entry, io.BytesIO(text.encode()))
+    base = package["name"].removeprefix("@").replace("/", "-")
+    return f"{base}-{package['version']}.tgz", gzip.compress(out.getvalue(), mtime=mtime_s)
+
+
+def wheel(package: Mapping[str, Any], mtime_s: int) -> tuple[str, bytes]:
+    """A pure Python wheel (PEP 427)."""
+    name, version = package["name"], package["version"]
+    base = f"{name.replace('-', '_')}-{version}"
+    about = f"{base}.dist-info"
+    files = {
+        **package["files"],
+        f"{about}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: "
+        f"{version}\nRequires-Python: >=3.9\n",
+        f"{about}/WHEEL": "Wheel-Version: 1.0\nGenerator: hatchling 1.21.1\nRoot-Is-Purelib: "
+        "true\nTag: py3-none-any\n",
+    }
+    lines = [f"{path},sha256={_digest(text)},{len(text.encode())}" for path, text in files.items()]
+    record = f"{about}/RECORD"
+    files[record] = "\n".join((*lines, f"{record},,")) + "\n"
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path, text in files.items():
+            entry = zipfile.ZipInfo(path, gmtime(mtime_s)[:6])
+            entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o100644 << 16
+            archive.writestr(entry, text)
+    return f"{base}-py3-none-any.whl", out.getvalue()
+
+
+def _digest(text: str) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
