@@ -134,7 +134,6 @@ async def converse(
 
 
 def _noted(steps: Iterable[Step], waiting: list[Step]) -> Iterator[Step]:
-    """The steps; each is added to those that wait to be recorded."""
     for step in steps:
         waiting.append(step)
         yield step

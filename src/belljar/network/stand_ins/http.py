@@ -267,7 +267,6 @@ def _listed(directory: Path) -> Mapping[str, StoredFile]:
 
 
 async def _message(receive: Receive) -> str | bytes | None:
-    """The next message; None when the other side is gone or beyond `MAX_MESSAGE_BYTES`."""
     event = await receive()
     if event["type"] != "websocket.receive":
         return None

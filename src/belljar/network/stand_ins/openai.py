@@ -10,6 +10,7 @@ reference, "Chat" and "Responses". Embeddings, files and everything else are ref
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,7 +50,6 @@ class RefusedError(Exception):
         self,
         status: int,
         message: str,
-        *,
         param: str | None = None,
         code: str | None = None,
         kind: str = "",
@@ -65,39 +65,24 @@ class RefusedError(Exception):
 def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:  # noqa: ARG001
     """What is wrong with the settings. The kind has no files."""
     problems = unknown_settings(settings, SETTINGS)
+
+    def is_name(value: object, max_chars: int = 128) -> bool:
+        return isinstance(value, str) and 0 < len(value) <= max_chars
+
     models = settings.get("models", [DEFAULT_MODEL])
-    if (
-        not isinstance(models, list)
-        or not 0 < len(models) <= 100
-        or not all(isinstance(m, str) and 0 < len(m) <= 128 for m in models)
-    ):
-        problems.append(
-            Fault(path=("models",), message="a list of 1 to 100 names of models is needed")
+    if not isinstance(models, list) or not 0 < len(models) <= 100 or not all(map(is_name, models)):
+        message = "a list of 1 to 100 names of models is needed"
+        problems.append(Fault(path=("models",), message=message))
+    if "model" in settings and ("models" in settings or not is_name(settings["model"])):
+        message = (
+            "the name that is shown, with any other taken too; or `models`, the names that alone "
+            "are taken"
         )
-    if "model" in settings and (
-        "models" in settings
-        or not isinstance(settings["model"], str)
-        or not 0 < len(settings["model"]) <= 128
-    ):
-        problems.append(
-            Fault(
-                path=("model",),
-                message="the name that is shown, with any other taken too; or `models`, the names "
-                "that alone are taken",
-            )
-        )
+        problems.append(Fault(path=("model",), message=message))
     key = settings.get("api_key", "x")
-    if (
-        not isinstance(key, str)
-        or not key.isascii()
-        or not key.isprintable()
-        or not 0 < len(key) <= 256
-    ):
-        problems.append(
-            Fault(
-                path=("api_key",), message=f"{quoted(key)} is no key: 1 to 256 printable characters"
-            )
-        )
+    if not is_name(key, 256) or not key.isascii() or not key.isprintable():
+        message = f"{quoted(key)} is no key: 1 to 256 printable characters"
+        problems.append(Fault(path=("api_key",), message=message))
     return tuple(problems)
 
 
@@ -135,13 +120,7 @@ class _Server:
         except RefusedError as exc:
             final = (("x-should-retry", "false"),) if exc.status >= 500 else ()
             return json_answer(exc.body, exc.status, (*headers, *final))
-        return Answer(
-            status=answer.status,
-            headers=(*answer.headers, *headers),
-            body=answer.body,
-            stream=answer.stream,
-            length=answer.length,
-        )
+        return replace(answer, headers=(*answer.headers, *headers))
 
     def authorized(self, request: Request) -> None:
         """Any key is right, unless the policy names one."""
@@ -165,12 +144,8 @@ class _Server:
         if path == "/v1/models" or path.startswith("/v1/models/"):
             return self.catalogue(request, path.removeprefix("/v1/models").lstrip("/"))
         if path == "/v1/embeddings":
-            raise RefusedError(
-                404,
-                "The requested model does not support embeddings.",
-                param="model",
-                code="model_not_found",
-            )
+            message = "The requested model does not support embeddings."
+            raise RefusedError(404, message, "model", "model_not_found")
         if path not in _POSTS:
             raise RefusedError(404, f"Invalid URL ({request.method} {request.raw_path[:200]})")
         if request.method != "POST":
@@ -231,7 +206,6 @@ class _Server:
             raise _no_model(model)
 
     async def ask(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """One completion from the owner, complete and in the API's shape."""
         if self.waiting >= MAX_WAITING:
             raise RefusedError(
                 429, "Rate limit reached for requests.", kind="requests", code="rate_limit_exceeded"
@@ -254,7 +228,6 @@ class _Server:
         return self.completed(found, str(body["model"]))
 
     def completed(self, data: bytes, model: str) -> dict[str, Any]:
-        """The owner's answer with what clients rely on filled in."""
         try:
             found = parse_json(data)
         except ValueError:
@@ -312,39 +285,23 @@ def check_chat(body: Mapping[str, Any]) -> None:
     """A question of the chat endpoint. Raises `RefusedError` as the API words it."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise RefusedError(
-            400,
-            "Missing required parameter: 'messages'.",
-            param="messages",
-            code="missing_required_parameter",
-        )
+        raise _missing("messages", "messages")
     if len(messages) > MAX_MESSAGES:
-        raise RefusedError(
-            400,
-            f"Invalid 'messages': array too long, at most {MAX_MESSAGES}.",
-            param="messages",
-            code="array_above_max_length",
-        )
+        message = f"Invalid 'messages': array too long, at most {MAX_MESSAGES}."
+        raise RefusedError(400, message, "messages", "array_above_max_length")
     for index, message in enumerate(messages):
         _check_message(message, f"messages[{index}]")
     if type(body.get("stream", False)) not in (bool, type(None)):
         raise _wrong_type("stream", "a boolean")
     if body.get("n") not in (None, 1):
-        raise RefusedError(
-            400, "Invalid value for 'n': must be 1.", param="n", code="invalid_value"
-        )
+        raise RefusedError(400, "Invalid value for 'n': must be 1.", "n", "invalid_value")
     tools = body.get("tools") or []
     if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
         raise _wrong_type("tools", f"an array of at most {MAX_TOOLS} objects")
     for index, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise RefusedError(
-                400,
-                f"Missing required parameter: 'tools[{index}].function.name'.",
-                param="tools",
-                code="missing_required_parameter",
-            )
+            raise _missing(f"tools[{index}].function.name", "tools")
 
 
 def _check_message(message: object, where: str) -> None:
@@ -352,27 +309,23 @@ def _check_message(message: object, where: str) -> None:
         raise _wrong_type(where, "an object")
     if message.get("role") not in _ROLES:
         allowed = ", ".join(f"'{role}'" for role in _ROLES)
-        raise RefusedError(
-            400,
-            f"Invalid value for '{where}.role'. Supported values are: {allowed}.",
-            param=f"{where}.role",
-            code="invalid_value",
-        )
+        wrong = f"Invalid value for '{where}.role'. Supported values are: {allowed}."
+        raise RefusedError(400, wrong, f"{where}.role", "invalid_value")
     content = message.get("content")
-    if content is None and message["role"] != "assistant":
+    is_parts = isinstance(content, list) and all(isinstance(part, dict) for part in content)
+    may_lack = content is None and message["role"] == "assistant"
+    if not (isinstance(content, str) or is_parts or may_lack):
         raise _wrong_type(f"{where}.content", "a string or an array of objects")
-    if (
-        content is not None
-        and not isinstance(content, str)
-        and not (isinstance(content, list) and all(isinstance(p, dict) for p in content))
-    ):
-        raise _wrong_type(f"{where}.content", "a string or an array of objects")
+
+
+def _missing(name: str, param: str) -> RefusedError:
+    message = f"Missing required parameter: '{name}'."
+    return RefusedError(400, message, param, "missing_required_parameter")
 
 
 def _wrong_type(where: str, wanted: str) -> RefusedError:
-    return RefusedError(
-        400, f"Invalid type for '{where}': expected {wanted}.", param=where, code="invalid_type"
-    )
+    message = f"Invalid type for '{where}': expected {wanted}."
+    return RefusedError(400, message, where, "invalid_type")
 
 
 def pieces(text: str) -> list[str]:
@@ -382,34 +335,13 @@ def pieces(text: str) -> list[str]:
 
 def chunks(completion: Mapping[str, Any], *, usage: bool) -> Iterable[dict[str, Any]]:
     """A completion as the chunks of a stream; `usage` adds the last one, which has no choice."""
-    base = {name: completion[name] for name in ("id", "created", "model")} | {
-        "object": "chat.completion.chunk",
-        "system_fingerprint": None,
-    }
+    base = {name: completion[name] for name in ("id", "created", "model")}
+    base |= {"object": "chat.completion.chunk", "system_fingerprint": None}
     for choice in completion["choices"]:
-        for delta in _deltas(choice["message"]):
-            yield {
-                **base,
-                "choices": [
-                    {
-                        "index": choice["index"],
-                        "delta": delta,
-                        "logprobs": None,
-                        "finish_reason": None,
-                    }
-                ],
-            }
-        yield {
-            **base,
-            "choices": [
-                {
-                    "index": choice["index"],
-                    "delta": {},
-                    "logprobs": None,
-                    "finish_reason": choice["finish_reason"],
-                }
-            ],
-        }
+        end = ({}, choice["finish_reason"])
+        for delta, reason in (*((delta, None) for delta in _deltas(choice["message"])), end):
+            part = {"index": choice["index"], "delta": delta, "logprobs": None}
+            yield {**base, "choices": [{**part, "finish_reason": reason}]}
     if usage:
         yield {**base, "choices": [], "usage": completion["usage"]}
 
@@ -420,11 +352,8 @@ def _deltas(message: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
     for piece in pieces(content) if isinstance(content, str) else ():
         yield {"content": piece}
     for index, call in enumerate(responses.calls_of(message)):
-        yield {
-            "tool_calls": [
-                {"index": index, **call, "function": {**call["function"], "arguments": ""}}
-            ]
-        }
+        begun = {"index": index, **call, "function": {**call["function"], "arguments": ""}}
+        yield {"tool_calls": [begun]}
         for piece in pieces(call["function"]["arguments"]):
             yield {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
 
@@ -436,10 +365,5 @@ def _events(lines: Iterable[str], *, done: bool = True) -> Answer:
         if done:
             yield b"data: [DONE]\n\n"
 
-    return Answer(
-        headers=(
-            ("content-type", "text/event-stream; charset=utf-8"),
-            ("cache-control", "no-cache"),
-        ),
-        stream=stream,
-    )
+    media = ("content-type", "text/event-stream; charset=utf-8")
+    return Answer(headers=(media, ("cache-control", "no-cache")), stream=stream)

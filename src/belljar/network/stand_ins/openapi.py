@@ -79,7 +79,6 @@ class _Server:
                 yield path, message
 
     def unanswerable(self, operation: Operation) -> Iterator[tuple[Pointer, str]]:
-        """Contents of the chosen answer that can't be made."""
         if operation.answer is None:
             return
         at, answer = self.api.at(operation.answer)
@@ -262,7 +261,6 @@ class _Server:
         )
 
     def headers(self, at: Pointer, described: Mapping[str, Any]) -> Pairs:
-        """The answer's fields for which there is an example or one can be made."""
         found = []
         for name in described.get("headers", {}):
             place, item = self.api.at((*at, "headers", name))

@@ -191,8 +191,6 @@ class _Reader:
         }
 
     def shape(self, root: object) -> None:
-        """What is read here has the types that it must have."""
-
         for error in Draft202012Validator(_SHAPE).iter_errors(root):
             self.wrong(tuple(error.absolute_path), str(error.message)[:300])
 

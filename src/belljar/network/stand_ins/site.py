@@ -464,7 +464,6 @@ class _Reader:
             return Template(("",))
 
     def named(self, template: Template, path: FieldPath) -> Template:
-        """The template, when the parameters that it names are the path's."""
         for reference in references(template):
             if (
                 reference.root == "path"
@@ -475,7 +474,6 @@ class _Reader:
         return template
 
     def value(self, value: Any, path: FieldPath) -> Any:  # noqa: ANN401 - any JSON value
-        """A JSON value, each text of it read as a template."""
         if isinstance(value, str):
             return self.template(value, path)
         if isinstance(value, dict):

@@ -327,7 +327,6 @@ async def _serve(
 
 
 async def _next(session: Session, reader: asyncio.StreamReader) -> Outcome | None:
-    """What the next line led to; `None` at the end of the stream."""
     line, whole = await _read_line(reader)
     if not line:
         return None

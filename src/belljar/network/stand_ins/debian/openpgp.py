@@ -105,7 +105,7 @@ def _subpacket(kind: int, content: bytes) -> bytes:
 
 
 def _number(content: bytes) -> bytes:
-    """A multiprecision integer: its length in bits, then its bytes without leading zeros."""
+    """A multiprecision integer, its length in bits first."""
     stripped = content.lstrip(b"\0")
     return int.from_bytes(stripped, "big").bit_length().to_bytes(2, "big") + stripped
 

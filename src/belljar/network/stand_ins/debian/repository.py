@@ -140,7 +140,6 @@ class _Zstd:
     eof = True
 
     def decompress(self, packed: bytes, max_bytes: int) -> bytes:
-        """As the standard library's."""
         try:
             import zstandard
         except ImportError:

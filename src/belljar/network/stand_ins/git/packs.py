@@ -176,7 +176,6 @@ class PackReader:
         return self.data[place]
 
     def _keep(self, start: int, thing: GitObject) -> None:
-        """Keep an object and, one after the other, all that waited for it."""
         ready = [(start, thing)]
         while ready:
             offset, one = ready.pop()

@@ -334,7 +334,6 @@ class MadeRepository(Repository):
 
 
 def _history(commits: Iterable[Mapping[str, Any]], now_s: float) -> Iterator[GitObject]:
-    """All objects; the last is the newest commit."""
     parent = b""
     for commit in commits:
         *below, tree = _tree_objects(

@@ -319,7 +319,6 @@ class _Npm:
                 return _document(None)
 
     async def _special(self, request: Request, parts: list[str], body: bytes) -> Answer:
-        """Questions and logins below `/-/` that come with a body."""
         match parts:
             case ["npm", "v1", "security", "advisories", "bulk"]:
                 return json_answer({})
@@ -397,7 +396,6 @@ def _parts(path: str) -> list[str]:
 
 
 def _document(document: object, content_type: str = "application/json") -> Answer:
-    """A document, or 404 for `None`."""
     if document is None:
         return json_answer({"error": "Not found"}, 404)
     return json_answer(document, media=content_type)

@@ -259,7 +259,6 @@ class PostgresSession:
         return said
 
     def _run(self, statement: Sequence[Token], query: str) -> Result:
-        """Raises `SqlError`."""
         verb = statement[0].value
         if self._status == b"E" and verb not in ("rollback", "abort", "commit", "end"):
             what = "current transaction is aborted, commands ignored until end of transaction block"
@@ -415,7 +414,6 @@ class _Prepared:
 
 
 def _parameter(token: Token) -> int:
-    """Its number, from 1; 0 for what is none."""
     digits = token.value[1:] if token.kind == "sign" and token.value.startswith("$") else ""
     is_number = digits.isascii() and digits.isdigit() and len(digits) <= 4
     return int(digits) if is_number and int(digits) <= 1000 else 0

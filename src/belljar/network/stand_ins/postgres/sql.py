@@ -281,7 +281,6 @@ class _Select:
         return self._name().value if self._skip("as") or is_alias else name
 
     def _item(self) -> tuple[str, str, int | str]:
-        """A column, a constant or a literal: its name, its type and what it gives."""
         token = self._take()
         if token.kind == "number":
             return "?column?", "integer", token.value

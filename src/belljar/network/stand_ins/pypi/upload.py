@@ -156,7 +156,6 @@ def _boundary(content_type: str) -> bytes:
 
 
 def _disposition(header: bytes) -> tuple[str, str | None]:
-    """A part's name and, of a file, its file name."""
     for line in header.decode("utf-8", "replace").split("\r\n"):
         key, _, value = line.partition(":")
         if key.strip().lower() == "content-disposition":

@@ -161,7 +161,6 @@ class SshSession:
         )
 
     def _step(self, payload: bytes) -> Step:
-        """Raises `Malformed`."""
         kind, reply = payload[0], b""
         name = _NAMES.get(kind, str(kind))
         if kind == DISCONNECT:
@@ -336,7 +335,6 @@ class SshSession:
 
 
 def _named(blob: bytes) -> bytes:
-    """A key by its file's line and its fingerprint."""
     return f"{public_line(blob)} {fingerprint(blob)}".encode()
 
 

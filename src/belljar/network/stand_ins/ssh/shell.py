@@ -386,7 +386,6 @@ class Channel:
         return name, data, [answer] if wants_reply else []
 
     def _received(self, count: int) -> list[bytes]:
-        """Give room again for what has been read."""
         self._consumed += count
         if self._consumed < self.WINDOW_BYTES // 2:
             return []
