@@ -338,8 +338,9 @@ def chunks(completion: Mapping[str, Any], *, usage: bool) -> Iterable[dict[str, 
     base = {name: completion[name] for name in ("id", "created", "model")}
     base |= {"object": "chat.completion.chunk", "system_fingerprint": None}
     for choice in completion["choices"]:
-        end = ({}, choice["finish_reason"])
-        for delta, reason in (*((delta, None) for delta in _deltas(choice["message"])), end):
+        deltas = [*_deltas(choice["message"]), {}]
+        for number, delta in enumerate(deltas, 1):
+            reason = choice["finish_reason"] if number == len(deltas) else None
             part = {"index": choice["index"], "delta": delta, "logprobs": None}
             yield {**base, "choices": [{**part, "finish_reason": reason}]}
     if usage:
