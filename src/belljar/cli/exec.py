@@ -43,8 +43,7 @@ class CommandAfterDashes(click.Command):
     """A click command that keeps everything after the first `--` untouched, for the guest."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Split at the first `--` before click sees the arguments. Raises `Misuse` for a command
-        without the dashes, and says where they belong."""
+        """Split at the first `--`. Raises `Misuse` for a command without it."""
         if "--" in args:
             at = args.index("--")
             args, ctx.meta[COMMAND_KEY] = args[:at], args[at + 1 :]
@@ -63,9 +62,7 @@ class CommandAfterDashes(click.Command):
 
 
 def command_begins(args: Sequence[str], params: Sequence[click.Parameter]) -> int | None:
-    """Where a command begins whose `--` was forgotten; None if nothing looks like one. A word that
-    looks like a policy (a preset, a path, something that is there) stands before it at most once.
-    """
+    """Where a command begins whose `--` was forgotten; None if nothing looks like one."""
     takes_value: dict[str, bool] = {
         name: not param.is_flag
         for param in params
@@ -185,9 +182,9 @@ async def _exec(
 
 
 def typed_policy(policy: str | None, tier: str | None, *, announces: bool = True) -> LoadedPolicy:
-    """The policy that the operator typed, under the settings of this host. What they change of it,
-    and with `announces` what of it leaves this host, is said on standard error. Raises as
-    `resolve_here`.
+    """The policy that the operator typed, under this host's settings. Raises as `resolve_here`.
+
+    What they change, and with `announces` what leaves this host, goes to standard error.
     """
     from belljar.host.settings import read_settings, within_settings
     from belljar.policy.loaded import known_preset, with_tier
@@ -212,8 +209,7 @@ def typed_policy(policy: str | None, tier: str | None, *, announces: bool = True
 
 
 def report_skipped_tiers(plan: Plan) -> None:
-    """Which tiers were skipped and why, on standard error, each sentence once per store; JSON and
-    the plan have it every time."""
+    """Print which tiers were skipped and why, each sentence once per store."""
     from belljar.store.home import belljar_home
 
     for sentence in plan.skipped_tiers:
@@ -232,7 +228,6 @@ def report_skipped_tiers(plan: Plan) -> None:
 
 
 def _of_the_image(cell: Cell) -> list[str]:
-    """The image's entrypoint and command."""
     from belljar.errors import PolicyError
 
     if not cell.image_command:
@@ -270,9 +265,7 @@ def _as_object(
 
 
 def passing_on() -> Callable[[Stream, bytes], None]:
-    """What hands a command's output to our standard streams as it comes: every byte, but on a
-    terminal what could act on it or hide is escaped.
-    """
+    """Passes a command's output to our standard streams; on a terminal it is escaped."""
     from belljar.channel import Stream
 
     targets = {Stream.STDOUT: sys.stdout, Stream.STDERR: sys.stderr}
@@ -296,7 +289,6 @@ def _harmless(text: str) -> str:
 
 
 def _explain(output: ExecOutput) -> None:
-    """What the exit code alone does not say."""
     if output.timed_out:
         notice("the command timed out; its whole tree was killed")
     if output.not_started_errno is not None:

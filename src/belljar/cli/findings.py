@@ -196,7 +196,6 @@ def differing(findings: RunFindings) -> list[str]:
 
 
 def _not_in_transcript(rows: Sequence[Row]) -> list[str]:
-    """What the ledger has and Inspect's transcript lacks."""
     counts = Counter(
         what
         for row in rows
@@ -355,7 +354,6 @@ def _sums(found: RangeFindings) -> Iterator[str]:
 
 
 def _requests(title: str, found: RangeFindings, requests: Requests, run_id: str) -> Iterator[str]:
-    """The first and the last in one table: what stands in a column is said once."""
     if not requests.count:
         return
     yield f"{requests.count} request(s) and connection(s) {title}:"
@@ -390,7 +388,6 @@ def _request_row(request: Request) -> tuple[str, ...]:
 
 
 def _flows(found: RangeFindings) -> Iterator[str]:
-    """What went to places of its own, one line for each fate; the rest as one sum."""
     flows = found.flows.values()
     yield from (f"{flow.verdict}: {_fate(flow)}" for flow in flows if flow.to)
     if stopped := [flow for flow in flows if flow.verdict != "allowed"]:
@@ -420,8 +417,7 @@ def _fate(flow: Flow) -> str:
 
 
 def signal_lines(findings: RunFindings, *, verbose: bool = False) -> list[str]:
-    """A line for each signal of each sample, escaped; what the controls say of them first.
-    `verbose`: with the evidence, and what could not be seen."""
+    """A line for each signal of each sample, escaped; `verbose`: with the evidence."""
     invalid = [
         f"  INVALID: {printable(each.problem)}" for each in findings.controls if each.problem
     ]

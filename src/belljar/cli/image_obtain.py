@@ -47,8 +47,7 @@ def wanted_by_files(files: Sequence[str]) -> list[Wanted]:
 
 
 def _bases(build: Mapping[str, Any]) -> tuple[str, ...]:
-    """The images that a service's Dockerfile starts from; none where it can't be read: the build
-    says why."""
+    """The images that a service's Dockerfile starts from; none where it can't be read."""
     from belljar.image.dockerfile import MAX_BYTES, base_images
     from belljar.policy.files import read_regular
     from belljar.policy.reference import parse_reference
@@ -62,12 +61,10 @@ def _bases(build: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def wanted_by_tasks(inspect_args: Sequence[str]) -> list[Wanted]:
-    """The images of all samples of tasks: each one's own sandbox, and the other cells of its range.
+    """The images of all samples of tasks, which are loaded as by `belljar run`, and not run.
 
-    The tasks are loaded as `belljar run` does, and nothing of them is run. What they (and a `.env`
-    file beside them) make of this process's environment ends here: it chooses no daemon, proxy or
-    login. A sample that a cell can't stand in for is one whose images are not known. Raises
-    `PolicyError` for a task that can't be loaded; `ContainmentBreach` when another sandbox provider
+    What they (and a `.env` file) make of this process's environment ends here: it chooses no
+    daemon, proxy or login. Raises `PolicyError`; `ContainmentBreach` when another sandbox provider
     was about to be used.
     """
     from belljar.harness.evaluate import check_tasks
@@ -97,11 +94,9 @@ def wanted_by_tasks(inspect_args: Sequence[str]) -> list[Wanted]:
 def obtain_all(
     store: Store, wanted: Iterable[Wanted], limits: ImportLimits, *, as_json: bool
 ) -> None:
-    """Get them, a line for each.
+    """Get them, a line for each. Raises one `HostError` for all that could not be got.
 
-    Raises `HostError` that names each that could not be got, when the others are there (with
-    `as_json` its object has the list, too); before anything is got, `PolicyError` for different
-    builds of one name.
+    Before anything is got: `PolicyError` for different builds of one name.
     """
     from belljar.harness.source import build_missing, running_builds
     from belljar.image.oci import obtain

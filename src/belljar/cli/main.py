@@ -110,8 +110,7 @@ class _LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click's, but `help` works as a command, and an unknown name is answered with the
-        nearest."""
+        """Also `help` as a command; an unknown name is answered with the nearest."""
         if args[:1] == ["help"]:
             if len(args) == 1:
                 click.echo(ctx.get_help())
@@ -172,8 +171,9 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _leave(code: int) -> NoReturn:
-    """End the process as `sys.exit` does, but without taking every module apart: that takes a tenth
-    of a short command's time. With threads, Inspect or an output that can't be flushed: `sys.exit`.
+    """End as `sys.exit` does, without taking every module apart, a tenth of a short command's time.
+
+    With threads, Inspect or an output that can't be flushed: `sys.exit`.
     """
     if "inspect_ai" in sys.modules or _has_threads():
         sys.exit(code)
@@ -187,8 +187,7 @@ def _leave(code: int) -> NoReturn:
 
 
 def _has_threads() -> bool:
-    """Whether threads other than this one run on. Those of an event loop that has ended are told to
-    stop, and end as soon as this one waits."""
+    """Whether other threads run. Those of an ended event loop stop as soon as this one waits."""
     threading = sys.modules.get("threading")
     if threading is None:
         return False
@@ -200,9 +199,7 @@ def _has_threads() -> bool:
 
 
 def _open_standard_streams() -> None:
-    """A standard descriptor that came closed becomes /dev/null: else the next file we open gets its
-    number, and with it the guest's input or output.
-    """
+    """A closed descriptor becomes /dev/null, else the next file would be the guest's output."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
@@ -269,9 +266,7 @@ def _fail(error: BaseException, *, json_wanted: bool) -> int:
 
 
 def _is_unread(error: BaseException) -> bool:
-    """Whether it says that nobody reads our standard output any more; a pipe of another kind may
-    break, too.
-    """
+    """Whether nobody reads our standard output any more; a pipe of another kind may break, too."""
     if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
         return True  # how rich leaves then: it has pointed standard output away already
     if not isinstance(error, SystemExit | BrokenPipeError):  # SystemExit is how click leaves
@@ -282,11 +277,7 @@ def _is_unread(error: BaseException) -> bool:
 
 
 def _reader_gone() -> int:
-    """Nobody reads our output any more (head, less): no error of ours.
-
-    Standard output is pointed away, so that the interpreter's flush at exit stays quiet. The code
-    is a shell's for SIGPIPE.
-    """
+    """Nobody reads our output any more (head, less): no error, but a shell's code for SIGPIPE."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return 141
 
@@ -300,9 +291,7 @@ def _cause(interrupt: BaseException) -> BelljarError | None:
 
 
 def _output_error(error: OSError) -> HostError | None:
-    """The error as that of our own standard output (a full disk behind it, say), if it is; then
-    nothing more is written there.
-    """
+    """The error as that of our own standard output; nothing more is written there."""
     if error.filename is not None or error.errno not in {
         errno.ENOSPC,
         errno.EDQUOT,
@@ -317,8 +306,7 @@ def _output_error(error: OSError) -> HostError | None:
 
 
 def _store_error(error: OSError) -> HostError | None:
-    """What the system refuses beneath the store is this host's (another user's store, a full or
-    read-only disk); None for anything else."""
+    """An error beneath the store (another user's, a full or read-only disk) is this host's."""
     from belljar.store.home import belljar_home
 
     where = str(error.filename) if isinstance(error.filename, (str, os.PathLike)) else ""

@@ -195,8 +195,7 @@ def _in_red(text: str) -> str:
 
 
 def host_facts(home: Path, *, prove: bool, again: bool = False, doubt: bool = False) -> HostFacts:
-    """The facts; with `prove`, a guest is booted under KVM and a container run with each runtime
-    where that was never tried.
+    """The facts; with `prove`, a guest is booted and containers are run where that is unknown.
 
     `again`: tried anew. `doubt`: a runtime that failed is tried anew, however recently that was.
     """

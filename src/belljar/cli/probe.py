@@ -150,8 +150,7 @@ async def _probe(
 async def _tried(
     loaded: LoadedPolicy, run: RunDirectory, wanted: str | list[str], user: str | None
 ) -> TierResult:
-    """The probes as `user`, else as the policy's; all of them also as root, which a harness may ask
-    a cell for. Each in a cell of its own."""
+    """The probes as `user`, else as the policy's; all of them also as root, in a second cell."""
     from belljar.probe.run import ALL
 
     first = await _tried_once(loaded, run, wanted, user)
@@ -262,8 +261,7 @@ def _list(groups: tuple[str, ...], *, as_json: bool) -> int:
 
 
 async def _write_page(page: Path, policy: str) -> int:
-    """All probes in a cell of every tier that the policy may have on this host; a tier that it
-    can't have is in the page with the reason."""
+    """All probes in a cell of every tier; one that this host can't have has its reason."""
     import anyio
 
     from belljar.cell import start_run

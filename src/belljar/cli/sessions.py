@@ -257,10 +257,7 @@ def _size_signals() -> Iterator[int]:
 
 
 def parse_forward(text: str) -> tuple[str, int, int | str]:
-    """`[HOST:]LOCAL:REMOTE` as host, port and target.
-
-    Raises `ValueError`, also for a host that is not this host's loopback.
-    """
+    """`[HOST:]LOCAL:REMOTE` as host, port, target. Raises `ValueError`; HOST must be loopback."""
     from belljar.cell.connection import parse_target
 
     found = _FORWARD.fullmatch(text)

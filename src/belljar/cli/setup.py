@@ -94,7 +94,6 @@ def setup(
 
 
 def _remaining(home: Path, wanted: Wanted) -> SetupPlan:
-    """What is still missing, by looking again."""
     from dataclasses import replace
 
     return plan_setup(host_state(home), replace(wanted, refresh=False))
@@ -231,10 +230,7 @@ _VERSION: Final = re.compile(r"version (\d{1,6})\.(\d{1,6})")
 
 
 def host_state(home: Path) -> HostState:
-    """The state of this host and of the store in `home`.
-
-    Takes well under a second. Raises `HostError` on a machine without guests.
-    """
+    """The state of this host and of the store in `home`. Raises `HostError` without guests."""
     if platform.system() != "Linux":
         raise HostError(
             f"Belljar runs on Linux; this is {platform.system()}",

@@ -5,7 +5,7 @@ Pure: the host's state is handed in.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -23,10 +23,11 @@ _IMAGES_DISK_BYTES: Final = 2 << 30
 _WHOLE_SUITES: Final = frozenset({"trixie", "forky", "sid"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Need:
-    """A tool that must be there: the command, Debian's package of it, what it is for; `elsewhere`
-    is its name on Fedora. `only_with`: the part of `setup --with` that needs it.
+    """A tool: command, Debian's package, what for; `elsewhere`: its name on Fedora.
+
+    `only_with`: the part of `setup --with` that needs it.
     """
 
     command: str
@@ -56,9 +57,7 @@ class HostState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One thing to do: write `content` to `path`, run `command`, fetch the kernel, or build the
-    image `name`.
-    """
+    """Write `content` to `path`, run `command`, fetch the kernel, or build the image `name`."""
 
     kind: Literal["write", "run", "kernel", "image"]
     title: str
@@ -70,10 +69,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What setup can't do itself, and who can do it how.
-
-    `blocks_all`: no step is carried out before it is solved.
-    """
+    """What setup can't do itself. `blocks_all`: no step is carried out before it is solved."""
 
     what: str
     hint: str
@@ -100,45 +96,27 @@ class Wanted:
 
 def needs(debian_arch: str) -> tuple[Need, ...]:
     """Every tool that Belljar needs on a host of this architecture."""
-    qemu = (
-        ("qemu-system-aarch64", "qemu-system-arm")
-        if debian_arch == "arm64"
-        else ("qemu-system-x86_64", "qemu-system-x86")
-    )
+    arm = debian_arch == "arm64"
+    qemu = "qemu-system-aarch64" if arm else "qemu-system-x86_64"
+    package = "qemu-system-arm" if arm else "qemu-system-x86"
     return (
         Need(
-            command=qemu[0],
-            package=qemu[1],
-            use="microVM cells",
+            qemu,
+            package,
+            "microVM cells",
             backports=True,
             least_version=(8, 2),
             elsewhere="qemu-kvm",
         ),
-        Need(command="runc", package="runc", use="container cells"),
-        Need(
-            command="runsc",
-            package="runsc",
-            use="gVisor cells",
-            backports=True,
-            elsewhere="runsc (gvisor.dev)",
-        ),
-        Need(command="nft", package="nftables", use="ranges' packet rules"),
-        Need(command="mmdebstrap", package="mmdebstrap", use="building images"),
-        Need(command="sqfstar", package="squashfs-tools", use="packing images"),
-        Need(command="skopeo", package="skopeo", use="importing images"),
-        Need(command="zstd", package="zstd", use="importing images"),
-        Need(
-            command="newuidmap",
-            package="uidmap",
-            use="working as an ordinary user",
-            elsewhere="shadow-utils",
-        ),
-        Need(
-            command="buildah",
-            package="buildah",
-            use="building images from Dockerfiles",
-            only_with="build",
-        ),
+        Need("runc", "runc", "container cells"),
+        Need("runsc", "runsc", "gVisor cells", backports=True, elsewhere="runsc (gvisor.dev)"),
+        Need("nft", "nftables", "ranges' packet rules"),
+        Need("mmdebstrap", "mmdebstrap", "building images"),
+        Need("sqfstar", "squashfs-tools", "packing images"),
+        Need("skopeo", "skopeo", "importing images"),
+        Need("zstd", "zstd", "importing images"),
+        Need("newuidmap", "uidmap", "working as an ordinary user", elsewhere="shadow-utils"),
+        Need("buildah", "buildah", "building images from Dockerfiles", only_with="build"),
     )
 
 
@@ -153,10 +131,7 @@ def missing_tools(state: HostState, parts: frozenset[str] = frozenset()) -> list
 
 
 def plan_setup(state: HostState, wanted: Wanted) -> SetupPlan:
-    """The steps from this state to a ready host, and the problems that remain.
-
-    Nothing to do: no steps.
-    """
+    """The steps from this state to a ready host, and the problems that remain."""
     missing = missing_tools(state, wanted.parts)
     if missing and state.distribution != "debian":
         return SetupPlan(problems=(_elsewhere(state, missing),))
@@ -189,48 +164,29 @@ def _present(need: Need, tools: Mapping[str, tuple[int, ...]]) -> bool:
 
 
 def _installing(state: HostState, missing: Sequence[Need]) -> list[Step]:
-    """apt's part: the backports suite if it is needed and not there, the lists, the packages of
-    each suite.
-    """
+    """The backports suite if it is needed, the package lists, the packages of each suite."""
     newer = [need.package for need in missing if need.backports and state.codename == "bookworm"]
     plain = [need.package for need in missing if need.package not in newer]
-    steps = (
-        [_add_backports(state)]
-        if newer and not has_suite(state.sources, "bookworm-backports")
-        else []
-    )
+    steps = []
+    if newer and not has_suite(state.sources, "bookworm-backports"):
+        main = debian_sources(state.sources, "bookworm")[0]
+        suite = AptSource(uri=main.uri, suites=("bookworm-backports",), signed_by=main.signed_by)
+        title = "Add the suite bookworm-backports"
+        steps.append(Step(kind="write", title=title, path=BACKPORTS_FILE, content=suite.deb822()))
     steps.append(Step(kind="run", title="Read the package lists", command=(*_APT, "update")))
-    if newer:
-        steps.append(
-            _install("Install from bookworm-backports", newer, ("-t", "bookworm-backports"))
-        )
-    if plain:
-        steps.append(_install(f"Install from {state.codename}", plain, ()))
+    for suite_name, packages, option in (
+        ("bookworm-backports", newer, ("-t", "bookworm-backports")),
+        (state.codename, plain, ()),
+    ):
+        if packages:
+            names = sorted(packages)
+            title = f"Install from {suite_name}: {', '.join(names)}"
+            command = (*_APT, "install", "--no-install-recommends", *option, *names)
+            steps.append(Step(kind="run", title=title, command=command))
     return steps
 
 
-def _install(title: str, packages: Iterable[str], suite: tuple[str, ...]) -> Step:
-    names = sorted(packages)
-    return Step(
-        kind="run",
-        title=f"{title}: {', '.join(names)}",
-        command=(*_APT, "install", "--no-install-recommends", *suite, *names),
-    )
-
-
-def _add_backports(state: HostState) -> Step:
-    main = debian_sources(state.sources, "bookworm")[0]
-    suite = AptSource(uri=main.uri, suites=("bookworm-backports",), signed_by=main.signed_by)
-    return Step(
-        kind="write",
-        title="Add the suite bookworm-backports",
-        path=BACKPORTS_FILE,
-        content=suite.deb822(),
-    )
-
-
 def _making(state: HostState, wanted: Wanted, missing: Sequence[Need]) -> tuple[Step, ...]:
-    """The guest kernel and the images, as far as the tools for them are there."""
     absent = {need.command for need in missing}
     steps = []
     if wanted.refresh or not state.kernel:
@@ -265,23 +221,17 @@ def _no_space(state: HostState, wanted: Wanted) -> tuple[Problem, ...]:
 
 def _elsewhere(state: HostState, missing: Sequence[Need]) -> Problem:
     """Another distribution: what to install under the names it is likely to have there."""
+    names = [need.package for need in missing]
     if state.distribution in {"ubuntu", "linuxmint", "pop", "raspbian"}:
-        packages, how = (
-            [need.package for need in missing],
-            "sudo apt-get install --no-install-recommends",
-        )
+        how = "sudo apt-get install --no-install-recommends"
     elif state.distribution in {"fedora", "rhel", "centos", "rocky", "almalinux"}:
-        packages, how = [need.elsewhere or need.package for need in missing], "sudo dnf install"
+        names, how = [need.elsewhere or need.package for need in missing], "sudo dnf install"
     else:
-        packages, how = (
-            [version_text(need) for need in missing],
-            "install with your distribution's tool:",
-        )
-    what = (
-        f"{_names(missing)}, and Belljar installs packages on Debian 12 and later only (this is "
-        f"{state.pretty_name})"
-    )
-    return Problem(what=what, hint=f"{how} {' '.join(packages)}\nthen run `belljar setup` again")
+        names = [version_text(need) for need in missing]
+        how = "install with your distribution's tool:"
+    only = f"Belljar installs packages on Debian 12 and later only (this is {state.pretty_name})"
+    hint = f"{how} {' '.join(names)}\nthen run `belljar setup` again"
+    return Problem(what=f"{_names(missing)}, and {only}", hint=hint)
 
 
 def _too_old(state: HostState, missing: Sequence[Need]) -> Problem:

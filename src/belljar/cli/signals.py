@@ -237,10 +237,7 @@ _PIECE: Final = re.compile(r"[:/@?&|]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """`sample`: the evaluation's name of it, "" where the cell was of none.
-
-    `value`: its name in the decoy.
-    """
+    """Whose decoy a value is. `sample`: "" where the cell was of none; `value`: its name in it."""
 
     run_id: str
     cell_id: str
@@ -293,20 +290,14 @@ def find(value: str, refs: tuple[str, ...], *, as_json: bool) -> int:
 
 
 def candidates(text: str) -> tuple[str, ...]:
-    """What of a text may be a value: all of it, each line, each word and, as of a URL, its pieces.
-
-    Pure.
-    """
+    """All of a text, each line, each word and, as of a URL, its pieces. Pure."""
     lines, words = [line.strip() for line in text.splitlines()], _WORD.findall(text)
     pieces = [piece for word in words for piece in _PIECE.split(word)]
     return tuple(dict.fromkeys(one for one in (text.strip(), *lines, *words, *pieces) if one))
 
 
 def _find(run: Path, texts: tuple[str, ...]) -> Iterator[Found]:
-    """What a run's record says of them; nothing where it has no decoys.
-
-    Raises `LedgerError`, `OSError`.
-    """
+    """What a run's record says of them. Raises `LedgerError`, `OSError`."""
     from belljar.cell.decoys import KEY_FILE, read_key
     from belljar.events import Kind
     from belljar.ledger.listing import read_events

@@ -28,9 +28,7 @@ _TRIAL: Final = re.compile(r"facts-(\d{1,10})-(\d{1,20})-[0-9a-f]{8}", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hierarchies:
-    """Where control groups are mounted, and this process's own group in each (`own["memory"]`, for
-    version 2 `own[""]`).
-    """
+    """Where control groups are mounted, and this process's own group in each ("" for version 2)."""
 
     v1: Mapping[str, Path]
     v2: Path | None
@@ -116,9 +114,7 @@ def _fact(version: CgroupVersion, parents: Mapping[str, str], *, is_root: bool) 
 
 
 def _own_v1(found: Hierarchies) -> dict[str, Path]:
-    """A user's cells go below the groups his own process is in, where an administrator made him
-    their owner. (Version 1 lets a group have both.)
-    """
+    """Below this process's own groups, where an administrator gave this user the right."""
     own = {name: found.own.get(name, "") for name in found.v1}
     return {
         name: parent / own[name].lstrip("/")
@@ -128,9 +124,7 @@ def _own_v1(found: Hierarchies) -> dict[str, Path]:
 
 
 def _can_make(parent: Path, *, is_root: bool, limit_file: str = "cgroup.procs") -> bool:
-    """Looking is not enough for root, whom a read-only mount or a security module may still refuse;
-    so a group is made and removed.
-    """
+    """A read-only mount or a security module may refuse even root: a group is made and removed."""
     if not os.access(parent, os.W_OK | os.X_OK):
         return False
     if not is_root:
@@ -157,10 +151,7 @@ def sweep_trials(parent: Path) -> None:
 
 
 def _start_ticks(pid: int) -> int | None:
-    """When the process started, as the kernel counts; None when it is gone.
-
-    Its number alone could be another's by now.
-    """
+    """With the pid it names a process for good; None when that is gone."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
     except OSError:
@@ -194,9 +185,7 @@ def _words(file: Path) -> set[str]:
 
 
 def own_memory_limit_bytes(found: Hierarchies) -> int | None:
-    """The memory limit of the group this process is in, or None when it has none that can
-    be read.
-    """
+    """The memory limit of this process's own group; None for none that can be read."""
     if "memory" in found.v1:
         group, name = (
             found.v1["memory"] / found.own.get("memory", "/").lstrip("/"),

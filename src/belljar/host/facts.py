@@ -51,18 +51,11 @@ def gather_facts(
     doubt: bool = False,
     proc: Path = Path("/proc"),
 ) -> HostFacts:
-    """What this machine can do, now.
+    """What this machine can do, now. Takes seconds when a version or a proof isn't remembered.
 
-    Blocks for tens of milliseconds; seconds when a tool's version isn't known yet or something is
-    proven.
-
-    Args:
-        home: the store, default `belljar_home()`; it need not exist.
-        prove_kvm: boots a guest under KVM; called only when that is unknown, or with `prove_again`.
-        prove_runtime: runs a container with an OCI runtime; called likewise, and when the last
-            failure is a while ago.
-        doubt: a runtime that failed is tried again, however short ago that was.
-        proc: where /proc is, for tests.
+    `home`: the store; it need not exist. `prove_kvm` boots a guest and `prove_runtime` runs a
+    container; they are called when the result is unknown, or with `prove_again`. `doubt`: a
+    runtime that failed is tried again, however recently that was. `proc` is for tests.
     """
     home = home or belljar_home()
     arch, is_root = platform.machine(), os.geteuid() == 0
@@ -106,7 +99,7 @@ def gather_facts(
         open_files_max=_open_files_max(proc),
         cores=_cores(proc),
         network_namespaces=(proc / "self/ns/net").exists(),
-        network_namespaces_max=_most_network_namespaces(proc),
+        network_namespaces_max=_number(proc / "sys/user/max_net_namespaces", -1),
         modules_missing=tuple(name for name in NETWORK_MODULES if find_spec(name) is None),
         routes=parse_routes(_text(proc / "net/route")),
     )
@@ -144,7 +137,6 @@ def parse_routes(text: str) -> tuple[str, ...]:
 
 
 def _network(address: str, mask: str) -> IPv4Network | None:
-    """From the kernel's hexadecimal words, which are in this machine's byte order."""
     try:
         shown = [
             str(IPv4Address(int(word, 16).to_bytes(4, sys.byteorder))) for word in (address, mask)
@@ -181,18 +173,11 @@ def _memory_mib(proc: Path, found: cgroups.Hierarchies) -> tuple[int, int]:
 
 
 def _open_files_max(proc: Path) -> int:
-    """Root may be given more than it has, up to the kernel's bound; but only with a capability that
-    its container may lack, so what it has counts.
-    """
+    """Root could raise the limit, but only with a capability that its container may lack."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    bound = _text(proc / "sys/fs/nr_open").strip()
-    return (
-        hard
-        if hard != resource.RLIM_INFINITY
-        else int(bound)
-        if bound.isdigit()
-        else _USUAL_OPEN_FILES
-    )
+    if hard != resource.RLIM_INFINITY:
+        return hard
+    return _number(proc / "sys/fs/nr_open", _USUAL_OPEN_FILES)
 
 
 def _cores(proc: Path) -> CoreFact:
@@ -213,14 +198,13 @@ def _disk_free_mib(home: Path) -> int:
     return status.f_bavail * status.f_frsize // _MIB
 
 
-def _most_network_namespaces(proc: Path) -> int:
-    most = _text(proc / "sys/user/max_net_namespaces").strip()
-    return int(most) if most.isdigit() else -1
+def _number(file: Path, default: int) -> int:
+    text = _text(file).strip()
+    return int(text) if text.isdigit() else default
 
 
 def _userns(proc: Path, *, is_root: bool) -> UsernsFact:
-    most = _text(proc / "sys/user/max_user_namespaces").strip()
-    most_count = int(most) if most.isdigit() else -1
+    most_count = _number(proc / "sys/user/max_user_namespaces", -1)
     if most_count == 0:
         hint = f"as root: sysctl -w user.max_user_namespaces={_USUAL_NAMESPACES}"
         return UsernsFact(
@@ -236,7 +220,6 @@ def _userns(proc: Path, *, is_root: bool) -> UsernsFact:
 
 
 def _switched_off(proc: Path) -> tuple[str, str] | None:
-    """The switch that forbids it to ordinary users, and how to put it."""
     if _text(proc / "sys/kernel/apparmor_restrict_unprivileged_userns").strip() == "1":
         return f"{APPARMOR_SWITCH} is 1 (Ubuntu's default since 24.04)", _apparmor_hint(
             str(own_program("jail"))

@@ -12,10 +12,7 @@ from belljar.dataclass import dataclass, json_of
 
 
 class KvmState(StrEnum):
-    """What is known of hardware virtualisation.
-
-    Only `PROVEN` counts: a guest really booted under it.
-    """
+    """What is known of hardware virtualisation. `PROVEN`: a guest really booted under it."""
 
     PROVEN = "proven"
     REFUTED = "refuted"
@@ -49,9 +46,7 @@ class CgroupVersion(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvmFact:
-    """`reason` says why it isn't proven; `proved_for` is what the proof (or refutation) holds for,
-    "" when there is none.
-    """
+    """Why KVM isn't proven, and what the proof or refutation holds for ("" without one)."""
 
     state: KvmState
     reason: str = ""
@@ -60,9 +55,7 @@ class KvmFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsernsFact:
-    """Whether this user may make user namespaces with the rights of root inside; else why not, and
-    what to do. `max_user_namespaces` -1: not known.
-    """
+    """Whether this user may make user namespaces, else why not. -1: the maximum is not known."""
 
     available: bool
     reason: str = ""
@@ -74,9 +67,8 @@ class UsernsFact:
 class CgroupFact:
     """Which controllers this user can put a cell under.
 
-    `parents` has, for each of `memory`, `cpu` and `pids` that is usable, the directory in which a
-    group for a cell can be made. `delegated`: it is a subtree handed to this user. `reason` says
-    why a controller is missing.
+    `parents`: for each usable one of `memory`, `cpu` and `pids`, where a group for a cell can be
+    made. `delegated`: it is a subtree handed to this user. `reason`: why a controller is missing.
     """
 
     version: CgroupVersion
@@ -94,8 +86,7 @@ class CgroupFact:
 class ToolFact:
     """A tool: `ok` when it is there and at least `needed_min`.
 
-    `needed`: a cell of `tier` can't run without it ("oci": of both tiers that are no virtual
-    machine); else it serves what `use` says.
+    `needed`: a cell of `tier` can't run without it ("oci": both the container and gvisor tier).
     """
 
     name: str
@@ -113,8 +104,7 @@ class ToolFact:
 class RuntimeFact:
     """The OCI runtime of a tier.
 
-    `kind` is whose command line it has (runc's or runsc's); `reason` and `hint` are there unless it
-    is proven; `no_port` is there when it was seen to run no container that has a network port.
+    `kind`: whose command line it has. `no_port`: why it ran no container with a network port.
     """
 
     tier: str
@@ -132,10 +122,7 @@ class RuntimeFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdsFact:
-    """Whether containers of this user can have 65,536 ids that aren't his.
-
-    The starts are 0 for root, who gives each cell a range of its own.
-    """
+    """Whether containers of this user can have 65,536 ids of their own. Starts are 0 for root."""
 
     available: bool
     reason: str = ""
@@ -145,9 +132,10 @@ class IdsFact:
 
 
 class CoreState(StrEnum):
-    """Where a core dump goes on this host: into a file, which the limit of core dumps forbids; to a
-    program that the kernel starts as root, outside all namespaces, which a limit of exactly 1
-    forbids; or to a server's socket, at which the kernel asks for no limit.
+    """Where a core dump goes: a file (forbidden by the limit of core dumps), a program that the
+
+    kernel starts as root outside all namespaces (forbidden by a limit of exactly 1), or a server's
+    socket, at which the kernel asks for no limit.
     """
 
     FILE = "file"
@@ -157,9 +145,7 @@ class CoreState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreFact:
-    """The host's `core_pattern`, and whether this process's hard limit of core dumps lets it give a
-    cell one of 1.
-    """
+    """The host's `core_pattern`, and whether this process can give a cell a core limit of 1."""
 
     state: CoreState = CoreState.FILE
     pattern: str = "core"
@@ -173,8 +159,7 @@ _NO_IDS = IdsFact(available=False, reason="it was not looked for", hint="run `be
 class HostFacts:
     """What this machine can do.
 
-    `memory_total_mib` is what this process may use at most: the machine's memory or its own control
-    group's limit. `open_files_max` is the most open files a process of this user may have.
+    `memory_total_mib`: the machine's memory, or the limit of this process's own control group.
     """
 
     arch: str
@@ -227,7 +212,6 @@ class HostFacts:
 
 
 def _typed(kind: Any, value: Any) -> Any:  # noqa: ANN401 - whatever the annotation says
-    """`value` (JSON) as the annotated type `kind`; enough for the types above."""
     if is_dataclass(kind) and isinstance(kind, type):
         hints = typing.get_type_hints(kind)
         unknown = set(value) - {item.name for item in fields(kind)}

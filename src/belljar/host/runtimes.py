@@ -239,7 +239,6 @@ def _name(key: str) -> str:
 
 
 def _recall(cache_file: Path, key: str, states: set[Any]) -> dict[str, Any]:
-    """The remembered result for exactly this key, {} for none that can be believed."""
     entry = read_json(cache_file).get(_name(key))
     if not isinstance(entry, dict) or entry.get("for") != key or entry.get("state") not in states:
         return {}

@@ -37,10 +37,7 @@ class Upstreams(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Of all settings files together.
-
-    `upstreams` None: none says anything of it. `…_from`: the file that decided, for messages.
-    """
+    """All settings files together. `…_from`: the file that decided, for messages."""
 
     least_risk: Risk = Risk.LOW
     upstreams: Upstreams | None = None
@@ -77,9 +74,7 @@ def settings_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
 
 
 def read_settings() -> Settings:
-    """The settings in force: of two files the stricter value wins. Raises `PolicyError`,
-    `HostError`.
-    """
+    """The settings in force, the stricter of two files. Raises `PolicyError`, `HostError`."""
     settings = Settings()
     for path in settings_files(environment_at_start()):
         if (text := _read(path)) is not None:
@@ -173,9 +168,7 @@ PolicyLike: TypeAlias = "LoadedPolicy | Policy | Mapping[str, Any] | str | os.Pa
 
 
 def resolve_here(policy: PolicyLike) -> LoadedPolicy:
-    """As `belljar.policy.resolve_policy`, under the settings of this host. Raises as that, and
-    `within_settings`, and `HostError`.
-    """
+    """As `belljar.policy.resolve_policy`, under the settings of this host, with their errors."""
     if isinstance(policy, LoadedPolicy):
         loaded = policy
     elif policy is None or isinstance(policy, str | os.PathLike):

@@ -28,9 +28,9 @@ _MAX_OUTPUT_CHARS: Final = 4096
 SEARCH_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool Belljar uses: `names` are tried in order, `version_argv` makes it tell its version."""
+    """A tool that Belljar uses; `version_argv` makes it print its version."""
 
     name: str
     package: str
@@ -43,48 +43,30 @@ class Tool:
 
 def tools_for(arch: str) -> tuple[Tool, ...]:
     """The tools that matter on a host of this architecture, the needed ones first."""
-    qemu = {
-        "x86_64": ("qemu-system-x86_64", "qemu-system-x86"),
-        "aarch64": ("qemu-system-aarch64", "qemu-system-arm"),
-    }
-    name, package = qemu.get(arch, (f"qemu-system-{arch}", "qemu-system"))
+    qemu = {"x86_64": "qemu-system-x86", "aarch64": "qemu-system-arm"}.get(arch, "qemu-system")
+    ask = ("-version",)
     return (
-        Tool(name=name, package=package, use="the microVM", needed=True, needed_min=QEMU_MIN),
-        Tool(name="mmdebstrap", package="mmdebstrap", use="building images"),
+        Tool(f"qemu-system-{arch}", qemu, "the microVM", needed=True, needed_min=QEMU_MIN),
+        Tool("mmdebstrap", "mmdebstrap", "building images"),
+        Tool("mksquashfs", "squashfs-tools", "packing images", version_argv=ask),
+        Tool("skopeo", "skopeo", "importing images"),
+        Tool("buildah", "buildah", "building images from Dockerfiles"),
         Tool(
-            name="mksquashfs",
-            package="squashfs-tools",
-            use="packing images",
-            version_argv=("-version",),
-        ),
-        Tool(name="skopeo", package="skopeo", use="importing images"),
-        Tool(name="buildah", package="buildah", use="building images from Dockerfiles"),
-        Tool(
-            name="unsquashfs",
-            package="squashfs-tools",
-            use="unpacking images for containers and gVisor",
+            "unsquashfs",
+            "squashfs-tools",
+            "unpacking images for containers and gVisor",
             needed=True,
             tier="oci",
-            version_argv=("-version",),
+            version_argv=ask,
         ),
-        Tool(
-            name="nft",
-            package="nftables",
-            use="ranges' packet rules",
-            needed_min=NFT_MIN,
-            tier="network",
-        ),
+        Tool("nft", "nftables", "ranges' packet rules", needed_min=NFT_MIN, tier="network"),
     )
 
 
 def tool_facts(
     tools: tuple[Tool, ...], cache_file: Path | None, *, search_path: str = SEARCH_PATH
 ) -> tuple[ToolFact, ...]:
-    """A fact for each tool.
-
-    With a `cache_file` that can be written, a version is asked for only when the tool's file has
-    changed.
-    """
+    """A fact for each tool. With `cache_file`, only a changed tool is asked for its version."""
     known = _read_cache(cache_file)
     found: dict[str, str] = {}
     facts = tuple(_fact(tool, known, found, search_path) for tool in tools)
@@ -142,9 +124,7 @@ def file_identity(path: str) -> str:
 
 
 def own_programs(*names: str) -> str:
-    """What a remembered fact holds for besides: the contents of these programs of the package, as
-    it is installed now.
-    """
+    """A digest of these programs of the package, as they are installed now."""
     digest = hashlib.sha256()
     for name in names:
         with contextlib.suppress(OSError):
@@ -184,9 +164,7 @@ def _read_cache(cache_file: Path | None) -> dict[str, str]:
 
 
 def read_json(file: Path) -> dict[str, object]:
-    """The JSON object in a cache file; empty when there is none that can be read: a cache is never
-    an error.
-    """
+    """The JSON object in a cache file; empty when none can be read: a cache is never an error."""
     try:
         value = json.loads(file.read_bytes())
     except (OSError, ValueError):
@@ -214,10 +192,7 @@ MAPPERS: Final = ("newuidmap", "newgidmap")
 
 
 def ids_fact(*, is_root: bool, etc: Path = Path("/etc"), search_path: str = SEARCH_PATH) -> IdsFact:
-    """Whether this user's containers can have ids of their own.
-
-    Root's can: it gives each a range that nobody has.
-    """
+    """Whether this user's containers can have ids of their own; root's always can."""
     if is_root:
         return IdsFact(available=True)
     missing = [name for name in MAPPERS if shutil.which(name, path=search_path) is None]

@@ -109,10 +109,7 @@ def debian_sources(
 def kernel_sources(
     known: Sequence[AptSource], codename: str, *, mirror: str = ""
 ) -> list[AptSource]:
-    """Where a guest kernel comes from: Debian 13's own suite, else Debian 12's backports.
-
-    Raises `HostError` when no Debian mirror is known.
-    """
+    """Debian 13's own suite, else Debian 12's backports. Raises `HostError` without a mirror."""
     main = debian_sources(known, codename, mirror=mirror)[0]
     suite = codename if codename in {"trixie", "forky", "sid"} else "bookworm-backports"
     return [AptSource(uri=main.uri, suites=(suite,), signed_by=main.signed_by)]

@@ -40,47 +40,11 @@ _TIMEOUT_S: Final = 3600
 _GRACE_S: Final = 20
 _CHUNK_BYTES: Final = 1 << 20
 _BASE: Final = (
-    *(
-        "adduser",
-        "bash",
-        "bzip2",
-        "ca-certificates",
-        "coreutils",
-        "curl",
-        "diffutils",
-        "file",
-        "findutils",
-        "git",
-    ),
-    *(
-        "grep",
-        "gzip",
-        "hostname",
-        "iproute2",
-        "jq",
-        "less",
-        "nano",
-        "netbase",
-        "patch",
-        "procps",
-        "psmisc",
-        "python3",
-    ),
-    *("sed", "tar", "unzip", "util-linux", "xz-utils", "zip"),
+    "adduser bash bzip2 ca-certificates coreutils curl diffutils file findutils git grep gzip "
+    "hostname iproute2 jq less nano netbase patch procps psmisc python3 sed tar unzip util-linux "
+    "xz-utils zip"
 )
-_DEVELOPMENT: Final = (
-    *(
-        "gcc",
-        "g++",
-        "gdb",
-        "libc6-dev",
-        "make",
-        "pkg-config",
-        "python3-dev",
-        "python3-pip",
-        "python3-venv",
-    ),
-)
+_DEVELOPMENT: Final = "gcc g++ gdb libc6-dev make pkg-config python3-dev python3-pip python3-venv"
 # Left out with everything below them; the directory itself stays.
 _EMPTIED: Final = (
     *("dev/", "proc/", "sys/", "run/", "tmp/", "boot/", "etc/apt/sources.list.d/"),
@@ -126,13 +90,13 @@ RECIPES: Final[Mapping[str, Recipe]] = {
     for each in (
         Recipe(
             name="default",
-            packages=_BASE,
+            packages=tuple(_BASE.split()),
             disk_bytes=1 << 30,
             summary="Debian 12 minimal, Python 3 and the usual tools",
         ),
         Recipe(
             name="debian-dev",
-            packages=(*_BASE, *_DEVELOPMENT),
+            packages=(*_BASE.split(), *_DEVELOPMENT.split()),
             disk_bytes=3 << 30,
             summary="the default image with gcc, make, gdb, pip and venv",
         ),
@@ -154,9 +118,8 @@ def build_image(
 ) -> Image:
     """Build a recipe and put it into the store under its name.
 
-    apt checks the packages, from the host's Debian mirror or `mirror`.
-    `report` gets a line for each stage, from any thread.
-    Raises `HostError` when the host can't; the store is then as it was.
+    `report` gets a line for each stage, from any thread. Raises `HostError`; then the store is as
+    it was.
     """
     sources = debian_sources(host_sources(), recipe.codename, mirror=mirror)
     is_root = os.geteuid() == 0
@@ -289,7 +252,6 @@ def belongs(path: str) -> bool:
 
 
 def _plain_path(name: str) -> str:
-    """Without the leading `./` and trailing slashes; the root directory is ""."""
     return name.removeprefix("./").strip("/") if name not in {".", "./", "/"} else ""
 
 

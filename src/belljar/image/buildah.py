@@ -60,12 +60,9 @@ class StepError(PolicyError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildRequest:
-    """What to build.
+    """What to build. `dockerfile`: None for the context's own.
 
-    Attributes:
-        dockerfile: None for the context's own.
-        has_network: the steps use this host's network.
-        volumes: directories of this host that the steps may read; Belljar's own recipes only.
+    `volumes`: host directories that the steps may read, in Belljar's own recipes only.
     """
 
     context: Path
@@ -106,8 +103,8 @@ def build_dockerfile(
 ) -> tuple[Image, bool]:
     """The image of a Dockerfile, under `request.name`, and whether it had to be built.
 
-    Raises `PolicyError` for an unusable Dockerfile or context and a step that fails, `HostError`
-    when buildah or a base is missing, or this host can't; the store is then as it was.
+    Raises `PolicyError` for an unusable Dockerfile or context or a failing step, `HostError` for a
+    missing tool or base; the store is then as it was.
     """
     check_name(request.name)
     store = Store(home)
@@ -142,10 +139,7 @@ def build_dockerfile(
 
 
 def is_built(store: Store, image: Image, request: BuildRequest) -> bool:
-    """Whether an image was built of these files, with or without network and setuid bits.
-
-    Raises as `build_dockerfile`.
-    """
+    """Whether an image was built of these files, with or without network and setuid bits."""
     recipe = read_recipe(store, request)
     return any(
         image.built.get("recipe")
@@ -241,13 +235,10 @@ def _remove(directory: Path, inside: Inside) -> None:
         remove_tree(directory)
 
 
-class _NoSpaceError(HostError):
-    """The disk was nearly full, so the step was stopped."""
+class _NoSpaceError(HostError): ...
 
 
 class _Build:
-    """One run of buildah."""
-
     def __init__(
         self, inside: Inside, work: Path, request: BuildRequest, recipe: Recipe, report: Report
     ) -> None:
@@ -316,7 +307,7 @@ class _Build:
         return made
 
     def _load(self, image: Image) -> str:
-        """Put an image of the store into buildah's storage; its id there."""
+        """Put an image of the store into buildah's storage; returns its id there."""
         self._report(f"loading the base {image.names[0] if image.names else image.digest[:12]}")
         base, there = self._work / f"base-{image.digest}", WORK / f"base-{image.digest}"
         base.mkdir(mode=0o700)
@@ -333,19 +324,11 @@ class _Build:
         layer.rename(base / layer_id)
         (base / config_id).write_bytes(config)
         (base / "version").write_text("Directory Transport Version: 1.1\n")
-        described = [
-            (_CONFIG_TYPE, config_id, len(config)),
-            (_LAYER_TYPE, layer_id, (base / layer_id).stat().st_size),
-        ]
-        config_part, layer_part = (
-            {"mediaType": kind, "digest": f"sha256:{digest}", "size": size}
-            for kind, digest, size in described
-        )
         manifest = {
             "schemaVersion": 2,
             "mediaType": _MANIFEST_TYPE,
-            "config": config_part,
-            "layers": [layer_part],
+            "config": _part(_CONFIG_TYPE, base / config_id),
+            "layers": [_part(_LAYER_TYPE, base / layer_id)],
         }
         (base / "manifest.json").write_text(json.dumps(manifest))
         give_tree(base, self._inside.first_uid)
@@ -356,32 +339,18 @@ class _Build:
     def _bud(self, ids: Mapping[str, str], made: Buildable) -> None:
         request = self._request
         options = [
-            *(
-                "--pull=never",
-                "--isolation=oci",
-                "--network=host",
-                "--format=docker",
-                "--layers=false",
-                "--rm",
-            ),
-            *("--http-proxy=false", "--identity-label=false", "--ulimit=nproc=8192:8192"),
+            *("--pull=never", "--isolation=oci", "--network=host", "--format=docker"),
+            *("--layers=false", "--rm", "--http-proxy=false", "--identity-label=false"),
+            "--ulimit=nproc=8192:8192",
             *(
                 f"--build-context={name}=container-image://{image_id}"
                 for name, image_id in ids.items()
             ),
-            *(
-                [f"--build-context={made.heredoc_context}={WORK / 'heredocs'}"]
-                if made.files
-                else []
-            ),
+            *([f"--build-context={made.heredoc_context}={WORK}/heredocs"] if made.files else []),
             *(f"--build-arg={name}={value}" for name, value in request.args.items()),
             *(f"--volume={path}:{path}:ro" for path in request.volumes),
             *([f"--target={request.target}"] if request.target else []),
-            *(
-                f"--ignorefile={WORK / 'ignore'}",
-                f"--tag={_RESULT}",
-                f"--file={WORK / 'Dockerfile'}",
-            ),
+            *(f"--ignorefile={WORK}/ignore", f"--tag={_RESULT}", f"--file={WORK}/Dockerfile"),
         ]
         self._tail.clear()
         try:
@@ -400,28 +369,10 @@ class _Build:
             ) from error
 
     def _buildah(self, *words: str, has_network: bool = False) -> None:
-        storage = [
-            "--root",
-            str(WORK / "storage"),
-            "--runroot",
-            str(WORK / "run"),
-            "--storage-driver",
-            self._driver,
-        ]
-        names = [
-            "--registries-conf",
-            str(WORK / "registries.conf"),
-            "--registries-conf-dir",
-            str(WORK / "none"),
-        ]
-        argv = [
-            tool("buildah"),
-            *storage,
-            *names,
-            "--short-name-alias-conf",
-            str(WORK / "home/aliases"),
-            *words,
-        ]
+        storage = f"--root {WORK}/storage --runroot {WORK}/run --storage-driver {self._driver}"
+        names = f"--registries-conf {WORK}/registries.conf --registries-conf-dir {WORK}/none"
+        aliases = f"--short-name-alias-conf {WORK}/home/aliases"
+        argv = [tool("buildah"), *f"{storage} {names} {aliases}".split(), *words]
         self._inside.run(
             argv,
             env=self._env,
@@ -458,12 +409,14 @@ class _Build:
             )
 
 
+def _part(kind: str, file: Path) -> dict[str, Any]:
+    return {"mediaType": kind, "digest": f"sha256:{file.name}", "size": file.stat().st_size}
+
+
 def base_config(image: Image, layer_digest: str) -> dict[str, Any]:
     """An image of the store as a Docker image's configuration. Pure."""
-    check, created = (
-        image.healthcheck or HealthCheck(test=()),
-        image.created or "1970-01-01T00:00:00Z",
-    )
+    check = image.healthcheck or HealthCheck(test=())
+    created = image.created or "1970-01-01T00:00:00Z"
     health = {
         "Test": list(check.test),
         "Interval": check.interval_ns,

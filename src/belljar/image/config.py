@@ -43,10 +43,9 @@ class HealthCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageConfig:
-    """How an image's processes start: what its maker said.
+    """How an image's processes start.
 
-    `user` is a name, a uid or `uid:gid`; `workdir` and `volumes` are absolute; `shell` and
-    `stop_signal` are empty where the image has Docker's usual ones.
+    `user`: a name, a uid or `uid:gid`. `shell` and `stop_signal`: empty for Docker's defaults.
     """
 
     env: Mapping[str, str] = field(default_factory=dict)
@@ -79,10 +78,7 @@ class ImageConfig:
 
 
 def later_fields_of(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The same fields out of a stored image's JSON.
-
-    Raises `TypeError` for what was not stored so.
-    """
+    """The same fields out of a stored image's JSON. Raises `TypeError`."""
     check = document.get("healthcheck")
     return {
         "healthcheck": HealthCheck(**{**check, "test": tuple(check["test"])}) if check else None,

@@ -82,10 +82,7 @@ class Ignored:
 
 
 def parse_ignore(text: str) -> Ignored:
-    """The rules of a `.dockerignore`.
-
-    `**` within a name is `*`. Raises `PolicyError` for more than `MAX_RULES`.
-    """
+    """The rules of a `.dockerignore`. Raises `PolicyError` for more than `MAX_RULES`."""
     rules: list[_Rule] = []
     for line in text.removeprefix("\ufeff").splitlines():
         written = line.strip()
@@ -101,10 +98,7 @@ def parse_ignore(text: str) -> Ignored:
 
 
 def read_ignore(context: Path, dockerfile: Path) -> Ignored:
-    """The rules for a Dockerfile: those in `NAME.dockerignore` beside it, else the context's own.
-
-    Raises `PolicyError`.
-    """
+    """The rules in `NAME.dockerignore` beside a Dockerfile, else the context's own."""
     for directory, name in (
         (dockerfile.parent, f"{dockerfile.name}.dockerignore"),
         (context, ".dockerignore"),
@@ -125,8 +119,7 @@ def read_ignore(context: Path, dockerfile: Path) -> Ignored:
 def take_context(context: Path, ignored: Ignored, into: Path | None = None) -> str:
     """The digest of a context (names, kinds, modes and contents), copied `into` an empty directory.
 
-    Raises `PolicyError` for a file that is neither regular nor a link, and beyond `MAX_ENTRIES`,
-    `MAX_BYTES` or `MAX_DEPTH`.
+    Raises `PolicyError` for a special file, and beyond `MAX_ENTRIES`, `MAX_BYTES` or `MAX_DEPTH`.
     """
     digest, left_bytes = hashlib.sha256(), MAX_BYTES
     links: list[tuple[Path, str]] = []
@@ -157,7 +150,6 @@ def take_context(context: Path, ignored: Ignored, into: Path | None = None) -> s
 def _take(
     context: Path, name: Path, found: os.stat_result, target: Path | None, left_bytes: int
 ) -> tuple[str, bytes]:
-    """The kind and the content (a digest, or a link's target) of one entry."""
     if stat.S_ISDIR(found.st_mode):
         if target:
             target.mkdir(parents=True, exist_ok=True)

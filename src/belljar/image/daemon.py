@@ -30,8 +30,7 @@ _CHUNK_BYTES: Final = 1 << 20
 _HINT_SAVE: Final = "`docker save NAME -o FILE`, then `belljar image import docker-archive:FILE`"
 
 
-class _LateError(TimeoutError):
-    """A whole answer took too long; its text says how long."""
+class _LateError(TimeoutError): ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +44,7 @@ class DaemonImage:
 
 
 def daemon_hosts(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Where to ask, best first: `$DOCKER_HOST`, else each socket of Docker and Podman.
-
-    Raises `HostError` for a `$DOCKER_HOST` that isn't taken.
-    """
+    """`$DOCKER_HOST`, else each socket of Docker and Podman. Raises `HostError`."""
     if host := environ.get("DOCKER_HOST", ""):
         if urlsplit(host).scheme not in {"unix", "tcp", "http"} or environ.get("DOCKER_TLS_VERIFY"):
             raise HostError(
@@ -64,10 +60,7 @@ def daemon_hosts(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def ask_daemons(hosts: tuple[str, ...], name: str, *, timeout_s: float) -> DaemonImage:
-    """The image of this name or id, from the first daemon that has it.
-
-    Raises `HostError` that says what each answered.
-    """
+    """The image of this name or id, from the first daemon that has it. Raises `HostError`."""
     failures = []
     for host in hosts:
         try:

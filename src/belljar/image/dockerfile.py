@@ -82,10 +82,7 @@ class Bases:
 
 
 def base_images(text: str, args: Mapping[str, str], *, target: str = "") -> Bases:
-    """The images that the file names, with `args` filled in; not stages and not `scratch`.
-
-    Up to the stage `target`, if one is given. Raises `DockerfileError`.
-    """
+    """The images that the file uses up to stage `target`; not stages. Raises `DockerfileError`."""
     known, stages, found = dict[str, str](), set[str](), list[str]()
     froms: list[tuple[Instruction, str, str]] = []
     for item in instructions(text):
@@ -125,10 +122,9 @@ def make_buildable(
     ids: Mapping[str, str],
     shells: Mapping[str, Sequence[str]] | None = None,
 ) -> Buildable:
-    """The same file where each FROM names its image by its id in buildah's storage.
+    """The file for buildah, where each FROM names its image by its id in buildah's storage.
 
-    Here-documents become files of a context or scripts of a shell.
-    `shells` are those of the base images; without one it is `/bin/sh -c`. Raises `DockerfileError`.
+    `shells`: of the base images, default `/bin/sh -c`. Raises `DockerfileError`.
     """
     # A name that the file can't contain: it is made of the file's digest.
     context = f"heredocs-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:40]}"
@@ -157,10 +153,7 @@ def make_buildable(
 
 
 def instructions(text: str) -> Iterator[Instruction]:
-    """The instructions of a file, those that go over several lines in one.
-
-    Raises `DockerfileError` for a here-document that can't be read.
-    """
+    """The instructions of a file. Raises `DockerfileError` for a broken here-document."""
     lines = _lines(text)
     escape = next((match[1] for line in lines[:1] if (match := _ESCAPE.fullmatch(line))), "\\")
     kept, first, number = "", 0, 0
@@ -243,10 +236,7 @@ def _filled(text: str, known: Mapping[str, str]) -> str:
 
 
 def _read_heredocs(rest: str, lines: Sequence[str], at: int) -> tuple[tuple[Heredoc, ...], int]:
-    """The documents that an instruction opens, from line `at` on, and the line behind the last.
-
-    Raises `DockerfileError` for one without an end.
-    """
+    """The documents that an instruction opens from line `at` on, and the line after the last."""
     found = []
     for word in _WORD.findall(rest):
         opener = _OPENER.fullmatch(word)

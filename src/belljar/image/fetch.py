@@ -67,9 +67,8 @@ def fetched(
 ) -> Iterator[Fetched]:
     """The image `ref` copied into a directory that is gone after the block.
 
-    As root, files and what a daemon gave are read as an unprivileged user; registries need the
-    caller's own credentials. Raises `PolicyError` when a file is no image or too large,
-    `HostError` when skopeo, the registry or the daemon fails.
+    As root, files and what a daemon gave are read as an unprivileged user. Raises `PolicyError` for
+    no image or a too large one, `HostError` when skopeo, the registry or the daemon fails.
     """
     transport, _, rest = ref.partition(":")
     drop = transport != "docker" and os.geteuid() == 0
@@ -148,14 +147,8 @@ def _skopeo(origin: Origin, work: Path, limits: ImportLimits) -> list[str]:
 
 
 def _unprivileged() -> list[str]:
-    return [
-        tool("setpriv"),
-        f"--reuid={_NOBODY}",
-        f"--regid={_NOBODY}",
-        "--clear-groups",
-        "--no-new-privs",
-        "--",
-    ]
+    ids = (f"--reuid={_NOBODY}", f"--regid={_NOBODY}")
+    return [tool("setpriv"), *ids, "--clear-groups", "--no-new-privs", "--"]
 
 
 def _env(work: Path, *, drop: bool) -> dict[str, str]:
@@ -202,7 +195,6 @@ def _from_file(
 
 
 def _unpack_layout(archive: Path, into: Path, scratch: Path, limits: ImportLimits) -> None:
-    """Take out of an archive what has exactly a name of an OCI layout."""
     if not archive.is_file():
         raise PolicyError(
             "it is no file",
@@ -221,7 +213,6 @@ def _unpack_layout(archive: Path, into: Path, scratch: Path, limits: ImportLimit
 
 
 def _nobody_may(test: str, path: Path) -> bool:
-    """Whether `nobody` may use the path so (`-r`, `-w`)."""
     try:
         run_tool([*_unprivileged(), tool("test"), test, str(path)], timeout_s=10)
     except HostError:
@@ -230,7 +221,7 @@ def _nobody_may(test: str, path: Path) -> bool:
 
 
 def _copy(path: Path, into: Path, limits: ImportLimits) -> None:
-    """Copy a file, or a directory's plain files and directories (no link is followed)."""
+    """Copy a file, or a directory's plain files and directories; no link is followed."""
     left_bytes = limits.max_bytes
     found = [path, *sorted(path.rglob("*"))] if path.is_dir() else [path]
     for entry in found[: limits.max_entries]:

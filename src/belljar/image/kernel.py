@@ -31,18 +31,8 @@ if TYPE_CHECKING:
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _MAX_MODULE_BYTES: Final = 64 << 20
 # A squashfs root under an overlay in tmpfs, both id-mapped, needs Linux 6.3.
-_NEEDED_CONFIG: Final = tuple(
-    f"CONFIG_{name}"
-    for name in [
-        "SQUASHFS",
-        "SQUASHFS_LZ4",
-        "OVERLAY_FS",
-        "TMPFS",
-        "USER_NS",
-        "VIRTIO_BLK",
-        "VIRTIO_CONSOLE",
-        "VIRTIO_MMIO",
-    ]
+_NEEDED_CONFIG: Final = (
+    "SQUASHFS SQUASHFS_LZ4 OVERLAY_FS TMPFS USER_NS VIRTIO_BLK VIRTIO_CONSOLE VIRTIO_MMIO"
 )
 _MIN_VERSION: Final = (6, 3)
 _DEPENDS: Final = re.compile(rb"(?:\A|\0)depends=([^\0]{0,4096})\0")
@@ -51,10 +41,7 @@ _DEBIAN_ARCH: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """A guest kernel in the store; its files are read-only.
-
-    `modules` are uncompressed and in load order; `wanted` are those asked for when it was fetched.
-    """
+    """A guest kernel in the store. `modules` in load order; `wanted`: those asked for."""
 
     digest: str
     version: str
@@ -98,7 +85,6 @@ def current_kernel(home: Path) -> Kernel:
 def fetch_kernel(home: Path, sources: Sequence[AptSource], modules: Sequence[str]) -> Kernel:
     """Fetch the newest cloud kernel that `sources` have and make it the current one.
 
-    `modules` are what the guest must load; their dependencies are added, built-in ones left out.
     The package is checked against apt's signed index twice: by apt, and by its SHA-256 here.
     Raises `HostError`; then the store is as it was.
     """
@@ -175,7 +161,6 @@ def _store(home: Path, scratch: Path, package: Mapping[str, str], modules: Seque
 
 
 def _lay_out(tree: Path, whole: Path, modules: Sequence[str]) -> str:
-    """Copy what is needed out of the unpacked package; the kernel's release."""
     images = sorted((tree / "boot").glob("vmlinuz-*"))
     if len(images) != 1:
         raise HostError(
@@ -233,7 +218,7 @@ def _check(release: str, config: str) -> None:
     enabled = {
         line.partition("=")[0] for line in config.splitlines() if line.endswith(("=y", "=m"))
     }
-    missing = [name for name in _NEEDED_CONFIG if name not in enabled]
+    missing = [n for n in map("CONFIG_{}".format, _NEEDED_CONFIG.split()) if n not in enabled]
     if missing:
         raise HostError(
             f"the kernel {release} was built without {', '.join(missing)}", where="config"
@@ -271,8 +256,7 @@ def load_order(
 ) -> list[tuple[str, bytes]]:
     """The wanted modules and all they depend on, each after what it needs. Pure.
 
-    `read` gives a module's bytes, None if there is none.
-    Raises `HostError` for a module that is neither there nor built in.
+    `read` gives a module's bytes. Raises `HostError` for one neither there nor built in.
     """
     ordered: dict[str, bytes] = {}
 
@@ -306,16 +290,8 @@ def dependencies(module: bytes) -> tuple[str, ...]:
 
 
 REQUIRED_MODULES: Final = (
-    *(
-        "virtio_ring",
-        "virtio",
-        "virtio_mmio",
-        "virtio_blk",
-        "virtio_console",
-        "rng-core",
-        "virtio-rng",
-    ),
-    *("squashfs", "overlay", "virtio_net"),
+    *("virtio_ring", "virtio", "virtio_mmio", "virtio_blk", "virtio_console"),
+    *("rng-core", "virtio-rng", "squashfs", "overlay", "virtio_net"),
 )
 """What a guest needs, each after what it depends on.
 
@@ -336,13 +312,8 @@ def build_initramfs(
 ) -> bytes:
     """The gzipped archive: `/init`, the probe program `/p`, and `/m/NN-name.ko` in load order.
 
-    Args:
-        agent: the static agent program of the guest's architecture.
-        modules: (name without `.ko`, contents) of each module, uncompressed.
-        probe: the static probe program; None: the guest has none.
-
-    Raises:
-        ValueError: no module's name, not an ELF file, or more than 100 modules.
+    `modules`: name without `.ko`, uncompressed bytes. Raises `ValueError` for a bad name, for what
+    is no ELF file, and for more than 100 modules.
     """
     programs = [("init", agent), *([("p", probe)] if probe is not None else [])]
     if len(modules) > _MAX_MODULES:
@@ -377,7 +348,6 @@ def _archive(
 def _entry(
     inode: int, path: str, mode: int, contents: bytes = b"", *, device: tuple[int, int] = (0, 0)
 ) -> bytes:
-    """One member in the "newc" format, padded to four bytes."""
     name = path.encode("ascii") + b"\0"
     links = 2 if mode & 0o170000 == _S_IFDIR else 1
     fields = (inode, mode, 0, 0, links, 0, len(contents), 0, 0, *device, len(name), 0)

@@ -52,10 +52,9 @@ def import_image(
 ) -> Image:
     """Put the container image `ref` (as skopeo names it) into the store.
 
-    Its name is `name`, else what its source calls it.
-    All of it is checked before it is packed; setuid bits are removed unless `keep_setuid`.
-    Raises `PolicyError` when the image is broken, hostile or beyond `limits`, `HostError` when
-    this host can't; the store is then as it was and nothing is left behind.
+    All of it is checked before it is packed; setuid bits are removed unless `keep_setuid`. Raises
+    `PolicyError` for a broken or hostile image or one beyond `limits`, `HostError` when this host
+    can't; the store is then as it was.
     """
     bounds = limits or ImportLimits()
     transport_of(ref)
@@ -138,7 +137,6 @@ def import_directory(
 def _configuration(
     directory: Path, descriptor: Mapping[str, Any], limits: ImportLimits
 ) -> Mapping[str, Any]:
-    """The configuration that a descriptor names, its digest and platform checked."""
     path, digest = _blob(directory, descriptor)
     config = parse_document(read_bounded(path, limits))
     if file_sha256(path) != digest:
@@ -172,7 +170,6 @@ def _merge(
     *,
     report: Report,
 ) -> list[Layer]:
-    """The layers of the manifest, applied to the tree; `opened` closes them."""
     described, layers = _part(manifest, "layers", list), list[Layer]()
     diff_ids = _part(_part(config, "rootfs", dict), "diff_ids", list)
     if len(described) > limits.max_layers or len(described) != len(diff_ids):
@@ -249,10 +246,7 @@ def _part(document: Mapping[str, Any], name: str, kind: type[_T]) -> _T:
 class Wanted:
     """An image to get.
 
-    Attributes:
-        build: how it is built, as JSON for `Build`: no registry has it.
-        bases: what its Dockerfile starts from; got when the image itself is nowhere.
-        why: it can't even be named, for this reason.
+    `build`: how, as JSON for `Build`. `bases`: of its Dockerfile. `why`: it can't even be named.
     """
 
     image: str
@@ -284,10 +278,7 @@ def obtain(
     report: Report = lambda _line: None,
     environ: Mapping[str, str] = os.environ,
 ) -> Iterator[Obtained]:
-    """Get each image that the store does not have; the failure of one hides no other.
-
-    Raises nothing of ours.
-    """
+    """Get each image that the store lacks; the failure of one hides no other."""
     daemon: HostError | bool
     try:
         daemon = any(daemon_answers(host) for host in daemon_hosts(environ))
@@ -325,10 +316,7 @@ def obtain(
 def _fetched(
     home: Path, wanted: Wanted, limits: ImportLimits, report: Report, *, daemon: HostError | bool
 ) -> Obtained:
-    """From the store, a daemon, or its registry, unless it is built.
-
-    `daemon`: whether one answers, or why none can be asked; its error is in that of the registry.
-    """
+    """From the store, a daemon (`daemon`: one answers, or why none can be asked), or a registry."""
     if wanted.why:
         raise HostError(f"its image is not known: {wanted.why}", where=wanted.image)
     try:

@@ -117,7 +117,6 @@ def _names(written: list[str]) -> tuple[str, ...]:
 
 
 def _both(text: str) -> Iterator[str]:
-    """The name in its normal form, and without Podman's `localhost/`."""
     for name in dict.fromkeys((text.removeprefix(_BUILT_HERE), text)):
         try:
             reference = parse_reference(name)
@@ -142,13 +141,8 @@ _SHORT_ID: Final = re.compile(r"(?:sha256:)?[0-9a-f]{12,64}")
 class Origin:
     """What to copy, and what its source says of it.
 
-    Attributes:
-        source: for skopeo; a file's has its path put in by `at`.
-        options: for `skopeo copy`.
-        names: what the source calls it, in the normal form.
-        digests: under which the source knows it: of an index, a manifest, a configuration.
-        manifest: the digest that the manifest must have; "" where it is unknown.
-        daemon: where it is to be saved from first; None for what skopeo reads itself.
+    `source`: for skopeo; `at` puts a file's path in. `digests`: of an index, a manifest, a
+    configuration. `manifest`: the digest it must have. `daemon`: saves the image first.
     """
 
     source: str
@@ -164,11 +158,9 @@ class Origin:
 
 
 def origin_of_service(transport: str, rest: str, work: Path, limits: ImportLimits) -> Origin:
-    """The image of a registry (`docker://NAME`) or a daemon (`docker-daemon:NAME`), by its digest
-    or id.
+    """The image of a registry or a daemon, by its digest or id.
 
-    Raises `PolicyError` for what can't be a name and for another digest than the named one,
-    `HostError` when none answers.
+    Raises `PolicyError` for a bad name or another digest, `HostError` when none answers.
     """
     text = rest.removeprefix("//") if transport == "docker" else rest
     try:
@@ -228,10 +220,7 @@ def _of_daemon(name: str, reference: Reference | None, limits: ImportLimits) -> 
 
 
 def origin_of_archive(path: Path, tag: str, scratch: Path, limits: ImportLimits) -> Origin:
-    """What `docker save` wrote: the image named `tag`, or the only one.
-
-    Raises `PolicyError` for several, `LayerError`.
-    """
+    """The image named `tag` of what `docker save` wrote, or the only one. Raises `PolicyError`."""
     if not path.is_file():
         raise PolicyError(
             "it is no file", where=printable(str(path)), hint="name what `docker save` wrote"
@@ -249,10 +238,7 @@ def origin_of_archive(path: Path, tag: str, scratch: Path, limits: ImportLimits)
 
 
 def origin_of_layout(path: Path, tag: str, limits: ImportLimits) -> Origin:
-    """An OCI layout: the image of this tag, or the only one.
-
-    Raises `PolicyError` for several, `LayerError`.
-    """
+    """The image `tag` of an OCI layout, or the only one. Raises `PolicyError`, `LayerError`."""
     index = parse_document(read_bounded(path / "index.json", limits))
     images = names_of_index(index)
     if tag:
@@ -280,7 +266,6 @@ def _index_digest(
 
 
 def _member(archive: Path, name: bytes, scratch: Path, limits: ImportLimits) -> bytes:
-    """One small file of a tar archive; empty when there is none."""
     with closing(
         Layer(archive.open("rb"), archive.stat().st_size, "")
         if is_plain(archive)
@@ -297,7 +282,6 @@ def _member(archive: Path, name: bytes, scratch: Path, limits: ImportLimits) -> 
 
 
 def _single(images: Sequence[tuple[str, ...]], path: Path, transport: str) -> tuple[str, ...]:
-    """The names of the only image. Raises `PolicyError` for several."""
     if len(images) > 1:
         names = [name for image in images for name in image[:1]] or ["images without a name"]
         raise PolicyError(

@@ -48,10 +48,7 @@ def build_packages(
     pip: Sequence[str],
     report: Callable[[str], None] = lambda _line: None,
 ) -> Image:
-    """The image `base` with packages, under `name`.
-
-    Raises as `build_dockerfile`, and `PolicyError` for what is no package's name.
-    """
+    """The image `base` with packages, under `name`. Raises as `build_dockerfile`."""
     for words, pattern, kind in ((apt, _APT, "a Debian package"), (pip, _PIP, "a Python package")):
         for word in words:
             if pattern.fullmatch(word) is None:

@@ -41,11 +41,9 @@ SetuidPrograms: TypeAlias = Literal["", "kept", "removed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """An immutable root file system.
+    """An immutable root file system (squashfs), by the SHA-256 of its bytes in hex.
 
-    `digest`: the SHA-256 of `rootfs` (a squashfs file, read-only), in hex.
-    `origins`: the digests (`sha256:…`) of the documents that it was imported from.
-    `built`: what went into an image built from a Dockerfile (`image.buildah`).
+    `origins`: digests (`sha256:…`) of the documents that it was imported from.
     """
 
     digest: str
@@ -90,8 +88,7 @@ class Store:
         """The image of a reference, a digest, or a unique beginning of one (≥ 6 hex digits).
 
         A digest in a reference must be one that the image was imported from; a tag beside it is
-        ignored, as in Docker. The image's bytes are not hashed again (see `verify`).
-        Raises `HostError` when there is none.
+        ignored, as in Docker. Bytes are not hashed again (`verify`). Raises `HostError`.
         """
         names, origins = self._names(), self._origins()
         digest = self._digest_of(ref, names, origins)
@@ -140,10 +137,8 @@ class Store:
     ) -> Image:
         """Move `rootfs` (a squashfs file on the store's file system) into the store.
 
-        Its names and `origins` are taken from whichever image had them. The configuration is part
-        of the digest: its hash is appended to the file, behind the end of the file system.
-        Raises `PolicyError` for a name that isn't allowed, `HostError` when the store can't be
-        written.
+        Its names and `origins` are taken from whichever image had them. The configuration's hash is
+        appended to the file, so it is part of the digest. Raises `PolicyError`, `HostError`.
         """
         called = [check_name(each, origins=origins) for each in (name, *more_names)]
         rootfs.chmod(0o600)
@@ -178,10 +173,9 @@ class Store:
             return self._read(digest, self._names(), self._origins())
 
     def remove(self, ref: str, *, only_unnamed: bool = False) -> Image:
-        """Remove a name, and with its last name (or when `ref` is a digest) the image.
+        """Remove a name, and with its last name (or by digest) the image. Returns that.
 
-        `only_unnamed`: nothing, when it has a name. Cells on it go on running.
-        Returns the image as it was. Raises `HostError` when there is none.
+        `only_unnamed`: nothing, when it has a name. Raises `HostError` when there is none.
         """
         with locked(self.home, "images"):
             image, names = self.find(ref), self._names()
@@ -254,7 +248,6 @@ class Store:
         return {str(key): str(digest) for key, digest in index.items()}
 
     def _write(self, file: Path, document: Mapping[str, Any], *, mode: int = 0o644) -> None:
-        """Replace a JSON file in one step."""
         with scratch_dir(self.home) as scratch:
             written = scratch / file.name
             written.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
@@ -327,10 +320,7 @@ def command_for(ref: str) -> str:
 
 
 def verify(image: Image) -> None:
-    """Hash the image's bytes again, and its configuration.
-
-    Raises `HostError` when they are not what its digest says.
-    """
+    """Hash the image's bytes and configuration again. Raises `HostError` when they differ."""
     with image.rootfs.open("rb") as file:
         file.seek(max(0, image.rootfs.stat().st_size - _SEAL_BYTES))
         sealed = file.read(hashlib.sha256().digest_size)
@@ -344,10 +334,7 @@ def verify(image: Image) -> None:
 
 
 def check_name(name: str, *, origins: Sequence[str] = ()) -> str:
-    """The name in its normal form: a reference, not like a digest.
-
-    A digest in it must be one of `origins`. Raises `PolicyError`.
-    """
+    """The name in its normal form; a digest must be one of `origins`. Raises `PolicyError`."""
     try:
         reference = parse_reference(name)
         if is_like_digest(name):
@@ -376,17 +363,13 @@ def _parsed(ref: str) -> Reference | None:
 
 
 def _name_in(names: Mapping[str, str], reference: Reference) -> str | None:
-    """The written name that means this reference.
-
-    Stores of earlier versions hold names that are not in the normal form.
-    """
+    """The stored name that means this reference: earlier versions stored other forms."""
     if reference.familiar in names:
         return reference.familiar
     return next((name for name in names if _parsed(name) == reference), None)
 
 
 def _named(names: Mapping[str, str], called: Sequence[str], digest: str) -> dict[str, str]:
-    """The names with `called` (in the normal form) given to an image."""
 
     def is_kept(name: str) -> bool:
         parsed = _parsed(name)

@@ -65,11 +65,9 @@ def run_tool(
     log: IO[bytes] | None = None,
     watch: Callable[[], None] | None = None,
 ) -> bytes:
-    """Run a tool to its end and return its standard output.
+    """Run a tool to its end and return its standard output. Raises `HostError` when it fails.
 
-    Its process group is killed at `timeout_s`, on interruption and when `watch` (called about
-    every 0.2 s) raises. Standard error also goes to `log`.
-    Raises `HostError` with the last lines of standard error when the tool fails.
+    Its process group is killed at `timeout_s`, on interruption and when `watch` raises.
     """
     with started(argv, env=env, cwd=cwd, stdout=subprocess.PIPE) as process:
         waited_s = 0.0
@@ -101,10 +99,9 @@ def run_logged(
     timeout_s: float = 3600,
     finish_when_interrupted: bool = False,
 ) -> None:
-    """Run a tool to its end, its output appended to `log`; `on_line` runs in another thread.
+    """Run a tool to its end, its output appended to `log`. Raises `HostError` when it fails.
 
     `finish_when_interrupted`: raise an interruption only after it has ended.
-    Raises `HostError` with its last words when it fails.
     """
     with log.open("ab") as file:
         file.write(f"\n$ {' '.join(argv)}\n".encode())
@@ -317,12 +314,10 @@ class Inside:
         on_line: Callable[[str], None] = lambda _line: None,
         watch: Watch = lambda: None,
     ) -> bytes:
-        """Run a tool as the namespace's root, to its end; its last words.
+        """Run a tool as the namespace's root, to its end; returns the end of its output.
 
-        `cwd` is `WORK` there. Of this host's files only its programs (`/usr`) and the directories
-        `readable` are there: no /etc, home, socket or store. `watch` is called often; it may raise.
-
-        Raises `HostError` when it fails or takes too long.
+        `cwd` is `WORK` there. Of this host it sees `/usr` and the directories `readable` only: no
+        /etc, home, socket or store. `watch` is called often; it may raise. Raises `HostError`.
         """
         kept = ["network" if has_network else "apart", *map(str, readable), "--"]
         wrapped = [
@@ -358,40 +353,19 @@ class Inside:
 
     def _entering(self, *, has_network: bool, max_file_bytes: int) -> list[str]:
         limits = [f"--fsize={max_file_bytes}", f"--data={_MAX_DATA_BYTES}", "--core=0"]
-        enter = ["nsenter", f"--user=/proc/{self.holder_pid}/ns/user", "--setuid=0", "--setgid=0"]
+        enter = [f"--user=/proc/{self.holder_pid}/ns/user", "--setuid=0", "--setgid=0"]
         apart = ["--mount", "--pid", "--fork", "--kill-child", "--ipc", "--uts", "--mount-proc"]
         return [
-            *(
-                tool("choom"),
-                "-n",
-                "1000",
-                "--",
-                tool("prlimit"),
-                *limits,
-                "--",
-                tool(enter[0]),
-                *enter[1:],
-                "--",
-            ),
-            *(
-                tool("unshare"),
-                *apart,
-                *([] if has_network else ["--net"]),
-                "--",
-                "/bin/sh",
-                "-c",
-                _INIT,
-                "init",
-            ),
+            *(tool("choom"), "-n", "1000", "--", tool("prlimit"), *limits, "--"),
+            *(tool("nsenter"), *enter, "--", tool("unshare"), *apart),
+            *([] if has_network else ["--net"]),
+            *("--", "/bin/sh", "-c", _INIT, "init"),
         ]
 
 
 @contextmanager
 def user_namespace() -> Iterator[Inside]:
-    """A user namespace; it lasts as long as the block.
-
-    Raises `HostError` where this user can have none.
-    """
+    """A user namespace for the block. Raises `HostError` where this user can have none."""
     first = _ROOTS_FIRST_ID + secrets.randbelow(_ROOTS_SLOTS) * IDS
     argv = [tool("unshare"), "--user", "--", tool("cat")]
     with started(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:

@@ -16,7 +16,6 @@ def belljar_home(environ: Mapping[str, str] | None = None, *, uid: int | None = 
     """The store's directory, absolute; it need not exist.
 
     `$BELLJAR_HOME`; else /var/lib/belljar for root, `$XDG_DATA_HOME/belljar` for a user.
-    A relative `$XDG_DATA_HOME` is ignored, as its specification says.
     """
     env = os.environ if environ is None else environ
     if chosen := env.get(HOME_VARIABLE):

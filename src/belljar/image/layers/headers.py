@@ -93,8 +93,7 @@ class Source(Protocol):
 def read_entries(source: Source, size_bytes: int) -> Iterator[LayerEntry]:
     """The entries of a layer of `size_bytes`, in its order, in about 2 MiB of memory.
 
-    A layer must end with its end marker or exactly after an entry.
-    Raises `LayerError` for anything broken or refused.
+    It must end with an end marker or exactly after an entry. Raises `LayerError`.
     """
     offset, extra = 0, _Extra()
     while offset < size_bytes:
@@ -149,8 +148,6 @@ def check_components(parts: EntryPath, name: bytes) -> None:
 
 
 class _Extra:
-    """What the extended headers before an entry say about it."""
-
     def __init__(self) -> None:
         self.used = False
         self.name: bytes | None = None
@@ -269,12 +266,10 @@ def _bounded(stated: int | None, field_bytes: bytes, what: str, most: int) -> in
 
 
 def _time(field_bytes: bytes) -> int:
-    """A time before 1970 is 1970."""
     return 0 if field_bytes[0] == 0xFF else _number(field_bytes, "time")
 
 
 def _number(field_bytes: bytes, what: str) -> int:
-    """An octal number, or GNU's base 256 (never negative)."""
     if field_bytes[0] & 0x80:
         if field_bytes[0] != 0x80:
             raise LayerError(f"a header's {what} is negative or too large")

@@ -55,12 +55,10 @@ class Node:
 
 
 class Tree:
-    """The merged file system of an image.
+    """The merged file system of an image; `apply` takes the entries, lowest layer first.
 
-    `apply` takes each layer's entries, lowest layer first. With `keep_setuid` false, setuid and
-    setgid bits of files and file capabilities are taken away; `has_setuid` says whether a file had
-    one of these bits. Raises `LayerError` for what an image may not have, also for more than
-    `limits` allows.
+    Without `keep_setuid`, setuid and setgid bits of files and file capabilities are removed.
+    Raises `LayerError` for what an image may not have or `limits` forbid.
     """
 
     def __init__(self, limits: ImportLimits, *, keep_setuid: bool = False) -> None:
@@ -188,7 +186,6 @@ class Tree:
         return node.layer == self._layer or bool(node.children)
 
     def _directory(self, path: EntryPath, entry: LayerEntry) -> Node:
-        """The directory that an entry goes into; missing ones are made."""
         node = self._find(path, make=entry.mtime_s)
         if node is None:
             raise LayerError(f"{_shown(entry.path)} lies below something that is no directory")
@@ -235,7 +232,6 @@ class Tree:
 
 
 def _header(path: bytes, node: Node, first_names: dict[int, bytes]) -> tarfile.TarInfo:
-    """A hard link comes after the file's first name."""
     info = tarfile.TarInfo(path.decode("utf-8", "surrogateescape"))
     info.mode, info.uid, info.gid, info.mtime = node.mode, node.uid, node.gid, node.mtime_s
     first = first_names.setdefault(id(node), path)
@@ -273,19 +269,15 @@ class Member:
 def pack(members: Iterable[Member], into: Path, *, made_s: int) -> None:
     """Write `members` as a squashfs file `into`; equal members give equal bytes.
 
-    Directories come before what is in them. The root directory is always root's, mode 0755: an
-    entry for it (".") is left out. No time is later than `made_s`, the file system's own.
-    Raises `HostError` when the packer is missing, fails or finds no space.
+    Directories come before what is in them. An entry for the root (".") is left out: it is root's,
+    mode 0755. No time is later than `made_s`. Raises `HostError`.
     """
     argv = [
         tool("sqfstar"),
         *_COMPRESSION,
         *_BLOCK,
         *_ROOT,
-        "-exit-on-error",
-        "-no-progress",
-        "-quiet",
-        str(into),
+        *("-exit-on-error", "-no-progress", "-quiet", str(into)),
     ]
     # squashfs-tools 4.5 ignores its option for the root directory's time; this sets and caps all.
     env = plain_env(SOURCE_DATE_EPOCH=str(made_s))
