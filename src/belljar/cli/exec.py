@@ -144,17 +144,13 @@ def exec_command(
             ctx,
             param_hint="--timeout",
         )
-    options = {"user": user, "cwd": workdir, "env": _environment(ctx, env), "timeout_s": timeout_s}
-    return run_async(_exec, policy, tier, argv, as_json=as_json, options=options)
-
-
-def _environment(ctx: click.Context, pairs: tuple[str, ...]) -> dict[str, str]:
-    for pair in pairs:
+    for pair in env:
         if "=" not in pair or pair.startswith("="):
-            raise click.BadParameter(
-                f"{printable(pair)!r}: write NAME=VALUE", ctx, param_hint="--env"
-            )
-    return dict(pair.split("=", 1) for pair in pairs)
+            what = f"{printable(pair)!r}: write NAME=VALUE"
+            raise click.BadParameter(what, ctx, param_hint="--env")
+    variables = dict(pair.split("=", 1) for pair in env)
+    options = {"user": user, "cwd": workdir, "env": variables, "timeout_s": timeout_s}
+    return run_async(_exec, policy, tier, argv, as_json=as_json, options=options)
 
 
 async def _exec(
@@ -276,16 +272,15 @@ def passing_on() -> Callable[[Stream, bytes], None]:
     def pass_on(stream: Stream, chunk: bytes) -> None:
         target = targets[stream]
         if target.isatty():
-            target.write(_harmless(decoders[stream].decode(chunk)))
+            text = decoders[stream].decode(chunk)
+            target.write(
+                re.sub(r"[^\n\t]+", lambda part: printable(part[0], max_chars=len(text)), text)
+            )
         else:
             target.buffer.write(chunk)
         target.flush()
 
     return pass_on
-
-
-def _harmless(text: str) -> str:
-    return re.sub(r"[^\n\t]+", lambda part: printable(part[0], max_chars=len(part[0])), text)
 
 
 def _explain(output: ExecOutput) -> None:

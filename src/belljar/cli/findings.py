@@ -319,7 +319,15 @@ def _block(found: RangeFindings, run_id: str) -> Iterator[str]:
         )
     if found.requests.still_open:
         yield f"{found.requests.still_open} raw connection(s) open until the range ended"
-    yield from _sums(found)
+    for title, group in (
+        ("attempts to publish, push or send", found.attempts),
+        ("names asked for that exist here", found.names_found),
+        ("names asked for that don't exist here", found.names_refused),
+        ("TLS refused", found.tls_refused),
+        ("limits hit", found.limits),
+    ):
+        if group:
+            yield f"{title}: {group.sentence()}"
     if unusual := [
         f"{kind} {size}" for kind, size in found.remainder.items() if kind not in ORDINARY
     ]:
@@ -338,19 +346,6 @@ def _block(found: RangeFindings, run_id: str) -> Iterator[str]:
     yield from (
         f"EVIDENCE MISSING: {printable(lost.sentence, max_chars=800)}" for lost in found.lost
     )
-
-
-def _sums(found: RangeFindings) -> Iterator[str]:
-    """× is how often."""
-    for title, group in (
-        ("attempts to publish, push or send", found.attempts),
-        ("names asked for that exist here", found.names_found),
-        ("names asked for that don't exist here", found.names_refused),
-        ("TLS refused", found.tls_refused),
-        ("limits hit", found.limits),
-    ):
-        if group:
-            yield f"{title}: {group.sentence()}"
 
 
 def _requests(title: str, found: RangeFindings, requests: Requests, run_id: str) -> Iterator[str]:
@@ -421,7 +416,10 @@ def signal_lines(findings: RunFindings, *, verbose: bool = False) -> list[str]:
     invalid = [
         f"  INVALID: {printable(each.problem)}" for each in findings.controls if each.problem
     ]
-    names = [_name(row) for row in findings.rows]
+    names = []
+    for row in findings.rows:
+        epoch = f" #{row.transcript.epoch}" if row.transcript.epoch > 1 else ""
+        names.append(f"{printable(row.transcript.sample, max_chars=MAX_NAME_CHARS)}{epoch}")
     width = min(MAX_NAME_CHARS, max(map(len, names), default=0))
     lines = [
         line
@@ -453,11 +451,6 @@ def _state(findings: RunFindings) -> str:
             return "invalid"
 
 
-def _name(row: Row) -> str:
-    epoch = f" #{row.transcript.epoch}" if row.transcript.epoch > 1 else ""
-    return f"{printable(row.transcript.sample, max_chars=MAX_NAME_CHARS)}{epoch}"
-
-
 def _sample(name: str, row: Row, *, verbose: bool) -> Iterator[str]:
     found = row.signals
     for number, signal in enumerate(found.signals):
@@ -474,11 +467,7 @@ def _sample(name: str, row: Row, *, verbose: bool) -> Iterator[str]:
 
 def _evidence(signal: Signal) -> str:
     evidence = signal.evidence
-    left = (
-        len(evidence) - MAX_EVENT_NUMBERS + signal.more
-        if len(evidence) > MAX_EVENT_NUMBERS
-        else signal.more
-    )
+    left = max(0, len(evidence) - MAX_EVENT_NUMBERS) + signal.more
     named = ", ".join(map(str, evidence[:MAX_EVENT_NUMBERS]))
     numbers = f"{named} and {left} more" if left else named
     return f"{signal.trust.value}, event(s) {numbers}"

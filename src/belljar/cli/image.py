@@ -12,7 +12,6 @@ import click
 
 from belljar.cli.console import (
     Misuse,
-    Report,
     json_option,
     parsed_by,
     print_json,
@@ -320,7 +319,11 @@ def build(
     """
     from belljar.interrupts import termination_as_interrupt
 
-    home, report = _store().home, _build_report(quiet=as_json)
+    def report(line: str) -> None:
+        if not as_json:
+            print(printable(line, max_chars=400), file=sys.stderr, flush=True)
+
+    home = _store().home
     if apt or pip:
         if context or dockerfile or target:
             raise Misuse(
@@ -360,13 +363,3 @@ def build(
         if not is_new:
             report("unchanged: the store has this build")
     _print_image(made, as_json=as_json)
-
-
-def _build_report(*, quiet: bool) -> Report:
-    """Lines of a build go to standard error as they come."""
-
-    def report(line: str) -> None:
-        if not quiet:
-            print(printable(line, max_chars=400), file=sys.stderr, flush=True)
-
-    return report

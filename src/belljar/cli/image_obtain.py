@@ -118,7 +118,16 @@ def obtain_all(
         listed = "".join(f"\n  {printable(image)}: {_why(each)}" for image, each in failed)
         error = HostError(f"{len(failed)} of {len(results)} images could not be got{listed}")
     if as_json:
-        images = [_as_json(result) for result in results]
+        images = [
+            {
+                "image": result.wanted.image,
+                "digest": result.image.digest if result.image else None,
+                "was_there": result.was_there,
+                "error": result.error.what if result.error else None,
+                "hint": result.error.hint if result.error else None,
+            }
+            for result in results
+        ]
         print_json(images if error is None else {**of_error(error).as_object(), "images": images})
         click.get_current_context().exit(0 if error is None else error.exit_code)
     if error is not None:
@@ -135,13 +144,3 @@ def _line(result: Obtained) -> str:
 def _why(error: BelljarError) -> str:
     hint = f" ({printable(error.hint, max_chars=300)})" if error.hint else ""
     return printable(error.what, max_chars=600) + hint
-
-
-def _as_json(result: Obtained) -> dict[str, object]:
-    return {
-        "image": result.wanted.image,
-        "digest": result.image.digest if result.image else None,
-        "was_there": result.was_there,
-        "error": result.error.what if result.error else None,
-        "hint": result.error.hint if result.error else None,
-    }

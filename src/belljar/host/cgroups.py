@@ -52,20 +52,16 @@ def parse_hierarchies(mounts: str, own: str) -> Hierarchies:
                 for name in CONTROLLERS
                 if name in words[3].split(",") and name not in v1
             }
-    return Hierarchies(v1=v1, v2=v2, own=_own_groups(own))
-
-
-def _unescape(word: str) -> str:
-    return word.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
-
-
-def _own_groups(own: str) -> dict[str, str]:
     groups: dict[str, str] = {}
     for line in own.splitlines():
         parts = line.split(":", 2)
         if len(parts) == 3:
             groups |= dict.fromkeys(parts[1].split(","), parts[2])
-    return groups
+    return Hierarchies(v1=v1, v2=v2, own=groups)
+
+
+def _unescape(word: str) -> str:
+    return word.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
 
 
 def cgroup_fact(found: Hierarchies, *, is_root: bool) -> CgroupFact:
@@ -187,10 +183,8 @@ def _words(file: Path) -> set[str]:
 def own_memory_limit_bytes(found: Hierarchies) -> int | None:
     """The memory limit of this process's own group; None for none that can be read."""
     if "memory" in found.v1:
-        group, name = (
-            found.v1["memory"] / found.own.get("memory", "/").lstrip("/"),
-            "memory.limit_in_bytes",
-        )
+        group = found.v1["memory"] / found.own.get("memory", "/").lstrip("/")
+        name = "memory.limit_in_bytes"
     elif found.v2 is not None:
         group, name = found.v2 / found.own.get("", "/").lstrip("/"), "memory.max"
     else:

@@ -67,6 +67,7 @@ def gather_facts(
     distro_id, distro_version = parse_os_release(_text(Path("/etc/os-release")))
     total_mib, available_mib = _memory_mib(proc, found)
     group = cgroups.cgroup_fact(found, is_root=is_root)
+    status = os.statvfs(next((path for path in (home, *home.parents) if path.exists()), "/"))
     return HostFacts(
         arch=arch,
         distro_id=distro_id,
@@ -78,7 +79,7 @@ def gather_facts(
         cpus=len(os.sched_getaffinity(0)),
         memory_total_mib=total_mib,
         memory_available_mib=available_mib,
-        disk_free_mib=_disk_free_mib(home),
+        disk_free_mib=status.f_bavail * status.f_frsize // _MIB,
         home=str(home),
         kvm=kvm_fact(
             home / "facts" / "kvm.json", key, prove_kvm if vmm.ok else None, again=prove_again
@@ -163,13 +164,11 @@ def _cpu_model(proc: Path) -> str:
 
 def _memory_mib(proc: Path, found: cgroups.Hierarchies) -> tuple[int, int]:
     amounts = parse_meminfo(_text(proc / "meminfo"))
-    total, available = (
-        amounts.get("MemTotal", 0),
-        amounts.get("MemAvailable", amounts.get("MemFree", 0)),
-    )
+    total = amounts.get("MemTotal", 0)
+    available = amounts.get("MemAvailable", amounts.get("MemFree", 0))
     limit = cgroups.own_memory_limit_bytes(found)
-    bounds = (total, available) if limit is None else (min(total, limit), min(available, limit))
-    return bounds[0] // _MIB, bounds[1] // _MIB
+    most = total if limit is None else limit
+    return min(total, most) // _MIB, min(available, most) // _MIB
 
 
 def _open_files_max(proc: Path) -> int:
@@ -190,12 +189,6 @@ def _cores(proc: Path) -> CoreFact:
         return CoreFact(state=CoreState.PROGRAM, pattern=unknown, can_limit=can_limit)
     state = {"|": CoreState.PROGRAM, "@": CoreState.SERVER}.get(pattern[:1], CoreState.FILE)
     return CoreFact(state=state, pattern=pattern, can_limit=can_limit)
-
-
-def _disk_free_mib(home: Path) -> int:
-    place = next((path for path in (home, *home.parents) if path.exists()), Path("/"))
-    status = os.statvfs(place)
-    return status.f_bavail * status.f_frsize // _MIB
 
 
 def _number(file: Path, default: int) -> int:
@@ -221,25 +214,17 @@ def _userns(proc: Path, *, is_root: bool) -> UsernsFact:
 
 def _switched_off(proc: Path) -> tuple[str, str] | None:
     if _text(proc / "sys/kernel/apparmor_restrict_unprivileged_userns").strip() == "1":
-        return f"{APPARMOR_SWITCH} is 1 (Ubuntu's default since 24.04)", _apparmor_hint(
-            str(own_program("jail"))
+        launcher, file = own_program("jail"), "/etc/apparmor.d/belljar-jail"
+        profile = f'profile belljar-jail "{launcher}" flags=(unconfined) {{ userns, }}'
+        hint = (
+            f"as root, to allow it to the launcher alone: echo 'abi <abi/4.0>, {profile}' >{file} "
+            f"&& apparmor_parser -r {file}; or to every program: sysctl -w {APPARMOR_SWITCH}=0"
         )
+        return f"{APPARMOR_SWITCH} is 1 (Ubuntu's default since 24.04)", hint
     if _text(proc / "sys/kernel/unprivileged_userns_clone").strip() == "0":
-        return (
-            "kernel.unprivileged_userns_clone is 0",
-            "as root: sysctl -w kernel.unprivileged_userns_clone=1",
-        )
+        switch = "kernel.unprivileged_userns_clone"
+        return f"{switch} is 0", f"as root: sysctl -w {switch}=1"
     return None
-
-
-def _apparmor_hint(launcher: str) -> str:
-    profile = f'abi <abi/4.0>, profile belljar-jail "{launcher}" flags=(unconfined) {{ userns, }}'
-    file = "/etc/apparmor.d/belljar-jail"
-    return (
-        f"as root, to allow it to the launcher alone: echo '{profile}' >{file} && "
-        f"apparmor_parser -r {file}; "
-        f"or to every program: sysctl -w {APPARMOR_SWITCH}=0"
-    )
 
 
 def _userns_trial() -> str:

@@ -67,7 +67,8 @@ def tool_facts(
     tools: tuple[Tool, ...], cache_file: Path | None, *, search_path: str = SEARCH_PATH
 ) -> tuple[ToolFact, ...]:
     """A fact for each tool. With `cache_file`, only a changed tool is asked for its version."""
-    known = _read_cache(cache_file)
+    cached = read_json(cache_file) if cache_file is not None else {}
+    known = {key: value for key, value in cached.items() if isinstance(value, str)}
     found: dict[str, str] = {}
     facts = tuple(_fact(tool, known, found, search_path) for tool in tools)
     if cache_file is not None and found != known:
@@ -91,10 +92,14 @@ def _fact(tool: Tool, known: dict[str, str], found: dict[str, str], search_path:
     version = ""
     if path is not None:
         key = file_identity(path)
-        version = known.get(key) or _ask(path, tool.version_argv)
+        version = known.get(key, "")
+        if not version and (match := _VERSION.search(ask_text(path, tool.version_argv))):
+            version = match[0]
         if version:
             found[key] = version
     ok = path is not None and at_least(version, tool.needed_min)
+    needed = f" {tool.needed_min} or newer (Debian 12: from bookworm-backports)"
+    hint = f"run `belljar setup`, or install {tool.package}{needed if tool.needed_min else ''}"
     return ToolFact(
         name=tool.name,
         use=tool.use,
@@ -103,18 +108,9 @@ def _fact(tool: Tool, known: dict[str, str], found: dict[str, str], search_path:
         version=version,
         needed_min=tool.needed_min,
         ok=ok,
-        hint="" if ok else _hint(tool),
+        hint="" if ok else hint,
         tier=tool.tier,
     )
-
-
-def _hint(tool: Tool) -> str:
-    enough = (
-        f" {tool.needed_min} or newer (Debian 12: from bookworm-backports)"
-        if tool.needed_min
-        else ""
-    )
-    return f"run `belljar setup`, or install {tool.package}{enough}"
 
 
 def file_identity(path: str) -> str:
@@ -137,11 +133,6 @@ def own_program(name: str) -> Path:
     return Path(__file__).parents[1] / "_bin" / f"{name}-{platform.machine()}"
 
 
-def _ask(path: str, version_argv: tuple[str, ...]) -> str:
-    match = _VERSION.search(ask_text(path, version_argv))
-    return match[0] if match else ""
-
-
 def ask_text(path: str, version_argv: tuple[str, ...]) -> str:
     """The beginning of what a program says when asked for its version, "" when it can't be run."""
     try:
@@ -156,11 +147,6 @@ def ask_text(path: str, version_argv: tuple[str, ...]) -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     return (done.stdout + done.stderr)[:_MAX_OUTPUT_CHARS].decode("utf-8", "replace")
-
-
-def _read_cache(cache_file: Path | None) -> dict[str, str]:
-    known = read_json(cache_file) if cache_file is not None else {}
-    return {key: value for key, value in known.items() if isinstance(value, str)}
 
 
 def read_json(file: Path) -> dict[str, object]:

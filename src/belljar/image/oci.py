@@ -118,7 +118,16 @@ def import_directory(
             )
             report("packing")
             _complete(tree, image_config)
-            pack(_members(tree, layers), rootfs, made_s=tree.newest_s)
+            members = (
+                Member(
+                    info=info,
+                    chunks=layers[node.layer_of_content - 1].chunks(node.offset, node.size_bytes)
+                    if node.layer_of_content
+                    else (),
+                )
+                for info, node in tree.emit()
+            )
+            pack(members, rootfs, made_s=tree.newest_s)
     except LayerError as error:
         raise error.refusal(source) from error
     return Store(home).add(
@@ -148,15 +157,6 @@ def _configuration(
             f"it is made for {printable('/'.join(stated))}; guests here are linux/{arch}"
         )
     return config
-
-
-def _members(tree: Tree, layers: Sequence[Layer]) -> Iterator[Member]:
-    for info, node in tree.emit():
-        number = node.layer_of_content
-        yield Member(
-            info=info,
-            chunks=layers[number - 1].chunks(node.offset, node.size_bytes) if number else (),
-        )
 
 
 def _merge(

@@ -228,6 +228,9 @@ def _entry(header: bytes, kind: bytes, size: int, content: int, extra: _Extra) -
         if kind in {b"0", b"\0"} and name.endswith(b"/") and not size
         else _KINDS[kind]
     )
+    mtime_s = extra.mtime_s
+    if mtime_s is None:  # a time before 1970 is 1970
+        mtime_s = 0 if header[136] == 0xFF else _number(header[136:148], "time")
     target = extra.link if extra.link is not None else _text(header[157:257])
     is_link = known in {EntryKind.SYMLINK, EntryKind.HARD_LINK}
     if is_link and (not target or len(target) > MAX_PATH_BYTES or b"\0" in target):
@@ -238,9 +241,7 @@ def _entry(header: bytes, kind: bytes, size: int, content: int, extra: _Extra) -
         mode=_number(header[100:108], "mode") & 0o7777,
         uid=_bounded(extra.uid, header[108:116], "owner", MAX_ID),
         gid=_bounded(extra.gid, header[116:124], "group", MAX_ID),
-        mtime_s=min(
-            extra.mtime_s if extra.mtime_s is not None else _time(header[136:148]), MAX_TIME_S
-        ),
+        mtime_s=min(mtime_s, MAX_TIME_S),
         size_bytes=size if known is EntryKind.FILE else 0,
         offset=content,
         target=target if is_link else b"",
@@ -263,10 +264,6 @@ def _bounded(stated: int | None, field_bytes: bytes, what: str, most: int) -> in
     if value > most:
         raise LayerError(f"an entry's {what} is {value}; at most {most} is allowed")
     return value
-
-
-def _time(field_bytes: bytes) -> int:
-    return 0 if field_bytes[0] == 0xFF else _number(field_bytes, "time")
 
 
 def _number(field_bytes: bytes, what: str) -> int:

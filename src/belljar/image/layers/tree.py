@@ -84,7 +84,9 @@ class Tree:
             if entry.kind is not EntryKind.DIRECTORY:
                 raise LayerError(f"the root directory is a {entry.kind}")
             return
-        parent = self._directory(entry.path[:-1], entry)
+        parent = self._find(entry.path[:-1], make=entry.mtime_s)
+        if parent is None:
+            raise LayerError(f"{_shown(entry.path)} lies below something that is no directory")
         name = entry.path[-1]
         if name.startswith(_WHITEOUT):
             self._white_out(parent, name)
@@ -184,12 +186,6 @@ class Tree:
             if not self._prune(child):
                 del node.children[name]
         return node.layer == self._layer or bool(node.children)
-
-    def _directory(self, path: EntryPath, entry: LayerEntry) -> Node:
-        node = self._find(path, make=entry.mtime_s)
-        if node is None:
-            raise LayerError(f"{_shown(entry.path)} lies below something that is no directory")
-        return node
 
     def _find(self, path: EntryPath, *, make: int | None = None) -> Node | None:
         """None if there is no such directory. `make`: make missing ones, with this time."""
