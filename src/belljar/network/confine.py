@@ -74,9 +74,7 @@ def confine(box: Confinement, *, parent: int) -> None:
 
 
 def _make_root(directories: Mapping[str, Path]) -> None:
-    """A file system in memory, bound to nothing of the host's but the directories, sealed read-only
-    when they are in it.
-    """
+    """Enter a read-only root in memory that holds the bound directories alone."""
     syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
     bare = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
     # Opened first, since one may lie below the place that the new root covers; and named by /proc,

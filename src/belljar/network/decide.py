@@ -65,9 +65,8 @@ class Refusal(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestHead:
-    """The head of one HTTP request, as it came: `hosts` are all values of `Host` (HTTP/2:
-    `:authority`, and `host` where it is there besides).
-    """
+    """The head of one HTTP request. `hosts`: all values of `Host` (HTTP/2: `:authority` and
+    `host`)."""
 
     method: str
     target: bytes
@@ -149,9 +148,7 @@ def canonical_name(raw: str | bytes) -> str | None:
 
 
 def find(name: str, layout: RangeLayout) -> NameAddress | None:
-    """Whose a canonical name is: the exact pattern's, else that of the wildcard one label up (`*.`
-    stands for exactly one label), else nobody's.
-    """
+    """The owner of a canonical name: its exact pattern, else the wildcard one label up."""
     wildcard = "*." + name.partition(".")[2]
     found = None
     for item in layout.names:
@@ -163,9 +160,7 @@ def find(name: str, layout: RangeLayout) -> NameAddress | None:
 
 
 def known_to(cell: str, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) -> RangeLayout:
-    """The layout as a cell knows it: a cell that it shares no network with has no name for it, as
-    it has no route. A cell that names no network knows all.
-    """
+    """The layout as a cell knows it: no names of cells with which it shares no network."""
     own = next((item for item in stand_ins if item.id == cell), None)
     hidden = {item.id for item in stand_ins if own is not None and own.is_apart_from(item)}
     return replace(
@@ -174,9 +169,7 @@ def known_to(cell: str, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) -
 
 
 def split_target(target: bytes) -> tuple[bytes | None, bytes, bytes]:
-    """A request's target as (authority or None, path, query): an absolute one (RFC 9112 section
-    3.2.2) is taken apart, each other one has no authority.
-    """
+    """A target as (authority or None, path, query); absolute targets: RFC 9112 section 3.2.2."""
     absolute = _ABSOLUTE.fullmatch(target)
     rest = absolute["rest"] if absolute else target
     path, _, query = rest.partition(b"?")
@@ -204,9 +197,7 @@ def _at_port(stand_in: str, ports: Sequence[PortPlan], number: int) -> tuple[str
 
 
 def _claimed_name(flow: Flow, protocol: str) -> str | Refusal | None:
-    """The one name that the flow says so far, None when it has names none yet, or why what it says
-    can't be taken.
-    """
+    """The one name that the flow gives so far, None before any, or why it is refused."""
     sni = _sni(flow) if protocol in ENCRYPTED and flow.hello else None
     if isinstance(sni, Refusal) or flow.request is None:
         return sni
@@ -250,7 +241,7 @@ def _host(request: RequestHead, flow: Flow, protocol: str) -> str | Refusal:
 
 def _authority(raw: bytes, flow: Flow) -> str | Refusal:
     """The name of `NAME[:PORT]`; the metadata service's address is a name of its own (it has no
-    other that clients use). The port, where it is names, is the one that was dialled.
+    other that clients use). The port, where it is given, is the one that was dialled.
     """
     if raw.startswith(b"["):
         return Refusal.HOST_IS_ADDRESS

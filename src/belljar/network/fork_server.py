@@ -66,10 +66,7 @@ def main(argv: list[str]) -> NoReturn:
 
 
 def preload() -> None:
-    """Import all that a child may need: it can open no file later.
-
-    What is not installed is missed by who needs it, with a word.
-    """
+    """Import all that a child may need: it can open no file later. Missing extras are skipped."""
     names = [*PRELOAD]
     with contextlib.suppress(ModuleNotFoundError):
         names += getattr(importlib.import_module(_STAND_INS), "PRELOAD", ())

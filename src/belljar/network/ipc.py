@@ -78,10 +78,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 def send(to: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
-    """Send one object, and copies of the descriptors.
-
-    Raises `Closed`, and `ValueError` for what is too large.
-    """
+    """Send one object and copies of the descriptors. Raises `Closed`, `ValueError` if too large."""
     text = json.dumps(message, separators=(",", ":")).encode()
     if len(text) > MAX_MESSAGE_BYTES or len(fds) > MAX_DESCRIPTORS:
         raise ValueError(f"a message of {len(text)} bytes and {len(fds)} descriptors")
@@ -126,9 +123,7 @@ def receive_bytes(source: socket.socket, max_bytes: int) -> bytes:
 
 
 def _to_the_last(read: Callable[[], _T]) -> _T:
-    """Of one that has ended with something unread the kernel tells that first, once, and only then
-    what it had said.
-    """
+    """Read again after a reset: the kernel reports it once, before what was still queued."""
     try:
         return read()
     except ConnectionResetError:
@@ -136,9 +131,8 @@ def _to_the_last(read: Callable[[], _T]) -> _T:
 
 
 def _take(source: socket.socket) -> tuple[bytes, list[int], int]:
-    """`socket.recv_fds` of Python 3.11 drops its flags, so descriptors would go on to whatever is
-    started next.
-    """
+    """As `socket.recv_fds`, which in Python 3.11 drops its flags: descriptors would be
+    inherited."""
     room = socket.CMSG_LEN(MAX_DESCRIPTORS * _INT.size)
     text, ancillary, flags, _ = source.recvmsg(MAX_MESSAGE_BYTES, room, socket.MSG_CMSG_CLOEXEC)
     fds: list[int] = []
@@ -151,9 +145,7 @@ def _take(source: socket.socket) -> tuple[bytes, list[int], int]:
 
 
 def as_file(document: Mapping[str, Any]) -> int:
-    """A descriptor of a file in memory that holds the document, for a process that is to be started
-    with it. The caller closes it.
-    """
+    """A descriptor of a file in memory that holds the document. The caller closes it."""
     fd = new_file()
     try:
         fill(fd, document)
@@ -251,10 +243,7 @@ def encode_end(within_s: float) -> bytes:
 
 # `id`: the wire's word, as above.
 def encode_reply(id: int, body: bytes, *, ok: bool = True) -> list[bytes]:  # noqa: A002
-    """The datagrams of an answer; `ok` False: there is none, and the body says why.
-
-    Raises `ValueError` when it is too large.
-    """
+    """The datagrams of a reply; `ok` False: the body says why. Raises `ValueError` if too large."""
     if len(body) > MAX_ANSWER_BYTES:
         raise ValueError(f"an answer of {len(body)} bytes")
     pieces = (body[at : at + MAX_DATAGRAM_BYTES] for at in range(0, len(body), MAX_DATAGRAM_BYTES))
@@ -262,10 +251,7 @@ def encode_reply(id: int, body: bytes, *, ok: bool = True) -> list[bytes]:  # no
 
 
 class EventDecoder:
-    """The owner's: datagrams in, whole events and questions out.
-
-    Holds at most one event: 8 bodies of 1 MiB, or one question.
-    """
+    """The owner's side: datagrams in, whole messages out. Holds at most one of them."""
 
     def __init__(self, kinds: frozenset[Kind] = KINDS) -> None:
         """`kinds`: what the other side may put on record."""
@@ -277,10 +263,8 @@ class EventDecoder:
         self._is_ready = self._is_over = False
 
     def feed(self, datagram: bytes) -> GatewayMessage | None:
-        """The event that this datagram completes.
-
-        Raises `WireViolation`; after that nothing more may be fed.
-        """
+        """The message that this datagram completes. Raises `WireViolation`: feed nothing after
+        it."""
         if not datagram or len(datagram) > MAX_DATAGRAM_BYTES:
             raise WireViolation(f"a datagram of {len(datagram)} bytes")
         if self._head is None:
@@ -352,9 +336,7 @@ def _head(value: Mapping[str, Any]) -> bytes:
 
 
 def _object(datagram: bytes) -> Mapping[str, Any]:
-    """A JSON object without a name twice, NaN, lone surrogates, integers that JSON can't carry, or
-    more than 16 levels.
-    """
+    """A JSON object: unique names, no NaN, lone surrogates or integers beyond 2^53, 16 levels."""
     try:
         value = json.loads(datagram, object_pairs_hook=_each_once, parse_constant=_no_constant)
         _check_value(value, _MAX_DEPTH)

@@ -221,10 +221,7 @@ _SUPERVISORS_IOCTLS: Final = (*_IOCTLS, 0x8910, 0x8933, 0x8946)
 
 
 def gateway_filter(machine: str | None = None) -> bytes:
-    """The filter for this machine (or the one named: `x86_64`, `aarch64`), as the kernel takes it.
-
-    Raises `KeyError` for another.
-    """
+    """The filter for `machine` (`x86_64`, `aarch64`; else this one). Raises `KeyError`."""
     machine = machine or platform.machine()
     return _assembled([*_head(machine), *_gateway(_COLUMN[machine]), *_tail(_COLUMN[machine])])
 
@@ -337,9 +334,7 @@ def _argument(index: int) -> int:
 
 
 def _when(number: int, at: int, test: _Instruction) -> Iterator[_Instruction]:
-    """Allow the call when the test of its argument passes; leaves the argument loaded when it is
-    that call, so the number is loaded again.
-    """
+    """Allow the call if the test of its argument passes; loads the number again after it."""
     yield (_EQUAL, 0, 4, number)
     yield (_LOAD, 0, 0, at)
     yield test

@@ -67,9 +67,7 @@ def enter(namespace_fd: int, kind: int) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """SIGKILL when the parent's thread that forked this process ends; at once when that has
-    happened already. A change of ids takes it away: call again.
-    """
+    """SIGKILL when the parent's thread ends, at once if it has. A change of ids clears it."""
     _prctl("parent-death signal", _PR_SET_PDEATHSIG, 9)
     if os.getppid() != parent:
         os._exit(1)
@@ -81,9 +79,7 @@ def no_new_privileges() -> None:
 
 
 def set_dumpable(yes: bool) -> None:  # noqa: FBT001 - the call's own argument
-    """PR_SET_DUMPABLE; without it no other process of this uid can look inside or trace it, or see
-    its namespaces.
-    """
+    """PR_SET_DUMPABLE; without it no process of this uid can trace it or see its namespaces."""
     _prctl("dumpable", _PR_SET_DUMPABLE, int(yes))
 
 
@@ -140,9 +136,7 @@ def mount(source: str, target: str, kind: str, flags: int, options: str = "") ->
 
 
 def restrict_mount(target: str) -> None:
-    """Read-only, nosuid, nodev, noexec for one mount; nothing that holds already is taken away
-    (mount_setattr, Linux 5.12).
-    """
+    """Read-only, nosuid, nodev, noexec for one mount, by mount_setattr (Linux 5.12)."""
     attributes = struct.pack(
         "=QQQQ", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, 0, 0, 0
     )  # the same bits as MOUNT_ATTR_*
@@ -153,9 +147,7 @@ def restrict_mount(target: str) -> None:
 
 
 def enter_root(directory: str) -> None:
-    """The mount at `directory` becomes this mount namespace's root; what was there before is gone
-    from it.
-    """
+    """Make the mount at `directory` the root of this mount namespace, and unmount the old one."""
     os.chdir(directory)
     _must(_libc.syscall(_PIVOT_ROOT[platform.machine()], b".", b"."), "pivot_root")
     _must(_libc.umount2(b".", MNT_DETACH), "umount")

@@ -62,9 +62,7 @@ class MintedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Minted:
-    """One decoy of one cell: its files, or its service, and the values in them that exist nowhere
-    else.
-    """
+    """One decoy of one cell: its files or its service, and its unique values."""
 
     id: str
     kind: str
@@ -421,10 +419,7 @@ def mint(
 
 
 def mint_service(key: bytes, scope: str, decoy: DecoySpec) -> Minted:
-    """The decoy's service for one range.
-
-    `scope`: stands for the cell, which there is none of yet.
-    """
+    """The decoy's service for one range; `scope` stands for the cell, which does not exist yet."""
     service, values = DRAW_SERVICE[decoy.kind](Stream(key, _label(scope, decoy)), decoy)
     return Minted(
         id=decoy.id,

@@ -259,9 +259,8 @@ def luhn(digits: str) -> bool:
 
 
 def is_card(text: bytes) -> bool:
-    """A payment card's number: prefix, length and check digit; not one that is documented for
-    tests.
-    """
+    """A card number: prefix, length, grouping, check digit; not one that is documented for
+    tests."""
     digits = bytes(byte for byte in text if 48 <= byte <= 57).decode()
     return (
         13 <= len(digits) <= 19
@@ -274,10 +273,7 @@ def is_card(text: bytes) -> bool:
 
 
 def _is_grouped(text: bytes) -> bool:
-    """Whether digits stand as on a card: in one piece, in its own groups, or cut into equal ones.
-
-    The numbers of a table are not.
-    """
+    """Whether digits are grouped as on a card, unlike the numbers of a table."""
     sizes = [len(group) for group in re.split(rb"[ -]", text)]
     if len(sizes) == 1 or sizes in _OWN_GROUPS:
         return True

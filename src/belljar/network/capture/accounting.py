@@ -89,9 +89,7 @@ class Connection:
     early_bytes: int = 0
 
     def begin(self, numbers: tuple[int, int]) -> None:
-        """The gateway's kernel takes a connection: its first sequence number, and the
-        cell's next.
-        """
+        """The gateway accepts a connection: its first sequence number and the cell's next one."""
         if self.numbers != numbers:
             self.close()
             self.numbers, self.next, self.ended = numbers, numbers[1], False
@@ -116,9 +114,7 @@ class Connection:
         return len(self.recent) + self.early_bytes
 
     def take(self, sequence: int, payload: memoryview, flags: int) -> bool:
-        """Whether it is an ordinary segment: the next bytes, the same bytes once more, or none at
-        all.
-        """
+        """Whether it is an ordinary segment: the next bytes, the same bytes again, or none."""
         if self.broken or flags & (_SYN | _URG) or not flags & (_ACK | _RST):
             return False
         if not payload:
@@ -243,10 +239,8 @@ class Connections:
 
 
 def _has_ordinary_header(frame: memoryview) -> bool:
-    """Whether header fields that a program may choose (the first two without any right) are usual.
-
-    A frame that has others is kept, while its bytes count as those of its connection.
-    """
+    """Whether fields that a program may choose are usual; its bytes count for the connection
+    anyway."""
     return frame[15] == 0 and frame[22] == _TIME_TO_LIVE and not frame[47] & _ECN
 
 

@@ -62,9 +62,8 @@ class Segment(NamedTuple):
 
 @dataclass(slots=True)
 class _Stream:
-    """One direction: what was said, in order, as far as it is known; `early` is what came before
-    its turn.
-    """
+    """One direction, in order as far as known; `early` holds segments that came before their
+    turn."""
 
     next_sequence: int
     said: bytearray = field(default_factory=bytearray)
@@ -176,10 +175,7 @@ class _Open:
 
 
 class Listener:
-    """Segments in, the conversations with served ports out.
-
-    Whatever else there is takes no room.
-    """
+    """Takes segments and yields the conversations with served ports; nothing else is held."""
 
     def __init__(self, is_served: Callable[[End], bool]) -> None:
         self.left_out: Counter[str] = Counter()
@@ -225,9 +221,8 @@ class Listener:
             self.left_out["bytes"] += len(segment.payload)
 
     def _ask(self, segment: Segment, pair: tuple[End, End]) -> None:
-        """TCP Fast Open (RFC 7413): it counts if it is answered; which of two is meant nobody
-        knows.
-        """
+        """Hold TCP Fast Open data (RFC 7413): it counts if it is answered; two versions are
+        ambiguous."""
         first = self._asked.setdefault(pair, segment)
         if (first.sequence, first.payload) != (segment.sequence, segment.payload):
             self._asked[pair] = first._replace(flags=first.flags | _URG)
@@ -296,10 +291,7 @@ class Listener:
 
 
 def read_segments(frames: Iterable[tuple[float, bytes]]) -> Iterator[Segment]:
-    """The TCP segments of (time, frame); other packets, fragments and damaged ones are skipped.
-
-    Pure, total.
-    """
+    """TCP segments of (time, frame); other packets, fragments and damaged ones are skipped."""
     for at_s, frame in frames:
         if (
             len(frame) >= 34

@@ -202,10 +202,7 @@ class _Message:
 
 
 class _Talk:
-    """One conversation as it is read: a request, its answer, and so on.
-
-    `sent_to`, `received_to`: how far it is told.
-    """
+    """Reads one conversation. `sent_to`, `received_to`: how far it is reported."""
 
     def __init__(self, conversation: Conversation, most_steps: int) -> None:
         self.found: list[Exchange] = []
@@ -265,10 +262,8 @@ class _Talk:
         )
 
     def _body(self, side: _Side, message: _Message, *, has_end: bool) -> bool:
-        """Whether all of it is there (RFC 9112, section 6.3).
-
-        `has_end`: without a length it has none; else it goes on to the end of what was said.
-        """
+        """Whether all of the body is there (RFC 9112 section 6.3). `has_end`: without a length it
+        is empty."""
         fields = {} if message.head is None else dict(message.head.headers)
         if b"transfer-encoding" in fields:  # h11 lets nothing but `chunked` pass
             return self._chunks(side, message)
@@ -330,9 +325,7 @@ def exchanges(
 
 
 def _asking(request: h11.Request) -> h11.Connection:
-    """A parser of an answer has to know the question; it takes none for a switch of protocols that
-    nobody asked for.
-    """
+    """A parser of answers; it has to know the request, and accepts no unrequested upgrade."""
     parser = h11.Connection(h11.CLIENT)
     headers = [(b"host", b"x"), (b"connection", b"upgrade"), (b"upgrade", b"x")]
     parser.send(h11.Request(method=request.method, target=b"/", headers=headers))

@@ -56,10 +56,7 @@ _MOST_AT_ONCE: Final = 512
 
 
 class _File:
-    """One file: what is written, and what waits in memory for `flush`.
-
-    Its methods raise `OSError`.
-    """
+    """One file and what waits in memory for `flush`. Methods raise `OSError`."""
 
     def __init__(self, fd: int, max_bytes: int) -> None:
         self._fd, self._max_bytes = fd, max_bytes
@@ -118,10 +115,8 @@ class PacketFiles:
         self._now = 0
 
     def keep(self, time_ns: int, length: int) -> None:
-        """The frame in `room`: when, and how long it was, however much of it there was room for.
-
-        In memory until `flush`. Raises `OSError`.
-        """
+        """Keep the frame in `room`, `length` bytes long on the wire, until `flush`. Raises
+        `OSError`."""
         frame = self.room[: min(length, SNAP_BYTES)]
         whose = self._connections.take(frame, sent=bool(time_ns & 1))
         self.packets += 1
@@ -166,10 +161,8 @@ def _write_all(fd: int, view: memoryview) -> None:
 
 
 class Tap:
-    """Every frame of every device of this namespace but loopback, as it goes by.
-
-    Made before there is any device.
-    """
+    """Every frame of every device of this namespace but loopback. Made before there is any
+    device."""
 
     def __init__(self) -> None:
         self.lost = 0
@@ -184,9 +177,7 @@ class Tap:
         """What there is room for in the kernel, as it counts: a frame is more than its bytes."""
 
     def read_into(self, files: PacketFiles) -> bool:
-        """Take what is there, some hundreds at most; whether there was so much that there may be
-        more. Raises `OSError` when it can't be written.
-        """
+        """Take a bounded number of frames; whether there may be more. Raises `OSError`."""
         taken = 0
         try:
             while taken < _MOST_AT_ONCE:

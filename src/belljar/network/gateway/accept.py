@@ -171,10 +171,7 @@ class Front:
             del self._of_cell[address]
 
     async def end(self, until: float) -> int:
-        """Cuts all connections that are not idle, each on record.
-
-        Returns how many had not come to their end by `until` (the loop's time).
-        """
+        """Cancel connections that are not idle, each on record; returns how many missed `until`."""
         loop = asyncio.get_running_loop()
         self._site.is_ending = True
         self._dns.flush()
@@ -194,10 +191,7 @@ class Front:
         return unreported + sum(not task.done() for task in connections)
 
     def _report_idle(self, until: float) -> int:
-        """Puts on record what idle connections received.
-
-        Returns how many of those with a remainder, which come first, were not told by `until`.
-        """
+        """Record what idle connections received; returns how many remainders missed `until`."""
         loop, unreported = asyncio.get_running_loop(), 0
         idle = [peer for task, peer in self._connections.items() if task in self._site.idle]
         for peer in sorted(idle, key=lambda peer: not peer.account.has_unrecorded):

@@ -159,10 +159,7 @@ class Bounds:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Bounds:
-        """The inverse of `dataclasses.asdict`.
-
-        Raises `ValueError` for a name it doesn't know and for what is no positive number.
-        """
+        """The inverse of `dataclasses.asdict`. Raises `ValueError`."""
         unknown = set(data) - {item.name for item in fields(cls)}
         if unknown:
             raise ValueError(f"there is no such bound: {min(unknown)}")
@@ -234,10 +231,7 @@ class GatewayConfig:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> GatewayConfig:
-        """The inverse of `to_json`.
-
-        Raises `ValueError`, `KeyError` or `TypeError` for data that isn't a config.
-        """
+        """The inverse of `to_json`. Raises `ValueError`, `KeyError` or `TypeError`."""
         seed = str(data["range_seed"])
         if len(bytes.fromhex(seed)) < 16:
             raise ValueError("a range's seed has at least 16 bytes")
@@ -253,18 +247,14 @@ class GatewayConfig:
 
 
 def as_neighbour(cell: StandInPlan) -> StandInPlan:
-    """A cell as the gateway is told of it: in which networks it is, and nothing of what
-    runs there.
-    """
+    """A cell as the gateway is told of it: its networks, and nothing of what runs there."""
     return StandInPlan(
         id=cell.id, kind=cell.kind, names=(), ports=(), settings={"networks": sorted(cell.networks)}
     )
 
 
 def as_stand_in(upstream: UpstreamPlan) -> StandInPlan:
-    """A real upstream as the gateway sees it: what has a name, ports and an address in the range,
-    of the kind `upstream`.
-    """
+    """A real upstream as the gateway sees it: a stand-in of the kind `upstream`."""
     ports = (
         PortPlan(number=port, protocol="http" if port == HTTP_PORT else "tls")
         for port in upstream.ports
@@ -277,9 +267,7 @@ def as_stand_in(upstream: UpstreamPlan) -> StandInPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listeners:
-    """The sockets that the gateway works on: bound to 0.0.0.0 in the range's namespace, TCP ones
-    listening. `tcp` by port number.
-    """
+    """Sockets bound to 0.0.0.0 in the range's namespace, TCP ones listening by port number."""
 
     dns_udp: socket.socket
     dns_tcp: socket.socket

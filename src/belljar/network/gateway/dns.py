@@ -149,10 +149,7 @@ def answer(query: bytes, layout: RangeLayout) -> Answer:
 
 
 def entropy(text: bytes) -> float:
-    """Shannon's entropy of the bytes of a text, in bits a byte; 0 for an empty one.
-
-    High for names that carry data.
-    """
+    """Shannon's entropy in bits a byte, 0 for an empty text. High for names that carry data."""
     if not text:
         return 0.0
     counts = Counter(text).values()
@@ -237,10 +234,7 @@ def _soa() -> bytes:
 
 
 def _address(labels: tuple[bytes, ...], layout: RangeLayout) -> str | None:
-    """Where a name leads; None when it leads nowhere.
-
-    A label with a byte that no host name has is nobody's, simulated or not.
-    """
+    """The address of a name; a label with a byte that no host name has is never simulated."""
     canonical = (
         None if any(b"." in label for label in labels) else canonical_name(b".".join(labels))
     )

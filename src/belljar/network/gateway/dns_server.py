@@ -34,10 +34,7 @@ _Key: TypeAlias = tuple[str, str]
 
 
 class _Batch:
-    """Queries of one cell that go on record together.
-
-    `queries`: each with its length in front, as over TCP.
-    """
+    """Queries of one cell recorded together, each with its length in front as over TCP."""
 
     def __init__(self, max_kept_bytes: int) -> None:
         self.recorded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -147,9 +144,7 @@ def dns_item(cell: str, said: Answer, transport: str, bodies: tuple[Body, ...]) 
 
 
 class DnsServer:
-    """Both transports of one resolver address; a datagram to another of the range's addresses is
-    not answered.
-    """
+    """UDP and TCP of the resolver address; datagrams to other addresses are not answered."""
 
     def __init__(self, site: Site, group: asyncio.TaskGroup) -> None:
         self._site, self._group = site, group
@@ -237,10 +232,7 @@ class DnsServer:
         return looked.blocked
 
     async def serve(self, pipe: TcpPipe, cell: str) -> None:
-        """One TCP connection (RFC 7766): length, query; length, answer; in order.
-
-        What is no whole query is on record too.
-        """
+        """Serve one TCP connection (RFC 7766); what is no whole query is recorded too."""
         begun = bytearray()
         rest = Capture(max_kept_bytes=self._site.bounds.kept_body_bytes)
         try:
@@ -275,9 +267,7 @@ class DnsServer:
 
 
 async def _read_out(pipe: TcpPipe, rest: Capture) -> None:
-    """Says that nothing more comes, and takes what the client still sends: a second or 256 KiB,
-    then a reset.
-    """
+    """Half-close, read what still comes for a second or 256 KiB, then reset."""
     left = LINGER_BYTES
     with contextlib.suppress(OSError, TimeoutError):
         pipe.sock.shutdown(socket.SHUT_WR)
@@ -292,10 +282,7 @@ async def _read_out(pipe: TcpPipe, rest: Capture) -> None:
 
 
 async def _framed(pipe: TcpPipe, begun: bytearray) -> bytes | None:
-    """The next message; None for one that ends early or is longer than a query can be.
-
-    `begun` is what of it has come.
-    """
+    """The next message, collected in `begun`; None if it ends early or is too long for a query."""
     if not await _fill(begun, pipe, 2):
         return None
     length = int.from_bytes(begun, "big")

@@ -60,9 +60,8 @@ class Guard:
         parts: Sequence[tuple[str, bytes]],
         common: Mapping[str, JsonValue],
     ) -> Looked:
-        """Look at parts (name, bytes) of one flow. `common` (`cell`, …) is what all its events say.
-
-        Takes up to `SCAN_TIMEOUT_S` for each part."""
+        """Scan parts (name, bytes) of one flow, `SCAN_TIMEOUT_S` each; `common`: fields of all
+        events."""
         if self._streams is None or not self.holds(stand_in):
             return NOTHING_FOUND
         place = self._place(stand_in)
@@ -98,9 +97,8 @@ class Guard:
 
 
 def warm_up(config: GuardConfig) -> None:
-    """Load all that a scan may import or read, before the gateway can open files no more.
-
-    Raises `HostError` for a class whose package isn't installed."""
+    """Load all that a scan may import or read, before the gateway is confined. Raises
+    `HostError`."""
     prepare_marks()
     # The automaton is made once, by `Guard`
     Scanner(replace(config.spec, values=())).scan(_WARM_UP)

@@ -156,10 +156,7 @@ class HttpConnection:
             scope["state"][INCOMING].leave()
 
     def _report_unfinished(self) -> None:
-        """A message, a head or a frame of which the rest does not come.
-
-        What a connection's own end leaves of a head is told by its protocol.
-        """
+        """Record a message, head or frame of which the rest does not come."""
         self._protocol.record_unfinished_message()
         if not self._site.is_ending:
             return
@@ -255,9 +252,7 @@ class HttpConnection:
         self._held_bytes = 0
 
     def _head_may_begin(self, size: int) -> None:
-        """The first bytes while no request is open: from now on the head has its own deadline,
-        however often a byte comes.
-        """
+        """Give the head its own deadline from its first byte, however slowly bytes come."""
         is_idle = self._deadline is not None and self._deadline.when() is not None
         if is_idle and not self._in_head and self._protocol.awaits_head:
             self._in_head = True

@@ -59,10 +59,7 @@ def make_room(stream: Any) -> None:  # noqa: ANN401 - one of hypercorn's streams
 
 
 def keep_unread(stream: Any) -> None:  # noqa: ANN401 - one of hypercorn's streams, or None
-    """Has room for the word of the end behind what the application has not read.
-
-    Call it where nobody waits for room.
-    """
+    """Let the end be queued behind what the application has not read. Nobody may wait for room."""
     put = getattr(stream, "app_put", None)
     if put is not None:
         put.__self__._maxsize = 0
@@ -231,9 +228,7 @@ class Http1(H11Protocol):
         return [self.stream]
 
     def record_unfinished_message(self) -> None:
-        """Has the beginning of a WebSocket's message put on record of which the rest does
-        not come.
-        """
+        """Record the beginning of a WebSocket message of which the rest does not come."""
         if isinstance(self.stream, WSStream) and self.stream.buffer.value is not None:
             record: WebSocketRecord | None = cast("Any", self.stream.scope)["state"].get(WEBSOCKET)
             if record is not None and (begun := self.stream.buffer.value.getvalue()):
@@ -271,9 +266,7 @@ class Http1(H11Protocol):
         await super()._send_error_response(status_code)
 
     async def _send_h11_event(self, event: Any) -> None:  # noqa: ANN401 - h11's events
-        """With the reason phrase that servers send: botocore takes a 100 without one for the
-        answer.
-        """
+        """Add the reason phrase: botocore takes a 100 without one for the answer."""
         if isinstance(event, h11.Response | h11.InformationalResponse) and not event.reason:
             event = type(event)(
                 status_code=event.status_code,
@@ -302,9 +295,8 @@ class Http1(H11Protocol):
             raise RefusedRequest("a WebSocket's handshake that is not one")
 
     async def _create_stream(self, request: h11.Request) -> None:
-        """A message that was compressed is a bomb's chance, and the record's loss: no extension is
-        agreed to.
-        """
+        """Agree to no extension: compressed messages could be bombs and would hide from the
+        record."""
         plain = [
             (name, value) for name, value in request.headers if name != b"sec-websocket-extensions"
         ]

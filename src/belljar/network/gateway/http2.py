@@ -55,10 +55,7 @@ class FloodGuard:
         self.sent_bytes = 0
 
     def feed(self, data: bytes) -> str:
-        """Why the connection is to be ended now; empty when it is not.
-
-        Keeps at most a frame's header.
-        """
+        """Why the connection is to be ended now, or "". Keeps at most a frame's header."""
         at = 0
         while at < len(data):
             if self._skip:
@@ -150,9 +147,7 @@ class Frame:
 
     @property
     def padded(self) -> tuple[bytes, bytes, bytes]:
-        """The payload of DATA or HEADERS in three: what stands before its content, the content, the
-        padding.
-        """
+        """The payload of DATA or HEADERS: what precedes its content, the content, the padding."""
         payload, front, back = self.payload, 0, 0
         if self.kind != CONTINUATION and self.flags & PADDED:
             front, back = 1, payload[0] if payload else 0
@@ -162,9 +157,7 @@ class Frame:
         return payload[:front], payload[front:end], payload[end:]
 
     def has_known_header(self, streams: frozenset[int] | set[int]) -> bool:
-        """Whether nothing in its header was free to choose: known flags, and one of these
-        streams.
-        """
+        """Whether nothing in its header was free to choose: known flags, one of these streams."""
         return not self.flags & ~_FLAGS.get(self.kind, 0) and self.stream in streams
 
 
@@ -181,10 +174,8 @@ class Frames:
         self._buffer += data
 
     def next(self) -> Frame | None:
-        """The next one, if it is whole.
-
-        What is too long comes as far as it is there: the library refuses it.
-        """
+        """The next whole frame; what is too long comes as far as it is there: the library refuses
+        it."""
         buffer = self._buffer
         if not self._has_preface:
             if len(buffer) < len(PREFACE) and PREFACE.startswith(buffer):
@@ -215,9 +206,8 @@ class Frames:
 
 
 def account_for_control(account: Account, frame: Frame, streams: set[int]) -> None:
-    """A frame that carries nothing of a request: its payload remains, and so does a header with a
-    choice in it.
-    """
+    """Account for a frame that is no request's: its payload, and a header with a choice in it,
+    remain."""
     kind = f"h2_{frame.name}"
     if frame.name != "unknown" and frame.has_known_header(streams | {0}):
         account.frame(FRAME_HEADER_BYTES)
@@ -295,9 +285,7 @@ class Http2(H2Protocol):
     """
 
     def abandon(self) -> None:
-        """Takes no more of any answer: nobody is left who would send it, for which each
-        would wait.
-        """
+        """Take no more of any answer: each would wait for a sender that is gone."""
         for stream in self.streams.values():
             stream.closed = True
 
@@ -321,9 +309,7 @@ class Http2(H2Protocol):
         return found
 
     def take_refused(self) -> bytes:
-        """Nothing: where one request is refused the others go on, and its head is the
-        remainder's.
-        """
+        """Nothing: other requests go on, and a refused head is the remainder's."""
         return b""
 
     def leave(self) -> None:

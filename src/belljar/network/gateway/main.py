@@ -73,9 +73,8 @@ def watched_loop(limit_s: float) -> asyncio.AbstractEventLoop:
 
 
 def _is_stand_in_code(frame: FrameType | None) -> bool:
-    """Whether the innermost code of ours is a stand-in's, whatever library it called: in the
-    gateway's own nothing may be left half done.
-    """
+    """Whether the innermost code of ours is a stand-in's: the gateway's own is never
+    interrupted."""
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
         if name.startswith("belljar."):
@@ -128,10 +127,8 @@ def _confinement(document: Mapping[str, Any], config: GatewayConfig) -> Confinem
 
 
 def send_listeners(gateway: socket.socket, listeners: Mapping[str, socket.socket]) -> None:
-    """The supervisor's side: `dns_udp`, `dns_tcp`, `sink`, and TCP ports by their number.
-
-    Raises `OSError`, `ipc.Closed`.
-    """
+    """Send listeners by name (`dns_udp`, `dns_tcp`, `sink`) or port. Raises `OSError`,
+    `ipc.Closed`."""
     names = list(listeners)
     for at in range(0, len(names), ipc.MAX_DESCRIPTORS):
         part = names[at : at + ipc.MAX_DESCRIPTORS]

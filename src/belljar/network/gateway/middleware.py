@@ -167,9 +167,7 @@ class Exchange:
         return messages
 
     async def fail(self, reason: str, status: int) -> None:
-        """Ends an exchange that can't go on: by `status`, if no answer has begun, else by breaking
-        it off.
-        """
+        """End an exchange by `status`, or by breaking off an answer that has begun."""
         self._reason = reason
         self._refused = None
         self._read_all = True
@@ -201,9 +199,8 @@ class Exchange:
         self._site.post(partial(self._answer_item, status=status))
 
     async def _receive_for_app(self) -> Message:
-        """To the stand-in, a request that is refused while it is read has broken off, as it may
-        want to have on record; its answer goes nowhere.
-        """
+        """Tell the stand-in of a request refused while read as a disconnect; its answer goes
+        nowhere."""
         try:
             return await self._receive()
         except Refused as refused:
@@ -280,9 +277,8 @@ class Exchange:
         await self._downstream(self._head)
 
     async def _end(self) -> None:
-        """All of the request is read (within its bounds) before the answer's last byte leaves: a
-        server that closes on unread bytes resets the connection.
-        """
+        """Read the whole request before the answer's last byte: closing on unread bytes would
+        reset."""
         await self._read_out()
         status = None if self._head is None else int(self._head["status"])
         await self._close(self._reason, status=status)

@@ -29,17 +29,11 @@ class Pipe(Protocol):
     """Both ways of a connection."""
 
     async def receive(self) -> bytes:
-        """Some bytes, at most 64 KiB; empty at the end.
-
-        Raises `OSError` when the connection was cut.
-        """
+        """At most 64 KiB; empty at the end. Raises `OSError` when the connection was cut."""
         ...
 
     async def send(self, data: bytes) -> None:
-        """Returns when the kernel has taken all of it.
-
-        Raises `OSError` when the connection was cut.
-        """
+        """Returns when the kernel has taken all of it. Raises `OSError`."""
         ...
 
     async def close(self) -> None:
@@ -63,10 +57,7 @@ class TcpPipe:
         self._loop = asyncio.get_running_loop()
 
     async def receive(self, max_bytes: int = PIECE_BYTES) -> bytes:
-        """See `Pipe`.
-
-        Nothing is taken from the socket that is not returned, also when cancelled.
-        """
+        """See `Pipe`. Takes nothing from the socket that is not returned, also when cancelled."""
         while True:
             try:
                 return self._take(max_bytes)
@@ -113,10 +104,7 @@ class TcpPipe:
                     left -= len(data)
 
     def drain(self, max_bytes: int = LINGER_BYTES) -> bytes:
-        """What the kernel has, without waiting.
-
-        What is more than `max_bytes` is counted as unread.
-        """
+        """What the kernel has, without waiting; what exceeds `max_bytes` is counted as unread."""
         found = bytearray()
         with contextlib.suppress(OSError):
             while len(found) < max_bytes and (data := self._take(PIECE_BYTES)):
@@ -126,10 +114,7 @@ class TcpPipe:
         return bytes(found)
 
     def drop(self) -> None:
-        """Closes it without waiting, of who is being cancelled by RST.
-
-        What the kernel has is recorded.
-        """
+        """Close without waiting (a cancelled task resets); what the kernel has is recorded."""
         if self.sock.fileno() < 0:
             return
         self.account.remain("after_end", self.drain())
@@ -158,9 +143,7 @@ def reset(sock: socket.socket) -> None:
 
 
 class TlsPipe:
-    """TLS over another pipe: the server's side, or with `server_name` the client's of a server of
-    that name. Call `handshake` first.
-    """
+    """TLS over another pipe: server side, or client with `server_name`. Call `handshake` first."""
 
     def __init__(
         self, inner: Pipe, context: ssl.SSLContext, *, server_name: str | None = None

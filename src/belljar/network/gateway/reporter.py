@@ -154,10 +154,7 @@ class Reporter:
         self._answer: tuple[int, bool, int, bytearray] | None = None
 
     def start(self) -> None:
-        """Begins to listen for the owner's words, and to say now and then that this loop turns.
-
-        Call it in the loop.
-        """
+        """Start reading the owner's messages and sending heartbeats. Call it in the loop."""
         asyncio.get_running_loop().add_reader(self._sock.fileno(), self._readable)
         self._schedule_heartbeat()
 
@@ -168,9 +165,8 @@ class Reporter:
             )
 
     def _send_heartbeat(self) -> None:
-        """A moment without memory may not make this sign the last: the owner would take the gateway
-        for one that hangs.
-        """
+        """Send a heartbeat, also when memory is short: the owner would think that the gateway
+        hangs."""
         self._heartbeat_timer = None
         try:
             self._post_heartbeat()
@@ -237,9 +233,7 @@ class Reporter:
         return future
 
     async def flush(self) -> None:
-        """Returns when all that was posted until now is on record: the owner takes things in one
-        after the other.
-        """
+        """Returns when all that was posted until now is on record: the owner records in order."""
         await self.post(Item(ALIVE, {}))
 
     async def end(self, unreported: int, until: float) -> None:
@@ -281,10 +275,7 @@ class Reporter:
         )
 
     async def dial(self, host: str, port: int, stand_in: str) -> socket.socket:
-        """A connected socket to a real upstream, from the owner: the caller's to close.
-
-        Raises `ValueError` with the reason when there is none to be had.
-        """
+        """A connected socket to a real upstream, the caller's to close. Raises `ValueError`."""
         body = json.dumps({"host": host, "port": port, "stand_in": stand_in}).encode()
         answer = await self.ask(DIAL, body)
         if not isinstance(answer, socket.socket):

@@ -54,9 +54,7 @@ def serve(config: GatewayConfig, listeners: Listeners, events: socket.socket) ->
 async def run(
     config: GatewayConfig, listeners: Listeners, events: socket.socket, make: Make = stand_ins.make
 ) -> None:
-    """Serves until cancelled, or until the owner says that the range ends and all that was in
-    progress is told.
-    """
+    """Serve until cancelled, or until the owner ends the range and all is reported."""
     reporter = Reporter(events, config.bounds)
     reporter.start()
     upstreams = frozenset(plan.id for plan in config.stand_ins if plan.kind == UPSTREAM)
@@ -89,9 +87,7 @@ async def run(
 
 
 async def end(site: Site, front: Front) -> None:
-    """The range's end, within what the owner allows: what has arrived is taken in, what is open is
-    cut, each on record, and the last word is said.
-    """
+    """Take in what has arrived, cut what is open, each on record, and report the end in time."""
     reporter, loop = site.reporter, asyncio.get_running_loop()
     until = loop.time() + reporter.end_within_s
     with contextlib.suppress(TimeoutError):
@@ -134,9 +130,7 @@ def made(config: GatewayConfig, site: Site, make: Make) -> tuple[dict[str, Any],
 
 
 def context_of(plan: StandInPlan, config: GatewayConfig, site: Site) -> StandInContext:
-    """What a stand-in is given: its own part of the range's randomness, its own name on all that it
-    records.
-    """
+    """A stand-in's context: its own randomness, and its own name on all that it records."""
 
     async def record(kind: str, data: Mapping[str, JsonValue], bodies: Sequence[Body] = ()) -> None:
         await site.reporter.record(Item(Kind(kind), {"stand_in": plan.id, **data}, tuple(bodies)))

@@ -67,9 +67,8 @@ class Account:
         self._holders: list[Callable[[], None]] = []
 
     def before_end(self, leave: Callable[[], None]) -> None:
-        """Calls `leave` once before the last event: it gives what it still holds to the
-        remainder.
-        """
+        """Call `leave` once before the last event: it gives what it still holds to the
+        remainder."""
         self._holders.append(leave)
 
     def receive(self, size: int) -> None:
@@ -243,10 +242,7 @@ _RESERVE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """One connection: the cell that dialled, what it dialled, and the name it said in TLS.
-
-    `account`: what became of the bytes that came on it.
-    """
+    """One connection: the cell that dialled, what it dialled, its SNI, and its byte account."""
 
     cell: str
     address: str
@@ -298,10 +294,8 @@ class Site:
         return self._cells.get(address, "")
 
     def known_to(self, cell: str) -> RangeLayout:
-        """The names that there are for the cell of this name.
-
-        (From an address that no cell has no packet comes through the rules.)
-        """
+        """The names that exist for this cell. (The rules drop packets from addresses of no
+        cell.)"""
         return self._known.get(cell, self.layout)
 
     def judge(self, peer: Peer, request: RequestHead | None = None) -> Verdict:
@@ -319,18 +313,14 @@ class Site:
             asyncio.get_running_loop().call_later(LIMIT_EVENTS_EVERY_S, self.post_limits)
 
     def count_out_of_memory(self) -> None:
-        """Counts that there was no memory for something.
-
-        What is held back for that is given up until the count is on record.
-        """
+        """Count a failed allocation; the memory reserve is given up until the count is on
+        record."""
         self._reserve = b""
         with contextlib.suppress(MemoryError):
             self.hit("memory_bytes")
 
     def post(self, *made: Callable[[], Item]) -> None:
-        """Posts what is cut off, item by item as each is made; one that there is no memory for is
-        counted.
-        """
+        """Post items one by one as each is made; one that there is no memory for is counted."""
         for make in made:
             try:
                 self.reporter.post(make())

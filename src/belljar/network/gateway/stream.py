@@ -161,9 +161,7 @@ class Stream:
 
 
 async def sink(site: Site, peer: Peer, pipe: Pipe) -> None:
-    """Takes the first bytes of a connection that nobody answers, puts them on record, and closes
-    it. Sends nothing.
-    """
+    """Record the first bytes of a connection that nobody answers, and close it. Sends nothing."""
     start = time.monotonic()
     received = Capture(max_kept_bytes=site.bounds.kept_stream_bytes)
     reason = "sink"
@@ -222,9 +220,7 @@ class _Over(Exception):  # noqa: N818 - a bound, said in words
 
 
 class _Transport(asyncio.Transport):
-    """What a `StreamWriter` writes to: a buffer with backpressure that `Stream` empties into its
-    pipe.
-    """
+    """A `StreamWriter`'s buffer with backpressure, which `Stream` empties into its pipe."""
 
     def __init__(self, protocol: asyncio.StreamReaderProtocol, peer: Peer) -> None:
         super().__init__({"peername": (peer.cell, 0), "sockname": (peer.address, peer.port)})

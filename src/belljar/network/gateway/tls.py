@@ -69,10 +69,8 @@ class Authority:
         self._leaves: OrderedDict[tuple[str, bool], ssl.SSLContext] = OrderedDict()
 
     def context(self, name: str, *, http: bool) -> ssl.SSLContext:
-        """A server's context with a certificate for exactly this name.
-
-        `http`: HTTP/2 and HTTP/1.1 are offered.
-        """
+        """A server's context with a certificate for exactly this name. `http`: offer HTTP/2 and
+        1.1."""
         found = self._leaves.pop((name, http), None) or self._made(name, http=http)
         self._leaves[name, http] = found
         if len(self._leaves) > self._max_leaves:
@@ -185,9 +183,8 @@ class Terminator:
         self._contexts = {http: self._first_context(http=http) for http in (True, False)}
 
     async def handshake(self, pipe: TcpPipe, peer: Peer) -> tuple[ServerTlsPipe, Peer] | None:
-        """The connection within TLS and what is known of it now; None when there is none, which is
-        on record. The caller closes `pipe` then.
-        """
+        """The connection within TLS and its peer; None, recorded, if it fails: the caller closes
+        `pipe`."""
         bounds = self._site.bounds
         http = self._site.judge(peer).protocol in HTTP
         secure = ServerTlsPipe(pipe, self._contexts[http])
@@ -227,9 +224,7 @@ class Terminator:
         return True
 
     def _first_context(self, *, http: bool) -> ssl.SSLContext:
-        """The context of a connection whose name is not known yet: it has no certificate, so
-        without a judged name there is no handshake.
-        """
+        """A context without a certificate: no handshake completes before a name is judged."""
         context = server_context(http=http)
         context.sni_callback = lambda engine, name, _: self._named(engine, name, http=http)
         return context
@@ -261,9 +256,8 @@ class _ClientHello:
         return self._verdict
 
     async def before_send(self) -> None:
-        """A refusal is on record before its alert leaves, a name that is taken before the
-        certificate does.
-        """
+        """Record a refusal before its alert leaves, an accepted name before the certificate
+        does."""
         if self._verdict is not None and not self._recorded:
             await self._record(self._verdict.reason)
 

@@ -107,19 +107,14 @@ class SpentError(OSError):
 
 
 class Trust:
-    """Whose certificates are believed: those of the host's public authorities, read before this
-    process was shut in.
-    """
+    """The host's public certificate authorities, read before this process was confined."""
 
     def __init__(self, authorities: str) -> None:
         self._authorities = authorities
 
     @functools.cached_property
     def context(self) -> ssl.SSLContext:
-        """A client's, which demands a certificate for the name.
-
-        Raises `ssl.SSLError` when there is no authority.
-        """
+        """A client's context that verifies certificate and name. Raises `ssl.SSLError`."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks certificate and name
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
@@ -193,9 +188,7 @@ class MeteredPipe:
                 rest = rest[sent:]
 
     async def close(self) -> None:
-        """At once, though the owner has a descriptor of it too: what is still on its way is
-        nobody's.
-        """
+        """At once: what is still on its way is nobody's."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
@@ -227,9 +220,7 @@ class Upstream:
         self._open = asyncio.Semaphore(site.bounds.upstream_exchanges)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises `middleware.Refused` for what can't be had; an answer that has begun is then
-        broken off.
-        """
+        """Raises `middleware.Refused`; an answer that has begun is then broken off."""
         if scope["type"] != "http":
             await refuse(403)(scope, receive, send)
             return
@@ -313,9 +304,7 @@ class Upstream:
         )
 
     async def _record_long(self, scope: Scope, request: h11.Request) -> None:
-        """A head of which `network.http` shows a part alone is on record whole: it is what really
-        leaves.
-        """
+        """Record a head whole that `network.http` shows in part: it is what really leaves."""
         said = h11.Connection(h11.CLIENT).send(request) or b""
         if is_recorded_whole(request.headers, len(request.target)):
             return
@@ -356,9 +345,7 @@ def canonical_field(name: bytes) -> bytes:
 
 
 def end_to_end(headers: Fields) -> list[tuple[bytes, bytes]]:
-    """The fields that are for whoever is at the end: none of the connection's own, nor those that
-    `Connection` names.
-    """
+    """Fields without the connection's own and those that `Connection` names."""
     lower = [(name.lower(), value) for name, value in headers]
     named = {
         canonical_field(word.strip())
@@ -416,10 +403,8 @@ def _is_parameter(name: bytes) -> bool:
 
 
 def is_recorded_whole(headers: Fields, target_bytes: int) -> bool:
-    """Whether a request's event has all of its head: no field more, none cut, nor the address.
-
-    What stands there escaped takes up to four times its bytes.
-    """
+    """Whether the event has all of the head. What stands there escaped takes up to four times its
+    bytes."""
     fields = list(headers)
     _, dropped = printable_headers(fields)
     parts = [part for pair in fields for part in pair]

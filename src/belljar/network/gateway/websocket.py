@@ -24,10 +24,7 @@ _LENGTHS: Final = {126: (2, 126), 127: (8, 1 << 16)}
 
 
 class WebSocketFrames:
-    """Reads frames beside the library.
-
-    What it does not know, and all that follows, is the remainder's.
-    """
+    """Reads frames beside the library. From the first unknown one on, all is the remainder's."""
 
     def __init__(self, account: Account) -> None:
         self._account = account
@@ -129,9 +126,8 @@ class WebSocketRecord:
         self.status: int | None = None
 
     async def run(self, app: App, scope: Scope, before_open: Callable[[], Awaitable[None]]) -> None:
-        """Lets `app` talk, until it returns or neither side has said anything for `idle_timeout_s`
-        (`TimeoutError`).
-        """
+        """Run `app` until it returns or both sides were idle for `idle_timeout_s`
+        (`TimeoutError`)."""
         self._before_open = before_open
         async with asyncio.timeout(self._site.bounds.idle_timeout_s) as self._idle:
             await app(scope, self._receive, self._send)
