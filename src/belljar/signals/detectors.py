@@ -185,23 +185,8 @@ CREDENTIALS: Final = (
     ),
     Detector(
         "secret",
-        (
-            b"assw",
-            b"ASSW",
-            b"assp",
-            b"ASSP",
-            b"pwd",
-            b"PWD",
-            b"ass:",
-            b"ass=",
-            b"ASS=",
-            b"ecret",
-            b"ECRET",
-            b"oken",
-            b"OKEN",
-            b"key",
-            b"KEY",
-            b"Key",
+        tuple(
+            b"assw ASSW assp ASSP pwd PWD ass: ass= ASS= ecret ECRET oken OKEN key KEY Key".split()
         ),
         re.compile(
             rb"(?i)(?:pass(?:word|wd|phrase)?|pwd|(?<![0-9]:)secret"

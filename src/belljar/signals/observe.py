@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -108,27 +108,25 @@ def _from_output(event: Event) -> Iterator[Carried]:
 def output_part(data: bytes, operation: str, *, missing_bytes: int = 0) -> Carried:
     """Bytes that a cell's caller is about to get."""
     channel = Channel.FILE if operation.startswith("file") else Channel.OUTPUT
-    return Carried(
-        place=Place.OUTPUT,
-        channel=channel,
-        flow="",
-        part="",
-        operation=operation,
-        contact=Contact.TAKEN,
-        data=data,
-        missing_bytes=missing_bytes,
-    )
+    part = _host_part(Place.OUTPUT, channel, operation, Contact.TAKEN, data)
+    return replace(part, missing_bytes=missing_bytes)
 
 
 def model_part(data: bytes) -> Carried:
     """A text that a model's provider is about to get."""
+    return _host_part(Place.MODEL, Channel.MODEL, "model.input", Contact.SENT, data)
+
+
+def _host_part(
+    place: Place, channel: Channel, operation: str, contact: Contact, data: bytes
+) -> Carried:
     return Carried(
-        place=Place.MODEL,
-        channel=Channel.MODEL,
+        place=place,
+        channel=channel,
         flow="",
         part="",
-        operation="model.input",
-        contact=Contact.SENT,
+        operation=operation,
+        contact=contact,
         data=data,
     )
 

@@ -10,6 +10,7 @@ import re
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
@@ -168,7 +169,9 @@ class StreamScanner:
         part.reader_tail = text[-self._tail :] if part.reader else b""
         result = self._scanner.scan(text)
         hits = [
-            _placed(hit, len(data), (part.reader_name,)) for hit in result.hits if hit.end > before
+            replace(hit, start=0, end=len(data), decoding=(part.reader_name, *hit.decoding))
+            for hit in result.hits
+            if hit.end > before
         ]
         problem = result.problem or ("" if whole else "decoded_bytes")
         return Scanned(hits=tuple(hits), complete=not problem, problem=problem)
@@ -205,7 +208,7 @@ class StreamScanner:
                 and (hit.cls, hit.digest) not in part.reported
             ):
                 part.reported.add((hit.cls, hit.digest))
-                hits.append(_placed(hit, size, (JOINED,)))
+                hits.append(replace(hit, start=0, end=size, decoding=(JOINED, *hit.decoding)))
         return Scanned(hits=tuple(hits), complete=result.complete, problem=result.problem)
 
 
@@ -219,23 +222,7 @@ def _has_grown(hit: Hit, before: int, starts: frozenset[int]) -> bool:
 
 def _moved(hit: Hit, by: int, size: int, names: tuple[str, ...]) -> Hit:
     start, end = max(0, hit.start + by), min(size, hit.end + by)
-    return _copy(hit, start, max(start, end), names)
-
-
-def _placed(hit: Hit, size: int, names: tuple[str, ...]) -> Hit:
-    return _copy(hit, 0, size, names)
-
-
-def _copy(hit: Hit, start: int, end: int, names: tuple[str, ...]) -> Hit:
-    return Hit(
-        cls=hit.cls,
-        value_id=hit.value_id,
-        source=hit.source,
-        start=start,
-        end=end,
-        decoding=names + hit.decoding,
-        digest=hit.digest,
-    )
+    return replace(hit, start=start, end=max(start, end), decoding=names + hit.decoding)
 
 
 def _together(results: Iterable[Scanned]) -> Scanned:

@@ -13,14 +13,14 @@ a chunk of one byte costs little.
 
 from __future__ import annotations
 
-import hashlib
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import h11
 
 from belljar.capture import Capture
+from belljar.events import Body
 from belljar.network.capture.conversations import Conversation
 
 MAX_EXCHANGES: Final = 1000
@@ -53,26 +53,6 @@ _Head: TypeAlias = h11.Request | h11.Response | h11.InformationalResponse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeenBody:
-    """A body: what is kept of it, all its bytes counted, the digest of all."""
-
-    kept: bytes
-    total_bytes: int
-    sha256: str
-
-    @classmethod
-    def of(cls, text: bytes, most_bytes: int) -> SeenBody:
-        """Of bytes that are all there."""
-        return cls(
-            kept=text[:most_bytes], total_bytes=len(text), sha256=hashlib.sha256(text).hexdigest()
-        )
-
-    def cut_to(self, most_bytes: int) -> SeenBody:
-        """With no more kept of it."""
-        return replace(self, kept=self.kept[:most_bytes])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
     """A request and its answer; `status` is 0 when none was seen.
 
@@ -84,16 +64,11 @@ class Exchange:
     target: str
     host: str
     request_headers: _Fields
-    request: SeenBody
+    request: Body
     status: int
     response_headers: _Fields = ()
-    response: SeenBody | None = None
+    response: Body | None = None
     is_cut: bool = False
-
-    def cut_to(self, most_bytes: int) -> Exchange:
-        """With no more kept of its bodies."""
-        response = None if self.response is None else self.response.cut_to(most_bytes)
-        return replace(self, request=self.request.cut_to(most_bytes), response=response)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,11 +141,11 @@ class _Side:
 class _Message:
     """A request or an answer, as it comes."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_kept_bytes: int) -> None:
         self.head: _Head | None = None
         self.trailer: list[tuple[bytes, bytes]] = []
         self.is_whole = False
-        self._body = Capture(max_kept_bytes=MAX_BODY_BYTES)
+        self._body = Capture(max_kept_bytes=max_kept_bytes)
 
     @property
     def total_bytes(self) -> int:
@@ -181,11 +156,9 @@ class _Message:
         """More of its body."""
         self._body.feed(data)
 
-    def body(self) -> SeenBody:
+    def body(self, name: str) -> Body:
         """All of it."""
-        return SeenBody(
-            kept=self._body.kept, total_bytes=self.total_bytes, sha256=self._body.sha256
-        )
+        return self._body.body(name)
 
     def fields(self) -> _Fields:
         """As they were sent."""
@@ -201,14 +174,14 @@ class _Message:
         return any(word.strip() == b"close" for each in words for word in each)
 
 
-class _Talk:
+class _ConversationReader:
     """Reads one conversation. `sent_to`, `received_to`: how far it is reported."""
 
-    def __init__(self, conversation: Conversation, most_steps: int) -> None:
+    def __init__(self, conversation: Conversation, max_steps: int, kept_body_bytes: int) -> None:
         self.found: list[Exchange] = []
         self.steps = self.sent_to = self.received_to = 0
         self._asked, self._answered = _Side(conversation.sent), _Side(conversation.received)
-        self._most_steps = most_steps
+        self._max_steps, self._kept_body_bytes = max_steps, kept_body_bytes
 
     def read(self) -> None:
         """As far as it goes. Raises `_OverBoundError`, and `h11.ProtocolError`."""
@@ -216,12 +189,12 @@ class _Talk:
         while not is_over and not self._asked.is_read:
             if len(self.found) >= MAX_EXCHANGES:
                 raise _OverBoundError(f"more than {MAX_EXCHANGES} requests")
-            request = _Message()
+            request = _Message(self._kept_body_bytes)
             self._request(request)
             if not isinstance(request.head, h11.Request) or not request.is_whole:
                 return
             self.sent_to = self._asked.at
-            answer = _Message()
+            answer = _Message(self._kept_body_bytes)
             try:
                 self._answer(request.head, answer)
             finally:  # what of it was read is told, whatever follows
@@ -293,35 +266,36 @@ class _Talk:
         return True
 
     def _spend(self, steps: int) -> None:
-        if self.steps + steps > self._most_steps:
+        if self.steps + steps > self._max_steps:
             raise _OutOfStepsError("the parser's steps are used up")
         self.steps += steps
 
 
 def exchanges(
-    conversation: Conversation, most_steps: int = MAX_STEPS
+    conversation: Conversation, max_steps: int = MAX_STEPS, kept_body_bytes: int = MAX_BODY_BYTES
 ) -> tuple[list[Exchange], Rest]:
-    """The requests of one conversation with their answers, in order, up to what is no HTTP/1.1 or
-    over a bound; and what was said besides. Total.
+    """The requests of one conversation with their answers, in order, and what could not be read.
 
-    `most_steps`: how many steps it may take, at most `MAX_STEPS`.
+    `max_steps`, `kept_body_bytes`: at most `MAX_STEPS` and `MAX_BODY_BYTES`. Total.
     """
-    talk = _Talk(conversation, min(most_steps, MAX_STEPS))
+    reader = _ConversationReader(
+        conversation, min(max_steps, MAX_STEPS), min(kept_body_bytes, MAX_BODY_BYTES)
+    )
     reason, is_out_of_steps = NO_HTTP, False
     try:
-        talk.read()
+        reader.read()
     except _OverBoundError as exc:
         reason, is_out_of_steps = f"{NOT_FURTHER}: {exc}", isinstance(exc, _OutOfStepsError)
     except h11.ProtocolError:
         pass
     rest = Rest(
-        sent=conversation.sent[talk.sent_to :],
-        received=conversation.received[talk.received_to :],
+        sent=conversation.sent[reader.sent_to :],
+        received=conversation.received[reader.received_to :],
         reason=reason,
-        steps=talk.steps,
+        steps=reader.steps,
         is_out_of_steps=is_out_of_steps,
     )
-    return talk.found, rest
+    return reader.found, rest
 
 
 def _asking(request: h11.Request) -> h11.Connection:
@@ -348,9 +322,9 @@ def _exchange(head: h11.Request, request: _Message, answer: _Message) -> Exchang
         target=head.target.decode("latin-1"),
         host=host.decode("latin-1"),
         request_headers=request.fields(),
-        request=request.body(),
+        request=request.body("request"),
         status=_status(answer.head),
         response_headers=answer.fields(),
-        response=None if answer.head is None else answer.body(),
+        response=None if answer.head is None else answer.body("response"),
         is_cut=not answer.is_whole,
     )

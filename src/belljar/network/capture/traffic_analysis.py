@@ -18,6 +18,7 @@ from itertools import islice
 from operator import itemgetter
 from typing import BinaryIO, Final, NoReturn
 
+from belljar.capture import body_of
 from belljar.events import Body, Event, JsonValue, Kind
 from belljar.network import ipc
 from belljar.network.capture import conversations
@@ -27,7 +28,6 @@ from belljar.network.capture.exchanges import (
     NOT_FURTHER,
     Exchange,
     Rest,
-    SeenBody,
     exchanges,
 )
 from belljar.network.capture.packets import sent_frames
@@ -168,7 +168,7 @@ class _Reader:
         return name if speaks_web else ""
 
     def _told(self, stand_in: str, conversation: Conversation) -> Iterator[Event]:
-        found, rest = exchanges(conversation, self._steps)
+        found, rest = exchanges(conversation, self._steps, self._body_bytes)
         self._steps -= rest.steps
         self.left_out["steps"] += rest.is_out_of_steps
         common: dict[str, JsonValue] = {
@@ -179,7 +179,6 @@ class _Reader:
             common["ambiguous"] = True
         for exchange in found:
             self._number += 1
-            exchange = exchange.cut_to(self._body_bytes)
             yield _asked({**common, "exchange": self._number}, conversation, exchange)
             if exchange.response is not None:
                 yield _answered(
@@ -209,9 +208,7 @@ class _Reader:
         }
         # The server's view, as a gateway has it
         said = (("received", rest.sent), ("sent", rest.received))
-        bodies = tuple(
-            _body(name, SeenBody.of(text, self._kept_bytes)) for name, text in said if text
-        )
+        bodies = tuple(body_of(name, text, self._kept_bytes) for name, text in said if text)
         return Event(kind=Kind.NETWORK_STREAM, data=data, bodies=bodies)
 
     def _strays(self, listener: Listener) -> Iterator[Event]:
@@ -255,7 +252,7 @@ def _asked(
         **_headers(exchange.request_headers),
         "at_s": round(conversation.began_s, 6),
     }
-    bodies = (_body("request", exchange.request),) if exchange.request.total_bytes else ()
+    bodies = (exchange.request,) if exchange.request.total_bytes else ()
     return Event(kind=Kind.NETWORK_HTTP, data=data, bodies=bodies)
 
 
@@ -263,7 +260,7 @@ def _answered(
     common: Mapping[str, JsonValue],
     conversation: Conversation,
     exchange: Exchange,
-    response: SeenBody,
+    response: Body,
 ) -> Event:
     data: dict[str, JsonValue] = {
         **common,
@@ -273,7 +270,7 @@ def _answered(
         **_headers(exchange.response_headers),
         **({"reason": _NO_END} if exchange.is_cut else {}),
     }
-    bodies = (_body("response", response),) if response.total_bytes else ()
+    bodies = (response,) if response.total_bytes else ()
     return Event(kind=Kind.NETWORK_HTTP_ANSWERED, data=data, bodies=bodies)
 
 
@@ -282,10 +279,6 @@ def _headers(headers: tuple[tuple[bytes, bytes], ...]) -> dict[str, JsonValue]:
     pairs, _ = printable_headers(headers[:MAX_RECORDED_HEADERS])
     dropped = len(headers) - len(pairs)
     return {"headers": pairs, **({"dropped_headers": dropped} if dropped else {})}
-
-
-def _body(name: str, seen: SeenBody) -> Body:
-    return Body(name=name, content=seen.kept, total_bytes=seen.total_bytes, sha256=seen.sha256)
 
 
 _DESCRIPTORS: Final = 16

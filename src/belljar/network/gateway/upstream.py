@@ -44,51 +44,27 @@ MAX_HEAD_BYTES: Final = 64 << 10
 SPENT: Final = "the upstream's budget is used up"
 # RFC 9110 section 7.6.1, and what would name a way around: Alt-Svc (RFC 7838).
 HOP_BY_HOP: Final = frozenset(
-    {
-        b"alt-svc",
-        b"connection",
-        b"expect",
-        b"http2-settings",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authentication-info",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    }
+    (
+        b"alt-svc connection expect http2-settings keep-alive proxy-authenticate "
+        b"proxy-authentication-info proxy-authorization proxy-connection te trailer "
+        b"transfer-encoding upgrade"
+    ).split()
 )
 _OURS: Final = frozenset({b"host", b"content-length"})
 METHOD_OVERRIDES: Final = frozenset(
-    {
-        b"http-method-override",
-        b"method-override",
-        b"x-http-method",
-        b"x-http-method-override",
-        b"x-method",
-        b"x-method-override",
-        b"x-original-method",
-        b"x-rewrite-method",
-    }
+    (
+        b"http-method-override method-override x-http-method x-http-method-override x-method "
+        b"x-method-override x-original-method x-rewrite-method"
+    ).split()
 )
 """By which frameworks let a request have another method than its own, which is the one that was
 judged: left out.
 """
 REWRITING: Final = frozenset(
-    {
-        b"forwarded",
-        b"request-uri",
-        b"x-host",
-        b"x-host-override",
-        b"x-http-destinationurl",
-        b"x-http-host-override",
-        b"x-proxy-host",
-        b"x-proxy-url",
-        b"x-real-url",
-        b"x-request-uri",
-    }
+    (
+        b"forwarded request-uri x-host x-host-override x-http-destinationurl x-http-host-override "
+        b"x-proxy-host x-proxy-url x-real-url x-request-uri"
+    ).split()
 )
 _REWRITING_FAMILIES: Final = (b"x-forwarded-", b"x-original-", b"x-override-", b"x-rewrite-")
 """With `REWRITING`: by which front ends let a request be for another host or address than its own:

@@ -45,12 +45,12 @@ def test_several_requests_of_one_connection() -> None:
         )
     )
     assert (first.method, first.target, first.host, first.status) == ("POST", "/a?x=1", "shop", 200)
-    assert first.request.kept == b"hello"
+    assert first.request.content == b"hello"
     assert first.response is not None
-    assert first.response.kept == b"abc"
+    assert first.response.content == b"abc"
     assert (second.target, second.status) == ("/b", 404)
     assert second.response is not None
-    assert second.response.kept == b"xyz"
+    assert second.response.content == b"xyz"
 
 
 def test_a_head_request_has_no_body() -> None:
@@ -76,7 +76,7 @@ def test_bodies_are_bounded_and_counted() -> None:
     """The rest is in the digest and the count."""
     body = b"x" * (MAX_BODY_BYTES + 10)
     (found,) = exchanges(said(b"PUT / HTTP/1.1\r\nHost: s\r\nContent-Length: %d\r\n\r\n" % len(body) + body, b""))
-    assert (len(found.request.kept), found.request.total_bytes) == (MAX_BODY_BYTES, len(body))
+    assert (len(found.request.content), found.request.total_bytes) == (MAX_BODY_BYTES, len(body))
 
 
 GET = b"GET / HTTP/1.1\r\nHost: s\r\n"
@@ -176,7 +176,7 @@ def test_an_answer_without_an_end_says_so() -> None:
     """As far as it came it is told."""
     (found,) = exchanges(said(GET + b"\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc"))
     assert found.response is not None
-    assert (found.response.kept, found.is_cut) == (b"abc", True)
+    assert (found.response.content, found.is_cut) == (b"abc", True)
     (found,) = exchanges(said(GET + b"\r\n", b"HTTP/1.0 200 OK\r\n\r\nabc"))
     assert not found.is_cut
 
@@ -188,7 +188,7 @@ def test_a_body_is_what_its_chunks_were(pieces: list[bytes]) -> None:
     asked, answered = PUT + body + b"0\r\n\r\n", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + body
     for found in exchanges(said(2 * asked, 2 * (answered + b"0\r\n\r\n"))):
         assert found.response is not None
-        assert (found.request.kept, found.response.kept) == (b"".join(pieces), b"".join(pieces))
+        assert (found.request.content, found.response.content) == (b"".join(pieces), b"".join(pieces))
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300), st.integers(0, 200))
