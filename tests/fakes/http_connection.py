@@ -14,8 +14,9 @@ from belljar.network.gateway.config import Bounds
 from belljar.network.gateway.context import Receive, Scope, Send
 from belljar.network.gateway.http import HttpConnection, hypercorn_config
 from belljar.network.gateway.middleware import Middleware
-from belljar.network.gateway.reporter import Item, Reporter
+from belljar.network.gateway.reporter import Reporter
 from belljar.network.gateway.site import Account, Peer, Site, connection_item
+from belljar.network.ipc import Item
 from belljar.plan.network import PortPlan, StandInPlan
 
 SUMMED = ("recorded_bytes", "framing_bytes", "remainder_bytes", "missing_bytes")

@@ -18,7 +18,8 @@ from typing import NoReturn, cast
 
 from belljar.events import Kind
 from belljar.network.gateway.config import Bounds, GatewayConfig, Listeners
-from belljar.network.gateway.reporter import ENDED, READY, Item, Reporter
+from belljar.network.gateway.reporter import Reporter
+from belljar.network.ipc import ENDED, READY, Item
 
 
 def serve(config: GatewayConfig, listeners: Listeners, events: socket.socket) -> NoReturn:

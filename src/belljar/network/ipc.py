@@ -35,6 +35,8 @@ _MAX_DOCUMENT_BYTES: Final = 16 << 20
 _INT: Final = struct.Struct("@i")
 _T = TypeVar("_T")
 MAX_DATAGRAM_BYTES: Final = 64 << 10
+_PIECE_BYTES: Final = 60 << 10
+MAX_DATA_BYTES: Final = 48 << 10
 MAX_BODIES: Final = 8
 MAX_BODY_BYTES: Final = 1 << 20
 """Kept of one body."""
@@ -98,7 +100,7 @@ def receive(source: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
     A socket that doesn't block raises `BlockingIOError` when there is none.
     """
-    text, fds, flags = _to_the_last(partial(_take, source))
+    text, fds, flags = _to_the_last(partial(take_datagram, source, MAX_MESSAGE_BYTES))
     try:
         if not text:
             raise Closed
@@ -130,11 +132,11 @@ def _to_the_last(read: Callable[[], _T]) -> _T:
         return read()
 
 
-def _take(source: socket.socket) -> tuple[bytes, list[int], int]:
+def take_datagram(source: socket.socket, max_bytes: int) -> tuple[bytes, list[int], int]:
     """As `socket.recv_fds`, which in Python 3.11 drops its flags: descriptors would be
     inherited."""
     room = socket.CMSG_LEN(MAX_DESCRIPTORS * _INT.size)
-    text, ancillary, flags, _ = source.recvmsg(MAX_MESSAGE_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+    text, ancillary, flags, _ = source.recvmsg(max_bytes, room, socket.MSG_CMSG_CLOEXEC)
     fds: list[int] = []
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -180,6 +182,45 @@ def from_file(fd: int) -> dict[str, Any]:
 
 
 # ---- events and requests of a gateway
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """An event before it has a number."""
+
+    kind: str
+    data: Mapping[str, JsonValue]
+    bodies: tuple[Body, ...] = ()
+
+
+def encode_event(number: int, item: Item) -> list[bytes]:
+    """The datagrams of an event. Raises `ValueError` for one over the wire's bounds."""
+    refs = [
+        {
+            "name": body.name,
+            "kept_bytes": len(body.content),
+            "total_bytes": body.total_bytes,
+            "sha256": body.sha256,
+        }
+        for body in item.bodies
+    ]
+    data = json.dumps(item.data, separators=(",", ":"))
+    if len(data) > MAX_DATA_BYTES or len(refs) > MAX_BODIES:
+        raise ValueError(
+            f"an event has at most {MAX_DATA_BYTES} bytes of data and {MAX_BODIES} bodies"
+        )
+    head = '{"id":%d,"kind":%s,"data":%s,"bodies":%s}' % (  # noqa: UP031
+        number,
+        json.dumps(item.kind),
+        data,
+        json.dumps(refs),
+    )
+    pieces = [
+        body.content[at : at + _PIECE_BYTES]
+        for body in item.bodies
+        for at in range(0, len(body.content), _PIECE_BYTES)
+    ]
+    return [head.encode(), *pieces]
 
 
 class WireViolation(ValueError):  # noqa: N818 - as the channel's ProtocolViolation

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from belljar.events import Body, Kind
 from belljar.network import ipc as wire
 from belljar.network.gateway.context import MAX_ANSWER_BYTES
-from belljar.network.gateway.reporter import Item, datagrams
+from belljar.network.ipc import Item
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=40)
 VALUES = st.recursive(
@@ -56,7 +56,7 @@ def test_what_a_gateway_sends_arrives(events: list[tuple[str, dict[str, Any], li
     decoder = wire.EventDecoder()
     for number, (kind, data, contents) in enumerate(events, 1):
         bodies = tuple(body(f"b{index}", content, index) for index, content in enumerate(contents))
-        (said,) = feed_all(decoder, datagrams(number, Item(kind, data, bodies)))
+        (said,) = feed_all(decoder, encode_event(number, Item(kind, data, bodies)))
         assert said == wire.GatewayEvent(id=number, kind=Kind(kind), data=data, bodies=bodies)
 
 

@@ -35,11 +35,9 @@ from belljar.network.confine import Confinement, confine
 from belljar.network.gateway.reporter import (
     MAX_RECORDED_HEADERS,
     MAX_RECORDED_URL_CHARS,
-    READY,
-    Item,
     printable_headers,
 )
-from belljar.network.gateway.reporter import datagrams as datagrams_of
+from belljar.network.ipc import READY, Item
 from belljar.network.owner.budget import Budget
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import NetworkPlan
@@ -311,11 +309,11 @@ def run_reader(fds: list[int], parent: int) -> NoReturn:
     number = 0
     for number, event in enumerate(events, 1):
         _say(owner, number, event)
-    for piece in datagrams_of(number + 1, Item(READY, {})):
+    for piece in ipc.encode_event(number + 1, Item(READY, {})):
         owner.send(piece)
     os._exit(0)
 
 
 def _say(owner: socket.socket, number: int, event: Event) -> None:
-    for piece in datagrams_of(number, Item(event.kind, event.data, event.bodies)):
+    for piece in ipc.encode_event(number, Item(event.kind, event.data, event.bodies)):
         owner.send(piece)

@@ -22,10 +22,10 @@ from belljar.network.gateway.dns_server import DnsServer
 from belljar.network.gateway.http import HttpConnection, hypercorn_config
 from belljar.network.gateway.middleware import Middleware
 from belljar.network.gateway.pipe import Pipe, TcpPipe, reset
-from belljar.network.gateway.reporter import Item
 from belljar.network.gateway.site import RANGE_ENDED, Account, Peer, Site, connection_item
 from belljar.network.gateway.stream import Stream, sink, stream_data
 from belljar.network.gateway.tls import Terminator
+from belljar.network.ipc import Item
 
 _PAUSE_S: Final = 0.05
 CANCEL_BATCH: Final = 64

@@ -15,8 +15,8 @@ from belljar.capture import Capture, body_of
 from belljar.events import Body, JsonValue, Kind
 from belljar.network.gateway.dns import MAX_QUERY_BYTES, Answer, answer
 from belljar.network.gateway.pipe import LINGER_BYTES, LINGER_S, TcpPipe, reset
-from belljar.network.gateway.reporter import Item
 from belljar.network.gateway.site import Site
+from belljar.network.ipc import Item
 from belljar.signals.values import Channel
 
 BATCH_S: Final = 0.02

@@ -13,7 +13,7 @@ from typing import Final
 
 from belljar.events import Event, JsonValue
 from belljar.network.gateway.config import GuardConfig
-from belljar.network.gateway.reporter import Item
+from belljar.network.ipc import Item
 from belljar.policy.guarding import Action, GuardRules, Place
 from belljar.signals.observe import Carried, Contact, hit_event, unscanned
 from belljar.signals.scanner import Scanner, prepare_marks

@@ -31,7 +31,7 @@ from belljar.network.gateway.http1 import Http1, RefusedRequest, keep_unread, pa
 from belljar.network.gateway.http2 import Http2
 from belljar.network.gateway.middleware import INCOMING, PEER
 from belljar.network.gateway.pipe import Pipe
-from belljar.network.gateway.reporter import Item, printable_text
+from belljar.network.gateway.reporter import printable_text
 from belljar.network.gateway.site import (
     RANGE_ENDED,
     REMAINDER_EXCEEDED,
@@ -39,6 +39,7 @@ from belljar.network.gateway.site import (
     Site,
     connection_item,
 )
+from belljar.network.ipc import Item
 
 HYPERCORN: Final = "0.18."
 APP_QUEUE: Final = 2

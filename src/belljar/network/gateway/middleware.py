@@ -22,12 +22,12 @@ from belljar.network.decide import Refusal, RequestHead, Verdict, split_target
 from belljar.network.gateway.context import App, Message, Receive, Scope, Send
 from belljar.network.gateway.reporter import (
     MAX_RECORDED_URL_CHARS,
-    Item,
     printable_headers,
     printable_text,
 )
 from belljar.network.gateway.site import RANGE_ENDED, Incoming, Peer, Site, field_lines, since_ms
 from belljar.network.gateway.websocket import WebSocketRecord
+from belljar.network.ipc import Item
 from belljar.signals.values import Channel
 
 PEER: Final = "peer"

@@ -4,7 +4,6 @@ bounded for the record.
 
 from __future__ import annotations
 
-import array
 import asyncio
 import contextlib
 import itertools
@@ -12,14 +11,15 @@ import json
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, Final, NoReturn
 
 from belljar.capture import body_of
-from belljar.events import Body, JsonValue
+from belljar.network import ipc
 from belljar.network.gateway.config import Bounds
 from belljar.network.gateway.context import MAX_QUESTION_BYTES
+from belljar.network.ipc import ALIVE, ASK, DIAL, ENDED, MAX_DATAGRAM_BYTES, Item, encode_event
 from belljar.units import printable
 
 MAX_RECORDED_HEADERS: Final = 64
@@ -52,62 +52,13 @@ def printable_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[list[list
     return kept, dropped
 
 
-MAX_DATAGRAM_BYTES: Final = 64 << 10
-PIECE_BYTES: Final = 60 << 10
-MAX_DATA_BYTES: Final = 48 << 10
-MAX_BODIES: Final = 8
 OWNER_GONE: Final = 70
 """The gateway's exit status when nobody records any more."""
-READY: Final = "ready"
-ALIVE: Final = "alive"
-ENDED: Final = "ended"
-ASK: Final = "ask"
-DIAL: Final = "dial"
-_DESCRIPTOR_BYTES: Final = array.array("i").itemsize
 _RESERVE_BYTES: Final = 1 << 20
 
 
 class TooManyQuestions(ValueError):  # noqa: N818 - a verdict on who asks
     """The owner has not answered so many that no further one is asked."""
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """An event before it has a number."""
-
-    kind: str
-    data: Mapping[str, JsonValue]
-    bodies: tuple[Body, ...] = ()
-
-
-def datagrams(number: int, item: Item) -> list[bytes]:
-    """The datagrams of an event. Raises `ValueError` for one over the wire's bounds."""
-    refs = [
-        {
-            "name": body.name,
-            "kept_bytes": len(body.content),
-            "total_bytes": body.total_bytes,
-            "sha256": body.sha256,
-        }
-        for body in item.bodies
-    ]
-    data = json.dumps(item.data, separators=(",", ":"))
-    if len(data) > MAX_DATA_BYTES or len(refs) > MAX_BODIES:
-        raise ValueError(
-            f"an event has at most {MAX_DATA_BYTES} bytes of data and {MAX_BODIES} bodies"
-        )
-    head = '{"id":%d,"kind":%s,"data":%s,"bodies":%s}' % (  # noqa: UP031
-        number,
-        json.dumps(item.kind),
-        data,
-        json.dumps(refs),
-    )
-    pieces = [
-        body.content[at : at + PIECE_BYTES]
-        for body in item.bodies
-        for at in range(0, len(body.content), PIECE_BYTES)
-    ]
-    return [head.encode(), *pieces]
 
 
 def die() -> NoReturn:
@@ -220,7 +171,7 @@ class Reporter:
             return future
         item = self._within_budget(item)
         number = self._next
-        sent = datagrams(number, item)
+        sent = encode_event(number, item)
         self._next += 1
         size = sum(map(len, sent))
         self._waiting[number] = (future, size)
@@ -336,7 +287,7 @@ class Reporter:
     def _readable(self) -> None:
         for _ in range(256):
             try:
-                said, fds = _take(self._sock)
+                said, fds, _ = ipc.take_datagram(self._sock, MAX_DATAGRAM_BYTES)
             except BlockingIOError:
                 break
             except OSError:
@@ -393,15 +344,3 @@ class Reporter:
             future.set_result(answer)
         else:
             future.set_exception(ValueError(answer.decode(errors="replace")))
-
-
-def _take(sock: socket.socket) -> tuple[bytes, list[int]]:
-    """A datagram, and the descriptor that came with it."""
-    said, ancillary, _, _ = sock.recvmsg(
-        MAX_DATAGRAM_BYTES, socket.CMSG_LEN(_DESCRIPTOR_BYTES), socket.MSG_CMSG_CLOEXEC
-    )
-    fds = array.array("i")
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(data[: len(data) - len(data) % _DESCRIPTOR_BYTES])
-    return said, list(fds)

@@ -24,9 +24,10 @@ from belljar.network.gateway.accept import Front
 from belljar.network.gateway.config import GatewayConfig, Listeners
 from belljar.network.gateway.context import StandInContext
 from belljar.network.gateway.guard import Guard
-from belljar.network.gateway.reporter import READY, Item, Reporter, TooManyQuestions
+from belljar.network.gateway.reporter import Reporter, TooManyQuestions
 from belljar.network.gateway.site import Site
 from belljar.network.gateway.tls import Authority, Terminator
+from belljar.network.ipc import READY, Item
 from belljar.plan.network import StandInPlan
 
 SETTLE_SHARE: Final = 0.25

@@ -23,7 +23,8 @@ from belljar.network.decide import Flow, RequestHead, Verdict, decide, known_to
 from belljar.network.gateway.config import Bounds
 from belljar.network.gateway.context import App, StreamApp
 from belljar.network.gateway.guard import Guard
-from belljar.network.gateway.reporter import Item, Reporter, printable_text
+from belljar.network.gateway.reporter import Reporter, printable_text
+from belljar.network.ipc import Item
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import StandInPlan
 

@@ -15,8 +15,9 @@ from belljar.capture import Capture
 from belljar.events import JsonValue, Kind
 from belljar.network.gateway.context import StreamApp
 from belljar.network.gateway.pipe import Pipe
-from belljar.network.gateway.reporter import Item, printable_text
+from belljar.network.gateway.reporter import printable_text
 from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, since_ms
+from belljar.network.ipc import Item
 from belljar.signals.values import Channel
 
 HIGH_WATER_BYTES: Final = 64 << 10

@@ -27,8 +27,9 @@ from belljar.events import JsonValue, Kind
 from belljar.network.decide import HTTP, Verdict
 from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES
 from belljar.network.gateway.pipe import ServerTlsPipe, TcpPipe
-from belljar.network.gateway.reporter import Item, printable_text
+from belljar.network.gateway.reporter import printable_text
 from belljar.network.gateway.site import RANGE_ENDED, Peer, Site
+from belljar.network.ipc import Item
 
 AUTHORITY_NAME: Final = "Internal Root CA"
 """Says neither whose it is nor what for."""

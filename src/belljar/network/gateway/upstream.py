@@ -30,12 +30,12 @@ from belljar.network.gateway.pipe import Pipe, TlsPipe
 from belljar.network.gateway.reporter import (
     MAX_RECORDED_HEADER_CHARS,
     MAX_RECORDED_URL_CHARS,
-    Item,
     TooManyQuestions,
     printable_headers,
     printable_text,
 )
 from belljar.network.gateway.site import Site
+from belljar.network.ipc import Item
 from belljar.plan.network import DIAL_BYTES, StandInPlan
 
 PIECE_BYTES: Final = 16 << 10

@@ -11,8 +11,8 @@ from typing import Final
 from belljar.capture import body_of
 from belljar.events import JsonValue, Kind
 from belljar.network.gateway.context import App, Message, Receive, Scope, Send
-from belljar.network.gateway.reporter import Item
 from belljar.network.gateway.site import Account, Site
+from belljar.network.ipc import Item
 from belljar.signals.values import Channel
 
 _CONTROL: Final = {0x8: "ws_close", 0x9: "ws_ping", 0xA: "ws_pong"}

@@ -15,7 +15,7 @@ from belljar.events import Event, Kind, Trust
 from belljar.ledger.schema import check_data
 from belljar.network.capture import conversations, exchanges, traffic_analysis
 from belljar.network.capture.traffic_analysis import seen_exchanges
-from belljar.network.gateway.reporter import MAX_DATA_BYTES
+from belljar.network.ipc import MAX_DATA_BYTES
 from belljar.network.owner.budget import Budget
 from belljar.plan.addresses import RangeLayout, lay_out
 from belljar.plan.network import NetworkBounds, NetworkPlan, PortPlan, StandInPlan

@@ -14,9 +14,10 @@ from tests.fakes.gateway import layout, listener
 from belljar.network.gateway import site as sites
 from belljar.network.gateway.accept import Front
 from belljar.network.gateway.config import Bounds
-from belljar.network.gateway.reporter import Item, Reporter
+from belljar.network.gateway.reporter import Reporter
 from belljar.network.gateway.site import Peer, Site
 from belljar.network.gateway.tls import Terminator
+from belljar.network.ipc import Item
 
 Once = Callable[[str], None]
 """Raises `MemoryError` the first time that it is called with a word, if that is among those that are to fail."""

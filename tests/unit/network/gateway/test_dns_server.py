@@ -13,8 +13,9 @@ from tests.fakes.gateway import layout
 from belljar.network.gateway.config import Bounds
 from belljar.network.gateway.dns import Answer
 from belljar.network.gateway.dns_server import QueryRecord
-from belljar.network.gateway.reporter import Item, Reporter
+from belljar.network.gateway.reporter import Reporter
 from belljar.network.gateway.site import Site
+from belljar.network.ipc import Item
 
 SAID = Answer(wire=b"", name="a.example", type="A", answer="NXDOMAIN")
 

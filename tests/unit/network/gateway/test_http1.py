@@ -12,7 +12,7 @@ from tests.fakes.gateway import SHOP
 from tests.fakes.http_connection import SUMMED, Told, talk
 from wsproto.events import BytesMessage, CloseConnection, Ping, Pong, Request, TextMessage
 
-from belljar.network.gateway.reporter import Item
+from belljar.network.ipc import Item
 
 HOST = b"Host: shop.example\r\n"
 GET = b"GET / HTTP/1.1\r\n" + HOST

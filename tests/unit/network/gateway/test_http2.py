@@ -14,7 +14,7 @@ from tests.fakes.http_connection import SUMMED, Told, talk
 from belljar.events import Kind
 from belljar.network.gateway.config import Bounds
 from belljar.network.gateway.http2 import PREFACE
-from belljar.network.gateway.reporter import Item
+from belljar.network.ipc import Item
 
 SECRET = b"s3cr3t-" + bytes(range(65, 91)) + b"-end"
 TEXT = SECRET.decode()

@@ -15,14 +15,16 @@ from hypothesis import strategies as st
 from belljar.capture import body_of
 from belljar.events import Body, Kind
 from belljar.network.gateway.config import Bounds
-from belljar.network.gateway.reporter import MAX_DATA_BYTES, Item, Reporter, TooManyQuestions, datagrams
+from belljar.network.gateway.reporter import Reporter, TooManyQuestions
 from belljar.network.ipc import (
     DIAL,
+    MAX_DATA_BYTES,
     EventDecoder,
     GatewayEnded,
     GatewayEvent,
     GatewayRequest,
     Heartbeat,
+    Item,
     encode_ack,
     encode_end,
     encode_reply,
@@ -368,7 +370,7 @@ def test_an_owner_that_is_gone_or_mad_ends_the_gateway(word: bytes | None) -> No
 def test_too_much_data_is_an_error_before_it_is_sent() -> None:
     """The wire's bound is checked here: the owner would end the range for it."""
     with pytest.raises(ValueError, match="at most"):
-        datagrams(1, Item(Kind.NETWORK_ATTEMPT, {"x": "y" * MAX_DATA_BYTES}))
+        encode_event(1, Item(Kind.NETWORK_ATTEMPT, {"x": "y" * MAX_DATA_BYTES}))
 
 
 @given(
@@ -386,7 +388,7 @@ def test_the_owner_reads_what_was_written(data: dict[str, str | int], sizes: lis
         Body(name=f"b{n}", content=bytes(size), total_bytes=size, sha256="0" * 64) for n, size in enumerate(sizes)
     )
     decoder = EventDecoder()
-    got = [decoder.feed(datagram) for datagram in datagrams(3, Item(Kind.NETWORK_DNS, data, bodies))]
+    got = [decoder.feed(datagram) for datagram in encode_event(3, Item(Kind.NETWORK_DNS, data, bodies))]
     assert [said for said in got if said is not None] == got[-1:]
     said = got[-1]
     assert isinstance(said, GatewayEvent)

@@ -19,7 +19,7 @@ from belljar.events import Kind
 from belljar.ledger.schema import check_data
 from belljar.network.gateway.config import Bounds, as_stand_in
 from belljar.network.gateway.middleware import Refused
-from belljar.network.gateway.reporter import Item, TooManyQuestions
+from belljar.network.gateway.reporter import TooManyQuestions
 from belljar.network.gateway.site import Site
 from belljar.network.gateway.upstream import (
     HOP_BY_HOP,
@@ -31,6 +31,7 @@ from belljar.network.gateway.upstream import (
     make,
     rewritten,
 )
+from belljar.network.ipc import Item
 from belljar.plan.network import DIAL_BYTES, UpstreamPlan
 
 HOST = "real.example"

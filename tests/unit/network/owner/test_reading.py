@@ -19,9 +19,8 @@ from belljar.errors import LedgerError
 from belljar.events import Body, Event, Kind, MemoryRecorder, Trust
 from belljar.network import ipc
 from belljar.network.capture.traffic_analysis import seen_exchanges
-from belljar.network.gateway.reporter import ALIVE, ASK, READY, Item
-from belljar.network.gateway.reporter import datagrams as datagrams_of
-from belljar.network.ipc import WireViolation
+from belljar.network.ipc import ALIVE, ASK, READY, Item, WireViolation
+from belljar.network.ipc import encode_event as datagrams_of
 from belljar.network.owner import reading
 from belljar.network.owner.budget import Budget
 from belljar.network.owner.reading import KINDS, MAX_LIMITS, MOST_PROCESSOR_S, Taker, Task, read_back, take_in
