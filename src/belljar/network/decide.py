@@ -23,8 +23,7 @@ CATCH_ALL: Final = "catch-all"
 
 No policy's id can be the same: the policy reserves it.
 """
-UPSTREAM: Final = "upstream"
-"""The kind of what is real. No policy's stand-in has it."""
+UPSTREAM: Final = "upstream"  # The kind of what is real. No policy's stand-in has it.
 MAX_NAME_BYTES: Final = 253
 """RFC 1035 section 3.1: 255 on the wire, without the root's and the first length byte."""
 HTTP: Final = frozenset({"http", "tls"})

@@ -38,11 +38,9 @@ MAX_DATAGRAM_BYTES: Final = 64 << 10
 _PIECE_BYTES: Final = 60 << 10
 MAX_DATA_BYTES: Final = 48 << 10
 MAX_BODIES: Final = 8
-MAX_BODY_BYTES: Final = 1 << 20
-"""Kept of one body."""
+MAX_BODY_BYTES: Final = 1 << 20  # Kept of one body.
 ASK: Final = "ask"
-DIAL: Final = "dial"
-"""What is asked for a connected socket to a real upstream."""
+DIAL: Final = "dial"  # What is asked for a connected socket to a real upstream.
 READY: Final = "ready"
 ALIVE: Final = "alive"
 ENDED: Final = "ended"

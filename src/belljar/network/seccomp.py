@@ -318,7 +318,6 @@ def _set_flags(number: int) -> Iterator[_Instruction]:
 
 
 def _set_option(number: int, level: int, name: int) -> Iterator[_Instruction]:
-    """setsockopt, of this level and name."""
     yield (_EQUAL, 0, 6, number)
     yield (_LOAD, 0, 0, _argument(1))
     yield (_EQUAL, 0, 3, level)
@@ -329,7 +328,6 @@ def _set_option(number: int, level: int, name: int) -> Iterator[_Instruction]:
 
 
 def _argument(index: int) -> int:
-    """Where the lower half of an argument stands."""
     return _ARGUMENTS_AT + 8 * index
 
 

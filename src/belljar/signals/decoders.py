@@ -20,8 +20,7 @@ from belljar.signals.prefilter import Held, places
 
 Locate = Callable[[int, int], tuple[int, int]]
 
-MIN_RUN: Final = 14
-"""Base64 of the shortest known value (10 bytes)."""
+MIN_RUN: Final = 14  # Base64 of the shortest known value (10 bytes).
 WINDOW: Final = 4096
 """Context on both sides of an escape that is decoded with it: the longest known value."""
 SMALL: Final = 64 << 10

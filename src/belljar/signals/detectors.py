@@ -20,8 +20,7 @@ from belljar.signals.prefilter import Held, places
 
 Check = Callable[[bytes], bool]
 
-MIN_ENTROPY: Final = 3.2
-"""Bits a character of a secret in context; English words have less."""
+MIN_ENTROPY: Final = 3.2  # Bits a character of a secret in context; English words have less.
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,6 @@ _PLACEHOLDER: Final = re.compile(
 
 
 def _is_real(text: bytes) -> bool:
-    """Neither a placeholder nor an example of a document."""
     return not _PLACEHOLDER.search(text) and entropy(text) >= 2.5
 
 

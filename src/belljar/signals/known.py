@@ -21,8 +21,7 @@ _KEPT: Final = bytes(byte for byte in range(256) if byte > 127 or chr(byte).isal
 _DROPPED: Final = bytes(byte for byte in range(256) if byte not in _KEPT)
 _LOWER: Final = bytes(range(256)).lower()
 _IS_KEPT: Final = bytes(int(byte in _KEPT) for byte in range(256))
-MIN_FOLDED: Final = 8
-"""A value with fewer letters and digits is looked for as it is, only."""
+MIN_FOLDED: Final = 8  # A value with fewer letters and digits is looked for as it is, only.
 MAX_SEPARATOR: Final = 16
 MAX_SEPARATORS: Final = 3
 """Different ones within one value that was cut, beside its own punctuation."""
@@ -150,13 +149,11 @@ def _how(form: _Form, piece: bytes) -> tuple[str, ...] | None:
 
 
 def _gaps(piece: bytes) -> set[bytes]:
-    """The different separators in a piece."""
     marked = bytes(_MARK if byte in _KEPT else byte for byte in piece)
     return set(marked.split(bytes([_MARK]))) - {b""}
 
 
-_MARK: Final = 0x80
-"""Stands for any kept byte; itself kept, so no separator."""
+_MARK: Final = 0x80  # Stands for any kept byte; itself kept, so no separator.
 
 
 class _Places:
@@ -195,11 +192,9 @@ class _Automaton:
         return bool(self._forms)
 
     def add(self, needle: bytes, form: _Form) -> None:
-        """One more; several forms may look the same."""
         self._forms.setdefault(needle, []).append(form)
 
     def make(self) -> None:
-        """After the last one."""
         for needle, forms in self._forms.items():
             self._automaton.add_word(needle.decode("latin-1"), tuple(forms))
         if self._forms:
@@ -211,7 +206,6 @@ class _Automaton:
             )
 
     def matches(self, data: bytes) -> Iterator[tuple[int, _Form]]:
-        """Offset of the last byte, and the form."""
         if self.prefilter.look(data) == {}:
             return
         for last, forms in self._automaton.iter(data.decode("latin-1")):

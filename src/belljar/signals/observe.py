@@ -15,8 +15,7 @@ from belljar.events import Actor, Event, JsonValue, Kind, Trust
 from belljar.policy.guarding import GUARD_CLASSES, Action, Place, Stop, Trigger, stop_for
 from belljar.signals.values import Channel, Hit, Source
 
-MIN_SCANNED_BYTES: Final = 8
-"""Nothing that is looked for is shorter."""
+MIN_SCANNED_BYTES: Final = 8  # Nothing that is looked for is shorter.
 
 
 class Contact(StrEnum):
@@ -62,8 +61,7 @@ _OUTPUTS: Final[Mapping[Kind, tuple[tuple[str, ...], str, Channel]]] = {
     Kind.CONNECT_COMPLETED: (("received",), "connect.received", Channel.STREAM),
     Kind.CONNECT_FAILED: (("received",), "connect.received", Channel.STREAM),
 }
-HEADER: Final = "header"
-"""The part that holds header fields, a line each."""
+HEADER: Final = "header"  # The part that holds header fields, a line each.
 _CREDENTIAL_HEADER: Final = re.compile(rb"(?i)auth|cookie|token|key|secret|session|credential")
 _NAME: Final = rb"(pass(word|wd)?|pwd|token|api[_-]?key|access[_-]?key|secret|auth|credential)"
 _PRESENTED: Final = re.compile(
@@ -327,8 +325,7 @@ def _guest(kind: Kind, cell_id: str | None, data: Mapping[str, JsonValue]) -> Ev
     )
 
 
-MAX_CONNECTIONS: Final = 10_000
-"""That are remembered as reported: as many as a gateway holds open."""
+MAX_CONNECTIONS: Final = 10_000  # That are remembered as reported: as many as a gateway holds open.
 _CONTACTS: Final = frozenset(
     {
         Kind.NETWORK_STREAM,

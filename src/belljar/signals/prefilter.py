@@ -12,14 +12,10 @@ from typing import Any, Final
 Held = Mapping[str, Sequence[int]] | None
 """What data may hold → where it ends there; None: anything, anywhere."""
 
-MIN_BYTES: Final = 64
-"""Less is searched as fast without."""
-FROM_BYTES: Final = 64 << 10
-"""Before so much was looked at, compiling costs more than it saves."""
-MAX_PREPARED: Final = 8192
-"""Expressions. Some 150 ms."""
-MAX_PLACES: Final = 1 << 16
-"""Where there are more, they aren't worth listing."""
+MIN_BYTES: Final = 64  # Less is searched as fast without.
+FROM_BYTES: Final = 64 << 10  # Before so much was looked at, compiling costs more than it saves.
+MAX_PREPARED: Final = 8192  # Expressions. Some 150 ms.
+MAX_PLACES: Final = 1 << 16  # Where there are more, they aren't worth listing.
 
 
 class Prefilter:

@@ -38,8 +38,7 @@ from belljar.signals.values import Hit, Scanned, ScanSpec
 if TYPE_CHECKING:
     from belljar.signals.decoders import Locate
 
-FROM_BYTES: Final = 256 << 10
-"""Compiling takes a quarter of a second."""
+FROM_BYTES: Final = 256 << 10  # Compiling takes a quarter of a second.
 _INSIDE: Final = (rb"[A-Za-z0-9+/=]", rb"[A-Za-z0-9+/=_-]")
 _OUTSIDE: Final = (rb"[^A-Za-z0-9+/=]", rb"[^A-Za-z0-9+/=_-]")
 
@@ -82,27 +81,21 @@ def prepare_marks() -> None:
     _large.prepare()
 
 
-MAX_HITS: Final = 10_000
-"""Of one scan. More tell nothing new."""
+MAX_HITS: Final = 10_000  # Of one scan. More tell nothing new.
 MEMO: Final = 512
 MEMO_BYTES: Final = 2048
 """Headers come again and again: so many pieces of data in which nothing was found are remembered.
 """
 MEMO_RUNS: Final = 4096
-MEMO_RUN_BYTES: Final = 1024
-"""So do words that look encoded: so many of them are remembered, too."""
+MEMO_RUN_BYTES: Final = 1024  # So do words that look encoded: so many of them are remembered, too.
 _NOTHING: Final = Scanned()
 MAX_DEPTH: Final = 99
-MIN_DECODED: Final = 8
-"""Less holds no value, and no more encoding of one."""
+MIN_DECODED: Final = 8  # Less holds no value, and no more encoding of one.
 BATCH: Final = 1024
-BATCH_BYTES: Final = 256 << 10
-"""Small decoded pieces are searched together."""
+BATCH_BYTES: Final = 256 << 10  # Small decoded pieces are searched together.
 _TURNED: Final = frozenset({"reversed", "rot13"})
-SEPARATOR: Final = b"\xff\xfe\xff"
-"""In no text, so in no value."""
-SLICE: Final = 1 << 20
-"""How much is searched between two looks at the clock."""
+SEPARATOR: Final = b"\xff\xfe\xff"  # In no text, so in no value.
+SLICE: Final = 1 << 20  # How much is searched between two looks at the clock.
 WALL_FACTOR: Final = 15
 """A scan's time is its thread's processor time, so that a busy host doesn't end it; so many times
 as much may pass by the clock.
@@ -120,11 +113,9 @@ class _View:
     start: int = 0
     end: int = 0
     locate: Locate | None = None
-    known: list[tuple[int, int]] = field(default_factory=list)
-    """Where known values stand in it."""
+    known: list[tuple[int, int]] = field(default_factory=list)  # Where known values stand in it.
 
     def outermost(self, start: int, end: int) -> tuple[int, int]:
-        """Offsets here as offsets of the outermost data."""
         view: _View = self
         while view.parent is not None:
             start, end = view.locate(start, end) if view.locate else (view.start, view.end)
@@ -378,7 +369,6 @@ class _Scan:
 
 
 def _depth(view: _View, decoded: Decoded) -> int:
-    """Putting groups together is a part of decoding them."""
     names = decoded.names
     return view.depth + len(names) - ("split" in names and len(names) > 1)
 

@@ -24,12 +24,9 @@ MAX_TAIL: Final = 8 * MAX_VALUE_BYTES
 MAX_FLOW_BYTES: Final = 1 << 20
 MAX_BYTES: Final = 64 << 20
 """Of all tails: the flow that was quiet for longest is dropped, and counted."""
-MAX_PARTS: Final = 256
-"""Of one flow: names of parameters and headers are the sender's."""
-MAX_JOINED: Final = 64 << 10
-"""Larger JSON isn't taken apart for joining its strings."""
-MAX_FIELDS: Final = 64
-"""Of one request, that are joined with those of the next ones."""
+MAX_PARTS: Final = 256  # Of one flow: names of parameters and headers are the sender's.
+MAX_JOINED: Final = 64 << 10  # Larger JSON isn't taken apart for joining its strings.
+MAX_FIELDS: Final = 64  # Of one request, that are joined with those of the next ones.
 MAX_REPEATED: Final = 3
 """A longer piece that comes again is no piece of a value: none has the same four bytes twice in a
 row.

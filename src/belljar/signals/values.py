@@ -20,8 +20,7 @@ from belljar.units import printable
 if TYPE_CHECKING:
     from belljar.policy.loaded import LoadedPolicy
 
-MIN_VALUE_BYTES: Final = 10
-"""A shorter one would be found in what has nothing to do with it."""
+MIN_VALUE_BYTES: Final = 10  # A shorter one would be found in what has nothing to do with it.
 MAX_VALUE_BYTES: Final = 4096
 MAX_VALUES: Final = 100_000
 MAX_VALUES_BYTES: Final = 64 << 20
@@ -33,8 +32,7 @@ class Source(StrEnum):
 
     DECOY = "decoy"
     PROTECTED = "protected"
-    FOREIGN = "foreign"
-    """A decoy of another sample: seen here, it was carried over."""
+    FOREIGN = "foreign"  # A decoy of another sample: seen here, it was carried over.
 
 
 class Channel(StrEnum):

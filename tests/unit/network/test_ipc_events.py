@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from belljar.events import Body, Kind
 from belljar.network import ipc as wire
 from belljar.network.gateway.context import MAX_ANSWER_BYTES
-from belljar.network.ipc import Item
+from belljar.network.ipc import Item, encode_event
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=40)
 VALUES = st.recursive(

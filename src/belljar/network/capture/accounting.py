@@ -22,8 +22,7 @@ from belljar.plan.addresses import RangeLayout
 
 MAX_TRACKED: Final = 65_536
 """Pairs of ends that are followed: frames of a further one are evidence, each."""
-MAX_PAST: Final = 1_000_000
-"""Connections that ended on them, likewise."""
+MAX_PAST: Final = 1_000_000  # Connections that ended on them, likewise.
 MAX_REPORTED: Final = 200_000
 """Connections of the gateway's that are remembered: a further one accounts for nothing."""
 RECENT_BYTES: Final = 128 << 10
@@ -40,8 +39,7 @@ _DONT_FRAGMENT: Final = 0x4000
 _FIN, _SYN, _RST, _PSH, _ACK, _URG = 1, 2, 4, 8, 16, 32
 _ECN: Final = 0xC0
 """ECE and CWR. No kernel sets them, or marks in the type of service, unless it is told to."""
-_TIME_TO_LIVE: Final = 64
-"""Of Linux and gVisor. No router stands between a cell and the gateway."""
+_TIME_TO_LIVE: Final = 64  # Of Linux and gVisor. No router stands between a cell and the gateway.
 _TIMESTAMPS: Final = b"\x01\x01\x08\x0a"
 _TIMESTAMPS_BYTES: Final = 12
 _WHOLE: Final = 1 << 32

@@ -25,8 +25,7 @@ MAX_BEGUN: Final = 200_000
 """Connections, silent ones among them: a further one is not looked at, and counted."""
 MAX_STREAM_BYTES: Final = 4 << 20
 """Of each direction of a conversation: what comes after is not looked at, and counted."""
-MAX_HELD_BYTES: Final = 256 << 20
-"""Of all conversations together, likewise."""
+MAX_HELD_BYTES: Final = 256 << 20  # Of all conversations together, likewise.
 MAX_STRAYS: Final = 100
 """Pairs of ends that sent each other segments outside of any connection; the rest are counted
 together.
@@ -38,8 +37,7 @@ _TCP: Final = 6
 _FIN, _SYN, _RST, _ACK, _URG = 1, 2, 4, 16, 32
 _HALF: Final = 1 << 31
 _WHOLE: Final = 1 << 32
-End: TypeAlias = tuple[str, int]
-"""Address and port."""
+End: TypeAlias = tuple[str, int]  # Address and port.
 
 
 class Segment(NamedTuple):
@@ -74,7 +72,6 @@ class _Stream:
     cut_bytes: int = 0
 
     def take(self, sequence: int, payload: bytes) -> None:
-        """Some bytes more, in whatever order."""
         if (self.next_sequence - sequence) % _WHOLE >= _HALF:
             self._keep(sequence, payload)
             return

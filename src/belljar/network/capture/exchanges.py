@@ -23,15 +23,11 @@ from belljar.capture import Capture
 from belljar.events import Body
 from belljar.network.capture.conversations import Conversation
 
-MAX_EXCHANGES: Final = 1000
-"""Of one conversation."""
-MAX_BODY_BYTES: Final = 64 << 10
-"""Kept of each body."""
+MAX_EXCHANGES: Final = 1000  # Of one conversation.
+MAX_BODY_BYTES: Final = 64 << 10  # Kept of each body.
 MAX_HEAD_BYTES: Final = 64 << 10
-MAX_FIELDS: Final = 128
-"""Of a head."""
-MAX_BLANKS: Final = 64
-"""In a row, of a head."""
+MAX_FIELDS: Final = 128  # Of a head.
+MAX_BLANKS: Final = 64  # In a row, of a head.
 MAX_STEPS: Final = 100_000
 """Of one conversation.
 
@@ -104,13 +100,11 @@ class _Side:
         return self.at >= len(self._said)
 
     def skip(self, text: bytes) -> bool:
-        """Whether it comes next."""
         found = self._said.startswith(text, self.at)
         self.at += len(text) * found
         return found
 
     def match(self, pattern: re.Pattern[bytes]) -> re.Match[bytes] | None:
-        """What comes next, if it is that."""
         found = pattern.match(self._said, self.at)
         self.at = found.end() if found else self.at
         return found
@@ -149,19 +143,15 @@ class _Message:
 
     @property
     def total_bytes(self) -> int:
-        """Of its body, so far."""
         return self._body.total_bytes
 
     def take(self, data: memoryview) -> None:
-        """More of its body."""
         self._body.feed(data)
 
     def body(self, name: str) -> Body:
-        """All of it."""
         return self._body.body(name)
 
     def fields(self) -> _Fields:
-        """As they were sent."""
         return () if self.head is None else (*self.head.headers.raw_items(), *self.trailer)
 
     def is_last(self) -> bool:

@@ -35,8 +35,7 @@ _FILE_HEADER: Final = struct.Struct("=IHHiIII")
 _RECORD: Final = struct.Struct("=IIII")
 HEADER: Final = _FILE_HEADER.pack(_MAGIC_NANOSECONDS, 2, 4, 0, 0, SNAP_BYTES, _LINKTYPE_ETHERNET)
 _MAX_RECORD_BYTES: Final = _RECORD.size + SNAP_BYTES
-MIN_BYTES: Final = 8 * _MAX_RECORD_BYTES
-"""The least that all files together may be given."""
+MIN_BYTES: Final = 8 * _MAX_RECORD_BYTES  # The least that all files together may be given.
 FILES: Final = 3
 _PENDING_BYTES: Final = 8 * _MAX_RECORD_BYTES
 _COPIED_BYTES: Final = 1 << 20
@@ -64,7 +63,6 @@ class _File:
         self.restart()
 
     def restart(self) -> None:
-        """Empty it."""
         os.ftruncate(self._fd, 0)
         os.lseek(self._fd, 0, os.SEEK_SET)
         _write_all(self._fd, memoryview(HEADER))
@@ -72,11 +70,9 @@ class _File:
         self.frames = self.evidence = 0
 
     def has_room(self, kept: int) -> bool:
-        """For a frame of so many bytes."""
         return self._written + self._end + _RECORD.size + kept <= self._max_bytes
 
     def put(self, time_ns: int, frame: memoryview, length: int) -> None:
-        """One frame more."""
         if self._end + _MAX_RECORD_BYTES > _PENDING_BYTES:
             self.flush()
         seconds, rest = divmod(time_ns, 1_000_000_000)

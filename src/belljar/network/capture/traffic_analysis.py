@@ -45,8 +45,7 @@ from belljar.units import printable
 
 MAX_EVENTS: Final = 40_000
 """Of a range: what comes after is in the packet record alone, and counted."""
-MAX_FRAMES: Final = 10_000_000
-"""Read of a packet record: the rest is not looked at, which is said."""
+MAX_FRAMES: Final = 10_000_000  # Read of a packet record: the rest is not looked at, which is said.
 MAX_STEPS: Final = 1_000_000
 """Of the parser, as `exchanges.MAX_STEPS` counts them, for all connections of a record: what is
 said in further ones is told by its first bytes.

@@ -25,38 +25,28 @@ class Bounds:
 
     connections: int = 10_000
     """Open at one time: a further one is reset at once, and counted (`limit.hit`)."""
-    connections_per_cell: int = 5_000
-    """Likewise, of one cell."""
-    tls_connections: int = 2_000
-    """Likewise, of those with TLS (about 60 KiB each)."""
+    connections_per_cell: int = 5_000  # Likewise, of one cell.
+    tls_connections: int = 2_000  # Likewise, of those with TLS (about 60 KiB each).
     handshake_timeout_s: float = 10.0
     """From a connection's beginning to the end of its TLS handshake: closed, refused by name."""
-    handshake_bytes: int = 32 << 10
-    """Received before the end of a TLS handshake: likewise."""
+    handshake_bytes: int = 32 << 10  # Received before the end of a TLS handshake: likewise.
     head_timeout_s: float = 10.0
     """From the first byte of a request's head to its last (slow-loris): closed, refused by name."""
     idle_timeout_s: float = 60.0
     """A connection without a request, or a WebSocket or stream without a byte: closed."""
-    connection_timeout_s: float = 3600.0
-    """A connection's whole life: closed."""
+    connection_timeout_s: float = 3600.0  # A connection's whole life: closed.
     head_bytes: int = 64 << 10
     """A request's head (HTTP/2: the header block, compressed, and the list, as RFC 9113 section
     6.5.2 counts it): 431, HTTP/2: the connection is closed.
     """
-    headers: int = 128
-    """Fields of a request's head: 431."""
-    body_bytes: int = 64 << 20
-    """A request's body: 413, and the connection is closed."""
-    body_wait_s: float = 20.0
-    """Between two pieces of a request's body: closed."""
+    headers: int = 128  # Fields of a request's head: 431.
+    body_bytes: int = 64 << 20  # A request's body: 413, and the connection is closed.
+    body_wait_s: float = 20.0  # Between two pieces of a request's body: closed.
     body_bytes_per_s: int = 512
     """The least mean rate of a request's body after `body_wait_s`: closed."""
-    request_timeout_s: float = 300.0
-    """From a request's head to the end of its answer: closed."""
-    requests_per_connection: int = 1_000
-    """The connection is closed after the answer."""
-    exchanges: int = 256
-    """Requests being answered at one time, WebSockets among them: 503."""
+    request_timeout_s: float = 300.0  # From a request's head to the end of its answer: closed.
+    requests_per_connection: int = 1_000  # The connection is closed after the answer.
+    exchanges: int = 256  # Requests being answered at one time, WebSockets among them: 503.
     heads_bytes: int = 32 << 20
     """Received of all heads that are not whole yet: 503, and the connection is closed."""
     bodies_bytes: int = 128 << 20
@@ -80,8 +70,7 @@ class Bounds:
     connection is closed above this and what it has earned: 64 bytes for each record and 1/32 of the
     recorded and sent bytes. An ordinary client takes less than 1 KiB of it.
     """
-    stream_bytes: int = 256 << 20
-    """Of a raw stream, both ways together: closed."""
+    stream_bytes: int = 256 << 20  # Of a raw stream, both ways together: closed.
     upstream_wait_s: float = 30.0
     """Between two pieces of what a real upstream says, TLS included: 504, or the answer is cut off.
     """
@@ -103,26 +92,20 @@ class Bounds:
     """
     kept_body_bytes: int = 64 << 10
     """Kept of each body in a record: the rest is counted, and in the digest."""
-    kept_stream_bytes: int = 4 << 10
-    """Kept of each direction of a raw stream or the sink."""
-    sink_wait_s: float = 2.0
-    """How long the sink waits for first bytes."""
+    kept_stream_bytes: int = 4 << 10  # Kept of each direction of a raw stream or the sink.
+    sink_wait_s: float = 2.0  # How long the sink waits for first bytes.
     recorded_bytes: int = 1 << 30
     """Of all kept bodies of the range: after it bodies are digests and lengths only."""
-    unrecorded_bytes: int = 16 << 20
-    """Events on their way to the owner: who wants to record waits."""
+    unrecorded_bytes: int = 16 << 20  # Events on their way to the owner: who wants to record waits.
     dns_events_per_s: int = 200
     """Queries with an event of their own; more are counted together, at most fifty events a second
     and cell.
     """
     dns_pending: int = 1_000
     """Queries whose answer waits for the record: a further datagram is dropped, and counted."""
-    dns_tcp_connections: int = 256
-    """Open at one time: a further one is reset."""
-    dns_tcp_idle_s: float = 5.0
-    """RFC 7766 section 6.2.3: closed."""
-    dns_tcp_queries: int = 100
-    """On one connection: closed."""
+    dns_tcp_connections: int = 256  # Open at one time: a further one is reset.
+    dns_tcp_idle_s: float = 5.0  # RFC 7766 section 6.2.3: closed.
+    dns_tcp_queries: int = 100  # On one connection: closed.
     farewell_s: float = 1.0
     """How long a stand-in may go on with a request whose client has gone, to put on record what it
     was: it is ended.
@@ -131,10 +114,8 @@ class Bounds:
     """How long a stand-in may work on one thing without letting anything else in: the exchange
     fails (500). Well below what the owner stands for.
     """
-    alive_every_s: float = 5.0
-    """How often the owner hears that the loop turns."""
-    leaf_certificates: int = 128
-    """Kept made: the one longest unused is forgotten."""
+    alive_every_s: float = 5.0  # How often the owner hears that the loop turns.
+    leaf_certificates: int = 128  # Kept made: the one longest unused is forgotten.
 
     @classmethod
     def of(cls, plan: NetworkBounds, **changes: Any) -> Bounds:  # noqa: ANN401 - any field's value
@@ -169,8 +150,7 @@ class Bounds:
         return cls(**data)
 
 
-HTTP_PORT: Final = 80
-"""Of an upstream: at all others TLS is spoken."""
+HTTP_PORT: Final = 80  # Of an upstream: at all others TLS is spoken.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

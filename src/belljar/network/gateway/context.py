@@ -43,8 +43,7 @@ The gateway answers 413 above it; to the stand-in it has broken off (`http.disco
 """
 MAX_KEPT_BODY_BYTES: Final = 64 << 10
 MAX_QUESTION_BYTES: Final = 4 << 20
-MAX_ANSWER_BYTES: Final = 4 << 20
-"""Of a question to the owner, and of its answer."""
+MAX_ANSWER_BYTES: Final = 4 << 20  # Of a question to the owner, and of its answer.
 
 
 class Record(Protocol):

@@ -34,8 +34,7 @@ there is no encrypted resolver; WPAD).
 _HEADER_BYTES: Final = 12
 _MAX_NAME_BYTES: Final = 255
 _MAX_LABEL_BYTES: Final = 63
-_AN_OPT: Final = b"\0\0\x29"
-"""The root's name and the type OPT (RFC 6891)."""
+_AN_OPT: Final = b"\0\0\x29"  # The root's name and the type OPT (RFC 6891).
 _OPT_BYTES: Final = 11
 _COUNTS: Final = struct.Struct("!HHHH")
 _SHOWN_EXACTLY: Final = re.compile(rb"[!-\-/-\[\]-~]+")
@@ -98,7 +97,6 @@ class _Query:
 
     @property
     def version(self) -> int:
-        """Of EDNS."""
         return 0 if self.edns is None else self.edns[3]
 
 
@@ -224,7 +222,6 @@ def _wire(query: bytes, parsed: _Query, reply: _Reply) -> bytes:
 
 
 def _record(kind: int, data: bytes) -> bytes:
-    """Of the name that was asked for."""
     return _QUESTION_S_NAME + struct.pack("!HHIH", kind, _IN, TTL_S, len(data)) + data
 
 

@@ -29,8 +29,7 @@ _IP_PKTINFO: Final = 8
 _PKTINFO: Final = struct.Struct("=I4s4s")
 
 
-_Key: TypeAlias = tuple[str, str]
-"""Cell and transport."""
+_Key: TypeAlias = tuple[str, str]  # Cell and transport.
 
 
 class _Batch:
@@ -178,7 +177,6 @@ class DnsServer:
                 self._begin(sock, query, dialled, peer)
 
     def _drop(self, query: bytes, peer: tuple[str, int]) -> None:
-        """Not answered, but on record like each that is."""
         self._site.hit("dns_pending")
         try:
             cell = self._site.cell(peer[0])

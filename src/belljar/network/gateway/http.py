@@ -42,8 +42,7 @@ from belljar.network.gateway.site import (
 from belljar.network.ipc import Item
 
 HYPERCORN: Final = "0.18."
-APP_QUEUE: Final = 2
-"""Pieces of a body that wait for their application."""
+APP_QUEUE: Final = 2  # Pieces of a body that wait for their application.
 
 if not importlib.metadata.version("hypercorn").startswith(HYPERCORN):
     raise HostError(
@@ -116,7 +115,6 @@ class HttpConnection:
             await self._pipe.close()
 
     def _leave(self) -> None:
-        """What no protocol has seen."""
         self._peer.account.remain("unparsed", self._arrived)
         self._arrived = b""
 

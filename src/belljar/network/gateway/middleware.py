@@ -38,8 +38,7 @@ INCOMING: Final = "incoming"
 """Where the request's `Incoming` is, and in `MESSAGES` the frames of what has become a WebSocket.
 """
 MESSAGES: Final = "messages"
-WEBSOCKET: Final = "websocket"
-"""Where its `WebSocketRecord` is then, if it has become one."""
+WEBSOCKET: Final = "websocket"  # Where its `WebSocketRecord` is then, if it has become one.
 _STATUS: Final[Mapping[str, int]] = {
     Refusal.CONNECT: 405,
     Refusal.NO_HOST: 400,

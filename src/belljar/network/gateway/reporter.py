@@ -52,8 +52,7 @@ def printable_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[list[list
     return kept, dropped
 
 
-OWNER_GONE: Final = 70
-"""The gateway's exit status when nobody records any more."""
+OWNER_GONE: Final = 70  # The gateway's exit status when nobody records any more.
 _RESERVE_BYTES: Final = 1 << 20
 
 

@@ -30,12 +30,9 @@ from belljar.network.gateway.tls import Authority, Terminator
 from belljar.network.ipc import READY, Item
 from belljar.plan.network import StandInPlan
 
-SETTLE_SHARE: Final = 0.25
-"""Of the time for the end: the most that what has arrived may take."""
-SETTLE_TURNS: Final = 16
-"""Of the loop, from bytes in a socket to an event of them."""
-Make = Callable[[str, StandInContext], Any]
-"""`stand_ins.make`: what answers for a kind."""
+SETTLE_SHARE: Final = 0.25  # Of the time for the end: the most that what has arrived may take.
+SETTLE_TURNS: Final = 16  # Of the loop, from bytes in a socket to an event of them.
+Make = Callable[[str, StandInContext], Any]  # `stand_ins.make`: what answers for a kind.
 
 
 def serve(config: GatewayConfig, listeners: Listeners, events: socket.socket) -> NoReturn:

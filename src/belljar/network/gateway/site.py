@@ -236,8 +236,7 @@ def field_lines(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 LIMIT_EVENTS_EVERY_S = 1.0
-RANGE_ENDED = "the range ended"
-"""Why something was cut off, when the range's end did it."""
+RANGE_ENDED = "the range ended"  # Why something was cut off, when the range's end did it.
 _RESERVE_BYTES = 1 << 20
 
 

@@ -258,7 +258,6 @@ class _Transport(asyncio.Transport):
             self._protocol.pause_writing()
 
     def can_write_eof(self) -> bool:
-        """It can't: a side is closed with the whole."""
         return False
 
     def is_closing(self) -> bool:
@@ -266,21 +265,17 @@ class _Transport(asyncio.Transport):
         return self._closing
 
     def close(self) -> None:
-        """Ends writing: what was written is still sent."""
         if not self._closing:
             self._closing = True
             self._changed.set()
             self._protocol.connection_lost(None)
 
     def abort(self) -> None:
-        """Ends writing; what was written is not sent."""
         self._buffer.clear()
         self.close()
 
     def pause_reading(self) -> None:
-        """The reader has enough."""
         self.may_read.clear()
 
     def resume_reading(self) -> None:
-        """The reader takes more."""
         self.may_read.set()

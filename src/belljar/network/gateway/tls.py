@@ -31,8 +31,7 @@ from belljar.network.gateway.reporter import printable_text
 from belljar.network.gateway.site import RANGE_ENDED, Peer, Site
 from belljar.network.ipc import Item
 
-AUTHORITY_NAME: Final = "Internal Root CA"
-"""Says neither whose it is nor what for."""
+AUTHORITY_NAME: Final = "Internal Root CA"  # Says neither whose it is nor what for.
 AUTHORITY_AGE: Final = dt.timedelta(days=400)
 AUTHORITY_LIFE: Final = dt.timedelta(days=3650)
 LEAF_AGE: Final = dt.timedelta(days=30)
@@ -251,7 +250,6 @@ class _ClientHello:
         self._recorded = False
 
     def said(self, name: str | None) -> Verdict:
-        """Judges the name."""
         self.peer = replace(self.peer, sni=name, hello=True)
         self._verdict = self._site.judge(self.peer)
         return self._verdict
@@ -268,7 +266,6 @@ class _ClientHello:
             await self._record(problem)
 
     def cut(self, reason: str) -> None:
-        """Puts on record that the range has ended it."""
         if self._verdict is None or self._verdict.allowed:
             self._site.post(partial(self._item, reason))
 

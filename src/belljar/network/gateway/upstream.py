@@ -409,7 +409,6 @@ async def _whole(receive: Receive) -> bytes | None:
 
 
 async def _talk(pipe: Pipe, request: h11.Request, body: bytes, send: Send) -> None:
-    """One exchange in HTTP/1.1."""
     http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
     words: Sequence[h11.Event] = (
         request,

@@ -50,7 +50,6 @@ class WebSocketFrames:
         self._account.remain("ws_unknown", bytes(view))
 
     def _begin(self) -> None:
-        """A frame's header, when it is whole."""
         head = self._head
         if len(head) < 2:
             return

@@ -27,6 +27,7 @@ from belljar.network.ipc import (
     Item,
     encode_ack,
     encode_end,
+    encode_event,
     encode_reply,
 )
 
