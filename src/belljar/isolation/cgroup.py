@@ -30,9 +30,7 @@ _Settings = list[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellGroups:
-    """The groups of one cell or range, by controller; `unified` when one directory of version 2
-    serves all.
-    """
+    """The groups of one cell or range, by controller; `unified`: one directory of version 2."""
 
     paths: Mapping[str, Path]
     unified: bool
@@ -53,11 +51,7 @@ def plan_groups(
     parents: Mapping[str, Path] | None = None,
     unified: bool | None = None,
 ) -> CellGroups:
-    """Where the cell's groups will be.
-
-    Looks at the host unless it is told. Raises `HostError` when a controller that the plan counts
-    on isn't there.
-    """
+    """Where the cell's groups will be. Raises `HostError`: a planned controller is missing."""
     wanted = tuple(controllers)
     if not wanted:
         return NO_GROUPS
@@ -102,10 +96,7 @@ def _host_parents() -> tuple[Mapping[str, Path], bool]:
 
 
 def make_groups(groups: CellGroups, limits: GroupLimits) -> None:
-    """Make the groups and set their limits.
-
-    Raises `HostError`; what was made by then is the caller's to remove (the journal names it).
-    """
+    """Make and limit the groups. Raises `HostError`; the journal names what was made by then."""
     with _told():
         if groups.unified:
             for parent in {path.parent for path in groups.directories}:
@@ -120,20 +111,14 @@ def make_groups(groups: CellGroups, limits: GroupLimits) -> None:
 
 
 def join(groups: CellGroups, pid: int) -> None:
-    """Put a process into the groups, all its threads; one that has ended is skipped.
-
-    Raises `HostError`.
-    """
+    """Put a running process and its threads into the groups. Raises `HostError`."""
     with _told(), contextlib.suppress(ProcessLookupError):
         for directory in groups.directories:
             (directory / "cgroup.procs").write_text(str(pid))
 
 
 def remove_empty(groups: CellGroups, *, wait_s: float = 0.0) -> None:
-    """Remove those groups in which no process is: what is left is for the look at what is left.
-
-    `wait_s`: for what is dying in them.
-    """
+    """Remove groups without processes, waiting `wait_s` at most for dying ones."""
     give_up = time.monotonic() + wait_s
     for directory in groups.directories:
         while processes_in(directory) and time.monotonic() < give_up:
@@ -167,10 +152,7 @@ def _told() -> Iterator[None]:
 
 
 def _settings(controller: str, limits: GroupLimits, *, unified: bool) -> _Settings:
-    """(file, value) of a controller's limits.
-
-    A name that ends in `?` may be missing on this kernel.
-    """
+    """(file, value) of each limit; a name ending in `?` may be missing on this kernel."""
     quota = limits.cpu_quota_percent
     memory = str(limits.memory_max_bytes)
     match controller, unified:
@@ -229,10 +211,7 @@ def processes_in(directory: Path, *, threads: bool = True) -> tuple[int, ...]:
 
 
 def halt(directory: Path) -> None:
-    """Freeze a group and kill everything in it (version 2 alone can).
-
-    What isn't there is left out.
-    """
+    """Freeze a group and kill everything in it (version 2 alone can)."""
     for name in ("cgroup.freeze", "cgroup.kill"):
         with contextlib.suppress(OSError):
             fd = os.open(directory / name, os.O_WRONLY | os.O_CLOEXEC)
@@ -264,14 +243,12 @@ def refused_forks(directory: Path) -> int:
 
 
 def process_counts(directory: Path) -> tuple[int, int]:
-    """How many processes and threads are in this pids group now, and were at most (0 before Linux
-    6.1); zeros when it can't be read.
-    """
+    """Processes and threads now, and at most (0 before Linux 6.1); zeros when unreadable."""
     return _number(directory / "pids.current"), _number(directory / "pids.peak")
 
 
 def memory_bytes(directory: Path) -> int | None:
-    """What is in use in this memory group now, either version; None when it can't be read."""
+    """Memory in use now, either version; None when it can't be read."""
     return (
         _number(directory / "memory.current")
         or _number(directory / "memory.usage_in_bytes")
@@ -306,9 +283,7 @@ def _ticks(pid: int) -> int:
 
 
 def memory_peak_bytes(directory: Path) -> int:
-    """The most that was in use in this memory group, either version; 0 when it can't be read
-    (version 2 before Linux 5.19).
-    """
+    """The most memory in use, either version; 0 when unreadable (version 2 before Linux 5.19)."""
     return _number(directory / "memory.peak") or _number(directory / "memory.max_usage_in_bytes")
 
 
@@ -320,10 +295,7 @@ def _number(file: Path) -> int:
 
 
 def remove_group(directory: Path) -> bool:
-    """Remove an empty group and those below it; True when it is gone.
-
-    Waits a moment for the kernel to let the last process go.
-    """
+    """Remove an empty group and those below it, waiting 0.5 s; True when it is gone."""
     give_up = time.monotonic() + _REMOVE_TIMEOUT_S
     while directory.exists():
         try:

@@ -53,11 +53,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """One use of the kill switch.
-
-    `scope`: `cells`, `sample`, `run` or `all`. `rule`: of the policy's `on`, or `operator`, or
-    `self-test`.
-    """
+    """One use of the kill switch; `rule`: of the policy's `on`, `operator`, or `self-test`."""
 
     kill_id: str
     scope: str
@@ -111,10 +107,7 @@ def hold(home: Path, reason: str = "") -> Hold:
 
 
 def release(home: Path | None = None) -> Hold | None:
-    """Lift the hold, a damaged one too; what it was, None when there was none.
-
-    Raises `HostError`.
-    """
+    """Lift the hold, a damaged one too; None when there was none. Raises `HostError`."""
     home = home or belljar_home()
     held = read_hold(home)
     if held is None:
@@ -150,11 +143,9 @@ def refuse_if_held(home: Path) -> None:
 
 
 def give_order(home: Path, names: Iterable[str], order: Order) -> None:
-    """Put the order beside the journal's entries of these names (or runs' ids).
+    """Put the order beside these entries or runs; the first order stands. Raises `OSError`.
 
-    The first order stands.
-
-    Not synced: after a crash of the machine there is nothing to kill. Raises `OSError`.
+    Not synced: after a crash of the machine there is nothing to kill.
     """
     directory = home / "journal"
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -188,9 +179,7 @@ def read_order(home: Path, name: str) -> Order | None:
 
 
 def sweep_orders(directory: Path) -> None:
-    """Remove a journal's orders that are older than an hour and whose cell is gone, or whose run
-    has ended: nobody asks for them any more.
-    """
+    """Remove orders older than an hour whose cell is gone or whose run has ended."""
     for path in directory.glob(f"*{ORDER_SUFFIX}"):
         with suppress(OSError):
             is_old = time.time() - path.stat().st_mtime > _KEEP_ORDERS_S
@@ -204,9 +193,7 @@ def sweep_orders(directory: Path) -> None:
 
 @contextmanager
 def run_order_kept(home: Path, run_id: str) -> Iterator[None]:
-    """For as long as a run goes on: an order over it is removed after it, since nobody asks for it
-    any more.
-    """
+    """Remove an order over the run when the block, the run, is over."""
     try:
         yield
     finally:
@@ -226,9 +213,8 @@ def run_goes_on(home: Path, run_id: str) -> bool:
 
 
 def refuse_if_forbidden(home: Path, name: str, *, is_proof: bool = False) -> None:
-    """What an owner asks when the journal names what it makes, and before it runs.
+    """Asked when the journal names a cell, and before it runs; a proof ignores a hold.
 
-    `is_proof`: it runs nothing of anybody's, so a hold doesn't concern it.
     Raises `HostError`: the store is held. `CellError`: it was killed.
     """
     if not is_proof:
@@ -244,19 +230,13 @@ def refuse_if_stopped(home: Path, run_id: str) -> None:
 
 
 def refuse_to_give(home: Path, run_id: str) -> None:
-    """Asked before a run is given a cell that was made ahead.
-
-    Raises as `refuse_if_held` and `refuse_if_stopped`.
-    """
+    """Asked before a run is given an idle cell. Raises as the two checks."""
     refuse_if_held(home)
     refuse_if_stopped(home, run_id)
 
 
 def killed_error(order: Order | None, *, where: str) -> CellError | None:
-    """What whoever waits on a killed cell gets; None without an order.
-
-    `where`: `cell …`, `range …` or `run …`.
-    """
+    """The error of a killed cell, range or run (`where`: kind and id); None without an order."""
     if order is None:
         return None
     what = where.partition(" ")[0]

@@ -47,9 +47,7 @@ TREE_IDS_START: Final = 0xFFF0_0000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldIdentity:
-    """An identity and the descriptor of its lock (None for an ordinary user's), to hand to the
-    supervisor. `ids` is a container's map, None for one id alone.
-    """
+    """An identity and its lock for the supervisor (None: an ordinary user's); `ids`: its map."""
 
     jail: JailIdentity
     lock_fd: int | None
@@ -84,13 +82,9 @@ def hold_identity(home: Path) -> Iterator[HeldIdentity]:
 
 @contextmanager
 def hold_range(locks: Path = _HOST_LOCKS, *, is_nested: bool = False) -> Iterator[HeldIdentity]:
-    """A container's ids: one for what starts it, and 65,536 for the workload.
+    """One id for what starts a container, and 65,536 for its workload. Raises `HostError`.
 
-    Raises `HostError` when there are none (left).
-
-    Args:
-        is_nested: the jail is made below an ordinary user's namespace that has these ids already
-            (`Port.user_namespace`).
+    `is_nested`: the jail is below a user's namespace that has these ids (`Port.user_namespace`).
     """
     if os.geteuid() != 0:
         held = user_range()
@@ -111,10 +105,7 @@ def hold_range(locks: Path = _HOST_LOCKS, *, is_nested: bool = False) -> Iterato
 
 
 def user_range() -> HeldIdentity:
-    """An ordinary user's: himself, and what /etc/subuid and /etc/subgid give him.
-
-    Raises `HostError` when they give too little.
-    """
+    """An ordinary user's uid and subordinate ids. Raises `HostError`: too few are granted."""
     given = ids_fact(is_root=False)
     if not given.available:
         raise HostError(
@@ -140,10 +131,7 @@ def user_range() -> HeldIdentity:
 
 
 def tree_identity() -> HeldIdentity:
-    """Who unpacks images: id 0 to 65535 are the trees' owners.
-
-    For an ordinary user 65536 is himself, the store's owner. Raises `HostError`, as `user_range`.
-    """
+    """The ids that own unpacked images: 0 to 65535; for an ordinary user 65536 is the user."""
     if os.geteuid() == 0:
         line = (0, TREE_IDS_START, WORKLOAD_IDS)
         jail = JailIdentity(host_uid=TREE_IDS_START, host_gid=TREE_IDS_START, privileged=True)
@@ -162,10 +150,7 @@ def tree_identity() -> HeldIdentity:
 
 @contextmanager
 def hold_uids(home: Path, first: int | None, *, locks: Path = _HOST_LOCKS) -> Iterator[bool]:
-    """Keep a dead cell's uids from being given to another while the block runs.
-
-    False: they have been, or its own supervisor still lives.
-    """
+    """Keep a dead cell's uids free while the block runs; False: they are in use."""
     where = None if first is None or os.geteuid() != 0 else _lock_of(home, first, locks)
     fd = None if where is None else _lock_slot(*where)
     try:

@@ -52,10 +52,7 @@ class JailEnd:
 
 
 def launcher_path() -> Path:
-    """The launcher's program for this machine.
-
-    Raises `HostError` when the package was built without it.
-    """
+    """The launcher for this machine. Raises `HostError` when it is missing."""
     path = program_path("jail")
     if not os.access(path, os.X_OK):
         raise HostError(
@@ -67,10 +64,7 @@ def launcher_path() -> Path:
 
 
 def measure_counter_khz() -> int:
-    """The rate of the host's time-stamp counter; 0 where there is none.
-
-    Blocks some 50 ms. Raises `HostError`.
-    """
+    """Rate of the time-stamp counter, 0 without one. Blocks 50 ms. Raises `HostError`."""
     launcher = launcher_path()
     try:
         result = subprocess.run(
@@ -92,13 +86,10 @@ def start_jail(
     stdin_fd: int | None = None,
     user_namespace: int | None = None,
 ) -> Jail:
-    """Start `program` in a jail.
+    """Start `program` in a jail; `Jail.wait_running` says whether it came up. Raises `HostError`.
 
-    Returns at once: `Jail.wait_running` says whether it came up. Raises `HostError`.
-
-    `stdin_fd` becomes the program's descriptor 0 (/dev/null otherwise); the jail is made below
-    `user_namespace` (an ordinary user's, owned by him). These, `kept` and `hold` stay open in this
-    process: the caller closes them. With `spec.network` the program starts only after
+    `stdin_fd` becomes descriptor 0 (/dev/null otherwise); the jail is made below `user_namespace`.
+    All descriptors given stay the caller's. With `spec.network` the program starts only after
     `wait_network` and `go_on`.
     """
     pipes = _open_pipes(4 if spec.network else 3)
@@ -144,10 +135,6 @@ def start_jail(
 
 
 def _open_pipes(count: int) -> list[tuple[int, int]]:
-    """So many pipes (read end, write end), or none.
-
-    Raises `HostError` when this process has no descriptors left.
-    """
     pipes: list[tuple[int, int]] = []
     try:
         with exhaustion_as_host_error():
@@ -166,10 +153,7 @@ def _close(fds: Iterable[int | None]) -> None:
 
 
 class Jail:
-    """Made only by `start_jail`.
-
-    Ended by `end`, which is idempotent, or by its supervisor when this process dies.
-    """
+    """Made by `start_jail`; ended by `end`, or by its supervisor when this process dies."""
 
     def __init__(
         self,
@@ -197,10 +181,7 @@ class Jail:
             os.set_blocking(fd, False)
 
     async def wait_running(self) -> None:
-        """Until the program runs in the jail.
-
-        Raises `HostError` or `CellError` that names the step which failed.
-        """
+        """Wait until the program runs. Raises `HostError` or `CellError` naming the failed step."""
         # Once it runs: the last namespace is made on the way in, after the child was announced
         child = await self._wait_said(b"running")
         ours = namespaces_of(os.getpid())
@@ -211,18 +192,14 @@ class Jail:
         }
 
     async def wait_network(self) -> ProcessId:
-        """Until the jail has a network namespace that waits for its link; its process 1, which is
-        in it. Nothing of the program's runs before `go_on`.
+        """Wait for the network namespace that awaits its link; return its process 1.
 
-        Raises `HostError` or `CellError` that names the step which failed.
+        Nothing of the program's runs before `go_on`. Raises as `wait_running`.
         """
         return await self._wait_said(b"network")
 
     def go_on(self) -> None:
-        """The link is there: let the program start.
-
-        Raises `HostError` or `CellError` when the jail has ended meanwhile.
-        """
+        """Let the program start: the link is there. Raises as `wait_running`."""
         go, self._go = self._go, None
         if go is None:
             raise RuntimeError("this jail waits for nothing")
@@ -251,9 +228,7 @@ class Jail:
         raise self._start_error()
 
     def read_status(self) -> JailEnd | None:
-        """Take in what the supervisor has said by now, without waiting; how the program ended, if
-        it has.
-        """
+        """Read the supervisor's status without waiting; how the program ended, if it has."""
         self._said += _drain(self._status, _MAX_STATUS_BYTES - len(self._said))
         for line in self._said.decode("utf-8", "replace").splitlines():
             if line.startswith("child ") and self.child is None:
@@ -275,9 +250,7 @@ class Jail:
         return printable(self._diagnosed.strip(), max_chars=2000)
 
     async def end(self) -> None:
-        """Kill everything in the jail and wait until it is gone: the lifeline, then SIGKILL to the
-        child, then to the supervisor. At most about six seconds.
-        """
+        """Kill everything in the jail and wait until it is gone, six seconds at most. Idempotent."""
         if self._lifeline is not None:
             os.close(self._lifeline)
             self._lifeline = None
@@ -312,12 +285,9 @@ class Jail:
         return self.read_status()
 
     async def wait_run(self) -> JailEnd | None:
-        """Until a program that ends by itself has ended; it may have before its start was heard of.
+        """Wait until a program has ended; None when its supervisor died without a status.
 
-        None when its supervisor died without a word.
-
-        Raises `HostError` or `CellError` that names the step which failed when the program never
-        ran.
+        Raises as `wait_running` when the program never ran.
         """
         ended = await self.wait_ended()
         if b"running" not in self._said.splitlines():
@@ -330,7 +300,7 @@ class Jail:
         self._pins = {}
 
     def lend_lifeline(self) -> int:
-        """The end that keeps the jail alive, once: whoever holds it ends the jail by ending.
+        """The descriptor that keeps the jail alive, once: closing it ends the jail.
 
         `end` then waits for that, and kills after it. The caller closes it.
         """

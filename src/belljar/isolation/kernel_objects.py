@@ -43,9 +43,7 @@ def unseen(why: str) -> OSError:
 
 
 def loop_devices(cell_id: str, store: Path | None = None, *, sys: Path = _SYS) -> Iterator[str]:
-    """Loop devices over a file that is named after the cell, or over any of the store: nothing here
-    makes one.
-    """
+    """Loop devices over a file named after the cell, or over any file of the store."""
     for device in (sys / "block").iterdir():
         backing = (
             _read(device / "loop/backing_file").strip() if device.name.startswith("loop") else ""
@@ -55,9 +53,7 @@ def loop_devices(cell_id: str, store: Path | None = None, *, sys: Path = _SYS) -
 
 
 def tap_devices(cell_id: str, uids: range, *, sys: Path = _SYS) -> Iterator[str]:
-    """Tap and tun devices that belong to one of the cell's uids, or bear its id, in this process's
-    network namespace.
-    """
+    """Tap and tun devices of the cell's uids or id, in this network namespace."""
     for device in (sys / "class/net").iterdir():
         owner = _read(device / "owner").strip()
         if (owner.isdecimal() and int(owner) in uids) or cell_id in _read(device / "ifalias"):
@@ -110,7 +106,6 @@ def _names_in(attributes: bytes) -> Iterator[str]:
 
 
 def _dump_tables() -> bytes:
-    """The kernel's answer, whole. Raises `OSError`."""
     request = _HEADER.pack(_HEADER.size + _NFGEN_BYTES, _GET_TABLES, _REQUEST_DUMP, 1, 0) + bytes(
         _NFGEN_BYTES
     )
@@ -127,10 +122,7 @@ def _dump_tables() -> bytes:
 
 
 def dump_ended(part: bytes) -> bool:
-    """Whether the last message in it is the dump's last.
-
-    Pure. Raises `OSError` with the kernel's error, and for what is no answer.
-    """
+    """Whether the dump ends here. Pure. Raises `OSError`: the kernel's error, or no answer."""
     at, kind = 0, 0
     while at + _HEADER.size <= len(part):
         length, kind, *_ = _HEADER.unpack_from(part, at)
@@ -150,9 +142,6 @@ def dump_ended(part: bytes) -> bool:
 
 
 def _read(path: Path) -> str:
-    """What is in it; nothing when it is not there: a device without that attribute, or gone
-    meanwhile. Raises `OSError`.
-    """
     try:
         return path.read_text(errors="replace")
     except OSError as exc:

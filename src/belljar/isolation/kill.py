@@ -56,12 +56,11 @@ EndedBy: TypeAlias = Literal["owner", "kill", "reap", ""]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Killed:
-    """What became of one entry of the journal.
+    """What became of one journal entry.
 
-    `halted_ms`: after which time none of its processes was left; None: some are. `ended_by`: whose
-    destruction proved that nothing is left: its owner's; `kill`: the owner lives but did nothing;
-    `reap`: the owner is dead; "": it is not proven. `remaining`: what is left or was not looked
-    for.
+    `halted_ms`: when none of its processes was left, None: some are. `ended_by`: whose destruction
+    is proof: `owner`, `kill` (the owner hangs), `reap` (it is dead), or "": none. `remaining`: what
+    is left or was not looked for.
     """
 
     cell_id: str
@@ -98,21 +97,18 @@ async def kill(
     reason: str = "",
     home: Path | None = None,
 ) -> KillReport:
-    """Halt cells of any process of this user, and see to it that they are destroyed, with proof.
+    """Halt cells of any process of this user at once, and prove that they are destroyed.
 
-    As `belljar kill`: it ends instructions and open connections at once and needs no help of the
-    cells' owners. A cell of a range ends with its whole range. See docs/kill.md.
+    As `belljar kill` (docs/kill.md); a cell of a range ends with its whole range.
 
     Args:
-        names: cells and ranges, as `belljar ps` lists them; runs by the beginning of their ids: all
-            their cells, also idle ones of pools, and no new one in them.
-        everything: every cell of the store, also idle ones of pools and templates being made.
+        names: cells, ranges, or runs by the beginning of their ids: all cells of a run, also idle
+            ones, and no new one in it.
+        everything: every cell of the store, idle ones and templates being made too.
         hold: besides, no new cell is made until `release`.
-        reason: what owners and the record are told.
-        home: Belljar's store; default `belljar_home()`.
 
     Raises:
-        LookupError: there is no cell or run of that name; nothing was killed.
+        LookupError: no cell or run of that name; nothing was killed.
         PermissionError: the store is another user's.
     """
     act = partial(
@@ -150,7 +146,6 @@ def kill_now(
 def _ordered(
     home: Path, names: Sequence[str], *, everything: bool, hold_too: bool, reason: str
 ) -> tuple[Sequence[JournalEntry], Order, list[str]]:
-    """Who is to be killed, with the order beside each; and what was not possible."""
     journal, problems = Journal(home), list[str]()
     cells = {*names} & {entry.cell_id for entry in journal.entries()} if names else set[str]()
     runs = {_find_run(home, name) for name in names if name not in cells}
@@ -173,7 +168,6 @@ def _ordered(
 
 
 def _find_run(home: Path, name: str) -> str:
-    """The run's id by its beginning. Raises `LookupError`."""
     from belljar.ledger.listing import run_ids
 
     found = [run_id for run_id in run_ids(home) if run_id.startswith(name)] if name else []
@@ -188,11 +182,7 @@ def of_run(journal: Journal, entries: Sequence[JournalEntry], run_id: str) -> se
 
 
 def choose(entries: Sequence[JournalEntry], named: Iterable[str]) -> tuple[JournalEntry, ...]:
-    """The entries of these names with all that ends with them: a cell of a range is its whole
-    range.
-
-    Pure.
-    """
+    """The entries of these names with their whole ranges. Pure."""
     whole = {
         entry.cell_id: _root(entry, {one.cell_id: one for one in entries}) for entry in entries
     }
@@ -201,7 +191,6 @@ def choose(entries: Sequence[JournalEntry], named: Iterable[str]) -> tuple[Journ
 
 
 def _root(entry: JournalEntry, known: Mapping[str, JournalEntry]) -> str:
-    """A wire's is its cell's, a cell's is its range's."""
     name = entry.cell_id
     for _ in range(3):
         part_of = known[name].part_of if name in known else ""
@@ -214,9 +203,9 @@ def _root(entry: JournalEntry, known: Mapping[str, JournalEntry]) -> str:
 def kill_entries(
     home: Path, entries: Sequence[JournalEntry], order: Order, *, grace_s: float = OWNER_GRACE_S
 ) -> KillReport:
-    """Halt them now, then see to it that they are destroyed, with proof. Blocking.
+    """Halt them now, then prove that they are destroyed. Blocking.
 
-    Acts also where the order can't be written down: that is one of the report's problems.
+    Acts also where the order can't be written: that is one of the report's problems.
     """
     began = time.monotonic()
     problems = order_all(home, entries, order)
@@ -234,7 +223,6 @@ def _settled(
     problems: list[str],
     grace_s: float = OWNER_GRACE_S,
 ) -> KillReport:
-    """What became of all that was struck."""
     _note(home, order, {"state": "halted", "cells": sorted(halted)}, problems)
     give_up = time.monotonic() + grace_s
     cells = tuple(_settle(home, entry, halted.get(entry.cell_id), give_up) for entry in entries)
@@ -246,10 +234,9 @@ def _settled(
 
 @contextmanager
 def urgently() -> Iterator[None]:
-    """This thread before all that is to be halted, where the user may: else fifty busy cells go
-    first.
+    """Run this thread before all that is to be halted, where the user may.
 
-    Not by its niceness, which counts only within a session where the kernel groups by sessions.
+    Not by niceness, which counts only within a session where the kernel groups by sessions.
     """
     policy, parameter = os.sched_getscheduler(0), os.sched_getparam(0)
     try:
@@ -295,9 +282,9 @@ def halt_in_background(home: Path, entries: Sequence[JournalEntry]) -> None:
 
 
 def halt(journal: Journal, entries: Sequence[JournalEntry], began: float) -> dict[str, float]:
-    """Strike until none of their processes is left; after how many milliseconds, by entry.
+    """Strike until none of their processes is left; the milliseconds it took, by entry.
 
-    What is missing in the answer still ran when `HALT_TIMEOUT_S` was over.
+    An entry missing in the answer still ran after `HALT_TIMEOUT_S`.
     """
     strike(entries)
     ports_down = first_look = time.monotonic() + _PORTS_DOWN_S
@@ -333,7 +320,7 @@ def halt(journal: Journal, entries: Sequence[JournalEntry], began: float) -> dic
 
 
 def _running(entry: JournalEntry, named: Iterable[ProcessId]) -> list[ProcessId]:
-    """The processes of it that live, but for the supervisor that sees to its end."""
+    """Its living processes, but for the supervisor that sees to its end."""
     found = {*_known(entry), *named}
     for group in entry.cgroups:
         found |= {
@@ -385,7 +372,6 @@ def _send(process: ProcessId, number: signal.Signals) -> None:
 
 
 def _settle(home: Path, entry: JournalEntry, halted_ms: float | None, give_up: float) -> Killed:
-    """Wait for the owner's destruction, or do it."""
     journal, now = Journal(home), entry
     while True:
         if (read := journal.read(entry.cell_id)) is None:
@@ -420,12 +406,10 @@ def _killed(
 
 
 def _remove(journal: Journal, entry: JournalEntry) -> tuple[str, ...] | None:
-    """As a reaping, while the owner lives and hangs; None when the owner has died or done it
-    meanwhile.
+    """Reap while the owner hangs; None when it died or did it meanwhile.
 
-    Its uid and its processes are this cell's as long as the owner lives and the entry is there:
-    both are looked at after each find. Namespaces' numbers are not used: with the first process of
-    the pid namespace everything in it has ended.
+    Uid and processes are the cell's while the owner lives and the entry is there: both are looked
+    at after each find. Namespace numbers are not used: its pid namespace is dead already.
     """
     give_up = time.monotonic() + _REMOVE_S
     while True:
@@ -445,9 +429,7 @@ def _remove(journal: Journal, entry: JournalEntry) -> tuple[str, ...] | None:
 
 
 def _halt_damaged(journal: Journal) -> tuple[Path, ...]:
-    """Entries that can't be read: their processes are killed by the name alone, and nothing is
-    proven.
-    """
+    """Kill by name alone what unreadable entries stand for; nothing is proven."""
     paths = journal.unreadable()
     names = {path.stem for path in paths if CELL_ID.fullmatch(path.stem)}
     give_up = time.monotonic() + HALT_TIMEOUT_S
@@ -459,9 +441,6 @@ def _halt_damaged(journal: Journal) -> tuple[Path, ...]:
 
 
 def _note(home: Path, order: Order, what: Mapping[str, object], problems: list[str]) -> None:
-    """The switch's own record, `home/kills/ID.json`: when all is halted, and when it is destroyed;
-    then signed.
-    """
     try:
         directory = home / KILLS
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)

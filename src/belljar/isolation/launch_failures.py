@@ -23,9 +23,7 @@ _RUNTIME: Final = re.compile(r"failed step 21 runtime (exit|signal|empty) (\d+)"
 
 
 class Step(IntEnum):
-    """The launcher's steps at which a host may forbid something (`native/jail/main.c` has them
-    all).
-    """
+    """Steps at which a host may forbid something (all: `native/jail/main.c`)."""
 
     NAMESPACES = 3
     IDENTITY = 4
@@ -78,12 +76,7 @@ _HINTS: Final = {
 
 
 class RuntimeFailedError(CellError):
-    """An OCI runtime did not start its container.
-
-    Args:
-        ended: how it ended, as a phrase.
-        diagnosis: what it wrote, escaped; empty when it was silent.
-    """
+    """An OCI runtime did not start its container; `ended`: how it ended, as a phrase."""
 
     def __init__(self, ended: str, diagnosis: str, *, where: str) -> None:
         self.how = f"ended with {ended}, and said{f': {diagnosis}' if diagnosis else ' nothing'}"
@@ -96,13 +89,7 @@ class RuntimeFailedError(CellError):
 
 
 def start_error(cell_id: str, said: str, diagnosis: str, *, ended: bool = False) -> BelljarError:
-    """What to tell a person when a jail did not come up.
-
-    Args:
-        said: the status lines so far.
-        diagnosis: what launcher and program wrote on standard error, escaped.
-        ended: the supervisor has ended.
-    """
+    """The error for a jail that did not come up, from its status lines and diagnosis."""
     where = f"jail of cell {cell_id}"
     text = f"{said}\n{diagnosis}"
     if runtime := _RUNTIME.search(text):
@@ -129,7 +116,6 @@ def _runtime_end(how: str, number: int) -> str:
 
 
 def _without_a_step(said: str, *, ended: bool) -> str:
-    """Killed while it came up (by a memory limit, say), or never heard of."""
     end = next((found for line in said.splitlines() if (found := ENDED.fullmatch(line))), None)
     if end is not None and end[3] != "owner":
         return f"the jail ended while it came up ({end[1]} {end[2]}, cause: {end[3]})"
@@ -141,7 +127,6 @@ def _without_a_step(said: str, *, ended: bool) -> str:
 
 
 def _host_hint(step: int, code: int, reason: str) -> str:
-    """What to do about a failure that is this host's fault; empty for any other."""
     if step in _FORBIDDEN_STEPS and code in _FORBIDDING:
         return _HINT_FORBIDDEN
     if step == Step.MOUNTS and code == errno.EOPNOTSUPP:

@@ -76,12 +76,9 @@ class Recipe:
 
 
 def ensure_root(home: Path, recipe: Recipe) -> ProgramRoot:
-    """The root for the installed program, made when there is none yet.
+    """The root for the installed program, made once. Blocking.
 
-    Blocking; two processes make it once.
-
-    Raises:
-        HostError: the program is missing or too old, or the store can't be written.
+    Raises `HostError`: the program is missing or too old, or the store can't be written.
     """
     directory = home / recipe.directory
     try:
@@ -99,9 +96,7 @@ def ensure_root(home: Path, recipe: Recipe) -> ProgramRoot:
 
 
 def libraries(binary: Path, *, what: str, hint: str) -> list[Path]:
-    """What the dynamic loader says it would load, the loader itself included; none for a static
-    program. Raises `HostError`.
-    """
+    """What the dynamic loader would load, itself included; none for a static program."""
     result = subprocess.run(
         ["/usr/bin/ldd", str(binary)],
         capture_output=True,
@@ -145,9 +140,7 @@ def _find(directory: Path, recipe: Recipe) -> ProgramRoot | None:
 
 
 def outdated_roots(directory: Path) -> list[Path]:
-    """The roots below `directory` that no installed program can be given any more: what they were
-    made from has changed or is gone.
-    """
+    """Roots whose sources have changed or are gone, so that no program can use them."""
     return [
         root
         for root in sorted(directory.glob("*"))
@@ -156,10 +149,7 @@ def outdated_roots(directory: Path) -> list[Path]:
 
 
 def remove_root(home: Path, root: Path) -> None:
-    """Remove one of them, in turn with those who make them; not one that was made anew meanwhile.
-
-    Raises `FileNotFoundError` when it isn't there.
-    """
+    """Remove it, in turn with its makers, unless it was made anew. Raises `FileNotFoundError`."""
     with locked(home, root.parent.name):
         if _is_current(root):
             return
@@ -184,7 +174,6 @@ def _points(recipe: Recipe) -> list[str]:
 
 
 def _unchanged(root: Path, data: Mapping[str, Any]) -> bool:
-    """The files it was made from, and the copies, are still the ones that were digested."""
     try:
         originals = all(file_stamp(Path(path)) == stamp for path, stamp in data["sources"].items())
         return originals and all(
@@ -244,7 +233,6 @@ def _make(directory: Path, recipe: Recipe) -> ProgramRoot:
 
 
 def _fill(root: Path, sources: Mapping[str, Path], recipe: Recipe) -> dict[str, str]:
-    """Copy and make everything, nobody's to write; the digests of the files."""
     digests = {
         target: _copy(original, root / target.lstrip("/"))
         for target, original in sorted(sources.items())
@@ -265,7 +253,6 @@ def _fill(root: Path, sources: Mapping[str, Path], recipe: Recipe) -> dict[str, 
 
 
 def _copy(original: Path, target: Path) -> str:
-    """A copy of the file's contents, nobody's to write; its digest."""
     target.parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()
     with original.open("rb") as source, target.open("wb") as copy:

@@ -51,11 +51,7 @@ _SOON_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeProof:
-    """What came of trying a runtime.
-
-    When it does not work: `reason` is one sentence why, and `hint` what to do. `no_port`: when it
-    works, but not for a cell with a network port, why.
-    """
+    """Result of trying a runtime; `no_port`: it works, but not with a network port, and why."""
 
     works: bool
     reason: str
@@ -66,10 +62,7 @@ class RuntimeProof:
 
 
 def runtime_proof(home: Path) -> ProveRuntime:
-    """What host facts ask: a blocking function that runs a container with a runtime.
-
-    Call it outside an event loop's thread.
-    """
+    """A blocking function that tries a runtime, for host facts; not for an event loop's thread."""
 
     def prove(fact: RuntimeFact) -> RuntimeTrial:
         kind: RuntimeKind = "runsc" if fact.kind == "runsc" else "runc"
@@ -85,14 +78,8 @@ def runtime_proof(home: Path) -> ProveRuntime:
 async def prove_runtime(runtime: OciRuntime, *, home: Path) -> RuntimeProof:
     """Start a container of an empty image, have its guest agent answer, end it.
 
-    Nothing of it is left. A runtime that fails is an answer, not an error.
-
-    The container gets a network namespace from outside, in which there is no link, as one on a
-    range's network does. A runtime that soon fails with it is tried without.
-
-    Raises:
-        HostError: it could not even be tried: the runtime, ids, a part of the package or room for
-            it is missing.
+    It gets an empty network namespace, as on a range; a runtime that soon fails with it is tried
+    without. A runtime that fails is an answer. Raises `HostError`: it could not even be tried.
     """
     started = time.monotonic()
     root = await anyio.to_thread.run_sync(ensure_runtime_root, home, runtime)
@@ -179,9 +166,6 @@ async def _try_runtime(
 
 
 def _empty_tree(home: Path) -> Tree:
-    """An image of next to nothing (the guest agent writes the host's name into `etc`), kept for the
-    next proof.
-    """
     private = home / "runtimes" / "empty"
     uid, gid = (
         (TREE_IDS_START, TREE_IDS_START) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
@@ -212,10 +196,7 @@ class ProofResult:
 
 
 def kvm_proof(kernel: Kernel, home: Path) -> ProveKvm:
-    """What host facts ask: a blocking function that boots a guest under KVM.
-
-    Call it outside an event loop's thread.
-    """
+    """A blocking function that boots under KVM, for host facts; not for an event loop's thread."""
 
     def prove() -> KvmProof:
         result = anyio.run(partial(boots_under, "kvm", kernel, home=home))
@@ -227,10 +208,9 @@ def kvm_proof(kernel: Kernel, home: Path) -> ProveKvm:
 async def boots_under(
     accel: Accel, kernel: Kernel, *, home: Path, deadline_s: float = KVM_DEADLINE_S
 ) -> ProofResult:
-    """Boot kernel and agent under the accelerator. Nothing of it is left.
+    """Boot kernel and agent under the accelerator; nothing of it is left.
 
-    Raises:
-        HostError: it could not even be tried: QEMU, the kernel, the jail or the device is missing.
+    Raises `HostError`: QEMU, the kernel, the jail or the device is missing.
     """
     started = time.monotonic()
     cell_id = new_cell_id()

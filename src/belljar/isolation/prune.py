@@ -41,10 +41,7 @@ _MAY_HAVE: Final = "cells live, and may have it"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Something of the store that may go: why, what it takes on the disk, and what became of it.
-
-    `unneeded`: only looked for. `note`: why it is still there.
-    """
+    """Something of the store that may go, and what became of it; `note`: why it is still there."""
 
     kind: PartKind
     path: Path
@@ -62,7 +59,6 @@ async def prune(
     Args:
         unused_for_s: how long a part that could still be used was not.
         everything: however short ago it was used, and images without a name too.
-        dry_run: only look.
 
     Raises:
         HostError: the store is damaged. PermissionError: it is another user's.
@@ -112,7 +108,6 @@ def _templates(home: Path, gone: set[str], before: float) -> Iterator[Part]:
 
 
 def _inputs(directory: Path) -> dict[str, Any]:
-    """What the template says it was made from; nothing, if it can't be read."""
     try:
         inputs = json.loads((directory / "template.json").read_text())["inputs"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -197,9 +192,7 @@ def _measured(part: Part, *, busy: bool) -> Part:
 
 
 def disk_bytes(path: Path) -> int:
-    """What a directory takes on the disk; a file of several names counts for each, what can't be
-    read not at all.
-    """
+    """Disk use of a directory: a file of several names counts for each, an unreadable one not."""
     total = 0
     for directory, _, files in os.walk(path):
         for name in (".", *files):
@@ -212,9 +205,7 @@ def disk_bytes(path: Path) -> int:
 
 
 async def remove_part(part: Part, home: Path) -> Part:
-    """Remove what was found, if it is still unneeded, and say what became of it: that another was
-    quicker, or that it stays, is no error.
-    """
+    """Remove what was found if it is still unneeded, and say what became of it."""
     if part.state == "in use":
         return part
     try:
@@ -235,7 +226,6 @@ def _said(exc: BelljarError | OSError) -> str:
 
 
 def _kept(part: Part, home: Path) -> Part:
-    """Why it is still there, though nothing went wrong."""
     if part.kind in _UNCLAIMED:
         note = _MAY_HAVE if _cells_live(home) else "it is needed again"
         return replace(part, state="in use", note=note)

@@ -34,9 +34,7 @@ _MOST_CHARS_TOLD: Final = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reaped:
-    """A cell whose owner was gone: what was found of it and removed, and what is still there after
-    that.
-    """
+    """A cell whose owner was gone: what was removed of it, and what is still there."""
 
     cell_id: str
     kind: str
@@ -71,11 +69,9 @@ def _few(things: Sequence[str]) -> list[str]:
 
 
 async def reap(home: Path | None = None, *, cell_id: str | None = None) -> tuple[Reaped, ...]:
-    """Remove what dead owners' cells left (all, or one), and unless it is one, half-made parts of
-    the store.
+    """Remove what dead owners' cells left (all, or one) and half-made parts of the store.
 
-    Two reapers at once take turns; with nothing to reap it is a look into some directories. Raises
-    `PermissionError` when the store is another user's.
+    Reapers take turns. Raises `PermissionError`: the store is another user's.
     """
     import anyio.to_thread
 
@@ -113,9 +109,6 @@ def reap_now(home: Path, cell_id: str | None = None) -> tuple[Reaped, ...]:
 
 
 def _reap_one(home: Path, journal: Journal, entry: JournalEntry) -> Reaped:
-    """Look and remove until a look finds nothing: what was being started when its owner died may
-    come up between two looks.
-    """
     removed: dict[str, None] = {}
     give_up = time.monotonic() + _TIMEOUT_S
     while (found := _look_and_remove(home, entry)).survivors and time.monotonic() < give_up:
@@ -139,13 +132,10 @@ def _look_and_remove(home: Path, entry: JournalEntry) -> Findings:
 
 @contextmanager
 def _still_telling(home: Path, entry: JournalEntry) -> Iterator[JournalEntry]:
-    """The entry without the numbers that may be another's by now; those left stay this cell's while
-    the block runs.
+    """The entry without numbers that may be another's; those left stay this cell's in the block.
 
-    A namespace's number is used again as soon as nothing is in it. While the child (process 1 of
-    its pid namespace) lives, they are its; when it is dead the kernel has killed all that was in
-    there, and nothing in a jail can leave its namespaces. A uid is the cell's as long as nobody
-    else can lock it.
+    Namespace numbers are the cell's while its process 1 lives; when that is dead the kernel has
+    killed everything in there. A uid is the cell's as long as nobody else can lock it.
     """
     child = entry.child if entry.boot_id == boot_id() else None
     pins = pin_namespaces(child) if child is not None else {}
@@ -162,10 +152,6 @@ def _still_telling(home: Path, entry: JournalEntry) -> Iterator[JournalEntry]:
 
 
 def _own_processes(entry: JournalEntry) -> tuple[ProcessId, ...]:
-    """A dead owner's fork server is nobody's any more, and so the range's.
-
-    In another boot the numbers are others'.
-    """
     if entry.boot_id != boot_id():
         return ()
     fork_server = entry.supervisor if entry.kind == "range" else None
@@ -177,12 +163,7 @@ CellState: TypeAlias = Literal["alive", "orphaned", "unreadable"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellListing:
-    """One line of `belljar ps`. `about` is empty where nobody said what the cell is for;
-    `memory_bytes` None: its control group can't be read, or it has none.
-
-    `orphaned`: the owner is gone. `unreadable`: the journal's file is damaged; `cell_id` is its
-    name then.
-    """
+    """One line of `belljar ps`. `orphaned`: the owner is gone. `unreadable`: a damaged entry."""
 
     cell_id: str
     state: CellState
@@ -195,10 +176,7 @@ class CellListing:
 
 
 def list_cells(home: Path | None = None) -> tuple[CellListing, ...]:
-    """The cells of the journal, the oldest first.
-
-    Raises `PermissionError` when the store is another user's.
-    """
+    """The journal's cells, oldest first. Raises `PermissionError`: another user's store."""
     journal = Journal(home or belljar_home())
     listed = [_listing(journal, entry) for entry in journal.entries()]
     damaged = [

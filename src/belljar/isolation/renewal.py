@@ -47,10 +47,7 @@ def fresh_renewal() -> Renewal:
 
 
 def network_of(settings: PortSettings) -> bytes:
-    """What RENEW tells a guest of its port.
-
-    Raises `ValueError` for settings that can't be a link's.
-    """
+    """What RENEW tells a guest of its port. Raises `ValueError` for impossible settings."""
     return network_part(
         address=settings.address,
         gateway=settings.gateway,
@@ -72,9 +69,7 @@ def renewed_names(renewed: Renewed) -> list[str]:
 
 
 def judge(renewed: Renewed, *, where: str, needed: RenewedBit = NEEDED_OF_CLONE) -> None:
-    """Raises `CellError` when the guest did not do what makes it a new machine: such a clone must
-    not run.
-    """
+    """Raise `CellError` unless the guest did what makes it a new machine: else it must not run."""
     missing = [
         bit.name.lower()
         for bit in RenewedBit
@@ -91,16 +86,10 @@ def judge(renewed: Renewed, *, where: str, needed: RenewedBit = NEEDED_OF_CLONE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortSettings:
-    """What is configured at the cell's end.
+    """What is configured at the cell's end of its link.
 
-    The address stands alone (/32): nobody else is on the link but the gateway, whose neighbour
-    entry is permanent.
-
-    Attributes:
-        mac, gateway_mac: six octets, lower case hexadecimal with colons; locally administered,
-            unicast.
-        resolver: the one name server, reached by the gateway as everything else is.
-        mtu: bytes of a packet of the link, at most 65535.
+    The address is a /32: only the gateway is on the link, as a permanent neighbour. MACs are lower
+    case hexadecimal with colons, local, unicast; `mtu` at most 65535.
     """
 
     address: IPv4Address
@@ -126,24 +115,17 @@ class Port(Protocol):
 
     @property
     def user_namespace(self) -> int | None:
-        """A descriptor of the user namespace below which the cell's jail must be made: an ordinary
-        user's supervisor may put links nowhere else. It is the port's, open as long as that. None:
-        anywhere (the supervisor is the host's root).
+        """The user namespace below which the cell's jail must be made; None: anywhere (root).
 
-        In it 0 is the user himself and 1 to 65536 are his subordinate ids in order, for groups too;
-        `setgroups` is allowed.
+        The port's descriptor. In it 0 is the user and 1 to 65536 the subordinate ids in order, for
+        groups too; `setgroups` is allowed.
         """
         ...
 
     async def attach(self, pid: int) -> None:
-        """Put the cell's end of the link into the network namespace of that process of the host,
-        configured as `settings` say, and up.
+        """Put the configured link into the network namespace of that process of the host, up.
 
-        Called before anything of the cell's runs there, and again only when the cell's start is
-        tried again, after the last namespace's end. The namespace holds nothing but `lo`; its end
-        is the link's end.
-
-        Raises:
-            BelljarError: the link can't be made, or the range is gone. The cell is then ended.
+        Called before anything of the cell's runs there; again only after the last namespace's end.
+        Raises `BelljarError`: the link can't be made, or the range is gone; the cell is then ended.
         """
         ...

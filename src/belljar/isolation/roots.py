@@ -35,10 +35,7 @@ _RUNTIME_VERSION: Final = re.compile(
 
 
 def ensure_runtime_root(home: Path, runtime: OciRuntime) -> ProgramRoot:
-    """The root for this runtime and this package's agent, made when there is none yet.
-
-    Blocking. Raises `HostError`.
-    """
+    """The root for this runtime and this package's agent. Blocking. Raises `HostError`."""
     program = Path(runtime.path)
     _check_program(program, runtime.name)
     # Its own path, for words that name it, but where something is mounted over that
@@ -64,10 +61,6 @@ def ensure_runtime_root(home: Path, runtime: OciRuntime) -> ProgramRoot:
 
 
 def _check_program(program: Path, name: str) -> None:
-    """A script would need its interpreter and all that it calls in a jail that has nothing.
-
-    Raises `HostError`.
-    """
     try:
         with program.open("rb") as file:
             is_program = os.access(program, os.X_OK) and file.read(len(_ELF)) == _ELF
@@ -82,10 +75,7 @@ def _check_program(program: Path, name: str) -> None:
 
 
 def ensure_unpacker_root(home: Path) -> ProgramRoot:
-    """The root of the jail in which images are unpacked, and what was unpacked is removed.
-
-    Blocking. Raises `HostError`.
-    """
+    """The root in which images are unpacked and removed. Blocking. Raises `HostError`."""
     if not os.access(_UNPACKER, os.X_OK):
         raise HostError(
             "unsquashfs is not installed, which unpacks images for containers",
@@ -106,10 +96,7 @@ def ensure_unpacker_root(home: Path) -> ProgramRoot:
 
 
 def runtime_version(program: Path, name: str) -> str:
-    """What the runtime says its version is.
-
-    Raises `HostError` when it says none: with its status and its words.
-    """
+    """The runtime's version. Raises `HostError` with its status and words when it says none."""
     try:
         result = subprocess.run(
             [str(program), "--version"], capture_output=True, check=False, timeout=20, env={}
@@ -125,10 +112,7 @@ def runtime_version(program: Path, name: str) -> str:
 
 
 def package_binary(name: str) -> Path:
-    """A program of this package for this machine.
-
-    Raises `HostError` when the package was built without it.
-    """
+    """A program of this package. Raises `HostError` when it is missing."""
     path = program_path(name)
     if not os.access(path, os.R_OK):
         raise HostError(
@@ -178,13 +162,7 @@ _QEMU_VERSION: Final = re.compile(
 
 
 def ensure_vmm_root(home: Path, accel: Accel) -> VmmRoot:
-    """The root for the installed VMM, made when there is none yet.
-
-    Blocking; two processes make it once.
-
-    Raises:
-        HostError: QEMU is missing or too old, or the store can't be written.
-    """
+    """The root for the installed VMM. Blocking. Raises `HostError`: missing or too old."""
     program = _qemu(accel)
     recipe = Recipe(
         directory="vmm",
@@ -222,7 +200,6 @@ def _qemu_version(program: Path) -> str:
 
 
 def _qemu_files(program: Path) -> Iterator[tuple[str, Path]]:
-    """(path in the root, original) of everything the VMM opens."""
     modules = [
         path for directory in _MODULE_DIRECTORIES for path in sorted(directory.glob("accel-*.so"))
     ]

@@ -42,19 +42,13 @@ _while_starting: Final[list[Callable[[], object]]] = []
 
 
 def do_while_starting(action: Callable[[], object]) -> None:
-    """Do `action` once while the next jail's program starts, such as an import.
-
-    It blocks the thread that started the jail; what it raises ends that jail.
-    """
+    """Run `action` once while the next jail starts; what it raises ends that jail. Blocks."""
     _while_starting.append(action)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostUsage:
-    """What the host counts of a cell now; None where it can't.
-
-    `memory_limit_bytes`: of what is counted: the whole virtual machine, where the cell is one.
-    """
+    """What the host counts of a cell (of the whole VM where it is one); None where it can't."""
 
     uptime_s: float
     cpu_s: float | None = None
@@ -70,15 +64,11 @@ class Sandbox:
     An engine sets `client`. From `ready` on it is a cell, and its end is recorded.
 
     Args:
-        directories: its own; they vanish with it.
+        directories: removed with it.
         identity: held until the last look for survivors is over.
-        part_of: as `JournalEntry`'s.
+        part_of: as in `JournalEntry`.
 
-    Attributes:
-        timings_ms: milliseconds by phase of making it.
-
-    Raises:
-        HostError: no identity is free, or a control group that the plan counts on isn't there.
+    Raises `HostError`: no identity is free, or a planned control group is missing.
     """
 
     client: GuestClient
@@ -120,14 +110,9 @@ class Sandbox:
     # ---- making it
 
     def make(self, *, cpu_later: bool = False) -> None:
-        """Journal, then create the groups.
+        """Journal, then create the groups; `cpu_later`: without the processor's quota yet.
 
-        Blocking. Raises `HostError`, and `CellError` when it was killed; `destroy` removes what was
-        made by then.
-
-        Args:
-            cpu_later: the processor's quota waits for `limit_cpu`: what starts before the workload
-                would only be slowed down by it.
+        Blocking. Raises `HostError`; `CellError`: it was killed. `destroy` removes what was made.
         """
         self._entry = own_entry(
             self.cell_id,
@@ -177,10 +162,7 @@ class Sandbox:
                 _while_starting.pop()()
 
     async def wait_running(self) -> None:
-        """Until the program runs, and the journal knows by what it is known.
-
-        Raises `HostError` or `CellError`.
-        """
+        """Wait until the program runs and the journal knows it. Raises `HostError`, `CellError`."""
         jail = self.jail
         if jail is None or self._entry is None:
             raise RuntimeError("nothing was started")
@@ -246,15 +228,11 @@ class Sandbox:
         )
 
     def death_limit(self) -> str | None:
-        """The limit that it died of (`memory`, `lifetime`), or None: it lives, or died of something
-        else. Does not wait: ask for the cause first.
-        """
+        """The limit it died of (`memory`, `lifetime`) or None; ask for the cause first."""
         return death_limit(self.end(), fatal_oom_kills=self.fatal_oom_kills())
 
     def killed(self) -> Order | None:
-        """The kill order over it (`isolation.hold`), also after its end; None: the kill switch was
-        not used on it.
-        """
+        """The kill order over it, also after its end; None: it was not killed."""
         if self._order is None:
             self._order = read_order(self._home, self.cell_id)
         return self._order
@@ -288,9 +266,7 @@ class Sandbox:
         return self._count("memory_peak_bytes", "memory", cgroup.memory_peak_bytes)
 
     def count_processes(self) -> tuple[int, int]:
-        """Processes and threads now, and at most so far, as the pids group has it; zeros without
-        one.
-        """
+        """Processes and threads now and at most, of the pids group; zeros without one."""
         group = self.groups.paths.get("pids")
         return (0, 0) if group is None else cgroup.process_counts(group)
 
@@ -315,28 +291,22 @@ class Sandbox:
         )
 
     async def watch_files(self, paths: Sequence[str]) -> FileWatch:
-        """A sensor that sees who opens or reads these files.
-
-        Raises `HostError` or `CellError` when this cell can have none.
-        """
+        """Watch who opens or reads these files. Raises `HostError`, `CellError`."""
         raise NotImplementedError
 
     # ---- its end
 
     def kill(self) -> None:
-        """SIGKILL to the jail's pid 1, whose end is the end of everything in it.
-
-        From any thread; `destroy` is still to be called. Nothing happens when it has ended.
-        """
+        """SIGKILL to the jail's pid 1, from any thread; `destroy` is still to be called."""
         if self.jail is not None and self.jail.child is not None:
             with suppress(OSError):
                 kill(self.jail.child)
 
     async def destroy(self, *, reason: str = "closed") -> Destruction:
-        """Kill it, look for survivors by the cell's id, and record what was found.
+        """Kill it, look for survivors by its id, and record what was found.
 
-        Idempotent, shielded from cancellation, bounded to some ten seconds. A record that can't be
-        written keeps nothing alive: its `LedgerError` is raised when the cell is gone.
+        Idempotent, shielded, ten seconds at most. A record that can't be written keeps nothing alive:
+        its `LedgerError` is raised when the cell is gone.
         """
         if self.destruction is not None:
             return self.destruction
@@ -360,7 +330,6 @@ class Sandbox:
         return destruction
 
     async def _unmake(self) -> Destruction:
-        """End the jail, then look; engines disconnect before."""
         started = time.monotonic()
         if self.jail is not None:
             await self.jail.end()
@@ -415,8 +384,7 @@ async def recorded_lifetime(
     planned: Mapping[str, JsonValue],
     make: Callable[[ExitStack], Awaitable[SandboxT]],
 ) -> AsyncIterator[SandboxT]:
-    """The cell that `make` makes, destroyed when the block is left, however it is left; planned and
-    failed on record, before and after.
+    """The cell that `make` makes, destroyed when the block is left; recorded before and after.
 
     What `make` puts on its stack is held until the cell is gone. No task group or cancel scope is
     open across the yield.

@@ -48,10 +48,7 @@ _MOUNTS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchTest:
-    """`ok`: it was halted, and its destruction proven.
-
-    `is_made`: False where no jail could be made to be halted.
-    """
+    """`ok`: halted and its destruction proven. `is_made`: False where no jail could be made."""
 
     ok: bool
     duration_ms: float
@@ -87,7 +84,6 @@ async def test_switch(home: Path) -> SwitchTest:
 
 
 async def _halted(sandbox: Sandbox, theirs: socket.socket, root: ProgramRoot, home: Path) -> str:
-    """Start it and halt it; why it could not be halted, "" when it was."""
     await anyio.to_thread.run_sync(sandbox.make)
     who = sandbox.identity.jail
     spec = JailSpec(

@@ -42,11 +42,10 @@ _TELLING_NAMESPACES: Final = ("pid", "mnt", "net", "user")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destruction:
-    """How a cell ended: what was looked for, what was found, and what could not be looked for and
-    why.
+    """How a cell ended: what was looked for, found, and not checked and why.
 
-    `unproven` are those of `not_checked` without which nothing is proven: processes, control
-    groups, namespaces, mounts, files.
+    `unproven`: those of `not_checked` without which nothing is proven (processes, control groups,
+    namespaces, mounts, files).
     """
 
     survivors: tuple[str, ...]
@@ -57,9 +56,7 @@ class Destruction:
 
     @property
     def clean(self) -> bool:
-        """True when everything that had to be looked for was, and nothing of the cell was left
-        after the kill.
-        """
+        """Whether all that is needed was looked for, and nothing was left after the kill."""
         return not self.survivors and not self.unproven
 
     def to_data(self) -> dict[str, JsonValue]:
@@ -74,9 +71,7 @@ class Destruction:
 
 
 def together(cell: Destruction, besides: Destruction) -> Destruction:
-    """A cell's, and that of what ended beside it, as one: what could not be proven of either is
-    proven of neither.
-    """
+    """A cell's and its companion's as one: what is unproven of either is proven of neither."""
     missed = {what.partition(":")[0] for what in besides.unproven}
     return Destruction(
         survivors=(*besides.survivors, *cell.survivors),
@@ -111,11 +106,7 @@ class Findings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Look:
-    """One thing to look for.
-
-    `nothing_to_look_by`: why the cell has nothing that it could be told by; that is no failure of
-    the look.
-    """
+    """One thing to look for; `nothing_to_look_by`: why the cell has nothing to be told by."""
 
     what: tuple[str, ...]
     find: Callable[[JournalEntry], Iterable[Survivor]]
@@ -124,10 +115,7 @@ class _Look:
 
 
 def look(entry: JournalEntry, *, store: Path | None = None) -> Findings:
-    """Everything of the cell that is there now, as far as it can be seen.
-
-    `store`: no file of it may be under a loop device.
-    """
+    """Everything of the cell that can be seen now; no loop device may be over `store`."""
     survivors: list[Survivor] = []
     looked_for: list[str] = []
     not_checked: list[str] = []
@@ -153,7 +141,6 @@ def look(entry: JournalEntry, *, store: Path | None = None) -> Findings:
 
 
 def _each_once(found: list[Survivor]) -> tuple[Survivor, ...]:
-    """A process, or anything else, as it was found first."""
     first: dict[object, Survivor] = {}
     for survivor in found:
         first.setdefault(survivor.process or survivor.what, survivor)
@@ -161,19 +148,14 @@ def _each_once(found: list[Survivor]) -> tuple[Survivor, ...]:
 
 
 def find_survivors(entry: JournalEntry) -> tuple[Survivor, ...]:
-    """Everything of the cell that is there now, as far as it can be seen: `look` says how far that
-    is.
-    """
+    """Everything of the cell that can be seen now."""
     return look(entry).survivors
 
 
 def destroy_remains(
     entry: JournalEntry, started: float, *, store: Path | None = None
 ) -> Destruction:
-    """The proof: look, remove what there is, and report it.
-
-    Blocking; `started` is `time.monotonic()` at the kill.
-    """
+    """Look, remove what is there, and report it. Blocking; `started`: when it was killed."""
     found = look(entry, store=store)
     if found.survivors:
         remove_survivors(found.survivors)
@@ -261,7 +243,6 @@ def _file_looks() -> tuple[_Look, ...]:
 
 
 def _object_looks(store: Path | None) -> tuple[_Look, ...]:
-    """The kernel's objects that are neither a process nor a file."""
     return (
         _Look(
             what=("loop devices over files of the store or named after the cell",),
@@ -356,9 +337,7 @@ def _in_namespace(entry: JournalEntry, pid: int) -> str:
 
 
 def _closed(entry: JournalEntry) -> Iterator[Survivor]:
-    """No survivor, but an error, when processes that are no older than the cell hide their
-    namespaces from this user.
-    """
+    """Raise when processes no older than the cell hide their namespaces from this user."""
     since = (entry.supervisor or entry.owner).start_ticks
     hidden = sum(
         _hides(directory.name, since) for directory in PROC.iterdir() if directory.name.isdigit()
@@ -390,7 +369,6 @@ def _has_uid(entry: JournalEntry, pid: int) -> str:
 
 
 def _started(entry: JournalEntry) -> Iterator[Survivor]:
-    """Those that the journal names (a range's), and those that say it themselves."""
     yield from (
         _survivor(process, "started for the range")
         for process in entry.processes
@@ -400,9 +378,7 @@ def _started(entry: JournalEntry) -> Iterator[Survivor]:
 
 
 def _started_for(entry: JournalEntry, pid: int) -> str:
-    """By the words its launcher or VMM was started with; a person's `grep` for the id has other
-    words.
-    """
+    """By the words of its command line; a person's `grep` for the id has others."""
     words = _read(pid, "cmdline").split(b"\0")
     cell = entry.cell_id.encode()
     named = any(
@@ -413,10 +389,7 @@ def _started_for(entry: JournalEntry, pid: int) -> str:
 
 
 def _read(pid: int, name: str) -> bytes:
-    """A file of a process, its first 64 KiB; empty when it is gone.
-
-    Hundreds are read each time a cell ends: no more calls than it takes.
-    """
+    """The first 64 KiB of a process's file; hundreds are read each time a cell ends."""
     try:
         fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as exc:
@@ -453,17 +426,13 @@ def _is_there(path: Path) -> bool:
 
 
 def _mounts(entry: JournalEntry) -> Iterator[Survivor]:
-    """Mounts of the host's that show the cell's files.
-
-    Reported; unmounting is a person's decision.
-    """
+    """Mounts that show the cell's files. Reported only: unmounting is a person's decision."""
     for root, target in _mountinfo():
         if entry.cell_id in root or entry.cell_id in target:
             yield Survivor(what=f"mount {printable(target, max_chars=200)}")
 
 
 def _held_namespaces(entry: JournalEntry) -> Iterator[Survivor]:
-    """Mounts that would keep the cell's namespaces alive."""
     held = {f"{name}:[{inode}]" for name, inode in entry.namespaces.items()}
     for root, target in _mountinfo():
         if root in held:
@@ -471,7 +440,6 @@ def _held_namespaces(entry: JournalEntry) -> Iterator[Survivor]:
 
 
 def _mountinfo() -> Iterator[tuple[str, str]]:
-    """Root and target of each mount."""
     for line in (PROC / "self/mountinfo").read_text(errors="replace").splitlines():
         fields = line.split(" ")
         yield fields[3], fields[4]
@@ -484,6 +452,6 @@ def _sockets(entry: JournalEntry) -> Iterator[Survivor]:
 
 
 def _named(found: Iterable[str]) -> Iterator[Survivor]:
-    """Reported; removing them is a person's decision, who will want to know how they came to be."""
+    """Reported only: a person will want to know how they came to be."""
     for what in found:
         yield Survivor(what=what)

@@ -92,8 +92,8 @@ class _Kind:
 
 
 class AccessLimit:
-    """What of a stream of accesses is reported now: the first of each file and operation, whatever
-    else there is, and the first of each process in an interval. The rest is held back and counted.
+    """Which accesses are reported now: the first of each file and operation, and the first of
+    each process in an interval. The rest is held back and counted.
     """
 
     def __init__(self) -> None:
@@ -117,8 +117,7 @@ class AccessLimit:
         return None
 
     def due(self, now_s: float, *, everything: bool = False) -> list[Access]:
-        """What was held back and is to be reported now, the longest unreported first; `everything`:
-        at the end."""
+        """What was held back and is due, longest unreported first; `everything`: at the end."""
         found = []
         for key, kind in sorted(self._kinds.items(), key=lambda pair: pair[1].reported_s):
             is_over = now_s - kind.reported_s >= INTERVAL_S
@@ -163,11 +162,10 @@ class _Ended:
 
 
 class HostReads:
-    """Files that the host itself reads in a cell: of their accesses nobody is told.
+    """Files that the host itself reads in a cell: their accesses are not reported.
 
-    An access is heard of a little later than it happens. So a read that has ended still covers its
-    files until the queue of accesses was empty once after its end, or as many were read from it as
-    it can hold: a cell that keeps it full gains nothing.
+    Accesses arrive late, so an ended read covers its files until the queue was empty once, or as
+    many were read as it can hold: a cell that keeps it full gains nothing.
     """
 
     def __init__(self) -> None:
@@ -196,8 +194,7 @@ class HostReads:
         return len(self._ended)
 
     def forget(self, count: int, *, read: int, is_empty: bool) -> None:
-        """After these had ended, so many accesses were read from the queue, which then was empty or
-        not."""
+        """So many accesses were read after these reads ended; the queue then was empty or not."""
         with self._lock:
             for each in self._ended[:count]:
                 each.left -= read

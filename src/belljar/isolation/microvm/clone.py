@@ -63,22 +63,18 @@ async def open_vm(
     cell_id: str | None = None,
     port: Port | None = None,
 ) -> AsyncIterator[Vmm]:
-    """A clone of the plan's template, renewed and ready; destroyed when the block is left, however
-    it is left.
+    """A clone of the plan's template, renewed and ready; destroyed when the block is left.
+
+    A template that does not restore is rebuilt once. No task group or cancel scope is open across
+    the yield.
 
     Args:
-        planned: what `cell.planned` is to say; recorded before anything is made.
-        cell_id: default a new one.
-        port: its place on a range's network, attached before the guest runs, once; with a plan
-            whose machine has a network device, and only then.
+        planned: recorded as `cell.planned` before anything is made.
+        port: attached once, before the guest runs; goes with a machine that has a network device.
 
     Raises:
-        ValueError: port and plan don't fit.
-        HostError: this host can't. CellError: the cell could not be made; nothing is left of it. A
-            template that does not restore is rebuilt once.
-
-    No task group or cancel scope is open across the yield: entry and exit may happen in different
-    tasks.
+        ValueError: port and plan don't fit. HostError: this host can't.
+        CellError: the cell could not be made; nothing is left of it.
     """
     if plan.vm.nic != (port is not None):
         raise ValueError("a port goes with a machine that has a network device, and only with it")
@@ -157,7 +153,6 @@ async def _clone(
 
 
 async def _restore(vmm: Vmm, template: Template) -> None:
-    """Give the VMM the device state, the very bytes that were checked. The guest stays stopped."""
     began = time.monotonic()
     try:
         await allow_shared_memory(vmm)

@@ -36,10 +36,7 @@ _LAYOUT: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestParts:
-    """The agent, the probe program and the modules.
-
-    `digest` covers them all: an initramfs is a pure function of them.
-    """
+    """Agent, probe program and modules; `digest` covers all that the initramfs is made of."""
 
     agent: bytes
     probe: bytes
@@ -59,9 +56,7 @@ class GuestParts:
 
 
 def read_guest_parts(kernel: Kernel, *, nic: bool = False) -> GuestParts:
-    """For this kernel, with this package's programs; the network device's modules only for a guest
-    that has one. Raises `HostError` when a part is missing.
-    """
+    """For this kernel; network modules only with `nic`. Raises `HostError`: a part is missing."""
     try:
         agent, probe = (program_path(name).read_bytes() for name in ("agent", "probe"))
         named = [(_NUMBERED.sub("", path.stem, count=1), path) for path in kernel.modules]
@@ -128,10 +123,7 @@ def allot(path: Path, size_bytes: int) -> None:
 
 
 def make_sparse(path: Path) -> None:
-    """Give back the blocks that are all zeros, allotted ones that were never written included.
-
-    A file system that can't keeps them.
-    """
+    """Give back blocks that are all zeros; a file system that can't keeps them."""
     with path.open("r+b") as file:
         kept_to = 0
         for offset, block in _blocks(file.fileno()):

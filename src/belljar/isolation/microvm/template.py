@@ -85,10 +85,7 @@ _MIB: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
-    """A template that passed its check.
-
-    `state` are the very bytes whose digest was checked: the VMM gets these, not a file.
-    """
+    """A checked template; `state` are the very bytes checked: the VMM gets these, not a file."""
 
     key: str
     memory: Path
@@ -107,8 +104,6 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """What a template is made of, all found and digested."""
-
     plan: MicrovmPlan
     image: Image
     kernel: Kernel
@@ -136,16 +131,14 @@ async def ensure_template(
 ) -> Template:
     """The template for this plan, made if there is none, made again if it fails its check.
 
-    Two processes that want the same one make it once.
-
     Args:
-        held: nobody prunes it until this closes. Without, it may be gone when the call returns.
+        held: keeps it from being pruned; without, it may be gone when the call returns.
         verify: `full` digests the memory whatever its stamp says.
         rejection: a template that failed to restore, and must not be used again.
 
     Raises:
-        HostError: no space, QEMU or a part of the guest missing. CellError: the guest did not come
-            up. Nothing half made is left.
+        HostError: no space, QEMU or a part of the guest missing.
+        CellError: the guest did not come up. Nothing half made is left.
     """
     job = await anyio.to_thread.run_sync(_find_job, plan, image, kernel, home)
     with ExitStack() as briefly:
@@ -178,7 +171,7 @@ def lock_name(key: str) -> str:
 def _claim_and_load(
     job: _Job, verify: Verify, rejection: Rejection | None, held: ExitStack
 ) -> tuple[Template | None, str]:
-    """As `_load`, of what nobody can take out; the claim is dropped unless it is used."""
+    """As `_load`, under a claim that prune respects; dropped unless the template is used."""
     with ExitStack() as claim:
         try:
             claim.enter_context(claimed(job.directory))
@@ -277,10 +270,6 @@ def _fault(
 
 
 def _restamp(job: _Job, description: Mapping[str, Any]) -> None:
-    """The same contents in a file moved or touched: so the next use need not digest it.
-
-    Only its owner can, and only to spare time.
-    """
     draft = job.directory / f".template.json.{os.getpid()}"
     with contextlib.suppress(OSError):
         draft.unlink(missing_ok=True)
@@ -339,9 +328,6 @@ def _prepare(job: _Job, scratch: Path) -> None:
 
 
 async def _boot_and_save(job: _Job, cell_id: str, scratch: Path) -> bytes:
-    """Boot the guest jailed, have its container built, wait until it idles, stop it and take its
-    state.
-    """
     plan = job.plan
     binds = (
         JailBind(source=job.kernel.vmlinuz, target=KERNEL_PATH),
@@ -390,10 +376,7 @@ async def _bring_guest_up(guest: GuestClient, plan: MicrovmPlan) -> None:
 
 
 async def _wait_idle(vmm: Vmm) -> None:
-    """Until the VMM uses next to no processor for a while: then the guest has nothing left to do.
-
-    A guest that never rests is taken as it is.
-    """
+    """Wait until the VMM hardly uses the processor; give up after 15 s."""
     if (pid := vmm.host_pid) is None:
         return
     ticks_per_s = os.sysconf("SC_CLK_TCK")
@@ -408,7 +391,6 @@ async def _wait_idle(vmm: Vmm) -> None:
 
 
 async def _save(vmm: Vmm) -> bytes:
-    """Stop the guest and read its devices' state; the RAM is in its file."""
     await vmm.qmp.execute("stop")
     await allow_shared_memory(vmm)
     ours, theirs = socket.socketpair()
@@ -447,7 +429,6 @@ async def _read_state(sock: socket.socket) -> bytes:
 
 
 def _explained(vmm: Vmm, error: CellError, job: _Job) -> BelljarError:
-    """Why a guest did not become a template."""
     panic = vmm.panic()
     end = vmm.end()
     if end is not None and end.signal == signal.SIGBUS:
@@ -494,7 +475,6 @@ def _finish(job: _Job, scratch: Path, state: bytes) -> None:
 
 @asynccontextmanager
 async def _locked(home: Path, name: str) -> AsyncIterator[None]:
-    """One process at a time; waiting can be cancelled."""
     with ExitStack() as lock:
         while True:
             try:

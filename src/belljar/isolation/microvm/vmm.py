@@ -38,11 +38,7 @@ _KVM_DEVICE: Final = "/dev/kvm"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmmSpec:
-    """What one VMM is to be.
-
-    `directories` are the cell's own and vanish with it; writable binds are handed to the jail's
-    uid.
-    """
+    """What one VMM is to be; its `directories` vanish with it, writable binds become the jail's."""
 
     cell_id: str
     kind: EntryKind
@@ -58,8 +54,6 @@ class VmmSpec:
 
 
 class _Ends:
-    """The descriptors of one VMM: the host's ends, and those that the VMM inherits."""
-
     def __init__(self, spec: VmmSpec) -> None:
         with ExitStack() as undo:
             self.qmp, qmp = _pair(undo)
@@ -95,7 +89,6 @@ class _Ends:
         return (*self._inherited, self.console.writer)
 
     def close_inherited(self) -> None:
-        """This process's copies of the VMM's ends; a VMM that dies is then seen to."""
         for fd in self._inherited:
             os.close(fd)
         self._inherited = ()
@@ -158,10 +151,7 @@ class Vmm(Sandbox):
         self.net = self._ends.net
 
     async def start(self) -> None:
-        """Journal, create, start QEMU, and wait until its monitor answers.
-
-        Raises `HostError` or `CellError`.
-        """
+        """Journal, create, start QEMU, await its monitor. Raises `HostError`, `CellError`."""
         began = time.monotonic()
         await anyio.to_thread.run_sync(self._make_and_chown)
         self.timings_ms["prepare"] = elapsed_ms(began)
@@ -244,7 +234,6 @@ class Vmm(Sandbox):
                     os.chown(bind.source, identity.host_uid, identity.host_gid)
 
     async def _unmake(self) -> Destruction:
-        """The wire first: the VMM ends of its end."""
         await self.client.aclose()
         if self.wire is None:
             return await super()._unmake()
@@ -282,9 +271,10 @@ _MAX_EVENTS: Final = 256
 
 
 class Qmp:
-    """Owns the socket.
+    """Client of the VMM's monitor: one command at a time over an inherited socket.
 
-    Every method raises `CellError` when the VMM is gone, answers nonsense, refuses, or is late.
+    The VMM may be compromised: answers are bounded, parsed strictly, awaited with a deadline.
+    Every method raises `CellError` when it is gone, answers nonsense, refuses, or is late.
     """
 
     def __init__(self, sock: socket.socket, *, where: str) -> None:
@@ -334,10 +324,7 @@ class Qmp:
         raise self._late(f"did not answer {command}")
 
     async def wait_migrated(self, *, timeout_s: float) -> None:
-        """Until the state has gone out or come in.
-
-        The events capability of migration must be on.
-        """
+        """Wait until the state has moved; migration's events capability must be on."""
         with anyio.move_on_after(timeout_s):
             while True:
                 event = self._events.popleft() if self._events else await self._line()
@@ -410,9 +397,10 @@ _PANIC: Final = re.compile(rb"Kernel panic - not syncing: ([^\r\n]{0,200})")
 
 
 class Console:
-    """Owns the reading end.
+    """The guest's serial console: a pipe read on demand, of which the last 64 KiB are kept.
 
-    `writer` is for the VMM; close it (`close_writer`) when the VMM has it.
+    A guest that writes more than the pipe holds waits for itself: its kernel lets only emergencies
+    through, and the workload can't reach the device. `writer` is for the VMM.
     """
 
     def __init__(self) -> None:

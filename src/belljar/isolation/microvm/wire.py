@@ -60,11 +60,7 @@ _ENDS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WayCounters:
-    """One direction.
-
-    Dropped are `runts` (below 14 bytes), `oversized` (above MTU and headers) and `refused` (what
-    the kernel would not send).
-    """
+    """Dropped: `runts` (< 14 bytes), `oversized` (> MTU), `refused` (by the kernel)."""
 
     frames: int
     bytes: int
@@ -75,10 +71,7 @@ class WayCounters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireCounters:
-    """What the wire says of itself: `sent` by the guest, `received` by it.
-
-    It reads a guest's frames, so this is no more than its word.
-    """
+    """`sent` by the guest, `received` by it; no more trusted than the guest."""
 
     sent: WayCounters
     received: WayCounters
@@ -122,10 +115,7 @@ def parse_counters(answer: bytes) -> WireCounters | None:
 
 
 class Wire(Sandbox):
-    """A wire in its jail. Made by `start_wire`; destroyed before its VMM, which ends of its end.
-
-    It is in the VMM's control groups: the cell's bounds hold for both together.
-    """
+    """A wire in its jail, in the VMM's control groups; destroyed before its VMM."""
 
     def __init__(self, vmm: Vmm, port: Port, home: Path) -> None:
         self._port, self._vmm = port, vmm
@@ -146,10 +136,7 @@ class Wire(Sandbox):
         )
 
     async def start(self) -> None:
-        """Journal, start, have the link attached, and wait until it relays.
-
-        Raises `HostError` or `CellError`.
-        """
+        """Journal, start, attach the link, await relaying. Raises `HostError`, `CellError`."""
         try:
             root = await anyio.to_thread.run_sync(ensure_wire_root, self._home)
             await anyio.to_thread.run_sync(self.make)
@@ -172,9 +159,7 @@ class Wire(Sandbox):
         return f"its wire ended: {_ENDS.get(end.status or 0, default)}"
 
     async def counters(self) -> WireCounters | None:
-        """What went through so far, by its word; None when it is gone or does not answer within
-        half a second.
-        """
+        """What it says went through; None when it is gone or does not answer in half a second."""
         answer = b""
         try:
             self._control.send(_ASK)
@@ -244,13 +229,11 @@ class Wire(Sandbox):
 
 
 async def start_wire(vmm: Vmm, port: Port, *, home: Path) -> Wire:
-    """A wire between the VMM, which must run, and the port, which is attached now; from then on
-    frames pass.
+    """A wire between the running VMM and the port, which is attached now.
 
     Raises:
-        ValueError: the port's MTU is more than a guest's device takes. HostError: this host can't.
-            CellError: it did not come up. Nothing is left then, and
-        the VMM is ended with it, unless it never had the VMM's lifeline.
+        ValueError: the MTU is more than a guest's device takes. HostError: this host can't.
+        CellError: it did not come up. Nothing is left, and the VMM ends once it lent its lifeline.
     """
     if port.settings.mtu > MAX_MTU:
         raise ValueError(f"an MTU of {port.settings.mtu} bytes; a guest takes at most {MAX_MTU}")

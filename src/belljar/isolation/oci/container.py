@@ -99,11 +99,7 @@ class ContainerSpec:
 
 
 class Container(Sandbox):
-    """A container in its jail. Made by `start_container`.
-
-    `timings_ms`: prepare, network (with a port), runtime, renew, total. `attempts`: how often it
-    was started.
-    """
+    """A container in its jail, made by `start_container`; `attempts`: how often it was started."""
 
     def __init__(self, spec: ContainerSpec, home: Path) -> None:
         self.spec = spec
@@ -125,10 +121,7 @@ class Container(Sandbox):
         self.client = GuestClient.from_socket(self._ours)
 
     async def start(self) -> None:
-        """Journal, create, start the runtime, attach the port.
-
-        Raises `HostError` or `CellError`.
-        """
+        """Journal, create, start the runtime, attach the port. Raises `HostError`, `CellError`."""
         began = time.monotonic()
         await anyio.to_thread.run_sync(self._make_files)
         self.timings_ms["prepare"] = elapsed_ms(began)
@@ -173,11 +166,7 @@ class Container(Sandbox):
             await self._attach(spec.port)
 
     async def handshake(self, renewal: Renewal) -> Renewed:
-        """Until the guest agent answers and has made the container a new machine.
-
-        Raises `HostError` or `CellError` that names what failed: the jail's step, the runtime, or
-        the agent.
-        """
+        """Wait for the guest agent and renew. Raises `HostError`, `CellError` naming what failed."""
         began = time.monotonic()
         try:
             renewed = await self._greet(renewal)
@@ -202,9 +191,7 @@ class Container(Sandbox):
         )
 
     def refused_forks(self) -> int:
-        """To have had as many as the workload may have counts once: its own limit inside is the
-        nearer one, and nobody counts what that refuses.
-        """
+        """Reaching the process limit counts once: refusals of the inner limit are unseen."""
         return super().refused_forks() + self._is_crowd(self.count_processes()[1])
 
     def processes_full(self) -> bool:
@@ -256,7 +243,6 @@ class Container(Sandbox):
             ) from exc
 
     async def _attach(self, port: Port) -> None:
-        """Put the link into the jail's network namespace, before the runtime runs."""
         began = time.monotonic()
         if (jail := self.jail) is None:
             raise RuntimeError("nothing was started")
@@ -337,9 +323,6 @@ class Container(Sandbox):
         return renewed
 
     async def _start_error(self, error: CellError, waited_s: float) -> BelljarError:
-        """What went wrong, from the best source: the jail's step, the runtime's status and words,
-        or else the silent channel.
-        """
         runtime, version, where = self.spec.shape.runtime.name, self.spec.root.version, error.where
         where = f"cell {self.cell_id}"
         with anyio.move_on_after(max(_READY_DEADLINE_S - waited_s, _LAST_WORD_S)) as timeout:
@@ -366,7 +349,6 @@ class Container(Sandbox):
             return None
 
     def _is_crowd(self, count: int) -> bool:
-        """As many processes as the workload may have, and the agent's two."""
         return not self._is_gvisor and count >= self.spec.shape.processes + _AGENTS_PROCESSES
 
     async def _unmake(self) -> Destruction:
@@ -385,10 +367,8 @@ async def start_container(
 ) -> tuple[Container, Renewed]:
     """Start it and make it ready; and what its guest agent says it renewed.
 
-    A runtime that could not seal its copy of itself is started again, at most five times in all,
-    each time in a new jail when nothing of the last is left.
-
-    Raises `HostError` or `CellError`; nothing is left then, and the proof is recorded.
+    A runtime that could not seal its copy of itself is tried five times at most, each in a new
+    jail when nothing of the last is left. Raises `HostError`, `CellError`; the proof is recorded.
     """
     for attempt in range(1, _MAX_ATTEMPTS + 1):
         container, began = Container(spec, home), time.monotonic()
@@ -413,23 +393,14 @@ async def start_container(
 
 
 def is_busy_sealing(diagnosis: str) -> bool:
-    """Whether runc failed before it made anything, since the kernel could not seal its copy yet.
-
-    Pure.
-    """
+    """Whether runc failed before it made anything, since its copy can't be sealed yet. Pure."""
     return any(words in diagnosis.lower() for words in _BUSY_SEALS)
 
 
 def explain_runtime(
     how: str, *, name: str, version: str, where: str, silent: bool = False
 ) -> CellError:
-    """The error for a runtime that did not start a container: which one it was, and what is known
-    of it. Pure.
-
-    Args:
-        how: what it did, as a clause.
-        silent: it wrote nothing.
-    """
+    """The error for a runtime that did not start a container; `how`: what it did. Pure."""
     program = Path(name).name
     silent_crun = silent and program.startswith("crun") and not at_least(version, "1.9")
     another = (
@@ -446,12 +417,7 @@ def explain_runtime(
 
 
 def ended_by_itself(end: JailEnd, *, kind: str, memory: tuple[int, int], refused_forks: int) -> str:
-    """An end that no limit is known for: what ended, how, and how near the limits were. Pure.
-
-    Args:
-        memory: the most that was in use (0: not known), and the limit.
-        refused_forks: how often the host refused the cell a process or thread.
-    """
+    """An end without a known limit: how, and how near the limits were. Pure."""
     who = "gVisor's sentry or the guest agent in it" if kind == "runsc" else "its guest agent"
     how = f"signal {signal_name(end.signal)}" if end.signal is not None else f"status {end.status}"
     used = (

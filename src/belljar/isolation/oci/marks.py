@@ -60,10 +60,7 @@ class Marked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """One entry of the queue; `file` None: entries were lost.
-
-    `pid`: the host's number, 0 unknown.
-    """
+    """One queue entry; `file` None: entries were lost. `pid`: the host's, 0 unknown."""
 
     file: tuple[int, int] | None
     operations: tuple[Operation, ...]
@@ -71,9 +68,9 @@ class Seen:
 
 
 def mark_files(mechanism: Mechanism, root: int, paths: Sequence[str]) -> Marked:
-    """Mark regular files below the directory `root`, which a hostile process may own.
+    """Mark regular files below `root`, which a hostile process may own.
 
-    Raises `OSError` when the kernel gives no queue; a file that can't be marked is in `missing`.
+    Raises `OSError`: the kernel gives no queue; files that can't be marked are in `missing`.
     """
     if mechanism == "fanotify":
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_LARGEFILE
@@ -106,10 +103,7 @@ def _mark(mechanism: Mechanism, fd: int, root: int, path: str) -> tuple[int, int
 
 
 def open_in_root(root: int, path: str) -> int:
-    """A descriptor (`O_PATH`) of `path` as seen by a process whose root is `root`.
-
-    Raises `OSError`.
-    """
+    """A descriptor (`O_PATH`) of `path` for a process with that root. Raises `OSError`."""
     how = _OpenHow(os.O_PATH | os.O_CLOEXEC, 0, _IN_ROOT_NO_MAGIC)
     for _ in range(_TRIES):
         fd = _libc.syscall(_OPENAT2, root, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how))

@@ -29,20 +29,17 @@ async def open_container(
     cell_id: str | None = None,
     port: Port | None = None,
 ) -> AsyncIterator[Container]:
-    """A container of the plan, ready; destroyed when the block is left, however it is left.
+    """A container of the plan, ready; destroyed when the block is left.
+
+    No task group or cancel scope is open across the yield.
 
     Args:
-        planned: what `cell.planned` is to say; recorded before anything is made.
-        cell_id: default a new one.
-        port: the cell's place on its range's network, attached before anything of the runtime's
-            runs. None: no network at all.
+        planned: recorded as `cell.planned` before anything is made.
+        port: attached before anything of the runtime's runs. None: no network at all.
 
     Raises:
-        HostError: this host can't. CellError: the container could not be made, with the runtime's
-            status and words; nothing is left of it.
-
-    No task group or cancel scope is open across the yield: entry and exit may happen in different
-    tasks.
+        HostError: this host can't.
+        CellError: it could not be made, with the runtime's status; nothing is left of it.
     """
     cell_id = cell_id or new_cell_id()
 

@@ -54,14 +54,9 @@ _NEVER: Final = "the sandbox has not connected to its trace socket"
 
 
 class Trace:
-    """The socket that one sandbox sends to, and the thread that reads it from the start: what
-    nobody watches is thrown away.
+    """The socket that one sandbox sends to, read from the start; unwatched points are dropped.
 
-    Args:
-        inside: its directory as the runtime sees it.
-        is_peer: whether a process of that number may be the sandbox's runtime. The socket can be
-            found by others of this host.
-
+    `is_peer`: whether a process may be the sandbox's runtime: others can find the socket.
     Raises `OSError`.
     """
 
@@ -260,8 +255,7 @@ class Point:
 
 
 def trace_config(endpoint: str) -> dict[str, Any]:
-    """What runsc gets by `--pod-init-config`. A reader that is late costs a call half a millisecond
-    at most; then the point is dropped, and counted."""
+    """What runsc gets by `--pod-init-config`: a late reader costs a call half a millisecond."""
     points: list[dict[str, Any]] = []
     for call in _OPENS:
         context = [*_CONTEXT, "cwd"]

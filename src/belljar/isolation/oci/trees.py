@@ -55,10 +55,7 @@ class Tree:
 
 @contextmanager
 def hold_tree(home: Path, image: Image) -> Iterator[Tree | None]:
-    """The image's tree, kept from being removed while the block runs; None when there is none.
-
-    A few small reads.
-    """
+    """The image's tree, kept from removal while the block runs; None when there is none."""
     directory = _directory(home, image)
     with ExitStack() as held:
         try:
@@ -70,14 +67,9 @@ def hold_tree(home: Path, image: Image) -> Iterator[Tree | None]:
 
 
 async def ensure_tree(image: Image, *, home: Path) -> Tree:
-    """The image's tree, made if there is none.
+    """The image's tree, made once if there is none; trees of gone images are removed.
 
-    Two processes that want the same one make it once; what is no image's any more, and what a crash
-    left, is removed.
-
-    Raises:
-        HostError: no space, no ids, unsquashfs missing, or the image can't be unpacked. Nothing
-            half made is left.
+    Raises `HostError`: no space, no ids, no unsquashfs, or a bad image. Nothing half made is left.
     """
     with hold_tree(home, image) as tree:
         if tree is not None:
@@ -91,11 +83,9 @@ async def ensure_tree(image: Image, *, home: Path) -> Tree:
 
 
 async def sweep_trees(home: Path) -> tuple[str, ...]:
-    """Remove half-made trees of crashed owners, and trees of images that are gone and that no cell
-    uses; their names.
+    """Remove half-made trees and unused trees of gone images; their names.
 
-    A user who has lost his subordinate ids owns no tree any more and can remove none: they wait
-    until he has them again.
+    Without subordinate ids a user can remove none: they wait until the ids are back.
     """
     if not (home / "trees").is_dir() or not _has_ids() or not _rubbish(home):
         return ()
@@ -108,9 +98,6 @@ def _directory(home: Path, image: Image) -> Path:
 
 
 def _read(directory: Path) -> Tree | None:
-    """The tree that stands there for the ids that this user unpacks with now; None when it is
-    another's.
-    """
     try:
         data = json.loads((directory / "tree.json").read_text())
         tree = Tree(
@@ -142,10 +129,6 @@ def _first_ids(identity: HeldIdentity) -> tuple[int, int]:
 
 @asynccontextmanager
 async def _writer(home: Path) -> AsyncIterator[None]:
-    """One at a time, of all processes.
-
-    The wait is in a thread; the lock is a descriptor's, which any thread may close.
-    """
     with ExitStack() as held:
         await anyio.to_thread.run_sync(
             held.enter_context, locked(home, "trees"), abandon_on_cancel=False
@@ -229,7 +212,6 @@ def _not_unpacked(said: str, image: Image, home: Path) -> HostError:
 
 
 def _publish(partial_tree: Path, final: Path, identity: HeldIdentity) -> None:
-    """Give the tree its name, when all of it is on the disk."""
     first_uid, first_gid = _first_ids(identity)
     try:
         description = {"format": _FORMAT, "first_uid": first_uid, "first_gid": first_gid}
@@ -267,10 +249,7 @@ async def _run(
     *,
     deadline_s: float,
 ) -> str | None:
-    """Run a program over the trees' ids to its end.
-
-    None when it succeeded, else what it said. Nothing of it is left running.
-    """
+    """Run a program over the trees' ids to its end; None when it succeeded, else its output."""
     root = await anyio.to_thread.run_sync(ensure_unpacker_root, home)
     spec = JailSpec(
         cell_id=cell_id,
@@ -357,10 +336,7 @@ def _rubbish(home: Path) -> list[Path]:
 
 
 async def _remove(directory: Path, home: Path) -> None:
-    """Remove a tree, whole or not.
-
-    An ordinary user's belongs to ids that only a jail of his has.
-    """
+    """Remove a tree; an ordinary user's belongs to ids that only a jail of that user has."""
     root = directory / "root"
     if os.geteuid() != 0 and root.is_dir():
         mounts = (JailMount(kind="bind", source=directory, target="/out", writable=True),)
@@ -373,10 +349,7 @@ async def _remove(directory: Path, home: Path) -> None:
 
 
 def inner_tmp(tree: Path, root: str) -> str:
-    """The jail's path of an image's own /tmp; "" when it has none.
-
-    A link there is the image's word, and leads anywhere on this host: it isn't followed.
-    """
+    """The jail's path of an image's own /tmp; "" when it has none. A link is not followed."""
     try:
         is_own = stat.S_ISDIR((tree / "tmp").lstat().st_mode)
     except OSError:

@@ -101,8 +101,7 @@ def _program(pid: int) -> tuple[int, int] | None:
 
 
 class MarkWatch:
-    """Reads the marks' queue in a thread of its own: a process is soon gone, and its name with it.
-    As `isolation.touches.FileWatch`. Owns the queue's descriptor."""
+    """Reads the marks' queue in a thread: a process is soon gone, and its name with it."""
 
     trust = Trust.HOST_OBSERVED
 
@@ -192,7 +191,6 @@ def _fanotify(agent: int, paths: Sequence[str]) -> Marked:
 
 
 def _inotify(agent: int, paths: Sequence[str]) -> Marked:
-    """For who may not ask for fanotify with processes."""
     try:
         return mark_from_within(agent, paths)
     except OSError as error:

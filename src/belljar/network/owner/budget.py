@@ -29,9 +29,8 @@ MAX_CUT_CHARS: Final = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What a range has put on record, and what it may.
-
-    `events` counts those that were recorded, `cut_events` those of them that were cut down.
+    """What a range has recorded, and may: whole up to `whole_bytes`, then cut down (no body bytes,
+    no lists, short texts); at `most_bytes` the range ends. Counted by the owner. Pure.
     """
 
     whole_bytes: int
@@ -46,9 +45,7 @@ class Budget:
         return cls(whole_bytes=recorded_bytes, most_bytes=recorded_bytes + recorded_bytes // 4)
 
     def take(self, event: Event) -> tuple[Budget, Event | None]:
-        """What is spent with this event, and the event as it is to be recorded: whole, cut down, or
-        None when there is no room even for that.
-        """
+        """The budget with this event, and the event as recorded: whole, cut down, or None."""
         if not self.cut_events and self.spent_bytes + cost_bytes(event) <= self.whole_bytes:
             return self._with(event, cut=False), event
         small = cut_down(event)
@@ -66,9 +63,7 @@ class Budget:
 
 
 def cost_bytes(event: Event) -> int:
-    """What an event takes of a disk, at least as much as it does: its line, and a file for each
-    body.
-    """
+    """An upper bound of an event's disk use: its line, and a file for each body."""
     bodies = sum(
         BODY_LINE_BYTES + -(-len(body.content) // BLOCK_BYTES) * BLOCK_BYTES
         for body in event.bodies
@@ -77,9 +72,7 @@ def cost_bytes(event: Event) -> int:
 
 
 def cut_down(event: Event) -> Event:
-    """The same with its first 32 plain fields, texts cut at 200 characters, no bytes of
-    its bodies.
-    """
+    """Its first 32 plain fields, texts cut at 200 characters, no bytes of bodies."""
     plain = ((name, value) for name, value in event.data.items() if _is_plain(value))
     data: dict[str, JsonValue] = {
         name[:MAX_CUT_CHARS]: _short(value) for name, value in islice(plain, MAX_CUT_FIELDS)
@@ -122,11 +115,6 @@ class _Open:
 
 @dataclass(slots=True)
 class _Account:
-    """One range's use of one upstream.
-
-    `settled_bytes`: of dials and of connections that have ended.
-    """
-
     plan: UpstreamPlan
     settled_bytes: int = 0
     dialling: int = 0
@@ -142,7 +130,11 @@ class _Account:
 
 
 class RunSpending:
-    """Thread-safe. A range is known by the number that `new_range` gave it."""
+    """Bytes of a run's ranges on each real upstream, by the kernel's count. Thread-safe.
+
+    A gateway may be compromised and knows no other range: the owner keeps a second descriptor of
+    each connection, adds up what passed, and ends one beyond its budget or time.
+    """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._lock, self._now = threading.Lock(), now
@@ -156,10 +148,7 @@ class RunSpending:
 
     @contextmanager
     def dialling(self, number: int, upstream: UpstreamPlan) -> Iterator[None]:
-        """Around a dial, which costs `DIAL_BYTES`.
-
-        Raises `SpentError` when the range or the run has no more.
-        """
+        """Around a dial, which costs `DIAL_BYTES`. Raises `SpentError`: no budget is left."""
         key = (number, upstream.host)
         with self._lock:
             account = self._accounts.setdefault(key, _Account(upstream))
@@ -214,10 +203,7 @@ class RunSpending:
         return tuple(cut)
 
     def close(self, number: int) -> None:
-        """The range is over: its connections are ended.
-
-        What it spent counts for the run. Idempotent.
-        """
+        """End the range's connections; what it spent counts for the run. Idempotent."""
         with self._lock:
             self._closed.add(number)
             for account in self._of(number):
@@ -237,7 +223,6 @@ class RunSpending:
 
 
 def _settle(account: _Account, now_s: float) -> list[str]:
-    """Take off what has ended; end what goes beyond its budget or time, and say why."""
     cut = []
     is_over = account.spent_bytes() > account.plan.budget_bytes + AHEAD_BYTES
     for item in list(account.open):
@@ -256,10 +241,7 @@ def _settle(account: _Account, now_s: float) -> list[str]:
 
 
 def measure(end: socket.socket) -> tuple[bool, int]:
-    """Whether a TCP connection is open on our side, and the bytes that passed in both directions.
-
-    Raises `OSError` for what is no TCP socket.
-    """
+    """Whether our side of a TCP connection is open, and its bytes. Raises `OSError`."""
     state, sent, received = _TCP_INFO.unpack(
         end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
     )

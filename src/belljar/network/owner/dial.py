@@ -80,10 +80,7 @@ _BUNDLES: Final = (
 
 
 class NotAnUpstream(ValueError):  # noqa: N818 - a verdict on who asks
-    """The gateway asks for what the plan does not have.
-
-    No gateway of ours does: the range is to be ended.
-    """
+    """The gateway asks for what the plan lacks: it is compromised, the range is to be ended."""
 
 
 class Refused(ValueError):  # noqa: N818 - a verdict on an upstream
@@ -95,9 +92,7 @@ class _NotTried(Refused):
 
 
 def wanted(body: bytes, network: NetworkPlan) -> tuple[UpstreamPlan, int]:
-    """The upstream of the plan, and its port, that a question is for: `{"host", "port",
-    "stand_in"}` as JSON. Raises `NotAnUpstream`.
-    """
+    """The plan's upstream and port that `{"host", "port", "stand_in"}` asks for; `NotAnUpstream`."""
     try:
         asked = json.loads(body)
     except (ValueError, RecursionError) as exc:
@@ -123,8 +118,7 @@ Network = IPv4Network | IPv6Network
 def problem_of(address: str, own: Collection[str], near: Collection[Network] = ()) -> str:
     """Why an address may not be dialled; empty when it may.
 
-    `own` are this host's, and `near` the networks that it is on, whose addresses may be public
-    ones.
+    `own`: this host's addresses; `near`: networks that it is on, which may be public.
     """
     try:
         parsed = ip_address(address)
@@ -144,10 +138,9 @@ def problem_of(address: str, own: Collection[str], near: Collection[Network] = (
 
 
 def judge(addresses: Sequence[str], own: Collection[str], near: Collection[Network] = ()) -> str:
-    """Why the resolver's answer is refused; empty when each of its addresses may be dialled.
+    """Why the resolver's answer is refused; empty when all of its addresses may be dialled.
 
-    One that may not be spoils all: a name that also stands for something private is not what the
-    policy's author meant.
+    A name that also stands for something private is not what the policy's author meant.
     """
     if not addresses:
         return "the name has no address"
@@ -165,21 +158,17 @@ def _is_public(parsed: IPv4Address | IPv6Address) -> bool:
 
 
 def resolve(host: str, port: int) -> tuple[str, ...]:
-    """The host's own resolver's addresses, in its order, none twice.
+    """The host's resolver's addresses in order, each once. Raises `OSError`.
 
-    Raises `OSError`. Takes as long as that resolver's settings let it.
-
-    The name is absolute: no search domain is put behind it (resolv.conf(5)), and of `/etc/hosts`
-    only a line counts whose name has the dot at its end too.
+    The name is absolute: no search domain is appended (resolv.conf(5)), and a line of `/etc/hosts`
+    counts only with the dot at its name's end.
     """
     found = socket.getaddrinfo(f"{host}.", port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
     return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 def is_ours(address: str) -> bool:
-    """Whether the kernel holds the address as this host's own: it lets a socket have it as its
-    name. True when that can't be found out.
-    """
+    """Whether the kernel holds the address as this host's; True when that is unknown."""
     try:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -190,10 +179,7 @@ def is_ours(address: str) -> bool:
 
 
 def networks_near() -> tuple[Network, ...]:
-    """The networks to which this host has a route of its own without a gateway, in any table.
-
-    Raises `OSError`.
-    """
+    """Networks with a direct route from this host, in any table. Raises `OSError`."""
     with netlink.open_socket() as kernel:
         routes = [
             route
@@ -208,14 +194,10 @@ def networks_near() -> tuple[Network, ...]:
 
 
 def connect(address: str, port: int) -> socket.socket:
-    """A TCP connection to exactly this address.
+    """A TCP connection to exactly this address. Raises `OSError`.
 
-    Raises `OSError`; after `CONNECT_TIMEOUT_S` `TimeoutError`.
-
-    It is connected for good: one whose non-blocking connect was never finished falls back to
-    unconnected when it is reset, and whoever holds it could then lead it elsewhere by
-    `sendto(MSG_FASTOPEN)` (Linux, `__inet_stream_connect`). So connect is called a second time,
-    which finishes it.
+    connect is called twice: a non-blocking connect that was never finished falls back to
+    unconnected on a reset, and its holder could lead it elsewhere by `sendto(MSG_FASTOPEN)`.
     """
     end = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -230,10 +212,7 @@ def connect(address: str, port: int) -> socket.socket:
 
 
 def read_authorities() -> str:
-    """The public certification authorities that this host trusts, PEM.
-
-    Raises `HostError` when it has no bundle of them.
-    """
+    """The public certification authorities of this host, PEM. Raises `HostError`."""
     usual = ssl.get_default_verify_paths().cafile
     for path in ((usual,) if usual else ()) + _BUNDLES:
         with suppress(OSError, UnicodeError):
@@ -250,10 +229,7 @@ def read_authorities() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """What of the world a range's upstreams are reached by.
-
-    A test gives its own; whatever `resolve` says, `judge` has the last word on it.
-    """
+    """How upstreams are reached; whatever `resolve` answers, `judge` has the last word."""
 
     resolve: Callable[[str, int], tuple[str, ...]] = resolve
     is_ours: Callable[[str], bool] = is_ours
@@ -277,13 +253,11 @@ class Dialler:
         self._refused: dict[str, str] = {}
 
     def dial(self, body: bytes, say: Say) -> socket.socket:
-        """A connected socket, the caller's to close.
-
-        What is dialled and what is refused is on record before it is done.
+        """A connected socket, the caller's to close; recorded before it is dialled or refused.
 
         Raises:
-            NotAnUpstream: the range is to be ended. Refused: the name has no public address, or
-                nobody answers there.
+            NotAnUpstream: the range is to be ended.
+            Refused: no public address, no budget, or no answer there.
         """
         try:
             upstream, port = wanted(body, self._network)
@@ -313,9 +287,7 @@ class Dialler:
             raise Refused(str(exc)) from exc
 
     def look(self, say: Say) -> None:
-        """Take in what has passed over the connections that were handed out, and record those that
-        had to be ended.
-        """
+        """Count what passed over open connections, and record those that had to be ended."""
         for upstream, problem in self._spending.look(self._number):
             about: dict[str, JsonValue] = {
                 "host": upstream.host,
@@ -329,9 +301,7 @@ class Dialler:
         self._spending.close(self._number)
 
     def _pinned(self, host: str, port: int) -> tuple[str, ...]:
-        """The addresses of the first answer, for good, judged at each dial; a refused answer is
-        refused for good. Raises `_NotTried`.
-        """
+        """The first answer's addresses, judged at each dial; a refused answer stays refused."""
         with self._locks[host]:
             if host in self._refused:
                 raise _NotTried(self._refused[host])

@@ -82,10 +82,9 @@ class Uids:
 def fork_pair(
     fork_server: ForkServer, spec: RangeSpec, uids: Uids, held: Sequence[int]
 ) -> RangeProcesses:
-    """Supervisor and gateway, waiting for the word to begin.
+    """Supervisor and gateway, waiting for `go`; the supervisor keeps `held` open.
 
-    `held` are descriptors that the supervisor keeps as long as it lives. Raises `HostError`,
-    `CellError`.
+    Raises `HostError`, `CellError`.
     """
     nft = _find_nft()
     directories = _directories(spec.network, uids.gateway)
@@ -178,10 +177,7 @@ def packet_files(directory: Path) -> tuple[Path, ...]:
 
 
 def join_packets(directory: Path) -> str:
-    """Put the packet record into one file.
-
-    When the disk has no room for that: what became of it.
-    """
+    """Put the packet record into one file; why not, where the disk has no room for it."""
     beside = [directory / name for name in PACKETS_BESIDE]
     if not any(path.exists() for path in beside):
         return ""
@@ -249,9 +245,7 @@ def _directories(network: NetworkPlan, uid: int | None) -> dict[str, str]:
 
 
 def _check_readable(stand_in: StandInPlan, directory: Path, uid: int | None) -> None:
-    """Root's gateway is nobody that the files belong to: what others may not read it can't answer
-    with. Raises `HostError`.
-    """
+    """Root's gateway has a uid of its own: raise `HostError` for files it can't read."""
     if not directory.is_dir():
         raise HostError(
             f"the files of the stand-in {stand_in.id} are missing",
@@ -280,7 +274,6 @@ def _check_readable(stand_in: StandInPlan, directory: Path, uid: int | None) -> 
 
 
 def _find_nft() -> str:
-    """Where `belljar doctor` looks for it too."""
     nft = shutil.which("nft", path=f"{os.environ.get('PATH', '')}:{SEARCH_PATH}")
     if nft is None:
         raise HostError(

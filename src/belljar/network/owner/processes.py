@@ -118,10 +118,7 @@ class ForkServer:
         return self._process.poll() is None
 
     def wait_ready(self) -> None:
-        """Until it has imported all that its children need.
-
-        Raises `HostError`, `CellError`: then it never will.
-        """
+        """Wait until it has imported all. Raises `HostError`, `CellError`: it never will."""
         with self._lock:
             if self._is_ready:
                 return
@@ -138,9 +135,9 @@ class ForkServer:
     def fork(
         self, roles: Mapping[str, Sequence[int]], meanwhile: Callable[[], object] = tuple
     ) -> list[Child]:
-        """A child for each role, with copies of its descriptors, all or none.
+        """A child for each role with copies of its descriptors, all or none. Raises `CellError`.
 
-        `meanwhile` is called as they are made. Raises `CellError`, and what `meanwhile` raises.
+        `meanwhile` is called as they are made.
         """
         answers: list[tuple[dict[str, Any], list[int]]] = []
         with ExitStack() as undo:
@@ -186,7 +183,6 @@ class ForkServer:
         os.close(self._words)
 
     def _why_not_ready(self) -> BelljarError:
-        """What ended it by force is no lack of this host's."""
         try:
             ended = self._process.wait(_END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -202,17 +198,13 @@ class ForkServer:
         )
 
     def _say(self, message: dict[str, Any], fds: Sequence[int] = ()) -> int:
-        """The number under which it is answered."""
         self._said += 1
         with self._is_there():
             ipc.send(self._socket, {**message, "number": self._said}, fds)
         return self._said
 
     def _hear(self, number: int) -> tuple[dict[str, Any], list[int]]:
-        """What it answers to that.
-
-        A child that it made for somebody who no longer waits is killed.
-        """
+        """The answer to that number; children made for a caller that stopped waiting are killed."""
         with self._is_there():
             while True:
                 message, fds = ipc.receive(self._socket)
@@ -265,11 +257,7 @@ def shared_fork_server(home: Path, serve: str = SERVE) -> Iterator[ForkServer]:
 
 @contextmanager
 def started_fork_server(home: Path, serve: str = SERVE) -> Iterator[ForkServer]:
-    """This process's fork server for the store, started by the first who needs it, or when it has
-    died, and ended by the last who leaves it. Raises `HostError`.
-
-    It may still import: `wait_ready`.
-    """
+    """This process's fork server for the store, shared; it may still import. Raises `HostError`."""
     fork_server = _take(home, serve)
     try:
         yield fork_server
@@ -298,10 +286,7 @@ def _leave(fork_server: ForkServer) -> None:
 
 
 def map_ids(child: Child, ids: JailIds) -> None:
-    """Write the maps of the user namespace that the child has made, by the programs that may.
-
-    Raises `HostError`.
-    """
+    """Write the maps of the child's user namespace. Raises `HostError`."""
     for program, lines in ((ids.newgidmap, ids.gid_map), (ids.newuidmap, ids.uid_map)):
         if program is None:
             raise RuntimeError("root needs no such maps")
@@ -327,7 +312,6 @@ def _map(program: Path, pid: int, lines: Sequence[IdLine]) -> None:
 
 
 def _import_path() -> list[str]:
-    """Where this process finds modules, this package first."""
     own = str(PACKAGE_DIR.parent)
     return [own, *(path for path in sys.path if path and Path(path).is_absolute() and path != own)]
 
@@ -336,10 +320,7 @@ class RangeGroups:
     """One group in each hierarchy that the plan counts on; none where the host hands out none."""
 
     def __init__(self, range_id: str, controllers: Iterable[str], limits: GroupLimits) -> None:
-        """Decides where they will be: `directories` belong into the journal before `make`.
-
-        Raises `HostError`.
-        """
+        """Plan the groups: journal `directories` before `make`. Raises `HostError`."""
         self._groups = cgroup.plan_groups(range_id, controllers)
         self._limits = limits
         self.directories: tuple[Path, ...] = self._groups.directories
@@ -354,10 +335,7 @@ class RangeGroups:
             cgroup.join(self._groups, process.pid)
 
     def end(self) -> dict[str, int]:
-        """Remove those that are empty; what the memory group counted.
-
-        What is left is found by the look for survivors.
-        """
+        """Remove the empty ones; the memory group's counts. Survivors are found by the look."""
         counts = {}
         if (memory := self._groups.paths.get("memory")) is not None:
             counts["oom_kills"] = cgroup.out_of_memory_kills(memory)

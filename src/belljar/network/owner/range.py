@@ -62,22 +62,18 @@ async def open_range(
     on_failure: Callable[[BelljarError], None] = lambda _error: None,
     handle_request: RequestHandler | None = None,
 ) -> AsyncIterator[Range]:
-    """A range with its rules in force and its gateway serving, and no cell yet; destroyed when the
-    block is left, however it is left.
+    """A range with rules in force and a serving gateway, no cell yet; destroyed with the block.
 
     Args:
         recorder: thread-safe; gets every event of the range, from a thread.
-        home: Belljar's store: journal and locks.
-        on_failure: called once, from a thread, when the range has ended by itself:
-            `ContainmentBreach` when its rules were changed, `CellError` when a process of it ended
-            or hangs, `LedgerError` when it could not be recorded. Its processes are dead by then;
-            its cells are the caller's to end.
-        handle_request: answers what the gateway asks the owner (`openai`).
+        on_failure: called once, from a thread, when the range ended by itself:
+            `ContainmentBreach`: its rules were changed; `CellError`: a process ended or hangs;
+            `LedgerError`: it could not be recorded. Its processes are dead by then; its cells are
+            the caller's to end.
+        handle_request: answers the gateway's requests to the owner (`openai`).
 
-    Raises `HostError`: this host can't; `CellError`: it did not come up.
-
-    No task group or cancel scope stays open between entry and exit: they may happen in different
-    tasks, under asyncio or trio.
+    Raises `HostError`: this host can't; `CellError`: it did not come up. No task group or cancel
+    scope stays open across the yield.
     """
     await anyio.lowlevel.checkpoint()
     made = Range(
@@ -133,17 +129,12 @@ class Range:
 
     @property
     def pcap(self) -> Path:
-        """The packet record: whole when the range is destroyed.
-
-        While it lives other files stand beside it.
-        """
+        """The packet record: whole when the range is destroyed."""
         return self._spec.directory / PACKETS
 
     @property
     def packet_files(self) -> tuple[Path, ...]:
-        """All that there is of the packet record: several files while the range lives, and where
-        the disk had no room to make one of them.
-        """
+        """All files of the packet record: several while it lives or where the disk was full."""
         return packet_files(self._spec.directory)
 
     @property
@@ -158,9 +149,7 @@ class Range:
 
     @property
     def user_namespace(self) -> int | None:
-        """An ordinary user's: a descriptor of the user namespace that the range is in, and a cell's
-        jail must be made in. None for root. The range's to close.
-        """
+        """The user namespace that a user's cells' jails must be made in; None for root."""
         return self._pins.get("user") if self._is_users else None
 
     @property
@@ -184,9 +173,7 @@ class Range:
         """Give the cell its port: from here on its packets pass, as the rules have it.
 
         Args:
-            cell: its name in the layout.
-            where: a process in the cell's network namespace (by pid), or with `is_fd` a descriptor
-                of the namespace.
+            where: a process in the cell's network namespace; `is_fd`: its descriptor.
             offloads: False for a cell that takes frames as they are (a VM).
 
         Raises:
@@ -197,9 +184,7 @@ class Range:
         await anyio.to_thread.run_sync(self._attach, cell, where, is_fd, offloads)
 
     def namespace_of(self, cell: str) -> int | None:
-        """The number of the network namespace in which the cell's port was put; None before
-        `attach`.
-        """
+        """The number of the namespace that has the cell's port; None before `attach`."""
         return self._attached.get(cell)
 
     async def check(self) -> None:
@@ -211,26 +196,19 @@ class Range:
         self._request({"do": "check"})
 
     async def destroy(self, *, reason: str = "closed") -> Destruction:
-        """End it, look for survivors, and record what was found.
-
-        Idempotent; shielded from cancellation; bounded to some forty seconds, where a part hangs.
-        """
+        """End it, look for survivors, record what was found. Idempotent, shielded, 40 s."""
         with anyio.CancelScope(shield=True):
             destruction = await anyio.to_thread.run_sync(self._destroy, reason)
         return destruction  # noqa: RET504 - mypy takes the block for one that may swallow errors
 
     def leave_fork_server(self) -> None:
-        """The last step of all, since who reads the packet record needs the fork server too.
-
-        Idempotent.
-        """
+        """The last step: the reader of the packet record needs the fork server. Idempotent."""
         self._fork_server.close()
 
     def make(self) -> None:
-        """Everything but the ports.
+        """Everything but the ports. Blocking; `destroy` must be called, whatever happens.
 
-        Blocking. Raises `HostError`, `CellError`, recorded; `destroy` must be called, whatever
-        happens.
+        Raises `HostError`, `CellError`, recorded.
         """
         layout = self.layout
         opening: dict[str, JsonValue] = {

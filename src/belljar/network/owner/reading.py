@@ -83,14 +83,12 @@ _ONE_AT_A_TIME: Final = threading.Lock()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What is to be read, and what that may take.
+    """What is to be read, and its bounds.
 
     Args:
-        files: the packet record's, each in the order of time.
-        budget: the range's, as far as it is spent: no more may be told.
-        lost_packets: how many are not in the files.
-        processor_s, memory_bytes: of the reader, which ends there. Six times as long it is waited
-            for.
+        files: the packet record's, in order of time; `lost_packets` are in none.
+        budget: the range's, as far as it is spent.
+        processor_s, memory_bytes: of the reader, which ends there; wall time is six times that.
     """
 
     files: tuple[Path, ...]
@@ -113,9 +111,9 @@ class Task:
         layout: RangeLayout,
         network: NetworkPlan,
     ) -> Task:
-        """With what a range counted until its end; 20 s of the processor, for more than 120 MiB one
-        for each 6 MiB, at most 120; 512 MiB, for more than 128 MiB four times as much, at most 2
-        GiB. Raises `OSError`.
+        """With what a range counted until its end. Raises `OSError`.
+
+        20 to 120 s of processor (one for 6 MiB); 512 MiB to 2 GiB of memory (four times the size).
         """
         spent = replace(
             Budget.of(network.bounds.recorded_bytes),
@@ -153,8 +151,6 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reader:
-    """A reader that runs. `words`: what it wrote on standard error."""
-
     child: Child
     end: socket.socket
     words: int
@@ -170,12 +166,9 @@ class _Reader:
 def read_back(task: Task, *, home: Path, recorder: Recorder) -> None:
     """Record what cells said to each other, as `traffic_analysis.seen_exchanges` tells it.
 
-    One record at a time is read in this process.
-
-    At a bound of the reader's, when it dies, breaks its protocol, or can't be made, what was told
-    is kept, and a `limit.hit` named `traffic_analysis_reader` says why the rest was not read:
-    nothing is raised. Packets that are in no file are told in any case
-    (`traffic_analysis_packets`). Raises `LedgerError` when something can't be recorded.
+    One at a time in this process. When the reader reaches a bound, dies or breaks its protocol,
+    what was read is kept, and a `limit.hit` says why not the rest. Packets in no file are reported
+    too. Raises `LedgerError`.
     """
     if task.lost_packets:
         most = task.network.bounds.packet_record_bytes
@@ -198,7 +191,6 @@ def _limit(task: Task, name: str, value: int, count: int, effect: str) -> Event:
 
 
 def _read(task: Task, home: Path, recorder: Recorder) -> str:
-    """Why not all of it was read; empty when all was."""
     with ExitStack() as stack:
         try:
             reader = stack.enter_context(_started(task, home))
@@ -213,9 +205,9 @@ def _read(task: Task, home: Path, recorder: Recorder) -> str:
 
 
 def take_in(end: socket.socket, taker: Taker, *, timeout_s: float) -> str:
-    """Record what the other side says until it has said all; else why no more is heard of it.
+    """Record what the reader sends until it is done; else why it is not read further.
 
-    Raises `ipc.Closed` when it is gone before, and `LedgerError`.
+    Raises `ipc.Closed`: it is gone; `LedgerError`.
     """
     give_up = time.monotonic() + timeout_s
     while not taker.is_done:
@@ -230,9 +222,7 @@ def take_in(end: socket.socket, taker: Taker, *, timeout_s: float) -> str:
 
 
 class Taker:
-    """What a reader says, checked and recorded: only such events as it may tell, no more than the
-    range's budget has room for. `is_done`: it has said all.
-    """
+    """A reader's events, checked and recorded within the range's budget; `is_done` at the end."""
 
     def __init__(self, task: Task, recorder: Recorder) -> None:
         self.is_done = False
@@ -242,10 +232,7 @@ class Taker:
         self._limits = 0
 
     def take(self, datagram: bytes) -> None:
-        """One datagram more.
-
-        Raises `WireViolation`; `LedgerError` when an event can't be recorded.
-        """
+        """One datagram. Raises `WireViolation`; `LedgerError`: an event can't be recorded."""
         match self._decoder.feed(datagram):
             case None:
                 return
@@ -272,7 +259,6 @@ class Taker:
         return taken
 
     def _limit(self, event: Event) -> Event:
-        """These tell that the budget is spent: they are counted beside it."""
         self._limits += 1
         if self._limits > MAX_LIMITS or event.bodies or cost_bytes(event) > _MAX_LIMIT_BYTES:
             raise WireViolation("more limits than there are")
@@ -291,12 +277,7 @@ class Taker:
 
 @contextmanager
 def _grouped(task: Task, home: Path) -> Iterator[Callable[[ProcessId], None]]:
-    """Control groups of the reader's own, on the journal as long as they are there; call what is
-    yielded with the reader.
-
-    Groups that can't be removed stay on the journal, for `belljar reap`. Raises `HostError`,
-    `OSError`.
-    """
+    """The reader's own control groups, journalled; call what is yielded with the reader."""
     limits = GroupLimits(
         memory_max_bytes=task.memory_bytes + _GROUP_BESIDE_BYTES,
         cpu_quota_percent=100,
@@ -322,10 +303,7 @@ def _grouped(task: Task, home: Path) -> Iterator[Callable[[ProcessId], None]]:
 
 @contextmanager
 def _started(task: Task, home: Path) -> Iterator[_Reader]:
-    """A reader that waits for `go`; it has ended when the block is left.
-
-    Raises `BelljarError`, `OSError`.
-    """
+    """A reader that waits for `go`, ended with the block. Raises `BelljarError`, `OSError`."""
     with ExitStack() as stack:
         held = stack.enter_context(hold_identity(home))
         fork_server = stack.enter_context(shared_fork_server(home))

@@ -98,10 +98,7 @@ HINT_ENDED: Final = (
 
 
 class Watch:
-    """One range's thread.
-
-    `closing`: the range is being destroyed, so the ends of its processes are no deaths.
-    """
+    """One range's thread; `closing`: the range is being destroyed, so its processes may end."""
 
     def __init__(
         self,
@@ -185,11 +182,10 @@ class Watch:
         return printable(self._stderr.strip(), max_chars=2000)
 
     def end_gateway(self) -> None:
-        """Have the gateway tell what is in progress, and wait for its last word: for two seconds at
-        most, and not at all for one that is gone.
+        """Have the gateway report what is in progress, and wait two seconds at most.
 
-        What is in no event is counted (`unreported_at_end`): what it says, what the record has no
-        room for, and at least one where it says nothing in time.
+        What is in no event is counted (`unreported_at_end`): what it says, what has no room
+        on record, and at least one where it does not answer in time.
         """
         give_up = time.monotonic() + SHUTDOWN_GRACE_S
         self._is_ending = True
@@ -253,7 +249,6 @@ class Watch:
         return ready
 
     def _end_if_hung(self) -> None:
-        """One that is stopped, or runs in circles, watches nothing and answers nobody."""
         if self.closing or self.state.error is not None:
             return
         for name, heartbeat in self._heartbeats.items():
@@ -336,7 +331,6 @@ class Watch:
                 raise ValueError("the supervisor's message")
 
     def _gave_up(self, message: Mapping[str, Any]) -> BelljarError:
-        """As the supervisor has it: this host's, or ours."""
         kind = HostError if message.get("host") else CellError
         what = (
             f"the range's supervisor gave up: {printable(str(message['failed']), max_chars=2000)}"
@@ -394,10 +388,7 @@ class Watch:
             ) from exc
 
     def _spend(self, event: Event) -> None:
-        """Records it, as much of it as the range's budget has room for.
-
-        Raises `CellError` when there is none.
-        """
+        """Record it, as far as the budget has room. Raises `CellError` when there is none."""
         before = self._budget
         after, taken = before.take(event)
         if taken is None and self._is_ending:
@@ -421,7 +412,6 @@ class Watch:
         self._accounts.report(event, taken)
 
     def _submit(self, request: GatewayRequest) -> None:
-        """Whoever answers may take long: nobody waits for it here."""
         is_dial = request.what == DIAL
         executor, reply = (self._dials, self._dial) if is_dial else (self._requests, self._reply)
         if not executor.try_submit(partial(reply, request)):
@@ -441,10 +431,7 @@ class Watch:
         self._send(*datagrams)
 
     def _dial(self, request: GatewayRequest) -> None:
-        """Hands the gateway a connected socket, or says why not.
-
-        It may not ask for what the plan does not have: then it is not ours any more.
-        """
+        """Hand over a connected socket or a refusal; a request outside the plan ends the range."""
         try:
             with self._dialler.dial(request.body, self._record_dial) as end:
                 self._send(encode_reply(request.id, b"")[0], fds=(end.fileno(),))
@@ -462,9 +449,7 @@ class Watch:
             )
 
     def _record_dial(self, data: Mapping[str, Any]) -> None:
-        """Raises `LedgerError`; and `RangeOverError` when the range is over: what is not on record
-        is not dialled.
-        """
+        """Raises `LedgerError`, `RangeOverError`: what is not on record is not dialled."""
         if self.closing or self.state.error is not None:
             raise RangeOverError("the range is over")
         self._record(Kind.NETWORK_UPSTREAM, data)
@@ -481,7 +466,6 @@ class Watch:
             pass
 
     def _ended(self, name: str) -> None:
-        """One ends by itself only when something is wrong; the other may not go on alone."""
         child = self._processes.supervisor if name == "supervisor" else self._processes.gateway
         if not self.closing and self.state.error is None:
             how = self._processes.fork_server.how_ended(child)

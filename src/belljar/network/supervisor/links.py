@@ -94,9 +94,7 @@ class Port:
 
 
 def prepare_namespace(layout: RangeLayout, *, forwards: bool) -> socket.socket:
-    """What stands before rules and ports: settings, loopback, the addresses that are the range's
-    own. The socket to the kernel's tables of it.
-    """
+    """Settings, loopback and the range's own addresses; the socket to its kernel tables."""
     _write(SETTINGS / "ipv4/ip_forward", "1" if forwards else "0")
     for name, value in _IPV4:
         _write(SETTINGS / "ipv4" / name, value)
@@ -129,15 +127,11 @@ def make_port(
     offloads: bool,
     bytes_per_s: int,
 ) -> Port:
-    """Hang the cell at its port: everything is set before either end is up.
-
-    Raises `OSError`; then nothing of it is left.
+    """Hang the cell at its port, all set before either end is up. Raises `OSError`: none is left.
 
     Args:
-        kernel: of the range's namespace.
-        inner: the same, of the cell's.
-        offloads: False for a cell that takes frames as they are (a VM): they are then whole, and
-            have their checksums.
+        kernel, inner: sockets of the range's and the cell's namespace.
+        offloads: False for a VM: frames are then whole, with checksums.
         bytes_per_s: in each direction; see `line_bytes_per_s`.
     """
     request = netlink.veth(
@@ -166,9 +160,9 @@ def make_port(
 
 
 def line_bytes_per_s(buffer_bytes: int, ports: int) -> int:
-    """How fast a port is in each direction, when there are so many: what is not yet recorded waits
-    in the buffer, so an eighth of a second's frames must have room there. All ports together get
-    `MOST_BYTES_PER_S`, or less where the buffer is small, each the same. Pure.
+    """How fast a port is in each direction; all get the same. Pure.
+
+    What is not yet recorded waits in the buffer: an eighth of a second's frames must fit there.
     """
     return min(MOST_BYTES_PER_S, 4 * buffer_bytes) // max(1, ports)
 
@@ -195,7 +189,6 @@ def _set_outer(kernel: socket.socket, index: int, port: CellPort, bytes_per_s: i
 
 
 def _set_inner(inner: socket.socket, port: CellPort, resolver: str, bytes_per_s: int) -> None:
-    """The cell's end is up before the other, so that it is ready when the first frame can pass."""
     index = next(link.index for link in netlink.list_links(inner) if link.name == INNER_DEVICE)
     _set_line(inner, index, bytes_per_s)
     with contextlib.suppress(OSError):  # a kernel without IPv6
@@ -211,9 +204,9 @@ def _set_inner(inner: socket.socket, port: CellPort, resolver: str, bytes_per_s:
 
 
 def strange(listed: Iterable[netlink.Link], ports: Mapping[int, Port]) -> Iterator[str]:
-    """What somebody else has put up here, or led elsewhere, in words.
+    """Devices that somebody else has put up or led elsewhere, in words. Pure.
 
-    One that is down (the kernel makes some itself) lets nothing pass. Pure.
+    One that is down (the kernel makes some itself) lets nothing pass.
     """
     for link in listed:
         if link.index not in ports:
@@ -224,9 +217,7 @@ def strange(listed: Iterable[netlink.Link], ports: Mapping[int, Port]) -> Iterat
 
 
 def _is_ending(link: netlink.Link) -> bool:
-    """Its other end's namespace has lost its last process: the kernel takes first its number away
-    (NETNSA_NSID_NOT_ASSIGNED), then both ends.
-    """
+    """The other end's namespace is ending: its number goes first (NETNSA_NSID_NOT_ASSIGNED)."""
     return link.peer is None or link.peer[1] == -1
 
 
@@ -239,17 +230,13 @@ def all_down(kernel: socket.socket) -> None:
 
 
 def socket_within(namespace_fd: int) -> socket.socket:
-    """A socket to the kernel's tables of another namespace.
-
-    This thread is elsewhere for a moment; it must be able to come back.
-    """
+    """A socket to another namespace's kernel tables; this thread must be able to come back."""
     with _within(namespace_fd):
         return netlink.open_socket()
 
 
 def tables_of(namespace: int) -> socket.socket:
-    """A socket to the kernel's tables of the namespace, opened in a thread of its own: who was in a
-    namespace and comes back may be seen half-way.
+    """The same, opened in a thread of its own: one coming back may be seen half-way.
 
     Raises `CellError`.
     """
@@ -286,9 +273,7 @@ def _within(namespace_fd: int) -> Iterator[None]:
 
 
 def switch_off_offloads(device: str) -> None:
-    """Frames that leave by it are whole: each with its checksums, none larger than the device's MTU
-    (SIOCETHTOOL). Raises `OSError`.
-    """
+    """Make frames leave whole, with checksums, none above the MTU (SIOCETHTOOL). `OSError`."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for command in _ETHTOOL_SET.values():
             value = array.array("I", [command, 0])
@@ -350,9 +335,7 @@ _MOST_BYTES: Final = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """Routes of IPv4 and IPv6 in every table, the policy that chooses among tables as the kernel
-    lists it, and settings by their path below /proc/sys/net.
-    """
+    """Routes in every table, routing policy, and settings by path below /proc/sys/net."""
 
     routes: frozenset[Route]
     policy: frozenset[bytes]
@@ -360,10 +343,7 @@ class Baseline:
 
 
 def read_baseline(kernel: socket.socket, devices: Collection[str]) -> Baseline:
-    """As it is now in the namespace that this thread is in, of which `kernel` is a socket.
-
-    Raises `OSError`.
-    """
+    """As it is now in this thread's namespace, of which `kernel` is a socket. Raises `OSError`."""
     families = (socket.AF_INET, socket.AF_INET6)
     return Baseline(
         routes=frozenset(
@@ -400,9 +380,7 @@ def _content(path: str) -> str:
 def differences(left: Baseline, found: Baseline, ports: Mapping[int, str]) -> tuple[str, ...]:
     """What is not as it was left, in words, the first few. Pure.
 
-    Args:
-        ports: the cells' addresses by their devices' numbers. Each has one route, which goes with
-            its device, and the kernel's own for IPv6's multicast.
+    Each port (address by device number) has one route, and the kernel's own for IPv6 multicast.
     """
     return tuple(_differences(left, found, ports))[:_TOLD]
 

@@ -68,9 +68,7 @@ class _Task:
 
 
 def run_supervisor(fds: list[int], parent: int) -> NoReturn:
-    """`fds`: the owner's socket, the gateway's, the document, standard error, the rules, the packet
-    files, and what it only holds.
-    """
+    """`fds`: owner, gateway, document, stderr, rules, packet files, and what it only holds."""
     owner, gateway = socket.socket(fileno=fds[0]), socket.socket(fileno=fds[1])
     for standard in (1, 2):  # the fork server's are shared with all its children
         os.dup2(fds[3], standard)
@@ -144,9 +142,7 @@ class _PortsDown(BaseException):
 
 
 class _Unheard(OSError):  # noqa: N818 - an end
-    """The owner has not taken in a word for too long: nobody watches this range, so nothing of it
-    may go on.
-    """
+    """The owner reads nothing for too long: an unwatched range may not go on."""
 
 
 class _Supervisor:
@@ -198,9 +194,6 @@ class _Supervisor:
         ipc.send(self._owner, {"started": True})
 
     def _hand_listeners(self, gateway: socket.socket) -> None:
-        """Before the rules, which it need not wait for: nothing can reach them while there is no
-        port.
-        """
         listeners = open_listeners(self._task.layout, self._task.network)
         send_listeners(gateway, listeners)
         for listener in listeners.values():
@@ -305,9 +298,7 @@ class _Supervisor:
         self._flows.attached(made.index, made.cell)
 
     def _remove_stale(self, device: str) -> None:
-        """A cell whose start is tried again has a new namespace; the kernel may not have ended the
-        last yet.
-        """
+        """Remove the port of an earlier try whose namespace the kernel may not have ended yet."""
         kernel = self._tables()
         for index in [index for index, made in self._ports.items() if made.device == device]:
             if any(link.index == index for link in netlink.list_links(kernel)):
@@ -315,9 +306,7 @@ class _Supervisor:
                     netlink.exchange(kernel, netlink.delete_link(index))
 
     def _check(self) -> None:
-        """Ends this process, all ports down, when rules, routes or settings are not what they were,
-        or a device is up that is no port.
-        """
+        """End, all ports down, when rules, routes, settings or devices have changed."""
         listed = self._look_at_rules(self._strange)
         if self._read_log(_ALL_LOGS):
             self._flows.count_lost(logged(listed))
@@ -337,9 +326,7 @@ class _Supervisor:
         return listed
 
     def _end_as_changed(self) -> NoReturn:
-        """Rules have been changed: nothing passes from here on, not even while they are read back,
-        and what has passed is in the packet record.
-        """
+        """Rules have changed: nothing passes from here on, not even while they are read back."""
         self._shut()
         try:
             self._take_all()
@@ -391,10 +378,7 @@ class _Supervisor:
             self._tell(flow=flow)
 
     def _end(self, number: int) -> NoReturn:
-        """The last packets, logs and counts, with every port down.
-
-        The counts are of a moment after which nothing more came.
-        """
+        """The last packets, logs and counts, when every port is down and no more came."""
         self._end_if_changed(self._strange())
         self._shut()
         self._take_all()
@@ -410,7 +394,6 @@ class _Supervisor:
         os._exit(0)
 
     def _take_all(self) -> bool:
-        """Read what the kernel has for this process; whether there was anything."""
         before = self._files.packets, self._flows.taken
         while self._tap.read_into(self._files):
             pass
@@ -428,9 +411,7 @@ class _Supervisor:
         return self._kernel
 
     def _record_until_heard(self) -> bool:
-        """Wait until the owner has room for a word, and take frames meanwhile: nobody else makes
-        room for them. False: `timeout_s` are over.
-        """
+        """Wait until the owner can be sent to, recording frames meanwhile; False: timed out."""
         give_up = time.monotonic() + self._task.timeout_s
         while (left_s := give_up - time.monotonic()) > 0:
             readable, writable, _ = select.select([self._tap.socket], [self._owner], [], left_s)
@@ -450,11 +431,7 @@ class _Supervisor:
 
 
 def open_listeners(layout: RangeLayout, network: NetworkPlan) -> dict[str, socket.socket]:
-    """The range's listeners in this namespace, on every address but for `dns_udp`, which is the
-    resolver's: `dns_tcp`, TCP ports by number, and `sink`.
-
-    Raises `OSError`: a port is taken.
-    """
+    """The range's listeners by name (`dns_udp`, `dns_tcp`, TCP ports, `sink`). Raises `OSError`."""
     found = {"dns_udp": _udp(layout.resolver, DNS_PORT), "dns_tcp": _tcp(DNS_PORT)}
     found |= {str(port): _tcp(port) for port in network.gateway_ports() if port != DNS_PORT}
     if layout.sink_port is not None:

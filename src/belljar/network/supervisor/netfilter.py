@@ -43,10 +43,7 @@ _MAX_PREFIX_CHARS: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logged:
-    """One logged packet: the rules' word for why, and what its headers say.
-
-    `bytes` is the length that the IP header claims; addresses are empty when there is none.
-    """
+    """One logged packet; `bytes`: the length its IP header claims; addresses may be empty."""
 
     reason: str
     device: int
@@ -58,10 +55,7 @@ class Logged:
 
 
 def open_log(group: int, snap_bytes: int) -> socket.socket:
-    """A socket that gets what this namespace's rules log to the group, each packet at once.
-
-    Doesn't block. Raises `OSError`.
-    """
+    """A non-blocking socket with what this namespace's rules log to the group. `OSError`."""
     kernel = _open()
     _configure(kernel, group, _CFG_COMMAND, struct.pack("=B", _COMMAND_BIND))
     _configure(kernel, group, _CFG_MODE, struct.pack(">IBx", snap_bytes, _COPY_PACKET))
@@ -72,10 +66,7 @@ def open_log(group: int, snap_bytes: int) -> socket.socket:
 
 
 def open_changes() -> socket.socket:
-    """A socket that gets a word whenever a rule of this namespace changes.
-
-    Doesn't block. Raises `OSError`.
-    """
+    """A non-blocking socket told of each rule change in this namespace. Raises `OSError`."""
     kernel = _open()
     kernel.bind((0, 1 << (_NOTIFY_RULES_GROUP - 1)))
     kernel.settimeout(0.0)
@@ -116,9 +107,7 @@ def _logged(found: dict[int, bytes]) -> Logged:
 
 
 def parse_packet(packet: bytes) -> tuple[str, str, str, int | None, int]:
-    """(protocol, source, destination, destination port or None, length claimed) of a packet's first
-    bytes. Pure, total.
-    """
+    """(protocol, source, destination, port or None, claimed length). Pure, total."""
     version = packet[0] >> 4 if packet else 0
     if version == 4 and len(packet) >= 20:
         return _ipv4(packet)
@@ -191,11 +180,6 @@ _PIPES: Final[Any] = {
 
 
 class _Run:
-    """nft at work, while its caller does something else.
-
-    Ended by `_output`, or by leaving it as a context.
-    """
-
     def __init__(self, nft: str, *words: str, stdin: int) -> None:
         """Raises `HostError`."""
         try:
@@ -288,8 +272,6 @@ Flow = dict[str, Any]
 
 @dataclass(slots=True)
 class _Seen:
-    """What is known of one cell and reason."""
-
     destinations: set[_Destination] = field(default_factory=set)
     counted: dict[_Destination, _Sum] = field(default_factory=dict)
     protocols: set[str] = field(default_factory=set)
@@ -312,10 +294,10 @@ class _Sum:
 
 
 class Flows:
-    """Logged packets in, events' data out.
+    """Logged packets in, events' data out, so few that no guest can flood the record.
 
-    Memory: 100 destinations for each of a cell's reasons, of which there are some twenty, and every
-    port that it may speak to.
+    The first of each kind one by one, then counts: 100 destinations for each of a cell's some
+    twenty reasons, and every port that it may speak to.
     """
 
     def __init__(self, layout: RangeLayout) -> None:
@@ -359,9 +341,7 @@ class Flows:
             seen.protocols.clear()
 
     def count_lost(self, logged: int) -> None:
-        """The rules have logged so many packets, and all that were to be had of them are taken: the
-        rest is lost. While packets come that is too few, never too many.
-        """
+        """The rules logged so many, and all to be had are taken. Too few while packets come."""
         self.lost = max(self.lost, logged - self.taken)
 
     def _flow(
@@ -394,10 +374,6 @@ def _verdict(reason: str) -> str:
 
 
 def _names(layout: RangeLayout) -> Mapping[str, str]:
-    """The first name of each address.
-
-    The cells' own names are not among them: nobody resolves those.
-    """
     found: dict[str, str] = {}
     for name in layout.names:
         found.setdefault(name.address, name.pattern)

@@ -62,11 +62,7 @@ _TIMEOUT_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A network device as the kernel lists it.
-
-    `peer`: of one that has another end, that one's number and its namespace's, by this namespace's
-    count (None: here).
-    """
+    """A network device; `peer`: its other end's number and namespace id (None: here)."""
 
     index: int
     name: str
@@ -76,10 +72,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """A route as the kernel lists it.
-
-    `kind`: unicast, local …; `rest` is all else that it says, but for what only counts its use.
-    """
+    """A route as the kernel lists it; `rest`: all else it says, but for counts of use."""
 
     to: IPv4Network | IPv6Network
     device: int | None
@@ -228,8 +221,7 @@ def neighbour(index: int, ip: str, mac: str) -> bytes:
 def line(
     index: int, *, bytes_per_s: int, burst_bytes: int, queue_bytes: int, frame_bytes: int
 ) -> bytes:
-    """What leaves by the device leaves at this rate (a token bucket: linux/pkt_sched.h, tc-tbf(8)),
-    and waits in a queue of so many bytes until then.
+    """Rate limit of what leaves by the device (token bucket: linux/pkt_sched.h, tc-tbf(8)).
 
     `frame_bytes` are added to the length of each frame, for the rate.
     """
@@ -246,10 +238,7 @@ def line(
 
 
 def exchange(kernel: socket.socket, *requests: bytes) -> None:
-    """Ask for each in turn, and wait for the kernel's word.
-
-    Raises `OSError` at the first that it refuses.
-    """
+    """Send each in turn and wait for its acknowledgement. Raises `OSError` at a refusal."""
     for request in requests:
         kernel.send(request)
         reply = kernel.recv(_MAX_REPLY_BYTES)
@@ -313,9 +302,7 @@ def _dump(kernel: socket.socket, request: int, body: bytes, wanted: int) -> Iter
 
 
 def messages(reply: bytes) -> Iterator[tuple[int, bytes]]:
-    """Kind and payload of each message of a datagram from the kernel; what can't be read
-    ends it.
-    """
+    """Kind and payload of each message of a datagram; what can't be read ends it."""
     at = 0
     while at + _HEADER.size <= len(reply):
         length, kind, _, _, _ = _HEADER.unpack_from(reply, at)
