@@ -19,7 +19,7 @@ from belljar.cell.parts import ContainerParts, gather_parts
 from belljar.errors import CellError, ContainmentBreach, HostError
 from belljar.events import Kind, MemoryRecorder
 from belljar.image import Store
-from belljar.isolation import roots
+from belljar.isolation import program_root as roots
 from belljar.isolation.cgroup import plan_groups
 from belljar.isolation.identity import TREE_IDS_START
 from belljar.isolation.oci import Container, ensure_tree, open_container, prove_runtime, trees

@@ -250,7 +250,7 @@ class Jail:
         return printable(self._diagnosed.strip(), max_chars=2000)
 
     async def end(self) -> None:
-        """Kill everything in the jail and wait until it is gone, six seconds at most. Idempotent."""
+        """Kill everything in the jail and wait for it, six seconds at most. Idempotent."""
         if self._lifeline is not None:
             os.close(self._lifeline)
             self._lifeline = None

@@ -27,9 +27,8 @@ from belljar.isolation.microvm.guest_files import empty_disk, read_guest_parts, 
 from belljar.isolation.microvm.vmm import VmmSpec, start_vmm
 from belljar.isolation.oci.container import ContainerSpec, start_container
 from belljar.isolation.oci.trees import Tree
-from belljar.isolation.program_root import ProgramRoot
+from belljar.isolation.program_root import ProgramRoot, ensure_runtime_root, ensure_vmm_root
 from belljar.isolation.renewal import Port, PortSettings, fresh_renewal
-from belljar.isolation.roots import ensure_runtime_root, ensure_vmm_root
 from belljar.plan.jail import (
     JailBind,
     JailLimits,

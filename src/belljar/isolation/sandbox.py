@@ -305,7 +305,7 @@ class Sandbox:
     async def destroy(self, *, reason: str = "closed") -> Destruction:
         """Kill it, look for survivors by its id, and record what was found.
 
-        Idempotent, shielded, ten seconds at most. A record that can't be written keeps nothing alive:
+        Idempotent, shielded, ten seconds at most. An unwritable record keeps nothing alive:
         its `LedgerError` is raised when the cell is gone.
         """
         if self.destruction is not None:

@@ -42,8 +42,7 @@ from belljar.isolation.microvm.guest_files import (
     write_read_only,
 )
 from belljar.isolation.microvm.vmm import Vmm, VmmSpec, start_vmm
-from belljar.isolation.program_root import file_stamp
-from belljar.isolation.roots import VmmRoot, ensure_vmm_root
+from belljar.isolation.program_root import VmmRoot, ensure_vmm_root, file_stamp
 from belljar.plan.jail import JailBind
 from belljar.plan.model import MicrovmPlan
 from belljar.plan.qemu import (

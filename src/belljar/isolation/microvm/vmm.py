@@ -24,7 +24,7 @@ from belljar.dataclass import dataclass
 from belljar.errors import CellError, HostError
 from belljar.isolation.identity import hold_identity
 from belljar.isolation.jail import JailEnd, grow_pipe, measure_counter_khz
-from belljar.isolation.roots import VmmRoot
+from belljar.isolation.program_root import VmmRoot
 from belljar.isolation.sandbox import Sandbox, elapsed_ms, signal_name
 from belljar.isolation.survivors import Destruction, together
 from belljar.isolation.touches import FileWatch, watch_guest

@@ -29,9 +29,8 @@ from belljar.isolation.launch_failures import RuntimeFailedError
 from belljar.isolation.oci.trace import Trace, watch_sandbox
 from belljar.isolation.oci.trees import Tree, inner_tmp
 from belljar.isolation.oci.watching import watch_container
-from belljar.isolation.program_root import STORE_HINT, ProgramRoot
+from belljar.isolation.program_root import CONFIG_PATH, STORE_HINT, ProgramRoot
 from belljar.isolation.renewal import NEEDED_OF_CONTAINER, Port, Renewal, judge, network_of, now_ns
-from belljar.isolation.roots import CONFIG_PATH
 from belljar.isolation.sandbox import (
     HostUsage,
     Sandbox,
@@ -166,7 +165,7 @@ class Container(Sandbox):
             await self._attach(spec.port)
 
     async def handshake(self, renewal: Renewal) -> Renewed:
-        """Wait for the guest agent and renew. Raises `HostError`, `CellError` naming what failed."""
+        """Await the guest agent and renew. Raises `HostError`, `CellError` naming what failed."""
         began = time.monotonic()
         try:
             renewed = await self._greet(renewal)

@@ -11,8 +11,8 @@ from belljar.events import Event, JsonValue, Kind, Recorder, Trust
 from belljar.image import Image
 from belljar.isolation.oci.container import Container, ContainerSpec, start_container
 from belljar.isolation.oci.trees import held_tree
+from belljar.isolation.program_root import ensure_runtime_root
 from belljar.isolation.renewal import Port, fresh_renewal, renewed_names
-from belljar.isolation.roots import ensure_runtime_root
 from belljar.isolation.sandbox import recorded_lifetime
 from belljar.plan.model import OciPlan
 from belljar.store.journal import new_cell_id

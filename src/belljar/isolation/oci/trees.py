@@ -27,7 +27,7 @@ from belljar.errors import BelljarError, CellError, HostError
 from belljar.image import Image, verify
 from belljar.isolation.identity import HeldIdentity, tree_identity
 from belljar.isolation.jail import Jail, JailEnd, start_jail
-from belljar.isolation.roots import ensure_unpacker_root
+from belljar.isolation.program_root import ensure_unpacker_root
 from belljar.plan.jail import JailLimits, JailMount, JailSpec
 from belljar.store.home import make_store_dir, need_space
 from belljar.store.journal import new_cell_id

@@ -92,7 +92,7 @@ class _NotTried(Refused):
 
 
 def wanted(body: bytes, network: NetworkPlan) -> tuple[UpstreamPlan, int]:
-    """The plan's upstream and port that `{"host", "port", "stand_in"}` asks for; `NotAnUpstream`."""
+    """Upstream and port of the plan that `{"host", "port", "stand_in"}` names. `NotAnUpstream`."""
     try:
         asked = json.loads(body)
     except (ValueError, RecursionError) as exc:
