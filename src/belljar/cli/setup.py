@@ -8,6 +8,8 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -80,32 +82,26 @@ def setup(
     check_wanted(state, wanted)
     act = not dry_run and (yes or not as_json)
     if not as_json:
-        _show(plan)
+        if plan.steps:
+            click.echo("This is to be done:")
+        for number, step in enumerate(plan.steps, 1):
+            click.echo(f"  {number}. {printable(step.title)}")
+            click.echo(f"       {printable(shown(step))}")
     if act and plan.steps and not yes:
-        _ask()
+        if not sys.stdin.isatty():
+            raise Misuse(
+                "it needs a confirmation, and standard input is not a terminal",
+                hint="add --yes, or --dry-run to only look",
+            )
+        click.confirm("Go on?", default=True, abort=True)
     is_blocked = any(problem.blocks_all for problem in plan.problems)
     done = _carry_out(plan, home, wanted, quiet=as_json) if act and not is_blocked else []
-    left = _remaining(home, wanted) if done else plan
+    left = plan_setup(host_state(home), replace(wanted, refresh=False)) if done else plan
     if as_json:
         _print_json(left, state, done, planned=plan, home=home)
     else:
         _conclude(left, acted=act)
     return 0 if not left.problems and (dry_run or not left.steps) else HostError.exit_code
-
-
-def _remaining(home: Path, wanted: Wanted) -> SetupPlan:
-    from dataclasses import replace
-
-    return plan_setup(host_state(home), replace(wanted, refresh=False))
-
-
-def _ask() -> None:
-    if not sys.stdin.isatty():
-        raise Misuse(
-            "it needs a confirmation, and standard input is not a terminal",
-            hint="add --yes, or --dry-run to only look",
-        )
-    click.confirm("Go on?", default=True, abort=True)
 
 
 def _carry_out(plan: SetupPlan, home: Path, wanted: Wanted, *, quiet: bool) -> list[Step]:
@@ -181,15 +177,6 @@ def write_root_file(path: Path, content: str) -> None:
         ) from error
 
 
-def _show(plan: SetupPlan) -> None:
-
-    if plan.steps:
-        click.echo("This is to be done:")
-    for number, step in enumerate(plan.steps, 1):
-        click.echo(f"  {number}. {printable(step.title)}")
-        click.echo(f"       {printable(shown(step))}")
-
-
 def _conclude(left: SetupPlan, *, acted: bool) -> None:
     for problem in left.problems:
         click.echo(f"belljar: {printable(problem.what)}", err=True)
@@ -236,8 +223,11 @@ def host_state(home: Path) -> HostState:
             f"Belljar runs on Linux; this is {platform.system()}",
             hint="use a Linux machine or a virtual one",
         )
-    release = _os_release()
+    release: Mapping[str, str] = {}
+    with suppress(OSError):
+        release = platform.freedesktop_os_release()
     arch = debian_arch()
+    place = next(path for path in (home, *home.parents) if path.is_dir())
     return HostState(
         distribution=release.get("ID", "unknown"),
         codename=release.get("VERSION_CODENAME", ""),
@@ -250,15 +240,8 @@ def host_state(home: Path) -> HostState:
         sources=tuple(host_sources()),
         kernel=_kernel(home),
         images=_images(home),
-        free_bytes=_free_bytes(home),
+        free_bytes=shutil.disk_usage(place).free,
     )
-
-
-def _os_release() -> Mapping[str, str]:
-    try:
-        return platform.freedesktop_os_release()
-    except OSError:
-        return {}
 
 
 def _version(need: Need) -> tuple[int, ...] | None:
@@ -288,8 +271,3 @@ def _images(home: Path) -> frozenset[str]:
         return frozenset(name for image in Store(home).list() for name in image.names)
     except HostError:
         return frozenset()
-
-
-def _free_bytes(home: Path) -> int:
-    there = next(path for path in (home, *home.parents) if path.is_dir())
-    return shutil.disk_usage(there).free

@@ -122,12 +122,13 @@ def needs(debian_arch: str) -> tuple[Need, ...]:
 
 def missing_tools(state: HostState, parts: frozenset[str] = frozenset()) -> list[Need]:
     """What of `needs`, with these parts, is not there or is too old."""
-    wanted = {"", *parts}
-    return [
-        need
-        for need in needs(state.debian_arch)
-        if need.only_with in wanted and not _present(need, state.tools)
-    ]
+    missing = []
+    for need in needs(state.debian_arch):
+        version = state.tools.get(need.command)
+        is_present = version is not None and version >= need.least_version
+        if need.only_with in {"", *parts} and not is_present:
+            missing.append(need)
+    return missing
 
 
 def plan_setup(state: HostState, wanted: Wanted) -> SetupPlan:
@@ -136,7 +137,8 @@ def plan_setup(state: HostState, wanted: Wanted) -> SetupPlan:
     if missing and state.distribution != "debian":
         return SetupPlan(problems=(_elsewhere(state, missing),))
     if missing and state.codename not in {"bookworm", *_WHOLE_SUITES}:
-        return SetupPlan(problems=(_too_old(state, missing),))
+        what = f"{_names(missing)}, and {state.pretty_name} has no package new enough"
+        return SetupPlan(problems=(Problem(what=what, hint="use Debian 12 or 13"),))
     installing = _installing(state, missing) if missing else []
     if missing and not state.is_root:
         problem = Problem(
@@ -156,11 +158,6 @@ def version_text(need: Need) -> str:
     """`command` with the version it must have."""
     least = ".".join(map(str, need.least_version))
     return f"{need.command} ≥ {least}" if least else need.command
-
-
-def _present(need: Need, tools: Mapping[str, tuple[int, ...]]) -> bool:
-    version = tools.get(need.command)
-    return version is not None and (not need.least_version or version >= need.least_version)
 
 
 def _installing(state: HostState, missing: Sequence[Need]) -> list[Step]:
@@ -232,13 +229,6 @@ def _elsewhere(state: HostState, missing: Sequence[Need]) -> Problem:
     only = f"Belljar installs packages on Debian 12 and later only (this is {state.pretty_name})"
     hint = f"{how} {' '.join(names)}\nthen run `belljar setup` again"
     return Problem(what=f"{_names(missing)}, and {only}", hint=hint)
-
-
-def _too_old(state: HostState, missing: Sequence[Need]) -> Problem:
-    return Problem(
-        what=f"{_names(missing)}, and {state.pretty_name} has no package new enough",
-        hint="use Debian 12 or 13",
-    )
 
 
 def _names(missing: Sequence[Need]) -> str:

@@ -154,12 +154,8 @@ def _unprivileged() -> list[str]:
 def _env(work: Path, *, drop: bool) -> dict[str, str]:
     if not drop:
         return plain_env(TMPDIR=str(work))
-    return {
-        "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
-        "HOME": "/nonexistent",
-        "LC_ALL": "C.UTF-8",
-        "TMPDIR": str(work),
-    }
+    path = "/usr/sbin:/usr/bin:/sbin:/bin"
+    return {"PATH": path, "HOME": "/nonexistent", "LC_ALL": "C.UTF-8", "TMPDIR": str(work)}
 
 
 def _from_file(
