@@ -30,14 +30,11 @@ _INNER_ID: Final = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confinement:
-    """What a gateway is shut in with.
+    """What a gateway is confined with.
 
-    Args:
-        uid: who it is on the host, when root starts it; None: the user himself, behind a user
-            namespace in which he is 1000 and nobody else exists.
-        directories: host directories by the name that each has below `/s`, read-only.
-        memory_bytes: that it may use beside what the fork gave it.
-        descriptors: open at one time.
+    `uid`: on the host, when root starts it; None: the user's own, in a user namespace.
+    `directories`: host directories by name below `/s`, read-only. `memory_bytes`: beside what the
+    fork shares.
     """
 
     uid: int | None
@@ -47,11 +44,7 @@ class Confinement:
 
 
 def confine(box: Confinement, *, parent: int) -> None:
-    """Shut this process in.
-
-    It must have one thread, and must have imported all that it will ever import. Raises `OSError`:
-    then it must end.
-    """
+    """Confine this process: one thread, all imports done. After an `OSError` it must end."""
     mapped = _mapped_bytes()
     spaces = (
         syscalls.CLONE_NEWNET | syscalls.CLONE_NEWNS | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS

@@ -87,11 +87,8 @@ class Flow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Whether a flow is allowed, and to which stand-in.
-
-    `reason` is empty when it is. `protocol` is what is spoken at this port; `name` the name that
-    was asked for, in lower case, once one is known.
-    """
+    """Whether a flow is allowed and to which stand-in; `reason` is empty if so, `name` in lower
+    case."""
 
     allowed: bool
     stand_in: str = ""
@@ -101,13 +98,10 @@ class Verdict:
 
 
 def decide(flow: Flow, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) -> Verdict:
-    """The verdict on a flow.
+    """The verdict on a flow so far; ask again with the ClientHello, and with each request.
 
-    Allowed only if the address is a stand-in's, the port is one of its ports, and every name that
-    the flow says (SNI, Host, an absolute target) is one name, which has that address by the policy.
-
-    A verdict on a part of a flow is no verdict on the rest: ask again with the ClientHello, and
-    with each request.
+    Allowed only if the address is a stand-in's, the port is one of its ports, and every name in the
+    flow (SNI, Host, an absolute target) is one name, which has that address by the policy.
     """
     place = _place(flow, layout, stand_ins)
     if isinstance(place, Refusal):
@@ -127,11 +121,10 @@ def decide(flow: Flow, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) ->
 
 
 def canonical_name(raw: str | bytes) -> str | None:
-    """A host name in the form in which names are compared: lower case, no dot at the end.
+    """A host name as names are compared: lower case, no final dot; None for no host name.
 
-    None for what is no host name: empty, over 253 bytes, a label over 63 or of other characters
-    than LDH and underscore, or an IP address in any spelling that a client's library takes for one
-    (a last label of digits or `0x…`).
+    Also None for an IP address in any spelling that a client's library accepts (a last label of
+    digits or `0x…`).
     """
     try:
         text = (

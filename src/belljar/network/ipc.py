@@ -92,11 +92,9 @@ def send(to: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ())
 
 
 def receive(source: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """The next object, and its descriptors, which are the caller's to close.
+    """The next object and its descriptors, the caller's to close. Raises `Closed`, `ValueError`.
 
-    Raises `Closed`, and `ValueError` for what is no such message.
-
-    A socket that doesn't block raises `BlockingIOError` when there is none.
+    A non-blocking socket raises `BlockingIOError` when there is none.
     """
     text, fds, flags = _to_the_last(partial(take_datagram, source, MAX_MESSAGE_BYTES))
     try:

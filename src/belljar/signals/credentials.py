@@ -123,11 +123,7 @@ def host_name(stream: Stream, service: str) -> str:
 
 
 def people(stream: Stream) -> Iterator[tuple[str, str]]:
-    """Invented names, each with an address of mail; without end.
-
-    Names depend on Faker's version. What is looked for later does not: all other draws are the
-    same whatever the names are.
-    """
+    """Invented names with mail addresses, without end. No value depends on Faker's version."""
     from faker.generator import Generator
     from faker.providers.person.en_US import Provider
 

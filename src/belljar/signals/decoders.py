@@ -31,9 +31,8 @@ SMALL: Final = 64 << 10
 class Decoded:
     """One region `start:end` of the data, decoded.
 
-    `locate` maps offsets in `data` to those outside; None: any offset is somewhere in the region.
-    `whole` False: decoding stopped at a bound. `reader`: of compressed data whose end isn't there
-    yet.
+    `locate` maps offsets in `data` to those outside; None: any offset is in the region. `whole`
+    False: decoding stopped at a bound. `reader`: of compressed data whose end isn't there yet.
     """
 
     names: tuple[str, ...]

@@ -383,11 +383,9 @@ def mint(
     home: str = "/root",
     login: Login | None = None,
 ) -> Minted:
-    """The decoy's files and values for one cell.
+    """The decoy's files and values for one cell. `home`: for `~/`; no value depends on it.
 
-    Args:
-        home: of the cell's user, for places that begin with `~/`. No value depends on it.
-        login: of the service that the decoy names; its values are the service's, not the file's.
+    `login`: of the service that the decoy names; its values are the service's, not the file's.
     """
     stream = Stream(key, _label(cell_id, decoy))
     place = decoy.place or PLACES[decoy.kind]
@@ -465,11 +463,7 @@ class Origin:
 
 
 def origins(placed: Iterable[tuple[str, str, Mapping[str, str]]]) -> dict[str, Origin]:
-    """Of each digest the value that it belongs to.
-
-    Args:
-        placed: of each `decoy.placed` of the run its cell, decoy and digests by value id.
-    """
+    """Digest → value, from the cell, decoy and digests by value id of each `decoy.placed`."""
     return {
         known: Origin(cell_id=cell_id, decoy=decoy, value=value_id)
         for cell_id, decoy, by_id in placed

@@ -28,16 +28,12 @@ class Contact(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
-    """Bytes that an event says went somewhere.
+    """Bytes that an event reports as transferred.
 
-    Attributes:
-        place: where the guard's action is looked up.
-        flow: what belongs together: bytes of one flow are also looked at as one.
-        part: which part of the flow it is: `url`, `header`, `body`, `label`, `message`, …
-        operation: what was done, for the record: `exec.output`, `http.header`, …
-        to: where it went; "" when it left the cell for the harness.
-        missing_bytes: how many more there were that nobody kept.
-        where: the range and the cell's name in it, of what went over a range's network.
+    `place`: where the guard's action is looked up. `flow`: bytes of one flow are also scanned
+    joined. `part`: of the flow (`url`, `header`, `body`, `label`, `message`, …). `to`: the
+    destination, "" for the harness. `missing_bytes`: not kept. `where`: the range and the cell's
+    name in it.
     """
 
     place: Place
@@ -391,11 +387,7 @@ _ENDPOINTS: Final = {"range", "upstream"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trip:
-    """What is to be stopped, and why.
-
-    `name`: the cell or range that it is about, "" for none. `evidence`: the event's number, None
-    when it could not be recorded.
-    """
+    """What is to be stopped, and why. `name`: the cell or range; `evidence`: None if unrecorded."""
 
     stop: Stop
     rule: str

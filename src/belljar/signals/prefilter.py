@@ -19,13 +19,9 @@ MAX_PLACES: Final = 1 << 16  # Where there are more, they aren't worth listing.
 
 
 class Prefilter:
-    """Of expressions (hyperscan's syntax) by name. Compiled when it is first used, after so many
-    bytes that this pays.
+    """Of expressions (hyperscan's syntax) by name; compiled after `from_bytes` of use.
 
-    Args:
-        expressions: name → what is looked for.
-        places: those of which every place is wanted, not only whether there is one.
-        from_bytes: how much is to be looked at before.
+    `places`: names of which every place is wanted, not only whether there is one.
     """
 
     def __init__(

@@ -128,11 +128,7 @@ class _Exceeded(Exception):  # noqa: N818 - ends one scan
 
 
 class Scanner:
-    """Searches data for what a spec names. May be used by several threads.
-
-    Raises:
-        ValueError, MemoryError: the automaton doesn't fit.
-    """
+    """Searches data for what a spec names; thread-safe. Raises ValueError, MemoryError."""
 
     def __init__(self, spec: ScanSpec) -> None:
         self.spec = spec

@@ -75,11 +75,11 @@ class _Flow:
 
 
 class StreamScanner:
-    """One for a range. Not for several threads at once.
+    """One for a range; not thread-safe. `flow` joins what belongs together (a cell and
+    destination).
 
-    `flow` joins what belongs together (a cell and a destination). `part` is `url` (a request's
-    target), `header` (lines), `body`, `label` (a name that is asked for), `message`, …; any other
-    word is a part of its own.
+    `part`: `url`, `header` (lines), `body`, `label` (a DNS name), `message`, …; others are their
+    own.
     """
 
     def __init__(self, scanner: Scanner) -> None:

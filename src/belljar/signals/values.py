@@ -50,15 +50,10 @@ class Channel(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownValue:
-    """One value that is looked for.
+    """One value that is looked for, 10 to 4,096 bytes of UTF-8.
 
-    Attributes:
-        id: names it in events, where the value itself never stands.
-        text: the value; 10 to 4,096 bytes of UTF-8.
-        source: whose it is.
-        kind: its class in a hit; "" is the source's word.
-        case_sensitive: with False, another case is the value itself; else it is reported as an
-            encoding (`case`).
+    `id` names it in events, where the value itself never stands. `kind`: its class in a hit, else
+    the source. `case_sensitive` False: another case is the value itself, else an encoding (`case`).
     """
 
     id: str
@@ -93,14 +88,7 @@ class ScanBounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanSpec:
-    """Everything a scanner needs.
-
-    Attributes:
-        values: known values.
-        classes: personal data that is looked for; credentials always are.
-        key_hex: the key of digests.
-        bounds: what a scan may cost.
-    """
+    """Everything a scanner needs. `classes`: personal data; credentials are always looked for."""
 
     values: tuple[KnownValue, ...] = field(default=(), repr=False)
     classes: tuple[str, ...] = ()
@@ -171,13 +159,9 @@ def spec_of(
 class Hit:
     """Something found.
 
-    Attributes:
-        cls: `card`, `aws_key`, …; of a known value its kind or source.
-        value_id: of a known value, else "".
-        source: decoy, protected, foreign; of a pattern `pattern`.
-        start, end: of the outermost data.
-        decoding: what had to be undone, outermost first: ("base64", "gzip").
-        digest: of the value (`ScanSpec.digest`): of a known value as it was given, else as found.
+    `cls`: `card`, `aws_key`, …; of a known value its kind or source. `value_id`: of a known value,
+    else "". `source`: decoy, protected, foreign or `pattern`. `start`, `end`: in the outermost
+    data. `decoding`: outermost first. `digest`: of a known value as given, else as found.
     """
 
     cls: str
@@ -205,12 +189,8 @@ _HINT_SIZE: Final = "split it, or name the columns that matter"
 def protected_values(item: Protected, content: bytes | None = None) -> tuple[KnownValue, ...]:
     """The values of one entry of `guard.protect`; `content` is its file's.
 
-    A CSV file with a header (`columns`), JSON lines (a name that ends in `.jsonl`), or one value a
-    line. Values shorter than 10 bytes are left out: they would be found everywhere.
-
-    Raises:
-        PolicyError: the file is no text, lacks a column, is too large or has no value that can be
-            looked for.
+    CSV with a header (`columns`), JSON lines (`.jsonl`), or one value a line; values shorter than
+    10 bytes are left out. Raises PolicyError.
     """
     where = item.file or f"guard.protect {item.id}"
     if not item.file:

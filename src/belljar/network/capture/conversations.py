@@ -41,11 +41,7 @@ End: TypeAlias = tuple[str, int]  # Address and port.
 
 
 class Segment(NamedTuple):
-    """One TCP segment.
-
-    `at_s`: seconds since the epoch. `length_bytes`: the packet's. `is_sound`: its checksum is
-    right, or left to a device as between cells.
-    """
+    """One TCP segment. `is_sound`: its checksum is right, or left to a device as between cells."""
 
     at_s: float
     source: End
@@ -123,12 +119,10 @@ class _Stream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """A TCP connection as it was seen: who began it, and what each side said, in order, at most
-    `MAX_STREAM_BYTES`.
+    """A TCP connection: who began it, and what each side sent in order, up to `MAX_STREAM_BYTES`.
 
-    `ambiguous`: somewhere a sender said two things in one place, or what an honest stack doesn't
-    send (a wrong checksum, urgent bytes). `has_gap`: bytes are missing from the record, and what
-    came after them is not in `sent` or `received`. `cut_bytes`: how many were over the bounds.
+    `ambiguous`: a sender sent two versions of a byte, or what an honest stack doesn't send.
+    `has_gap`: bytes are missing from the record, and `sent` or `received` ends there.
     """
 
     client: End
@@ -328,11 +322,7 @@ def _tcp(segment: bytes, addresses: bytes, at_s: float, length: int) -> Segment 
 
 
 def _is_sound(segment: bytes, addresses: bytes) -> bool:
-    """RFC 9293, section 3.1.
-
-    A sender whose device is to finish it leaves the pseudo header's sum in its place; between cells
-    nobody does.
-    """
+    """RFC 9293 section 3.1; with checksum offload the pseudo header's sum stands in its place."""
     pseudo = int.from_bytes(addresses + struct.pack("!HH", _TCP, len(segment)), "big")
     text = int.from_bytes(segment + b"\0" * (len(segment) % 2), "big")
     unfinished = (pseudo - int.from_bytes(segment[16:18], "big")) % 0xFFFF == 0

@@ -50,11 +50,7 @@ _Head: TypeAlias = h11.Request | h11.Response | h11.InformationalResponse
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """A request and its answer; `status` is 0 when none was seen.
-
-    Header values are as they were sent, trailers last. `is_cut`: the answer has no end that was
-    read.
-    """
+    """A request and its answer; `status` 0: none was seen. Trailers are the last headers."""
 
     method: str
     target: str

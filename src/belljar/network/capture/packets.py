@@ -90,12 +90,9 @@ class _File:
 
 
 class PacketFiles:
-    """Frames in, three files out.
+    """Frames in, three files out. Bytes that can't be written raise `OSError`: it stops the range.
 
-    Bytes that can't be written raise `OSError`: what isn't recorded may not go on.
-
-    `packets`, `dropped_packets`: all frames, and those in files that were emptied.
-    `dropped_evidence`: those of the latter that no event of the gateway's can hold.
+    `dropped_evidence`: dropped frames that no event of the gateway's can hold.
     """
 
     def __init__(self, fds: Sequence[int], max_bytes: int, connections: Connections) -> None:
@@ -210,11 +207,9 @@ def held(paths: Iterable[Path]) -> tuple[Path, ...]:
 
 
 def join(first: Path, *others: Path) -> None:
-    """All files in one, the first, in the order of time; the others are removed.
+    """Merge all files into the first, by time, without half-written records; remove the others.
 
-    What was written half is left out.
-
-    Raises `OSError` where the disk has no room: then all are whole, as they were.
+    Raises `OSError` where the disk has no room: then all are as they were.
     """
     part = first.with_name(f".{first.name}.part")
     try:

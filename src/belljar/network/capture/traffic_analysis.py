@@ -66,16 +66,12 @@ def seen_exchanges(
     range_id: str,
     budget: Budget | None = None,
 ) -> Iterator[Event]:
-    """What cells said to target cells' ports, in the order of the connections.
+    """What cells sent to target cells' ports, in the order of the connections.
 
-    `records`: the files of the packet record, each in the order of time.
-
-    Two events for each request (`network.http` and, where it was answered,
-    `network.http.answered`), one for what is no HTTP (`network.stream`), one for segments outside
-    of any connection (`network.flow`), one for each bound that was reached (`limit.hit`).
-    `traffic_analysis` in their data says that they were recorded afterwards, `at_s` when it
-    happened. `budget`: what the range has spent of its own so far; what is told here is taken from
-    the same. Raises `ValueError` when it is no packet record.
+    Two events for each request (`network.http`, `network.http.answered`), one for what is no HTTP
+    (`network.stream`), for segments outside of any connection (`network.flow`) and for each bound
+    that was reached (`limit.hit`). `budget`: what the range has left. Raises `ValueError` for no
+    packet record.
     """
     reader = _Reader(layout, plan)
     before = budget = budget or Budget.of(plan.bounds.recorded_bytes)

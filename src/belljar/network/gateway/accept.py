@@ -61,11 +61,7 @@ class Front:
         self._group.create_task(self._accept(tcp, "connections", self._serve_sink))
 
     async def _accept(self, listener: socket.socket, kind: str, handler: Handler) -> None:
-        """For ever.
-
-        A listener that can't accept any more raises `OSError`, which ends the gateway. A connection
-        for which there is no memory is cut.
-        """
+        """Accept for ever; a dead listener raises `OSError`, which ends the gateway."""
         loop = asyncio.get_running_loop()
         listener.setblocking(False)  # noqa: FBT003 - the library's signature
         # Its connections have it too: else an urgent byte is taken out of the stream, and in no

@@ -17,11 +17,8 @@ from belljar.signals.values import ScanSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What happens at each limit stands behind it.
-
-    Memory in all is bounded by `memory_bytes`, which several of these together can reach before any
-    of them is.
-    """
+    """Each limit and what happens there. `memory_bytes` bounds all together, and may be hit
+    first."""
 
     connections: int = 10_000
     """Open at one time: a further one is reset at once, and counted (`limit.hit`)."""
@@ -175,18 +172,10 @@ class GuardConfig:
 class GatewayConfig:
     """A gateway's part of a range. JSON both ways.
 
-    Args:
-        layout: addresses and names.
-        stand_ins: with `directory` as seen in the gateway's own root; cells as `as_neighbour` makes
-            them.
-        range_seed: hex, at least 32 digits; what stand-ins draw their randomness from. Keys are
-            never made from it.
-        scratch: a directory that the gateway may write to, 1 MiB in memory: a leaf's certificate is
-            there for as long as OpenSSL takes to read it.
-        bounds: see its type.
-        guard: what holds back what cells send; None: nothing is.
-        authorities: the certificates that upstreams are checked by, PEM; the gateway can open no
-            file.
+    `stand_ins`: with `directory` as seen in the gateway's root; cells by `as_neighbour`.
+    `range_seed`: hex, at least 32 digits, for the stand-ins' randomness; never for keys. `scratch`:
+    a writable directory in memory, for a leaf's key while OpenSSL reads it. `authorities`:
+    certificates by which upstreams are verified, PEM.
     """
 
     layout: RangeLayout

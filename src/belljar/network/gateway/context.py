@@ -54,11 +54,8 @@ class Record(Protocol):
     ) -> None:
         """Returns when the event is in the ledger: await it before answering.
 
-        `kind` is one of `events.Kind`'s values, usually `network.attempt`; `stand_in` is put into
-        `data` if it isn't there.
-
-        At most 48 KiB of `data` as JSON and 8 bodies of 64 KiB kept each, else `ValueError`. Never
-        returns when the owner is gone: then the process ends.
+        `kind` is one of `events.Kind`. Raises `ValueError` above 48 KiB of JSON `data` or 8 bodies
+        of 64 KiB kept each. When the owner is gone the process ends.
         """
         ...
 
@@ -67,11 +64,7 @@ class Ask(Protocol):
     """A question to the owner of the range (`openai` alone)."""
 
     async def __call__(self, kind: str, body: bytes) -> bytes:
-        """The owner's answer.
-
-        `ValueError` when the owner refuses, with its reason, and for a question above
-        `MAX_QUESTION_BYTES`.
-        """
+        """The owner's reply. Raises `ValueError` for its refusal, or above `MAX_QUESTION_BYTES`."""
         ...
 
 
@@ -79,17 +72,9 @@ class Ask(Protocol):
 class StandInContext:
     """What `make` is given.
 
-    Args:
-        id: the stand-in's id in the policy.
-        names: its patterns, as the policy has them (lower case, A-labels; `*.` at the front of a
-            wildcard).
-        settings: the kind's own fields, checked while planning.
-        files: its directory, read-only, bounded by the policy; where it has none, an empty
-            directory that may not exist.
-        clock: seconds since the epoch, for what an answer shows. A test may hold it still.
-        random: so many random bytes. From the range's seed, so a run with the same seed answers the
-            same; not for keys.
-        record, ask: see their types.
+    `names`: lower case, A-labels, `*.` in front of a wildcard. `settings`: checked while planning.
+    `files`: its read-only directory, which may not exist. `clock`: seconds since the epoch.
+    `random`: bytes from the range's seed; not for keys.
     """
 
     id: str

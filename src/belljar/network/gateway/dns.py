@@ -66,10 +66,9 @@ class Rcode(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What is sent back, and what goes on record.
+    """What is sent back (`wire`; None: nothing), and what goes on record.
 
-    `wire` is None when nothing is sent: the message is a response, or has no whole header.
-    `header` is the query's id and flags, `edns` its OPT record's fixed fields, both hexadecimal.
+    `header`: the query's id and flags, `edns`: its OPT record's fixed fields, both hexadecimal.
     `whole`: these fields hold every bit of the message; otherwise it must be kept beside them.
     """
 
@@ -113,10 +112,9 @@ class _Reply:
 def answer(query: bytes, layout: RangeLayout) -> Answer:
     """The answer to a message. Never raises.
 
-    A name that exists has its A record for A and ANY (RFC 8482), and for every other type NODATA
-    with the SOA (RFC 2308). Another class, AXFR, IXFR: REFUSED. Another opcode: NOTIMP. Not exactly
-    one question, an answer or authority record, an additional record that is no OPT, bytes behind
-    the message: FORMERR. The name is given back as it was spelt (0x20).
+    A and ANY (RFC 8482) of an existing name: its A record; other types: NODATA with the SOA (RFC
+    2308). Another class, AXFR, IXFR: REFUSED. Another opcode: NOTIMP. Anything but one question and
+    one OPT: FORMERR. The name is returned as it was spelt (0x20).
     """
     if not _HEADER_BYTES <= len(query) <= MAX_QUERY_BYTES or query[2] & 0x80:
         return Answer(wire=None, answer="NOT A QUERY")

@@ -52,11 +52,8 @@ class _Batch:
 
 
 class QueryRecord:
-    """Puts queries on record: each by itself up to a rate, those beyond it together.
-
-    Together means one event in 20 ms for a cell and transport, with a count and the first 64 KiB of
-    the messages.
-    """
+    """Records queries: each by itself up to a rate, more in one event per 20 ms, cell and
+    transport."""
 
     def __init__(self, site: Site) -> None:
         self._site = site

@@ -39,11 +39,7 @@ _END_STREAM: Final = 1
 
 
 class FloodGuard:
-    """One connection's counts.
-
-    `requests` is how many it has answered so far, `sent_bytes` how much it has sent: the owner of
-    the guard counts them.
-    """
+    """One connection's frame counts; its owner counts answered `requests` and `sent_bytes`."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds

@@ -52,10 +52,10 @@ class _TurnSelector(selectors.EpollSelector):
 
 
 def watched_loop(limit_s: float) -> asyncio.AbstractEventLoop:
-    """A loop in which a stand-in that keeps it from turning for `limit_s` gets a `Standstill`, if
-    that is processor time. Once a process, in its main thread.
+    """A loop that interrupts a stand-in using the processor for `limit_s` with a `Standstill`.
 
-    What is made within the first turn, before anything is served, may take its time.
+    Once a process, in its main thread. The first turn, before anything is served, may take its
+    time.
     """
     turns = _TurnSelector()
 

@@ -434,8 +434,7 @@ def refuse(status: int) -> App:
 def is_recorded_whole(incoming: Incoming, data: Mapping[str, Any], origin: str) -> bool:
     """Whether the bytes of a head can be made again from its event's `data`.
 
-    `origin`: what stands in the URL before the path, which follows from the first Host or, without
-    one, from the address. The order of HTTP/2's pseudo-header fields is not kept.
+    `origin`: the URL before the path. The order of HTTP/2's pseudo-header fields is not kept.
     """
     url = str(data["url"])
     method = str(data["method"]).encode()

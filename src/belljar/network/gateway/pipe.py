@@ -162,10 +162,9 @@ class TlsPipe:
         return self.engine.selected_alpn_protocol()
 
     async def handshake(self, before_send: Callable[[], Awaitable[None]], max_bytes: int) -> None:
-        """Shakes hands. `before_send` is awaited each time before anything is sent.
+        """Handshake; awaits `before_send` before each send. Raises `ssl.SSLError`, `OSError`.
 
-        Raises `ssl.SSLError` when it fails (the alert has been sent), also for more than
-        `max_bytes` received; `OSError` when the connection was cut.
+        More than `max_bytes` received is an `ssl.SSLError` too. The alert has been sent then.
         """
         received = 0
         while True:
@@ -199,11 +198,8 @@ class TlsPipe:
         self._in.write(data)
 
     async def receive(self) -> bytes:
-        """See `Pipe`.
-
-        A connection that ends without TLS's goodbye ends like one with it: what counts is what
-        HTTP's framing says.
-        """
+        """See `Pipe`. An end without close_notify is an end: HTTP's framing decides what is
+        whole."""
         while True:
             try:
                 return self.engine.read(PIECE_BYTES)

@@ -66,15 +66,10 @@ def die() -> NoReturn:
 
 
 class Reporter:
-    """Sends events and waits for their acknowledgements; thousands may wait at once.
+    """Sends events in order and waits for their acknowledgements; thousands may wait at once.
 
-    Use `run` as a task for as long as it lives.
-
-    Events go up in the order in which they were given. When the owner is gone, or says what it
-    can't mean, `on_lost` is called, which does not return.
-
-    `end_requested`: the range ends, `end` is due within `end_within_s`. `posted` counts events and
-    requests.
+    When the owner is gone or violates the protocol, `on_lost` is called, which does not return.
+    `end_requested`: the range ends, `end` is due within `end_within_s`.
     """
 
     def __init__(
@@ -140,12 +135,9 @@ class Reporter:
             self._heartbeat_timer.cancel()
 
     async def record(self, *items: Item) -> None:
-        """Returns when all of `items` are on record.
+        """Returns when all of `items` are on record; cancelled, they are sent all the same.
 
-        Raises `ValueError` for one that is over the wire's bounds, before anything was sent.
-
-        Who is cancelled while he waits for room has them sent all the same: what was to be told has
-        happened.
+        Raises `ValueError` for one over the wire's bounds, before anything was sent.
         """
         try:
             await self._has_room()
@@ -160,11 +152,8 @@ class Reporter:
             await future
 
     def post(self, item: Item) -> asyncio.Future[Any]:
-        """Sends one without waiting: for what nothing depends on (the end of a connection that is
-        already cut). The future is done when it is on record.
-
-        After the last word nothing is sent.
-        """
+        """Send without waiting; the future is done when it is on record. After `end` nothing is
+        sent."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if self._is_over:
             return future
@@ -187,12 +176,10 @@ class Reporter:
         await self.post(Item(ALIVE, {}))
 
     async def end(self, unreported: int, until: float) -> None:
-        """The last word, behind all that was posted; it has left when this returns.
+        """Send the last message, after all that was posted; returns when it has left.
 
-        `unreported`: how much that was in progress is in no event.
-
-        What has not left by `until` (the loop's time) is left out, and counted among it; so is who
-        still waits for room.
+        `unreported`: how much that was in progress is in no event; what has not left by `until`
+        (the loop's time) is left out, and added.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(until):
@@ -207,11 +194,8 @@ class Reporter:
         await self._all_sent.wait()
 
     async def ask(self, kind: str, body: bytes) -> Any:  # noqa: ANN401 - bytes; a socket, to `dial`
-        """Asks the owner.
-
-        Raises `ValueError` with its reason when it refuses, `TooManyQuestions` when it has not
-        answered too many.
-        """
+        """Ask the owner. Raises `ValueError` when it refuses, `TooManyQuestions` above the
+        bound."""
         if len(body) > MAX_QUESTION_BYTES:
             raise ValueError(f"a question has at most {MAX_QUESTION_BYTES} bytes")
         await self._has_room()

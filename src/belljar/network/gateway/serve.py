@@ -36,12 +36,10 @@ Make = Callable[[str, StandInContext], Any]  # `stand_ins.make`: what answers fo
 
 
 def serve(config: GatewayConfig, listeners: Listeners, events: socket.socket) -> NoReturn:
-    """Serves until the process ends: by the owner's word (status 0, when it has told what was in
-    progress), by its going (status 70, at once), or by an error of its own (status 1, said on
-    standard error).
+    """Serve until the range ends (status 0), the owner is gone (70), or an error of its own (1).
 
-    Call it in the gateway's own process, after its confinement, in the event loop that was made
-    before. When it answers it says `ready`, with the certificate of the range's authority (PEM).
+    Call it after confinement, in the event loop that was made before. Sends `ready` with the
+    certificate of the range's authority (PEM) when it answers.
     """
     asyncio.get_event_loop_policy().get_event_loop().run_until_complete(
         run(config, listeners, events)

@@ -169,9 +169,8 @@ class Account:
 class Incoming:
     """A request's bytes on their way from the protocol to the exchange that records them.
 
-    `head`: as it came; HTTP/2: the compressed block. `fields`: names and values as they were sent.
-    `is_text`: whether `head` can be compared with what is shown of it. `is_handed`: an exchange has
-    it.
+    `head`: as it came; HTTP/2: the compressed block. `fields`: as sent. `is_text`: whether `head`
+    can be compared with what is recorded of it. `is_handed`: an exchange has it.
     """
 
     def __init__(
@@ -255,11 +254,10 @@ class Peer:
 
 @dataclass(slots=True, kw_only=True)
 class Site:
-    """The gateway's own state: one a process. `apps` and `streams` are the stand-ins, by id.
+    """State that all connections of a gateway share. `apps` and `streams`: stand-ins by id.
 
-    `idle`: the tasks of connections that are in the midst of nothing. `is_ending`: the range ends,
-    and nothing is said to a cell any more. `unreported`: how much could not be told for want of
-    memory.
+    `idle`: tasks of connections in the midst of nothing. `is_ending`: nothing more is sent to a
+    cell. `unreported`: how much could not be recorded for want of memory.
     """
 
     layout: RangeLayout

@@ -37,11 +37,7 @@ _END_OF_MAIL: Final = b"\r\n.\r\n"
 
 
 class Stream:
-    """One raw connection.
-
-    The opening is on record before the stand-in says anything, the end with the first bytes of both
-    ways.
-    """
+    """One raw connection: recorded before the stand-in sends anything, and at its end."""
 
     def __init__(
         self, site: Site, peer: Peer, pipe: Pipe, stand_in: str, protocol: str = "tcp"

@@ -42,14 +42,8 @@ _TLS_1_2_SUITES: Final = "@SECLEVEL=2:ECDHE+AESGCM:ECDHE+CHACHA20"
 
 
 class Authority:
-    """Mints leaves by name. `certificate` is its own, PEM. Two have nothing in common.
-
-    Args:
-        scratch: a directory to write to.
-        now: the time of its making, by which certificates are dated (back, so that a clock that is
-            behind takes them too).
-        max_leaves: how many are kept.
-    """
+    """Issues leaf certificates by name. `certificate`: its own, PEM. `now`: dates are counted
+    back."""
 
     def __init__(self, scratch: Path, now: dt.datetime, max_leaves: int) -> None:
         self._scratch = scratch
@@ -127,12 +121,9 @@ class Authority:
 
 
 def warm_up() -> None:
-    """What OpenSSL and `cryptography` set up at their first use, before a gateway is forked.
+    """Set up OpenSSL and `cryptography` before a gateway is forked; the keys are thrown away.
 
-    The keys are thrown away.
-
-    No two forks draw the same keys: OpenSSL seeds its generators anew when the process id is
-    another (RAND(7), `ossl_rand_drbg`).
+    No two forks draw the same keys: OpenSSL reseeds when the process id changes (RAND(7)).
     """
     Authority(Path("/nonexistent"), dt.datetime.now(dt.UTC), 0)
     server_context(http=True)
@@ -209,12 +200,11 @@ class Terminator:
         return None
 
     async def _is_own(self, secure: ServerTlsPipe, hello: _ClientHello, *, http: bool) -> bool:
-        """Whether the name that was judged is this ClientHello's own.
+        """Whether the judged name is this ClientHello's: a resumed TLS 1.2 session shows the first
+        one's.
 
-        In a resumed session of TLS 1.2 OpenSSL tells the first one's, whatever stands in this one.
-
-        Python can't switch OpenSSL's memory of sessions off: a context that has one is used for no
-        further connection, and a connection that had begun before is refused.
+        Python can't switch OpenSSL's session cache off: such a context serves no further
+        connection, and a connection that had begun before is refused.
         """
         if secure.engine.session_reused:
             await hello.failed("a resumed session")

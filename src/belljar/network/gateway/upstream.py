@@ -123,13 +123,9 @@ class Budget:
 
 
 class MeteredPipe:
-    """A socket that does not block, whose bytes count.
+    """A non-blocking socket whose bytes count; never one more than the budget has left.
 
-    Never one more than the budget has: others spend from it meanwhile, so it is asked with each
-    piece.
-
-    Raises, besides what `Pipe` says, `SpentError`, and `TimeoutError` when nothing moves for
-    `wait_s`.
+    Raises also `SpentError`, and `TimeoutError` when nothing moves for `wait_s`.
     """
 
     alpn: str | None = None
@@ -335,8 +331,7 @@ def end_to_end(headers: Fields) -> list[tuple[bytes, bytes]]:
 
 
 def rewritten(headers: Fields, query: bytes, body: bytes, methods: frozenset[str]) -> str:
-    """Why a request may be taken for another one behind the upstream's front end; "" when it is
-    what was judged. Pure.
+    """Why a front end may take the request for another one; "" if it is what was judged.
 
     Known limit: a method in a JSON body, or where only one application looks for it, is not seen.
     """
