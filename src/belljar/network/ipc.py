@@ -112,6 +112,15 @@ def receive(source: socket.socket) -> tuple[dict[str, Any], list[int]]:
     return message, fds
 
 
+def wait_for_go(owner: socket.socket, stderr_fd: int) -> None:
+    """A fork's first step: output to its own file, then wait for the owner. Raises `ValueError`."""
+    for standard in (1, 2):  # the fork server's are shared with all its children
+        os.dup2(stderr_fd, standard)
+    os.close(stderr_fd)
+    if receive(owner) != ({"go": True}, []):
+        raise ValueError("the owner has not said go")
+
+
 def receive_bytes(source: socket.socket, max_bytes: int) -> bytes:
     """The next datagram, whatever it is. Raises `Closed`."""
     datagram = _to_the_last(partial(source.recv, max_bytes))

@@ -37,7 +37,6 @@ from belljar.network.gateway.reporter import (
     MAX_RECORDED_URL_CHARS,
     printable_headers,
 )
-from belljar.network.ipc import READY, Item
 from belljar.network.owner.budget import Budget
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import NetworkPlan
@@ -281,11 +280,7 @@ _GRACE_S: Final = 5
 def run_reader(fds: list[int], parent: int) -> NoReturn:
     """`fds`: the owner's socket, the document, standard error, the record's files."""
     owner = socket.socket(fileno=fds[0])
-    for standard in (1, 2):  # the fork server's are shared with all its children
-        os.dup2(fds[2], standard)
-    os.close(fds[2])
-    if ipc.receive(owner) != ({"go": True}, []):
-        raise ValueError("the owner has not said go")
+    ipc.wait_for_go(owner, fds[2])
     document = ipc.from_file(fds[1])
     processor_s, uid = int(document["processor_s"]), document["uid"]
     resource.setrlimit(resource.RLIMIT_CPU, (processor_s, processor_s + _GRACE_S))
@@ -301,14 +296,14 @@ def run_reader(fds: list[int], parent: int) -> NoReturn:
         range_id=str(document["range"]),
         budget=Budget(**document["budget"]),
     )
-    number = 0
-    for number, event in enumerate(events, 1):
-        _say(owner, number, event)
-    for piece in ipc.encode_event(number + 1, Item(READY, {})):
-        owner.send(piece)
+    number = 1
+    for event in events:
+        _send(owner, number, ipc.Item(event.kind, event.data, event.bodies))
+        number += 1
+    _send(owner, number, ipc.Item(ipc.READY, {}))
     os._exit(0)
 
 
-def _say(owner: socket.socket, number: int, event: Event) -> None:
-    for piece in ipc.encode_event(number, Item(event.kind, event.data, event.bodies)):
+def _send(owner: socket.socket, number: int, item: ipc.Item) -> None:
+    for piece in ipc.encode_event(number, item):
         owner.send(piece)

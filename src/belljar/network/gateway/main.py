@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 from belljar.network import ipc
 from belljar.network.confine import Confinement, confine
@@ -89,10 +89,7 @@ Serve = Callable[[GatewayConfig, Listeners, socket.socket], NoReturn]
 def run_gateway(fds: list[int], parent: int, serve: Serve) -> NoReturn:
     """`fds`: the events' socket, the supervisor's socket, the document, standard error."""
     events, supervisor = socket.socket(fileno=fds[0]), socket.socket(fileno=fds[1])
-    for standard in (1, 2):  # the fork server's are shared with all its children
-        os.dup2(fds[3], standard)
-    os.close(fds[3])
-    _wait_for_go(events)
+    ipc.wait_for_go(events, fds[3])
     document = ipc.from_file(fds[2])
     config = GatewayConfig.from_json(document["config"])
     random.seed()
@@ -104,26 +101,17 @@ def run_gateway(fds: list[int], parent: int, serve: Serve) -> NoReturn:
     supervisor.close()
     if config.guard is not None:
         warm_up(config.guard)
-    confine(_confinement(document, config), parent=parent)
-    serve(config, listeners, events)
-    print("the gateway has returned", file=sys.stderr, flush=True)
-    os._exit(1)
-
-
-def _wait_for_go(owner: socket.socket) -> None:
-    message, fds = ipc.receive(owner)
-    if message != {"go": True} or fds:
-        raise ValueError("the owner has not said go")
-
-
-def _confinement(document: Mapping[str, Any], config: GatewayConfig) -> Confinement:
     uid = document["uid"]
-    return Confinement(
+    box = Confinement(
         uid=None if uid is None else int(uid),
         directories={str(name): Path(path) for name, path in document["directories"].items()},
         memory_bytes=int(document["memory_bytes"]),
         descriptors=config.bounds.connections + GATEWAY_OTHER_FILES,
     )
+    confine(box, parent=parent)
+    serve(config, listeners, events)
+    print("the gateway has returned", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def send_listeners(gateway: socket.socket, listeners: Mapping[str, socket.socket]) -> None:

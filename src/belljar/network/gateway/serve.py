@@ -113,7 +113,7 @@ def made(config: GatewayConfig, site: Site, make: Make) -> tuple[dict[str, Any],
     apps = {plan.id: make(plan.kind, context_of(plan, config, site)) for plan in plans}
     trust = upstream.Trust(config.authorities)
     apps |= {
-        plan.id: upstream.make(plan, site, trust)
+        plan.id: upstream.Upstream(plan, site, trust)
         for plan in config.stand_ins
         if plan.kind == UPSTREAM
     }

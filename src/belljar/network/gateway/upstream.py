@@ -304,11 +304,6 @@ class Upstream:
             self._site.reporter.post(Item(Kind.LIMIT_HIT, data))
 
 
-def make(plan: StandInPlan, site: Site, trust: Trust) -> Upstream:
-    """The application of one upstream, as `config.as_stand_in` describes it."""
-    return Upstream(plan, site, trust)
-
-
 def canonical_field(name: bytes) -> bytes:
     """A field's name as servers compare it that make a variable of it (RFC 3875 section 4.1.18):
     there `X_Method`, `X.Method` and `x-method` are one.

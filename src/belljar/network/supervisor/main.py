@@ -70,11 +70,7 @@ class _Task:
 def run_supervisor(fds: list[int], parent: int) -> NoReturn:
     """`fds`: owner, gateway, document, stderr, rules, packet files, and what it only holds."""
     owner, gateway = socket.socket(fileno=fds[0]), socket.socket(fileno=fds[1])
-    for standard in (1, 2):  # the fork server's are shared with all its children
-        os.dup2(fds[3], standard)
-    os.close(fds[3])
-    if ipc.receive(owner) != ({"go": True}, []):
-        raise ValueError("the owner has not said go")
+    ipc.wait_for_go(owner, fds[3])
     fd = fds[2]
     document = ipc.from_file(fd)
     task = _Task(

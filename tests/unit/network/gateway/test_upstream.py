@@ -28,7 +28,6 @@ from belljar.network.gateway.upstream import (
     Trust,
     Upstream,
     end_to_end,
-    make,
     rewritten,
 )
 from belljar.network.ipc import Item
@@ -79,7 +78,7 @@ class Asker:
             reason="for a test",
         )
         site = cast("Site", SimpleNamespace(bounds=bounds, reporter=reporter, hit=self.hits.append))
-        self.app: Upstream = make(as_stand_in(plan), site, Trust(trust))
+        self.app: Upstream = Upstream(as_stand_in(plan), site, Trust(trust))
 
     async def ask(self, path: str = "/", method: str = "GET", body: bytes = b"", headers: Any = ()) -> Any:  # noqa: ANN401 - (status, headers, body)
         """The answer."""
