@@ -51,7 +51,7 @@ class StandInRange:
 
 
 class StandInPort:
-    """As `isolation.port.Port`."""
+    """As `isolation.renewal.Port`."""
 
     range_id = ""
 

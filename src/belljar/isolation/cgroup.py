@@ -153,18 +153,18 @@ def _told() -> Iterator[None]:
 
 def _settings(controller: str, limits: GroupLimits, *, unified: bool) -> _Settings:
     """(file, value) of each limit; a name ending in `?` may be missing on this kernel."""
-    quota = limits.cpu_quota_percent
     memory = str(limits.memory_max_bytes)
+    quota_us = None
+    if limits.cpu_quota_percent is not None:
+        quota_us = limits.cpu_quota_percent * _CPU_PERIOD_US // 100
     match controller, unified:
         case "memory", True:
             return [("memory.max", memory), ("memory.swap.max?", "0")]
         case "memory", False:
             # What sockets hold is counted in version 1 only where it has a limit, and then beside
             # the rest.
-            sockets = (
-                "memory.kmem.tcp.limit_in_bytes?",
-                str(limits.memory_max_bytes // _SOCKETS_SHARE),
-            )
+            sockets_bytes = str(limits.memory_max_bytes // _SOCKETS_SHARE)
+            sockets = ("memory.kmem.tcp.limit_in_bytes?", sockets_bytes)
             # Where swap isn't counted nothing bounds it: a group at its limit would swap for
             # minutes, not end.
             no_swap = ("memory.swappiness?", "0")
@@ -172,21 +172,11 @@ def _settings(controller: str, limits: GroupLimits, *, unified: bool) -> _Settin
             return [no_swap, limit, ("memory.memsw.limit_in_bytes?", memory), sockets]
         case "pids", _:
             return [("pids.max", str(limits.processes))]
-        case "cpu", True:
-            return (
-                []
-                if quota is None
-                else [("cpu.max", f"{quota * _CPU_PERIOD_US // 100} {_CPU_PERIOD_US}")]
-            )
-        case "cpu", False:
-            return (
-                []
-                if quota is None
-                else [
-                    ("cpu.cfs_period_us", str(_CPU_PERIOD_US)),
-                    ("cpu.cfs_quota_us", str(quota * _CPU_PERIOD_US // 100)),
-                ]
-            )
+        case "cpu", True if quota_us is not None:
+            return [("cpu.max", f"{quota_us} {_CPU_PERIOD_US}")]
+        case "cpu", False if quota_us is not None:
+            period = ("cpu.cfs_period_us", str(_CPU_PERIOD_US))
+            return [period, ("cpu.cfs_quota_us", str(quota_us))]
     return []
 
 

@@ -75,7 +75,9 @@ def hold_identity(home: Path) -> Iterator[HeldIdentity]:
         return
     slot, fd = _take_slot(home / "locks" / "uids", SLOTS_PER_HOME)
     try:
-        yield HeldIdentity(jail=_root_identity(_range_of(home) + slot), lock_fd=fd)
+        uid = _range_of(home) + slot
+        jail = JailIdentity(host_uid=uid, host_gid=uid, privileged=True)
+        yield HeldIdentity(jail=jail, lock_fd=fd)
     finally:
         os.close(fd)
 
@@ -158,10 +160,6 @@ def hold_uids(home: Path, first: int | None, *, locks: Path = _HOST_LOCKS) -> It
     finally:
         if fd is not None:
             os.close(fd)
-
-
-def _root_identity(uid: int) -> JailIdentity:
-    return JailIdentity(host_uid=uid, host_gid=uid, privileged=True)
 
 
 def _range_of(home: Path) -> int:

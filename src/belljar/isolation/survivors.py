@@ -217,7 +217,7 @@ def _process_looks() -> tuple[_Look, ...]:
         _Look(
             what=("control groups", "processes and threads in the cell's control groups"),
             find=_groups,
-            nothing_to_look_by=_without_groups,
+            nothing_to_look_by=lambda entry: "" if entry.cgroups else "the cell had none",
         ),
         _Look(what=("processes started for the cell",), find=_started),
     )
@@ -278,10 +278,6 @@ def _without_namespaces(entry: JournalEntry) -> str:
         if entry.namespaces
         else "none of the cell's is known: it never ran, or its number may be another's by now"
     )
-
-
-def _without_groups(entry: JournalEntry) -> str:
-    return "" if entry.cgroups else "the cell had none"
 
 
 def _reason(error: OSError) -> str:

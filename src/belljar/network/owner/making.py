@@ -91,7 +91,15 @@ def fork_pair(
 
     def write_documents() -> None:
         ipc.fill(rules, render_rules(spec.layout, spec.network))
-        ipc.fill(supervisor_document, _for_supervisor(spec, nft, uids.supervisor))
+        task = {
+            "layout": spec.layout.to_json(),
+            "network": spec.network.to_json(),
+            "nft": nft,
+            "uid": uids.supervisor,
+            "check_every_s": spec.check_every_s,
+            "timeout_s": spec.timeout_s,
+        }
+        ipc.fill(supervisor_document, task)
         ipc.fill(gateway_document, _for_gateway(spec, uids.gateway, directories))
 
     with ExitStack() as stack:
@@ -189,17 +197,6 @@ def join_packets(directory: Path) -> str:
     return ""
 
 
-def _for_supervisor(spec: RangeSpec, nft: str, uid: int | None) -> dict[str, Any]:
-    return {
-        "layout": spec.layout.to_json(),
-        "network": spec.network.to_json(),
-        "nft": nft,
-        "uid": uid,
-        "check_every_s": spec.check_every_s,
-        "timeout_s": spec.timeout_s,
-    }
-
-
 def _for_gateway(spec: RangeSpec, uid: int | None, directories: dict[str, str]) -> dict[str, Any]:
     inside = (
         replace(
@@ -210,6 +207,8 @@ def _for_gateway(spec: RangeSpec, uid: int | None, directories: dict[str, str]) 
         for item in spec.network.stand_ins
         if not item.is_target
     )
+    upstream_ports = {port for upstream in spec.network.upstreams for port in upstream.ports}
+    has_encrypted = bool(upstream_ports - {HTTP_PORT})
     config = GatewayConfig(
         layout=spec.layout,
         stand_ins=(
@@ -217,7 +216,7 @@ def _for_gateway(spec: RangeSpec, uid: int | None, directories: dict[str, str]) 
             *map(as_neighbour, spec.network.reached_cells),
             *map(as_stand_in, spec.network.upstreams),
         ),
-        authorities=spec.reach.read_authorities() if _has_encrypted(spec.network) else "",
+        authorities=spec.reach.read_authorities() if has_encrypted else "",
         range_seed=os.urandom(_SEED_BYTES).hex(),
         bounds=Bounds.of(spec.network.bounds, alive_every_s=spec.check_every_s),
         guard=spec.guard,
@@ -229,10 +228,6 @@ def _for_gateway(spec: RangeSpec, uid: int | None, directories: dict[str, str]) 
         "directories": directories,
         "memory_bytes": memory_bytes,
     }
-
-
-def _has_encrypted(network: NetworkPlan) -> bool:
-    return any(port != HTTP_PORT for upstream in network.upstreams for port in upstream.ports)
 
 
 def _directories(network: NetworkPlan, uid: int | None) -> dict[str, str]:

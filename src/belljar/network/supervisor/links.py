@@ -142,7 +142,8 @@ def make_port(
     try:
         if not offloads:
             switch_off_offloads(port.outer_device)
-        _set_outer(kernel, outer_index, port, bytes_per_s)
+        _set_line(kernel, outer_index, bytes_per_s)
+        netlink.exchange(kernel, netlink.neighbour(outer_index, port.address, port.mac))
         _set_inner(inner, port, resolver, bytes_per_s)
         netlink.exchange(
             kernel,
@@ -181,11 +182,6 @@ def _set_line(kernel: socket.socket, index: int, bytes_per_s: int) -> None:
         raise OSError(
             exc.errno, "it has no token bucket (sch_tbf), by which a port gets its rate"
         ) from exc
-
-
-def _set_outer(kernel: socket.socket, index: int, port: CellPort, bytes_per_s: int) -> None:
-    _set_line(kernel, index, bytes_per_s)
-    netlink.exchange(kernel, netlink.neighbour(index, port.address, port.mac))
 
 
 def _set_inner(inner: socket.socket, port: CellPort, resolver: str, bytes_per_s: int) -> None:

@@ -172,7 +172,11 @@ class _Supervisor:
         _unshare(syscalls.CLONE_NEWNET, "net")
         self._kernel = links.prepare_namespace(task.layout, forwards=bool(task.network.targets))
         self._drop_rights(parent)
-        self._hand_listeners(gateway)
+        # Before the rules, which they need not wait for: there is no port yet to reach them by
+        listeners = open_listeners(task.layout, task.network)
+        send_listeners(gateway, listeners)
+        for listener in listeners.values():
+            listener.close()
         with netfilter.Loading(task.nft, self._rules) as loading:
             self._left = read_baseline(self._kernel, ())
             self._tap = Tap()
@@ -188,12 +192,6 @@ class _Supervisor:
         self._changes = netfilter.open_changes()
         self._check()
         ipc.send(self._owner, {"started": True})
-
-    def _hand_listeners(self, gateway: socket.socket) -> None:
-        listeners = open_listeners(self._task.layout, self._task.network)
-        send_listeners(gateway, listeners)
-        for listener in listeners.values():
-            listener.close()
 
     def _drop_rights(self, parent: int) -> None:
         uid = self._task.uid
