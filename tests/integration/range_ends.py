@@ -120,7 +120,7 @@ async def in_progress(home: Path) -> dict[str, Any]:
 async def unreported(home: Path, serve: str, *, stop: bool = False) -> dict[str, Any]:
     """A gateway that does not say that it has told everything."""
     scene = Scene(home, stand_ins=(SITE,))
-    with mock.patch("belljar.network.owner.watch._LAST_WORD_S", 0.2):
+    with mock.patch("belljar.network.owner.watch.SHUTDOWN_GRACE_S", 0.2):
         async with scene.open(serve=serve) as made:
             if stop:
                 os.kill(processes(made)[1].pid, signal.SIGSTOP)

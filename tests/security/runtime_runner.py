@@ -123,7 +123,7 @@ async def main(stage: Path, lifetime_s: float, altered: str, program: tuple[str,
         await jail.wait_run()
     except BelljarError as exc:
         print("error", type(exc).__name__, exc.what, "|", exc.hint)
-        await anyio.to_thread.run_sync(jail.last_word, 10.0)  # how it ends by itself, before it is ended
+        await anyio.to_thread.run_sync(jail.final_status, 10.0)  # how it ends by itself, before it is ended
     finally:
         with anyio.CancelScope(shield=True):
             await jail.end()

@@ -175,7 +175,7 @@ class Jail:
         self._status: int | None = status
         self._diagnosis: int | None = diagnosis
         self._go = go
-        self._said = b""
+        self._status_text = b""
         self._diagnosed = b""
         for fd in (status, diagnosis):
             os.set_blocking(fd, False)
@@ -183,7 +183,7 @@ class Jail:
     async def wait_running(self) -> None:
         """Wait until the program runs. Raises `HostError` or `CellError` naming the failed step."""
         # Once it runs: the last namespace is made on the way in, after the child was announced
-        child = await self._wait_said(b"running")
+        child = await self._wait_status_line(b"running")
         ours = namespaces_of(os.getpid())
         self._pins = pin_namespaces(child)
         numbers = {name: os.fstat(fd).st_ino for name, fd in self._pins.items()}
@@ -196,7 +196,7 @@ class Jail:
 
         Nothing of the program's runs before `go_on`. Raises as `wait_running`.
         """
-        return await self._wait_said(b"network")
+        return await self._wait_status_line(b"network")
 
     def go_on(self) -> None:
         """Let the program start: the link is there. Raises as `wait_running`."""
@@ -206,19 +206,19 @@ class Jail:
         try:
             os.write(go, b"g")
         except OSError as exc:
-            self.last_word(_KILL_STEP_S)
+            self.final_status(_KILL_STEP_S)
             raise self._start_error() from exc
         finally:
             os.close(go)
 
-    async def _wait_said(self, word: bytes) -> ProcessId:
+    async def _wait_status_line(self, word: bytes) -> ProcessId:
         gone = False
         with anyio.move_on_after(START_DEADLINE_S):
             while self._status is not None:
                 self.read_status()
-                if word in self._said.splitlines() and self.child is not None:
+                if word in self._status_text.splitlines() and self.child is not None:
                     return self.child
-                if b"failed step" in self._said or self.ended is not None or gone:
+                if b"failed step" in self._status_text or self.ended is not None or gone:
                     break
                 # The pipe of a supervisor that was killed is readable for ever, so its end is
                 # looked at before what it has said.
@@ -229,8 +229,8 @@ class Jail:
 
     def read_status(self) -> JailEnd | None:
         """Read the supervisor's status without waiting; how the program ended, if it has."""
-        self._said += _drain(self._status, _MAX_STATUS_BYTES - len(self._said))
-        for line in self._said.decode("utf-8", "replace").splitlines():
+        self._status_text += _drain(self._status, _MAX_STATUS_BYTES - len(self._status_text))
+        for line in self._status_text.decode("utf-8", "replace").splitlines():
             if line.startswith("child ") and self.child is None:
                 self.child = identify(int(line.split()[1]))
             elif match := ENDED.fullmatch(line):
@@ -264,7 +264,7 @@ class Jail:
         self.diagnosis()
         self._close()
 
-    def last_word(self, timeout_s: float) -> JailEnd | None:
+    def final_status(self, timeout_s: float) -> JailEnd | None:
         """As `read_status`, but waits a moment for the supervisor's last line. Blocking."""
         give_up = time.monotonic() + timeout_s
         while (
@@ -290,7 +290,7 @@ class Jail:
         Raises as `wait_running` when the program never ran.
         """
         ended = await self.wait_ended()
-        if b"running" not in self._said.splitlines():
+        if b"running" not in self._status_text.splitlines():
             raise self._start_error()
         return ended
 
@@ -331,7 +331,10 @@ class Jail:
     def _start_error(self) -> BelljarError:
         ended = self._process.poll() is not None
         return start_error(
-            self.cell_id, self._said.decode("utf-8", "replace"), self.diagnosis(), ended=ended
+            self.cell_id,
+            self._status_text.decode("utf-8", "replace"),
+            self.diagnosis(),
+            ended=ended,
         )
 
 

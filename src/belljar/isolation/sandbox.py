@@ -35,7 +35,7 @@ from belljar.process import descends_from, kill
 from belljar.store.journal import EntryKind, Journal, JournalEntry, own_entry
 from belljar.units import format_duration
 
-LAST_WORD_S: Final = 0.5
+FINAL_STATUS_TIMEOUT_S: Final = 0.5
 """A program's sockets close a little before its supervisor can say how it ended."""
 _NAMELESS_CHILD_S: Final = 1.0
 _while_starting: Final[list[Callable[[], object]]] = []
@@ -200,9 +200,9 @@ class Sandbox:
         """How the program ended, if it has, as far as its supervisor has said. Does not wait."""
         return None if self.jail is None else self.jail.read_status()
 
-    def last_word(self, timeout_s: float = LAST_WORD_S) -> JailEnd | None:
+    def final_status(self, timeout_s: float = FINAL_STATUS_TIMEOUT_S) -> JailEnd | None:
         """As `end`, but waits a moment. Blocking."""
-        return None if self.jail is None else self.jail.last_word(timeout_s)
+        return None if self.jail is None else self.jail.final_status(timeout_s)
 
     async def wait_dead(self) -> str:
         """Until the program has ended; the cause of death."""
@@ -212,7 +212,7 @@ class Sandbox:
 
     def cause_of_death(self) -> str:
         """Why it is dead, as the host saw it; empty while it lives. May wait half a second."""
-        end = self.end() or self.last_word()
+        end = self.end() or self.final_status()
         if end is None:
             return ""
         if end.cause == "lifetime":

@@ -40,7 +40,7 @@ class Ended(Sandbox):
         """As far as the supervisor has said."""
         return None
 
-    def last_word(self, timeout_s: float = 0.5) -> JailEnd | None:
+    def final_status(self, timeout_s: float = 0.5) -> JailEnd | None:
         """After a moment."""
         return self.ended
 

@@ -201,7 +201,7 @@ class Vmm(Sandbox):
         cause, end = super().cause_of_death(), self.end()
         if self.wire is None or end is None or end.cause != "owner":
             return cause
-        wire_end = self.wire.last_word()
+        wire_end = self.wire.final_status()
         if wire_end is None or wire_end.cause == "owner":
             return cause
         return self.wire.explain(wire_end)

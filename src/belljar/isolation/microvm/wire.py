@@ -210,8 +210,10 @@ class Wire(Sandbox):
                     return
             except (OSError, EOFError):
                 pass
-        said = self.diagnosis()
-        raise CellError(f"the wire {failure}{': ' + said if said else ''}", where=self._where())
+        diagnosis = self.diagnosis()
+        raise CellError(
+            f"the wire {failure}{': ' + diagnosis if diagnosis else ''}", where=self._where()
+        )
 
     async def _received(self, most_bytes: int) -> bytes:
         while True:

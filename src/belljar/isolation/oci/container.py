@@ -62,7 +62,7 @@ _ENVIRONMENT: Final = (
     ("HOME", "/run"),
     ("TMPDIR", _TMP),
 )
-_LAST_WORD_S: Final = 1.0
+_FINAL_STATUS_TIMEOUT_S: Final = 1.0
 _MAX_ATTEMPTS: Final = 5
 _AGENTS_PROCESSES: Final = 2
 _SILENT_CRUN: Final = (
@@ -254,9 +254,9 @@ class Container(Sandbox):
             raise CellError(what, where=f"cell {self.spec.cell_id}") from None
         except BelljarError:
             # One that is dying has no namespaces any more, but lives for a moment.
-            if await anyio.to_thread.run_sync(self.last_word, _LAST_WORD_S) is None and is_alive(
-                stage
-            ):
+            if await anyio.to_thread.run_sync(
+                self.final_status, _FINAL_STATUS_TIMEOUT_S
+            ) is None and is_alive(stage):
                 raise
         jail.go_on()  # or says how the stage ended
         self.timings_ms["network"] = elapsed_ms(began)
@@ -322,9 +322,11 @@ class Container(Sandbox):
         return renewed
 
     async def _start_error(self, error: CellError, waited_s: float) -> BelljarError:
-        runtime, version, where = self.spec.shape.runtime.name, self.spec.root.version, error.where
+        runtime, version = self.spec.shape.runtime.name, self.spec.root.version
         where = f"cell {self.cell_id}"
-        with anyio.move_on_after(max(_READY_DEADLINE_S - waited_s, _LAST_WORD_S)) as timeout:
+        with anyio.move_on_after(
+            max(_READY_DEADLINE_S - waited_s, _FINAL_STATUS_TIMEOUT_S)
+        ) as timeout:
             try:
                 await self.wait_running()
             except RuntimeFailedError as failure:

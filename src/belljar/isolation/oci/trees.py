@@ -189,20 +189,20 @@ async def _unpack(
         JailMount(kind="bind", source=image.rootfs, target="/image"),
         JailMount(kind="bind", source=root, target="/out", writable=True),
     )
-    said = await _run(program, mounts, home, cell_id, identity, deadline_s=_UNPACK_DEADLINE_S)
-    if said is not None:
-        raise _not_unpacked(said, image, home)
+    output = await _run(program, mounts, home, cell_id, identity, deadline_s=_UNPACK_DEADLINE_S)
+    if output is not None:
+        raise _not_unpacked(output, image, home)
 
 
-def _not_unpacked(said: str, image: Image, home: Path) -> HostError:
-    if "No space left" in said:
+def _not_unpacked(output: str, image: Image, home: Path) -> HostError:
+    if "No space left" in output:
         hint = "free some space there, or set BELLJAR_HOME to a directory on a larger disk"
         return HostError(
             "there is no room to unpack the image for containers",
             where=str(home / "trees"),
             hint=hint,
         )
-    what = f"the image {image.digest[:12]} could not be unpacked for containers: {said}"
+    what = f"the image {image.digest[:12]} could not be unpacked for containers: {output}"
     return HostError(
         what,
         where=str(image.rootfs),

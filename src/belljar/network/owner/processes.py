@@ -78,7 +78,7 @@ class ForkServer:
         self._socket = ours
         self._lock = threading.Lock()
         self._is_ready = False
-        self._said = 0
+        self._last_number = 0
         self._words = os.memfd_create("stderr", os.MFD_CLOEXEC)
         with theirs:
             self._process = self._started(theirs, serve)
@@ -198,10 +198,10 @@ class ForkServer:
         )
 
     def _say(self, message: dict[str, Any], fds: Sequence[int] = ()) -> int:
-        self._said += 1
+        self._last_number += 1
         with self._is_there():
-            ipc.send(self._socket, {**message, "number": self._said}, fds)
-        return self._said
+            ipc.send(self._socket, {**message, "number": self._last_number}, fds)
+        return self._last_number
 
     def _hear(self, number: int) -> tuple[dict[str, Any], list[int]]:
         """The answer to that number; children made for a caller that stopped waiting are killed."""

@@ -469,8 +469,8 @@ class Watch:
         child = self._processes.supervisor if name == "supervisor" else self._processes.gateway
         if not self.closing and self.state.error is None:
             how = self._processes.fork_server.how_ended(child)
-            said = self.diagnosis()
-            detail = f"{' (' + how + ')' if how else ''}{': ' + said if said else ''}"
+            diagnosis = self.diagnosis()
+            detail = f"{' (' + how + ')' if how else ''}{': ' + diagnosis if diagnosis else ''}"
             what = f"the range's {name} ended{detail}"
             self.die(CellError(what, where=self._where(), hint=HINT_ENDED))
 
