@@ -1,9 +1,7 @@
-"""Control groups of a cell or a range: one in each hierarchy, made, limited, looked at and removed.
+"""Control groups of a cell or a range, version 1 and 2: made, limited, read and removed.
 
-Version 1 and 2.
-
-Where the host hands out no group (an ordinary user without delegation), there are none: the jail
-then bounds memory by its address space, and the plan says so.
+Where the host hands out no group (a user without delegation) the jail bounds memory by its address
+space, and the plan says so.
 """
 
 from __future__ import annotations

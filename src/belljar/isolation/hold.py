@@ -1,8 +1,7 @@
 """What forbids cells of this store: the hold (no new cell) and kill orders (this one ends now).
 
-Both are small files. The kill switch writes them before it acts; owners of cells look at them
-after the journal names a cell and again before its first guest instruction, so a cell that is made
-at the same moment is seen by one of both.
+Both are small files, written before the kill switch acts. Owners look at them after the journal
+names a cell and again before its first guest instruction, so no cell is missed by both.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Who a jailed program is on the host.
+"""Host ids of a jailed program: one for a VMM, a range for a container.
 
-A VMM has one id, a container a range of them. Started by root, each cell has ids of its own, held
-by a lock that the jail's supervisor inherits: they are free again only when the jail is empty, even
-if the owner was killed. Started by an ordinary user, a VMM has that user's uid, and a container the
-ids subordinate to him, which all his containers share; the walls between them are then the
-namespaces, the mounts and the filters.
+As root each cell has ids of its own, held by a lock that the supervisor inherits: they are free
+only when the jail is empty, even if the owner was killed. An ordinary user's VMMs have that user's
+uid, and all containers share the subordinate ids; namespaces, mounts and filters then separate.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""A live jail: the launcher's process, what it says, and how it is ended.
+"""A live jail: the launcher's process, its status, and how it is ended.
 
-The owner holds three ends of pipes: the *lifeline* (closing it ends the jail), the *status* (what
-the supervisor observed) and the *diagnosis* (what the launcher and the program wrote on standard
-error). No thread and no task belongs to a jail.
+The owner holds three pipe ends: the *lifeline* (closing it ends the jail), the *status* (what the
+supervisor observed) and the *diagnosis* (standard error). No thread or task belongs to a jail.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
-"""What else of a cell could be left in the kernel: loop and tap devices, nftables tables, keyrings.
+"""Kernel objects that could be left: loop and tap devices, nftables tables, keyrings.
 
-Belljar makes none of them: to find one is a finding.
-
-Each look is a few small reads; none changes anything. One that can't be made raises `OSError`: to
-see nothing is not to see that there is nothing.
+Belljar makes none of them. Looks change nothing; one that can't be made raises `OSError`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """The kill switch: halts cells of any process of this user, then proves that nothing is left.
 
-It needs nothing of the owner: it reads the journal, puts an order beside each entry, ends the
-range's gateway and ports and every process of the cells, and waits a moment for owners to destroy
-what they own. What an owner doesn't destroy, because it is dead or hangs, is removed here.
+It needs no owner: it reads the journal, orders each entry's end, ends gateways, ports and every
+process, and gives owners a moment to destroy what they own; the rest is removed here.
 
-A cell's processes are in a pid namespace (or are one VMM): SIGKILL to its first process makes the
-kernel end all of them, and lets none be made meanwhile. Control groups, where there are any, are
-frozen and killed besides: that also finds what the journal doesn't name yet.
+SIGKILL to the first process of a pid namespace (or to the VMM) ends all, and lets none be made
+meanwhile. Control groups are frozen and killed too: that finds what the journal doesn't name yet.
 """
 
 from __future__ import annotations

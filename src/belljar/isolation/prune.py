@@ -1,8 +1,7 @@
-"""What the store keeps to start cells quickly and nobody needs any more: templates, unpacked
-images, roots of old programs, old guest kernels, halves of any of them.
+"""Removes what the store keeps to start cells quickly and nobody needs any more.
 
-All of it is made again when it is wanted, but for images without a name, which only `everything`
-removes. What a living cell uses, or what is being made, stays.
+All of it is made again when wanted, but for images without a name, which only `everything` removes.
+What a living cell uses, or what is being made, stays.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""A cell on its host, the same for every engine: identity, journal entry, control groups, jail, and
-destruction with proof.
+"""A cell on its host, the same for every engine: identity, journal, groups, jail, destruction.
 
-The engines are `oci.container.Container` and `microvm.vmm.Vmm`. The order is the journal's: what is
-made is named there first. No task and no cancel scope stays open.
+The engines are `oci.container.Container` and `microvm.vmm.Vmm`. What is made is journalled first.
+No task and no cancel scope stays open.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Destruction's proof: after the kill, look for whatever could be left of a cell on this host, by
-everything the cell was known by.
+"""Destruction's proof: after the kill, look for whatever could be left of a cell on this host.
 
-A survivor is reported *and* removed; a destruction that found one is not clean, whatever became of
-it afterwards. What could not be looked at is reported, not skipped: to see nothing is not to see
-that there is nothing.
+A survivor is reported and removed; a destruction that found one is not clean. What could not be
+looked at is reported: to see nothing is not to see that there is nothing.
 """
 
 from __future__ import annotations

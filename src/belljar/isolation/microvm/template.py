@@ -1,11 +1,9 @@
-"""Templates: a guest booted once, configured, idle and stopped; its RAM in a file, its devices'
-state beside it. Read-only from then on.
+"""Templates: a guest booted once, configured, idle and stopped; RAM and device state in files.
 
-`templates/<key>/{memory,state,template.json}`. The key covers everything that could make a template
-wrong for a cell (`plan/template.py`). Each use checks the state's digest and that the memory file
-is, by size, times and inode, the one that was digested (ctime can't be set, so a write shows); only
-when that changed, or with `verify="full"`, is the memory itself digested again. What fails is
-rebuilt once, and that is recorded.
+`templates/<key>/{memory,state,template.json}`; the key covers all that could make it wrong for a
+cell (`plan/qemu.py`). Each use checks the state's digest and the memory file's size, times and
+inode (ctime can't be set, so a write shows); only when those changed, or with `verify="full"`, is
+the memory digested again. What fails is rebuilt once, and recorded.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The wire: what carries a VM's frames between its VMM and its port's link, in a jail of its own.
+"""The wire: relays a VM's frames between its VMM and its port's link, in a jail of its own.
 
 QEMU takes no packet socket and an ordinary user has no tun device, so a small program
-(`native/wire/`) relays between the two: two descriptors, a length check, no right. The link's end
-lies in a network namespace that this program made; its packet socket was opened before anything
-hostile was read. It holds the VMM's lifeline: when it ends, the VMM's supervisor kills the VMM.
+(`native/wire/`) with two descriptors and no right does it. The link lies in a namespace that it
+made; the packet socket was opened before anything hostile was read. It holds the VMM's lifeline:
+when it ends, the VMM is killed.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""Images unpacked: `trees/<image digest>/{root/…,tree.json}`, made once from the image's squashfs,
-read by every container of it and written by none.
+"""Unpacked images: `trees/<image digest>/{root/…,tree.json}`, made once, written by no cell.
 
-Unpacking runs in a jail whose ids are the trees' owners and nobody else, so that a setuid file of
-an image is never the host's root's. A tree appears whole or not at all: it is made under another
-name in a directory that nobody but its owner may enter. A cell holds a shared lock on its tree as
-long as it lives.
+Unpacking runs in a jail whose ids own the trees alone, so an image's setuid file is never the
+host's root's. A tree appears whole or not at all; a cell holds a shared lock on its tree.
 """
 
 from __future__ import annotations

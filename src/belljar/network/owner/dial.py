@@ -1,11 +1,8 @@
-"""Real upstreams, the owner's side: may this be dialled, and at which address?
+"""Real upstreams, the owner's side: whether, and at which address, one may be dialled.
 
-The gateway has no route: it asks, and is handed a connected socket, or a reason.
-
-The verdicts are pure. What is asked is believed in nothing: host, port and id must be those of an
-upstream of the range's own plan. A name is resolved once a range, by the host's own resolver, never
-for a guest's question; every address of the answer must be a public one, or none is dialled; then
-the answer is pinned, so that a second one (DNS rebinding) is never asked for.
+The gateway has no route: it asks, and is handed a connected socket or a reason. Host, port and id
+must be those of an upstream of the plan. A name is resolved once a range by the host's resolver;
+every address must be public; the answer is pinned against DNS rebinding.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""How the processes of a range come to be: what they are told, what they are handed, and when they
-may begin. Blocking, the owner's side.
-"""
+"""Starts a range's processes: their documents, descriptors and packet files. Blocking."""
 
 from __future__ import annotations
 

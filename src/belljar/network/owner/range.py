@@ -1,6 +1,4 @@
-"""`open_range`: a layout in, a private network out that leads nowhere, and nothing left of it
-afterwards.
-"""
+"""`open_range`: a private network that leads nowhere, and nothing left of it afterwards."""
 
 from __future__ import annotations
 

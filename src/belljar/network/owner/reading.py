@@ -1,10 +1,8 @@
-"""A packet record read back, when its range has ended: by a process of its own, whose word is
-checked as a gateway's is. Blocking.
+"""Reads a packet record back when its range has ended, in a process of its own. Blocking.
 
-Cells wrote what is read, so the process that reads it may become compromised, and cells decide what
-it takes: the reader (`reader_process`) can reach nothing, and its memory, its processor time and
-its time are bounded. What it told until it ended is kept; that the rest was not read is on record
-too, and why.
+Cells wrote what is read, so the reader may become compromised: it can reach nothing, its memory,
+processor and wall time are bounded, and its events are checked as a gateway's are. What it told
+until it ended is kept; that the rest was not read, and why, is recorded too.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""The owner's ear on one range: a thread that reads what its gateway and its supervisor say,
-records, acknowledges, and sees when one of them ends.
+"""Reads one range's events from its gateway and supervisor, records and acknowledges them.
 
-What the gateway says is checked as a guest's word is. Whatever is wrong (a violation, a rule that
-changed, an end, an event that can't be recorded) ends the range once: both processes are killed
-first, then it is said why.
+The gateway's messages are checked as a guest's are. A violation, a changed rule, an ended process
+or an event that can't be recorded ends the range once: both processes are killed first.
 """
 
 from __future__ import annotations

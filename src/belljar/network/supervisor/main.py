@@ -1,11 +1,9 @@
-"""The supervisor of one range: its namespace, rules, ports, listeners and packet record, from the
-first to the last. Runs in a fork of the fork server.
+"""The supervisor of one range: namespace, rules, ports, listeners and packet record.
 
-It makes the namespace, puts the rules in force before there is any port, hands the listeners to the
-gateway, and then does what its owner asks (`attach`, `check`, `end`), tells what the rules logged,
-and reads the rules back every few seconds and whenever the kernel says that one has changed.
-Whatever it can't do ends it: every port is down before it says why, and so it is when its owner
-takes in nothing. Of what a guest sends it reads fixed headers and nothing else.
+A fork of the fork server. The rules are in force before there is any port. Then it does what its
+owner asks (`attach`, `check`, `end`), reports logged packets, and reads the rules back every few
+seconds and at each change. Whatever it can't do, or an owner that reads nothing, ends it with every
+port down. Of what a guest sends it reads fixed headers alone.
 """
 
 from __future__ import annotations

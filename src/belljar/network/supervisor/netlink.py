@@ -1,8 +1,6 @@
-"""The few rtnetlink messages that a range's links need (linux/rtnetlink.h, if_link.h, veth.h), and
-their exchange with the kernel.
+"""The rtnetlink messages that a range's links need (linux/rtnetlink.h, if_link.h, veth.h).
 
-Small and fixed, so that no library of a whole protocol has to be imported and trusted; nothing here
-reads what a guest wrote.
+Small and fixed, so that no library of a whole protocol must be trusted; no guest bytes are read.
 """
 
 from __future__ import annotations
