@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from belljar.errors import CellError, HostError
-from belljar.isolation.launch_failures import start_error
+from belljar.isolation.jail import start_error
 
 
 @pytest.mark.parametrize(

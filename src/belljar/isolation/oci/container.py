@@ -24,8 +24,7 @@ from belljar.errors import BelljarError, CellError, HostError
 from belljar.events import Recorder
 from belljar.host.tools import at_least
 from belljar.isolation.identity import hold_range
-from belljar.isolation.jail import JailEnd
-from belljar.isolation.launch_failures import RuntimeFailedError
+from belljar.isolation.jail import JailEnd, RuntimeFailedError
 from belljar.isolation.oci.trace import Trace, watch_sandbox
 from belljar.isolation.oci.trees import Tree, inner_tmp
 from belljar.isolation.oci.watching import watch_container
