@@ -2,7 +2,8 @@
 
 The owner holds three pipe ends: the *lifeline* (closing it ends the jail), the *status* (what the
 supervisor observed, lines as in `native/jail/supervise.c`) and the *diagnosis* (standard error).
-No thread or task belongs to a jail. Failures are told by step number and errno, never by wording."""
+No thread or task belongs to a jail. Failures are told by step number and errno, never by wording.
+"""
 
 from __future__ import annotations
 
