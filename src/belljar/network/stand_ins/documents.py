@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final, TypeAlias
 
 from belljar.dataclass import dataclass
+from belljar.errors import PolicyError
 from belljar.network.stand_ins.web import parse_json
 from belljar.policy.fields import nearest
 from belljar.policy.files import OutsideError, read_regular
@@ -209,12 +210,23 @@ def _deeper(value: object, levels: int) -> bool:
     )
 
 
+def no_such_field(name: str, allowed: tuple[str, ...]) -> str:
+    """The message for a field that isn't among those allowed."""
+    near = nearest(name, allowed)
+    hint = f"did you mean `{near}`?" if near else f"the fields are {', '.join(allowed)}"
+    return f"there is no such field; {hint}"
+
+
 def unknown_settings(settings: Mapping[str, Any], allowed: tuple[str, ...]) -> list[Fault]:
     """A fault for each setting that the kind doesn't have."""
-    found = []
-    for name in settings:
-        if name not in allowed:
-            near = nearest(name, allowed)
-            hint = f"did you mean `{near}`?" if near else f"the fields are {', '.join(allowed)}"
-            found.append(Fault(path=(name,), message=f"there is no such field; {hint}"))
-    return found
+    return [
+        Fault(path=(name,), message=no_such_field(name, allowed))
+        for name in settings
+        if name not in allowed
+    ]
+
+
+def refuse_faults(faults: Iterable[Fault], where: str) -> None:
+    """Raises `PolicyError` with all of them, if there are any."""
+    if text := "; ".join(map(str, faults)):
+        raise PolicyError(text, where=where)

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from belljar.errors import PolicyError
 from belljar.network.gateway.context import StandInContext
 from belljar.network.stand_ins.documents import (
     Document,
     Fault,
     Faults,
     read_document,
+    refuse_faults,
     unknown_settings,
 )
 from belljar.network.stand_ins.web import (
@@ -105,10 +105,7 @@ def load(
 
 class _Reader:
     def __init__(self, document: Document, *, empty: bool) -> None:
-        self.document, self.empty = document, empty
-
-    def wrong(self, path: FieldPath, message: str) -> None:
-        self.document.problem(path, message)
+        self.wrong, self.empty = document.problem, empty
 
     def mapping(self, value: object, path: FieldPath, name: str) -> dict[str, Any] | None:
         found = value.get(name) if isinstance(value, dict) else None
@@ -118,10 +115,8 @@ class _Reader:
         return found
 
     def entry(self, value: object, path: FieldPath) -> Exchange | None:
-        request, response = (
-            self.mapping(value, path, "request"),
-            self.mapping(value, path, "response"),
-        )
+        request = self.mapping(value, path, "request")
+        response = self.mapping(value, path, "response")
         if request is None or response is None:
             return None
         status = response.get("status")
@@ -224,8 +219,7 @@ def key_of(method: str, host: str, path: str, query: str) -> Key:
 def make(context: StandInContext) -> App:
     """The ASGI app. Raises `PolicyError` for what `check` would have said."""
     exchanges, problems = load(context.settings, context.files)
-    if problems:
-        raise PolicyError("; ".join(map(str, problems)), where=context.id)
+    refuse_faults(problems, context.id)
     return http_app(_Player(context, exchanges).handle)
 
 

@@ -13,9 +13,8 @@ from typing import Any, Final
 
 from anyio import sleep
 
-from belljar.errors import PolicyError
 from belljar.network.gateway.context import StandInContext
-from belljar.network.stand_ins.documents import Faults
+from belljar.network.stand_ins.documents import Faults, refuse_faults
 from belljar.network.stand_ins.files import StoredFile, file_answer, find, list_files, stored_file
 from belljar.network.stand_ins.routes import (
     MAX_STATE_BYTES,
@@ -59,8 +58,7 @@ def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:
 def make(context: StandInContext) -> App:
     """The ASGI app. Raises `PolicyError` for what `check` would have said."""
     site, problems = load_site(context.settings, context.files)
-    if problems:
-        raise PolicyError("; ".join(map(str, problems)), where=context.id)
+    refuse_faults(problems, context.id)
     return _Server(context, site).app()
 
 

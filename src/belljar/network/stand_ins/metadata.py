@@ -21,9 +21,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from belljar.errors import PolicyError
 from belljar.network.gateway.context import StandInContext
-from belljar.network.stand_ins.documents import Fault, Faults, unknown_settings
+from belljar.network.stand_ins.documents import Fault, Faults, refuse_faults, unknown_settings
 from belljar.network.stand_ins.web import (
     Answer,
     App,
@@ -204,8 +203,7 @@ def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:  # noq
 def make(context: StandInContext) -> App:
     """The ASGI app of the chosen cloud. Raises `PolicyError` for what `check` would have said."""
     settings: Mapping[str, Any] = context.settings
-    if problems := check(settings, None):
-        raise PolicyError("; ".join(map(str, problems)), where=context.id)
+    refuse_faults(check(settings, None), context.id)
     cloud = settings.get("cloud", "aws")
     identity = make_identity(
         cloud,

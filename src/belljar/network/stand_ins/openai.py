@@ -14,10 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from belljar.errors import PolicyError
 from belljar.network.gateway.context import MAX_QUESTION_BYTES, StandInContext
 from belljar.network.stand_ins import responses
-from belljar.network.stand_ins.documents import Fault, Faults, unknown_settings
+from belljar.network.stand_ins.documents import Fault, Faults, refuse_faults, unknown_settings
 from belljar.network.stand_ins.web import (
     Answer,
     App,
@@ -88,8 +87,7 @@ def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:  # noq
 
 def make(context: StandInContext) -> App:
     """The ASGI app. Raises `PolicyError` for what `check` would have said."""
-    if problems := check(context.settings, None):
-        raise PolicyError("; ".join(map(str, problems)), where=context.id)
+    refuse_faults(check(context.settings, None), context.id)
     too_large = _too_large()
     return http_app(
         _Server(context).handle,

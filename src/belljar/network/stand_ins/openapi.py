@@ -12,9 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from belljar.errors import PolicyError
 from belljar.network.gateway.context import StandInContext
-from belljar.network.stand_ins.documents import MAX_PROBLEMS, Faults
+from belljar.network.stand_ins.documents import MAX_PROBLEMS, Faults, refuse_faults
 from belljar.network.stand_ins.examples import Maker, NoExampleError
 from belljar.network.stand_ins.operations import Api, Operation, Parameter, arguments, load, walk
 from belljar.network.stand_ins.schemas import Pointer, Schemas
@@ -59,8 +58,7 @@ def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:
 def make(context: StandInContext) -> App:
     """The ASGI app. Raises `PolicyError` for what is wrong with the document."""
     api, problems = load(context.settings, context.files)
-    if problems:
-        raise PolicyError("; ".join(map(str, problems)), where=context.id)
+    refuse_faults(problems, context.id)
     return http_app(_Server(api, auth=bool(context.settings.get("auth", True))).handle)
 
 

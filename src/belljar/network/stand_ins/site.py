@@ -11,6 +11,7 @@ from belljar.network.stand_ins.documents import (
     Document,
     Fault,
     Faults,
+    no_such_field,
     read_document,
     read_file,
     unknown_settings,
@@ -39,7 +40,7 @@ from belljar.network.stand_ins.templates import (
     text_of,
 )
 from belljar.network.stand_ins.web import compact
-from belljar.policy.fields import kind_of, listed, nearest
+from belljar.policy.fields import kind_of, listed
 from belljar.policy.yaml_tree import Path as FieldPath
 from belljar.units import parse_duration, quoted
 
@@ -118,13 +119,7 @@ class _Reader:
             return value
         for name in value:
             if name not in allowed:
-                near = nearest(name, allowed)
-                self.wrong(
-                    (*path, name),
-                    f"there is no such field; "
-                    f"{f'did you mean `{near}`?' if near else f'the fields are {listed(allowed)}'}",
-                    key=True,
-                )
+                self.wrong((*path, name), no_such_field(name, allowed), key=True)
         return {name: item for name, item in value.items() if name in allowed}
 
     def site(self) -> Site:

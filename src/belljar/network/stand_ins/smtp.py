@@ -200,18 +200,12 @@ class Session:
         self.mail = None
         return Outcome(b"250 2.0.0 Ok\r\n")
 
-    def _noop(self, _rest: bytes) -> Outcome:
-        return Outcome(b"250 2.0.0 Ok\r\n")
-
     def _vrfy(self, rest: bytes) -> Outcome:
         return (
             Outcome(b"252 2.0.0 Cannot VRFY user, but will accept message\r\n")
             if rest
             else Outcome(b"501 5.5.4 Syntax: VRFY address\r\n")
         )
-
-    def _quit(self, _rest: bytes) -> Outcome:
-        return Outcome(b"221 2.0.0 Bye\r\n", close=True)
 
     def _auth_command(self, rest: bytes) -> Outcome:
         mechanism, _, first = rest.partition(b" ")
@@ -246,9 +240,9 @@ class Session:
         b"RCPT": _rcpt,
         b"DATA": _data,
         b"RSET": _rset,
-        b"NOOP": _noop,
+        b"NOOP": lambda _self, _rest: Outcome(b"250 2.0.0 Ok\r\n"),
         b"VRFY": _vrfy,
-        b"QUIT": _quit,
+        b"QUIT": lambda _self, _rest: Outcome(b"221 2.0.0 Bye\r\n", close=True),
         b"AUTH": _auth_command,
     }
 

@@ -59,12 +59,9 @@ _SERVICES: Final = ("git-upload-pack", "git-receive-pack")
 
 
 def make(context: StandInContext) -> App:
-    """An ASGI 3 app that serves the bare repositories in `context.files`, each at its path, with or
-    without `.git`, or the one that the settings say (`repository`: its path, `commits`: as
-    `MadeRepository`'s; with `token`, who pushes needs it).
+    """An ASGI 3 app of the bare repositories in `context.files`, or of the one in the settings.
 
-    Its memory: 64 MiB of pushed objects in all; of one push at a time the pack (32 MiB) and its
-    objects (64 MiB); of a fetch, the ids of what is sent.
+    Memory: 64 MiB of pushed objects; one push at a time (32 MiB, unpacked 64); ids of a fetch.
     """
     return streaming_app(_Git(context).handle)
 
@@ -77,38 +74,23 @@ def check(settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
         return (Fault(message="no directory of bare repositories is named: add `directory: PATH`"),)
     if not directory.is_dir():
         return (Fault(file=str(directory), message="no such directory"),)
-    repositories = dict(find_repositories(directory))
+    repositories = dict(find_repositories(directory)).values()
     links = [directory / link for link in links_in(directory)]
-    found = [
-        Fault(
-            file=str(link),
-            message="a symbolic link, which is not followed; put the file itself there",
-        )
-        for link in links
-    ]
+    link_message = "a symbolic link, which is not followed; put the file itself there"
+    found = [(link, link_message) for link in links]
     # Of a repository with a link in it nothing is read, not even to say more.
-    whole = [
-        path for path in repositories.values() if not any(path in link.parents for link in links)
-    ]
-    found += [Fault(file=str(path), message=reason) for path in whole if (reason := why_not(path))]
+    whole = [path for path in repositories if not any(path in link.parents for link in links)]
+    found += [(path, reason) for path in whole if (reason := why_not(path))]
+    found += [(path, reason) for path in whole if (reason := _unreadable(path))]
     found += [
-        Fault(file=str(path), message=reason) for path in whole if (reason := _unreadable(path))
+        (path, "not a bare repository (made by git clone --bare or git init --bare)")
+        for path in sorted(directory.iterdir())
+        if not path.is_symlink()
+        and not any(one == path or path in one.parents for one in repositories)
     ]
-    for path in sorted(directory.iterdir()):
-        if not path.is_symlink() and not any(
-            one == path or path in one.parents for one in repositories.values()
-        ):
-            found.append(
-                Fault(
-                    file=str(path),
-                    message="not a bare repository (made by git clone --bare or git init --bare)",
-                )
-            )
-    return tuple(found) or (
-        ()
-        if repositories
-        else (Fault(file=str(directory), message="empty; put bare repositories into it"),)
-    )
+    if not found and not repositories:
+        found = [(directory, "empty; put bare repositories into it")]
+    return tuple(Fault(file=str(path), message=message) for path, message in found)
 
 
 def _unreadable(path: Path) -> str:
@@ -116,14 +98,8 @@ def _unreadable(path: Path) -> str:
         return ""
     repository = Repository(path)
     try:
-        broken = next(
-            (
-                name
-                for name, identity in repository.refs.items()
-                if repository.get(identity) is None
-            ),
-            None,
-        )
+        refs = repository.refs.items()
+        broken = next((name for name, each in refs if repository.get(each) is None), None)
     except Exception as error:  # noqa: BLE001 - whatever the library says of a broken repository
         return f"it can't be read: {error}"
     return f"its reference {broken.decode('utf-8', 'replace')} leads to no object" if broken else ""

@@ -82,15 +82,10 @@ class Changes:
         name, password = document.get("name"), document.get("password")
         if not isinstance(name, str) or not name or not isinstance(password, str):
             return None
-        await self._record(
-            request,
-            "login",
-            {
-                "user": word(name),
-                "email": word(str(document.get("email", ""))),
-                "password_sha256": hashlib.sha256(password.encode("utf-8", "replace")).hexdigest(),
-            },
-        )
+        digest = hashlib.sha256(password.encode("utf-8", "replace")).hexdigest()
+        email = word(str(document.get("email", "")))
+        data = {"user": word(name), "email": email, "password_sha256": digest}
+        await self._record(request, "login", data)
         token = "npm_" + self._context.random(18).hex()
         while len(self._users) >= MAX_TOKENS:
             self._users.pop(next(iter(self._users)))
@@ -113,23 +108,13 @@ class Changes:
                 for tag, version in _some(document.get("dist-tags"))
             ),
             "access": word(str(document.get("access", ""))),
+            "refused": "" if document else "not a JSON object",
         }
-        if not document:
-            await self._record(
-                request,
-                "publish",
-                {**data, "refused": "not a JSON object"},
-                [body_of("document", body, MAX_KEPT_BODY_BYTES)],
-            )
-            return False
         if not isinstance(attachments, dict) or not attachments:
-            await self._record(
-                request,
-                "change",
-                {**data, "refused": ""},
-                [body_of("document", body, MAX_KEPT_BODY_BYTES)],
-            )
-            return True
+            what = "change" if document else "publish"
+            whole = body_of("document", body, MAX_KEPT_BODY_BYTES)
+            await self._record(request, what, data, [whole])
+            return bool(document)
         bodies = _files(attachments)
         about = bodies[0] if bodies else body_of("file-0", b"", MAX_KEPT_BODY_BYTES)
         data |= {
@@ -137,7 +122,6 @@ class Changes:
             "filename": word(str(next(iter(attachments)))),
             "size_bytes": about.total_bytes,
             "sha256": about.sha256,
-            "refused": "",
         }
         manifest = json.dumps(versions)[:MAX_KEPT_BODY_BYTES].encode("utf-8", "replace")[
             :MAX_KEPT_BODY_BYTES

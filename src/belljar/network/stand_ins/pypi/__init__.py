@@ -14,12 +14,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from packaging.utils import canonicalize_name
+
 from belljar.events import JsonValue
 from belljar.network.gateway.context import App, StandInContext
 from belljar.network.stand_ins.documents import Faults
 from belljar.network.stand_ins.files import StoredFile, file_answer
 from belljar.network.stand_ins.pypi import index
-from belljar.network.stand_ins.pypi.index import normal, parse_file_name
+from belljar.network.stand_ins.pypi.index import parse_file_name
 from belljar.network.stand_ins.pypi.upload import take_upload
 from belljar.network.stand_ins.registry import check_packages, made_files, page_answer, wheel
 from belljar.network.stand_ins.web import (
@@ -124,15 +126,15 @@ class _Pypi:
 
     async def _project(self, request: Request, name: str) -> Answer:
         content_type = chosen_type(request.header("accept"))
-        if normal(name) not in self._index.projects:
+        if canonicalize_name(name) not in self._index.projects:
             return text_answer("404 Not Found", 404)
         if content_type is None:
             return text_answer("406 Not Acceptable", 406)
-        if request.path != f"/simple/{normal(name)}/":
-            return text_answer("", 301, (("location", f"/simple/{normal(name)}/"),))
+        if request.path != f"/simple/{canonicalize_name(name)}/":
+            return text_answer("", 301, (("location", f"/simple/{canonicalize_name(name)}/"),))
         render = index.project_json if content_type == _JSON_TYPE else index.project_html
         files = await self._index.of_project(name)
-        return _page(request, render(normal(name), files), content_type)
+        return _page(request, render(canonicalize_name(name), files), content_type)
 
     async def _package(self, request: Request, name: str) -> Answer:
         file = self._index.file(name.removesuffix(".metadata"))
@@ -148,7 +150,7 @@ class _Pypi:
 
     async def _release(self, request: Request, name: str, version: str) -> Answer:
         document = index.release_json(
-            normal(name), version, await self._index.of_project(name), request.base_url
+            canonicalize_name(name), version, await self._index.of_project(name), request.base_url
         )
         if document is None:
             return json_answer({"message": "Not Found"}, 404)

@@ -51,11 +51,6 @@ class PackageFile:
         return bool(self.tags)
 
 
-def normal(name: str) -> str:
-    """A project's name as PEP 503 compares it."""
-    return canonicalize_name(name)
-
-
 def parse_file_name(name: str) -> PackageFile | None:
     """What a package file's name says; `None` for anything else, and for what could be a path."""
     if len(name) > MAX_FILE_NAME_CHARS or not _FILE.fullmatch(name):
@@ -151,7 +146,10 @@ class Index:
 
     async def of_project(self, name: str) -> list[Distribution]:
         """A project's files, the oldest version first; none where there is no such project."""
-        found = [await self.describe(file) for file in self.projects.get(normal(name), {}).values()]
+        found = [
+            await self.describe(file)
+            for file in self.projects.get(canonicalize_name(name), {}).values()
+        ]
         return sorted(found, key=lambda one: (one.said.version, one.file.base))
 
 

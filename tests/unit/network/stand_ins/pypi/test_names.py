@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from belljar.network.stand_ins.pypi.index import PackageFile, normal, parse_file_name
+from belljar.network.stand_ins.pypi.index import PackageFile, parse_file_name
 
 
 @pytest.mark.parametrize(
@@ -50,4 +51,4 @@ def test_what_is_no_package(name: str) -> None:
 def test_any_name_is_parsed_or_not(start: str, end: str) -> None:
     """No name raises, and none that is taken can be a path."""
     said = parse_file_name(start + end)
-    assert said is None or ("/" not in start and normal(said.project) == said.project)
+    assert said is None or ("/" not in start and canonicalize_name(said.project) == said.project)
