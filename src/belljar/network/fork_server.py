@@ -62,7 +62,7 @@ def main(argv: list[str]) -> NoReturn:
     gc.collect()
     gc.freeze()
     ipc.send(owner, {"ready": os.getpid()})
-    _Nursery(owner, serve).work()
+    _ForkServer(owner, serve).work()
 
 
 def preload() -> None:
@@ -77,7 +77,7 @@ def preload() -> None:
         importlib.import_module("belljar.network.gateway.tls").warm_up()
 
 
-class _Nursery:
+class _ForkServer:
     def __init__(self, owner: socket.socket, serve: Any) -> None:  # noqa: ANN401
         self._owner = owner
         self._children: dict[int, int | None] = {}

@@ -10,8 +10,8 @@ request has the kind `ask`, `data` `{"what"}` and one body. The first is `ready`
 without data, every few seconds; the last is `ended`, `data` `{"unreported"}`. Down: `{"ack": id}`
 when an event is on record; `{"answer": id, "ok", "bytes"}` and so many bytes, to a request (`dial`,
 body `{"host", "port", "stand_in"}`, also gets a descriptor with the head); `{"end": seconds}`: the
-range ends, and within that the gateway has to report what is in progress. `UpDecoder` checks every
-field, length and order; anything else is a violation.
+range ends, and within that the gateway has to report what is in progress. `EventDecoder` checks
+every field, length and order; anything else is a violation.
 """
 
 from __future__ import annotations

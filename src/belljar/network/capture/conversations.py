@@ -31,7 +31,7 @@ MAX_STRAYS: Final = 100
 together.
 """
 _HELD_BESIDE_BYTES: Final = 128
-_MAX_ASKED: Final = 1000
+_MAX_FAST_OPEN: Final = 1000
 _ETHERTYPE_IPV4: Final = b"\x08\x00"
 _TCP: Final = 6
 _FIN, _SYN, _RST, _ACK, _URG = 1, 2, 4, 16, 32
@@ -60,7 +60,7 @@ class _Stream:
     turn."""
 
     next_sequence: int
-    said: bytearray = field(default_factory=bytearray)
+    data: bytearray = field(default_factory=bytearray)
     length: int = 0
     early: dict[int, bytes] = field(default_factory=dict)
     early_bytes: int = 0
@@ -107,13 +107,13 @@ class _Stream:
             self.ambiguous = True
             self.cut_bytes += min(-start, len(payload))
         again = payload[max(0, -start) : behind]
-        known = self.said[max(0, start) : max(0, start) + len(again)]
+        known = self.data[max(0, start) : max(0, start) + len(again)]
         self.ambiguous |= known != again[: len(known)]
         fresh = payload[behind:]
         self.length += len(fresh)
         self.next_sequence = (self.next_sequence + len(fresh)) % _WHOLE
-        kept = fresh[: MAX_STREAM_BYTES - len(self.said)]
-        self.said += kept
+        kept = fresh[: MAX_STREAM_BYTES - len(self.data)]
+        self.data += kept
         self.cut_bytes += len(fresh) - len(kept)
 
 
@@ -145,7 +145,7 @@ class _Open:
     ended_s: float
     sent: _Stream
     received: _Stream
-    has_spoken: bool = False
+    has_data: bool = False
     is_left_out: bool = False
     is_ended: bool = False
     ambiguous: bool = False
@@ -157,15 +157,15 @@ class _Open:
             server=self.server,
             began_s=self.began_s,
             ended_s=self.ended_s,
-            sent=bytes(self.sent.said),
-            received=bytes(self.received.said),
+            sent=bytes(self.sent.data),
+            received=bytes(self.received.data),
             ambiguous=self.ambiguous or self.sent.ambiguous or self.received.ambiguous,
             has_gap=has_gap,
             cut_bytes=self.sent.cut_bytes + self.received.cut_bytes,
         )
 
 
-class Listener:
+class ConversationTracker:
     """Takes segments and yields the conversations with served ports; nothing else is held."""
 
     def __init__(self, is_served: Callable[[End], bool]) -> None:
@@ -178,8 +178,8 @@ class Listener:
         self._is_served = is_served
         self._found: dict[tuple[End, End], _Open] = {}
         self._done: list[_Open] = []
-        self._asked: dict[tuple[End, End], Segment] = {}
-        self._spoken = 0
+        self._fast_open: dict[tuple[End, End], Segment] = {}
+        self._with_data = 0
         self._held_bytes = 0
 
     def take(self, segment: Segment) -> None:
@@ -188,41 +188,41 @@ class Listener:
         if segment.flags & _RST or not (client or server):
             return
         if segment.flags & _SYN:
-            self._greet(segment, by_server=server)
+            self._take_syn(segment, by_server=server)
         elif (said := self._found.get((segment.source, segment.target))) is not None:
-            self._hear(said, said.sent, segment)
+            self._take_data(said, said.sent, segment)
         elif (said := self._found.get((segment.target, segment.source))) is not None:
-            self._hear(said, said.received, segment)
+            self._take_data(said, said.received, segment)
         else:
-            self._stray(segment, segment.target[1] if client else None)
+            self._count_stray(segment, segment.target[1] if client else None)
 
     def finish(self) -> Iterator[Conversation]:
         """Those in which anything was said, in the order of their beginnings. Once."""
-        spoken = [each for each in (*self._done, *self._found.values()) if each.has_spoken]
+        spoken = [each for each in (*self._done, *self._found.values()) if each.has_data]
         self._found, self._done = {}, []
         yield from (each.closed() for each in sorted(spoken, key=lambda each: each.began_s))
 
-    def _greet(self, segment: Segment, *, by_server: bool) -> None:
+    def _take_syn(self, segment: Segment, *, by_server: bool) -> None:
         if segment.flags & _ACK:
             if by_server:
                 self._begin(segment, (segment.target, segment.source))
-        elif segment.payload and len(self._asked) < _MAX_ASKED:
-            self._ask(segment, (segment.source, segment.target))
+        elif segment.payload and len(self._fast_open) < _MAX_FAST_OPEN:
+            self._hold_fast_open(segment, (segment.source, segment.target))
         else:
             self.left_out["bytes"] += len(segment.payload)
 
-    def _ask(self, segment: Segment, pair: tuple[End, End]) -> None:
+    def _hold_fast_open(self, segment: Segment, pair: tuple[End, End]) -> None:
         """Hold TCP Fast Open data (RFC 7413): it counts if it is answered; two versions are
         ambiguous."""
-        first = self._asked.setdefault(pair, segment)
+        first = self._fast_open.setdefault(pair, segment)
         if (first.sequence, first.payload) != (segment.sequence, segment.payload):
-            self._asked[pair] = first._replace(flags=first.flags | _URG)
+            self._fast_open[pair] = first._replace(flags=first.flags | _URG)
 
     def _begin(self, segment: Segment, pair: tuple[End, End]) -> None:
         if (spoken := self._found.get((pair[1], pair[0]))) is not None:
             spoken.ambiguous = True  # who began it answers nobody
             return
-        asked = self._asked.pop(pair, None)
+        asked = self._fast_open.pop(pair, None)
         numbers = (segment.sequence, segment.acknowledged)
         known = self._found.get(pair)
         if known is not None:
@@ -230,7 +230,7 @@ class Listener:
                 return
             known.ambiguous |= not known.is_ended
             del self._found[pair]
-            if known.has_spoken:
+            if known.has_data:
                 self._done.append(known)
         if len(self._found) + len(self._done) >= MAX_BEGUN:
             self.left_out["connections"] += 1
@@ -241,9 +241,9 @@ class Listener:
         streams = _Stream(first), _Stream((numbers[0] + 1) % _WHOLE)
         said = self._found[pair] = _Open(numbers, *pair, segment.at_s, segment.at_s, *streams)
         if asked is not None and is_taken:
-            self._hear(said, said.sent, asked._replace(sequence=first))
+            self._take_data(said, said.sent, asked._replace(sequence=first))
 
-    def _hear(self, said: _Open, stream: _Stream, segment: Segment) -> None:
+    def _take_data(self, said: _Open, stream: _Stream, segment: Segment) -> None:
         said.is_ended |= bool(segment.flags & _FIN)
         if not segment.payload:
             return
@@ -264,15 +264,15 @@ class Listener:
 
     def _admit(self, said: _Open) -> bool:
         """Whether what is said in it is looked at: the bound counts those that say something."""
-        if said.has_spoken or said.is_left_out:
-            return said.has_spoken
-        said.has_spoken = self._spoken < MAX_CONVERSATIONS
-        said.is_left_out = not said.has_spoken
-        self._spoken += said.has_spoken
+        if said.has_data or said.is_left_out:
+            return said.has_data
+        said.has_data = self._with_data < MAX_CONVERSATIONS
+        said.is_left_out = not said.has_data
+        self._with_data += said.has_data
         self.left_out["connections"] += said.is_left_out
-        return said.has_spoken
+        return said.has_data
 
-    def _stray(self, segment: Segment, port: int | None) -> None:
+    def _count_stray(self, segment: Segment, port: int | None) -> None:
         key = (segment.source[0], segment.target[0], port)
         if key not in self.strays and len(self.strays) >= MAX_STRAYS:
             key = ("", "", None)

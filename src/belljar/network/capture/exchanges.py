@@ -166,39 +166,39 @@ class _ConversationReader:
     def __init__(self, conversation: Conversation, max_steps: int, kept_body_bytes: int) -> None:
         self.found: list[Exchange] = []
         self.steps = self.sent_to = self.received_to = 0
-        self._asked, self._answered = _Side(conversation.sent), _Side(conversation.received)
+        self._requests, self._responses = _Side(conversation.sent), _Side(conversation.received)
         self._max_steps, self._kept_body_bytes = max_steps, kept_body_bytes
 
     def read(self) -> None:
         """As far as it goes. Raises `_OverBoundError`, and `h11.ProtocolError`."""
         is_over = False
-        while not is_over and not self._asked.is_read:
+        while not is_over and not self._requests.is_read:
             if len(self.found) >= MAX_EXCHANGES:
                 raise _OverBoundError(f"more than {MAX_EXCHANGES} requests")
             request = _Message(self._kept_body_bytes)
             self._request(request)
             if not isinstance(request.head, h11.Request) or not request.is_whole:
                 return
-            self.sent_to = self._asked.at
+            self.sent_to = self._requests.at
             answer = _Message(self._kept_body_bytes)
             try:
                 self._answer(request.head, answer)
             finally:  # what of it was read is told, whatever follows
                 self.found.append(_exchange(request.head, request, answer))
                 self.received_to = (
-                    self._answered.at if answer.head is not None else self.received_to
+                    self._responses.at if answer.head is not None else self.received_to
                 )
             is_over = request.is_last() or answer.is_last() or _switches(request.head, answer.head)
 
     def _request(self, message: _Message) -> None:
-        message.head = self._head(self._asked, h11.Connection(h11.SERVER))
+        message.head = self._head(self._requests, h11.Connection(h11.SERVER))
         if message.head is not None:
-            message.is_whole = self._body(self._asked, message, has_end=True)
+            message.is_whole = self._body(self._requests, message, has_end=True)
 
     def _answer(self, request: h11.Request, message: _Message) -> None:
-        head = self._head(self._answered, _asking(request))
+        head = self._head(self._responses, _asking(request))
         while isinstance(head, h11.InformationalResponse) and head.status_code != _SWITCHING:
-            head = self._head(self._answered, _asking(request))
+            head = self._head(self._responses, _asking(request))
         message.head = head
         if head is not None:
             is_bare = (
@@ -206,7 +206,7 @@ class _ConversationReader:
                 or _switches(request, head)
                 or _status(head) in _NO_CONTENT
             )
-            message.is_whole = is_bare or self._body(self._answered, message, has_end=False)
+            message.is_whole = is_bare or self._body(self._responses, message, has_end=False)
 
     def _head(self, side: _Side, parser: h11.Connection) -> _Head | None:
         if not (text := side.head()):

@@ -22,7 +22,12 @@ from belljar.capture import body_of
 from belljar.events import Body, Event, JsonValue, Kind
 from belljar.network import ipc
 from belljar.network.capture import conversations
-from belljar.network.capture.conversations import Conversation, End, Listener, read_segments
+from belljar.network.capture.conversations import (
+    Conversation,
+    ConversationTracker,
+    End,
+    read_segments,
+)
 from belljar.network.capture.exchanges import (
     NO_HTTP,
     NOT_FURTHER,
@@ -137,20 +142,20 @@ class _Reader:
 
     def read(self, records: Sequence[BinaryIO]) -> Iterator[Event]:
         """All of it; `left_out` is right when it has ended."""
-        listener = Listener(self._is_served)
+        tracker = ConversationTracker(self._is_served)
         frames = heapq.merge(*map(sent_frames, records), key=itemgetter(0))
         for segment in read_segments(islice(frames, MAX_FRAMES)):
-            listener.take(segment)
+            tracker.take(segment)
         self.left_out["frames"] += next(frames, None) is not None
-        for conversation in listener.finish():
+        for conversation in tracker.finish():
             if self.is_full:  # reading costs processor, whether or not it is told
                 self.left_out["connections"] += 1
                 continue
             self.left_out["bytes"] += conversation.cut_bytes
             if server := self._web_server(conversation.server):
-                yield from self._told(server, conversation)
-        self.left_out += listener.left_out
-        yield from self._strays(listener)
+                yield from self._events_of(server, conversation)
+        self.left_out += tracker.left_out
+        yield from self._strays(tracker)
 
     def _is_served(self, end: End) -> bool:
         return end in self._named or end[0] in self._open
@@ -159,7 +164,7 @@ class _Reader:
         name, speaks_web = self._named.get(end, (self._open.get(end[0], ""), True))
         return name if speaks_web else ""
 
-    def _told(self, stand_in: str, conversation: Conversation) -> Iterator[Event]:
+    def _events_of(self, stand_in: str, conversation: Conversation) -> Iterator[Event]:
         found, rest = exchanges(conversation, self._steps, self._body_bytes)
         self._steps -= rest.steps
         self.left_out["steps"] += rest.is_out_of_steps
@@ -183,9 +188,9 @@ class _Reader:
             or conversation.cut_bytes
             or (conversation.ambiguous and not found)
         ):
-            yield self._unread(common, conversation, rest)
+            yield self._unread_event(common, conversation, rest)
 
-    def _unread(
+    def _unread_event(
         self, common: Mapping[str, JsonValue], conversation: Conversation, rest: Rest
     ) -> Event:
         data: dict[str, JsonValue] = {
@@ -203,8 +208,8 @@ class _Reader:
         bodies = tuple(body_of(name, text, self._kept_bytes) for name, text in said if text)
         return Event(kind=Kind.NETWORK_STREAM, data=data, bodies=bodies)
 
-    def _strays(self, listener: Listener) -> Iterator[Event]:
-        for (source, target, port), (count, size) in listener.strays.items():
+    def _strays(self, tracker: ConversationTracker) -> Iterator[Event]:
+        for (source, target, port), (count, size) in tracker.strays.items():
             data: dict[str, JsonValue] = {
                 "cell": self._cells.get(source, ""),
                 "protocol": "tcp",

@@ -270,35 +270,40 @@ class Reporter:
     def _readable(self) -> None:
         for _ in range(256):
             try:
-                said, fds, _ = ipc.take_datagram(self._sock, MAX_DATAGRAM_BYTES)
+                datagram, fds, _ = ipc.take_datagram(self._sock, MAX_DATAGRAM_BYTES)
             except BlockingIOError:
                 break
             except OSError:
                 self._on_lost()
-            if not said:
+            if not datagram:
                 self._on_lost()
             try:
-                self._handle(said, fds)
+                self._handle(datagram, fds)
             except (ValueError, KeyError, TypeError):
                 self._on_lost()
         self._wake()
 
-    def _handle(self, said: bytes, fds: list[int]) -> None:
+    def _handle(self, datagram: bytes, fds: list[int]) -> None:
         if self._answer is not None:
-            self._more_of_answer(said)
+            self._more_of_answer(datagram)
             return
-        word: dict[str, Any] = json.loads(said)
-        if "ack" in word:
-            self._done(word["ack"], b"")
+        message: dict[str, Any] = json.loads(datagram)
+        if "ack" in message:
+            self._done(message["ack"], b"")
             return
-        if "end" in word:
-            self.end_within_s = float(word["end"])
+        if "end" in message:
+            self.end_within_s = float(message["end"])
             self.end_requested.set()
             return
         if fds:
-            self._hand_over(int(word["answer"]), socket.socket(fileno=fds[0]))
+            self._hand_over(int(message["answer"]), socket.socket(fileno=fds[0]))
             return
-        self._answer = (int(word["answer"]), bool(word["ok"]), int(word["bytes"]), bytearray())
+        self._answer = (
+            int(message["answer"]),
+            bool(message["ok"]),
+            int(message["bytes"]),
+            bytearray(),
+        )
         self._more_of_answer(b"")
 
     def _more_of_answer(self, piece: bytes) -> None:

@@ -132,7 +132,7 @@ def warm_up() -> None:
 def server_context(*, http: bool) -> ssl.SSLContext:
     """A server's context without a certificate: TLS 1.2 or 1.3, no renegotiation, no compression,
     no resumption (each connection says its name anew), and in TLS 1.2 no suite that pads: a
-    record's length follows from its plaintext's (`tls_pipe`).
+    record's length follows from its plaintext's (`pipe`).
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2

@@ -64,7 +64,7 @@ SHUTDOWN_GRACE_S: Final = 2.0
 progress.
 """
 MAX_PENDING_REQUESTS: Final = 64
-"""Of dials, and of all others: a gateway of ours has fewer unanswered (`gateway.bounds`)."""
+"""Of dials, and of all others: a gateway of ours has fewer unanswered (`gateway.config.Bounds`)."""
 REQUEST_WORKERS: Final = 8
 _FLOW_FIELDS: Final = frozenset(
     {

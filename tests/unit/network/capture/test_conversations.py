@@ -13,7 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.network.capture import conversations
-from belljar.network.capture.conversations import MAX_STREAM_BYTES, Conversation, End, Listener, read_segments
+from belljar.network.capture.conversations import (
+    MAX_STREAM_BYTES,
+    Conversation,
+    ConversationTracker,
+    End,
+    read_segments,
+)
 from belljar.network.capture.packets import HEADER, sent_frames
 
 CLIENT, SERVER = ("10.0.0.1", 40000), ("10.0.1.2", 80)
@@ -72,12 +78,12 @@ def spoken(sent: bytes, received: bytes, *, first: int = 2**32 - 5, cut: int = 7
     return [*greeting(CLIENT, SERVER, first=first, theirs=76), *up, *down]
 
 
-def listen(written: bytes) -> Listener:
+def listen(written: bytes) -> ConversationTracker:
     """Who has heard all of a record; `SERVER` serves."""
-    listener = Listener(lambda end: end == SERVER)
+    tracker = ConversationTracker(lambda end: end == SERVER)
     for segment in read_segments(sent_frames(io.BytesIO(written))):
-        listener.take(segment)
-    return listener
+        tracker.take(segment)
+    return tracker
 
 
 def heard(packets: Sequence[Packet]) -> list[Conversation]:
@@ -152,18 +158,18 @@ def test_what_nobody_answered_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     noise += [Packet(("10.0.0.1", port), SERVER, 5, SYN) for port in range(100, 150)]
     noise += [Packet(("10.0.0.1", port), ("10.0.1.2", 81), 5, SYN) for port in range(150)]
     noise += [packet._replace(sent=False) for packet in spoken(b"never arrived", b"", first=900)]
-    listener = listen(record([*noise, *spoken(b"this", b"that")]))
-    assert [(each.sent, each.received) for each in listener.finish()] == [(b"this", b"that")]
-    assert not +listener.left_out
+    tracker = listen(record([*noise, *spoken(b"this", b"that")]))
+    assert [(each.sent, each.received) for each in tracker.finish()] == [(b"this", b"that")]
+    assert not +tracker.left_out
 
 
 def test_what_is_not_looked_at_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each conversation beyond the bound once."""
     monkeypatch.setattr(conversations, "MAX_CONVERSATIONS", 2)
     talk = [each for first in (10, 20, 30, 40) for each in spoken(b"a", b"b", first=first)]
-    listener = listen(record(talk))
-    assert len(list(listener.finish())) == 2
-    assert +listener.left_out == {"connections": 2}
+    tracker = listen(record(talk))
+    assert len(list(tracker.finish())) == 2
+    assert +tracker.left_out == {"connections": 2}
 
 
 def test_a_client_begins_nothing_anew() -> None:
@@ -199,12 +205,12 @@ def test_what_is_said_before_the_beginning_is_doubtful() -> None:
 
 def test_a_client_that_answers_is_no_server() -> None:
     """Where every port is served: a SYN-ACK of the client's doesn't turn its connection round, and makes it doubtful."""
-    listener = Listener(lambda _: True)
+    tracker = ConversationTracker(lambda _: True)
     turned = Packet(CLIENT, SERVER, 1, SYN_ACK, acknowledged=10**9)
     talk = spoken(b"GET / HTTP/1.1", b"HTTP/1.1 200 OK")
     for segment in read_segments(sent_frames(io.BytesIO(record([*talk[:3], turned, *talk[3:]])))):
-        listener.take(segment)
-    (found,) = listener.finish()
+        tracker.take(segment)
+    (found,) = tracker.finish()
     assert (found.client, found.sent, found.received) == (CLIENT, b"GET / HTTP/1.1", b"HTTP/1.1 200 OK")
     assert found.ambiguous
 
