@@ -102,6 +102,7 @@ class Range:
         handle_request: RequestHandler | None = None,
     ) -> None:
         self.id = new_range_id()
+        self._where = f"range {self.id}"
         self.destruction: Destruction | None = None
         self.timings_ms: dict[str, float] = {}
         self._spec, self._recorder, self._home = spec, recorder, home
@@ -277,7 +278,7 @@ class Range:
             killed=lambda: read_order(self._home, self.id),
         )
         self._watch.start()
-        self._supervisor = SupervisorRequests(processes.control, self._state, self._where())
+        self._supervisor = SupervisorRequests(processes.control, self._state, self._where)
         for end in (processes.control, processes.events):
             send(end, {"go": True})
         # They are busy shutting themselves in: no guest is there yet
@@ -308,7 +309,7 @@ class Range:
             self._mark("ids")
         waited = {self._wait_for("started", "ready"), self._wait_for("started", "ready")}
         if waited != {"started", "ready"}:
-            raise CellError("a part of the range said twice that it is up", where=self._where())
+            raise CellError("a part of the range said twice that it is up", where=self._where)
         self._mark("up")
         with self._pinning:
             self._pins = pin_namespaces(processes.supervisor.process)
@@ -317,7 +318,7 @@ class Range:
             theirs = {name: number for name, number in numbers.items() if ours.get(name) != number}
             if "net" not in theirs or self._entry is None:
                 what = "the range has no network namespace of its own"
-                raise self.error or CellError(what, where=self._where())
+                raise self.error or CellError(what, where=self._where)
             self._entry = self._journal.update(self._entry, namespaces=theirs)
         if self.error is not None:
             with self._pinning:
@@ -331,11 +332,11 @@ class Range:
             diagnosis = "" if self._watch is None else self._watch.diagnosis()
             detail = f": {diagnosis}" if diagnosis else ""
             what = f"the range did not come up in {_START_DEADLINE_S:.0f} s{detail}"
-            raise CellError(what, where=self._where(), hint=_LATE_HINT) from None
+            raise CellError(what, where=self._where, hint=_LATE_HINT) from None
         if milestone in wanted:
             return milestone
         what = "a part of the range did not come up"
-        raise self.error or CellError(what, where=self._where())
+        raise self.error or CellError(what, where=self._where)
 
     def _attach(self, cell: str, where: int, is_fd: bool, offloads: bool) -> None:  # noqa: FBT001
         try:
@@ -346,7 +347,7 @@ class Range:
             )
         except OSError as exc:
             raise CellError(
-                f"the cell {cell} has no network namespace: {exc.strerror}", where=self._where()
+                f"the cell {cell} has no network namespace: {exc.strerror}", where=self._where
             ) from exc
         try:
             # A port in the host's namespace would be a way out
@@ -354,7 +355,7 @@ class Range:
             hosts = {namespaces_of(pid, ("net",)).get("net") for pid in (os.getpid(), 1)}
             if number in hosts:
                 what = f"the cell {cell} is in the host's own network namespace"
-                raise CellError(what, where=self._where())
+                raise CellError(what, where=self._where)
             wanted = {"do": "attach", "cell": cell, "offloads": offloads}
             if self._is_users:
                 self._request(wanted, [namespace])
@@ -369,7 +370,7 @@ class Range:
 
     def _request(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
         if self._supervisor is None:
-            raise CellError("the range does not run", where=self._where())
+            raise CellError("the range does not run", where=self._where)
         self._supervisor.ask(message, fds)
 
     def _destroy(self, reason: str) -> Destruction:
@@ -443,6 +444,3 @@ class Range:
 
     def _elapsed_ms(self) -> float:
         return round((time.monotonic() - self._began) * 1000, 1)
-
-    def _where(self) -> str:
-        return f"range {self.id}"

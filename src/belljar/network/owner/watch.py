@@ -115,6 +115,7 @@ class Watch:
         """`killed`: the kill order over the range, which explains why its processes end."""
         self.state = state
         self.closing = False
+        self._where = f"range {range_id}"
         self._range, self._processes, self._recorder = range_id, processes, recorder
         self._on_failure, self._handle_request, self._dialler = on_failure, handle_request, dialler
         self._decoder = EventDecoder()
@@ -127,11 +128,8 @@ class Watch:
         self._stderr = b""
         self._budget = budget
         self._accounts = Accounts()
-        self._send_lock, self._dying, self._recording = (
-            threading.Lock(),
-            threading.Lock(),
-            threading.Lock(),
-        )
+        self._send_lock = threading.Lock()
+        self._dying, self._recording = threading.Lock(), threading.Lock()
         self._heartbeats = {name: HeartbeatTimeout(timeout_s) for name in ("supervisor", "gateway")}
         self._requests, self._dials = (
             BoundedExecutor(
@@ -204,7 +202,7 @@ class Watch:
             if self.state.error is not None:
                 return
             if type(error) is CellError:
-                error = killed_error(self._killed(), where=self._where()) or error
+                error = killed_error(self._killed(), where=self._where) or error
             self.state.error = error
         self._kill()
         self._gateway_done.set()
@@ -254,7 +252,7 @@ class Watch:
                 what = (
                     f"the range's {name} hangs: it has said nothing for {heartbeat.timeout_s:.0f} s"
                 )
-                self.die(CellError(what, where=self._where(), hint=HINT_ENDED))
+                self.die(CellError(what, where=self._where, hint=HINT_ENDED))
 
     def _look_at_upstreams(self) -> None:
         if time.monotonic() < self._next_look_s:
@@ -268,7 +266,7 @@ class Watch:
             self.die(exc)
         except (OSError, ValueError) as exc:
             what = f"the range's upstream connections can't be measured: {exc}"
-            self.die(CellError(what, where=self._where(), hint=HINT_ENDED))
+            self.die(CellError(what, where=self._where, hint=HINT_ENDED))
 
     def _is_connected(self, name: str) -> bool:
         return (
@@ -288,15 +286,12 @@ class Watch:
         except BelljarError as exc:
             self.die(exc)
         except (ValueError, KeyError, TypeError) as exc:
-            self.die(
-                ProtocolViolation(
-                    f"a part of the range said what it can't mean: {exc}", where=self._where()
-                )
-            )
+            what = f"a part of the range sent a malformed message: {exc}"
+            self.die(ProtocolViolation(what, where=self._where))
         except Exception as exc:  # noqa: BLE001 - nothing may go on that isn't watched
             self.die(
                 CellError(
-                    f"an event of the range could not be taken in: {exc!r}", where=self._where()
+                    f"an event of the range could not be taken in: {exc!r}", where=self._where
                 )
             )
 
@@ -320,7 +315,7 @@ class Watch:
                 what = "; ".join(str(difference) for difference in differences)
                 self.die(
                     ContainmentBreach(
-                        f"the range's network was changed: {printable(what)}", where=self._where()
+                        f"the range's network was changed: {printable(what)}", where=self._where
                     )
                 )
             case {"failed": _}:
@@ -334,7 +329,7 @@ class Watch:
             f"the range's supervisor gave up: {printable(str(message['failed']), max_chars=2000)}"
         )
         return kind(
-            what, where=self._where(), hint=printable(str(message.get("hint", "")), max_chars=500)
+            what, where=self._where, hint=printable(str(message.get("hint", "")), max_chars=500)
         )
 
     def _receive_from_gateway(self) -> None:
@@ -346,7 +341,7 @@ class Watch:
             message = self._decoder.feed(datagram)
         except WireViolation as exc:
             raise ProtocolViolation(
-                f"the gateway broke its protocol: {exc}", where=self._where()
+                f"the gateway broke its protocol: {exc}", where=self._where
             ) from exc
         match message:
             case GatewayEvent():
@@ -361,7 +356,7 @@ class Watch:
             case GatewayEnded():
                 if not self._is_ending:
                     raise ProtocolViolation(
-                        "the gateway broke its protocol: it has ended unasked", where=self._where()
+                        "the gateway broke its protocol: it has ended unasked", where=self._where
                     )
                 self._has_ended = True
                 self._unreported += message.unreported
@@ -378,11 +373,11 @@ class Watch:
                 self._spend(event)
         except ValueError as exc:  # data that the kind doesn't allow
             raise ProtocolViolation(
-                f"the gateway said what can't be recorded: {exc}", where=self._where()
+                f"the gateway said what can't be recorded: {exc}", where=self._where
             ) from exc
         except OSError as exc:
             raise LedgerError(
-                f"an event of the range can't be recorded: {exc}", where=self._where()
+                f"an event of the range can't be recorded: {exc}", where=self._where
             ) from exc
 
     def _spend(self, event: Event) -> None:
@@ -397,7 +392,7 @@ class Watch:
                 f"the range has put {format_size(before.most_bytes)} on record, which is all that "
                 f"it may"
             )
-            raise CellError(what, where=self._where(), hint=_HINT_RECORD_LIMIT)
+            raise CellError(what, where=self._where, hint=_HINT_RECORD_LIMIT)
         if after.cut_events and not before.cut_events:
             data: dict[str, JsonValue] = {
                 "limit": RECORD_LIMIT,
@@ -414,7 +409,7 @@ class Watch:
         executor, reply = (self._dials, self._dial) if is_dial else (self._requests, self._reply)
         if not executor.try_submit(partial(reply, request)):
             raise ProtocolViolation(
-                f"more than {MAX_PENDING_REQUESTS} questions at once", where=self._where()
+                f"more than {MAX_PENDING_REQUESTS} questions at once", where=self._where
             )
 
     def _reply(self, request: GatewayRequest) -> None:
@@ -435,9 +430,7 @@ class Watch:
                 self._send(encode_reply(request.id, b"")[0], fds=(end.fileno(),))
                 return
         except NotAnUpstream as exc:
-            self.die(
-                ProtocolViolation(f"the gateway broke its protocol: {exc}", where=self._where())
-            )
+            self.die(ProtocolViolation(f"the gateway broke its protocol: {exc}", where=self._where))
         # It can't be recorded: then nothing is dialled, and nothing goes on
         except BelljarError as exc:
             self.die(exc)
@@ -459,7 +452,7 @@ class Watch:
                     socket.send_fds(self._processes.events, [datagram], list(fds))
         except BlockingIOError:
             what = "the gateway does not read what it is sent"
-            self.die(ProtocolViolation(what, where=self._where()))
+            self.die(ProtocolViolation(what, where=self._where))
         except OSError:  # one that is gone is seen elsewhere
             pass
 
@@ -470,7 +463,7 @@ class Watch:
             diagnosis = self.diagnosis()
             detail = f"{' (' + how + ')' if how else ''}{': ' + diagnosis if diagnosis else ''}"
             what = f"the range's {name} ended{detail}"
-            self.die(CellError(what, where=self._where(), hint=HINT_ENDED))
+            self.die(CellError(what, where=self._where, hint=HINT_ENDED))
 
     def _kill(self) -> None:
         self._processes.supervisor.kill()
@@ -480,9 +473,6 @@ class Watch:
         with suppress(BlockingIOError):
             while piece := os.read(self._processes.stderr, 4096):
                 self._stderr = (self._stderr + piece)[:_MAX_DIAGNOSIS_BYTES]
-
-    def _where(self) -> str:
-        return f"range {self._range}"
 
 
 def _checked_flow(flow: Mapping[str, Any]) -> Mapping[str, Any]:
