@@ -11,7 +11,7 @@ import pytest
 
 from belljar.cell import Cell, open_cell, open_pool
 from belljar.cell.decoys import KEY_FILE, file_time, read_key
-from belljar.cell.runs import start_run
+from belljar.cell.parts import start_run
 from belljar.errors import PolicyError
 from belljar.policy.guarding import DecoyKind, DecoySpec
 from belljar.signals.decoys import PLACES, digest, mint, origins

@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from belljar.cell import Cell, open_cell
-from belljar.cell.sensors import Touch, watch_files
+from belljar.cell.decoys import Touch, watch_files
 from belljar.events import MemoryRecorder
 from belljar.probe.model import Verdict
 from belljar.probe.run import probe_cell

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from belljar.cell import open_cell, start_run
-from belljar.channel.pipe import SocketPipe
+from belljar.channel.pump import SocketPipe
 from belljar.errors import CellError
 from belljar.ledger import read_events, verify
 

@@ -15,7 +15,7 @@ from tests.integration import test_ranges as ranges
 
 from belljar.cell import Cell
 from belljar.cell.ranges import Range, open_range
-from belljar.cell.trust import BUNDLE
+from belljar.cell.task_data import BUNDLE
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.root, pytest.mark.anyio]
 anyio_backend = ranges.anyio_backend

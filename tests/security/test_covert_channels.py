@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from tests.security.covert_world import Pair, Side, opened_side, query
 
-from belljar.cell.runs import start_run
+from belljar.cell.parts import start_run
 from belljar.policy import load_policy
 from belljar.policy.guarding import METADATA_ADDRESS
 

@@ -17,7 +17,7 @@ import pytest
 from tests.security.covert_memory import KEEPING, VOIDS, Memory, Void, lay, shell
 from tests.security.covert_world import Pair, Side, opened_side
 
-from belljar.cell.runs import start_run
+from belljar.cell.parts import start_run
 from belljar.network.stand_ins import KINDS
 from belljar.plan.addresses import RangeLayout
 from belljar.policy import LoadedPolicy, load_policy

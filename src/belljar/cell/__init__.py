@@ -15,17 +15,15 @@ if TYPE_CHECKING:
     from belljar.cell.background import BackgroundCommand, OutputSoFar
     from belljar.cell.cell import Cell
     from belljar.cell.connection import CellStream
+    from belljar.cell.exec import RunningCommand
     from belljar.cell.files import FileInfo
-    from belljar.cell.health import Health
+    from belljar.cell.health import Health, Metrics
     from belljar.cell.local_tree import Transfer
-    from belljar.cell.metrics import Metrics
     from belljar.cell.open import open_cell, prepare
     from belljar.cell.output import CommandError, ExecOutput
-    from belljar.cell.parts import Parts
+    from belljar.cell.parts import Parts, start_run
     from belljar.cell.pool import Pool, open_pool
     from belljar.cell.ranges import Range, open_range
-    from belljar.cell.runs import start_run
-    from belljar.cell.stream import RunningCommand
     from belljar.channel import PtySize, Stream
 
 __all__ = [
@@ -60,15 +58,15 @@ __getattr__ = lazy_names(
         "CellStream": "belljar.cell.connection",
         **dict.fromkeys(("open_cell", "prepare"), "belljar.cell.open"),
         "FileInfo": "belljar.cell.files",
-        "Metrics": "belljar.cell.metrics",
+        "Metrics": "belljar.cell.health",
         "Transfer": "belljar.cell.local_tree",
         **dict.fromkeys(("CommandError", "ExecOutput"), "belljar.cell.output"),
         "Health": "belljar.cell.health",
         **dict.fromkeys(("Range", "open_range"), "belljar.cell.ranges"),
         "Parts": "belljar.cell.parts",
         **dict.fromkeys(("Pool", "open_pool"), "belljar.cell.pool"),
-        "start_run": "belljar.cell.runs",
-        "RunningCommand": "belljar.cell.stream",
+        "start_run": "belljar.cell.parts",
+        "RunningCommand": "belljar.cell.exec",
         **dict.fromkeys(("PtySize", "Stream"), "belljar.channel"),
     },
 )

@@ -22,7 +22,7 @@ from belljar.errors import CellError
 from belljar.units import format_duration
 
 if TYPE_CHECKING:
-    from belljar.cell.stream import RunningCommand
+    from belljar.cell.exec import RunningCommand
 
 _END_TIMEOUT_S: Final = 5.0
 _STREAMS: Final = (Stream.STDOUT, Stream.STDERR)

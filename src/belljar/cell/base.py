@@ -23,7 +23,7 @@ from belljar.policy.guarding import Action, Place
 from belljar.signals.observe import output_part
 
 if TYPE_CHECKING:
-    from belljar.probe.routed import Router
+    from belljar.probe.judge import Router
 
 
 class CellBase:

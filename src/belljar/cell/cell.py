@@ -131,7 +131,7 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
         return self._live.host_pid
 
     async def watch(self, paths: Sequence[str]) -> FileWatch:
-        """The tier's sensor for these files, for `belljar.cell.sensors`.
+        """The tier's sensor for these files, for `belljar.cell.decoys`.
 
         Raises `HostError` or `CellError` when there can be none.
         """

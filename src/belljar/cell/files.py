@@ -21,6 +21,7 @@ import anyio.to_thread
 from belljar.capture import body_of
 from belljar.cell import record
 from belljar.cell.base import CellBase
+from belljar.cell.health import Metrics, join_metrics
 from belljar.cell.local_tree import (
     Destination,
     Manifest,
@@ -30,8 +31,7 @@ from belljar.cell.local_tree import (
     records_of,
     root_mode,
 )
-from belljar.cell.metrics import Metrics, join_metrics
-from belljar.channel import FileTooLarge, file_trees
+from belljar.channel import FileTooLarge, trees
 from belljar.channel.trees import MAX_DEPTH, Record, RecordKind
 from belljar.dataclass import dataclass
 from belljar.errors import CellError
@@ -155,7 +155,7 @@ class FileOperations(CellBase):
         operation = self._files_started("upload", target, who, **data)
         began = anyio.current_time()
         try:
-            await file_trees.put(
+            await trees.put(
                 self._live.client,
                 directory or ".",
                 _fed(in_pieces(records)),
@@ -223,7 +223,7 @@ class FileOperations(CellBase):
             )
             began = anyio.current_time()
             try:
-                await file_trees.walk(
+                await trees.walk(
                     self._live.client,
                     path,
                     take,
@@ -326,7 +326,7 @@ class FileOperations(CellBase):
         operation = self._files_started("remove", path, who, recursive=recursive)
         began = anyio.current_time()
         try:
-            removed = await file_trees.remove(
+            removed = await trees.remove(
                 self._live.client,
                 path.rstrip("/"),
                 user=who,
@@ -343,7 +343,7 @@ class FileOperations(CellBase):
         """What the cell uses now, and may use. Raises `CellError`."""
         operation = self._operation()
         try:
-            guest = await file_trees.usage(self._live.client, timeout_s=_METRICS_TIMEOUT_S)
+            guest = await trees.usage(self._live.client, timeout_s=_METRICS_TIMEOUT_S)
         except BaseException as error:
             self._end_if_dead(error)
             raise
@@ -372,7 +372,7 @@ class FileOperations(CellBase):
         operation = self._files_started(action, path, who)
         began = anyio.current_time()
         try:
-            await file_trees.walk(
+            await trees.walk(
                 self._live.client,
                 path,
                 take,
@@ -401,7 +401,7 @@ class FileOperations(CellBase):
             suppress(OSError, CellError, TimeoutError),
             anyio.move_on_after(_CLEAN_UP_S, shield=True),
         ):
-            await file_trees.remove(
+            await trees.remove(
                 self._live.client,
                 staging,
                 user=user,

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import anyio.to_thread
 
 from belljar.cell.guarded import guarded_recorder
-from belljar.cell.parts import MachineParts, Parts, gather_parts
-from belljar.cell.runs import describe, start_run
+from belljar.cell.parts import MachineParts, Parts, describe, gather_parts, start_run
 from belljar.cell.trips import tripping
 from belljar.descriptors import exhaustion_as_host_error, require_free
 from belljar.errors import BelljarError, ContainmentBreach, HostError
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from belljar.cell.cell import Cell
     from belljar.isolation.renewal import Port
     from belljar.isolation.sandbox import Sandbox
-    from belljar.probe.routed import Router
+    from belljar.probe.judge import Router
 
 
 async def prepare(

@@ -22,18 +22,22 @@ from typing import Final, Protocol
 import anyio
 
 from belljar.cell.cell import Cell
-from belljar.cell.lease import CellRequest, Discard, Lease, PooledCell, undo
-from belljar.cell.loop_thread import LoopThread, async_loop_thread, result_of
-from belljar.cell.open import decoys_in, open_cell
-from belljar.cell.runs import start_run
-from belljar.cell.stock import (
+from belljar.cell.lease import (
     DEFAULT_SIZE,
     MAX_SIZE,
+    CellRequest,
+    Discard,
+    Lease,
+    PooledCell,
     is_worth_replacing,
     may_claim,
     oldest_fresh,
     should_make,
+    undo,
 )
+from belljar.cell.loop_thread import LoopThread, async_loop_thread, result_of
+from belljar.cell.open import decoys_in, open_cell
+from belljar.cell.parts import start_run
 from belljar.errors import CellError, ContainmentBreach
 from belljar.events import Actor, Event, Kind, Recorder
 from belljar.host.settings import PolicyLike, resolve_here

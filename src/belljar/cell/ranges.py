@@ -31,12 +31,10 @@ from belljar.cell.decoys import mint_services
 from belljar.cell.guarded import GuardedRecorder, guarded_recorder
 from belljar.cell.model_requests import ModelRequests
 from belljar.cell.open import OnTarget, decoys_in, open_cell, prepare, ready_cell, refused
-from belljar.cell.parts import MachineParts, Parts
-from belljar.cell.runs import describe, start_run
+from belljar.cell.parts import MachineParts, Parts, describe, start_run
 from belljar.cell.targets import Wait, start_serving, target_policy
-from belljar.cell.task_data import bring_volumes
+from belljar.cell.task_data import ENVIRONMENT, bring_volumes, trust
 from belljar.cell.trips import tripping
-from belljar.cell.trust import ENVIRONMENT, trust
 from belljar.descriptors import exhaustion_as_host_error, require_free
 from belljar.errors import BelljarError, ContainmentBreach, HostError
 from belljar.events import Actor, Recorder
@@ -57,8 +55,7 @@ from belljar.plan.network import NetworkPlan, StandInPlan
 from belljar.policy import LoadedPolicy
 from belljar.policy.guarding import METADATA_ADDRESS, Action, Place
 from belljar.policy.network import OWN_CELL
-from belljar.probe.judge import Sight
-from belljar.probe.routed import known_answers
+from belljar.probe.judge import Sight, known_answers
 from belljar.store.home import belljar_home
 
 PORT_NAME: Final = "eth0"

@@ -13,6 +13,7 @@ from belljar.cell.output import ExecOutput
 from belljar.channel import ExecRequest
 from belljar.dataclass import dataclass
 from belljar.events import Actor, Body, Event, JsonValue, Kind, Trust
+from belljar.isolation.sandbox import Sandbox
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,3 +199,39 @@ def text(value: str | bytes) -> str:
     """Text that JSON and UTF-8 can carry: bytes that are not UTF-8 become `\\udcNN`, visibly."""
     decoded = value.decode(*_RAW) if isinstance(value, bytes) else value
     return decoded.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+class LimitWatch:
+    """Begins with the operation.
+
+    `look` in between catches what is over again before the end: a disk that was full and was
+    emptied.
+    """
+
+    def __init__(self, live: Sandbox) -> None:
+        self._live = live
+        self._oom_kills = live.oom_kills()
+        self._refused_forks = live.refused_forks()
+        self._disk_was_full = live.disk_full()
+        self._disk = False
+        self._processes_were_full = live.processes_full()
+        self._processes = False
+
+    def look(self) -> None:
+        """See whether the disk or the process table is full now, if it was not when the operation
+        began. Cheap.
+        """
+        self._disk = self._disk or (not self._disk_was_full and self._live.disk_full())
+        self._processes = self._processes or (
+            not self._processes_were_full and self._live.processes_full()
+        )
+
+    def hit(self) -> tuple[str, ...]:
+        """The limits that fired since the beginning."""
+        self.look()
+        fired = {
+            "memory": self._live.oom_kills() > self._oom_kills,
+            "processes": self._processes or self._live.refused_forks() > self._refused_forks,
+            "disk": self._disk,
+        }
+        return tuple(name for name, did in fired.items() if did)

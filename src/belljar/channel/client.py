@@ -23,7 +23,6 @@ import anyio
 
 from belljar.capture import Capture, Keep
 from belljar.channel import frames
-from belljar.channel.feeding import Contents, _feeding, feed, judge
 from belljar.channel.frames import Outcome, Stream
 from belljar.channel.messages import (
     Configured,
@@ -37,15 +36,18 @@ from belljar.channel.messages import (
 )
 from belljar.channel.operations import (
     DEFAULT_TIMEOUT,
+    Contents,
     Operation,
+    OwnReads,
     RunningExec,
     Timeout,
+    _feeding,
+    feed,
+    judge,
     live_operation,
 )
 from belljar.channel.outcomes import ExecOutcome, ExecRequest, FileTooLarge
-from belljar.channel.own_reads import OwnReads
-from belljar.channel.pipe import BytePipe, SocketPipe
-from belljar.channel.pump import SEND_DEADLINE_S, Pump
+from belljar.channel.pump import SEND_DEADLINE_S, BytePipe, Pump, SocketPipe
 from belljar.channel.wire import HostConnection
 from belljar.dataclass import dataclass
 from belljar.errors import CellError

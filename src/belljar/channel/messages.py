@@ -5,10 +5,19 @@ Everything in here was checked for form; none of it is to be believed.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Final, NoReturn, TypeAlias
 
-from belljar.channel.frames import Outcome, RenewedBit, ResultFlag, Stage, Stream
+from belljar.channel.frames import (
+    MAX_TEXT_BYTES,
+    FrameType,
+    Outcome,
+    RenewedBit,
+    ResultFlag,
+    Stage,
+    Stream,
+)
 from belljar.dataclass import dataclass
+from belljar.errors import ProtocolViolation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,3 +151,77 @@ GuestEvent: TypeAlias = (
     | Credit
     | Result
 )
+
+
+_NAMES: Final = {int(kind): kind.name for kind in FrameType}
+_HINT: Final = (
+    "The guest's word is worth nothing now: its cell is ended. Open a new one; see the run's "
+    "ledger for what came before."
+)
+
+
+def violated(what: str, kind: int, op: int) -> NoReturn:
+    """End the conversation: the guest broke the protocol in a frame of type `kind` for operation
+    `op`.
+    """
+    name = _NAMES.get(kind, f"type {kind:#04x}")
+    where = f"channel, {name} of operation {op}" if op else f"channel, {name}"
+    raise ProtocolViolation(f"the guest broke the protocol: {what}", where=where, hint=_HINT)
+
+
+class Payload:
+    """A cursor over one frame's payload.
+
+    Every method raises `ProtocolViolation` when the frame is too short for it.
+    """
+
+    __slots__ = ("_at", "_kind", "_op", "_raw")
+
+    def __init__(self, raw: bytes, *, kind: int, op: int) -> None:
+        self._raw = raw
+        self._at = 0
+        self._kind = kind
+        self._op = op
+
+    def take(self, count: int) -> bytes:
+        """The next `count` bytes."""
+        taken = self._raw[self._at : self._at + count]
+        if len(taken) != count:
+            self.violated(f"a payload of {len(self._raw)} bytes that should be longer")
+        self._at += count
+        return taken
+
+    def u8(self) -> int:
+        """The next byte."""
+        return self.take(1)[0]
+
+    def u16(self) -> int:
+        """The next two bytes."""
+        return int.from_bytes(self.take(2), "little")
+
+    def u32(self) -> int:
+        """The next four bytes."""
+        return int.from_bytes(self.take(4), "little")
+
+    def u64(self) -> int:
+        """The next eight bytes."""
+        return int.from_bytes(self.take(8), "little")
+
+    def text(self) -> str:
+        """A `str` of at most `MAX_TEXT_BYTES`; bytes that are no UTF-8 become `\\xNN`.
+
+        Control characters are kept: escape it where it is shown.
+        """
+        count = self.u32()
+        if count > MAX_TEXT_BYTES:
+            self.violated(f"a text of {count} bytes; at most {MAX_TEXT_BYTES} are allowed")
+        return self.take(count).decode("utf-8", "backslashreplace")
+
+    def end(self) -> None:
+        """Nothing may follow."""
+        if self._at != len(self._raw):
+            self.violated(f"a payload with {len(self._raw) - self._at} bytes too many")
+
+    def violated(self, what: str) -> NoReturn:
+        """End the conversation."""
+        violated(what, self._kind, self._op)

@@ -10,21 +10,24 @@ afterwards.
 from __future__ import annotations
 
 import math
+import posixpath
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 import anyio
+import anyio.to_thread
 
 from belljar.channel import frames
-from belljar.channel.frames import SignalScope, Stream
+from belljar.channel.frames import Outcome, SignalScope, Stream
 from belljar.channel.messages import Data, Eof, GuestEvent, Result, Started
-from belljar.channel.outcomes import ExecOutcome, outcome_of
+from belljar.channel.outcomes import ExecOutcome, file_error, outcome_of
 from belljar.channel.pump import Pump
 from belljar.channel.wire import HostConnection
 from belljar.dataclass import dataclass
 from belljar.errors import CellError
+from belljar.units import format_duration
 
 _CREDIT_BATCH_BYTES: Final = frames.OUTPUT_WINDOW_BYTES // 4
 _LATE_S: Final = 1.0
@@ -331,3 +334,116 @@ async def live_operation(
         yield operation
     finally:
         await operation.finish()
+
+
+Contents: TypeAlias = bytes | AsyncIterable[bytes]
+
+
+_SMALL_INPUT_BYTES: Final = 64 << 10
+
+
+@asynccontextmanager
+async def _feeding(operation: Operation, contents: Contents) -> AsyncIterator[None]:
+    """Send standard input while the block reads output.
+
+    A small input is sent first: it fits the window and needs no second task.
+    """
+    if isinstance(contents, bytes) and len(contents) <= _SMALL_INPUT_BYTES:
+        await operation.send_stdin(contents)
+        await operation.close_stdin()
+        yield
+        return
+    trouble: BaseException | None = None
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(feed, operation, contents)
+            yield
+            tasks.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        trouble = _first(group)
+    if trouble is not None:
+        raise trouble
+
+
+async def feed(operation: Operation, contents: Contents) -> None:
+    """Send all of the contents, then the end."""
+    if isinstance(contents, bytes):
+        await operation.send_stdin(contents)
+    else:
+        await _feed_pieces(operation, contents)
+    await operation.close_stdin()
+
+
+async def _feed_pieces(operation: Operation, contents: AsyncIterable[bytes]) -> None:
+    """Send the pieces as they come, while anyone is there to take them.
+
+    A generator is closed in any case: nobody else will.
+    """
+    try:
+        async for piece in contents:
+            if not await operation.send_stdin(piece):
+                return
+    finally:
+        if isinstance(contents, AsyncGenerator):
+            await contents.aclose()
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The one error that a person is told (the group is our own doing): a real one rather than a
+    cancellation.
+    """
+    leaves: list[BaseException] = []
+    groups: list[BaseException] = [group]
+    while groups:
+        error = groups.pop()
+        if isinstance(error, BaseExceptionGroup):
+            groups += error.exceptions
+        else:
+            leaves.append(error)
+    return next((leaf for leaf in leaves if isinstance(leaf, Exception)), leaves[0])
+
+
+def judge(operation: Operation, path: str, timeout_s: float | None) -> None:
+    """Return for a success, raise what a failed file operation means."""
+    result = operation.ended()
+    if result.outcome is Outcome.EXITED:
+        return
+    if operation.overdue:
+        raise TimeoutError(
+            f"the guest took longer than {format_duration(timeout_s or 0)} for {path!r}"
+        )
+    raise file_error(result, path)
+
+
+Phase: TypeAlias = Literal["begins", "ended"]
+Listener: TypeAlias = Callable[[str, Phase], None]
+"""Called with the path before it is read, and afterwards."""
+
+
+class OwnReads:
+    """The host's reads of one guest.
+
+    Attributes:
+        listeners: called for each read, in the event loop's thread.
+        settlers: called in a worker thread before each read: what a sensor has queued by then was
+            the guest's doing. Each bounds its time.
+    """
+
+    def __init__(self) -> None:
+        self.listeners: list[Listener] = []
+        self.settlers: list[Callable[[], None]] = []
+
+    @asynccontextmanager
+    async def of(self, path: str, cwd: str) -> AsyncIterator[None]:
+        """This file, or everything in this directory, is read in the block."""
+        whole = posixpath.normpath(posixpath.join("/", cwd, path))
+        for settle in list(self.settlers):
+            await anyio.to_thread.run_sync(settle)
+        heard = list(self.listeners)
+        for listener in heard:
+            listener(whole, "begins")
+        try:
+            yield
+        finally:
+            for listener in heard:
+                listener(whole, "ended")

@@ -9,20 +9,21 @@ The invariant: whenever somebody waits, somebody leads or has been woken to lead
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from typing import Final, Protocol
 
 import anyio
+from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
 from belljar.channel.messages import Credit, Data, Eof, Fatal, GuestEvent, Result, Started
-from belljar.channel.pipe import BytePipe
 from belljar.channel.wire import HostConnection
 from belljar.errors import CellError, ProtocolViolation
 from belljar.units import printable
 
 SEND_DEADLINE_S: Final = 30.0
 _READ_BYTES: Final = 256 << 10
-_MEND_DEAD: Final = "Open a new cell; this one's console and ledger say what it did last."
+_DEAD_HINT: Final = "Open a new cell; this one's console and ledger say what it did last."
 
 
 class Mailbox(Protocol):
@@ -134,7 +135,7 @@ class Pump:
                     CellError(
                         "the guest agent did not read what was sent to it",
                         where="channel",
-                        hint=_MEND_DEAD,
+                        hint=_DEAD_HINT,
                     )
                 )
 
@@ -196,7 +197,7 @@ class Pump:
         if isinstance(event, Fatal):
             said = printable(event.detail, max_chars=300)
             self.fail(
-                CellError(f"the guest agent gave up: {said}", where="channel", hint=_MEND_DEAD)
+                CellError(f"the guest agent gave up: {said}", where="channel", hint=_DEAD_HINT)
             )
             return
         mailbox: Mailbox | None = self._connection
@@ -212,6 +213,70 @@ class Pump:
             CellError(
                 "the cell is gone: its channel was closed from the other end",
                 where="channel",
-                hint=_MEND_DEAD,
+                hint=_DEAD_HINT,
             )
         )
+
+
+class BytePipe(Protocol):
+    """What a client needs of its stream; anyio's `SocketStream` has it too."""
+
+    async def receive(self, max_bytes: int = ..., /) -> bytes:
+        """Some bytes, at least one. Raises `anyio.EndOfStream` at the end."""
+        ...
+
+    async def send(self, item: bytes, /) -> None:
+        """Send all of it."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close. Whoever waits gets an error."""
+        ...
+
+
+class SocketPipe:
+    """Owns the socket from now on: `aclose` closes it."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.settimeout(0)
+        self._socket = sock
+
+    async def receive(self, max_bytes: int = _READ_BYTES, /) -> bytes:
+        """Some bytes, at most `max_bytes`.
+
+        Cancelled, it has taken nothing. Raises `anyio.EndOfStream` when the other end is gone.
+        """
+        await checkpoint()
+        while True:
+            try:
+                received = self._socket.recv(max_bytes)
+            except BlockingIOError:
+                await anyio.wait_readable(self._socket)
+            except ConnectionError as error:
+                raise anyio.EndOfStream from error
+            else:
+                if not received:
+                    raise anyio.EndOfStream
+                return received
+
+    async def send(self, item: bytes, /) -> None:
+        """All of the bytes.
+
+        Cancelled, a part may have gone: then the connection is of no more use.
+        """
+        await checkpoint_if_cancelled()
+        left = memoryview(item)
+        while left:
+            try:
+                left = left[self._socket.send(left) :]
+            except BlockingIOError:
+                await anyio.wait_writable(self._socket)
+
+    async def aclose(self) -> None:
+        """Close the socket; whoever waits on it gets `ClosedResourceError`.
+
+        Closing again does nothing.
+        """
+        if self._socket.fileno() >= 0:
+            anyio.notify_closing(self._socket)
+            self._socket.close()

@@ -32,6 +32,7 @@ from belljar.channel.messages import (
     Eof,
     Fatal,
     GuestEvent,
+    Payload,
     Pong,
     Ready,
     Renewed,
@@ -40,8 +41,8 @@ from belljar.channel.messages import (
     Touched,
     Watched,
     Welcome,
+    violated,
 )
-from belljar.channel.payloads import Payload, violated
 from belljar.dataclass import dataclass
 from belljar.errors import ProtocolViolation
 

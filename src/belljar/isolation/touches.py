@@ -24,7 +24,7 @@ from belljar.units import printable
 if TYPE_CHECKING:
     from belljar.channel import GuestClient
     from belljar.channel.messages import Touched
-    from belljar.channel.own_reads import OwnReads, Phase
+    from belljar.channel.operations import OwnReads, Phase
 
 Operation: TypeAlias = Literal["open", "read"]
 

@@ -8,11 +8,13 @@ look.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import secrets
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
 
 from belljar.probe.model import Finding, Outcome, Probe, Side, Verdict, Witness, worst
-from belljar.probe.parse import Answer, Answers
+from belljar.units import printable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,3 +115,194 @@ def _finding(
         seen_by=by,
         known=known,
     )
+
+
+MAX_OUTPUT_BYTES: Final = 256 << 10
+MAX_DETAIL_CHARS: Final = 400
+END: Final = b"end"
+_BADNESS: Final = (Outcome.DENIED, Outcome.ABSENT, Outcome.ERROR, Outcome.REACHED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What one attempt said; `detail` is escaped and bounded."""
+
+    outcome: Outcome
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """What the program said. `problem`: why this is no whole answer; "" when it is."""
+
+    by_name: Mapping[str, Answer]
+    problem: str = ""
+
+
+def parse_answers(output: bytes, *, asked: Collection[str], nonce: str) -> Answers:
+    """Read the program's standard output. Never raises: what is wrong is the answer's `problem`."""
+    lines = output[:MAX_OUTPUT_BYTES].split(b"\n")
+    problems = (
+        [] if lines[-1] == b"" and len(output) <= MAX_OUTPUT_BYTES else ["its output was cut off"]
+    )
+    *said, last = lines[:-1] or [b""]
+    ended = _end_problem(last, count=len(said), nonce=nonce)
+    by_name: dict[str, Answer] = {}
+    for line in said if not ended else [*said, last, lines[-1]]:
+        problems += _take(line, asked, by_name)
+    missing = [name for name in asked if name not in by_name]
+    if missing:
+        problems.append(
+            f"{len(missing)} of {len(asked)} attempts did not answer, {missing[0]} among them"
+        )
+    return Answers(by_name=by_name, problem="; ".join(dict.fromkeys([*problems[:4], *ended])))
+
+
+def _take(line: bytes, asked: Collection[str], into: dict[str, Answer]) -> list[str]:
+    """Add a line's answer; of two for one name the worse stays. Says what is wrong with it."""
+    name, answer = _line(line)
+    if answer is None:
+        return (
+            [f"a line is malformed: {printable(line, max_chars=60)}"]
+            if line and line.split(b"\t", 1)[0] != END
+            else []
+        )
+    if name not in asked:
+        return [f"nobody asked for {printable(name, max_chars=60)}"]
+    known = into.get(name)
+    into[name] = (
+        answer
+        if known is None
+        else max(known, answer, key=lambda each: _BADNESS.index(each.outcome))
+    )
+    return [f"{name} answered twice"] if known is not None else []
+
+
+def _line(line: bytes) -> tuple[str, Answer | None]:
+    fields = line.split(b"\t", 2)
+    if len(fields) != 3 or not fields[0].isascii():
+        return "", None
+    try:
+        outcome = Outcome(fields[1].decode("ascii"))
+    except ValueError:
+        return "", None
+    return fields[0].decode("ascii"), Answer(
+        outcome=outcome, detail=printable(fields[2], max_chars=MAX_DETAIL_CHARS)
+    )
+
+
+def _end_problem(line: bytes, *, count: int, nonce: str) -> list[str]:
+    """What is wrong with the last line; nothing when it ends this very run."""
+    fields = line.split(b"\t")
+    if len(fields) != 3 or fields[0] != END:
+        return ["it did not say that it ended"]
+    if not secrets.compare_digest(fields[2], nonce.encode()):
+        return ["it ended with another nonce"]
+    return (
+        []
+        if fields[1] == str(count).encode()
+        else ["it counted its attempts otherwise than they came"]
+    )
+
+
+_BEYOND: Final = frozenset(
+    f"network.{name}"
+    for name in (
+        *(
+            "tcp4",
+            "tcp6",
+            "udp4",
+            "udp6",
+            "ping4",
+            "ping6",
+            "raw4",
+            "raw6",
+            "metadata",
+            "metadata6",
+            "metadata_alibaba",
+        ),
+        *(
+            "metadata_azure",
+            "metadata_tasks",
+            "neighbours6",
+            "usual_hosts",
+            "everyone",
+            "dns_configured",
+            "dns_public",
+        ),
+        *("dns_public_tcp", "dns_tls"),
+    )
+)
+_TCP: Final = ("tcp4", "dns_public_tcp", "dns_tls", "usual_hosts")
+
+
+class Router(Protocol):
+    """What stands at the other end of a cell's port; a range's network is one."""
+
+    @property
+    def interface(self) -> str:
+        """What the port is called in the cell."""
+        ...
+
+    @property
+    def mac(self) -> str:
+        """The port's hardware address in the cell."""
+        ...
+
+    @property
+    def namespace(self) -> int | None:
+        """The number of the network namespace that holds the port's inner end; None before it is
+        attached.
+        """
+        ...
+
+    @property
+    def known(self) -> Mapping[str, str]:
+        """Probe → why something answers it, by the policy's own will."""
+        ...
+
+    def look(self) -> Sight:
+        """Whether its rules are those of the plan, and nothing but the range's own ports hangs on
+        it. Blocking.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoRouter:
+    """A cell without a network device."""
+
+    interface: str = ""
+    mac: str = ""
+    namespace: int | None = None
+    known: Mapping[str, str] = field(default_factory=dict)
+
+    def look(self) -> Sight:
+        """Nothing to see."""
+        return Sight(touched=False, what="the cell has no network device")
+
+
+def routed(probes: Sequence[Probe], router: Router | None, *, tier: str) -> tuple[Probe, ...]:
+    """The probes as they are meant in a cell with this router; without one, as they are."""
+    if router is None:
+        return tuple(probes)
+    return tuple(_routed(probe, router.known.get(probe.name, ""), tier) for probe in probes)
+
+
+def _routed(probe: Probe, known: str, tier: str) -> Probe:
+    if probe.name not in _BEYOND:
+        return probe
+    expected = {**probe.expected, tier: known} if known else probe.expected
+    return replace(probe, side=Side.HOST, witness=Witness.ROUTER, expected=expected)
+
+
+def known_answers(*, sinks: bool, simulates: bool, metadata: bool) -> Mapping[str, str]:
+    """Which of the probes are answered by the policy's own will, and why."""
+    sink = (
+        {f"network.{name}": "the range's sink takes what nobody has" for name in _TCP}
+        if sinks
+        else {}
+    )
+    simulated = {"network.dns_configured": "the range simulates unknown names"} if simulates else {}
+    service = {"network.metadata": "a stand-in of the range has that address"} if metadata else {}
+    return {**sink, **simulated, **service}

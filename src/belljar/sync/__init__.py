@@ -19,8 +19,18 @@ from belljar.lazy import lazy_names
 
 if TYPE_CHECKING:
     from belljar.isolation.hold import release
-    from belljar.sync.cells import BackgroundCommand, Cell, CellStream, RunningCommand
-    from belljar.sync.opening import Pool, Range, kill, open_cell, open_pool, open_range
+    from belljar.sync.cells import (
+        BackgroundCommand,
+        Cell,
+        CellStream,
+        Pool,
+        Range,
+        RunningCommand,
+        kill,
+        open_cell,
+        open_pool,
+        open_range,
+    )
 
 __all__ = [
     "BackgroundCommand",
@@ -44,7 +54,7 @@ __getattr__ = lazy_names(
         ),
         **dict.fromkeys(
             ("Pool", "Range", "kill", "open_cell", "open_pool", "open_range"),
-            "belljar.sync.opening",
+            "belljar.sync.cells",
         ),
         "release": "belljar.isolation.hold",
     },

@@ -3,46 +3,73 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Literal, TypeAlias
+from functools import wraps
+from pathlib import Path
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeAlias, TypeVar
 
 import anyio
 
+from belljar.cell import open as cell_open
 from belljar.cell.background import BackgroundCommand as AsyncBackgroundCommand
 from belljar.cell.background import OutputSoFar
 from belljar.cell.cell import Cell as AsyncCell
 from belljar.cell.connection import CONNECT_TIMEOUT_S
 from belljar.cell.connection import CellStream as AsyncCellStream
-from belljar.cell.files import (
-    MAX_LISTED,
-    MAX_TRANSFER_BYTES,
-    MAX_TRANSFER_FILES,
-    FileInfo,
-)
-from belljar.cell.health import Health
-from belljar.cell.local_tree import Transfer
-from belljar.cell.metrics import Metrics
+from belljar.cell.exec import RunningCommand as AsyncRunningCommand
+from belljar.cell.lease import DEFAULT_SIZE
 from belljar.cell.output import ExecOutput
-from belljar.cell.stream import RunningCommand as AsyncRunningCommand
+from belljar.cell.pool import Counts
+from belljar.cell.pool import Pool as AsyncPool
+from belljar.cell.pool import open_pool as open_async_pool
+from belljar.cell.ranges import Range as AsyncRange
+from belljar.cell.ranges import open_range as open_async_range
 from belljar.channel import PtySize, Stream
-from belljar.events import JsonValue, Kind
+from belljar.events import Actor, JsonValue, Kind
+from belljar.host.settings import PolicyLike
+from belljar.isolation.kill import KillReport, kill_now
 from belljar.isolation.survivors import Destruction
+from belljar.ledger import RunDirectory
 from belljar.plan import Plan
-from belljar.sync.loop import Loop
+from belljar.store.home import belljar_home
+from belljar.sync.loop import Loop, own_loop
 
 Input: TypeAlias = bytes | str | Iterable[bytes] | None
+_A = TypeVar("_A")
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
-class RunningCommand:
+class _Facade(Generic[_A]):
+    """Something of the async library, and the event loop in which it lives."""
+
+    def __init__(self, inner: _A, loop: Loop) -> None:
+        self._inner = inner
+        self._loop = loop
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+
+def _waiting(
+    method: Callable[Concatenate[_A, _P], Coroutine[Any, Any, _T]],
+) -> Callable[Concatenate[_Facade[_A], _P], _T]:
+    """The same method, which runs in the facade's loop and is waited for."""
+
+    @wraps(method)
+    def call(self: _Facade[_A], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        bound: Callable[_P, Coroutine[Any, Any, _T]] = getattr(self._inner, method.__name__)
+        return self._loop.call(bound, *args, **kwargs)
+
+    return call
+
+
+class RunningCommand(_Facade[AsyncRunningCommand]):
     """A command of `Cell.open_exec`.
 
     Iterate it for `(stream, bytes)`, then `wait` for its outcome.
     """
-
-    def __init__(self, running: AsyncRunningCommand, loop: Loop) -> None:
-        self._running = running
-        self._loop = loop
 
     def __iter__(self) -> Iterator[tuple[Stream, bytes]]:
         return self
@@ -54,82 +81,49 @@ class RunningCommand:
         return found
 
     async def _next(self) -> tuple[Stream, bytes] | None:
-        return await anext(self._running, None)
+        return await anext(self._inner, None)
 
     @property
     def id(self) -> int:
         """See `belljar.RunningCommand.id`."""
-        return self._running.id
+        return self._inner.id
 
     @property
     def output(self) -> ExecOutput | None:
         """Its outcome, once it was waited for."""
-        return self._running.output
+        return self._inner.output
 
-    def send_stdin(self, chunk: bytes | str) -> None:
-        """See `belljar.RunningCommand.send_stdin`."""
-        self._loop.call(self._running.send_stdin, chunk)
-
-    def close_stdin(self) -> None:
-        """See `belljar.RunningCommand.close_stdin`."""
-        self._loop.call(self._running.close_stdin)
-
-    def signal(self, number: int | str, *, whole_tree: bool = False) -> None:
-        """See `belljar.RunningCommand.signal`."""
-        self._loop.call(self._running.signal, number, whole_tree=whole_tree)
-
-    def resize(self, rows: int, cols: int) -> None:
-        """See `belljar.RunningCommand.resize`."""
-        self._loop.call(self._running.resize, rows, cols)
-
-    def wait(self) -> ExecOutput:
-        """See `belljar.RunningCommand.wait`."""
-        return self._loop.call(self._running.wait)
+    send_stdin = _waiting(AsyncRunningCommand.send_stdin)
+    close_stdin = _waiting(AsyncRunningCommand.close_stdin)
+    signal = _waiting(AsyncRunningCommand.signal)
+    resize = _waiting(AsyncRunningCommand.resize)
+    wait = _waiting(AsyncRunningCommand.wait)
 
 
-class BackgroundCommand:
+class BackgroundCommand(_Facade[AsyncBackgroundCommand]):
     """A command of `Cell.start`."""
-
-    def __init__(self, command: AsyncBackgroundCommand, loop: Loop) -> None:
-        self._command = command
-        self._loop = loop
-
-    def __repr__(self) -> str:
-        return repr(self._command)
 
     @property
     def running(self) -> bool:
         """See `belljar.BackgroundCommand.running`."""
-        return self._command.running
+        return self._inner.running
 
     @property
     def returncode(self) -> int | None:
         """See `belljar.BackgroundCommand.returncode`."""
-        return self._command.returncode
+        return self._inner.returncode
 
     def output(self) -> OutputSoFar:
         """See `belljar.BackgroundCommand.output`."""
-        return self._command.output()
+        return self._inner.output()
 
-    def wait(self, *, timeout_s: float | None = None) -> ExecOutput:
-        """See `belljar.BackgroundCommand.wait`."""
-        return self._loop.call(self._command.wait, timeout_s=timeout_s)
-
-    def signal(self, number: int | str, *, whole_tree: bool = False) -> None:
-        """See `belljar.BackgroundCommand.signal`."""
-        self._loop.call(self._command.signal, number, whole_tree=whole_tree)
-
-    def kill(self) -> None:
-        """See `belljar.BackgroundCommand.kill`."""
-        self._loop.call(self._command.kill)
+    wait = _waiting(AsyncBackgroundCommand.wait)
+    signal = _waiting(AsyncBackgroundCommand.signal)
+    kill = _waiting(AsyncBackgroundCommand.kill)
 
 
-class CellStream:
+class CellStream(_Facade[AsyncCellStream]):
     """A byte stream of `Cell.connect`; leaving its block closes it."""
-
-    def __init__(self, stream: AsyncCellStream, loop: Loop) -> None:
-        self._stream = stream
-        self._loop = loop
 
     def receive(self, max_bytes: int = 65536) -> bytes:
         """See `belljar.CellStream.receive`; `b""` at the end."""
@@ -137,83 +131,71 @@ class CellStream:
 
     async def _receive(self, max_bytes: int) -> bytes:
         try:
-            return await self._stream.receive(max_bytes)
+            return await self._inner.receive(max_bytes)
         except anyio.EndOfStream:
             return b""
 
-    def send(self, item: bytes) -> None:
-        """See `belljar.CellStream.send`."""
-        self._loop.call(self._stream.send, item)
-
-    def send_eof(self) -> None:
-        """See `belljar.CellStream.send_eof`."""
-        self._loop.call(self._stream.send_eof)
+    send = _waiting(AsyncCellStream.send)
+    send_eof = _waiting(AsyncCellStream.send_eof)
 
 
-class Cell:
+class Cell(_Facade[AsyncCell]):
     """A running sandbox. Made only by `belljar.sync.open_cell`, a pool or a range; may be used by
     several threads at once."""
-
-    def __init__(self, cell: AsyncCell, loop: Loop) -> None:
-        self._cell = cell
-        self._loop = loop
-
-    def __repr__(self) -> str:
-        return repr(self._cell)
 
     @property
     def id(self) -> str:
         """The cell's name in the ledger, the journal and on the host."""
-        return self._cell.id
+        return self._inner.id
 
     @property
     def plan(self) -> Plan:
         """What it was made by."""
-        return self._cell.plan
+        return self._inner.plan
 
     @property
     def tier(self) -> str:
         """How the cell is isolated."""
-        return self._cell.tier
+        return self._inner.tier
 
     @property
     def emulated(self) -> bool:
         """True when no hardware virtualisation stands between guest and VMM."""
-        return self._cell.emulated
+        return self._inner.emulated
 
     @property
     def env(self) -> Mapping[str, str]:
         """See `belljar.Cell.env`."""
-        return self._cell.env
+        return self._inner.env
 
     @property
     def image_command(self) -> tuple[str, ...]:
         """What the image says is to be run: its entrypoint and command, often nothing."""
-        return self._cell.image_command
+        return self._inner.image_command
 
     @property
     def others(self) -> Mapping[str, Cell]:
         """The target cells of its range, by name; they end with it."""
-        return {name: Cell(cell, self._loop) for name, cell in self._cell.others.items()}
+        return {name: Cell(cell, self._loop) for name, cell in self._inner.others.items()}
 
     @property
     def timings_ms(self) -> Mapping[str, float]:
         """Milliseconds by phase of making this cell."""
-        return self._cell.timings_ms
+        return self._inner.timings_ms
 
     @property
     def host_pid(self) -> int | None:
         """The pid on this host of the cell's outermost process, while it lives."""
-        return self._cell.host_pid
+        return self._inner.host_pid
 
     @property
     def destruction(self) -> Destruction | None:
         """What its end found, once it has ended."""
-        return self._cell.destruction
+        return self._inner.destruction
 
     def console(self) -> bytes:
         """See `belljar.Cell.console`."""
-        return self._cell.console()
+        return self._inner.console()
 
     def exec(
         self,
@@ -234,7 +216,7 @@ class Cell:
         """
         fed = input if input is None or isinstance(input, bytes | str) else self._loop.pieces(input)
         return self._loop.call(
-            self._cell.exec,
+            self._inner.exec,
             argv,
             input=fed,
             env=env,
@@ -258,42 +240,14 @@ class Cell:
         pty: PtySize | None = None,
     ) -> Iterator[RunningCommand]:
         """See `belljar.Cell.open_exec`."""
-        opened = self._cell.open_exec(
+        opened = self._inner.open_exec(
             argv, env=env, cwd=cwd, user=user, timeout_s=timeout_s, pty=pty
         )
         with self._loop.entered(opened) as running:
             yield RunningCommand(running, self._loop)
 
-    def write_file(
-        self,
-        path: str,
-        contents: bytes | str,
-        *,
-        user: str | None = None,
-        mode: int | None = None,
-        owner: str = "",
-        timeout_s: float | None = None,
-        is_secret: bool = False,
-    ) -> None:
-        """See `belljar.Cell.write_file`."""
-        self._loop.call(
-            self._cell.write_file,
-            path,
-            contents,
-            user=user,
-            mode=mode,
-            owner=owner,
-            timeout_s=timeout_s,
-            is_secret=is_secret,
-        )
-
-    def read_file(
-        self, path: str, *, max_bytes: int, user: str | None = None, timeout_s: float | None = None
-    ) -> bytes:
-        """See `belljar.Cell.read_file`."""
-        return self._loop.call(
-            self._cell.read_file, path, max_bytes=max_bytes, user=user, timeout_s=timeout_s
-        )
+    write_file = _waiting(AsyncCell.write_file)
+    read_file = _waiting(AsyncCell.read_file)
 
     def start(
         self,
@@ -307,7 +261,7 @@ class Cell:
     ) -> BackgroundCommand:
         """See `belljar.Cell.start`."""
         command = self._loop.call(
-            self._cell.start,
+            self._inner.start,
             argv,
             env=env,
             cwd=cwd,
@@ -326,117 +280,118 @@ class Cell:
         timeout_s: float = CONNECT_TIMEOUT_S,
     ) -> Iterator[CellStream]:
         """See `belljar.Cell.connect`."""
-        connected = self._cell.connect(target, user=user, timeout_s=timeout_s)
+        connected = self._inner.connect(target, user=user, timeout_s=timeout_s)
         with self._loop.entered(connected) as stream:
             yield CellStream(stream, self._loop)
 
-    def upload(
-        self,
-        local_path: str | os.PathLike[str],
-        target: str,
-        *,
-        user: str | None = None,
-        overwrite: bool = False,
-        max_files: int = MAX_TRANSFER_FILES,
-        max_bytes: int = MAX_TRANSFER_BYTES,
-        timeout_s: float | None = None,
-    ) -> Transfer:
-        """See `belljar.Cell.upload`."""
-        return self._loop.call(
-            self._cell.upload,
-            local_path,
-            target,
-            user=user,
-            overwrite=overwrite,
-            max_files=max_files,
-            max_bytes=max_bytes,
-            timeout_s=timeout_s,
-        )
-
-    def download(
-        self,
-        path: str,
-        local_path: str | os.PathLike[str],
-        *,
-        user: str | None = None,
-        overwrite: bool = False,
-        skip_unsafe: bool = False,
-        max_files: int = MAX_TRANSFER_FILES,
-        max_bytes: int = MAX_TRANSFER_BYTES,
-        timeout_s: float | None = None,
-    ) -> Transfer:
-        """See `belljar.Cell.download`."""
-        return self._loop.call(
-            self._cell.download,
-            path,
-            local_path,
-            user=user,
-            overwrite=overwrite,
-            skip_unsafe=skip_unsafe,
-            max_files=max_files,
-            max_bytes=max_bytes,
-            timeout_s=timeout_s,
-        )
-
-    def list_dir(
-        self,
-        path: str = "",
-        *,
-        user: str | None = None,
-        max_entries: int = MAX_LISTED,
-        timeout_s: float | None = None,
-    ) -> tuple[FileInfo, ...]:
-        """See `belljar.Cell.list_dir`."""
-        return self._loop.call(
-            self._cell.list_dir, path, user=user, max_entries=max_entries, timeout_s=timeout_s
-        )
-
-    def stat(
-        self,
-        path: str,
-        *,
-        user: str | None = None,
-        follow_symlinks: bool = True,
-        timeout_s: float | None = None,
-    ) -> FileInfo:
-        """See `belljar.Cell.stat`."""
-        return self._loop.call(
-            self._cell.stat, path, user=user, follow_symlinks=follow_symlinks, timeout_s=timeout_s
-        )
-
-    def remove(
-        self,
-        path: str,
-        *,
-        recursive: bool = False,
-        user: str | None = None,
-        timeout_s: float | None = None,
-    ) -> None:
-        """See `belljar.Cell.remove`."""
-        self._loop.call(
-            self._cell.remove, path, recursive=recursive, user=user, timeout_s=timeout_s
-        )
-
-    def metrics(self) -> Metrics:
-        """See `belljar.Cell.metrics`."""
-        return self._loop.call(self._cell.metrics)
+    upload = _waiting(AsyncCell.upload)
+    download = _waiting(AsyncCell.download)
+    list_dir = _waiting(AsyncCell.list_dir)
+    stat = _waiting(AsyncCell.stat)
+    remove = _waiting(AsyncCell.remove)
+    metrics = _waiting(AsyncCell.metrics)
 
     def note(self, kind: Kind, data: Mapping[str, JsonValue]) -> None:
         """See `belljar.Cell.note`."""
-        self._cell.note(kind, data)
+        self._inner.note(kind, data)
 
-    def check_health(self) -> Health:
-        """See `belljar.Cell.check_health`."""
-        return self._loop.call(self._cell.check_health)
+    check_health = _waiting(AsyncCell.check_health)
+    ping = _waiting(AsyncCell.ping)
+    wait_dead = _waiting(AsyncCell.wait_dead)
+    destroy = _waiting(AsyncCell.destroy)
 
-    def ping(self, *, timeout_s: float = 10) -> float:
-        """See `belljar.Cell.ping`."""
-        return self._loop.call(self._cell.ping, timeout_s=timeout_s)
 
-    def wait_dead(self) -> str:
-        """See `belljar.Cell.wait_dead`."""
-        return self._loop.call(self._cell.wait_dead)
+class Pool(_Facade[AsyncPool]):
+    """Cells made ahead. Made only by `belljar.sync.open_pool`."""
 
-    def destroy(self, *, reason: str = "closed") -> Destruction:
-        """See `belljar.Cell.destroy`."""
-        return self._loop.call(self._cell.destroy, reason=reason)
+    @property
+    def counts(self) -> Counts:
+        """What became of its cells."""
+        return self._inner.counts
+
+    @contextmanager
+    def cell(self) -> Iterator[Cell]:
+        """See `belljar.Pool.cell`."""
+        with self._loop.entered(self._inner.cell()) as cell:
+            yield Cell(cell, self._loop)
+
+    def refill(self, *, after_s: float = 0.0) -> None:
+        """See `belljar.Pool.refill`."""
+        self._inner.refill(after_s=after_s)
+
+    filled = _waiting(AsyncPool.filled)
+
+
+class Range:
+    """The cells of one sample and their network. Made only by `belljar.sync.open_range`."""
+
+    def __init__(self, opened: AsyncRange, loop: Loop) -> None:
+        self.cells: Mapping[str, Cell] = {
+            name: Cell(cell, loop) for name, cell in opened.cells.items()
+        }
+        self.network = opened.network
+        self._own = Cell(opened.cell, loop)
+
+    @property
+    def cell(self) -> Cell:
+        """The one that a sample works in."""
+        return self._own
+
+
+@contextmanager
+def open_cell(
+    policy: PolicyLike = None,
+    *,
+    run: RunDirectory | None = None,
+    home: Path | None = None,
+    actor: Actor = Actor.OPERATOR,
+) -> Iterator[Cell]:
+    """See `belljar.open_cell`. Ctrl-C destroys the cell before it is raised."""
+    with own_loop() as loop:
+        opened = cell_open.open_cell(policy, run=run, home=home, actor=actor)
+        with loop.entered(opened) as cell:
+            yield Cell(cell, loop)
+
+
+@contextmanager
+def open_range(
+    policy: PolicyLike = None,
+    *,
+    run: RunDirectory | None = None,
+    home: Path | None = None,
+    actor: Actor = Actor.OPERATOR,
+) -> Iterator[Range]:
+    """See `belljar.open_range`. Ctrl-C destroys the range before it is raised."""
+    with own_loop() as loop:
+        opening = open_async_range(policy, run=run, home=home, actor=actor)
+        with loop.entered(opening) as opened:
+            yield Range(opened, loop)
+
+
+@contextmanager
+def open_pool(
+    policy: PolicyLike = None,
+    *,
+    size: int = DEFAULT_SIZE,
+    run: RunDirectory | None = None,
+    home: Path | None = None,
+    actor: Actor = Actor.OPERATOR,
+) -> Iterator[Pool]:
+    """See `belljar.open_pool`. Ctrl-C destroys its cells before it is raised."""
+    with own_loop() as loop:
+        opening = open_async_pool(policy, size=size, run=run, home=home, actor=actor)
+        with loop.entered(opening) as pool:
+            yield Pool(pool, loop)
+
+
+def kill(
+    *names: str,
+    everything: bool = False,
+    hold: bool = False,
+    reason: str = "",
+    home: Path | None = None,
+) -> KillReport:
+    """See `belljar.kill`."""
+    return kill_now(
+        home or belljar_home(), names, everything=everything, hold_too=hold, reason=reason
+    )

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tests.integration.processes import wait_for
 
-from belljar.cell import asgi
+from belljar.cell import targets
 from belljar.errors import PolicyError
 from belljar.plan.network import PortPlan, StandInPlan
 
@@ -45,7 +45,7 @@ def names(archive: bytes) -> list[str]:
 
 def test_every_port_is_bound() -> None:
     """Those of the policy, for all of the cell's addresses, by the app's name."""
-    command = asgi.serving_command(plan_of(None, 80, 8000))
+    command = targets.serving_command(plan_of(None, 80, 8000))
     assert command[3:] == ["inner.main:app", "--bind", "0.0.0.0:80", "--bind", "0.0.0.0:8000"]
 
 
@@ -54,10 +54,10 @@ def test_it_serves_by_what_is_packed(tmp_path: Path) -> None:
     (tmp_path / "app" / "inner").mkdir(parents=True)
     (tmp_path / "app" / "inner" / "main.py").write_text(MAIN)
     plan = plan_of(tmp_path / "app", 0)
-    (tmp_path / "server.zip").write_bytes(asgi.server_archive())
-    (tmp_path / "app.zip").write_bytes(asgi.app_archive(plan))
-    argv = asgi.serving_command(plan)
-    places = {asgi.SERVER: "server.zip", asgi.APP: "app.zip", asgi.APP_DIRECTORY: "srv"}
+    (tmp_path / "server.zip").write_bytes(targets.server_archive())
+    (tmp_path / "app.zip").write_bytes(targets.app_archive(plan))
+    argv = targets.serving_command(plan)
+    places = {targets.SERVER: "server.zip", targets.APP: "app.zip", targets.APP_DIRECTORY: "srv"}
     for cell, here in places.items():
         argv = [word.replace(cell, str(tmp_path / here)) for word in argv]
     argv = [sys.executable, "-I", "-S", *argv[1:-2], "--bind", "unix:s", "--bind", "127.0.0.1:0"]
@@ -76,7 +76,7 @@ def test_it_serves_by_what_is_packed(tmp_path: Path) -> None:
 
 def test_what_is_packed() -> None:
     """Only Python's sources, and none of a directory above."""
-    packed = names(asgi.server_archive())
+    packed = names(targets.server_archive())
     assert "hypercorn/__main__.py" in packed
     assert all(name.endswith(".py") and not name.startswith(("/", "..")) for name in packed)
 
@@ -87,20 +87,20 @@ def test_links_stay_out(tmp_path: Path) -> None:
     (tmp_path / "app" / "main.py").write_text("x = 1")
     (tmp_path / "app" / "link").symlink_to("/etc/passwd")
     (tmp_path / "app" / "above").symlink_to("..")
-    archive = asgi.app_archive(plan_of(tmp_path / "app"))
+    archive = targets.app_archive(plan_of(tmp_path / "app"))
     assert names(archive) == ["main.py"]
-    assert archive == asgi.app_archive(plan_of(tmp_path / "app"))
+    assert archive == targets.app_archive(plan_of(tmp_path / "app"))
 
 
 def test_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By bytes and by number, with the place; and so is what names no directory."""
     (tmp_path / "main.py").write_text("x" * 100)
-    monkeypatch.setattr(asgi, "MAX_APP_BYTES", 99)
+    monkeypatch.setattr(targets, "MAX_APP_BYTES", 99)
     with pytest.raises(PolicyError, match=r"network\.stand_ins\.app\.files.*100 B.*at most"):
-        asgi.app_archive(plan_of(tmp_path))
-    monkeypatch.setattr(asgi, "MAX_APP_BYTES", 1000)
-    monkeypatch.setattr(asgi, "MAX_APP_FILES", 0)
+        targets.app_archive(plan_of(tmp_path))
+    monkeypatch.setattr(targets, "MAX_APP_BYTES", 1000)
+    monkeypatch.setattr(targets, "MAX_APP_FILES", 0)
     with pytest.raises(PolicyError, match="1 files"):
-        asgi.app_archive(plan_of(tmp_path))
+        targets.app_archive(plan_of(tmp_path))
     with pytest.raises(PolicyError, match="no directory"):
-        asgi.app_archive(plan_of(None))
+        targets.app_archive(plan_of(None))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from belljar.cell.metrics import join_metrics
+from belljar.cell.health import join_metrics
 from belljar.channel.trees import Usage
 from belljar.isolation.sandbox import HostUsage
 from belljar.policy import Resources

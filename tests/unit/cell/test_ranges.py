@@ -13,7 +13,7 @@ from tests.fakes.hosts import capable_host, image_with_a_user, some_image
 
 from belljar.cell.parts import ContainerParts
 from belljar.cell.ranges import RangePort, RangeRouter, _spending, _spending_of, _trusting, _wait_for
-from belljar.cell.trust import BUNDLE
+from belljar.cell.task_data import BUNDLE
 from belljar.errors import BelljarError, CellError, ContainmentBreach
 from belljar.ledger import create_run
 from belljar.network.owner.range import Range as Network

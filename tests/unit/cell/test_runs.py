@@ -9,8 +9,7 @@ from pathlib import Path
 from tests.fakes.hosts import capable_host, image_with_a_user, some_image, some_kernel
 
 from belljar.cell import Parts
-from belljar.cell.parts import MachineParts
-from belljar.cell.runs import describe, start_run
+from belljar.cell.parts import MachineParts, describe, start_run
 from belljar.ledger import Status, verify
 from belljar.ledger.listing import list_runs
 from belljar.plan import MicrovmPlan, make_plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.fakes.vm import FakeFileWatch, staged
 
-from belljar.cell.sensors import Touch, watch_files
+from belljar.cell.decoys import Touch, watch_files
 from belljar.events import Kind, Trust
 from belljar.isolation.touches import Access
 

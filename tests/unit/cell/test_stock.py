@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.cell.stock import STALE_SHARE, fresh_for_s, is_worth_replacing, may_claim, oldest_fresh, should_make
+from belljar.cell.lease import STALE_SHARE, fresh_for_s, is_worth_replacing, may_claim, oldest_fresh, should_make
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.cell.runs import start_run
+from belljar.cell.parts import start_run
 from belljar.cell.trips import Tripper, TrippingRecorder, test_once, tripping
 from belljar.errors import CellError, ContainmentBreach, LedgerError
 from belljar.events import Event, Kind, MemoryRecorder

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.cell.trust import BUNDLE, ENVIRONMENT, trust_script
+from belljar.cell.task_data import BUNDLE, ENVIRONMENT, trust_script
 
 OTHERS = "-----BEGIN CERTIFICATE-----\nothers\n-----END CERTIFICATE-----\n"
 

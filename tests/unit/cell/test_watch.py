@@ -6,7 +6,7 @@ from typing import cast
 
 from tests.fakes.vm import FakeVm
 
-from belljar.cell.watch import LimitWatch
+from belljar.cell.record import LimitWatch
 from belljar.channel import GuestClient
 
 

@@ -113,7 +113,7 @@ async def test_a_guest_that_does_not_read() -> None:
     """A send that the guest doesn't take ends, in bounded time, in a `CellError`, also for one who was cancelled meanwhile."""
     guest = FakeGuest()
     with guest.host_socket:
-        from belljar.channel.pipe import SocketPipe
+        from belljar.channel.pump import SocketPipe
 
         client = GuestClient(SocketPipe(guest.host_socket), send_deadline_s=0.2)
         await client._pump.send(lambda: client._pump.wire.send_hello(bytes(16)))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from tests.fakes.talking import talking
 
-from belljar.channel import FileTooLarge, file_trees
+from belljar.channel import FileTooLarge, trees
 from belljar.channel.trees import Record
 from belljar.errors import ProtocolViolation
 
@@ -35,7 +35,7 @@ async def test_the_guests_errors(number: int, expected: type[OSError], text: str
     async with talking() as (guest, client):
         guest.errors[WALK] = number
         with pytest.raises(expected, match=text):
-            await file_trees.walk(client, "/x", take, user="", cwd="/", depth=9, max_entries=5, max_bytes=10)
+            await trees.walk(client, "/x", take, user="", cwd="/", depth=9, max_entries=5, max_bytes=10)
 
 
 async def test_a_guest_that_lies() -> None:
@@ -43,8 +43,8 @@ async def test_a_guest_that_lies() -> None:
     async with talking() as (guest, client):
         guest.answers[REMOVE] = b"123"
         with pytest.raises(ProtocolViolation):
-            await file_trees.walk(client, "/x", take, user="", cwd="/", depth=0, max_entries=1)
+            await trees.walk(client, "/x", take, user="", cwd="/", depth=0, max_entries=1)
         for answer in (b"123", b"\xff" * 8):
             guest.answers[REMOVE] = answer
             with pytest.raises(ProtocolViolation):
-                await file_trees.remove(client, "/x", user="", cwd="/", recursive=False)
+                await trees.remove(client, "/x", user="", cwd="/", recursive=False)

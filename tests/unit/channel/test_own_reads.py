@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from belljar.channel.own_reads import OwnReads
+from belljar.channel.operations import OwnReads
 
 
 async def failing_read(own: OwnReads) -> None:

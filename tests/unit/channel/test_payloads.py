@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.channel.frames import MAX_TEXT_BYTES, FrameType
-from belljar.channel.payloads import Payload, violated
+from belljar.channel.messages import Payload, violated
 from belljar.errors import ProtocolViolation
 
 READERS = ("u8", "u16", "u32", "u64", "text", "end")

@@ -8,7 +8,7 @@ from contextlib import suppress
 import anyio
 import pytest
 
-from belljar.channel.pipe import SocketPipe
+from belljar.channel.pump import SocketPipe
 
 pytestmark = pytest.mark.anyio
 

@@ -12,8 +12,7 @@ import pytest
 from tests.fakes import guest as g
 
 from belljar.channel.messages import GuestEvent, Pong
-from belljar.channel.pipe import SocketPipe
-from belljar.channel.pump import Pump
+from belljar.channel.pump import Pump, SocketPipe
 from belljar.errors import CellError, ProtocolViolation
 
 pytestmark = pytest.mark.anyio

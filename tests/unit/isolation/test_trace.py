@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.unit.isolation.test_trace_points import OPENED, READ
 
-from belljar.channel.own_reads import OwnReads
+from belljar.channel.operations import OwnReads
 from belljar.errors import HostError
 from belljar.isolation.oci.trace import Trace, watch_sandbox
 from belljar.isolation.touches import Access

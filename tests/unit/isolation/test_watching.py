@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from belljar.channel.own_reads import OwnReads
+from belljar.channel.operations import OwnReads
 from belljar.isolation.oci.marks import Mechanism, mark_files
 from belljar.isolation.oci.watching import MarkWatch, Processes
 from belljar.isolation.touches import Access

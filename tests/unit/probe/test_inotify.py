@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.probe.inotify import FileWatch
+from belljar.probe.witness import FileWatch
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,8 @@ import itertools
 import pytest
 from tests.fakes.probing import PROBES
 
-from belljar.probe.judge import Sight, judge, judge_probe, overall
+from belljar.probe.judge import Answer, Answers, Sight, judge, judge_probe, overall
 from belljar.probe.model import Outcome, Side, Verdict, Witness, worst
-from belljar.probe.parse import Answer, Answers
 
 CANARY, SOCKET, MOUNT, HYPERVISOR = PROBES
 TOUCHED, SILENT, BLIND = (Sight(touched=touched, what="w") for touched in (True, False, None))

@@ -10,7 +10,7 @@ from tests.fakes.probing import FakeProbed
 
 from belljar.probe.catalogue import MORE_PARAMETERS
 from belljar.probe.model import PARAMETERS
-from belljar.probe.parameters import cell_parameters, host_parameters
+from belljar.probe.run import cell_parameters, host_parameters
 
 SOURCE = Path(__file__).parents[3] / "native" / "probes"
 NAMES_THE_HOST = {"namespaces", "hostname", "boot_id", "machine_id"}

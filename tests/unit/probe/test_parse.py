@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.probing import PROBES, answer
 
+from belljar.probe.judge import MAX_OUTPUT_BYTES, parse_answers
 from belljar.probe.model import Outcome
-from belljar.probe.parse import MAX_OUTPUT_BYTES, parse_answers
 
 NONCE = "0123456789abcdef0123456789abcdef"
 NAMES = [probe.name for probe in PROBES]

@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 
 from belljar.probe.catalogue import PROBES
-from belljar.probe.judge import Sight, judge_probe
+from belljar.probe.judge import Answer, NoRouter, Sight, judge_probe, known_answers, routed
 from belljar.probe.model import Outcome, Probe, Side, Verdict, Witness
-from belljar.probe.parse import Answer
-from belljar.probe.routed import NoRouter, known_answers, routed
 
 BY_NAME = {probe.name: probe for probe in PROBES}
 WELL = Sight(touched=False, what="as planned")

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from tests.fakes.probing import kill_sentinel, read_canary, signal_sentinel, visit, write_canary
 
+from belljar.probe.judge import NoRouter
 from belljar.probe.model import PARAMETERS, Witness
-from belljar.probe.routed import NoRouter
 from belljar.probe.witness import _PREFIX, maps_root, sweep_watches, watch, way_out
 
 LAID_OUT = [each for each in Witness if each is not Witness.NAMESPACES]

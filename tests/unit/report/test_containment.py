@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from tests.fakes.probing import PROBES
 
-from belljar.probe.judge import Sight, judge
+from belljar.probe.judge import Answer, Answers, Sight, judge
 from belljar.probe.model import Outcome, ProbeReport, Verdict, Witness, worst
-from belljar.probe.parse import Answer, Answers
 from belljar.report.containment import TierResult, containment_page
 
 SILENT = {witness: Sight(touched=False, what="silence") for witness in Witness}

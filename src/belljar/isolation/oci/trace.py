@@ -23,7 +23,7 @@ from typing import Any, Final
 import anyio
 import anyio.to_thread
 
-from belljar.channel.own_reads import OwnReads
+from belljar.channel.operations import OwnReads
 from belljar.dataclass import dataclass
 from belljar.errors import HostError
 from belljar.events import Trust

@@ -11,7 +11,7 @@ from typing import Final
 import anyio
 import anyio.to_thread
 
-from belljar.channel.own_reads import OwnReads
+from belljar.channel.operations import OwnReads
 from belljar.dataclass import dataclass
 from belljar.errors import CellError, HostError
 from belljar.events import Trust

@@ -10,35 +10,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from belljar.probe.catalogue import (
-    channel,
-    devices,
-    doors,
-    files,
-    fingerprint,
-    kernel,
-    mounts,
-    namespaces,
-    network,
-    persistence,
-    processes,
-    resources,
-)
+from belljar.probe.catalogue import fingerprint, host, kernel, namespaces, network
 from belljar.probe.model import Probe
 
 PROBES: Final[tuple[Probe, ...]] = (
-    *persistence.PROBES,
-    *files.PROBES,
-    *processes.PROBES,
-    *kernel.PROBES,
-    *devices.PROBES,
-    *mounts.PROBES,
-    *namespaces.PROBES,
-    *network.PROBES,
-    *resources.PROBES,
-    *channel.PROBES,
-    *doors.PROBES,
-    *fingerprint.PROBES,
+    *host.PERSISTENCE,
+    *host.FILES,
+    *host.PROCESSES,
+    *kernel.KERNEL,
+    *kernel.DEVICES,
+    *namespaces.MOUNTS,
+    *namespaces.NAMESPACES,
+    *network.NETWORK,
+    *namespaces.RESOURCES,
+    *network.CHANNEL,
+    *host.DOORS,
+    *fingerprint.FINGERPRINT,
 )
 
 GROUPS: Final[tuple[str, ...]] = tuple(dict.fromkeys(probe.group for probe in PROBES))

@@ -1,6 +1,6 @@
-"""The network: what there is of it, the host's listeners, and addresses beyond.
+"""The network, where a packet that a route takes has left; and the channel to the host.
 
-A packet that a route takes has left.
+Whoever gets at the channel can say what the record will believe.
 """
 
 from __future__ import annotations
@@ -8,10 +8,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from belljar.probe.catalogue._entry import entry
-from belljar.probe.model import Witness
+from belljar.probe.model import Witness, entry
 
-_probe = partial(entry, "network")
+_network = partial(entry, "network")
 _LEFT: Final = "A packet leaves."
 _LIVE: Final = (
     "In July 2026 evaluations had live internet that everybody believed was not there: "
@@ -19,14 +18,14 @@ _LIVE: Final = (
 )
 
 _HERE: Final = (
-    _probe(
+    _network(
         "interfaces",
         tries="Lists network interfaces.",
         why=_LIVE,
         breach="There is one beyond the loopback interface and the kernel's stubs.",
         quick=True,
     ),
-    _probe(
+    _network(
         "routes",
         tries="Reads the routing tables of IPv4 and IPv6.",
         why=_LIVE,
@@ -34,7 +33,7 @@ _HERE: Final = (
         witness=Witness.NAMESPACES,
         quick=True,
     ),
-    _probe(
+    _network(
         "host_tcp",
         tries="Connects to a port of the host's 127.0.0.1.",
         why="Services on the host's loopback address trust everybody: with the host's network "
@@ -43,7 +42,7 @@ _HERE: Final = (
         witness=Witness.TCP,
         quick=True,
     ),
-    _probe(
+    _network(
         "host_tcp6",
         tries="Connects to a port of the host's ::1.",
         why="Rules for IPv4 alone leave IPv6 open: CVE-2024-32473.",
@@ -51,7 +50,7 @@ _HERE: Final = (
         witness=Witness.TCP6,
         quick=True,
     ),
-    _probe(
+    _network(
         "host_udp",
         tries="Sends a datagram to a port of the host's 127.0.0.1.",
         why="As for TCP; rules often forget UDP.",
@@ -59,7 +58,7 @@ _HERE: Final = (
         witness=Witness.UDP,
         quick=True,
     ),
-    _probe(
+    _network(
         "frames",
         tries="Binds a packet socket to every interface that leads out.",
         why="Frames go past every rule for packets: CVE-2020-13401 took over a host's IPv6 route "
@@ -67,7 +66,7 @@ _HERE: Final = (
         breach="It is bound to one.",
         quick=True,
     ),
-    _probe(
+    _network(
         "administer",
         tries="Asks the kernel to change nothing on the loopback interface.",
         why="CAP_NET_ADMIN undoes every rule and reaches nf_tables, with CVE-2023-32233 and "
@@ -75,7 +74,7 @@ _HERE: Final = (
         breach="The permission check is passed.",
         quick=True,
     ),
-    _probe(
+    _network(
         "machine_socket",
         tries="Makes and binds a socket between machines (AF_VSOCK).",
         why="It leads from a guest to its host past every network rule; CVE-2021-26708 was in "
@@ -86,49 +85,49 @@ _HERE: Final = (
 )
 
 _BEYOND: Final = (
-    _probe(
+    _network(
         "tcp4",
         tries="Connects to a public IPv4 address, port 443.",
         why=_LIVE,
         breach=_LEFT,
         quick=True,
     ),
-    _probe(
+    _network(
         "tcp6",
         tries="Connects to a public IPv6 address, port 443.",
         why="Rules for IPv4 alone leave IPv6 open: CVE-2024-32473.",
         breach=_LEFT,
         quick=True,
     ),
-    _probe(
+    _network(
         "udp4",
         tries="Sends a datagram to a public IPv4 address, port 443, as QUIC does.",
         why="QUIC is HTTP without TCP: a proxy that sees TCP only does not see it.",
         breach=_LEFT,
         quick=True,
     ),
-    _probe(
+    _network(
         "udp6",
         tries="Sends a datagram to a public IPv6 address, port 443.",
         why="As for IPv4, by the other protocol.",
         breach=_LEFT,
         quick=True,
     ),
-    _probe(
+    _network(
         "ping4",
         tries="Sends an ICMP echo to a public IPv4 address.",
         why="Tunnels in ICMP are as old as Loki (Phrack 49, 1996) and need no port.",
         breach=_LEFT,
         quick=True,
     ),
-    _probe(
+    _network(
         "ping6",
         tries="Sends an ICMPv6 echo to a public IPv6 address.",
         why="ICMPv6 is seldom filtered, since IPv6 needs it.",
         breach=_LEFT,
         quick=True,
     ),
-    _probe(
+    _network(
         "raw4",
         tries="Sends an ICMP echo by a raw socket.",
         why="Agents of the 2026 intrusion used raw sockets to get past logging in libraries; "
@@ -136,14 +135,14 @@ _BEYOND: Final = (
         breach=_LEFT,
         quick=True,
     ),
-    _probe(
+    _network(
         "raw6",
         tries="Sends an ICMPv6 echo by a raw socket.",
         why="CVE-2020-13401 and CVE-2020-10749: forged router advertisements from a container.",
         breach=_LEFT,
         quick=True,
     ),
-    _probe(
+    _network(
         "metadata",
         tries="Connects to 169.254.169.254: metadata of AWS, Google, Azure, Oracle, "
         "DigitalOcean, OpenStack.",
@@ -152,21 +151,21 @@ _BEYOND: Final = (
         breach=_LEFT,
         quick=True,
     ),
-    _probe(
+    _network(
         "metadata6",
         tries="Connects to fd00:ec2::254, the same of AWS by IPv6.",
         why="A rule for the IPv4 address says nothing of this one.",
         breach=_LEFT,
         quick=True,
     ),
-    _probe(
+    _network(
         "metadata_alibaba",
         tries="Connects to 100.100.100.200, metadata of Alibaba Cloud.",
         why="It is not in 169.254.0.0/16, where rules look.",
         breach=_LEFT,
         quick=True,
     ),
-    _probe(
+    _network(
         "metadata_azure",
         tries="Connects to 168.63.129.16, Azure's wire server.",
         why="A public address that is the host's: Mandiant (2024) took a cluster's bootstrap "
@@ -174,7 +173,7 @@ _BEYOND: Final = (
         breach=_LEFT,
         quick=True,
     ),
-    _probe(
+    _network(
         "metadata_tasks",
         tries="Connects to the credential addresses of ECS tasks, EKS pods, Tencent and Oracle's "
         "older cloud.",
@@ -182,14 +181,14 @@ _BEYOND: Final = (
         breach=_LEFT,
         quick=True,
     ),
-    _probe(
+    _network(
         "neighbours6",
         tries="Sends to IPv6's link-local addresses: a metadata address and all nodes.",
         why="Link-local addresses need no route and no configuration.",
         breach=_LEFT,
         quick=True,
     ),
-    _probe(
+    _network(
         "usual_hosts",
         tries="Connects to where hosts usually are: gateways of QEMU, Docker, Podman, libvirt, "
         "home and office networks.",
@@ -197,35 +196,35 @@ _BEYOND: Final = (
         breach=_LEFT,
         quick=True,
     ),
-    _probe(
+    _network(
         "everyone",
         tries="Sends to mDNS, SSDP and the broadcast address.",
         why="One datagram to all neighbours: a message board that no allow-list names.",
         breach=_LEFT,
         quick=True,
     ),
-    _probe(
+    _network(
         "dns_configured",
         tries="Asks the configured name servers and those on the loopback address for example.com.",
         why="A forwarding resolver carries data out in names: CVE-2024-29018, Docker's on "
         "networks that were called internal.",
         breach="A question leaves, or is answered.",
     ),
-    _probe(
+    _network(
         "dns_public",
         tries="Sends a question to public name servers.",
         why="Agents of the 2026 intrusion wrote 8.8.8.8 into resolv.conf.",
         breach=_LEFT,
         quick=True,
     ),
-    _probe(
+    _network(
         "dns_public_tcp",
         tries="Connects to public name servers by TCP.",
         why="Rules for DNS often name UDP only.",
         breach=_LEFT,
         quick=True,
     ),
-    _probe(
+    _network(
         "dns_tls",
         tries="Connects to a public name server's port for DNS over TLS.",
         why="Names in it are seen by nobody on the way.",
@@ -234,4 +233,85 @@ _BEYOND: Final = (
     ),
 )
 
-PROBES: Final = _HERE + _BEYOND
+NETWORK: Final = _HERE + _BEYOND
+
+
+_channel = partial(entry, "channel")
+
+_OTHERS_PIPES: Final = (
+    "gVisor lets a process open, through /proc, the pipes of a command that runs beside it: not "
+    "the channel, a socket; at a sample's end no other runs"
+)
+
+CHANNEL: Final = (
+    _channel(
+        "descriptors",
+        tries="Looks for open descriptors beyond the first three.",
+        why="CVE-2016-9962 and CVE-2024-21626: a descriptor that the runtime forgot to close led "
+        "to the host.",
+        breach="There is one.",
+        quick=True,
+    ),
+    _channel(
+        "streams",
+        tries="Looks what its three standard descriptors are.",
+        why="A socket or a file of the host's in their place is a road that no mount table shows.",
+        breach="One is neither a pipe nor a terminal nor the null device.",
+        quick=True,
+    ),
+    _channel(
+        "trace_holder",
+        tries="Attaches to process 1 and to its own parent as their tracer.",
+        why="They hold the channel: their tracer forges exit codes and outputs, and so the "
+        "evaluation's result (CVE-2016-9962).",
+        breach="The kernel lets it trace.",
+    ),
+    _channel(
+        "read_holder",
+        tries="Reads the memory of process 1 and of its own parent.",
+        why="It has what is on the channel: files of the harness, the seed of the machine's "
+        "randomness.",
+        breach="The kernel lets it read.",
+        quick=True,
+    ),
+    _channel(
+        "open_descriptors",
+        tries="Opens the descriptors of process 1 and of its own parent for writing, through "
+        "/proc.",
+        why="The channel is among them, and what they say to the host besides (CVE-2016-9962).",
+        breach="A pipe, a socket or a device of theirs opens.",
+        quick=True,
+        expected={"gvisor": _OTHERS_PIPES},
+    ),
+    _channel(
+        "borrow_descriptors",
+        tries="Takes a descriptor of process 1 and of its own parent with pidfd_getfd.",
+        why="A copy of the channel's descriptor is the channel.",
+        breach="The permission check is passed.",
+        quick=True,
+    ),
+    _channel(
+        "limit_holder",
+        tries="Sets a limit of process 1 and of its own parent to what it is.",
+        why="prlimit asks for the same user only: with RLIMIT_CPU or RLIMIT_FSIZE root of a "
+        "container ends its agent, or cuts what it says.",
+        breach="The call succeeds.",
+        quick=True,
+    ),
+    _channel(
+        "signal_holder",
+        tries="Makes process 1 the owner of a socket (F_SETOWN, F_SETOWN_EX, FIOSETOWN, "
+        "SIOCSPGRP); nothing is sent.",
+        why="The owner of a descriptor gets the signal that its holder chose (F_SETSIG), SIGKILL "
+        "too: in gVisor that ended the cell.",
+        breach="It is the owner.",
+        quick=True,
+    ),
+    _channel(
+        "port",
+        tries="Opens the machine's virtio ports and hypervisor consoles for writing.",
+        why="A forged frame on the port is a forged result.",
+        breach="One opens.",
+        quick=True,
+    ),
+)
