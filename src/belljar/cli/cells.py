@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from belljar.cli.console import (
+    Failure,
     Misuse,
+    as_text,
     column_widths,
     complete_cells,
     json_option,
@@ -59,7 +61,7 @@ def warn_if_held() -> bool:
     from belljar.store.home import belljar_home
 
     if (held := read_hold(belljar_home())) is not None:
-        click.echo(f"belljar: {printable(str(held))}\n  hint: {RELEASE_HINT}", err=True)
+        click.echo(as_text(Failure("", str(held), hint=RELEASE_HINT)), err=True)
     return held is not None
 
 

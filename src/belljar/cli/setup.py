@@ -15,7 +15,7 @@ from typing import Final
 
 import click
 
-from belljar.cli.console import Misuse, Report, json_option, print_json, progress
+from belljar.cli.console import Failure, Misuse, Report, as_text, json_option, print_json, progress
 from belljar.cli.setup_plan import (
     HostState,
     Need,
@@ -73,7 +73,6 @@ def setup(
     left alone. As an ordinary user, it makes the kernel and the image, and says what root must
     install. Exit code 3 when the host is not ready afterwards.
     """
-
     home = belljar_home()
     images = (() if no_image else ("default",)) + (("debian-dev",) if dev_image else ())
     wanted = Wanted(images=images, refresh=refresh, mirror=mirror, parts=frozenset(parts))
@@ -179,9 +178,7 @@ def write_root_file(path: Path, content: str) -> None:
 
 def _conclude(left: SetupPlan, *, acted: bool) -> None:
     for problem in left.problems:
-        click.echo(f"belljar: {printable(problem.what)}", err=True)
-        for line in problem.hint.splitlines():
-            click.echo(f"  hint: {printable(line)}", err=True)
+        click.echo(as_text(Failure("", problem.what, hint=problem.hint)), err=True)
     if not left.problems and not left.steps:
         click.echo(
             "This host is ready. `belljar doctor` says what it can do; `belljar exec -- uname "
@@ -194,7 +191,6 @@ def _conclude(left: SetupPlan, *, acted: bool) -> None:
 def _print_json(
     left: SetupPlan, state: HostState, done: list[Step], *, planned: SetupPlan, home: Path
 ) -> None:
-
     print_json(
         {
             "ready": not left.problems and not left.steps,
