@@ -57,8 +57,6 @@ def adapt_task(task: Task, *, directory: Path, may_override: bool = False) -> li
 
 
 class _Reader:
-    """Reads the sandboxes of one task, each once."""
-
     def __init__(self, directory: Path, *, may_override: bool) -> None:
         self.directory = directory
         self.may_override = may_override
@@ -80,10 +78,7 @@ class _Reader:
     def instead(
         self, error: PolicyError, spec: SandboxEnvironmentSpec | None
     ) -> BelljarConfig | PolicyError:
-        """The operator's image for a sandbox that is refused, if the operator allows it.
-
-        It has no network where the task's own words say so.
-        """
+        """The operator's image for a refused sandbox; without network where the task says so."""
         if not self.may_override or not isinstance(error, TaskRefused):
             return error
         overridden = Difference(
@@ -103,7 +98,7 @@ class _Reader:
 def _of_sample(
     task: Task, sample: Sample, default: BelljarConfig | PolicyError, read: _Reader
 ) -> SampleSandbox:
-    """A compose file that asks for metadata is judged now, not in the middle of the run."""
+    """Judges a compose file that needs metadata now, not in the middle of the run."""
     where = f"task {task.name}, sample {sample.id}"
     written = sample.sandbox
     found = default if written is None else read(written, where=where)
@@ -197,10 +192,7 @@ def brought(
 
 
 def _wants_no_network(compose: Mapping[str, Any]) -> bool:
-    """Whether its default service has `network_mode: none`, whatever else a cell can't keep.
-
-    True where that can't be read. Raises `ValueError`.
-    """
+    """Whether the default service has `network_mode: none`; True where that can't be read."""
     services = compose.get("services")
     if not isinstance(services, Mapping) or not all(
         isinstance(each, Mapping) for each in services.values()
@@ -211,8 +203,7 @@ def _wants_no_network(compose: Mapping[str, Any]) -> bool:
 
 
 def _description(spec: SandboxEnvironmentSpec, directory: Path) -> dict[str, Any] | None:
-    """The compose file that the sandbox means, parsed; of a Dockerfile the one that Inspect makes;
-    or None."""
+    """The parsed compose file that the sandbox means, also of a Dockerfile; or None."""
     config = spec.config
     if isinstance(config, BaseModel):
         is_other = spec.type == OURS and not isinstance(config, ComposeConfig)

@@ -178,8 +178,6 @@ def short_path(path: Path) -> Iterator[str]:
 
 
 class _Limits:
-    """How many clients of each kind are served at once."""
-
     def __init__(self) -> None:
         self.terminals = anyio.CapacityLimiter(MAX_CLIENTS)
         self.streams = anyio.CapacityLimiter(MAX_STREAMS)
@@ -306,7 +304,6 @@ async def _terminal(
 async def _relay(
     stream: SocketStream, incoming: AsyncIterator[tuple[FrameKind, bytes]], running: RunningCommand
 ) -> str:
-    """Both ways until the command ends or the client leaves."""
     status = "1 the connection was closed"
     async with anyio.create_task_group() as tasks:
 
@@ -336,9 +333,7 @@ async def _connection(
     cell: Cell,
     target: int | str,
 ) -> None:
-    """A client of `belljar forward`: both ways until both sides have ended, or the client
-    leaves.
-    """
+    """Relay until both sides have ended, or the client leaves."""
     status = "0"
     try:
         async with cell.connect(target) as server, anyio.create_task_group() as tasks:
@@ -371,7 +366,7 @@ async def _connection(
 
 
 async def _until_gone(task: Callable[[], Awaitable[None]]) -> None:
-    """The server in the cell has gone: what is sent to it is nobody's any more."""
+    """Stop quietly when the server in the cell is gone."""
     with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
         await task()
 

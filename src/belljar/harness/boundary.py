@@ -78,9 +78,6 @@ class SoleProvider:
                 self.refuse(f"sandbox {name!r} is a {provider.__name__}", where=where)
 
     def _is_high_risk(self) -> bool:
-        """Of the policy for samples that name none: there is no other for a sample without a
-        sandbox.
-        """
         try:
             risk = configs.load(None, **self.session.operator_options).policy.risk
         except BelljarError:
@@ -89,7 +86,7 @@ class SoleProvider:
 
 
 class _Closed(type):
-    """Stands for another provider: whatever would make or use its sandboxes stops the run."""
+    """Replaces another provider: any attempt to make or use its sandboxes stops the run."""
 
     provider: type[SandboxEnvironment]
     hold: SoleProvider
@@ -225,7 +222,6 @@ def _new(cls: type, *_args: Any, **_more: Any) -> Any:  # noqa: ANN401
 
 
 def _check_hold() -> None:
-    """The hold is tried, not believed. Raises `HostError`."""
     from importlib import import_module
 
     from inspect_ai.hooks._hooks import get_all_hooks
@@ -273,7 +269,6 @@ class LookAtMessages(Hooks):
 
 
 async def _passed(message: ChatMessage, guard: GuardedRecorder, cell_id: str) -> ChatMessage:
-    """The message as it may be sent. Raises `LimitExceededError` where the sample ends."""
     if isinstance(message.content, str):
         text = await _passed_text(message.content, guard, cell_id)
         return message if text == message.content else message.model_copy(update={"content": text})

@@ -124,8 +124,8 @@ def read_request(body: bytes) -> dict[str, Any]:
 
 
 def _json(data: bytes | str) -> Any:  # noqa: ANN401 - a guest's JSON
-    """Raises `ValueError`, also for what Inspect's log could not hold: it ends the whole evaluation
-    when it can't write nesting of 250 levels or a lone surrogate.
+    """Also refuses what would end the evaluation: Inspect's log can't hold 250 levels or
+    surrogates.
     """
     value = parse_json(data)
     json.dumps(value, ensure_ascii=False).encode()

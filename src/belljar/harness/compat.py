@@ -73,7 +73,6 @@ _OWN_POLICY: Final = (
 
 
 def _hint(differences: Iterable[Difference]) -> str:
-    """What can be removed for the rest to run: a compose file's keys, each once."""
     keys = dict.fromkeys(
         f"`{fact.key}`" for fact in differences if fact.kind is Kind.REFUSED and fact.key
     )
@@ -164,7 +163,6 @@ def shaping_variables(compose: Mapping[str, Any], variables: Mapping[str, str]) 
 
 
 def _refused(error: Exception, others: Iterable[Difference] = ()) -> Refused:
-    """`others`: what else of the file differs."""
     if not isinstance(error, CannotKeepError):
         return Refused(reason=printable(str(error), max_chars=1000), hint=_OWN_POLICY)
     error.add(others)
@@ -195,7 +193,7 @@ def _changes(found: Composed) -> dict[str, Any]:
 
 
 def _rights(words: Mapping[str, Any]) -> dict[str, Any]:
-    """As a container has them: its set-user-ID programs work, unless it refuses new privileges."""
+    """As in a container: set-user-ID programs work unless new privileges are refused."""
     return {"setuid_programs": "auto", **words.get("rights", {})}
 
 

@@ -220,9 +220,7 @@ def settled(
 
 
 def _check_read_here(directories: Iterable[str]) -> None:
-    """Raises `PolicyError` for a directory of this host that only the configuration names: a log's
-    may be forged, and would have any file copied into a cell or built into an image.
-    """
+    """A log may be forged, and would have any file of this host copied into a cell or image."""
     for directory in directories:
         if directory and not was_read_here(directory):
             raise PolicyError(
@@ -235,7 +233,6 @@ def _check_read_here(directories: Iterable[str]) -> None:
 
 
 def _check_own_files(ours: BelljarConfig) -> None:
-    """As `_check_read_here`; and services, as a compose file's, name no files of a policy."""
     if ours.data:
         data = json.loads(ours.data)
         files = [file for cell in data.get("cells", {}).values() for file in cell.get("files", ())]
@@ -262,9 +259,7 @@ def shaping(config: BelljarConfig, metadata: Mapping[str, object]) -> dict[str, 
 
 
 def _preset_again(config: str) -> str:
-    """Inspect's command line makes an absolute path of whatever follows `belljar:`; a preset's name
-    is meant as a name.
-    """
+    """Inspect's command line makes an absolute path of what follows `belljar:`, presets too."""
     from belljar.policy.loaded import PRESETS
 
     path = Path(config)
@@ -430,7 +425,6 @@ def for_sample(loaded: LoadedPolicy, metadata: Mapping[str, object]) -> LoadedPo
 
 
 def _for_sample(name: str, stand_in: StandIn, variables: Mapping[str, str]) -> StandIn:
-    """A target cell's environment is a sample's too."""
     env: Mapping[str, str] = getattr(stand_in, "env", {})
     expanded = _expanded(env, variables, where=f"network.stand_ins.{name}.env")
     return stand_in if expanded == dict(env) else stand_in.model_copy(update={"env": expanded})
@@ -439,7 +433,6 @@ def _for_sample(name: str, stand_in: StandIn, variables: Mapping[str, str]) -> S
 def _expanded(
     env: Mapping[str, str], variables: Mapping[str, str], *, where: str
 ) -> dict[str, str]:
-    """Raises `PolicyError` for more than `MAX_CHARACTERS` in all."""
     expanded: dict[str, str] = {}
     room = MAX_CHARACTERS
     for name, value in env.items():

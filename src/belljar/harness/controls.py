@@ -298,7 +298,6 @@ def _reach(cell: Cell, plan: NetworkPlan | None, decoys: Iterable[str]) -> Reach
 
 
 async def _with_ssh(cell: Cell, reach: Reach, placed: Mapping[str, Sequence[str]]) -> Reach:
-    """With the `ssh` services that a key file opens, if the image has a client."""
     services = {decoy.id for decoy in cell.plan.policy.decoys if decoy.kind is DecoyKind.SSH}
     keys = {
         decoy.service: placed[decoy.id][0]
@@ -311,7 +310,6 @@ async def _with_ssh(cell: Cell, reach: Reach, placed: Mapping[str, Sequence[str]
 
 
 def _placed(run: RunDirectory, cell_id: str) -> dict[str, list[str]]:
-    """The cell's decoys that are files, with their paths."""
     return {
         str(line.data["decoy"]): [str(path) for path in line.data["files"]]
         for line in read_events(run.path)
@@ -320,7 +318,7 @@ def _placed(run: RunDirectory, cell_id: str) -> dict[str, list[str]]:
 
 
 async def _be_greedy(cell: Cell, reach: Reach, files: Sequence[str]) -> list[str]:
-    """Read, print, disguise, use and send all that there is. Returns what kept it from that."""
+    """Read, print, disguise, use and send everything. Returns what prevented that."""
     values = _first_values(cell, Source.DECOY)
     decoys, protected = list(values.values()), list(_first_values(cell, Source.PROTECTED).values())
     # What has a credential's shape and is nobody's
@@ -358,10 +356,7 @@ async def _be_greedy(cell: Cell, reach: Reach, files: Sequence[str]) -> list[str
 async def _call_services(
     cell: Cell, reach: Reach, client: str, values: Mapping[str, str]
 ) -> list[str]:
-    """Log in to each decoy service with its own login, and send a mail.
-
-    Returns what kept it from that.
-    """
+    """Log in to each decoy service, and send a mail. Returns what prevented that."""
     streams = await _client(cell, STREAM_CLIENTS)
     problems = []
     logins = _logins(cell)
@@ -398,9 +393,6 @@ async def _call_services(
 
 
 async def _be_diligent(cell: Cell, reach: Reach) -> list[str]:
-    """Look around, write a report, read what its policy gave it, fetch a page and send ordinary
-    text.
-    """
     for command in HONEST:
         await _run(cell, ["sh", "-c", command])
     await cell.write_file(REPORT_PATH, REPORT)
@@ -416,7 +408,6 @@ async def _be_diligent(cell: Cell, reach: Reach) -> list[str]:
 
 
 def _first_values(cell: Cell, source: Source) -> dict[str, str]:
-    """One value of each decoy, or of each protected thing, as the cell's guard knows them."""
     first: dict[str, str] = {}
     for value in cell.guard.spec.values if cell.guard is not None else ():
         if value.source == source:
@@ -425,7 +416,6 @@ def _first_values(cell: Cell, source: Source) -> dict[str, str]:
 
 
 def _logins(cell: Cell) -> dict[str, str]:
-    """Of each decoy service the secret of its login, as the cell's guard knows it."""
     names = {
         f"{decoy.id}/{name}": decoy.id
         for decoy in cell.plan.policy.decoys
@@ -440,7 +430,6 @@ def _logins(cell: Cell) -> dict[str, str]:
 
 
 async def _client(cell: Cell, programs: Sequence[str]) -> str:
-    """The first of these programs that the image has, "" for none."""
     command = (
         f"for each in {' '.join(programs)}; do command -v $each >/dev/null && echo $each && "
         f"break; done"

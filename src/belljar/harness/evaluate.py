@@ -161,9 +161,7 @@ def check_tasks(arguments: Sequence[str], operator: OperatorOptions) -> list[Pre
 
 
 def _show_preview(previews: Sequence[Preview], session: Session) -> None:
-    """What differs from the tasks, in a few lines. Raises the first sample's error, if one has any,
-    and `HostError` that names every image that is missing.
-    """
+    """Raises the first sample's error, or `HostError` that names every missing image."""
     refused = [each.error for each in previews if each.error is not None]
     if refused:
         first, *more = refused
@@ -248,7 +246,6 @@ def _run_tasks(
 
 
 async def _control(policies: Sequence[LoadedPolicy], run: RunDirectory, session: Session) -> None:
-    """The controls of these policies, in cells as the samples'."""
     from belljar.harness.controls import run_controls
 
     @contextlib.asynccontextmanager
@@ -261,7 +258,6 @@ async def _control(policies: Sequence[LoadedPolicy], run: RunDirectory, session:
 
 
 def _sealed(evidence: Evidence, findings: RunFindings, run: RunDirectory) -> RunFindings:
-    """The findings hold only if the sealed record does."""
     state, problem = check_ledger(run)
     if state is LedgerState.VERIFIED:
         return findings
@@ -271,12 +267,10 @@ def _sealed(evidence: Evidence, findings: RunFindings, run: RunDirectory) -> Run
 def _bind(
     findings: RunFindings, run: RunDirectory, *, require_contained: bool
 ) -> tuple[list[str], str]:
-    """Write the verdicts into Inspect's log.
+    """Returns the samples that the metrics do not count, and what went wrong.
 
-    Returns the samples that the metrics do not count, and what went wrong.
-
-    That log is for people, the record is the ledger: what can't be written is a problem of the run
-    only when numbers depend on it.
+    Inspect's log is for people, the record is the ledger: what can't be written is a problem of the
+    run only when numbers depend on it.
     """
     from belljar.harness.verdicts import bind_verdicts
 
@@ -302,9 +296,7 @@ def _absolute(policy: str) -> str:
 
 
 def _check_files(specs: Sequence[str]) -> None:
-    """A file that is not there, or is no Python, gets its own message: Inspect's are about glob
-    patterns and tasks that are not found.
-    """
+    """Clear errors for a missing file and for invalid Python."""
     for spec in specs:
         file = spec.partition("@")[0]
         if not file.endswith((".py", ".ipynb")) or any(sign in file for sign in "*?["):
@@ -377,7 +369,6 @@ def load_tasks(
 
 
 def _relative(spec: str) -> str:
-    """Inspect's loader takes a file only relative to the current directory."""
     path, at, name = spec.partition("@")
     return (
         f"{os.path.relpath(path)}{at}{name}"
@@ -396,9 +387,7 @@ def _adapt(task: Task, *, directory: Path, operator: Operator) -> list[SampleSan
 
 
 def _start_hooks() -> None:
-    """Let Inspect load the hooks of other packages, and say so, before ours are there: those are no
-    news to a person.
-    """
+    """Let Inspect load and announce other packages' hooks before ours are registered."""
     from inspect_ai.hooks._startup import init_hooks
 
     with _explained("Inspect's hooks"):
@@ -407,7 +396,7 @@ def _start_hooks() -> None:
 
 @contextlib.contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """A task's file is its author's: what goes wrong in it is told as an input error."""
+    """Report what goes wrong in a task's file as an input error."""
     try:
         yield
     except (BelljarError, click.ClickException):
@@ -424,10 +413,9 @@ def _explained(what: str) -> Iterator[None]:
 def _invoke(
     options: InspectOptions, tasks: list[Task], session: Session, run: RunDirectory, *, quiet: bool
 ) -> bool:
-    """Hand the tasks to Inspect's `eval` command; True when a person interrupted it.
+    """Run the tasks with Inspect's `eval` command; True when a person interrupted it.
 
-    Its errors are told, but not a refusal of ours, which `run_evaluation` raises; what ran until
-    then is on record.
+    Prints its errors, except a refusal of ours, which `run_evaluation` raises.
     """
     context = options.context
     context.params |= {
@@ -468,9 +456,7 @@ def _plain(message: Any) -> str:  # noqa: ANN401 - a rich renderable
 
 @contextlib.contextmanager
 def _standard_output_to_error() -> Iterator[None]:
-    """Standard output belongs to `--json`: what Inspect and a task print goes to standard error, at
-    the level of descriptors.
-    """
+    """Keep standard output for `--json`: redirects the descriptor, for Inspect and the task."""
     sys.stdout.flush()
     kept = os.dup(1)
     try:

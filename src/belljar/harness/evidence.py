@@ -118,7 +118,6 @@ def read_sample(task: str, sample: EvalSample, run_id: str) -> Transcript:
 
 
 def _shown(score: Score) -> str:
-    """A score in a table's cell: of many values those that aren't zero."""
     if not isinstance(score.value, dict):
         return str(score.value)
     return ", ".join(f"{name}={value}" for name, value in score.value.items() if value) or "0"
@@ -134,7 +133,7 @@ def _error(message: str) -> str:
 
 
 def _lowered(words: Iterable[object]) -> Verdict:
-    """The worst of what scorers say, in whatever case; a word that is no verdict is void."""
+    """The worst that scorers report; an unknown word is void."""
     said = [str(word).strip().lower() for word in words if word is not None]
     known = set(Verdict)
     found = [Verdict(word) if word in known else Verdict.VOID for word in said if word]
@@ -150,7 +149,6 @@ def _all_events(sample: EvalSample, run_id: str) -> Iterator[Event]:
 
 
 def _of_another_run(events: Iterable[Event], run_id: str) -> bool:
-    """Whether the attempt's own probes name another run, and none this one."""
     said = [event.data for event in events if event.event == "info" and event.source == SOURCE]
     runs = {data.get("run_id") for data in said if isinstance(data, dict)}
     return bool(runs) and run_id not in runs
@@ -168,10 +166,7 @@ def _calls(events: Iterable[Event]) -> Iterator[Call]:
 
 
 def _tools(events: Sequence[Event]) -> Iterator[ToolCall]:
-    """The calls of tools.
-
-    One reached a cell when an operation in a sandbox happened inside of its span.
-    """
+    """A call reached a cell when a sandbox operation happened inside its span."""
     parents = {event.id: event.parent_id for event in events if event.event == "span_begin"}
     reached: set[str] = set()
     for event in events:
@@ -198,9 +193,7 @@ def _tools(events: Sequence[Event]) -> Iterator[ToolCall]:
 
 
 def _hosted(event: ModelEvent) -> Iterator[ToolCall]:
-    """What the model's provider did by itself, as its answer says, or may have been asked to do by
-    an `extra_body`.
-    """
+    """What the model's provider did itself, or was asked to do by an `extra_body`."""
     if extra_fields(event.config.extra_body):
         yield ToolCall(name=EXTRA_BODY_TOOL, outside=Outside.EXTRA_BODY)
     for choice in event.output.choices:
@@ -329,9 +322,7 @@ def _evidence(
 
 
 def _with_other_runs(evidence: Evidence, path: Path, key: str | None) -> Evidence:
-    """With what the runs beside this one, signed by the same key, say of samples that name them as
-    theirs.
-    """
+    """Add what neighbouring runs, signed by the same key, record of samples that name them."""
     if evidence.run.kind == EVALUATION:
         return evidence
     named = {each.judged_by for log in evidence.logs for each in log.transcripts} - {
@@ -355,7 +346,7 @@ def _is_signed(path: Path, key: str | None) -> bool:
 
 
 def _readable(path: Path) -> Iterator[Line]:
-    """The events up to the first that is none: that there is one, verification says."""
+    """The events up to the first unreadable one, which verification reports."""
     try:
         yield from read_events(path)
     except (OSError, LedgerError):
@@ -365,9 +356,6 @@ def _readable(path: Path) -> Iterator[Line]:
 def _logs(
     path: Path, record: RunRecord, given: Sequence[str], *, has_samples: bool, remote: bool
 ) -> list[LogRecord]:
-    """Inspect's logs: those in the run directory under `belljar run`, else where Inspect
-    put them.
-    """
     if record.kind == EVALUATION:
         found = logs_in(path / INSPECT_LOGS)
         if not found and has_samples:

@@ -102,7 +102,6 @@ def _known(item: object) -> KnownTool | None:
 
 
 def _known_tool(tool: ToolDef) -> KnownTool:
-    """Inspect's own tools are known by the function that is called, whatever they are named."""
     made = unwrap(tool.tool)
     is_inspects = str(getattr(made, "__module__", "")).startswith("inspect_ai.")
     maker, inner, _ = str(getattr(made, "__qualname__", "")).partition(".<locals>.")
@@ -114,9 +113,7 @@ def _known_tool(tool: ToolDef) -> KnownTool:
 
 
 def _server_of(source: ToolSource) -> str:
-    """The name of the MCP server that a source of tools connects to outside of a cell; "" for
-    another source.
-    """
+    """The name of an MCP server outside of a cell; "" for another source."""
     config = getattr(source, "_config", None)
     if config is not None:
         return f"{MCP_PREFIX}{getattr(config, 'name', '')}"
@@ -129,16 +126,11 @@ def _server_of(source: ToolSource) -> str:
 
 
 def _is_in_sandbox(client: Callable[[], Any]) -> bool:
-    """Whether an MCP client is the one for servers that Inspect starts in a sandbox. What is not
-    known is outside.
-    """
+    """Whether Inspect starts the MCP server in a sandbox. Unknown clients count as outside."""
     return "sandbox_client" in getattr(getattr(client, "__code__", None), "co_names", ())
 
 
 def _held_by(item: object) -> Iterable[object]:
-    """What an object holds: the closure of a function, the members of a collection, the fields of
-    Inspect's objects.
-    """
     if isinstance(item, (list, tuple, set, frozenset)):
         return item
     if isinstance(item, Mapping):
@@ -191,7 +183,6 @@ def _rule(session: Session, config: Any) -> HostTools:  # noqa: ANN401 - as Insp
 
 
 def _names(tool: str) -> tuple[str, ...]:
-    """A tool's name, and for an MCP server that the model's provider connects to, the server's."""
     return (tool, tool.removeprefix(MCP_PREFIX))
 
 
@@ -223,9 +214,7 @@ class ToolHold:
         self.session.show_once([f"the tool {printable(tool)} acts outside of the cell: {where}"])
 
     def _rule_here(self) -> HostTools:
-        """Of the sample in this context: its cell's policy. Without one, of the operator's or the
-        default policy.
-        """
+        """The policy of this context's sample, else the operator's or the default one."""
         from inspect_ai.util._sandbox.context import sandbox_environments_context_var
 
         for environment in (sandbox_environments_context_var.get(None) or {}).values():
@@ -296,7 +285,6 @@ def _replace(
 
 
 def _hold_calls(hold: ToolHold, stack: ExitStack) -> None:
-    """Each call that Inspect makes of a tool for a model."""
     from inspect_ai.model import _call_tools
 
     known = list(signature(_call_tools.call_tool).parameters)[:4]
@@ -318,7 +306,6 @@ def _hold_calls(hold: ToolHold, stack: ExitStack) -> None:
 
 
 def _names_in(function: Callable[..., Any]) -> set[str]:
-    """The global names that a function and those inside it use."""
     codes, names = [function.__code__], set[str]()
     while codes:
         code = codes.pop()
@@ -328,7 +315,6 @@ def _names_in(function: Callable[..., Any]) -> set[str]:
 
 
 def _hold_bridge(hold: ToolHold, stack: ExitStack) -> None:
-    """Each call that an agent in a cell makes of a tool of the host."""
     from inspect_ai.agent._bridge.sandbox import service
 
     def make(original: Any) -> Any:  # noqa: ANN401 - Inspect's function
@@ -349,7 +335,6 @@ def _hold_bridge(hold: ToolHold, stack: ExitStack) -> None:
 
 
 def _hold_mcp(hold: ToolHold, stack: ExitStack) -> None:
-    """Each connection to an MCP server: over stdio it starts a program on this host."""
     from inspect_ai.tool._mcp._local import MCPServerLocalSession
 
     def make(original: Any) -> Any:  # noqa: ANN401 - Inspect's method

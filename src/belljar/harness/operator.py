@@ -81,9 +81,7 @@ def read_operator(
 
 
 def _absolute(policy: str) -> str:
-    """A preset, or a file that is the same from everywhere: Inspect changes into a task's
-    directory, where a file of that name would be the task's. Raises `PolicyError`.
-    """
+    """Inspect changes into a task's directory, where a relative file would be the task's."""
     from belljar.policy.loaded import PRESETS
 
     if not policy or policy in PRESETS or policy.startswith(("/", "~")):
@@ -136,8 +134,6 @@ TASK: Final = "task"
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """One side's choice: the fields, and whose directory the files among them are in."""
-
     changes: Mapping[str, Any]
     base_of: LoadedPolicy
     differences: tuple[Difference, ...] = ()
@@ -205,7 +201,6 @@ def _content(
 def _rights(
     run_policy: LoadedPolicy, own: LoadedPolicy | None, asked: Mapping[str, Any]
 ) -> tuple[Rights | None, tuple[Difference, ...]]:
-    """What the task asks for, as far as a policy that says something of rights has it."""
     written = asked.get("rights")
     wanted = own.policy.rights if own is not None else None
     wanted = Rights.model_validate(written) if written is not None else wanted
@@ -216,7 +211,6 @@ def _rights(
 
 
 def _written(policy: Policy) -> dict[str, Any]:
-    """The content that a policy writes down."""
     return {name: getattr(policy, name) for name in _EMPTY if name in policy.model_fields_set}
 
 
@@ -245,7 +239,6 @@ def _by_operator(key: str, detail: str) -> Difference:
 
 
 def _unused(task: Mapping[str, Any], operator: Mapping[str, Any]) -> Iterator[Difference]:
-    """What the operator's policy writes down for nothing."""
     for name, value in operator.items():
         if value not in (_EMPTY[name], task.get(name)):
             detail = (
@@ -258,7 +251,6 @@ def _unused(task: Mapping[str, Any], operator: Mapping[str, Any]) -> Iterator[Di
 
 
 def _ignored(key: str, detail: str) -> Difference:
-    """Of the operator's policy: the task is as it was written."""
     detail = printable(f"{detail}; `--override` uses the policy's")
     return Difference(kind=Kind.DROPPED, where="policy", key=key, detail=detail)
 
@@ -270,7 +262,6 @@ def _shown(value: object) -> str:
 def _network(
     run_policy: LoadedPolicy, own: LoadedPolicy | None, asked: Mapping[str, Any], *, override: bool
 ) -> _Chosen:
-    """The operator's network, or the range of the task's services."""
     operator = run_policy.policy.network
     wanted = asked.get("network")
     task = own.policy.network if own is not None else None
@@ -323,7 +314,6 @@ def _replaced_network(
 
 
 def _smaller_services(services: Network, held: Network, wanted: object) -> Iterator[Difference]:
-    """Of the limits that a service writes down, those that it does not get."""
     words = wanted["stand_ins"] if isinstance(wanted, Mapping) else {}
     for name, item in services.stand_ins.items():
         now = held.stand_ins[name]
@@ -343,7 +333,6 @@ def _smaller_services(services: Network, held: Network, wanted: object) -> Itera
 def _within_limits(
     made: LoadedPolicy, run_policy: LoadedPolicy, wanted: Mapping[str, Any]
 ) -> tuple[LoadedPolicy, tuple[Difference, ...]]:
-    """Each limit the smaller of both."""
     if not wanted:
         return made, ()
     most = run_policy.policy.resources
@@ -380,7 +369,6 @@ def _changed(key: str, detail: str) -> Difference:
 
 
 def _replaced_isolation(operator: Policy, task: Policy | None) -> Iterator[Difference]:
-    """What the operator's policy replaces of a task's own policy file, stricter or not."""
     for name in _WALLS if task is not None else ():
         is_written = task is not None and name in task.model_fields_set
         if is_written and getattr(task, name) != getattr(operator, name):
@@ -393,7 +381,6 @@ def _replaced_isolation(operator: Policy, task: Policy | None) -> Iterator[Diffe
 
 
 def _base(policy: Policy, content: LoadedPolicy, network: LoadedPolicy) -> Path | None:
-    """The directory that files are taken from. Raises `PolicyError` when it would be two."""
     needs_content, needs_network = bool(policy.files), _has_files(policy.network)
     if needs_content and needs_network and content.base != network.base:
         raise PolicyError(

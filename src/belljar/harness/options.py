@@ -185,9 +185,7 @@ def was_given(context: click.Context, option: str) -> bool:
 
 
 def _parsed(context: click.Context, before: Mapping[str, str]) -> Iterator[Setting]:
-    """What the command line, the environment, a `.env` file and `--env` set. `before`: the
-    environment without `.env`.
-    """
+    """Settings of the command line, the environment, a `.env` file and `--env`."""
     # `--env` writes `-` as `_`, and sets the variable only when Inspect starts
     given = {
         str(text).partition("=")[0].strip().replace("-", "_")
@@ -227,7 +225,6 @@ def _is_the_operators(name: str) -> bool:
 
 
 def _place(name: str, before: Mapping[str, str]) -> str:
-    """Where a variable comes from."""
     from dotenv import dotenv_values, find_dotenv
 
     file = find_dotenv(usecwd=True)
@@ -256,7 +253,6 @@ def _run_config(file: str | None) -> Mapping[str, Any]:
 
 
 def _configured(configured: Mapping[str, Any], file: str) -> Iterator[Setting]:
-    """What a run configuration sets."""
     for option, taken in TAKEN.items():
         for key in {taken.config, option} & set(configured):
             value = configured[key]

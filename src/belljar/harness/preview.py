@@ -89,7 +89,6 @@ def preview(sandboxes: Iterable[SampleSandbox], operator: Operator) -> Iterator[
 
 
 def _kept(ours: configs.BelljarConfig, differences: Iterable[Difference]) -> Iterator[Difference]:
-    """What the task says that its cell has unchanged."""
     changed = {fact.key.partition(".")[0] for fact in differences if fact.where == TASK}
     asked = ours.asked()
     stated: dict[str, str] = {
@@ -132,8 +131,6 @@ _Within: TypeAlias = "tuple[configs.BelljarConfig, LoadedPolicy, tuple[Differenc
 
 
 class _Known:
-    """The answers so far."""
-
     def __init__(self, operator: Operator) -> None:
         self.operator = operator
         self._names: dict[str, frozenset[str]] = {}
@@ -141,7 +138,6 @@ class _Known:
         self._within: dict[Any, _Within | BelljarError] = {}
 
     def within(self, config: configs.BelljarConfig, metadata: Mapping[str, object]) -> _Within:
-        """The settled configuration, and as `config.within`. Raises `BelljarError`."""
         ours = self._settle(config, metadata)
         if ours not in self._within:
             try:

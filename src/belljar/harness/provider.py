@@ -301,7 +301,6 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         sample: configs.SamplePolicy,
         identity: SampleIdentity,
     ) -> Self:
-        """Open the sample's cells and record that the sample started in each; nothing runs yet."""
         of_images = session.source.image_differences(sample.policy, home=session.home)
         differences = (*sample.differences, *of_images)
         data: dict[str, JsonValue] = {

@@ -93,7 +93,6 @@ def is_preparing() -> bool:
 
 
 def _absolute(location: str) -> str:
-    """Where the log is, whoever asks: Inspect names it from the directory it runs in."""
     # Path would resolve no `..`.
     return location if "://" in location else os.path.abspath(location)  # noqa: PTH100
 

@@ -278,7 +278,6 @@ class SampleCell:
         self.attach_socket = AttachSocket.for_cell(cell, home=session.home)
 
     async def _before_operation(self) -> None:
-        """Refuse after a breach; record once that the sample's own work began; serve terminals."""
         await self._session.check_running()
         if not self._running and not is_preparing():
             async with self._beginning:  # no operation before the baseline
@@ -302,7 +301,6 @@ class SampleCell:
         await self._stop_if_breached(report, self.cell)
 
     async def _probe_end(self) -> ProbeReport:
-        """Every cell of the range; the worst report stands for all (each is on record)."""
         reports = [
             await self._probe(cell, "end") for cell in (self.cell, *self.cell.others.values())
         ]

@@ -268,10 +268,6 @@ def differences_of_images(policy: LoadedPolicy, home: Path) -> tuple[Difference,
 
 
 def _setuid(image: Image, policy: Policy) -> Iterator[Difference]:
-    """What becomes of its set-user-ID programs.
-
-    A policy that asks for none gets none, as it says.
-    """
     rights = policy.rights
     tier = demanded_tier(policy.risk, policy.tier)
     if rights is None or rights.setuid_programs == "off" or not image.setuid_programs:

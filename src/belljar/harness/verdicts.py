@@ -108,14 +108,11 @@ def _bound(log: EvalLog, rows: Mapping[str, Row], findings: RunFindings) -> Eval
 
 
 def _free_name(sample: EvalSample) -> str:
-    """A scorer of the task's own may have this name; its score is its author's."""
     return SCORE if SCORE not in (sample.scores or {}) else f"{_AUTHOR}_{SCORE}"
 
 
 def _only_contained(log: EvalLog, rows: Mapping[str, Row]) -> tuple[EvalLog, list[str]]:
-    """The log with metrics over the contained samples, none if there is no such sample, and the
-    names of those left out.
-    """
+    """The log with metrics over contained samples only, and the names of those left out."""
     samples = log.samples or []
     out = [sample for sample in samples if not _contained(sample, rows)]
     if not out:
@@ -143,7 +140,6 @@ def _contained(sample: EvalSample, rows: Mapping[str, Row]) -> bool:
 
 
 def _as_scored(sample: EvalSample) -> EvalSample:
-    """The sample with its scorers' scores only: ours has no metric."""
     scores = sample.scores or {}
     mine = [f"{_AUTHOR}_{SCORE}" if f"{_AUTHOR}_{SCORE}" in scores else SCORE]
     return sample.model_copy(

@@ -70,8 +70,6 @@ def host_cpus_and_memory() -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PoolOf:
-    """A pool and the policy of its cells."""
-
     policy: LoadedPolicy
     pool: Pool
 
@@ -142,7 +140,6 @@ class WarmCells:
 
     @asynccontextmanager
     async def _first(self, config: BelljarConfig, policy: LoadedPolicy) -> AsyncIterator[Cell]:
-        """A cell of its own; when it stands, its plan is known to work, and is worth a pool."""
         from belljar.cell.pool import HEAD_START_S
 
         async with self._open(policy) as cell:

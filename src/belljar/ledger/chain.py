@@ -84,9 +84,7 @@ _encode = json.JSONEncoder(
 
 
 def _is_plain(value: object) -> bool:
-    """No odd floats, no large integers, only text as keys: json's own encoder then gives the
-    canonical form, if all of it is ASCII.
-    """
+    """Whether json's own encoder gives the canonical form, if the text is ASCII."""
     if isinstance(value, str) or value is None or isinstance(value, bool):
         return True
     if isinstance(value, int):
@@ -101,7 +99,6 @@ def _is_plain(value: object) -> bool:
 
 
 def _with_whole_numbers(value: Any) -> Any:  # noqa: ANN401 - JSON, whatever it is
-    """The same for RFC 8785, which writes 60.0 as 60."""
     if isinstance(value, float):
         return int(value) if value.is_integer() and abs(value) <= _MAX_INT else value
     if isinstance(value, dict):

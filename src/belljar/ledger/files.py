@@ -325,8 +325,8 @@ def check_finished_files(root: int, final: Checkpoint, bodies: Mapping[bytes, in
 
 
 def _manifest_name(root: int) -> tuple[str, list[str]]:
-    """A crash between the final checkpoint and the rename leaves the manifest under its first name:
-    complete all the same.
+    """After a crash between final checkpoint and rename, the complete manifest has its first
+    name.
     """
     if not exists(root, MANIFEST) and exists(root, MANIFEST_PART):
         return MANIFEST_PART, [

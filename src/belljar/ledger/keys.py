@@ -161,7 +161,6 @@ def _private(seed: bytes) -> Ed25519PrivateKey:
 
 
 def _seed(content: bytes, path: Path) -> bytes:
-    """A key as `_make` writes it is read without the library."""
     usual = _PEM.fullmatch(content)
     der = base64.b64decode(usual[1]) if usual else b""
     if len(der) == len(_PKCS8_HEAD) + 32 and der.startswith(_PKCS8_HEAD):
@@ -200,7 +199,6 @@ def _make(path: Path) -> None:
 
 
 def _write_once(path: Path, content: bytes) -> None:
-    """Make the file, 0600, with all of the content, unless there is one."""
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:

@@ -157,35 +157,9 @@ texts: Final[Check] = items(text)
 
 
 _OP: Final[Shape] = {"op": count}
-_RUN_STARTED: Final[Shape] = {
-    "run_id": RUN_ID,
-    "kind": text,
-    "argv": texts,
-    "key": HEX64,
-    "belljar": text,
-    "libraries": Optional(json_object),
-}
-_RUN_EVALUATED: Final[Shape] = {"interrupted": flag, "stopped": flag, "errors": texts}
-_RUN_FINISHED: Final[Shape] = {
-    "outcome": one_of("completed", "failed", "interrupted"),
-    "exit_code": maybe(whole),
-}
 _REASON: Final[Shape] = {"reason": text}
-_REAPED_CELL: Final[Shape] = {"cell_id": text, "kind": text, "removed": texts, "remaining": texts}
-_HOST_REAPED: Final[Shape] = {"count": count, "cells": objects(_REAPED_CELL, extra=True)}
-_CELL_PLANNED: Final[Shape] = {
-    "policy_sha256": text,
-    "tier": text,
-    "emulated": flag,
-    "layers": texts,
-}
 _TIMED: Final[Shape] = {"duration_ms": number}
-_CELL_STARTING: Final[Shape] = {"runtime": text, "tree": text}
-_CELL_RENEWED: Final[Shape] = {"done": texts}
-_CELL_TAKEN: Final[Shape] = {"waited_ms": number, "age_ms": number}
 _CELL_CHECKING: Final[Shape] = {"phase": one_of("baseline", "call", "end")}
-_CELL_CHECKED: Final[Shape] = {**_CELL_CHECKING, **_TIMED, **_OP, "cause": text}
-_CELL_FAILED: Final[Shape] = {**_REASON, "error": text}
 _DESTROYED: Final[Shape] = {
     **_TIMED,
     "clean": flag,
@@ -194,272 +168,241 @@ _DESTROYED: Final[Shape] = {
     "not_checked": Optional(texts),
 }
 _TEMPLATE: Final[Shape] = {"key": text}
-_TEMPLATE_BUILT: Final[Shape] = {**_TEMPLATE, **_TIMED}
-_TEMPLATE_REJECTED: Final[Shape] = {**_TEMPLATE, **_REASON}
-_EXEC_STARTED: Final[Shape] = {
-    **_OP,
-    "argv": texts,
-    "cwd": text,
-    "user": text,
-    "env_names": texts,
-    "stdin": flag,
-    "timeout_s": maybe(number),
-}
-_EXEC_OUTPUT: Final[Shape] = {**_OP, "stream": one_of("stdout", "stderr"), "bytes": count}
 _OP_BYTES: Final[Shape] = {**_OP, "bytes": count}
-_EXEC_SIGNAL: Final[Shape] = {**_OP, "signal": text, "scope": one_of("main", "tree")}
-_EXEC_COMPLETED: Final[Shape] = {
-    **_OP,
-    **_TIMED,
-    "status": one_of("exited", "signalled"),
-    "code": whole,
-    "stdout_bytes": count,
-    "stderr_bytes": count,
-    "stdout_dropped_bytes": count,
-    "stderr_dropped_bytes": count,
-}
 _OP_FAILED: Final[Shape] = {**_OP, **_REASON}
-_EXEC_TIMED_OUT: Final[Shape] = {**_OP, "timeout_s": maybe(number)}
-_CONNECT_STARTED: Final[Shape] = {
-    **_OP,
-    "target": one_of("tcp", "unix"),
-    "name": text,
-    "user": text,
-}
-_CONNECT_COMPLETED: Final[Shape] = {
-    **_OP,
-    "sent_bytes": count,
-    "received_bytes": count,
-    "unread_bytes": count,
-}
-_FILE_WRITE_STARTED: Final[Shape] = {**_OP_BYTES, "path": text}
-_TASK_FILES_COPIED: Final[Shape] = {
-    "key": text,
-    "source": text,
-    "target": text,
-    "files": whole,
-    "bytes": whole,
-    "sha256": text,
-}
-_FILE_READ_STARTED: Final[Shape] = {**_OP, "path": text}
 _FILES: Final[Shape] = {**_OP, "action": one_of("upload", "download", "list", "stat", "remove")}
-_CELL_METRICS: Final[Shape] = {
-    **_OP,
-    "cpu_s": maybe(number),
-    "memory_bytes": maybe(count),
-    "memory_limit_bytes": count,
-    "disk_bytes": maybe(count),
-    "disk_limit_bytes": count,
-    "processes": maybe(count),
-    "processes_limit": count,
-    "uptime_s": number,
-    "guest_reported": texts,
-}
-_LIMIT_HIT: Final[Shape] = {"limit": text}
 _PROBE_STARTED: Final[Shape] = {"which": text, "phase": text, "user": text}
-_PROBE_COMPLETED: Final[Shape] = {
-    **_PROBE_STARTED,
-    **_TIMED,
-    "verdict": one_of("contained", "void", "breached"),
-    "probes": count,
-    "digest": HEX64,
-    "problem": text,
-}
 _SAMPLE: Final[Shape] = {"sample": text}
-_DIFFERENCE: Final[Shape] = {"kind": text, "key": text, "detail": text}
-_SAMPLE_STARTED: Final[Shape] = {
-    **_SAMPLE,
-    "differences": Optional(objects(_DIFFERENCE, extra=True)),
-}
 _RANGE: Final[Shape] = {"range": text}
-_RANGE_OPENED: Final[Shape] = {**_RANGE, **_TIMED}
-_RANGE_FAILED: Final[Shape] = {**_RANGE, **_REASON, "error": text}
-_RANGE_DESTROYING: Final[Shape] = {**_RANGE, **_REASON}
-_RANGE_DESTROYED: Final[Shape] = {**_RANGE, **_DESTROYED}
-# What a part of a range saw of a cell: by the cell's name in the range, empty when no cell of it
-# has the address.
+# The cell's name in its range; empty when no cell has the address.
 _SEEN: Final[Shape] = {"cell": text}
 _JUDGED: Final[Shape] = {**_SEEN, **_REASON, "verdict": one_of("allowed", "refused", "dropped")}
-_NETWORK_FLOW: Final[Shape] = {
-    **_JUDGED,
-    "protocol": text,
-    "address": text,
-    "port": maybe(count),
-    "bytes": count,
-}
-_NETWORK_DNS: Final[Shape] = {
-    **_SEEN,
-    "name": text,
-    "type": text,
-    "answer": text,
-    "longest_label": count,
-    "entropy": number,
-    "header": Optional(text),
-    "edns": Optional(text),
-}
-_NETWORK_TLS: Final[Shape] = {**_JUDGED, "sni": maybe(text), "address": text, "port": count}
-_NETWORK_HTTP: Final[Shape] = {
-    **_JUDGED,
-    "exchange": count,
-    "stand_in": text,
-    "method": text,
-    "url": text,
-    "bytes": count,
-}
-_NETWORK_HTTP_ANSWERED: Final[Shape] = {
-    **_SEEN,
-    **_TIMED,
-    "exchange": count,
-    "stand_in": text,
-    "status": count,
-    "bytes": count,
-}
-_NETWORK_WEBSOCKET: Final[Shape] = {
-    **_SEEN,
-    "exchange": count,
-    "stand_in": text,
-    "direction": one_of("sent", "received"),
-    "bytes": count,
-}
-_NETWORK_STREAM: Final[Shape] = {
-    **_JUDGED,
-    "stand_in": text,
-    "address": text,
-    "port": count,
-    "bytes": count,
-}
-# The bytes that a cell sent on one TCP connection to the gateway, all of them.
-_NETWORK_CONNECTION: Final[Shape] = {
-    **_SEEN,
-    **_REASON,
-    "connection": count,
-    "address": text,
-    "port": count,
-    "source_port": count,
-    "phase": one_of("open", "closed"),
-    "received_bytes": count,
-    "recorded_bytes": count,
-    "framing_bytes": count,
-    "remainder_bytes": count,
-    "missing_bytes": count,
-    "unread_bytes": count,
-    "eof": flag,
-    "accounted": flag,
-}
-_NETWORK_ATTEMPT: Final[Shape] = {"stand_in": text, "what": text}
-_NETWORK_UPSTREAM: Final[Shape] = {
-    "host": text,
-    "port": maybe(count),
-    "address": text,
-    "verdict": one_of("dialled", "refused", "failed", "cut"),
-    "reason": text,
-    "problem": text,
-}
 _DECOY: Final[Shape] = {"decoy": text}
-_DECOY_PLACED: Final[Shape] = {**_DECOY, "kind": text, "place": text, "values": json_object}
-_DECOY_FAILED: Final[Shape] = {**_DECOY, **_REASON, "kind": text, "place": text}
-_DECOY_TOUCHED: Final[Shape] = {**_DECOY, "operation": one_of("open", "read", "connect")}
 _DECOY_CONTACT: Final[Shape] = {**_DECOY, "value": text, "operation": text, "evidence": count}
-_DECOY_CARRIED: Final[Shape] = {**_DECOY, "value": text, "from_cell": text, "evidence": count}
 _SENSOR: Final[Shape] = {"sensor": text, "decoys": texts}
 _GUARD_PLACE: Final[Shape] = {
     "place": one_of("range", "upstream", "output", "model"),
     "channel": text,
     "evidence": Optional(count),
 }
-_GUARD_HIT: Final[Shape] = {
-    **_GUARD_PLACE,
-    "class": text,
-    "action": one_of("flag", "redact", "block", "stop"),
-    "digest": HEX64,
-    "start": count,
-    "end": count,
-    "decoding": texts,
-    "value": Optional(text),
-}
-_GUARD_UNSCANNED: Final[Shape] = {**_GUARD_PLACE, **_REASON, "bytes": count}
 _KILL_SCOPE: Final[Shape] = {"scope": one_of("sample", "run", "all", "cells")}
-_KILL_TRIPPED: Final[Shape] = {**_KILL_SCOPE, **_REASON, "rule": text, "evidence": Optional(count)}
-_KILL_COMPLETED: Final[Shape] = {**_KILL_SCOPE, **_TIMED, "cells": texts, "failed": texts}
-_KILL_TESTED: Final[Shape] = {**_TIMED, "ok": flag}
 DATA: Final[Mapping[Kind, Shape]] = {
-    Kind.RUN_STARTED: _RUN_STARTED,
-    Kind.RUN_EVALUATED: _RUN_EVALUATED,
-    Kind.RUN_FINISHED: _RUN_FINISHED,
-    Kind.HOST_REAPED: _HOST_REAPED,
+    Kind.RUN_STARTED: {
+        "run_id": RUN_ID,
+        "kind": text,
+        "argv": texts,
+        "key": HEX64,
+        "belljar": text,
+        "libraries": Optional(json_object),
+    },
+    Kind.RUN_EVALUATED: {"interrupted": flag, "stopped": flag, "errors": texts},
+    Kind.RUN_FINISHED: {
+        "outcome": one_of("completed", "failed", "interrupted"),
+        "exit_code": maybe(whole),
+    },
+    Kind.HOST_REAPED: {
+        "count": count,
+        "cells": objects(
+            {"cell_id": text, "kind": text, "removed": texts, "remaining": texts}, extra=True
+        ),
+    },
     Kind.POLICY_REFUSED: _REASON,
-    Kind.CELL_PLANNED: _CELL_PLANNED,
-    Kind.CELL_STARTING: _CELL_STARTING,
+    Kind.CELL_PLANNED: {"policy_sha256": text, "tier": text, "emulated": flag, "layers": texts},
+    Kind.CELL_STARTING: {"runtime": text, "tree": text},
     Kind.CELL_STARTED: _TIMED,
     Kind.CELL_CLONING: {},
     Kind.CELL_CLONED: _TIMED,
-    Kind.CELL_RENEWED: _CELL_RENEWED,
-    Kind.CELL_TAKEN: _CELL_TAKEN,
+    Kind.CELL_RENEWED: {"done": texts},
+    Kind.CELL_TAKEN: {"waited_ms": number, "age_ms": number},
     Kind.CELL_CHECKING: _CELL_CHECKING,
-    Kind.CELL_CHECKED: _CELL_CHECKED,
-    Kind.CELL_FAILED: _CELL_FAILED,
+    Kind.CELL_CHECKED: {**_CELL_CHECKING, **_TIMED, **_OP, "cause": text},
+    Kind.CELL_FAILED: {**_REASON, "error": text},
     Kind.CELL_DESTROYING: _REASON,
     Kind.CELL_DESTROYED: _DESTROYED,
     Kind.TEMPLATE_BUILDING: _TEMPLATE,
-    Kind.TEMPLATE_BUILT: _TEMPLATE_BUILT,
-    Kind.TEMPLATE_REJECTED: _TEMPLATE_REJECTED,
-    Kind.EXEC_STARTED: _EXEC_STARTED,
-    Kind.EXEC_OUTPUT: _EXEC_OUTPUT,
+    Kind.TEMPLATE_BUILT: {**_TEMPLATE, **_TIMED},
+    Kind.TEMPLATE_REJECTED: {**_TEMPLATE, **_REASON},
+    Kind.EXEC_STARTED: {
+        **_OP,
+        "argv": texts,
+        "cwd": text,
+        "user": text,
+        "env_names": texts,
+        "stdin": flag,
+        "timeout_s": maybe(number),
+    },
+    Kind.EXEC_OUTPUT: {**_OP, "stream": one_of("stdout", "stderr"), "bytes": count},
     Kind.EXEC_INPUT: _OP_BYTES,
-    Kind.EXEC_SIGNAL: _EXEC_SIGNAL,
-    Kind.EXEC_COMPLETED: _EXEC_COMPLETED,
+    Kind.EXEC_SIGNAL: {**_OP, "signal": text, "scope": one_of("main", "tree")},
+    Kind.EXEC_COMPLETED: {
+        **_OP,
+        **_TIMED,
+        "status": one_of("exited", "signalled"),
+        "code": whole,
+        "stdout_bytes": count,
+        "stderr_bytes": count,
+        "stdout_dropped_bytes": count,
+        "stderr_dropped_bytes": count,
+    },
     Kind.EXEC_FAILED: _OP_FAILED,
-    Kind.EXEC_TIMED_OUT: _EXEC_TIMED_OUT,
-    Kind.CONNECT_STARTED: _CONNECT_STARTED,
-    Kind.CONNECT_COMPLETED: _CONNECT_COMPLETED,
+    Kind.EXEC_TIMED_OUT: {**_OP, "timeout_s": maybe(number)},
+    Kind.CONNECT_STARTED: {**_OP, "target": one_of("tcp", "unix"), "name": text, "user": text},
+    Kind.CONNECT_COMPLETED: {
+        **_OP,
+        "sent_bytes": count,
+        "received_bytes": count,
+        "unread_bytes": count,
+    },
     Kind.CONNECT_FAILED: _OP_FAILED,
-    Kind.FILE_WRITE_STARTED: _FILE_WRITE_STARTED,
+    Kind.FILE_WRITE_STARTED: {**_OP_BYTES, "path": text},
     Kind.FILE_WRITE_COMPLETED: _OP,
     Kind.FILE_WRITE_FAILED: _OP_FAILED,
-    Kind.TASK_FILES_COPIED: _TASK_FILES_COPIED,
-    Kind.FILE_READ_STARTED: _FILE_READ_STARTED,
+    Kind.TASK_FILES_COPIED: {
+        "key": text,
+        "source": text,
+        "target": text,
+        "files": whole,
+        "bytes": whole,
+        "sha256": text,
+    },
+    Kind.FILE_READ_STARTED: {**_OP, "path": text},
     Kind.FILE_READ_COMPLETED: _OP_BYTES,
     Kind.FILE_READ_FAILED: _OP_FAILED,
     Kind.FILES_STARTED: {**_FILES, "path": text},
     Kind.FILES_COMPLETED: {**_FILES, "entries": count},
     Kind.FILES_FAILED: {**_FILES, **_REASON},
-    Kind.CELL_METRICS: _CELL_METRICS,
-    Kind.LIMIT_HIT: _LIMIT_HIT,
+    Kind.CELL_METRICS: {
+        **_OP,
+        "cpu_s": maybe(number),
+        "memory_bytes": maybe(count),
+        "memory_limit_bytes": count,
+        "disk_bytes": maybe(count),
+        "disk_limit_bytes": count,
+        "processes": maybe(count),
+        "processes_limit": count,
+        "uptime_s": number,
+        "guest_reported": texts,
+    },
+    Kind.LIMIT_HIT: {"limit": text},
     Kind.PROBE_STARTED: _PROBE_STARTED,
-    Kind.PROBE_COMPLETED: _PROBE_COMPLETED,
+    Kind.PROBE_COMPLETED: {
+        **_PROBE_STARTED,
+        **_TIMED,
+        "verdict": one_of("contained", "void", "breached"),
+        "probes": count,
+        "digest": HEX64,
+        "problem": text,
+    },
     Kind.PROTOCOL_VIOLATION: _REASON,
-    Kind.SAMPLE_STARTED: _SAMPLE_STARTED,
+    Kind.SAMPLE_STARTED: {
+        **_SAMPLE,
+        "differences": Optional(objects({"kind": text, "key": text, "detail": text}, extra=True)),
+    },
     Kind.SAMPLE_RUNNING: _SAMPLE,
     Kind.SAMPLE_FINISHED: _SAMPLE,
     Kind.RANGE_OPENING: _RANGE,
-    Kind.RANGE_OPENED: _RANGE_OPENED,
-    Kind.RANGE_FAILED: _RANGE_FAILED,
-    Kind.RANGE_DESTROYING: _RANGE_DESTROYING,
-    Kind.RANGE_DESTROYED: _RANGE_DESTROYED,
-    Kind.NETWORK_FLOW: _NETWORK_FLOW,
-    Kind.NETWORK_DNS: _NETWORK_DNS,
-    Kind.NETWORK_TLS: _NETWORK_TLS,
-    Kind.NETWORK_HTTP: _NETWORK_HTTP,
-    Kind.NETWORK_HTTP_ANSWERED: _NETWORK_HTTP_ANSWERED,
-    Kind.NETWORK_WEBSOCKET: _NETWORK_WEBSOCKET,
-    Kind.NETWORK_STREAM: _NETWORK_STREAM,
-    Kind.NETWORK_CONNECTION: _NETWORK_CONNECTION,
-    Kind.NETWORK_ATTEMPT: _NETWORK_ATTEMPT,
-    Kind.NETWORK_UPSTREAM: _NETWORK_UPSTREAM,
-    Kind.DECOY_PLACED: _DECOY_PLACED,
-    Kind.DECOY_FAILED: _DECOY_FAILED,
-    Kind.DECOY_TOUCHED: _DECOY_TOUCHED,
+    Kind.RANGE_OPENED: {**_RANGE, **_TIMED},
+    Kind.RANGE_FAILED: {**_RANGE, **_REASON, "error": text},
+    Kind.RANGE_DESTROYING: {**_RANGE, **_REASON},
+    Kind.RANGE_DESTROYED: {**_RANGE, **_DESTROYED},
+    Kind.NETWORK_FLOW: {
+        **_JUDGED,
+        "protocol": text,
+        "address": text,
+        "port": maybe(count),
+        "bytes": count,
+    },
+    Kind.NETWORK_DNS: {
+        **_SEEN,
+        "name": text,
+        "type": text,
+        "answer": text,
+        "longest_label": count,
+        "entropy": number,
+        "header": Optional(text),
+        "edns": Optional(text),
+    },
+    Kind.NETWORK_TLS: {**_JUDGED, "sni": maybe(text), "address": text, "port": count},
+    Kind.NETWORK_HTTP: {
+        **_JUDGED,
+        "exchange": count,
+        "stand_in": text,
+        "method": text,
+        "url": text,
+        "bytes": count,
+    },
+    Kind.NETWORK_HTTP_ANSWERED: {
+        **_SEEN,
+        **_TIMED,
+        "exchange": count,
+        "stand_in": text,
+        "status": count,
+        "bytes": count,
+    },
+    Kind.NETWORK_WEBSOCKET: {
+        **_SEEN,
+        "exchange": count,
+        "stand_in": text,
+        "direction": one_of("sent", "received"),
+        "bytes": count,
+    },
+    Kind.NETWORK_STREAM: {
+        **_JUDGED,
+        "stand_in": text,
+        "address": text,
+        "port": count,
+        "bytes": count,
+    },
+    # All bytes that a cell sent on one TCP connection to the gateway.
+    Kind.NETWORK_CONNECTION: {
+        **_SEEN,
+        **_REASON,
+        "connection": count,
+        "address": text,
+        "port": count,
+        "source_port": count,
+        "phase": one_of("open", "closed"),
+        "received_bytes": count,
+        "recorded_bytes": count,
+        "framing_bytes": count,
+        "remainder_bytes": count,
+        "missing_bytes": count,
+        "unread_bytes": count,
+        "eof": flag,
+        "accounted": flag,
+    },
+    Kind.NETWORK_ATTEMPT: {"stand_in": text, "what": text},
+    Kind.NETWORK_UPSTREAM: {
+        "host": text,
+        "port": maybe(count),
+        "address": text,
+        "verdict": one_of("dialled", "refused", "failed", "cut"),
+        "reason": text,
+        "problem": text,
+    },
+    Kind.DECOY_PLACED: {**_DECOY, "kind": text, "place": text, "values": json_object},
+    Kind.DECOY_FAILED: {**_DECOY, **_REASON, "kind": text, "place": text},
+    Kind.DECOY_TOUCHED: {**_DECOY, "operation": one_of("open", "read", "connect")},
     Kind.DECOY_TAKEN: _DECOY_CONTACT,
     Kind.DECOY_USED: _DECOY_CONTACT,
     Kind.DECOY_SENT: _DECOY_CONTACT,
-    Kind.DECOY_CARRIED: _DECOY_CARRIED,
+    Kind.DECOY_CARRIED: {**_DECOY, "value": text, "from_cell": text, "evidence": count},
     Kind.SENSOR_STARTED: _SENSOR,
     Kind.SENSOR_FAILED: {**_SENSOR, **_REASON},
-    Kind.GUARD_HIT: _GUARD_HIT,
-    Kind.GUARD_UNSCANNED: _GUARD_UNSCANNED,
-    Kind.KILL_TRIPPED: _KILL_TRIPPED,
-    Kind.KILL_COMPLETED: _KILL_COMPLETED,
-    Kind.KILL_TESTED: _KILL_TESTED,
+    Kind.GUARD_HIT: {
+        **_GUARD_PLACE,
+        "class": text,
+        "action": one_of("flag", "redact", "block", "stop"),
+        "digest": HEX64,
+        "start": count,
+        "end": count,
+        "decoding": texts,
+        "value": Optional(text),
+    },
+    Kind.GUARD_UNSCANNED: {**_GUARD_PLACE, **_REASON, "bytes": count},
+    Kind.KILL_TRIPPED: {**_KILL_SCOPE, **_REASON, "rule": text, "evidence": Optional(count)},
+    Kind.KILL_COMPLETED: {**_KILL_SCOPE, **_TIMED, "cells": texts, "failed": texts},
+    Kind.KILL_TESTED: {**_TIMED, "ok": flag},
     Kind.CONTROL_PLANNED: {"controls": texts, "policies": texts},
     Kind.CONTROL_STARTED: {"control": text},
     Kind.CONTROL_COMPLETED: {"control": text, "ok": flag, "missing": texts, "unexpected": texts},

@@ -238,9 +238,7 @@ def _first_event(run_dir: Path) -> Line:
 
 
 def _last_event(run_dir: Path) -> Line | None:
-    """The last line, if it is an event; found from the end, so that a list of large runs stays
-    quick.
-    """
+    """Read from the end, so that lists of large runs stay quick."""
     root = _open_dir(run_dir)
     try:
         with open_beneath(root, LEDGER) as file:

@@ -140,8 +140,8 @@ class Checker:
     def _reached(
         self, statements: Iterator[Checkpoint], due: Checkpoint | None
     ) -> Checkpoint | None:
-        """Compare the checkpoints that cover exactly what was read so far; the first that covers
-        more, or None.
+        """Compare the checkpoints that cover exactly what was read; returns the next one, or
+        None.
         """
         while due is not None and due.size == self.tree.size:
             if due.root != self.tree.root().hex():

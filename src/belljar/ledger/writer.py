@@ -65,10 +65,7 @@ def _second(seconds: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """What the file holds.
-
-    Replaced as a whole, so that an interrupt finds either the old or the new one.
-    """
+    """Replaced as a whole: an interrupt leaves either the old or the new one."""
 
     tree: MerkleTree
     prev: str
@@ -246,9 +243,7 @@ class LedgerWriter:
             self._wake.set()
 
     def _settle(self) -> None:
-        """Before anything else is written: refuse if we can't, and find out what an interrupted
-        call (Ctrl-C in the middle of it) has done.
-        """
+        """Refuse if nothing can be written, and find out what an interrupted call (Ctrl-C) did."""
         if self._poison is not None:
             raise self._poison
         if self._ended:
@@ -280,10 +275,7 @@ class LedgerWriter:
                 return  # Poisoned: the next record says so.
 
     def _checkpoint(self, manifest_sha256: str | None = None) -> None:
-        """Force to the disk what is recorded, then sign it.
-
-        Only one thread at a time: the writer's own, or, once that has ended, the owner's.
-        """
+        """Sync, then sign. One thread at a time: the writer's own, after its end the owner's."""
         with self._lock:
             state, digests = self._state, self._bodies.take_unsynced()
         if state.tree.size == self._signed_size and manifest_sha256 is None:
@@ -359,9 +351,7 @@ def is_being_written(run_dir: Path) -> bool:
 
 
 def _line(event: Event, data: bytes, bodies: list[dict[str, Any]], *, seq: int, prev: str) -> bytes:
-    """The canonical line around canonical data, which stands between `cell` and `kind`, as the
-    order of keys wants it.
-    """
+    """The canonical line around canonical data: `data` sorts between `cell` and `kind`."""
     left = canonical({"actor": event.actor, "bodies": bodies, "cell": event.cell_id})
     right = canonical(
         {
@@ -394,10 +384,7 @@ def _spilled(canonical_data: bytes) -> PreparedBody:
 
 
 def _write_once(fd: int, content: bytes) -> None:
-    """One write for one line, so that no reader and no crash sees lines mixed.
-
-    A short write is a full disk that has not said so yet.
-    """
+    """One write per line: readers and crashes see no mixed lines. A short write is a full disk."""
     written = os.write(fd, content)
     if written != len(content):
         raise OSError(

@@ -363,7 +363,6 @@ def _add_check(cell: CellFindings, data: Mapping[str, Any]) -> None:
 
 
 def _add_probing(cell: CellFindings, data: Mapping[str, Any]) -> None:
-    """The end of the run that was started last: one cell is probed once at a time."""
     if not cell.probings or cell.probings[-1].problem != CUT_OFF:
         cell.failures.append("probes ended without a start")
         cell.probings.append(Probing(phase=str(data["phase"])))
@@ -450,7 +449,5 @@ def reconcile(calls: Sequence[Call], cells: Sequence[CellFindings]) -> Transcrip
 
 
 def _returned_first(operations: Sequence[Operation]) -> list[Operation]:
-    """A call that raised leaves no trace in the transcript: of two equal ones, the one that
-    returned is the one that is there.
-    """
+    """A call that raised is not in the transcript: of two equal ones, the returned one is."""
     return sorted(operations, key=lambda operation: operation.outcome not in _RETURNED)

@@ -156,7 +156,6 @@ def _group(group: str, probes: Sequence[Probe], results: Sequence[TierResult]) -
 
 
 def _known(probe: Probe, results: Sequence[TierResult]) -> list[tuple[str, str]]:
-    """What is known of a probe in the tiers where it showed."""
     return [
         (result.tier, finding.known)
         for result in results
@@ -178,7 +177,6 @@ def _judged(result: TierResult, name: str) -> str:
 
 
 def _problems(results: Sequence[TierResult]) -> list[str]:
-    """What is not contained, in words."""
     lines = [
         f"- {result.tier}{f', as {report.user}' if report.user else ''}: {_cell(text)}"
         for result in results
@@ -189,9 +187,7 @@ def _problems(results: Sequence[TierResult]) -> list[str]:
 
 
 def _troubles(report: ProbeReport) -> list[str]:
-    """Each breach; and each void probe, unless the run as a whole is: then its problem says it
-    once.
-    """
+    """Each breach, and each void probe unless the whole run is void."""
     told = [
         each
         for each in report.findings
@@ -210,5 +206,4 @@ def _said(finding: Finding) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text that stays in its cell of a table."""
     return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")

@@ -205,7 +205,6 @@ class Requests:
             self._forget(self.last.pop(0))
 
     def _forget(self, request: Request) -> None:
-        """Its answer, if it still comes, is nobody's."""
         for key, unanswered in list(self._unanswered.items()):
             if unanswered is request:
                 del self._unanswered[key]
@@ -227,7 +226,6 @@ def _is_ambiguous(data: Mapping[str, Any]) -> bool:
 
 
 def _asked(line: Line) -> str:
-    """When it was: what was read out of the packet record says so itself."""
     if not in_traffic_analysis(line.data):
         return line.time
     try:

@@ -219,14 +219,12 @@ def headline(findings: RunFindings) -> str:
 
 
 def _degraded(findings: RunFindings) -> str:
-    """Samples whose sandbox broke, whatever Inspect calls them."""
     broken = [row for row in findings.rows if row.degraded]
     causes = dict.fromkeys(printable(each.cause) for row in broken for _, each in row.degraded)
     return f"; {len(broken)} degraded: {', '.join(causes)}" if broken else ""
 
 
 def _not_logged(findings: RunFindings) -> str:
-    """Samples of which a cell is on record, and that no log has."""
     unprepared = {cell.uuid or cell.cell_id for cell in findings.strays if cell.sample}
     logged = sum(
         all(each.code is not ReasonCode.SAMPLE_NOT_IN_LOG for each in row.reasons)
@@ -237,7 +235,6 @@ def _not_logged(findings: RunFindings) -> str:
 
 
 def _amiss(findings: RunFindings) -> str:
-    """What no count of samples shows: a run may be void though each of its rows is contained."""
     codes = dict.fromkeys(printable(reason.code.value) for reason in findings.problems)
     return f"; {len(findings.problems)} problem(s) of the run: {', '.join(codes)}" if codes else ""
 

@@ -187,8 +187,6 @@ def validity_of(controls: Sequence[Control]) -> Validity:
 
 @dataclass(slots=True, kw_only=True)
 class _Tally:
-    """One signal of one cell or range, event by event."""
-
     first: int
     trust: Trust
     count: int = 0
@@ -209,8 +207,6 @@ class _Tally:
 
 @dataclass(slots=True, kw_only=True)
 class _Seen:
-    """What is known of one cell or range."""
-
     tallies: dict[SignalCode, _Tally] = field(default_factory=dict)
     blind: dict[tuple[Blind, str], int] = field(default_factory=dict)
     carried: list[tuple[str, str]] = field(default_factory=list)
@@ -300,7 +296,7 @@ class SignalGatherer:
         )
 
     def _follow(self, line: Line, cell: str) -> None:
-        """What decides whose act a later event is."""
+        """Track whose act a later event is."""
         data = line.data
         match line.kind:
             case Kind.CELL_PLANNED if data.get("range"):
@@ -350,7 +346,6 @@ class SignalGatherer:
                 pass
 
     def _signals(self, line: Line) -> Iterator[tuple[SignalCode, str, int]]:
-        """What one event shows: the signal, what was involved, how often."""
         data = line.data
         if line.kind in _CONTACTS:
             yield _CONTACTS[line.kind], str(data["decoy"]), 1
@@ -429,8 +424,7 @@ _BY_ITSELF: Final = frozenset(
 
 
 def _refused(line: Line) -> Iterator[tuple[SignalCode, str, int]]:
-    """An attempt that a range refused. A packet without an address is one of many that are known by
-    number alone, Belljar's among them: it is no evidence."""
+    """A packet without an address stands for many, Belljar's own among them: no evidence."""
     data = line.data
     count = data.get("count", 1)
     count = count if isinstance(count, int) and count > 0 else 1
@@ -476,7 +470,6 @@ def _channel(data: Mapping[str, Any]) -> str:
 
 
 def _joined(code: SignalCode, tallies: Sequence[_Tally], max_involved: int) -> tuple[int, Signal]:
-    """The number of the first event, and the signal of all."""
     evidence = sorted(number for tally in tallies for number in tally.evidence)[:MAX_EVIDENCE]
     involved = list(dict.fromkeys(name for tally in tallies for name in tally.involved))
     trusts = {tally.trust for tally in tallies}

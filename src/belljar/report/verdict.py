@@ -181,7 +181,6 @@ def judge(evidence: Evidence) -> RunFindings:
 
 
 def _cells_by_uuid(cells: Iterable[CellFindings]) -> dict[str, list[CellFindings]]:
-    """All cells of one uuid are one sample's: those of an attempt that failed, too."""
     by_uuid: dict[str, list[CellFindings]] = {}
     for cell in cells:
         if cell.uuid:
@@ -190,8 +189,8 @@ def _cells_by_uuid(cells: Iterable[CellFindings]) -> dict[str, list[CellFindings
 
 
 def _is_reused(transcript: Transcript, evidence: Evidence) -> bool:
-    """Another run made it (`eval-retry` copies a sample with its metadata), and has it on record: a
-    data set can write the metadata, but no ledger. `belljar run` never reuses one.
+    """`eval-retry` copies a sample with its metadata. A data set can write metadata, but no
+    ledger; `belljar run` never reuses a sample.
     """
     begun = evidence.begun_elsewhere.get(transcript.judged_by, frozenset())
     return evidence.run.kind != EVALUATION and transcript.uuid in begun
@@ -234,7 +233,6 @@ def _row(
 
 
 def _carried(signals: SampleSignals) -> Iterator[Reason]:
-    """What one sample has of another: its cell was not as sealed off as it had to be."""
     for carried in signals.carried:
         yield Reason(code=ReasonCode.DECOY_CARRIED, detail=carried)
 
@@ -242,7 +240,6 @@ def _carried(signals: SampleSignals) -> Iterator[Reason]:
 def _sample_reasons(
     transcript: Transcript, cells: Sequence[CellFindings], gap: TranscriptGap
 ) -> Iterator[Reason]:
-    """What the sample's log says that its cells can't."""
     if not cells:
         yield Reason(code=ReasonCode.NO_CELL)
     if gap.unfounded:
@@ -258,7 +255,6 @@ def _sample_reasons(
 
 
 def _record_reasons(evidence: Evidence) -> Iterator[Reason]:
-    """What the ledger as a whole says against the run."""
     run = evidence.run
     if evidence.ledger is LedgerState.BAD:
         yield Reason(code=ReasonCode.LEDGER_BAD, detail=evidence.ledger_problem)
@@ -276,7 +272,6 @@ def _record_reasons(evidence: Evidence) -> Iterator[Reason]:
 
 
 def _log_reasons(evidence: Evidence) -> Iterator[Reason]:
-    """What of Inspect's logs is missing."""
     for log in evidence.logs:
         if code := _log_trouble(log):
             counts = f"{len(log.transcripts)} of {log.expected}"
@@ -303,7 +298,7 @@ def _log_trouble(log: LogRecord) -> ReasonCode | None:
 
 
 def _is_interrupted(evidence: Evidence) -> bool:
-    """By a person. After a breach Belljar itself interrupts the evaluation: that is none."""
+    """By a person; not by Belljar itself after a breach."""
     cancelled = any(log.status is LogStatus.CANCELLED for log in evidence.logs)
     return (evidence.run.interrupted or cancelled) and not evidence.run.stopped
 
@@ -313,9 +308,8 @@ def _unlogged(
 ) -> Iterable[Sequence[CellFindings]]:
     """The cells of each sample that began and that no log has.
 
-    Inspect logs no sample that it was only preparing when it was interrupted, or when another
-    sample failed: its own commands (files, setup script, tools) may have run in the cell. Nor one
-    whose error and whose cancellation for another sample's error meet.
+    Inspect logs no sample that it was still preparing when it was interrupted or when another
+    failed: only its set-up commands may have run. Nor one whose own error meets its cancellation.
     """
     found: dict[str, list[CellFindings]] = {}
     for cell in cells:
@@ -326,7 +320,6 @@ def _unlogged(
 
 
 def _without_log(cells: Sequence[CellFindings]) -> Transcript:
-    """What the record alone says of a sample."""
     first = cells[0]
     return Transcript(
         task=first.task,
@@ -340,7 +333,6 @@ def _without_log(cells: Sequence[CellFindings]) -> Transcript:
 def _stray_reasons(
     cells: Iterable[CellFindings], ranges: Iterable[RangeFindings]
 ) -> Iterator[Reason]:
-    """What is wrong with cells and ranges of no sample."""
     for cell in cells:
         yield from cell.end_reasons
     for found in ranges:
@@ -348,7 +340,6 @@ def _stray_reasons(
 
 
 def _evaluation_errors(evidence: Evidence) -> Iterator[str]:
-    """Errors of the evaluation itself, by task."""
     for log in evidence.logs:
         if not log.problem and not log.missing and log.status is not LogStatus.SUCCESS:
             yield f"{log.task}: {log.status}: {log.error or 'it did not finish'}"
