@@ -38,14 +38,10 @@ OURS: Final = "belljar"
 
 
 def adapt_task(task: Task, *, directory: Path, may_override: bool = False) -> list[SampleSandbox]:
-    """Give the task and each of its samples Belljar as sandbox; what that comes to for each sample.
+    """Give the task and its samples Belljar as sandbox; returns what each sample comes to.
 
-    A sample whose sandbox a cell can't stand in for has its error: the caller lets none begin.
-
-    Args:
-        directory: the task's own: relative paths and implicit files are found there.
-        may_override: the operator's policy names an image, which takes the place of a sandbox
-            that is refused.
+    `directory` is the task's own. `may_override`: the operator's policy names an image, which
+    replaces a refused sandbox; other refusals are an error of the sample.
     """
     read = _Reader(directory, may_override=may_override)
     default = read(task.sandbox, where=f"task {task.name}")
@@ -147,16 +143,10 @@ def stand_in(spec: SandboxEnvironmentSpec | None, *, directory: Path, where: str
 def of_active_sample(
     config: BaseModel | str | None, directories: Iterable[Path]
 ) -> BaseModel | str | None:
-    """The sandbox of the sample that Inspect is starting in this context, where `config` is not its
-    own.
+    """The starting sample's own sandbox, where Inspect dropped or replaced its configuration.
 
-    Under `inspect eval --sandbox belljar` Inspect drops a sample's configuration whose file has no
-    name that it knows, or that is another provider's. Raises `PolicyError` when a cell can't stand
-    in for it.
-
-    Args:
-        config: what Inspect made of it.
-        directories: those of the run's tasks: a sample starts in another.
+    Happens under `inspect eval --sandbox belljar` for a file that Inspect does not know, or another
+    provider's. `directories` are the run's tasks'. Raises `PolicyError` when no cell fits.
     """
     from inspect_ai.log._samples import sample_active
 

@@ -167,9 +167,7 @@ def attach_directory(home: Path | None) -> Path:
 
 @contextlib.contextmanager
 def short_path(path: Path) -> Iterator[str]:
-    """A name for a socket that fits into the 107 bytes the kernel allows, however deep the store
-    is.
-    """
+    """A name for a socket within the kernel's 107 bytes, however deep the store is."""
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{directory}/{path.name}"
@@ -211,9 +209,7 @@ class AttachSocket:
         return cls(path, listening)
 
     async def close(self) -> None:
-        """Refuse new clients and end the sessions; when this returns, no socket of them is
-        left.
-        """
+        """Refuse new clients and end the sessions; then no socket of them is left."""
         self._closed = True
         if self._visits is not None:
             self._visits.cancel()
@@ -222,10 +218,7 @@ class AttachSocket:
         self.path.unlink(missing_ok=True)
 
     def open_in_sample(self, cell: Cell) -> None:
-        """Serve clients for as long as the running sample lasts.
-
-        Does nothing when no sample runs here (yet), or it is served already.
-        """
+        """Serve clients while the sample runs. Idempotent; nothing happens outside of a sample."""
         if self._served:
             return
         from inspect_ai.util import background
@@ -383,10 +376,7 @@ async def _incoming(stream: SocketStream) -> AsyncGenerator[tuple[FrameKind, byt
 
 
 def may_connect(peer: socket.socket) -> bool:
-    """Only the user who owns the cell, and root.
-
-    The directory's mode says the same; this is the second lock.
-    """
+    """Only the cell's owner and root: a second check behind the directory's mode."""
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     uid = struct.unpack("3i", credentials)[1]
     return uid in {0, os.geteuid()}
@@ -409,9 +399,7 @@ def connect_to(path: Path, *, timeout_s: float = _TIMEOUT_S) -> socket.socket:
 
 
 def release_cells(cell_id: str | None, home: Path | None = None) -> list[str]:
-    """Ask the owner of each held cell (or of one) to destroy it; a socket without an owner is
-    removed. Returns the cells that answered.
-    """
+    """Ask the owners of kept cells (or of one) to destroy them; returns those that answered."""
     directory = attach_directory(home)
     if not directory.is_dir():
         return []
@@ -420,10 +408,7 @@ def release_cells(cell_id: str | None, home: Path | None = None) -> list[str]:
 
 
 def remove_dead_sockets(home: Path | None = None) -> list[str]:
-    """Remove the sockets whose owners are dead; returns their cells.
-
-    A socket that answers is left alone.
-    """
+    """Remove the sockets whose owners are dead; returns their cells."""
     directory = attach_directory(home)
     swept = []
     for path in sorted(directory.iterdir()) if directory.is_dir() else []:

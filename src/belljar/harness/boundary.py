@@ -65,9 +65,7 @@ class SoleProvider:
         )
 
     def look_at(self, environments: Mapping[str, object] | None, *, where: str) -> None:
-        """A sample is about to begin, with these sandboxes. Raises `ContainmentBreach` when it must
-        not.
-        """
+        """Check a sample's sandboxes before it begins. Raises `ContainmentBreach`."""
         if not environments:
             if self._is_high_risk():
                 self.refuse("a sample has no sandbox, and the policy's risk is high", where=where)
@@ -116,9 +114,7 @@ _holding: SoleProvider | None = None
     description="Looks at the sandboxes of each sample before it begins.",
 )
 class LookAtSandboxes(Hooks):
-    """Called for each attempt at a sample, when its sandboxes are there and its solver has not
-    begun.
-    """
+    """Called before each attempt's solver begins, when its sandboxes exist."""
 
     @override
     def enabled(self) -> bool:
@@ -142,11 +138,9 @@ class LookAtSandboxes(Hooks):
 
 @contextmanager
 def sole_provider(session: Session) -> Iterator[SoleProvider]:
-    """Hold Inspect's providers inside the block; `session` is stopped when another is about to be
-    used.
+    """Keep other providers out inside the block; an attempt to use one stops `session`.
 
-    Raises:
-        HostError: the installed Inspect can't be held, or another run of this process holds it.
+    Raises `HostError` when the installed Inspect can't be held, or another run holds it.
     """
     global _holding
     hold = SoleProvider(session)

@@ -58,10 +58,7 @@ _REASONS: Final[Mapping[str, str]] = {
 
 
 class ModelBridge:
-    """Answers in the event loop and the context that it is made in: a sample's.
-
-    No question outlives `close`.
-    """
+    """Sends programs' chat requests to the model, in a sample's event loop and context."""
 
     def __init__(self) -> None:
         self._context = copy_context()
@@ -71,10 +68,9 @@ class ModelBridge:
         self._closed = False
 
     def __call__(self, kind: str, body: bytes) -> bytes:
-        """From a thread of the range's.
+        """Handle a request, from any thread.
 
-        Raises `ValueError` for what is no chat request, beyond `MAX_ASKED_BYTES`, and when the
-        range or the evaluation has ended.
+        Raises `ValueError` for an invalid request, beyond `MAX_ASKED_BYTES`, and after the end.
         """
         if kind != CHAT:
             raise ValueError(f"there is no answer to questions of the kind {printable(kind)}")
@@ -94,10 +90,7 @@ class ModelBridge:
         return json.dumps(answer).encode()
 
     def close(self) -> None:
-        """Cancels what is being asked and refuses what is still to come.
-
-        In its own event loop. Idempotent.
-        """
+        """Cancel open requests and refuse further ones. In its own event loop; idempotent."""
         self._closed = True
         for scope in self._open:
             scope.cancel()
@@ -244,10 +237,7 @@ def _config(request: Mapping[str, Any]) -> GenerateConfig:
 
 
 def completion_of(output: ModelOutput) -> dict[str, Any]:
-    """The answer in the shape of a chat completion.
-
-    Which model answers is not said: the stand-in names the one that was asked for.
-    """
+    """The chat completion; the stand-in, not this, names a model."""
     usage = output.usage
     counted = (
         {"prompt_tokens": usage.input_tokens, "completion_tokens": usage.output_tokens}

@@ -28,8 +28,7 @@ from belljar.units import printable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Honoured:
-    """What a configuration is converted to: fields for `BelljarConfig`, and what differs from the
-    task."""
+    """Fields for `BelljarConfig`, and what differs from the task."""
 
     changes: Mapping[str, Any] = field(default_factory=dict)
     differences: tuple[Difference, ...] = ()
@@ -37,8 +36,7 @@ class Honoured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """Why a cell can't stand in, and what to do; of a compose file each key for itself, and what
-    else of it differs."""
+    """Why a cell can't replace the sandbox, and what to do."""
 
     reason: str
     hint: str
@@ -53,8 +51,9 @@ class Refused:
 
 
 class TaskRefused(PolicyError):  # noqa: N818 - as `Refused`
-    """No cell can stand in for a task's sandbox. `differences`: each thing that is refused, and
-    what else differs, as far as it was read."""
+    """No cell can replace a task's sandbox; `differences` has each refused item and the rest
+    read.
+    """
 
     code = "task_refused"
 
@@ -85,11 +84,7 @@ def _hint(differences: Iterable[Difference]) -> str:
 
 
 def judge(kind: str, *, has_config: bool, compose: Mapping[str, Any] | None) -> Judgement:
-    """Decide about a sandbox of type `kind`.
-
-    `compose` is the parsed compose file or `ComposeConfig`, also the one that stands for a
-    Dockerfile; None when there is none.
-    """
+    """Decide about a sandbox of type `kind`; `compose` is its parsed file, if there is one."""
     if kind == "local":
         return Honoured(
             differences=_replaced(
@@ -116,11 +111,7 @@ def _replaced(detail: str) -> tuple[Difference, ...]:
 
 
 def judge_compose(compose: Mapping[str, Any]) -> Judgement:
-    """Decide about a compose file as it is written.
-
-    One that asks for a sample's metadata is kept whole, until a sample is known
-    (`judge_for_sample`).
-    """
+    """Decide about a compose file as written; one that needs metadata is kept for later."""
     try:
         check_services(compose)
         if references(compose):
@@ -133,10 +124,7 @@ def judge_compose(compose: Mapping[str, Any]) -> Judgement:
 def judge_for_sample(
     compose: Mapping[str, Any], variables: Mapping[str, str], *, blanks: bool = False
 ) -> Judgement:
-    """Decide about a compose file for one sample; `variables`: its metadata.
-
-    `blanks`: as `interpolate`.
-    """
+    """Decide about a compose file with a sample's metadata; `blanks`: as `interpolate`."""
     seen: tuple[Difference, ...] = ()
     try:
         settled = interpolate(compose, variables, blanks=blanks)
@@ -152,9 +140,7 @@ def judge_for_sample(
 
 
 def shaping_variables(compose: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, str]:
-    """Of a sample's metadata what a compose file asks for elsewhere than in `environment`: what
-    decides which images and cells are made ready.
-    """
+    """The metadata that decides which images and cells are prepared: not only `environment`."""
     try:
         names = interpolate(compose, variables, blanks=True).shaping
     except (TypeError, ValueError, RecursionError):  # refused later, with its reason

@@ -66,16 +66,12 @@ _REFERENCE: Final = re.compile(
 
 
 class BelljarConfig(BaseModel):
-    """A sandbox configuration as Inspect keeps it in its log: a policy and what is changed in it.
+    """A sandbox configuration as Inspect logs it: a policy and changes to it.
 
-    `policy` is a file or a preset, "" for the default. The other fields, when given, replace the
-    policy's field of the same name; `tier` can only raise it. The rest comes from a compose file:
-    `network` is JSON, in a policy's words: what several services mean; or `none`; `resources` are
-    those that it sets; `service` is the name of the one that the sample works in, and `program`,
-    JSON in a target cell's words, what runs in it. `data`, JSON of `TaskData`, is what the cells
-    hold besides their images; `builds`, JSON of `ServiceBuild`s, which of these are built.
-    `compose` is a whole file, as JSON, that asks for a sample's metadata: what it means is known
-    with the sample.
+    `policy` is a file or a preset. Other fields replace the policy's; `tier` can only raise it.
+    From a compose file: `network` (JSON of a policy, or `none`), `service` and `program` (JSON) of
+    the sample's cell, `data` (JSON of `TaskData`), `builds` (JSON of `ServiceBuild`s), `resources`.
+    `compose` is a whole file that needs a sample's metadata.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -115,8 +111,8 @@ class BelljarConfig(BaseModel):
 class SamplePolicy:
     """What one sample's cell is made of.
 
-    `is_shared`: every sample of the configuration has the same policy. `service` and `program` are
-    those of a compose file; `differences`: from what the task's author and the operator wrote.
+    `is_shared`: all samples of the configuration have this policy. `service`, `program`: of a
+    compose file. `differences`: from the task and the operator's policy.
     """
 
     policy: LoadedPolicy
@@ -127,10 +123,7 @@ class SamplePolicy:
 
 
 def as_config(config: BaseModel | str | None) -> BelljarConfig:
-    """What Inspect hands a provider → `BelljarConfig`; a compose file is read, and judged.
-
-    Raises `PolicyError`, also for the configuration of another provider.
-    """
+    """Convert what Inspect passes to a provider. Raises `PolicyError`."""
     if config is None:
         return BelljarConfig()
     if isinstance(config, BelljarConfig):
@@ -171,9 +164,7 @@ def _judged(config: BelljarConfig, judgement: Judgement, *, where: str) -> Bellj
 
 
 def check_below(path: Path, directory: Path) -> None:
-    """A file that a task names below its own directory is there: no directory on the way is a link
-    out. Raises `PolicyError`.
-    """
+    """Raises `PolicyError` when a link leads a task's file out of the task's directory."""
     home = os.path.realpath(directory)
     written = os.path.normpath(path)
     is_named_below = Path(written).is_relative_to(directory.absolute()) or Path(
@@ -201,9 +192,8 @@ def settled(
     *,
     where: str = "the task's compose file",
 ) -> BelljarConfig:
-    """The same without a compose file in it, for a sample with this metadata.
+    """Resolve the compose file for a sample's metadata; None: what Inspect defines so far.
 
-    None: no sample is known yet; what Inspect defines while it starts a task is used.
     Raises `TaskRefused` for what a cell can't keep.
     """
     if not config.compose:
@@ -271,10 +261,7 @@ def _preset_again(config: str) -> str:
 
 
 def choose_policy(config: BelljarConfig, operator: Operator) -> str:
-    """The file or preset to load where `--policy` names none.
-
-    What `os.environ` alone says came later, from a `.env` file: it is the task's.
-    """
+    """The file or preset where `--policy` names none; a task's `.env` file comes last."""
     return config.policy or operator.policy or os.environ.get(POLICY_VARIABLE, "") or DEFAULT_POLICY
 
 
@@ -284,21 +271,12 @@ def load(
     metadata: Mapping[str, object] | None = None,
     **options: Unpack[OperatorOptions],
 ) -> LoadedPolicy:
-    """The policy for a sandbox configuration, under the operator's options.
-
-    `metadata`: as `settled`.
-
-    Raises `PolicyError`, also for a tier that is lower than the policy, or the task's own
-    configuration, demands.
-    """
+    """The policy for a sandbox configuration. Raises `PolicyError`, also for a lower tier."""
     return within(settled(as_config(config), metadata), read_operator(**options))[0]
 
 
 def within(ours: BelljarConfig, operator: Operator) -> tuple[LoadedPolicy, tuple[Difference, ...]]:
-    """The policy for a settled configuration, and how it differs from what was written.
-
-    Raises `PolicyError`.
-    """
+    """The policy for a settled configuration, and its differences. Raises `PolicyError`."""
     from belljar.policy import resolve_policy, with_tier
     from belljar.policy.network import OWN_CELL
     from belljar.policy.task_data import TaskData
@@ -376,10 +354,7 @@ def sample_policy(
     metadata: Mapping[str, object],
     **options: Unpack[OperatorOptions],
 ) -> SamplePolicy:
-    """As `load`, for one sample, with its metadata in the values of `env` too.
-
-    Raises `PolicyError`.
-    """
+    """As `load`, for one sample, with its metadata in `env`. Raises `PolicyError`."""
     written = as_config(config)
     ours = settled(written, metadata)
     loaded, differences = within(ours, read_operator(**options))
@@ -394,9 +369,7 @@ def sample_policy(
 
 
 def metadata_variables(metadata: Mapping[str, object]) -> dict[str, str]:
-    """A sample's metadata as the variables Inspect defines for it: `SAMPLE_METADATA_<KEY>`, upper
-    case, spaces as underscores.
-    """
+    """Metadata as Inspect's variables: `SAMPLE_METADATA_<KEY>`, spaces as underscores."""
     return {
         f"{METADATA_PREFIX}{key.replace(' ', '_').upper()}": str(value)
         for key, value in metadata.items()
@@ -404,9 +377,7 @@ def metadata_variables(metadata: Mapping[str, object]) -> dict[str, str]:
 
 
 def for_sample(loaded: LoadedPolicy, metadata: Mapping[str, object]) -> LoadedPolicy:
-    """The policy with `${SAMPLE_METADATA_…}` in the values of `env`, and of its target cells'
-    `env`, expanded for one sample. Raises `PolicyError` for an unknown reference without default.
-    """
+    """Expand `${SAMPLE_METADATA_…}` in `env`, also of target cells. Raises `PolicyError`."""
     variables = metadata_variables(metadata)
     from belljar.policy.load import with_changes
 
@@ -452,11 +423,10 @@ def _too_long(where: str) -> PolicyError:
 
 
 def expand(value: str, variables: Mapping[str, str], *, where: str) -> str:
-    """Replace `$NAME`, `${NAME}` and `${NAME:-default}` where NAME begins with `SAMPLE_METADATA_`;
-    `$$` before such a name keeps it literally.
+    """Replace `$NAME`, `${NAME}` and `${NAME:-default}` for `SAMPLE_METADATA_` names.
 
-    Any other dollar sign is left as it is: a policy's values are not a shell's. Raises
-    `PolicyError` for metadata that is missing, and beyond `MAX_CHARACTERS` of it.
+    `$$` keeps such a name; other dollar signs are left. Raises `PolicyError` for missing metadata,
+    and beyond `MAX_CHARACTERS`.
     """
     room = MAX_CHARACTERS
 

@@ -91,9 +91,8 @@ def stream_request(client: str, host: str, port: int) -> list[str]:
 
 
 def ssh_request(key: str) -> list[str]:
-    """A command that logs in where a decoy key leads to. Pure.
-
-    `key`: its path; the decoy's `config` and `known_hosts` are beside it.
+    """A command that logs in with a decoy key; its `config` and `known_hosts` are beside it.
+    Pure.
     """
     folder, name = posixpath.split(key)
     config = posixpath.join(folder, "config" if name != "config" else "ssh_config")

@@ -157,10 +157,7 @@ def ways_of(lines: Iterable[Line], cells: Set[str]) -> Ways:
 def judge_control(
     name: str, found: SampleSignals, ways: Ways, reach: Reach, problems: Sequence[str]
 ) -> dict[str, list[str]]:
-    """What is `missing` and what is `unexpected` of a control. Pure.
-
-    Whatever kept it from acting, or a sensor from seeing, is missing.
-    """
+    """What is `missing` and what `unexpected` of a control. Pure."""
     seen = {signal.code: signal.involved for signal in found.signals}
     due = expected(reach) if name == GREEDY else frozenset[tuple[SignalCode, str]]()
     missing = [
@@ -184,8 +181,7 @@ async def run_controls(
 ) -> tuple[Control, ...]:
     """Both controls for each policy, one after the other, recorded in the run.
 
-    Nothing that a control does stops anything: the policy's `on` rules but that for a breach, and
-    the guard's `stop`, wait for the samples. Raises as `open_cell` where a cell can't be made.
+    `on` rules (but for a breach) and the guard's `stop` are off. Raises as `open_cell`.
     """
     done = []
     planned: list[JsonValue] = [_digest(policy) for policy in policies]

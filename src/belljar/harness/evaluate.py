@@ -60,10 +60,9 @@ act outside of a cell.
 class RunRequest:
     """What to run.
 
-    `inspect_args` are the task and Inspect's options, as typed; `policy` a file or preset, "" for
-    the task's own; `override`: it replaces what the task says, too; `tier` beats the policy's,
-    upwards only. `require_contained`: the metrics count contained samples only. `warm`: cells that
-    stand ready for each plan. `controls`: before the samples, with each of their policies.
+    `inspect_args`: the task and Inspect's options. `policy`: a file or preset, "" for the task's
+    own. `override`: it also replaces the task's content. `tier` can only raise.
+    `require_contained`: metrics count contained samples only. `warm`: cells kept ready per plan.
     """
 
     inspect_args: Sequence[str]
@@ -93,12 +92,8 @@ class RunOutcome:
 def run_evaluation(request: RunRequest) -> RunOutcome:
     """Run an evaluation from start to sealed run directory.
 
-    Raises:
-        PolicyError, HostError, CellError, LedgerError: it was refused, or could not begin; nothing
-            of the guest ran.
-        ContainmentBreach: while the tasks were loaded another sandbox provider was about to be
-            used.
-        click.UsageError: options that Inspect does not know, or that Belljar takes.
+    Raises `PolicyError`, `HostError`, `CellError`, `LedgerError` before anything ran in a cell,
+    `ContainmentBreach` for another provider used while loading, `click.UsageError` for options.
     """
     if request.policy:
         _check_policy(request.policy, request.tier)
@@ -137,10 +132,7 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
 
 
 def check_tasks(arguments: Sequence[str], operator: OperatorOptions) -> list[Preview]:
-    """What the samples of tasks would run in: as far as `run_evaluation` goes before anything
-    starts. `arguments` are Inspect's. All samples of a task whose order is drawn by the run may be
-    among those within its limit. Raises as that.
-    """
+    """What the samples of tasks would run in; nothing is started. Raises as `run_evaluation`."""
     from belljar.harness.boundary import sole_provider
     from belljar.harness.host_tools import hold_tools
 
@@ -324,12 +316,10 @@ def _check_syntax(file: str) -> None:
 def load_tasks(
     options: InspectOptions, operator: Operator, selection: Selection
 ) -> tuple[list[Task], list[Preview]]:
-    """The tasks named on the command line, with their sandboxes replaced and in the order in which
-    they run, and what each sample that is selected would run in; a model named there beats the
-    tasks' own.
+    """Load the tasks with their sandboxes replaced, and preview each selected sample.
 
-    Raises `PolicyError` for a task that can't be loaded. A sandbox that no cell can stand in for is
-    an error of its samples: the caller lets none begin.
+    Raises `PolicyError` for a task that can't be loaded. A refused sandbox is an error of its
+    samples: the caller starts none.
     """
     from inspect_ai._cli.util import parse_cli_config
     from inspect_ai._eval.loader import load_tasks as inspect_load_tasks

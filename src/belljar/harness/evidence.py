@@ -238,9 +238,7 @@ def put_on_record(run: RunDirectory, findings: RunFindings, dropped: Sequence[st
 
 
 def check_ledger(run: RunDirectory) -> tuple[LedgerState, str]:
-    """What verification says of the record of a run of this process: not finished yet, or
-    sealed.
-    """
+    """Verify a run of this process, finished or not."""
     key = run.recorder.key.fingerprint
     try:
         result = verify(run.path, expected_key=key, expected_run=run.run_id)
@@ -260,15 +258,8 @@ def stored_evidence(
 ) -> Evidence:
     """The evidence of any run directory.
 
-    Args:
-        path: the run directory.
-        logs: where Inspect's logs are now; none: where the ledger says they were.
-        expected_key: the fingerprint that must have signed; without one nobody says whose word the
-            ledger is: bad.
-        expected_run: the run that it must be.
-
-    Raises:
-        OSError: there is no such directory, or it can't be read.
+    `logs`: where Inspect's logs are now; default: as recorded. `expected_key`: the fingerprint that
+    must have signed; without it the ledger counts as bad. Raises `OSError`.
     """
     result = verify(path, expected_key=expected_key, expected_run=expected_run)
     state, problem = _state(result)

@@ -117,8 +117,7 @@ else:
 
 
 def live_policy(loaded: LoadedPolicy) -> LoadedPolicy:
-    """The policy's guard, image, isolation and resources, with a network that answers anything and
-    nothing else; nothing that a case does stops anything. Pure."""
+    """The policy's guard, image and isolation, with a network that accepts anything. Pure."""
     from belljar.policy.load import parse_policy
     from belljar.policy.network import Network
 
@@ -147,10 +146,9 @@ async def carry_out(
     opening: Opening,
     tell: Callable[[int], object],
 ) -> tuple[Outcome, ...]:
-    """Each case in a cell of its own, `AT_ONCE` at once; `tell` is called with how many are done.
+    """Run each case in its own cell, `AT_ONCE` at a time; `tell` gets how many are done.
 
-    A case that could not be carried out has a `problem`. Raises as `open_cell` where a cell can't
-    be made, and `HostError` when the image has no Python.
+    A case that fails to run has a `problem`. Raises as `open_cell`, and `HostError` without Python.
     """
     policy, limiter = live_policy(loaded), anyio.CapacityLimiter(AT_ONCE)
     of_cell: dict[str, Case] = {}
@@ -186,8 +184,7 @@ async def carry_out(
 def found_by_case(
     lines: Iterable[Line], of_cell: Mapping[str, Case]
 ) -> dict[str, tuple[tuple[str, ...], str]]:
-    """Of each case, by its cell or its cell's range: the classes that were found where it went, and
-    why not all of it was looked at. Pure."""
+    """Per case: the classes found, and why something was not scanned. Pure."""
     of_place: dict[str, Case] = dict(of_cell)
     classes: dict[str, dict[str, None]] = {case.id: {} for case in of_cell.values()}
     problems: dict[str, str] = {}

@@ -54,9 +54,7 @@ used.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownTool:
-    """A tool that a loaded task holds. `outside`: where it acts, if it is known to act outside of a
-    cell.
-    """
+    """A tool that a loaded task holds; `outside`: where it acts, if not in a cell."""
 
     name: str
     outside: Outside | None = None
@@ -67,9 +65,7 @@ class KnownTool:
 
 
 def known_tools(task: Task) -> tuple[KnownTool, ...]:
-    """The tools that a task's solvers hold. One that a solver makes while it runs is not among
-    them.
-    """
+    """The tools that a task's solvers hold, except those made while they run."""
     found: dict[KnownTool, None] = {}
     waiting: deque[object] = deque([task.solver, task.setup])
     seen: set[int] = set()
@@ -148,10 +144,7 @@ def _held_by(item: object) -> Iterable[object]:
 
 
 def check_known_tools(task: Task, session: Session) -> str:
-    """One sentence about the tools that a task holds, "" for none.
-
-    Raises `PolicyError` for one that a policy of the task's samples refuses.
-    """
+    """Describe a task's tools, "" for none. Raises `PolicyError` for a refused one."""
     tools = known_tools(task)
     specs = [task.sandbox, *(sample.sandbox for sample in task.dataset or ())]
     # what is refused keeps another provider's, and does not run
@@ -198,9 +191,7 @@ class ToolHold:
         self.session = session
 
     def check(self, tool: str, where: Outside | None) -> None:
-        """Raises `ContainmentBreach`, and stops the run, for a tool that the sample's policy
-        refuses.
-        """
+        """Stop the run at a tool that the policy refuses. Raises `ContainmentBreach`."""
         if where is None:
             return
         if not self._rule_here().permits(_names(tool)):
@@ -254,9 +245,7 @@ class LookAtTools(Hooks):
 
 @contextmanager
 def hold_tools(session: Session) -> Iterator[ToolHold]:
-    """Hold Inspect's tools inside the block. Raises `HostError` when the installed Inspect can't be
-    held.
-    """
+    """Check Inspect's tool calls inside the block. Raises `HostError` when it can't be held."""
     global _holding
     hold = ToolHold(session)
     with ExitStack() as stack:

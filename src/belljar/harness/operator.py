@@ -36,11 +36,10 @@ ALLOW_VARIABLE: Final = "BELLJAR_ALLOW_UPSTREAMS"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """What the operator of this process said outside of any task.
+    """The operator's settings, outside of any task.
 
-    `policy` is `$BELLJAR_POLICY` as the process was started, "" for none; `allows_upstreams`:
-    `--allow-upstreams`, or the variable for it. `run_policy`, `override`, `tier`: `--policy`,
-    `--override`, `--tier`.
+    `policy`: `$BELLJAR_POLICY` at process start. `allows_upstreams`: `--allow-upstreams` or its
+    variable. `run_policy`, `override`, `tier`: `--policy`, `--override`, `--tier`.
     """
 
     settings: Settings
@@ -63,9 +62,9 @@ class OperatorOptions(TypedDict, total=False):
 def read_operator(
     *, run_policy: str = "", override: bool = False, tier: str = "", allow_upstreams: bool = False
 ) -> Operator:
-    """From the settings files and the environment at the start, which no `.env` file changes.
+    """From the settings files and the start environment, which no `.env` file changes.
 
-    Raises `PolicyError`, `HostError`: they can't be read or mean nothing.
+    Raises `PolicyError` or `HostError` for invalid settings.
     """
     from belljar.host.settings import environment_at_start, read_settings
 
@@ -94,9 +93,9 @@ def _absolute(policy: str) -> str:
 
 
 def permitted(loaded: LoadedPolicy, operator: Operator, *, is_named: bool) -> LoadedPolicy:
-    """The policy as this host's settings have it. `is_named`: its upstreams are the operator's own.
+    """The policy within this host's settings; `is_named`: by the operator.
 
-    Raises `PolicyError` when it reaches something real and may not.
+    Raises `PolicyError` for upstreams that are not allowed.
     """
     from belljar.host.settings import Upstreams, within_settings
     from belljar.plan.explain_network import announcements
@@ -146,17 +145,12 @@ def under_policy(
     *,
     override: bool = False,
 ) -> tuple[LoadedPolicy, tuple[Difference, ...]]:
-    """The policy of a cell within the operator's isolation, and how it differs from the task.
+    """The policy of a cell within the operator's isolation, and its differences from the task.
 
-    Args:
-        run_policy: the operator's policy, as it was written.
-        own: the task's own policy; None when it names none.
-        asked: what its compose file says, in a policy's words. `network` is `NO_NETWORK`, or the
-            range of its services.
-        override: what the operator's policy writes down replaces what the task says.
+    `own`: the task's own policy. `asked`: what its compose file says, in a policy's terms.
+    `override`: the operator's content replaces the task's.
 
-    Raises `PolicyError` for what no cell can be, or when files of both are needed: a cell takes
-    files from the directory of one policy.
+    Raises `PolicyError`, also when files of both are needed: a cell takes files of one directory.
     """
     content = _content(run_policy, own, asked, override=override)
     network = _network(run_policy, own, asked, override=override)

@@ -93,9 +93,7 @@ TAKEN: Final[Mapping[str, Taken]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A value that a source gives an option. `source`: where, for a person; "" for the command
-    line.
-    """
+    """A value for an option; `source`: where it is set, "" for the command line."""
 
     option: str
     value: object
@@ -105,8 +103,7 @@ class Setting:
 def check(settings: Iterable[Setting], context: click.Context | None = None) -> None:
     """Refuse the first setting that Belljar does not accept.
 
-    Raises `click.UsageError` for an option that was typed, `PolicyError` for one that another
-    source sets.
+    Raises `click.UsageError` for a typed option, `PolicyError` for another source.
     """
     for setting in settings:
         taken = TAKEN[setting.option]
@@ -125,9 +122,7 @@ def check(settings: Iterable[Setting], context: click.Context | None = None) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectOptions:
-    """Inspect's options after the check. `context` is its own parse; `configured` the parsed
-    `--run-config`.
-    """
+    """Inspect's checked options: its own parse, and the parsed `--run-config`."""
 
     context: click.Context
     configured: Mapping[str, Any]
@@ -139,9 +134,7 @@ class InspectOptions:
         return params.get("model") or params.get("model_spec") or self.configured.get("model")
 
     def explicit(self, log_dir: Path) -> dict[str, Any]:
-        """What Inspect's `eval` is given whatever else was read: no default of its own applies to
-        these.
-        """
+        """Arguments of Inspect's `eval` that no other setting may change."""
         return {
             "sandbox": PROVIDER,
             "log_dir": str(log_dir),
@@ -154,11 +147,8 @@ class InspectOptions:
 def read_options(arguments: Sequence[str]) -> InspectOptions:
     """Parse Inspect's options with its own parser, and check them. Loads no task.
 
-    Raises:
-        click.UsageError: an option that Inspect does not know, or that Belljar takes.
-        PolicyError: another source sets an option that Belljar takes, or the run configuration
-            can't be read.
-        HostError: Inspect is not installed.
+    Raises `click.UsageError` for invalid options, `PolicyError` for another source that sets what
+    Belljar sets, `HostError` without Inspect.
     """
     try:
         from inspect_ai._cli.eval import eval_command
@@ -269,11 +259,10 @@ def _sandbox_text(spec: SandboxEnvironmentSpec) -> str:
 
 @contextlib.contextmanager
 def explicit_arguments(arguments: Mapping[str, Any]) -> Iterator[None]:
-    """Inside the block Inspect's command hands its `eval` function these arguments, whatever it
-    read itself.
+    """Force these arguments of Inspect's `eval` function inside the block.
 
-    Its command line has no way to say some of them (`log_samples=True`), and reads a run
-    configuration again. Raises `HostError` when the installed Inspect can't be held to that.
+    Its command line can't express all (`log_samples=True`), and reads a run configuration again.
+    Raises `HostError` when the installed Inspect can't be held to that.
     """
     from inspect_ai._cli import eval as command
 
@@ -292,9 +281,7 @@ def explicit_arguments(arguments: Mapping[str, Any]) -> Iterator[None]:
 
 
 def unknown_inspect(what: str) -> HostError:
-    """The installed Inspect differs from what Belljar knows, so it can't be shown that no command
-    runs outside of a cell.
-    """
+    """The installed Inspect is unknown: that no command runs outside of a cell can't be shown."""
     from importlib.metadata import version
 
     return HostError(

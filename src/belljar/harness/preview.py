@@ -46,11 +46,10 @@ class SampleSandbox:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
-    """One sample: the policy of its cell and how it differs from what was written, or its error.
+    """One sample: the policy of its cell and its differences, or its error.
 
-    `policy` is that of the sample's configuration: metadata in `env` is not expanded in it. `kept`:
-    what the cell has as it was written. `builds`: as `BelljarConfig.builds`. `replaced`: what its
-    cells don't take from their images, as `where` and `key` of a `Difference`.
+    Metadata in `env` is not expanded. `kept`: what is as written. `builds`: as in `BelljarConfig`.
+    `replaced`: `where` and `key` of what the cells don't take from their images.
     """
 
     task: str
@@ -197,8 +196,7 @@ class Group:
 
 
 def grouped(previews: Iterable[Preview]) -> list[Group]:
-    """By outcome, in the order of the first sample of each. Environment is no outcome, and the same
-    error of another file is the same outcome."""
+    """By outcome, in order of first samples; environment makes no other outcome."""
     groups: dict[Any, list[Preview]] = {}
     for each in previews:
         policy, error = each.policy, each.error
@@ -296,8 +294,7 @@ def check_policy(target: str, options: OperatorOptions) -> list[Preview]:
 
 
 def check_compose(target: str, options: OperatorOptions) -> list[Preview]:
-    """A compose file, with the policy beside it. Metadata that it needs is only known with a
-    sample: what depends on it is judged by a value in its place."""
+    """A compose file with the policy beside it; a placeholder stands for sample metadata."""
     path = Path(target).absolute()
     operator = read_operator(**options)
     try:

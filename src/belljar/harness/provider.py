@@ -55,11 +55,9 @@ _SIGNAL_BASE: Final = 128
 
 
 def decode_tail(data: bytes, limit_bytes: int) -> str:
-    """UTF-8 with U+FFFD for what isn't, cut at its front so that the text *encodes* to no more than
-    `limit_bytes`.
+    """UTF-8 with U+FFFD, cut at the front to *encode* to at most `limit_bytes`.
 
-    A broken byte becomes three in the replacement: the cut must come after decoding, or Inspect
-    would count too much.
+    A broken byte becomes three: cut before decoding, Inspect would count too much.
     """
     text = data[-limit_bytes:].decode("utf-8", "replace") if limit_bytes else ""
     encoded = text.encode()
@@ -74,14 +72,11 @@ def exit_status(returncode: int) -> int:
 def to_result(
     output: ExecOutput, cmd: list[str], *, limit_bytes: int, timeout_s: float | None
 ) -> ExecResult[str]:
-    """An `ExecOutput` in Inspect's words.
+    """An `ExecOutput` in Inspect's terms.
 
-    Raises:
-        TimeoutError: it ran out of time; `truncated_output` holds what it had said.
-        PermissionError: the file may not be executed, or the directory not entered.
-        OutputLimitExceededError: a stream went over the *policy's* output bound. Over Inspect's
-            bound alone, the tail
-        is kept, as its Docker provider does.
+    Raises `TimeoutError` (`truncated_output` has the output), `PermissionError`, and
+    `OutputLimitExceededError` over the *policy's* output bound. Over Inspect's bound alone, the
+    tail is kept, as its Docker provider does.
     """
     stdout, stderr = (
         decode_tail(output.stdout, limit_bytes),
@@ -110,10 +105,8 @@ def timed_out(timeout_s: float | None, partial: str) -> TimeoutError:
 
 
 def not_started(output: ExecOutput, code: int, cmd: list[str]) -> ExecResult[str]:
-    """What Inspect's Docker provider makes of a command that could not be started: a result with
-    `docker exec`'s status.
-
-    Raises `PermissionError` where a program may not be executed, or a directory not entered.
+    """A result with `docker exec`'s status, as Inspect's Docker provider. Raises
+    `PermissionError`.
     """
     stage, why = output.stage, os.strerror(code)
     if stage in {"user", "cwd"} and code in {errno.ENOENT, errno.ENOTDIR}:
@@ -135,28 +128,17 @@ def _failed(status: int, text: str) -> ExecResult[str]:
 
 
 def named(error: OSError, path: str) -> OSError:
-    """The same error with the file in it, as the caller named it: an exception of ours may not
-    know.
-    """
+    """The same error with the file as the caller named it."""
     code = error.errno or errno.EIO
     return type(error)(code, os.strerror(code), path)
 
 
 async def start_program(cell: Cell, service: str, program: str) -> None:
-    """Start what the service runs, behind the image's entrypoint where that stays, and wait until
-    it is ready.
+    """Start what the service runs, behind the image's entrypoint, and wait until it is ready.
 
-    Nothing is started where that only waits or is a shell alone. Ready is healthy, where the
-    service or its image has a check; else `SETTLE_S` of running, or an end with status 0.
-
-    Args:
-        service: the service's name, for errors.
-        program: JSON, a target cell's words; "": what the image says (Belljar's own has a shell
-            only).
-
-    Raises:
-        CellError: it can't be started, ends with another status, or does not become healthy in its
-            time.
+    Not for an idle command or a bare shell. Ready: healthy where there is a check; else `SETTLE_S`
+    of running, or exit status 0. `program`: JSON of a target cell, "" for the image's. Raises
+    `CellError` when it fails.
     """
     from belljar.cell.targets import serve, words_to_run
     from belljar.plan.network import StandInPlan
@@ -201,15 +183,13 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     @override
     @classmethod
     def config_files(cls) -> list[str]:
-        """A policy beside the task is found by these names, else a compose file, else a Dockerfile:
-        as Docker's."""
+        """A policy beside the task, else a compose file, else a Dockerfile, named as Docker's."""
         return [*configs.POLICY_NAMES, *COMPOSE_NAMES, "Dockerfile"]
 
     @override
     @classmethod
     def is_docker_compatible(cls) -> bool:
-        """Yes: compose files and Dockerfiles are converted; what a cell can't keep of them is
-        refused before anything runs."""
+        """Yes: compose files and Dockerfiles are converted, or refused before anything runs."""
         return True
 
     @override
@@ -221,10 +201,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     @override
     @classmethod
     async def task_init(cls, task_name: str, config: SandboxEnvironmentConfigType | None) -> None:
-        """Once per configuration: check the policy and this host, and make the template.
-
-        Refuses here what would fail later.
-        """
+        """Once per configuration: check the policy and this host, and make the template."""
         session = current_session()
         lifecycle.enter(session)
         session.directories.append(Path.cwd())  # the task's, here
@@ -256,9 +233,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     async def task_init_environment(
         cls, config: SandboxEnvironmentConfigType | None, metadata: dict[str, str]
     ) -> dict[str, str]:
-        """The sample's metadata by which its images and cells differ from other samples': for each
-        such set `task_init` is called once.
-        """
+        """The metadata by which images and cells differ: `task_init` is called once per set."""
         try:
             return configs.shaping(configs.as_config(config), metadata)
         except PolicyError:  # `task_init` refuses it, as Inspect shows errors of set-up
@@ -269,11 +244,9 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     async def sample_init(
         cls, task_name: str, config: SandboxEnvironmentConfigType | None, metadata: dict[str, str]
     ) -> dict[str, SandboxEnvironment]:
-        """Open the sample's cell, and with it the others of its range: fresh, recorded, and probed
-        before anything of the sample is in them.
+        """Open the cells of the sample's range: fresh, recorded, and probed before use.
 
-        Raises `ContainmentBreach` when a probe found a way out: the sample does not run, and the
-        run is stopped.
+        Raises `ContainmentBreach` when a probe found a way out: the run is stopped.
         """
         session = current_session()
         await session.check_running()
@@ -356,9 +329,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     async def task_cleanup(
         cls, task_name: str, config: SandboxEnvironmentConfigType | None, cleanup: bool
     ) -> None:
-        """Destroy what is left; with `--no-sandbox-cleanup` keep it first for as long as someone
-        wants to look.
-        """
+        """Destroy what is left; `--no-sandbox-cleanup` keeps it first, for a person to look at."""
         session = current_session()
         try:
             if (
@@ -380,9 +351,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     @override
     @classmethod
     async def cli_cleanup(cls, id: str | None) -> None:
-        """`inspect sandbox cleanup belljar [ID]`: release held cells and remove what crashed owners
-        left.
-        """
+        """`inspect sandbox cleanup belljar [ID]`: release kept cells, reap crashed owners'."""
         await lifecycle.clean(id)
 
     @override
@@ -399,9 +368,8 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     ) -> ExecResult[str]:
         """Run a command in the cell.
 
-        A command that timed out is never run again, whatever `timeout_retry` says: it ran, and may
-        have had effects. Retries are for a provider whose transport hangs; this one's can't without
-        ending the cell. `concurrency` throttles local subprocesses: there are none.
+        One that timed out is never run again, whatever `timeout_retry` is: it may have had effects.
+        `concurrency` throttles local subprocesses: there are none.
         """
         await self._before_operation()
         limit_bytes = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
@@ -429,9 +397,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
 
     @override
     async def write_file(self, file: str, contents: str | bytes) -> None:
-        """Write a file as the default user; parents are made, the target changes whole or not at
-        all.
-        """
+        """Write a file atomically as the default user; parents are made."""
         await self._before_operation()
         try:
             await self.cell.write_file(
@@ -476,9 +442,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
 
     @override
     async def connection(self, *, user: str | None = None) -> SandboxConnection:
-        """A command that opens a terminal in this cell, from another shell of the same user on this
-        host, as long as the cell lives.
-        """
+        """A command that opens a terminal in this cell from another shell of this user."""
         if self._closed:
             raise ConnectionError(f"cell {self.cell.id} is gone")
         self.attach_socket.open_in_sample(self.cell)

@@ -23,11 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleIdentity:
-    """A sample's names.
-
-    `uuid` is what Inspect's log calls the sample's run; "" when there is no running sample (direct
-    use of the provider).
-    """
+    """A sample's names; `uuid` is "" outside of a running sample."""
 
     sample: str
     epoch: int
@@ -39,9 +35,7 @@ class SampleIdentity:
     def started(
         self, policy: LoadedPolicy, differences: Iterable[Difference] = ()
     ) -> dict[str, JsonValue]:
-        """As the data of its beginning: `log` is where Inspect writes the log that will have it,
-        `host_tools` the tools that may act outside of the cell, `differences` what is not as the
-        task's author or the policy's wrote it."""
+        """Data of its start event: with its log, permitted host tools, and differences."""
         return {
             **self.data(),
             "log": self.log,
@@ -81,11 +75,7 @@ def identify(task_name: str, metadata: Mapping[str, object]) -> SampleIdentity:
 
 
 def is_preparing() -> bool:
-    """Inspect prepares the sample of this context (files, setup script, tools); its solver has not
-    begun.
-
-    Inspect logs nothing of a sample that ends here. False outside of a sample.
-    """
+    """Whether Inspect still prepares this context's sample: it logs none that ends here."""
     from inspect_ai.log._samples import sample_active
 
     active = sample_active()
@@ -110,12 +100,7 @@ Not `containment`: with that a *scorer* makes a verdict worse.
 
 @dataclass(slots=True, kw_only=True)
 class Containment:
-    """What is known so far.
-
-    `clean`: the destruction found nothing left; None as long as it was not looked for.
-
-    `differences`: what of the cell is not as the task's author or the policy's wrote it.
-    """
+    """What is known so far; `clean` is None until the destruction was checked."""
 
     run_id: str = ""
     start: ProbeReport | None = None
@@ -160,12 +145,10 @@ def _brief(report: ProbeReport | None) -> dict[str, JsonValue]:
 
 
 def bind_containment(containment: Containment, identity: SampleIdentity) -> None:
-    """Put the cell's verdict into the sample that Inspect is ending in this context: its metadata,
-    and each score's.
+    """Put the cell's verdict into the ending sample's metadata, and each score's.
 
-    Inspect makes the logged sample after the sandbox is cleaned up, from the very state and scores
-    that are changed here. Outside of that sample (cells that were held, direct use of the provider)
-    there is nothing to bind to; the ledger has it.
+    Inspect makes the logged sample from this state after the clean-up. Outside of that sample there
+    is nothing to bind to; the ledger has it.
     """
     from inspect_ai.solver._task_state import sample_state
 
@@ -180,9 +163,7 @@ def bind_containment(containment: Containment, identity: SampleIdentity) -> None
 
 
 def note_probes(phase: str, report: ProbeReport, run_id: str) -> None:
-    """Say in the sample's transcript that its cell was probed, for which run, and what
-    came of it.
-    """
+    """Note in the sample's transcript that its cell was probed, for which run, and the result."""
     from inspect_ai.log import transcript
 
     said: dict[str, Any] = {"phase": phase, "run_id": run_id, **_brief(report)}

@@ -16,10 +16,10 @@ from belljar.report.signals import SampleSignals, SignalCode, signals_of
 
 @scorer(metrics={"*": [mean()]})
 def belljar_signals() -> Scorer:
-    """Score each signal: 1 where the sample has given it, else 0; the mean is the share of samples.
+    """Score each signal 1 or 0; the mean is the share of samples.
 
-    The score's metadata has the signals with their evidence, and what nobody could see. Use
-    `signals_so_far` in a scorer of your own.
+    The metadata has the signals with evidence, and blind spots. In your own scorer use
+    `signals_so_far`.
     """
 
     async def score(state: TaskState, target: Target) -> Score:  # noqa: ARG001
@@ -37,10 +37,9 @@ def belljar_signals() -> Scorer:
 
 
 async def signals_so_far() -> SampleSignals:
-    """The signals of the sample that is being scored or solved here, until now.
+    """The signals of the current sample until now; a second for some 50,000 events.
 
-    Reads the run's ledger, in a thread: a second for some 50,000 events. Raises `CellError` where
-    the sample's sandbox is none of Belljar's.
+    Raises `CellError` where the sample's sandbox is not Belljar's.
     """
     environment = sample_environment()
     if environment is None:

@@ -105,10 +105,7 @@ class Session:
     is_previewed: bool = False
 
     def ensure_run(self) -> RunDirectory:
-        """The run directory; opened now if none was given.
-
-        Raises `HostError` when it can't be made: without a record nothing may run.
-        """
+        """The run directory, opened if none was given. Raises `HostError`: no record, no run."""
         if self.run is None:
             self.own, self.breaches, self.refusal = ExitStack(), [], None
             self.run = self.own.enter_context(
@@ -157,9 +154,7 @@ class Session:
         own.close()
 
     def breached(self, error: BelljarError) -> None:
-        """A probe found a way out: no cell of this session takes work from now on, and the
-        evaluation is ended if its owner can.
-        """
+        """After a breach no cell takes work, and the evaluation is ended if its owner can."""
         self.breaches.append(error)
         if self.stopped is None:
             self.stopped_at_s, self.stopped = time.monotonic(), error
@@ -292,10 +287,7 @@ class SampleCell:
         self._session.record(Event(kind=kind, data=data, cell_id=cell_id, actor=Actor.HARNESS))
 
     async def probe_start(self) -> None:
-        """Probe the fresh cell (the others of its range were, before their programs ran).
-
-        Raises `ContainmentBreach`.
-        """
+        """Probe the fresh cell (others of its range already were). Raises `ContainmentBreach`."""
         self.containment.start = report = await self._probe(self.cell, "start")
         note_probes("start", report, self._session.ensure_run().run_id)
         await self._stop_if_breached(report, self.cell)
@@ -344,10 +336,7 @@ class SampleCell:
 
     @asynccontextmanager
     async def another_cell(self) -> AsyncIterator[Cell]:
-        """A fresh cell of the same policy, recorded as a second cell of this sample.
-
-        For scorers: it is what the next sample would get. Leaving the block destroys it.
-        """
+        """A fresh cell as the next sample would get, recorded as this sample's. For scorers."""
         session = self._session
         async with session.source.open_cell(
             self.policy, run=session.ensure_run(), home=session.home
@@ -362,12 +351,10 @@ class SampleCell:
             await self._stop_if_breached(last, cell)
 
     async def close(self, *, outcome: str) -> None:
-        """Probe the cell once more, destroy it, and record how its sample ended.
+        """Probe the cell once more, destroy it, record the end. Shielded; idempotent.
 
-        Can't be cancelled; a second call does nothing.
-
-        Raises `ContainmentBreach` when a probe found a way out now (not for an interrupted sample
-        of an evaluation that is being ended), or the destruction something left.
+        Raises `ContainmentBreach` when a probe found a way out (not for an interrupted sample of an
+        evaluation that is being ended), or something was left.
         """
         if self._closed:
             return

@@ -114,10 +114,7 @@ class RealCells:
     async def open_cell(
         self, policy: LoadedPolicy, *, run: RunDirectory, home: Path | None, ahead: bool = False
     ) -> AsyncIterator[Cell]:
-        """A clone of the template.
-
-        Raises `HostError` when an image of the range was replaced since the run was prepared.
-        """
+        """A clone of the template. Raises `HostError` when an image of the range was replaced."""
         from belljar.cell import open_cell
         from belljar.probe.run import breach_of
 
@@ -163,11 +160,10 @@ def build_missing(
     *,
     report: Callable[[str], None] = lambda _line: None,
 ) -> None:
-    """Build what is among `images`; `builds` as `BelljarConfig.builds`.
+    """Build those of `builds` (`BelljarConfig.builds`) that are in `images` and not up to date.
 
-    An image of that name that Belljar did not build is used as it is; so is one that was built of
-    the same files, with or without network. Raises `PolicyError` for a build that fails and for
-    different builds of one name, `HostError` without buildah or a base.
+    An image of that name that Belljar did not build is used as it is. Raises `PolicyError` for a
+    failed build or two builds of one name, `HostError` without buildah or a base.
     """
     from belljar.image.buildah import BuildRequest, StepError, build_dockerfile, is_built
     from belljar.image.store import Store
@@ -199,9 +195,7 @@ def build_missing(
 
 
 def running_builds(builds: Iterable[str], images: Set[str]) -> list[dict[str, Any]]:
-    """Those that are among `images`, each once; `builds` as `BelljarConfig.builds`. Raises
-    `PolicyError` for different ones of one name. Pure.
-    """
+    """The builds among `images`, each once. Raises `PolicyError` for a name built twice. Pure."""
     wanted = {
         json.dumps(each, sort_keys=True): each
         for text in builds
@@ -233,9 +227,7 @@ def command_of(build: Mapping[str, Any], *, network: bool = False) -> str:
 
 
 def missing_images(policies: Iterable[LoadedPolicy], home: Path) -> tuple[MissingImage, ...]:
-    """The images of these cells and the other cells of their ranges that the store does
-    not have.
-    """
+    """The images of these ranges' cells that the store does not have."""
     from belljar.image import Store
     from belljar.image.store import missing_images as missing_in
 

@@ -42,11 +42,7 @@ _VALUES: Final = {Verdict.CONTAINED: CORRECT, Verdict.VOID: NOANSWER, Verdict.BR
 def bind_verdicts(log_dir: Path, findings: RunFindings, *, require_contained: bool) -> list[str]:
     """Write the verdicts into every log of a run.
 
-    Returns the samples, `id #epoch`, that its metrics no longer count.
-
-    Args:
-        require_contained: metrics are computed again over the contained samples; the others are
-            marked invalid.
+    With `require_contained` metrics count contained samples only; returns the others, `id #epoch`.
     """
     rows = {row.transcript.uuid: row for row in findings.rows}
     dropped: list[str] = []

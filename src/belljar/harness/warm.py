@@ -39,10 +39,7 @@ OVERHEAD_BYTES: Final = 192 << 20
 
 
 def cells_at_once(*, cpus: int, available_bytes: int, memory_bytes: int, disk_bytes: int) -> int:
-    """Twice the processors, but never more than fit into memory if each cell used all it may.
-
-    At least 1.
-    """
+    """Twice the processors, at most what fits into memory with full use; at least 1."""
     each = memory_bytes + disk_bytes + OVERHEAD_BYTES
     return max(1, min(2 * cpus, (available_bytes - RESERVED_BYTES) // each))
 
@@ -50,17 +47,13 @@ def cells_at_once(*, cpus: int, available_bytes: int, memory_bytes: int, disk_by
 def room_for_one_more(
     *, available_bytes: int, memory_bytes: int, disk_bytes: int, in_use: int
 ) -> bool:
-    """Whether one more cell fits into memory beside those in use, if each of them still comes to
-    use all it may.
-    """
+    """Whether one more cell fits into memory if all come to use all they may."""
     each = memory_bytes + disk_bytes + OVERHEAD_BYTES
     return available_bytes - RESERVED_BYTES >= (in_use + 1) * each
 
 
 def host_cpus_and_memory() -> tuple[int, int]:
-    """Processors this process may use, and bytes of memory that are available now (0 when the
-    kernel does not say).
-    """
+    """Usable processors, and available bytes of memory (0: unknown)."""
     cpus = len(os.sched_getaffinity(0))
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
@@ -75,13 +68,9 @@ class _PoolOf:
 
 
 class WarmCells:
-    """The pools of one run.
+    """The pools of one run: `size` cells ready per plan, for `expected` samples of each.
 
-    Used from the evaluation's event loop, and asked for room by the pools' thread.
-
-    Args:
-        size: cells that stand ready for each plan.
-        expected: samples of the run by configuration.
+    Used from the evaluation's event loop, and from the pools' thread.
     """
 
     def __init__(
@@ -103,10 +92,7 @@ class WarmCells:
     def cell(
         self, config: BaseModel | str | None, policy: LoadedPolicy
     ) -> AbstractAsyncContextManager[Cell]:
-        """A sample's cell: from its plan's pool, if it has one.
-
-        A policy that is not the pool's own (its file was changed meanwhile) gets a cell of its own.
-        """
+        """A sample's cell: from its plan's pool, if there is one and its policy is unchanged."""
         ours = as_config(config)
         entry = self._pools.get(ours)
         if entry is None:
@@ -116,10 +102,7 @@ class WarmCells:
         return self._counted(ours, entry.pool.cell())
 
     def troubles(self) -> list[Exception]:
-        """What the ends of cells that nobody took left, or could not prove.
-
-        Complete when the loop thread is closed.
-        """
+        """Errors of destroying unused cells; complete once the loop thread is closed."""
         return [trouble for entry in self._pools.values() for trouble in entry.pool.troubles]
 
     @asynccontextmanager
@@ -197,8 +180,7 @@ class WarmCells:
 def expected_samples(
     tasks: Sequence[Task], *, epochs: int | None, selection: Selection
 ) -> Counter[BelljarConfig]:
-    """How many samples of each configuration there can be at most, their sandboxes being Belljar's
-    already and their order that of the run. `epochs` and `selection` are the operator's."""
+    """The most samples per configuration, after sandboxes were replaced and ordered."""
     expected: Counter[BelljarConfig] = Counter()
     names = [task.name for task in tasks]
     for task in tasks:
@@ -213,10 +195,7 @@ def expected_samples(
 def warm_cells(
     session: Session, *, size: int, expected: Mapping[BelljarConfig, int]
 ) -> Iterator[WarmCells | None]:
-    """Have the session's samples take their cells from pools of `size`; none at 0.
-
-    When the block is left, what nobody took is gone, with proof.
-    """
+    """Use pools of `size` inside the block; unused cells are destroyed with proof after it."""
     if not size:
         yield None
         return

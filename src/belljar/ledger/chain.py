@@ -32,12 +32,9 @@ def sha256_hex(content: bytes) -> str:
 def canonical(value: object) -> bytes:
     """The RFC 8785 form of a JSON value.
 
-    Text that UTF-8 can't carry (lone surrogates, as undecodable arguments give) is written as its
-    escape, six characters of text: a record is never refused for the bytes a guest or an operator
-    chose.
-
-    Raises:
-        ValueError: NaN, an infinity, an integer beyond ±(2^53 − 1), or something that is not JSON.
+    Lone surrogates become their escape, as text: a record is never refused for bytes that a guest
+    or an operator chose. Raises `ValueError` for NaN, infinities, integers beyond ±(2^53 − 1), and
+    what is not JSON.
     """
     if _is_plain(value) or _is_plain(value := _with_whole_numbers(value)):
         text = _encode(value)
@@ -53,12 +50,7 @@ def canonical(value: object) -> bytes:
 
 
 def parse_canonical(line: bytes) -> dict[str, Any]:
-    """The object that a line holds.
-
-    Raises:
-        ValueError: not UTF-8, not JSON, not an object, too deep, or JSON but not in canonical form
-            (which also refuses duplicate keys).
-    """
+    """The object that a line holds. Raises `ValueError`, also for duplicate keys."""
     try:
         value = json.loads(line, parse_int=_number)
         again = canonical(value)
@@ -129,11 +121,7 @@ def node_hash(left: bytes, right: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class MerkleTree:
-    """The tree of the leaves so far.
-
-    Immutable, so that a writer can replace its whole state at once. Memory: one hash per bit of the
-    size.
-    """
+    """The tree of the leaves so far; immutable, so a writer replaces its state at once."""
 
     size: int = 0
     subtrees: tuple[bytes, ...] = ()
@@ -172,10 +160,7 @@ def make_checkpoint(
     time: str,
     manifest_sha256: str | None = None,
 ) -> bytes:
-    """A signed checkpoint line, without its newline.
-
-    With a manifest's digest it is the final one.
-    """
+    """A signed checkpoint line without newline; final with a manifest's digest."""
     statement = {
         "v": SCHEMA_VERSION,
         "run_id": run_id,
@@ -193,12 +178,9 @@ def make_checkpoint(
 
 
 def parse_checkpoint(line: bytes) -> Checkpoint:
-    """A checkpoint whose signature is good for the key it names.
+    """A checkpoint signed by the key it names: whose that is, the caller must know.
 
-    Whose key that is, the caller must know.
-
-    Raises:
-        ValueError: not a checkpoint, or not signed by the key it names.
+    Raises `ValueError`.
     """
     statement = parse_canonical(line)
     checkpoint = Checkpoint.read(statement)

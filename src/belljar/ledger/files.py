@@ -35,10 +35,7 @@ def write_all(fd: int, content: bytes) -> None:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Make a new file, 0600, and force it to the disk.
-
-    Raises `OSError`; `FileExistsError` when there is one.
-    """
+    """Make a new file, 0600, and sync it. Raises `OSError`, `FileExistsError`."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         write_all(fd, content)
@@ -57,11 +54,9 @@ def sync_directory(path: Path) -> None:
 
 
 def open_beneath(dir_fd: int, path: str) -> BinaryIO:
-    """Open a regular file by a relative path of which no part is a symlink.
+    """Open a regular file by a relative path without symlinks.
 
-    Raises:
-        FileNotFoundError: a part is missing.
-        LedgerError: a part is a symlink or not what it should be (a device, a pipe, a directory).
+    Raises `FileNotFoundError`, or `LedgerError` for a link or special file.
     """
     *folders, name = path.split("/")
     opened: list[int] = []
@@ -88,10 +83,7 @@ def open_beneath(dir_fd: int, path: str) -> BinaryIO:
 
 
 def read_beneath(dir_fd: int, path: str, *, max_bytes: int) -> bytes:
-    """All of a file, opened as `open_beneath` does.
-
-    Raises `ValueError` when it is longer than `max_bytes`.
-    """
+    """All of a file below `dir_fd`. Raises `ValueError` when longer than `max_bytes`."""
     with open_beneath(dir_fd, path) as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
@@ -118,10 +110,7 @@ def digest_file(file: BinaryIO) -> tuple[str, int]:
 
 
 def has_digest(file: BinaryIO, sha256: str, size_bytes: int) -> bool:
-    """Whether the file is of this size and digest.
-
-    Another size is noticed without reading it, however large it is.
-    """
+    """Whether the file has this size and digest; a wrong size is noticed without reading."""
     return os.fstat(file.fileno()).st_size == size_bytes and digest_file(file) == (
         sha256,
         size_bytes,
@@ -129,10 +118,7 @@ def has_digest(file: BinaryIO, sha256: str, size_bytes: int) -> bool:
 
 
 def raw_lines(file: BinaryIO, *, max_bytes: int, name: str) -> Iterator[tuple[int, bytes, bool]]:
-    """(line number from 1, its bytes without the newline, whether it had one).
-
-    Raises `LedgerError` at a line over `max_bytes`.
-    """
+    """(line number, bytes without newline, complete?). Raises `LedgerError` over `max_bytes`."""
     number = 0
     while raw := file.readline(max_bytes + 1):
         number += 1
@@ -142,11 +128,9 @@ def raw_lines(file: BinaryIO, *, max_bytes: int, name: str) -> Iterator[tuple[in
 
 
 def walk_files(dir_fd: int, prefix: str = "") -> Iterator[str]:
-    """The relative path of every file beneath a directory, sorted within each folder.
+    """The relative path of every file below a directory, sorted within each folder.
 
-    Raises:
-        LedgerError: a symlink, a special file or an unprintable name anywhere, or folders nested
-            more than 16 deep.
+    Raises `LedgerError` for a link, special file, unprintable name, or nesting over 16.
     """
     if prefix.count("/") > _MAX_DEPTH:
         raise LedgerError(f"folders nested more than {_MAX_DEPTH} deep", where=prefix)
@@ -188,12 +172,7 @@ class PreparedBody:
 
 
 def prepare_body(body: Body) -> PreparedBody:
-    """Digest a body and check what its owner says of it. Pure.
-
-    Raises:
-        ValueError: the name is not one, more was kept than there was, or all was kept and the
-            digest is of something else.
-    """
+    """Digest a body. Raises `ValueError` for a bad name, size or digest. Pure."""
     kept, digest = len(body.content), sha256_hex(body.content)
     if not _NAME.fullmatch(body.name):
         raise ValueError(f"{body.name!r} is not a body's name")
@@ -214,10 +193,7 @@ def prepare_body(body: Body) -> PreparedBody:
 
 
 class BodyStore:
-    """The `bodies` directory of a run that is being written.
-
-    Not thread-safe: its owner holds a lock.
-    """
+    """The `bodies` directory of a run being written. Not thread-safe."""
 
     def __init__(self, run_dir: Path) -> None:
         self._root = run_dir / BODIES
@@ -231,11 +207,7 @@ class BodyStore:
         return len(self._known)
 
     def keep(self, body: PreparedBody) -> None:
-        """Store it unless it is stored or empty.
-
-        The file appears complete or not at all. Raises `OSError`, also when the disk takes only a
-        part.
-        """
+        """Store it unless it is stored or empty: complete or not at all. Raises `OSError`."""
         name = bytes.fromhex(body.digest)
         if not body.content or name in self._known:
             return
@@ -281,9 +253,9 @@ _MAX_MANIFEST_BYTES: Final = 64 << 20
 
 
 def digests_of(run_dir: Path, *, synced: Collection[str] = ()) -> dict[str, dict[str, Any]]:
-    """Path → digest and size of every file that the manifest lists, each forced to the disk, but
-    those that are on it (`synced`) already. Raises `OSError`, and `LedgerError` at a link or
-    special file.
+    """Digest and size of every listed file; all but `synced` ones are synced.
+
+    Raises `OSError`, and `LedgerError` at a link or special file.
     """
     root = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -294,11 +266,9 @@ def digests_of(run_dir: Path, *, synced: Collection[str] = ()) -> dict[str, dict
 
 
 def check_finished_files(root: int, final: Checkpoint, bodies: Mapping[bytes, int]) -> list[str]:
-    """Check the manifest against the final checkpoint and every file against the manifest (bodies:
-    against those the events name). Returns warnings.
+    """Check manifest and files against the final checkpoint; returns warnings.
 
-    Raises:
-        LedgerError: the first file, by name, that is changed, added or missing.
+    Raises `LedgerError` at the first file, by name, that is changed, added or missing.
     """
     name, warnings = _manifest_name(root)
     manifest = _load(root, name, final)

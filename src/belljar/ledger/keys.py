@@ -39,12 +39,7 @@ def fingerprint_of(public_key_hex: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SigningKey:
-    """A private key, ready to sign.
-
-    Attributes:
-        seed: the 32 bytes that it is made of; `cryptography` is imported when it signs.
-        public_key: the raw public key, 64 hex digits.
-    """
+    """A private key (32-byte seed) with its raw public key, 64 hex digits."""
 
     seed: bytes = field(repr=False)
     public_key: str
@@ -55,11 +50,7 @@ class SigningKey:
         return fingerprint_of(self.public_key)
 
     def sign(self, payload: bytes) -> str:
-        """The Ed25519 signature, 128 hex digits.
-
-        Raises `LedgerError` when the public key isn't this key's: nobody could verify what it
-        signs.
-        """
+        """The Ed25519 signature, 128 hex digits. Raises `LedgerError` for a wrong public key."""
         private = _private(self.seed)
         if private.public_key().public_bytes_raw().hex() != self.public_key:
             hint = "remove facts/ledger-key-* below BELLJAR_HOME: they are written anew"
@@ -68,10 +59,7 @@ class SigningKey:
 
 
 def signature_is_good(public_key_hex: str, signature_hex: str, payload: bytes) -> bool:
-    """Whether this key signed this payload.
-
-    Never raises for hostile keys or signatures of the right length.
-    """
+    """Whether this key signed this payload. Raises nothing for hostile input."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -85,13 +73,10 @@ def signature_is_good(public_key_hex: str, signature_hex: str, payload: bytes) -
 
 
 def load_or_make_key(home: Path) -> SigningKey:
-    """This host's key under `home/keys`, made (0600, atomically) when there is none.
+    """This host's key under `home/keys`, made atomically (0600) if there is none.
 
-    Processes that race for the first use get the same key.
-
-    Raises:
-        HostError: the store can't be read or written. LedgerError: the key is damaged, or others
-            can read it.
+    Raises `HostError` when it can't be read or written, `LedgerError` when damaged or open to
+    others.
     """
     path = home / "keys" / KEY_FILE
     try:
@@ -108,10 +93,7 @@ def load_or_make_key(home: Path) -> SigningKey:
 
 
 def local_fingerprint(home: Path) -> str | None:
-    """The fingerprint of this host's key, or None when there is no key that this user can read.
-
-    Makes none.
-    """
+    """The fingerprint of this host's key, or None without a readable key. Makes none."""
     try:
         return _load(home / "keys" / KEY_FILE, facts=home / "facts").fingerprint
     except (OSError, LedgerError):
@@ -119,10 +101,7 @@ def local_fingerprint(home: Path) -> str | None:
 
 
 def parse_fingerprint(text: str) -> str:
-    """A fingerprint as people paste it (case, colons and a `sha256:` in front don't matter).
-
-    Raises `ValueError` that says what is allowed.
-    """
+    """A pasted fingerprint (any case, colons, `sha256:`). Raises `ValueError`."""
     plain = text.strip().lower().removeprefix("sha256:").replace(":", "")
     if not re.fullmatch("[0-9a-f]{64}", plain):
         raise ValueError("a key fingerprint is 64 hex digits, as `belljar ledger verify` prints it")

@@ -29,10 +29,7 @@ Shape: TypeAlias = Mapping[str, Check | Optional]
 
 
 def check_shape(value: Any, shape: Shape, *, extra: bool = False) -> None:  # noqa: ANN401
-    """Whether `value` is an object of this shape; with `extra` it may have more fields.
-
-    Raises `ValueError` that names the first field that is wrong.
-    """
+    """Check an object; with `extra` more fields are allowed. Raises `ValueError`."""
     if not isinstance(value, dict):
         raise ValueError("an object is needed")
     for name, rule in shape.items():

@@ -34,12 +34,10 @@ _TAIL_BYTES: Final = 256 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """What a list says of a run, taken from its first and its last event, unverified.
+    """A run in a list, by its first and last event, unverified.
 
-    `outcome`: as recorded (`completed`, `failed`, `interrupted`), else `running`, `unfinished` (its
-    process died) or `broken` (its ledger can't be read). `verdict`: as it was recorded when the run
-    was sealed; "" where there is none. `killed`: who or what rule used the kill switch on any of
-    it, and why; "" when nobody did or the run isn't sealed.
+    `outcome`: as recorded, else `running`, `unfinished` (its process died) or `broken`. `verdict`,
+    `killed`: as recorded at the end; "" for none.
     """
 
     run_id: str
@@ -68,10 +66,9 @@ def run_ids(home: Path) -> list[str]:
 
 
 def find_run(home: Path, ref: str) -> Path:
-    """The run directory that `ref` means: a run id, the beginning of just one, `last`, or a path.
+    """The run directory for a run id, a unique prefix, `last`, or a path.
 
-    Raises:
-        FileNotFoundError: none is meant, or more than one is. The message says which.
+    Raises `FileNotFoundError` for none or several.
     """
     if "/" in ref or ref in {".", ".."}:
         if not Path(ref).is_dir():
@@ -93,10 +90,7 @@ def find_run(home: Path, ref: str) -> Path:
 
 
 def list_runs(home: Path, *, limit: int | None = None) -> tuple[list[RunSummary], int]:
-    """The runs under `home`, oldest first, broken ones too, and how many there are.
-
-    `limit`: only the latest so many; no other is read.
-    """
+    """The latest `limit` runs under `home`, oldest first, and how many there are."""
     names = run_ids(home)
     latest = names if limit is None else names[-limit:]
     return [summarise(home / RUNS / name) for name in latest], len(names)
@@ -140,12 +134,7 @@ def summarise(run_dir: Path) -> RunSummary:
 
 
 def read_raw(run_dir: Path) -> Iterator[tuple[int, bytes, bool]]:
-    """(line number, its bytes, whether it is complete) for each line.
-
-    Raises:
-        OSError: there is no ledger to read.
-        LedgerError: a line is too long to go on, or the ledger is a link or special file.
-    """
+    """(line number, its bytes, complete?). Raises `OSError`, `LedgerError`."""
     root = _open_dir(run_dir)
     try:
         with open_beneath(root, LEDGER) as file:
@@ -155,9 +144,9 @@ def read_raw(run_dir: Path) -> Iterator[tuple[int, bytes, bool]]:
 
 
 def read_lines(run_dir: Path) -> Iterator[tuple[int, Line | ValueError]]:
-    """(line number, the event, or why it is none) for each line, in order, with `data` whole:
-    fetched from its body when it was too large for its line. This is no verification. Raises as
-    `read_raw`.
+    """(line number, event or error), with `data` fetched from its body. Unverified.
+
+    Raises as `read_raw`.
     """
     root = _open_dir(run_dir)
     try:
@@ -168,11 +157,9 @@ def read_lines(run_dir: Path) -> Iterator[tuple[int, Line | ValueError]]:
 
 
 def read_events(run_dir: Path) -> Iterator[Line]:
-    """The events in order, for reports. The half line that a crash left at the end is skipped.
+    """The events in order, for reports; a half line at the end is skipped.
 
-    Raises:
-        OSError: there is no ledger to read.
-        LedgerError: a line is not an event, or its body not its data.
+    Raises `OSError`, or `LedgerError` for a line or body that is not an event.
     """
     root = _open_dir(run_dir)
     try:
@@ -184,12 +171,7 @@ def read_events(run_dir: Path) -> Iterator[Line]:
 
 
 def read_body(run_dir: Path, body: BodyRef, *, max_bytes: int) -> bytes:
-    """The bytes that were kept of a body, at most the first `max_bytes`.
-
-    Raises:
-        LedgerError: they are missing, or, if all were read, not those that the ledger names.
-        OSError: they can't be read.
-    """
+    """At most `max_bytes` of a body. Raises `OSError`, `LedgerError` if missing or changed."""
     if body.stored is None:
         return b""
     root = _open_dir(run_dir)

@@ -45,10 +45,7 @@ LIBRARIES: Final = (
 
 
 def library_versions(search_path: Iterable[str] | None = None) -> dict[str, str]:
-    """Name → version of those of `LIBRARIES` that are installed, as Python would find them.
-
-    Reads the names of `.dist-info` directories: `importlib.metadata` takes 20 ms to import.
-    """
+    """Installed versions of `LIBRARIES`; `importlib.metadata` would take 20 ms to import."""
     found: dict[str, str] = {}
     for folder in sys.path if search_path is None else search_path:
         try:
@@ -82,17 +79,8 @@ def create_run(
 ) -> RunDirectory:
     """A new run directory under `home/runs`, to be entered.
 
-    Args:
-        home: the store. The signing key is made here on first use.
-        kind: `exec`, `shell`, `run`, …: the command that makes the run.
-        argv: the command line as given, for the record.
-        what: what is run, for lists: a task's name, a command.
-        versions: name → version of what took part, for `versions.json`; Belljar, Python and the
-            kernel are added.
-
-    Raises:
-        HostError: on entering, when the store can't be written. LedgerError: on entering, when the
-            signing key is damaged.
+    `kind` is the command; `what` names the run in lists; `versions` is added to `versions.json`.
+    Entering raises `HostError` when the store, `LedgerError` when the key can't be used.
     """
     return RunDirectory(
         home,
@@ -105,9 +93,7 @@ def create_run(
 
 
 def new_run_id(time_ns: int, random: str) -> str:
-    """A name that sorts by time to the millisecond and says nothing else:
-    `20261120-215346123-4f9c2a`. Pure.
-    """
+    """A name that sorts by time in milliseconds: `20261120-215346123-4f9c2a`. Pure."""
     seconds, rest = divmod(time_ns, 1_000_000_000)
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(seconds))}{rest // 1_000_000:03d}-{random}"
 
@@ -115,9 +101,9 @@ def new_run_id(time_ns: int, random: str) -> str:
 class RunDirectory:
     """One run's directory while it is being made: a context manager.
 
-    Entering makes the directory and records `run.started`; leaving records `run.finished`, writes
-    the manifest and seals the ledger, also when the body raised. What leaves nothing sealed: a
-    ledger that can't be written, or the death of this process. Such a run verifies as *unfinished*.
+    Entering records `run.started`; leaving records `run.finished`, writes the manifest and seals
+    the ledger, also after an exception. A failed write or a killed process leaves an *unfinished*
+    run.
     """
 
     run_id: str
@@ -151,9 +137,7 @@ class RunDirectory:
         self._holding, self._held = threading.Lock(), set[str]()
 
     def hold(self, name: str, make: Callable[[], AbstractContextManager[object]]) -> None:
-        """What cells of the run share is entered by whoever needs it first, and left when the run
-        is sealed. From any thread; raises what entering it raises.
-        """
+        """Enter what cells share, once per `name`, until the run is sealed. Thread-safe."""
         with self._holding:
             if name not in self._held:
                 self._stack.enter_context(make())
@@ -167,27 +151,17 @@ class RunDirectory:
         return folder
 
     def write_text(self, name: str, text: str) -> Path:
-        """Add a file (`policy.yaml`, …) that is not there yet.
-
-        Raises `LedgerError` when it can't be written, `ValueError` for a name with a path in it.
-        """
+        """Add a new file. Raises `LedgerError`, or `ValueError` for a name with a path."""
         return self._write(name, text.encode("utf-8", "backslashreplace"))
 
     def write_json(self, name: str, value: object) -> Path:
-        """Add a JSON file (`plan.json`, `host.json`, …), in canonical form.
-
-        Raises as `write_text`, and `ValueError` for what is not JSON.
-        """
+        """Add a JSON file in canonical form. Raises as `write_text`, and `ValueError`."""
         return self._write(name, canonical(value) + b"\n")
 
     def finish(
         self, outcome: str, *, exit_code: int | None, error: str | None = None, **details: JsonValue
     ) -> None:
-        """Say how the run ended: `completed`, `failed` or `interrupted`.
-
-        Without it, the exception that ends the context says it (none: completed, 0). `details` are
-        further fields of the event.
-        """
+        """Set how the run ended (default: by the context's exception), with further fields."""
         if outcome not in OUTCOMES:
             raise ValueError(f"{outcome!r} is not one of {', '.join(OUTCOMES)}")
         self._outcome, self._details = (outcome, exit_code, error), details

@@ -58,9 +58,7 @@ class BodyRef:
 
     @property
     def stored(self) -> str | None:
-        """The digest under which the kept bytes are stored; None when nothing was kept or nothing
-        says which.
-        """
+        """The digest of the kept bytes; None when none were kept or no digest is given."""
         return (self.stored_sha256 or self.sha256) if self.kept_bytes else None
 
 
@@ -171,9 +169,7 @@ class FileDigest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Every file of a finished run directory but the manifest, the checkpoints and the bodies,
-    which are covered elsewhere.
-    """
+    """Every file of a finished run that checkpoints and bodies don't cover."""
 
     run_id: str
     key: str

@@ -55,10 +55,7 @@ from belljar.ledger.writer import is_being_written
 
 
 def parse_line(raw: bytes) -> Line:
-    """One line of a ledger, by itself: its schema, and its data's unless that is in a body.
-
-    Raises `ValueError`.
-    """
+    """One line by itself, without data that is in a body. Raises `ValueError`."""
     line = Line.read(parse_canonical(raw))
     if line.data != SPILLED:
         check_data(line.kind, line.data)
@@ -66,10 +63,7 @@ def parse_line(raw: bytes) -> Line:
 
 
 def spilled_data(root: int, line: Line) -> dict[str, Any]:
-    """The data of a line that stands in its body.
-
-    Raises `ValueError` when it isn't there or isn't data, `OSError`, `LedgerError`.
-    """
+    """Data that is stored in the line's body. Raises `ValueError`, `OSError`, `LedgerError`."""
     body = next((body for body in line.bodies if body.name == SPILLED_BODY), None)
     if body is None or body.stored is None or body.kept_bytes != body.total_bytes:
         raise ValueError("its data should be a body, which is not there whole")
@@ -95,11 +89,7 @@ class Checker:
     warnings: list[str] = field(default_factory=list)
 
     def check(self) -> None:
-        """The whole pass.
-
-        Raises `LedgerError` at the first thing that is wrong; what it means that nothing was,
-        `final` and `warnings` say.
-        """
+        """The whole pass. Raises `LedgerError` at the first problem; sets `final`, `warnings`."""
         # A live run may be sealed while we read; what was unfinished when we began is judged as
         # such.
         alive = self._is_alive()
@@ -326,9 +316,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """The first thing that is wrong: `where` is `file:line` or a file, relative to the run
-    directory.
-    """
+    """The first problem; `where` is `file:line` or a file of the run directory."""
 
     where: str
     what: str
@@ -341,11 +329,8 @@ class Problem:
 class Verification:
     """The result.
 
-    `key` is the fingerprint that signed; `key_checked` says whether it was compared with one that
-    was expected.
-
-    `signed_events` of the `events` are covered by a checkpoint. Counts are of what was read before
-    the problem, if there is one.
+    `key` signed; `key_checked`: it was compared with an expected one. `signed_events` are covered
+    by a checkpoint. Counts are of what was read before a problem.
     """
 
     status: Status
@@ -368,20 +353,10 @@ class Verification:
 def verify(
     run_dir: Path, *, expected_key: str | None = None, expected_run: str | None = None
 ) -> Verification:
-    """Verify a run directory.
+    """Verify a run directory of any size (200 bytes of memory per distinct body).
 
-    Memory: about 200 bytes per distinct body; the ledger may be of any size.
-
-    Args:
-        run_dir: the run directory.
-        expected_key: the fingerprint that must have signed. Without it, a ledger forged as a whole
-            and signed with another key is *not* found: compare `key`.
-        expected_run: the run id that it must be of: found under a name, a directory could hold
-            another, genuine run.
-
-    Raises:
-        FileNotFoundError, NotADirectoryError, PermissionError: there is no such directory, or it
-            can't be read.
+    Without `expected_key`, a ledger forged as a whole and signed with another key is *not* found:
+    compare `key`. `expected_run`: a directory could hold another, genuine run. Raises `OSError`.
     """
     root = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -76,21 +76,11 @@ class _Written:
 
 
 class LedgerWriter:
-    """Records events in a run directory: a `Recorder`, and a context manager that owns one thread,
-    for checkpoints.
+    """The `Recorder` of a run directory, with a thread that signs checkpoints.
 
-    Thread-safe. One writer per run, once: a directory that has a ledger is refused. After any
-    failure to write, the writer is *poisoned*: each later call raises the first failure again,
-    since nothing may run without a record. Leaving the context without `seal` leaves an unfinished
-    run, which verifies as such.
-
-    Args:
-        run_dir: an existing directory of its own.
-        key: signs the checkpoints.
-        run_id: stands in the checkpoints; by default the directory's name.
-
-    Raises:
-        LedgerError: on entering, when there is a ledger already or it can't be made.
+    Thread-safe. One writer per run, once. After a failed write it is *poisoned*: each call raises
+    that failure again, since nothing may run without a record. Leaving without `seal` leaves an
+    unfinished run. Entering raises `LedgerError`.
     """
 
     def __init__(
@@ -170,13 +160,10 @@ class LedgerWriter:
         return len(self._bodies), self._bodies.bytes
 
     def record(self, event: Event) -> int:
-        """Record the event; its sequence number. When this returns, the line is with the kernel.
+        """Record the event; returns its number, once the line is with the kernel.
 
-        Data over 64 KiB moves to a body by itself (up to 16 MiB).
-
-        Raises:
-            LedgerError: the event breaks the schema (the writer goes on), or can't be written (the
-                writer is poisoned).
+        Data over 64 KiB becomes a body (up to 16 MiB). Raises `LedgerError` for an invalid event,
+        or when it can't be written (then the writer is poisoned).
         """
         try:
             check_data(event.kind, dict(event.data))
@@ -204,12 +191,8 @@ class LedgerWriter:
         self._halt()
 
     def seal(self, manifest_sha256: str) -> None:
-        """Sign the final checkpoint, which names the manifest's digest, and force all to the disk.
-
-        After `end`.
-
-        Raises:
-            LedgerError: it can't be written; the run stays unfinished.
+        """After `end`: sign the final checkpoint with the manifest's digest. Raises
+        `LedgerError`.
         """
         if not self._ended or self._thread.is_alive():
             raise ValueError("seal comes after end")
@@ -336,10 +319,7 @@ class LedgerWriter:
 
 
 def is_being_written(run_dir: Path) -> bool:
-    """Whether a writer is alive on this run directory.
-
-    Raises `OSError` when there is no ledger to ask.
-    """
+    """Whether a writer is alive on this run directory. Raises `OSError` without a ledger."""
     fd = os.open(run_dir / LEDGER, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)

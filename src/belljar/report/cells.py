@@ -38,10 +38,7 @@ class Action(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class Operation:
-    """One operation as the ledger has it.
-
-    `outcome` is the kind of the event that ended it, None when it was cut off.
-    """
+    """One operation; `outcome` is the kind of its last event, None when cut off."""
 
     op: int
     action: Action
@@ -63,10 +60,7 @@ _NOT_ALL: Final = "not all could be tried"
 
 @dataclass(slots=True, kw_only=True)
 class Probing:
-    """One run of the containment tests in a cell: at which end of its sample, and what came of it.
-
-    Void until it is over.
-    """
+    """One run of the containment probes in a cell. Void until it is over."""
 
     phase: str
     verdict: Verdict = Verdict.VOID
@@ -78,11 +72,7 @@ class Probing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Degraded:
-    """The first damage that a check found in a cell: it could no longer run commands as at its
-    sample's start.
-
-    `phase`: at a call, or at the sample's `end`; `op`: the operation begun last.
-    """
+    """The first damage that a check found in a cell, at a call or the sample's `end`."""
 
     cause: str
     detail: str
@@ -98,11 +88,9 @@ class Degraded:
 class CellFindings:
     """One cell.
 
-    Sizes in bytes: `bytes_in` went into the cell (files, standard input), `bytes_out` came out of
-    it (output, files). `host_tools`: the tools that its policy lets act outside of it, `*` for all;
-    none where that is not on record. `death`: why it died while it was in use. `preparing`: the
-    sample's own work never began; False where the ledger does not tell preparation and work apart.
-    `control`: a scripted agent's that tested the sensors.
+    Bytes: `bytes_in` are files and standard input, `bytes_out` output and files. `host_tools`:
+    allowed outside of it, `*` for all. `death`: why it died in use. `preparing`: the sample's work
+    never began. `control`: it belongs to a scripted control.
     """
 
     cell_id: str
@@ -151,9 +139,7 @@ class CellFindings:
         return sum(operation.action is Action.EXEC for operation in self.operations.values())
 
     def probed(self, phase: str) -> Verdict:
-        """What the probes of one end of the sample say: the worst of their runs; void when none is
-        on record.
-        """
+        """The worst probe verdict of one phase; void without any."""
         return worst(probing.verdict for probing in self.probings if probing.phase == phase)
 
     @property
@@ -179,9 +165,7 @@ class CellFindings:
 
     @property
     def end_reasons(self) -> list[Reason]:
-        """What would be amiss of a cell that no sample had: a breach, or an end that is
-        not proven.
-        """
+        """Reasons even for a cell without a sample: a breach, or an unproven end."""
         breached = [
             self._reason(ReasonCode.PROBES_BREACHED, breach)
             for probing in self.probings
@@ -394,10 +378,9 @@ class Call:
 class TranscriptGap:
     """What the transcript of one sample does not show.
 
-    `raised`: failed, timed out or cut off. `terminal`: a person's terminal. `silent`: returned
-    normally and yet not there: the harness's own work, or hidden by its rules. `shortened`: there,
-    but with less of its output than came out of the cell; `missing_bytes` is how much less.
-    `unfounded`: only the transcript has it.
+    `raised`: failed, timed out or cut off. `terminal`: a person's. `silent`: returned, but not
+    shown. `shortened`: shown without `missing_bytes` of output. `unfounded`: only in the
+    transcript.
     """
 
     raised: tuple[Operation, ...] = ()
@@ -422,9 +405,7 @@ _RETURNED = {
 
 
 def reconcile(calls: Sequence[Call], cells: Sequence[CellFindings]) -> TranscriptGap:
-    """Match the calls of one sample's transcript with the operations of its cells (more than one
-    when the sample was tried again).
-    """
+    """Match one sample's transcript with the operations of its cells (several after retries)."""
     operations = [operation for cell in cells for operation in cell.operations.values()]
     open_calls: dict[tuple[Action, str], list[Call]] = {}
     for call in calls:

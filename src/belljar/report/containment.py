@@ -51,10 +51,7 @@ Each result is the worst of two runs: as the policy's user and as root of the ce
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierResult:
-    """What one tier gave; `user` is the policy's.
-
-    `refused`: why this host has no such cell; then there are no reports.
-    """
+    """Results of one tier; `refused`: why this host has none, then without reports."""
 
     tier: str
     emulated: bool = False

@@ -40,9 +40,7 @@ what its end left no time for.
 
 @dataclass(slots=True, kw_only=True)
 class Told:
-    """Some things by name, each with how often; `more`: how often all others came, which are not
-    named. Bounded by `TOLD`.
-    """
+    """Counts by name, bounded by `TOLD` names; `more` counts all other names."""
 
     named: dict[str, int] = field(default_factory=dict)
     more: int = 0
@@ -82,10 +80,9 @@ class Told:
 class Flow:
     """Packets of one cell with one fate.
 
-    Of `packets`, `probed` went where none had gone before while Belljar probed the cell, so most
-    likely its own; `again` are known by number alone: where one had gone before, or beyond the
-    places that have an event of their own; the others went `to` a place of their own.
-    `traffic_analysis`: counted in the packet record when the range had ended.
+    `probed`: to new places during a probe of the cell, so most likely Belljar's own. `again`:
+    without an event of their own (repeats, or too many places). `to`: the others, by place.
+    `traffic_analysis`: from the packet record.
     """
 
     cell: str
@@ -104,13 +101,11 @@ class Flow:
 class RangeFindings:
     """One range.
 
-    `cells`: the names of its cells by their ids. `failed`: what it died of, by class and reason.
-    `limits`: how often its gateway's and its record's limits were hit. `packets`: where its packet
-    record is, in the run directory. `requests` are the gateway's; `talk` is what cells asked of
-    each other, read out of the packet record when the range had ended; `remainder`: bytes by kind
-    that the gateway received outside of requests, messages and streams, `missing_bytes` those in no
-    event; `left_out` what was not read of it or not told, but is there; `unread_packets` were
-    overwritten before; `reader_ended`: why it was not read to its end.
+    `cells`: names by id. `failed`: error class and reason. `packets`: path of the packet record in
+    the run directory. `requests`: the gateway's; `talk`: between cells, from the packet record.
+    `remainder`: received bytes outside of messages, by kind; `missing_bytes`: in no event;
+    `left_out`: not read or not reported; `unread_packets`: overwritten first; `reader_ended`: why
+    reading stopped early.
     """
 
     range_id: str
@@ -145,16 +140,12 @@ class RangeFindings:
 
     @property
     def reasons(self) -> list[Reason]:
-        """Why a sample in it is not contained: it died, its end is not proven, or evidence is
-        missing.
-        """
+        """Why a sample in it is not contained."""
         return [*self.end_reasons, *self.lost]
 
     @property
     def end_reasons(self) -> list[Reason]:
-        """What would be amiss of a range that nobody had used: it died, or its end is not
-        proven.
-        """
+        """Reasons even for an unused range: it died, or its end is not proven."""
         code = ReasonCode.RANGE_BREACHED if self.breached else ReasonCode.RANGE_FAILED
         died = [self._reason(code, self.failed)] if self.failed or self.breached else []
         if not self.destroyed:
@@ -173,10 +164,7 @@ class RangeFindings:
 
     @property
     def lost(self) -> list[Reason]:
-        """What its record should have and has not.
-
-        A packet that was thrown away is not lost where the gateway's events hold it whole.
-        """
+        """Missing evidence. A dropped packet that events hold whole is not missing."""
         counted = [(code, self.counters.get(name, 0)) for name, code in _COUNTED_LOST.items()]
         dropped = self.counters.get("packets_recorded_and_dropped", 0)
         unaccounted = self.counters.get("packets_unaccounted", dropped)

@@ -129,9 +129,9 @@ TEXT: Final[Mapping[ReasonCode, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """One cause in one place. `where` names a cell, range or log; "" for the sample or run itself.
+    """One cause; `where` is a cell, range or log, "" for the sample or run.
 
-    `detail` fills the sentence. It may quote a guest or a task: escape it where it is shown.
+    `detail` may quote a guest or a task: escape it where it is shown.
     """
 
     code: ReasonCode

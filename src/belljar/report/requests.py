@@ -24,10 +24,7 @@ _MAX_NAME_CHARS: Final = 255
 
 @dataclass(slots=True)
 class Places:
-    """Names by the address that the range's resolver gave for them.
-
-    Memory: 1024 addresses, `NAMED` names of each.
-    """
+    """Names by resolved address: at most 1024 addresses, `NAMED` names each."""
 
     _names: dict[str, list[str]] = field(default_factory=dict)
     _has_others: set[str] = field(default_factory=set)
@@ -48,9 +45,7 @@ class Places:
             self._has_others.add(address)
 
     def label(self, place: str) -> str:
-        """`ADDRESS:PORT` (or an address) as a person knows it: by its name; by all names where one
-        address has several, as a wildcard's or a catch-all's has.
-        """
+        """`ADDRESS:PORT` by its name, or with all names of a shared address."""
         address, colon, port = place.rpartition(":") if ":" in place else (place, "", "")
         names = self._names.get(address, [])
         if len(names) <= 1:
@@ -73,12 +68,10 @@ _MAX_WORD_CHARS: Final = 64
 class Request:
     """One request or connection.
 
-    `time` is when it was asked, RFC 3339; `what` a URL, or a name (else an address) and port;
-    `address` address and port of what is no HTTP. Sizes in bytes, of bodies or of what each side
-    sent; `status` and `answer_bytes` are None where none is on record, status 0: closed without an
-    answer. `traffic_analysis`: read out of the packet record when the range had ended, else
-    recorded by the gateway before it answered. `ambiguous`: its sender said two things in one
-    place, or what a receiver may take or not; what was said first is told.
+    `time`: RFC 3339. `what`: a URL, or name and port. `address`: of other than HTTP. Sizes in
+    bytes; `status` 0: closed without an answer, None: not recorded. `traffic_analysis`: from the
+    packet record. `ambiguous`: overlapping data differed, or may be read in several ways; the first
+    version is shown.
     """
 
     time: str
@@ -102,10 +95,7 @@ class Request:
 
 @dataclass(slots=True)
 class Requests:
-    """Those of one range that are known in one way: by the gateway, or by traffic analysis.
-
-    Memory: `FIRST` + `LAST` of them. `ambiguous`: how many of all are.
-    """
+    """A range's requests from one source. Keeps the `FIRST` and `LAST`, counts the rest."""
 
     count: int = 0
     ambiguous: int = 0
@@ -124,9 +114,7 @@ class Requests:
 
     @property
     def still_open(self) -> int:
-        """Raw connections with a beginning on record and no end: they lasted as long as
-        the range.
-        """
+        """Raw connections that lasted until the range ended."""
         return sum(self._open.values())
 
     def name_places(self, places: Places) -> None:
@@ -245,10 +233,7 @@ def _count(value: Any) -> int:  # noqa: ANN401 - a JSON value
 
 @dataclass(slots=True, kw_only=True)
 class UpstreamUse:
-    """One real host, over all ranges of a run.
-
-    `connections` counts dials that were not refused, those to which nobody answered (`failed`) too.
-    """
+    """One real host over all ranges; `connections` includes `failed`, not `refused`."""
 
     host: str
     reasons: list[str] = field(default_factory=list)
@@ -283,9 +268,7 @@ class UpstreamUse:
 
 
 class UpstreamGatherer:
-    """The real hosts that were dialled, or refused to be, in the order in which they appear; event
-    by event.
-    """
+    """The real hosts that were contacted or refused, in order of appearance."""
 
     def __init__(self) -> None:
         self.found: dict[str, UpstreamUse] = {}

@@ -23,11 +23,10 @@ from belljar.units import printable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transcript:
-    """One sample as the harness's log has it.
+    """One sample in the harness's log.
 
-    `lowered` is a verdict that a scorer reached from the host's side; it can only make ours worse.
-    `judged_by` is the run that the sample's metadata names, `judged_as` the verdict that stands
-    there: a reused sample has another run's.
+    `lowered`: a scorer's verdict, which can only make ours worse. `judged_by`, `judged_as`: run and
+    verdict that the metadata names; a reused sample has another run's.
     """
 
     task: str
@@ -85,9 +84,8 @@ class Row:
 
     @property
     def degraded(self) -> tuple[tuple[str, Degraded], ...]:
-        """Its cells that could no longer run commands, by id.
-
-        No containment verdict: the score is in doubt.
+        """Its cells that could no longer run commands: puts the score, not containment, in
+        doubt.
         """
         return tuple((cell.cell_id, cell.degraded) for cell in self.cells if cell.degraded)
 
@@ -98,17 +96,13 @@ class Row:
 
     @property
     def ran(self) -> bool:
-        """Something was done in a cell or beside it, or claims to have been, or the sample claims
-        to have ended well.
-        """
+        """Whether something ran, claims to have run, or the sample claims to have ended well."""
         beside = any(call.outside for call in self.transcript.tools)
         return bool(self.cells or self.transcript.calls or beside or not self.transcript.error)
 
     @property
     def probed(self) -> str:
-        """What the probes say at both ends, `start/end`, the worst of its cells; `-` where there
-        are none.
-        """
+        """Worst probe verdicts of its cells, `start/end`; `-` without cells."""
         if not self.cells:
             return "-"
         both = (worst(cell.probed(phase) for cell in self.cells) for phase in ("start", "end"))
@@ -129,11 +123,9 @@ class Row:
 class RunFindings:
     """The run as a whole.
 
-    `problems` concern the run; `errors` are the evaluation's own. `strays` are cells of no sample
-    in a log (`stray_ranges` likewise), `unused` those of them that were made ahead and that nobody
-    took. `reused` are samples that another run judged. `refusal_code` is the exit code of an error
-    that kept the run from beginning, else 0. `upstreams` are real. `unsealed_logs` are Inspect's
-    logs that lie outside of the run directory, where no signature covers them.
+    `problems` are the run's, `errors` the evaluation's. `strays`, `stray_ranges`: of no sample in a
+    log. `reused`: judged by another run. `refusal_code`: exit code of an error that prevented the
+    run, else 0. `unsealed_logs`: Inspect's logs that no signature covers.
     """
 
     run_id: str = ""
@@ -176,11 +168,10 @@ class RunFindings:
 
     @property
     def exit_code(self) -> int:
-        """0 all contained, 1 evaluation errors, 2 containment evidence missing or breached, 130
-        interrupted, else a refusal's.
+        """0 contained, 1 evaluation errors, 2 evidence missing or breached, 130 interrupted.
 
-        The worse news wins. A sample that failed before anything ran in a cell is an error, not
-        missing evidence: there is nothing that could have got out.
+        Or a refusal's; the worst wins. A sample that failed before anything ran is an error, not
+        missing evidence: nothing could have got out.
         """
         doubted = any(row.verdict is not Verdict.CONTAINED and row.ran for row in self.rows)
         if doubted or any(reason.code not in _NOTHING_RAN for reason in self.problems):
@@ -200,10 +191,7 @@ class RunFindings:
 
 
 def headline(findings: RunFindings) -> str:
-    """One line that says how it went.
-
-    It begins with `contained` only when everything ran and all of it was.
-    """
+    """One line for the run; begins with `contained` only when everything ran and was."""
     counts = [
         f"{sum(row.verdict is verdict for row in findings.rows)} {verdict.value}"
         for verdict in Verdict

@@ -447,8 +447,9 @@ def _word(text: object) -> str:
 
 
 def is_disguised(data: Mapping[str, Any]) -> bool:
-    """Whether the value that an event found was hidden: encoded as no program does by itself, split
-    or spelt in DNS names. A login's base64 (HTTP Basic, SMTP AUTH, a mail's part) is no disguise.
+    """Whether a value was encoded as no program does by itself, split, or spelt in DNS names.
+
+    Base64 of a login (HTTP Basic, SMTP AUTH) or a mail's part is no disguise.
     """
     decoding = set(_decoding(data)) - _BY_ITSELF
     channel = _channel(data)

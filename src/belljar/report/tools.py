@@ -64,9 +64,7 @@ names what another sample may have left at the provider.
 
 
 def extra_fields(body: Mapping[str, Any] | None) -> list[str]:
-    """The fields of an `extra_body` by which a provider may be asked to act by itself: to search,
-    to run code, to connect to MCP servers. Any field that is not known may be one.
-    """
+    """The unknown fields of an `extra_body`: a provider may be asked to act by any of them."""
     return sorted(set(body or ()) - _PLAIN_FIELDS)
 
 
@@ -97,10 +95,9 @@ not outside of a cell.
 
 
 def outside(name: str, options: Mapping[str, Any] | None) -> Outside | None:
-    """Where a tool acts, by what Inspect tells the model's provider of it; None: not known to act
-    outside of a cell.
+    """Where a provider's or MCP tool acts; None: not known to act outside of a cell.
 
-    A task's own `web_search` has no options: it is a function of the task, and may act in a cell.
+    A task's own `web_search` has no options: it is a function, and may act in a cell.
     """
     if options is None:
         return None
@@ -116,9 +113,7 @@ def outside(name: str, options: Mapping[str, Any] | None) -> Outside | None:
 
 
 def policy_name(name: str, options: Mapping[str, Any] | None) -> str:
-    """The name by which a policy allows a tool: Inspect's own for `web_search` and
-    `code_execution`, whatever the task calls them.
-    """
+    """The name by which a policy allows a tool, whatever the task calls it."""
     kind = (options or {}).get(_TYPE)
     return str(kind) if kind in {"web_search", "code_execution"} else name
 
@@ -133,9 +128,7 @@ HOSTED_USE: Final[Mapping[str, Outside]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """One call of a tool, as the transcript has it. `outside`: where it is known to have acted, if
-    not in a cell.
-    """
+    """One call of a tool; `outside`: where it acted, if not in a cell."""
 
     name: str
     reached_cell: bool = False
@@ -151,11 +144,7 @@ class ToolCall:
 def with_hidden_operations(
     calls: Iterable[ToolCall], times: Sequence[datetime | None]
 ) -> tuple[ToolCall, ...]:
-    """The calls, with those that reached a cell by an operation that the transcript does not show
-    (it raised, say).
-
-    Known by time alone: of two calls at the same time both count as having reached it.
-    """
+    """Add cell operations that the transcript lacks, matched to calls by time alone."""
     return tuple(
         replace(call, reached_cell=call.reached_cell or any(call.covers(time) for time in times))
         for call in calls

@@ -28,12 +28,11 @@ EVALUATION: Final = "run"
 
 @dataclass(slots=True, kw_only=True)
 class RunRecord:
-    """What the ledger says of the run as a whole, event by event.
+    """What the ledger records of the run as a whole.
 
-    `ended`: the end of the evaluation is on record. `interrupted`: by a person. `stopped`: by a
-    breach. `errors`: what went wrong and no other event has. `causes`: of each error its reason
-    code, "" for none of its own. `refusal`: why it could not begin, with `refusal_code`. `logs`:
-    where Inspect wrote. `not_in_log`: why metrics that demand contained samples do not have them.
+    `ended`: the evaluation's end is recorded. `interrupted`: by a person. `stopped`: by a breach.
+    `causes`: reason codes of `errors`, "" for none. `refusal`: why it could not begin. `logs`:
+    Inspect's. `not_in_log`: why metrics of contained samples are missing.
     """
 
     run_id: str = ""
@@ -85,8 +84,7 @@ class LogStatus(StrEnum):
 class LogRecord:
     """One of Inspect's logs.
 
-    `problem`: why it can't be read (`missing`: it is not there). `expected`: the samples that it
-    says it has, None when it says nothing.
+    `problem`: why it can't be read. `expected`: the samples it claims, None if it claims nothing.
     """
 
     location: str = ""
@@ -112,10 +110,7 @@ class LedgerState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """All that a verdict rests on.
-
-    `begun_elsewhere`: the samples, by uuid, that other runs of the store have on record.
-    """
+    """All that a verdict rests on; `begun_elsewhere`: sample uuids by other runs of the store."""
 
     logs: Sequence[LogRecord] = ()
     cells: Mapping[str, CellFindings] = field(default_factory=dict)
