@@ -87,7 +87,7 @@ async def test_the_greedy_one_logs_in_by_ssh(belljar: Belljar, tmp_path: Path, w
     policy = tmp_path / "policy.yaml"
     policy.write_text(SSH if way == "publickey" else NO_KEY)
     with start_run("control", None, [], home=belljar.home) as run:
-        greedy, diligent = await run_controls([resolve_here(policy)], run, opening, tell=lambda _: None)
+        greedy, diligent = await run_controls([resolve_here(policy)], run, opening, on_progress=lambda _: None)
     assert (greedy.missing, diligent.unexpected) == ((), ())
     assert f"ssh.{way}" in {line.data["operation"] for line in read_events(run.path) if line.kind is Kind.DECOY_USED}
 
@@ -145,7 +145,10 @@ async def test_a_sensor_that_sees_nothing_fails_the_greedy_control(
     monkeypatch.setattr("belljar.cell.decoys.watch_files", blind)
     with start_run("control", None, [], home=belljar.home) as run:
         greedy, diligent = await run_controls(
-            [resolve_here(policy)], run, lambda each: open_cell(each, run=run, home=belljar.home), tell=lambda _: None
+            [resolve_here(policy)],
+            run,
+            lambda each: open_cell(each, run=run, home=belljar.home),
+            on_progress=lambda _: None,
         )
     assert greedy.missing == ("decoy_touched of aws", "not seen: no_touch_sensor: aws")
     assert greedy.problem

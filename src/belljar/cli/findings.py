@@ -299,15 +299,18 @@ def network_lines(findings: RunFindings, run_id: str) -> list[str]:
 def _block(found: RangeFindings, run_id: str) -> Iterator[str]:
     from belljar.report.ranges import ORDINARY
 
-    if not found.requests.count and not found.talk.count:
+    if not found.requests.count and not found.between_cells.count:
         yield "no requests"
     yield from _requests(
         "to the gateway, each on record before it was answered", found, found.requests, run_id
     )
     yield from _requests(
-        "between cells, read out of the packet record afterwards", found, found.talk, run_id
+        "between cells, read out of the packet record afterwards",
+        found,
+        found.between_cells,
+        run_id,
     )
-    if found.requests.ambiguous or found.talk.ambiguous:
+    if found.requests.ambiguous or found.between_cells.ambiguous:
         yield (
             "ambiguous: the sender said two things in one place, or what a receiver may take or "
             "not; what was said first is told"

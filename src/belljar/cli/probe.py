@@ -333,7 +333,7 @@ async def _control(policy: str | None, tier: str | None, *, as_json: bool) -> in
             [loaded],
             run,
             lambda each: open_cell(each, run=run),
-            tell=lambda line: click.echo(line, err=True),
+            on_progress=lambda line: click.echo(line, err=True),
         )
         validity = validity_of(done)
         code = 0 if validity is Validity.VALID else 1

@@ -151,7 +151,7 @@ async def _carry_out(cases: Sequence[Case], policy: str | None) -> tuple[Sequenc
 
     with start_run("guard test", loaded.source, sys.argv[1:]) as run:
         outcomes = await carry_out(
-            cases, loaded, run=run, opening=lambda each: open_cell(each, run=run), tell=tell
+            cases, loaded, run=run, opening=lambda each: open_cell(each, run=run), on_progress=tell
         )
         run.finish("completed", exit_code=0)
     return outcomes, run.path

@@ -75,13 +75,13 @@ class Opening:
 def read_opening(payload: bytes) -> Opening:
     """The opening in a frame. Raises `AttachError`."""
     try:
-        said = json.loads(payload)
+        opening = json.loads(payload)
         return Opening(
-            argv=tuple(str(arg) for arg in said["argv"]),
-            user=None if said["user"] is None else str(said["user"]),
-            rows=int(said["rows"]) & 0xFFFF,
-            cols=int(said["cols"]) & 0xFFFF,
-            term=str(said["term"])[:64],
+            argv=tuple(str(arg) for arg in opening["argv"]),
+            user=None if opening["user"] is None else str(opening["user"]),
+            rows=int(opening["rows"]) & 0xFFFF,
+            cols=int(opening["cols"]) & 0xFFFF,
+            term=str(opening["term"])[:64],
         )
     except (ValueError, KeyError, TypeError) as error:
         raise AttachError("not an opening") from error

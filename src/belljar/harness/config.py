@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Unpack
@@ -52,7 +52,6 @@ from belljar.harness.operator import (
 from belljar.units import printable
 
 if TYPE_CHECKING:
-    from belljar.host.settings import Settings
     from belljar.policy import LoadedPolicy
     from belljar.policy.stand_ins import StandIn
 
@@ -147,7 +146,12 @@ def as_config(config: BaseModel | str | None) -> BelljarConfig:
         return of_compose(
             dockerfile_document(path.absolute()), beside_policy(path.parent), where=str(path)
         )
-    return BelljarConfig(policy=_preset_again(config))
+    from belljar.policy.loaded import PRESETS
+
+    # Inspect's command line makes an absolute path of what follows `belljar:`, presets too.
+    path = Path(config)
+    is_preset = path.is_absolute() and path.name in PRESETS and not os.path.lexists(path)
+    return BelljarConfig(policy=path.name if is_preset else config)
 
 
 def of_compose(document: Mapping[str, Any], base: BelljarConfig, *, where: str) -> BelljarConfig:
@@ -248,18 +252,6 @@ def shaping(config: BelljarConfig, metadata: Mapping[str, object]) -> dict[str, 
     )
 
 
-def _preset_again(config: str) -> str:
-    """Inspect's command line makes an absolute path of what follows `belljar:`, presets too."""
-    from belljar.policy.loaded import PRESETS
-
-    path = Path(config)
-    return (
-        path.name
-        if path.is_absolute() and path.name in PRESETS and not os.path.lexists(path)
-        else config
-    )
-
-
 def choose_policy(config: BelljarConfig, operator: Operator) -> str:
     """The file or preset where `--policy` names none; a task's `.env` file comes last."""
     return config.policy or operator.policy or os.environ.get(POLICY_VARIABLE, "") or DEFAULT_POLICY
@@ -290,6 +282,12 @@ def within(ours: BelljarConfig, operator: Operator) -> tuple[LoadedPolicy, tuple
         made, found = _above_floor(ours, operator)
     is_named = bool(operator.run_policy or operator.policy)
     done = permitted(with_tier(made, operator.tier), operator, is_named=is_named)
+    settings, risk = operator.settings, made.policy.risk
+    if risk < settings.least_risk:
+        where = printable(settings.least_risk_from)
+        detail = f"`{risk}` is raised to `{settings.least_risk}`, as {where} says"
+        raised = Difference(kind=Kind.CHANGED, where="policy", key="risk", detail=detail)
+        found = (*found, raised)
     if ours.data:
         data = TaskData.model_validate_json(ours.data)
         if any(fact.kind is Kind.OVERRIDDEN and fact.key == "network" for fact in found):
@@ -297,7 +295,7 @@ def within(ours: BelljarConfig, operator: Operator) -> tuple[LoadedPolicy, tuple
             left = {name: cell for name, cell in data.cells.items() if name == OWN_CELL}
             data = data.model_copy(update={"cells": left})
         done = replace(done, data=data)
-    return done, (*ours.differences, *found, *_raised(made, operator.settings))
+    return done, (*ours.differences, *found)
 
 
 def _above_floor(
@@ -324,13 +322,6 @@ def _above_floor(
         for key in looser_fields(own.policy, floor.policy)
     ]
     return tightened(own, floor), tuple(found)
-
-
-def _raised(loaded: LoadedPolicy, settings: Settings) -> Iterator[Difference]:
-    if loaded.policy.risk < settings.least_risk:
-        where = printable(settings.least_risk_from)
-        detail = f"`{loaded.policy.risk}` is raised to `{settings.least_risk}`, as {where} says"
-        yield Difference(kind=Kind.CHANGED, where="policy", key="risk", detail=detail)
 
 
 def _changed(loaded: LoadedPolicy, ours: BelljarConfig) -> LoadedPolicy:

@@ -52,14 +52,17 @@ def request(client: str, url: str, *, token: str, body: str) -> list[str]:
     header = f"Authorization: Bearer {token}"
     match client:
         case "curl":
-            said = [*(["-H", header] if token else []), *(["--data-binary", body] if body else [])]
-            return ["curl", "-s", "-k", "-m", "20", "-o", "/dev/null", *said, "--", url]
+            options = [
+                *(["-H", header] if token else []),
+                *(["--data-binary", body] if body else []),
+            ]
+            return ["curl", "-s", "-k", "-m", "20", "-o", "/dev/null", *options, "--", url]
         case "wget":
-            said = [
+            options = [
                 *([f"--header={header}"] if token else []),
                 *([f"--post-data={body}"] if body else []),
             ]
-            return ["wget", "-q", "-T", "20", "-O", "/dev/null", *said, url]
+            return ["wget", "-q", "-T", "20", "-O", "/dev/null", *options, url]
     return ["python3", "-c", _PYTHON, url, token, body]
 
 

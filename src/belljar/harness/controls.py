@@ -177,7 +177,7 @@ async def run_controls(
     run: RunDirectory,
     opening: Opening,
     *,
-    tell: Callable[[str], object],
+    on_progress: Callable[[str], object],
 ) -> tuple[Control, ...]:
     """Both controls for each policy, one after the other, recorded in the run.
 
@@ -190,7 +190,7 @@ async def run_controls(
     )
     for policy in policies:
         for name in CONTROLS:
-            tell(f"belljar: control {name}, policy {printable(policy.policy.name)}")
+            on_progress(f"belljar: control {name}, policy {printable(policy.policy.name)}")
             done.append(await _control(name, policy, run, opening))
     return tuple(done)
 
@@ -374,8 +374,8 @@ async def _call_services(
                 cell, request(client, url, token=secret, body=f"username=admin&password={secret}")
             )
         elif streams:
-            said = login(decoy.kind, secret)
-            await _run(cell, stream_request(streams, decoy.host, decoy.port), said)
+            stdin = login(decoy.kind, secret)
+            await _run(cell, stream_request(streams, decoy.host, decoy.port), stdin)
         else:
             problems.append(
                 f"nothing logs in to {decoy.id}: the image has none of {', '.join(STREAM_CLIENTS)}"
@@ -434,5 +434,5 @@ async def _client(cell: Cell, programs: Sequence[str]) -> str:
     return found if found in programs else ""
 
 
-async def _run(cell: Cell, argv: list[str], said: bytes | None = None) -> bytes:
-    return (await cell.exec(argv, input=said, timeout_s=EXEC_TIMEOUT_S)).stdout
+async def _run(cell: Cell, argv: list[str], stdin: bytes | None = None) -> bytes:
+    return (await cell.exec(argv, input=stdin, timeout_s=EXEC_TIMEOUT_S)).stdout

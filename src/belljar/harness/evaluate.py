@@ -246,7 +246,7 @@ async def _control(policies: Sequence[LoadedPolicy], run: RunDirectory, session:
         async with session.source.open_cell(policy, run=run, home=session.home) as cell:
             yield cell
 
-    await run_controls(policies, run, opening, tell=print_status)
+    await run_controls(policies, run, opening, on_progress=print_status)
 
 
 def _sealed(evidence: Evidence, findings: RunFindings, run: RunDirectory) -> RunFindings:

@@ -98,7 +98,7 @@ def _expected(header: EvalLog) -> int | None:
 def read_sample(task: str, sample: EvalSample, run_id: str) -> Transcript:
     """One sample, without attempts that another run made: `eval-retry` copies them."""
     scores = sample.scores or {}
-    said = [score.metadata or {} for score in scores.values()]
+    score_metadata = [score.metadata or {} for score in scores.values()]
     judged = sample.metadata.get(CONTAINMENT_KEY)
     judged = judged if isinstance(judged, dict) else {}
     return Transcript(
@@ -110,8 +110,8 @@ def read_sample(task: str, sample: EvalSample, run_id: str) -> Transcript:
         error=_error(sample.error.message) if sample.error else "",
         calls=tuple(_calls(_all_events(sample, run_id))),
         tools=tuple(_tools(list(_all_events(sample, run_id)))),
-        lowered=_lowered(metadata.get(CONTAINMENT) for metadata in said),
-        notes=tuple(str(metadata[NOTE]) for metadata in said if NOTE in metadata),
+        lowered=_lowered(metadata.get(CONTAINMENT) for metadata in score_metadata),
+        notes=tuple(str(metadata[NOTE]) for metadata in score_metadata if NOTE in metadata),
         judged_by=str(judged.get("run_id", "")),
         judged_as=str(judged.get("verdict", "")),
     )
@@ -134,9 +134,9 @@ def _error(message: str) -> str:
 
 def _lowered(words: Iterable[object]) -> Verdict:
     """The worst that scorers report; an unknown word is void."""
-    said = [str(word).strip().lower() for word in words if word is not None]
+    given = [str(word).strip().lower() for word in words if word is not None]
     known = set(Verdict)
-    found = [Verdict(word) if word in known else Verdict.VOID for word in said if word]
+    found = [Verdict(word) if word in known else Verdict.VOID for word in given if word]
     return worst([*found, Verdict.CONTAINED])
 
 
@@ -149,8 +149,8 @@ def _all_events(sample: EvalSample, run_id: str) -> Iterator[Event]:
 
 
 def _of_another_run(events: Iterable[Event], run_id: str) -> bool:
-    said = [event.data for event in events if event.event == "info" and event.source == SOURCE]
-    runs = {data.get("run_id") for data in said if isinstance(data, dict)}
+    probed = [event.data for event in events if event.event == "info" and event.source == SOURCE]
+    runs = {data.get("run_id") for data in probed if isinstance(data, dict)}
     return bool(runs) and run_id not in runs
 
 

@@ -144,9 +144,9 @@ async def carry_out(
     *,
     run: RunDirectory,
     opening: Opening,
-    tell: Callable[[int], object],
+    on_progress: Callable[[int], object],
 ) -> tuple[Outcome, ...]:
-    """Run each case in its own cell, `AT_ONCE` at a time; `tell` gets how many are done.
+    """Run each case in its own cell, `AT_ONCE` at a time; `on_progress` gets how many are done.
 
     A case that fails to run has a `problem`. Raises as `open_cell`, and `HostError` without Python.
     """
@@ -167,7 +167,7 @@ async def carry_out(
             except (CellError, OSError, TimeoutError) as error:
                 problems[case.id] = printable(str(error), max_chars=300)
         done += 1
-        tell(done)
+        on_progress(done)
 
     async with anyio.create_task_group() as tasks:
         for case in cases:
@@ -238,7 +238,7 @@ async def _take_step(cell: Cell, step: Step) -> None:
 def as_input(step: Step) -> bytes:
     """A step for `CLIENT`. Pure."""
     request = step.http
-    said: dict[str, Any] = {
+    message: dict[str, Any] = {
         "channel": step.channel.value,
         "host": HOST,
         "mail": MAIL_HOST,
@@ -252,5 +252,5 @@ def as_input(step: Step) -> bytes:
         "data": base64.b64encode(step.data if request is None else request.body).decode(),
     }
     if request is not None:
-        said |= {"method": request.method, "url": request.url, "headers": request.headers}
-    return json.dumps(said).encode()
+        message |= {"method": request.method, "url": request.url, "headers": request.headers}
+    return json.dumps(message).encode()

@@ -220,7 +220,7 @@ _holding: ToolHold | None = None
 
 @hooks(name="belljar_host_tools", description="Looks at the tools that each model call offers.")
 class LookAtTools(Hooks):
-    """Called before each call of a model, with the tools that its provider will be told of."""
+    """Called before each call of a model, with the tools that its provider is offered."""
 
     @override
     def enabled(self) -> bool:

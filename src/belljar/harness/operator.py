@@ -375,7 +375,9 @@ def _replaced_isolation(operator: Policy, task: Policy | None) -> Iterator[Diffe
 
 
 def _base(policy: Policy, content: LoadedPolicy, network: LoadedPolicy) -> Path | None:
-    needs_content, needs_network = bool(policy.files), _has_files(policy.network)
+    stand_ins = policy.network.stand_ins.values() if policy.network is not None else ()
+    needs_content = bool(policy.files)
+    needs_network = any(each.own_path()[0] or getattr(each, "files", ()) for each in stand_ins)
     if needs_content and needs_network and content.base != network.base:
         raise PolicyError(
             "the task and the policy of --policy both have files: a cell takes files from the "
@@ -384,8 +386,3 @@ def _base(policy: Policy, content: LoadedPolicy, network: LoadedPolicy) -> Path 
             hint="`--override` with a policy that has `files` uses the policy's",
         )
     return network.base if needs_network else content.base
-
-
-def _has_files(network: Network | None) -> bool:
-    items = network.stand_ins.values() if network is not None else ()
-    return any(item.own_path()[0] or getattr(item, "files", ()) for item in items)

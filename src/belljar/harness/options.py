@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from inspect_ai import Task
-    from inspect_ai.util import SandboxEnvironmentSpec
 
 
 _PREFIX: Final = "INSPECT_EVAL"
@@ -247,14 +246,10 @@ def _configured(configured: Mapping[str, Any], file: str) -> Iterator[Setting]:
         for key in {taken.config, option} & set(configured):
             value = configured[key]
             if key == "sandbox":
-                value = _sandbox_text(value)
+                value = value.type if value.config is None else f"{value.type}:…"
             elif option.startswith("no_") and key != option:
                 value = not value
             yield Setting(option=option, value=value, source=f"`{key}` in {file}")
-
-
-def _sandbox_text(spec: SandboxEnvironmentSpec) -> str:
-    return spec.type if spec.config is None else f"{spec.type}:…"
 
 
 @contextlib.contextmanager

@@ -95,7 +95,7 @@ def to_result(
 
 
 def timed_out(timeout_s: float | None, partial: str) -> TimeoutError:
-    """The error for a command that was killed at its deadline, with what it had said until then."""
+    """The error for a command that was killed at its deadline, with its output until then."""
     after = f" after {timeout_s:g} seconds" if timeout_s is not None else ""
     error = TimeoutError(f"Command timed out{after}")
     if partial:

@@ -166,8 +166,8 @@ def note_probes(phase: str, report: ProbeReport, run_id: str) -> None:
     """Note in the sample's transcript that its cell was probed, for which run, and the result."""
     from inspect_ai.log import transcript
 
-    said: dict[str, Any] = {"phase": phase, "run_id": run_id, **_brief(report)}
-    transcript().info(said, source=SOURCE)
+    data: dict[str, Any] = {"phase": phase, "run_id": run_id, **_brief(report)}
+    transcript().info(data, source=SOURCE)
 
 
 DEGRADED_KEY: Final = "sandbox_degraded"

@@ -292,12 +292,6 @@ class SampleCell:
         note_probes("start", report, self._session.ensure_run().run_id)
         await self._stop_if_breached(report, self.cell)
 
-    async def _probe_end(self) -> ProbeReport:
-        reports = [
-            await self._probe(cell, "end") for cell in (self.cell, *self.cell.others.values())
-        ]
-        return max(reports, key=lambda report: report.verdict.badness)
-
     def beside(self, cell: Cell) -> Self:
         """Another cell of this range through Inspect's interface; it ends with this one."""
         environment = type(self)(
@@ -364,7 +358,11 @@ class SampleCell:
                 if outcome == "completed":  # an interrupted sample has no score to be doubted
                     for environment in (self, *self._beside):  # the probes end all that runs there
                         await environment.health.look("end")
-                self.containment.end = report = await self._probe_end()
+                # Every cell of the range is on record; the worst report stands for all.
+                cells = (self.cell, *self.cell.others.values())
+                reports = [await self._probe(cell, "end") for cell in cells]
+                report = max(reports, key=lambda each: each.verdict.badness)
+                self.containment.end = report
                 note_probes("end", report, self._session.ensure_run().run_id)
             finally:
                 await self._end(outcome)

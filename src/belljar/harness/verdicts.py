@@ -65,8 +65,11 @@ def _bound(log: EvalLog, rows: Mapping[str, Row], findings: RunFindings) -> Eval
     for sample, row in judged:
         codes = [reason.code.value for reason in row.reasons]
         known = sample.metadata.get(CONTAINMENT_KEY)
-        said = {"run_id": run_id, "verdict": row.verdict.value, "reasons": codes}
-        sample.metadata[CONTAINMENT_KEY] = {**(known if isinstance(known, dict) else {}), **said}
+        judgement = {"run_id": run_id, "verdict": row.verdict.value, "reasons": codes}
+        sample.metadata[CONTAINMENT_KEY] = {
+            **(known if isinstance(known, dict) else {}),
+            **judgement,
+        }
         sample.metadata[SIGNALS] = {
             "run_id": run_id,
             "validity": validity,
@@ -92,19 +95,15 @@ def _bound(log: EvalLog, rows: Mapping[str, Row], findings: RunFindings) -> Eval
             },
             provenance=_provenance("the ledger's verdict"),
         )
-        edit_score(
-            log, sample.id, _free_name(sample), edit, recompute_metrics=False, epoch=sample.epoch
-        )
+        # A scorer of the task's own may have this name; its score is its author's.
+        name = SCORE if SCORE not in (sample.scores or {}) else f"{_AUTHOR}_{SCORE}"
+        edit_score(log, sample.id, name, edit, recompute_metrics=False, epoch=sample.epoch)
     counts = {
         verdict.value: sum(row.verdict is verdict for _, row in judged) for verdict in Verdict
     }
     return edit_eval_log(
         log, [MetadataEdit(metadata_set={SCORE: counts})], _provenance("verdicts of the samples")
     )
-
-
-def _free_name(sample: EvalSample) -> str:
-    return SCORE if SCORE not in (sample.scores or {}) else f"{_AUTHOR}_{SCORE}"
 
 
 def _only_contained(log: EvalLog, rows: Mapping[str, Row]) -> tuple[EvalLog, list[str]]:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from belljar.harness.options import Selection
     from belljar.harness.session import Session
     from belljar.policy import LoadedPolicy
-    from belljar.probe.model import ProbeReport
 
 
 RESERVED_BYTES: Final = 1 << 30
@@ -142,12 +141,13 @@ class WarmCells:
     def _pool(self, config: BelljarConfig, policy: LoadedPolicy) -> Pool:
         from belljar.cell.pool import Pool, Supply
         from belljar.isolation.hold import refuse_to_give
+        from belljar.probe.run import WARM_UP
         from belljar.store.home import belljar_home
 
         run = self._session.ensure_run()
         supply = Supply(
             open=partial(self._open, policy),
-            warm_up=self._warm_up,
+            warm_up=partial(self._session.source.probe, run=run, phase=WARM_UP),
             recorder=run.recorder,
             size=self._size,
             refuse=partial(refuse_to_give, self._session.home or belljar_home(), run.run_id),
@@ -159,11 +159,6 @@ class WarmCells:
 
             supply = replace(supply, taken=partial(decoys_in, loaded=policy, run=run))
         return Pool(supply, self._thread)
-
-    async def _warm_up(self, cell: Cell) -> ProbeReport:
-        from belljar.probe.run import WARM_UP
-
-        return await self._session.source.probe(cell, run=self._session.ensure_run(), phase=WARM_UP)
 
     def _admit(self, config: BelljarConfig, policy: LoadedPolicy, ready: int) -> bool:
         with self._guard:

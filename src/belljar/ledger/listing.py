@@ -165,7 +165,14 @@ def read_events(run_dir: Path) -> Iterator[Line]:
     try:
         for number, raw, complete in read_raw(run_dir):
             if complete:
-                yield _event(root, raw, f"{run_dir / LEDGER}:{number}")
+                event = _event_or_why(root, raw, complete=True)
+                if isinstance(event, ValueError):
+                    raise LedgerError(
+                        f"not an event: {event}",
+                        where=f"{run_dir / LEDGER}:{number}",
+                        hint="run `belljar ledger verify` on it",
+                    )
+                yield event
     finally:
         os.close(root)
 
@@ -185,15 +192,6 @@ def read_body(run_dir: Path, body: BodyRef, *, max_bytes: int) -> bytes:
     if len(content) < max_bytes and hashlib.sha256(content).hexdigest() != body.stored:
         raise LedgerError("its bytes were changed", where=body_path(body.stored))
     return content
-
-
-def _event(root: int, raw: bytes, where: str) -> Line:
-    event = _event_or_why(root, raw, complete=True)
-    if isinstance(event, ValueError):
-        raise LedgerError(
-            f"not an event: {event}", where=where, hint="run `belljar ledger verify` on it"
-        )
-    return event
 
 
 def _event_or_why(root: int, raw: bytes, *, complete: bool) -> Line | ValueError:

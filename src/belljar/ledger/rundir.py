@@ -228,7 +228,16 @@ class RunDirectory:
         self.recorder.record(Event(kind=Kind.RUN_FINISHED, data=data))
         self.recorder.end()
         try:
-            content = canonical(self._manifest()) + b"\n"
+            count, size = self.recorder.body_totals
+            manifest = {
+                "v": SCHEMA_VERSION,
+                "run_id": self.run_id,
+                "key": self.recorder.key.fingerprint,
+                "public_key": self.recorder.key.public_key,
+                "files": digests_of(self.path, synced=self._synced),
+                "bodies": {"count": count, "bytes": size},
+            }
+            content = canonical(manifest) + b"\n"
             write_file(self.path / MANIFEST_PART, content)
             self.recorder.seal(sha256_hex(content))
             (self.path / MANIFEST_PART).rename(self.path / MANIFEST)
@@ -240,17 +249,6 @@ class RunDirectory:
                 where=str(self.path),
                 hint="free disk space; the run stays unfinished",
             ) from failure
-
-    def _manifest(self) -> dict[str, Any]:
-        count, size = self.recorder.body_totals
-        return {
-            "v": SCHEMA_VERSION,
-            "run_id": self.run_id,
-            "key": self.recorder.key.fingerprint,
-            "public_key": self.recorder.key.public_key,
-            "files": digests_of(self.path, synced=self._synced),
-            "bodies": {"count": count, "bytes": size},
-        }
 
     def _write(self, name: str, content: bytes) -> Path:
         if Path(name).name != name or name in {"", "..", MANIFEST, MANIFEST_PART}:

@@ -180,19 +180,12 @@ class Manifest:
     def read(cls, value: Any) -> Manifest:  # noqa: ANN401 - JSON values
         """The manifest of a JSON value. Raises as `Line.read`."""
         check_shape(value, _MANIFEST)
-        check_shape(value["files"], dict.fromkeys(value["files"], _check_file))
+        for each in value["files"].values():
+            check_shape(each, {"sha256": HEX64, "bytes": count})
         files = {path: FileDigest(**digest) for path, digest in value["files"].items()}
         return cls(
             run_id=value["run_id"], key=value["key"], public_key=value["public_key"], files=files
         )
-
-
-def _check_file(value: object) -> None:
-    check_shape(value, {"sha256": HEX64, "bytes": count})
-
-
-def _check_totals(value: object) -> None:
-    check_shape(value, {"count": count, "bytes": count})
 
 
 _MANIFEST: Final[Shape] = {
@@ -201,7 +194,7 @@ _MANIFEST: Final[Shape] = {
     "key": HEX64,
     "public_key": HEX64,
     "files": json_object,
-    "bodies": _check_totals,
+    "bodies": lambda value: check_shape(value, {"count": count, "bytes": count}),
 }
 
 

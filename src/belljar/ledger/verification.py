@@ -92,7 +92,10 @@ class Checker:
         """The whole pass. Raises `LedgerError` at the first problem; sets `final`, `warnings`."""
         # A live run may be sealed while we read; what was unfinished when we began is judged as
         # such.
-        alive = self._is_alive()
+        try:
+            alive = is_being_written(self.run_dir)
+        except OSError:
+            alive = False  # Missing or a symlink: opening it for reading says which.
         with self._open(LEDGER) as ledger, self._open(CHECKPOINTS) as checkpoints:
             statements = self._checkpoints(checkpoints)
             due = self._reached(statements, next(statements, None))
@@ -114,12 +117,6 @@ class Checker:
                     where=f"{LEDGER}:{self.tree.size + 1}",
                 )
         self._files(alive=alive)
-
-    def _is_alive(self) -> bool:
-        try:
-            return is_being_written(self.run_dir)
-        except OSError:
-            return False  # Missing or a symlink: opening it for reading says which.
 
     def _open(self, path: str) -> BinaryIO:
         try:
@@ -361,23 +358,19 @@ def verify(
     root = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         checker = Checker(root, run_dir, expected_key, expected_run)
-        return _result(checker, _first_problem(checker))
+        problem = None
+        try:
+            checker.check()
+        except LedgerError as error:
+            problem = Problem(where=error.where, what=error.what)
+        except PermissionError:
+            raise
+        except OSError as error:
+            where = str(error.filename or run_dir)
+            problem = Problem(where=where, what=f"can't be read: {error.strerror}")
+        return _result(checker, problem)
     finally:
         os.close(root)
-
-
-def _first_problem(checker: Checker) -> Problem | None:
-    try:
-        checker.check()
-    except LedgerError as error:
-        return Problem(where=error.where, what=error.what)
-    except PermissionError:
-        raise
-    except OSError as error:
-        return Problem(
-            where=str(error.filename or checker.run_dir), what=f"can't be read: {error.strerror}"
-        )
-    return None
 
 
 def _result(checker: Checker, problem: Problem | None) -> Verification:

@@ -185,21 +185,19 @@ def _problems(results: Sequence[TierResult]) -> list[str]:
 
 def _troubles(report: ProbeReport) -> list[str]:
     """Each breach, and each void probe unless the whole run is void."""
-    told = [
+    shown = [
         each
         for each in report.findings
         if each.verdict is Verdict.BREACHED or (each.verdict is Verdict.VOID and not report.problem)
     ]
-    return [*([report.problem] if report.problem else []), *(_said(each) for each in told)]
+    return [*([report.problem] if report.problem else []), *(_sentence(each) for each in shown)]
 
 
-def _said(finding: Finding) -> str:
-    said = (
-        f"{finding.outcome.value} {finding.detail}".strip()
-        if finding.outcome
-        else "it said nothing"
+def _sentence(finding: Finding) -> str:
+    outcome = (
+        f"{finding.outcome.value} {finding.detail}".strip() if finding.outcome else "no answer"
     )
-    return f"`{finding.name}` {finding.verdict.value}: {said}; {finding.seen}"
+    return f"`{finding.name}` {finding.verdict.value}: {outcome}; {finding.seen}"
 
 
 def _cell(text: str) -> str:

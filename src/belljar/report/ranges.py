@@ -15,7 +15,7 @@ from belljar.report.reasons import Reason, ReasonCode
 from belljar.report.requests import Places, Requests, in_traffic_analysis, place
 from belljar.units import printable
 
-TOLD: Final = 20
+MAX_NAMED: Final = 20
 """Of names, and of a flow's destinations: so many are named, the others counted."""
 _MAX_KINDS: Final = 200
 _MAX_WORD_CHARS: Final = 120
@@ -39,8 +39,8 @@ what its end left no time for.
 
 
 @dataclass(slots=True, kw_only=True)
-class Told:
-    """Counts by name, bounded by `TOLD` names; `more` counts all other names."""
+class Counts:
+    """Counts by name, bounded by `MAX_NAMED` names; `more` counts all other names."""
 
     named: dict[str, int] = field(default_factory=dict)
     more: int = 0
@@ -48,7 +48,7 @@ class Told:
     def add(self, what: str, times: int = 1) -> None:
         """Once more, or `times`."""
         shown = printable(what, max_chars=_MAX_WORD_CHARS)
-        if shown in self.named or len(self.named) < TOLD:
+        if shown in self.named or len(self.named) < MAX_NAMED:
             self.named[shown] = self.named.get(shown, 0) + times
         else:
             self.more += times
@@ -61,12 +61,12 @@ class Told:
         """Of all together."""
         return sum(self.named.values()) + self.more
 
-    def renamed(self, label: Callable[[str], str]) -> Told:
+    def renamed(self, label: Callable[[str], str]) -> Counts:
         """The same by other names."""
-        told = Told(more=self.more)
+        renamed = Counts(more=self.more)
         for name, times in self.named.items():
-            told.add(label(name), times)
-        return told
+            renamed.add(label(name), times)
+        return renamed
 
     def sentence(self) -> str:
         """`a, b ×3, others ×2`."""
@@ -94,7 +94,7 @@ class Flow:
     bytes: int = 0
     probed: int = 0
     again: int = 0
-    to: Told = field(default_factory=Told)
+    to: Counts = field(default_factory=Counts)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -102,7 +102,7 @@ class RangeFindings:
     """One range.
 
     `cells`: names by id. `failed`: error class and reason. `packets`: path of the packet record in
-    the run directory. `requests`: the gateway's; `talk`: between cells, from the packet record.
+    the run directory. `requests`: the gateway's; `between_cells`: from the packet record.
     `remainder`: received bytes outside of messages, by kind; `missing_bytes`: in no event;
     `left_out`: not read or not reported; `unread_packets`: overwritten first; `reader_ended`: why
     reading stopped early.
@@ -112,18 +112,18 @@ class RangeFindings:
     packets: str = ""
     cells: dict[str, str] = field(default_factory=dict)
     requests: Requests = field(default_factory=Requests)
-    talk: Requests = field(default_factory=Requests)
-    left_out: Told = field(default_factory=Told)
+    between_cells: Requests = field(default_factory=Requests)
+    left_out: Counts = field(default_factory=Counts)
     remainder: dict[str, int] = field(default_factory=dict)
     missing_bytes: int = 0
     unread_packets: int = 0
     reader_ended: str = ""
     flows: dict[tuple[str, str, str, str, bool], Flow] = field(default_factory=dict)
-    names_found: Told = field(default_factory=Told)
-    names_refused: Told = field(default_factory=Told)
-    attempts: Told = field(default_factory=Told)
-    tls_refused: Told = field(default_factory=Told)
-    limits: Told = field(default_factory=Told)
+    names_found: Counts = field(default_factory=Counts)
+    names_refused: Counts = field(default_factory=Counts)
+    attempts: Counts = field(default_factory=Counts)
+    tls_refused: Counts = field(default_factory=Counts)
+    limits: Counts = field(default_factory=Counts)
     failed: str = ""
     breached: bool = False
     opened: bool = False
@@ -180,25 +180,25 @@ class RangeFindings:
 
     def name_places(self) -> None:
         """Tell each place by the names that were asked for, now that all are known."""
-        for requests in (self.requests, self.talk):
+        for requests in (self.requests, self.between_cells):
             requests.name_places(self.places)
         for flow in self.flows.values():
             flow.to = flow.to.renamed(self.places.label)
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
-        told = ("names_found", "names_refused", "attempts", "tls_refused", "limits", "left_out")
+        counted = ("names_found", "names_refused", "attempts", "tls_refused", "limits", "left_out")
         return {
             "range": self.range_id,
             "cells": dict(self.cells),
             "packets": self.packets,
-            "requests": [request.to_json() for request in (*self.requests, *self.talk)],
-            "requests_in_all": self.requests.count + self.talk.count,
-            "requests_in_traffic_analysis": self.talk.count,
-            "requests_ambiguous": self.requests.ambiguous + self.talk.ambiguous,
+            "requests": [request.to_json() for request in (*self.requests, *self.between_cells)],
+            "requests_in_all": self.requests.count + self.between_cells.count,
+            "requests_in_traffic_analysis": self.between_cells.count,
+            "requests_ambiguous": self.requests.ambiguous + self.between_cells.ambiguous,
             "connections_open_at_the_end": self.requests.still_open,
             "flows": [asdict(flow) for flow in self.flows.values()],
-            **{name: asdict(getattr(self, name)) for name in told},
+            **{name: asdict(getattr(self, name)) for name in counted},
             "reasons": [reason.to_json() for reason in self.reasons],
             "counters": dict(self.counters),
             "remainder": dict(self.remainder),
@@ -249,7 +249,7 @@ def _add_cell(
 
 def _add(found: RangeFindings, line: Line) -> None:
     data = line.data
-    (found.talk if in_traffic_analysis(data) else found.requests).take(line)
+    (found.between_cells if in_traffic_analysis(data) else found.requests).take(line)
     match line.kind:
         case Kind.RANGE_OPENING:
             if directory := data.get("directory"):

@@ -17,7 +17,7 @@ from belljar.ledger import Line
 from belljar.units import printable
 
 NAMED: Final = 3
-"""Names of one address that are told: that there are others is said."""
+"""Names shown of one address."""
 _MAX_ADDRESSES: Final = 1024
 _MAX_NAME_CHARS: Final = 255
 
@@ -260,11 +260,11 @@ class UpstreamUse:
             if count
         ]
         why = f". Why: {' / '.join(self.reasons)}" if self.reasons else ""
-        said = (
+        text = (
             f"REAL network: {self.host or 'something not planned'}{there}: {self.connections} "
             f"connection(s)"
         )
-        return printable(said + "".join(more) + why, max_chars=600)
+        return printable(text + "".join(more) + why, max_chars=600)
 
 
 class UpstreamGatherer:

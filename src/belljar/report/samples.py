@@ -12,7 +12,7 @@ from typing import Any, Final
 from belljar.dataclass import dataclass
 from belljar.differences import Difference
 from belljar.probe.model import Verdict, worst
-from belljar.report.cells import Call, CellFindings, Degraded, Probing, TranscriptGap
+from belljar.report.cells import Call, CellFindings, Degraded, TranscriptGap
 from belljar.report.ranges import RangeFindings
 from belljar.report.reasons import Reason, ReasonCode, verdict_of
 from belljar.report.requests import UpstreamUse
@@ -202,14 +202,13 @@ def headline(findings: RunFindings) -> str:
     emulated = any(cell.emulated for row in findings.rows for cell in row.cells)
     where = "; emulated: this host has no hardware virtualisation that works" if emulated else ""
     whole = f"{word}: {len(findings.rows)} sample(s), {', '.join(counts)}"
-    broken = _degraded(findings)
-    return f"{whole}{broken}{_not_logged(findings)}{_amiss(findings)}{reused}{where}"
-
-
-def _degraded(findings: RunFindings) -> str:
     broken = [row for row in findings.rows if row.degraded]
     causes = dict.fromkeys(printable(each.cause) for row in broken for _, each in row.degraded)
-    return f"; {len(broken)} degraded: {', '.join(causes)}" if broken else ""
+    degraded = f"; {len(broken)} degraded: {', '.join(causes)}" if broken else ""
+    # A run may be void though each of its samples is contained.
+    codes = dict.fromkeys(printable(reason.code.value) for reason in findings.problems)
+    problems = f"; {len(findings.problems)} problem(s) of the run: {', '.join(codes)}"
+    return f"{whole}{degraded}{_not_logged(findings)}{problems if codes else ''}{reused}{where}"
 
 
 def _not_logged(findings: RunFindings) -> str:
@@ -220,11 +219,6 @@ def _not_logged(findings: RunFindings) -> str:
     )
     begun = len(findings.rows) + len(unprepared)
     return f"; {logged} of {begun} samples in the log" if logged < begun else ""
-
-
-def _amiss(findings: RunFindings) -> str:
-    codes = dict.fromkeys(printable(reason.code.value) for reason in findings.problems)
-    return f"; {len(findings.problems)} problem(s) of the run: {', '.join(codes)}" if codes else ""
 
 
 INTERRUPTED_CODE: Final = 130
@@ -261,18 +255,6 @@ def as_json(findings: RunFindings) -> dict[str, Any]:
     }
 
 
-def _probing_json(cell: CellFindings, probing: Probing) -> dict[str, Any]:
-    return {
-        "cell": cell.cell_id,
-        "phase": probing.phase,
-        "verdict": probing.verdict.value,
-        "probes": probing.probes,
-        "duration_ms": probing.duration_ms,
-        "problem": probing.problem,
-        "breaches": list(probing.breaches),
-    }
-
-
 def _row_json(row: Row) -> dict[str, Any]:
     gap = row.transcript_gap
     return {
@@ -294,7 +276,11 @@ def _row_json(row: Row) -> dict[str, Any]:
         "bytes_out": row.bytes_out,
         "lasted_s": round(row.lasted_s, 3),
         "destroyed": row.destroyed,
-        "probes": [_probing_json(cell, probing) for cell in row.cells for probing in cell.probings],
+        "probes": [
+            {"cell": cell.cell_id, **asdict(probing)}
+            for cell in row.cells
+            for probing in cell.probings
+        ],
         "ranges": [each.to_json() for each in row.ranges],
         "signals": [signal.to_json() for signal in row.signals.signals],
         "signals_blind": [spot.to_json() for spot in row.signals.blind],

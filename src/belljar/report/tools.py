@@ -212,8 +212,8 @@ def tool_lines(uses: Sequence[ToolUse]) -> list[str]:
 def _remark(use: ToolUse) -> str:
     if use.outside:
         return f" — outside of the cell: {use.outside}"
-    said = (
+    remark = (
         " — never reached a cell: it ran in the evaluation's own process, or Inspect turned the "
         "call down"
     )
-    return said if use.is_unexplained else ""
+    return remark if use.is_unexplained else ""

@@ -125,14 +125,20 @@ class Evidence:
 
 def judge(evidence: Evidence) -> RunFindings:
     """The verdict of each sample and of the run, each with its reasons."""
-    run, by_uuid = evidence.run, _cells_by_uuid(evidence.cells.values())
+    run = evidence.run
+    by_uuid: dict[str, list[CellFindings]] = {}  # all attempts at one sample
+    for cell in evidence.cells.values():
+        if cell.uuid:
+            by_uuid.setdefault(cell.uuid, []).append(cell)
     own: list[Transcript] = []
     reused: list[Transcript] = []
     for each in (transcript for log in evidence.logs for transcript in log.transcripts):
         (reused if each.uuid not in by_uuid and _is_reused(each, evidence) else own).append(each)
     doubts = list(_record_reasons(evidence))
     everywhere = tuple(reason for reason in doubts if reason.code in RECORD_IN_DOUBT)
-    interrupted = _is_interrupted(evidence)
+    # By a person: after a breach Belljar itself interrupts the evaluation.
+    cancelled = any(log.status is LogStatus.CANCELLED for log in evidence.logs)
+    interrupted = (run.interrupted or cancelled) and not run.stopped
     broken_off = interrupted or any(log.status is LogStatus.ERROR for log in evidence.logs)
     unlogged = _unlogged(
         evidence.cells.values(), {each.uuid for each in (*own, *reused)}, broken_off=broken_off
@@ -153,7 +159,9 @@ def judge(evidence: Evidence) -> RunFindings:
     stray_signals = evidence.signals.of(
         [c.cell_id for c in strays], [r.range_id for r in stray_ranges]
     )
-    problems = [*doubts, *_log_reasons(evidence), *_stray_reasons(strays, stray_ranges)]
+    problems = [*doubts, *_log_reasons(evidence)]
+    problems += [reason for cell in strays for reason in cell.end_reasons]
+    problems += [reason for each in stray_ranges for reason in each.end_reasons]
     problems += _carried(stray_signals)
     if not rows:
         problems.append(Reason(code=ReasonCode.NO_SAMPLES))
@@ -173,14 +181,6 @@ def judge(evidence: Evidence) -> RunFindings:
         if run.kind != EVALUATION
         else (),
     )
-
-
-def _cells_by_uuid(cells: Iterable[CellFindings]) -> dict[str, list[CellFindings]]:
-    by_uuid: dict[str, list[CellFindings]] = {}
-    for cell in cells:
-        if cell.uuid:
-            by_uuid.setdefault(cell.uuid, []).append(cell)
-    return by_uuid
 
 
 def _is_reused(transcript: Transcript, evidence: Evidence) -> bool:
@@ -292,12 +292,6 @@ def _log_trouble(log: LogRecord) -> ReasonCode | None:
     return None
 
 
-def _is_interrupted(evidence: Evidence) -> bool:
-    """By a person; not by Belljar itself after a breach."""
-    cancelled = any(log.status is LogStatus.CANCELLED for log in evidence.logs)
-    return (evidence.run.interrupted or cancelled) and not evidence.run.stopped
-
-
 def _unlogged(
     cells: Iterable[CellFindings], logged: Set[str], *, broken_off: bool
 ) -> Iterable[Sequence[CellFindings]]:
@@ -323,15 +317,6 @@ def _without_log(cells: Sequence[CellFindings]) -> Transcript:
         uuid=first.uuid,
         error="Inspect's log doesn't have it",
     )
-
-
-def _stray_reasons(
-    cells: Iterable[CellFindings], ranges: Iterable[RangeFindings]
-) -> Iterator[Reason]:
-    for cell in cells:
-        yield from cell.end_reasons
-    for found in ranges:
-        yield from found.end_reasons
 
 
 def _evaluation_errors(evidence: Evidence) -> Iterator[str]:

@@ -14,7 +14,7 @@ from belljar.cli.findings import _WHY, MAX_NETWORK_LINES, network_lines, show_fi
 from belljar.events import Kind
 from belljar.plan.rules import Reason
 from belljar.probe.model import Verdict
-from belljar.report.ranges import TOLD
+from belljar.report.ranges import MAX_NAMED
 from belljar.report.samples import RunFindings, as_json
 from belljar.units import printable
 
@@ -117,8 +117,8 @@ def test_nothing_quoted_acts_on_the_reader_s_terminal(quoted: str) -> None:
             line(Kind.NETWORK_HTTP, **{**REQUEST, "url": text, "method": text, "cell": text, "reason": text}),
             line(Kind.NETWORK_STREAM, **{**STREAM, "cell": text, "stand_in": text, "address": text}),
             line(Kind.NETWORK_DNS, **NAME, name=text, answer="1" + text),
-            *(line(Kind.NETWORK_DNS, **NAME, name=f"{n}{text}", answer="NXDOMAIN") for n in range(2 * TOLD)),
-            *(line(Kind.NETWORK_FLOW, **{**FLOW, "address": f"{n}{text}", "cell": text}) for n in range(2 * TOLD)),
+            *(line(Kind.NETWORK_DNS, **NAME, name=f"{n}{text}", answer="NXDOMAIN") for n in range(2 * MAX_NAMED)),
+            *(line(Kind.NETWORK_FLOW, **{**FLOW, "address": f"{n}{text}", "cell": text}) for n in range(2 * MAX_NAMED)),
             line(Kind.NETWORK_ATTEMPT, stand_in=text, what=text),
             line(Kind.LIMIT_HIT, limit=text),
             line(Kind.RANGE_FAILED, error="CellError", reason=text),

@@ -19,7 +19,7 @@ def test_what_was_read_afterwards_is_told_as_of_its_own_time() -> None:
         line(Kind.NETWORK_STREAM, **STREAM, traffic_analysis=True, at_s="soon"),
     )
     found = gather_ranges(lines)[RANGE]
-    (mine,), (theirs, raw) = found.requests, found.talk
+    (mine,), (theirs, raw) = found.requests, found.between_cells
     assert (mine.status, theirs.status, theirs.traffic_analysis) == (None, 403, True)
     assert theirs.time == "2026-11-22T06:43:08.250000Z"
     assert (raw.traffic_analysis, raw.time) == (True, "")
@@ -54,8 +54,8 @@ def test_what_cells_said_to_each_other_takes_no_room_of_the_gateways() -> None:
     )
     found = gather_ranges(many)[RANGE]
     assert [request.what for request in found.requests][-1] == f"http://a/{FIRST + LAST}"
-    assert (found.requests.between, found.talk.between) == (1, 1)
-    assert (found.requests.ambiguous, found.talk.ambiguous) == (0, FIRST + LAST)
+    assert (found.requests.between, found.between_cells.between) == (1, 1)
+    assert (found.requests.ambiguous, found.between_cells.ambiguous) == (0, FIRST + LAST)
 
 
 def test_a_raw_connection_is_told_when_it_ends() -> None:
