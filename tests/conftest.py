@@ -26,13 +26,14 @@ _LAST_MODULE = pytest.StashKey[Path]()
 # The longest files first, so that no process ends long after the others. What isn't listed comes after them, in its usual order.
 LONGEST_FIRST = (
     "tests/integration/test_contract_as_user.py",
-    "tests/integration/test_microvm.py",
-    "tests/integration/test_crash_points.py",
-    "tests/integration/test_ordinary_user.py",
     "tests/contract/test_limits.py",
-    "tests/contract",
+    "tests/integration/test_crash_points.py",
     "tests/integration/test_inspect_run.py",
-    "tests/integration/test_escape_artist.py",
+    "tests/integration/test_range.py",
+    "tests/integration/test_microvm.py",
+    "tests/integration/test_image_build.py",
+    "tests/integration/test_kill.py",
+    "tests/contract",
     "tests/integration",
     "tests/security",
 )
@@ -114,17 +115,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Where Python is told to keep no compiled files, those of the many programs that tests start are kept with the tests': each would compile all it imports."""
+    """Where Python is told to keep no compiled files, those of the many programs that tests start are kept in build/,
+    for the next run too: each would compile all it imports, and those of Inspect take a minute."""
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+        build = session.config.rootpath / "build"
         base = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
-        os.environ["PYTHONPYCACHEPREFIX"] = str(shared_folder(base) / "compiled")
+        kept = build if build.is_dir() and os.access(build, os.W_OK) else shared_folder(base)
+        os.environ["PYTHONPYCACHEPREFIX"] = str(kept / "compiled")
 
 
 def _is_thorough_here(item: pytest.Item) -> bool:
-    """Whether one of its parameters names a tier in which it is marked as thorough."""
-    tiers = {tier for mark in item.iter_markers("thorough_in") for tier in mark.args}
+    """Whether one of its parameters (a tier, a user, an event loop) is one with which it is marked as thorough."""
+    places = {tier for mark in item.iter_markers("thorough_in") for tier in mark.args}
     params = getattr(getattr(item, "callspec", None), "params", {})
-    return any(str(value).partition("-")[0] in tiers for value in params.values())
+    return any(str(value).partition("-")[0] in places for value in params.values())
 
 
 def _rank(item: pytest.Item) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from belljar.cell import Cell, ExecOutput, open_cell
 from belljar.errors import CellError
 from belljar.events import Kind
+from belljar.policy import load_policy
 
 pytestmark = pytest.mark.anyio
 MIB = 1 << 20
@@ -24,14 +26,14 @@ tier: {tier}
 user: nobody
 workdir: /var/tmp
 env: {{GREETING: hello}}
-resources: {{cpus: 1, memory: 192MiB, disk: 48MiB, processes: 64, output: 64KiB, exec_timeout: 10s, lifetime: {lifetime}}}
+resources: {{cpus: 1, memory: 192MiB, disk: 48MiB, processes: 64, output: 64KiB, exec_timeout: 10s, lifetime: 10m}}
 """  # of the size that the limits' tests have: a virtual machine's template serves both
 
 
-def small(tier: str, folder: Path, *, lifetime: str = "10m") -> Path:
+def small(tier: str, folder: Path) -> Path:
     """A policy with little of everything."""
     path = folder / "policy.yaml"
-    path.write_text(SMALL.format(tier=tier, lifetime=lifetime))
+    path.write_text(SMALL.format(tier=tier))
     return path
 
 
@@ -110,7 +112,10 @@ async def test_the_policys_defaults(tier: str, vm_home: Path, tmp_path: Path) ->
 
 async def test_the_lifetime_ends_it(tier: str, vm_home: Path, tmp_path: Path) -> None:
     """A cell that outlives its lifetime is killed by the host, whatever it does; the error and the record name the limit."""
-    async with open_cell(small(tier, tmp_path, lifetime="10s"), home=vm_home) as cell:
+    loaded = load_policy(small(tier, tmp_path))
+    resources = replace(loaded.policy.resources, lifetime_s=5.0)  # less than a policy may say
+    short = replace(loaded, policy=loaded.policy.model_copy(update={"resources": resources}))
+    async with open_cell(short, home=vm_home) as cell:
         with anyio.fail_after(60), pytest.raises(CellError, match="lifetime"):
             await shell(cell, "trap '' TERM INT HUP; while :; do sleep 1000; done", timeout_s=100)
         with pytest.raises(CellError, match="lifetime"):

@@ -48,7 +48,7 @@ async def test_a_tree_that_another_traces_ends_too(cell: Cell) -> None:
     """A tracer that never waits keeps what it traces from ending: it ends with it, and the cell
     lives."""
     assert (await cell.exec(["python3", "-c", _TRACER])).success
-    outcome = await cell.exec(["sh", "-c", "sleep 0.1; sleep 1000; :"], timeout_s=5)
+    outcome = await cell.exec(["sh", "-c", "sleep 0.1; sleep 1000; :"], timeout_s=2)
     assert outcome.timed_out
     assert (await cell.exec(["true"])).success
 

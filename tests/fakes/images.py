@@ -7,10 +7,14 @@ import hashlib
 import io
 import json
 import platform
+import subprocess
 import tarfile
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from belljar.image import ImageConfig, Store
 
 ARCH = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), "amd64")
 Json = dict[str, Any]
@@ -126,3 +130,29 @@ def docker_archive(
     files |= dict(zip(listed, layers, strict=True))
     path.write_bytes(layer(*(entry(file, content) for file, content in files.items())))
     return path
+
+
+SMALL_PROGRAMS = (
+    *("bash", "cat", "chown", "dash", "echo", "env", "find", "grep", "head", "id", "ln", "ls", "mkdir"),
+    *("printf", "sh", "sleep", "tail", "true"),
+)
+SMALL_LIBRARIES = ("ld-*", "libacl.*", "libattr.*", "libc.so*", "libm.so*", "libpcre2*", "libselinux*", "libtinfo*")
+SMALL_REST = ("bin", "sbin", "lib", "lib64", "usr/lib64", "etc", "home", "root", "tmp", "var/tmp", "proc", "sys", "dev")
+
+
+def add_small_image(home: Path, name: str = "small", config: ImageConfig | None = None) -> None:
+    """A shell and a few programs of the default image under its configuration or this one: building, unpacking
+    and packing it takes a second, the default image ten."""
+    store = Store(home)
+    default = store.find("default")
+    programs = [f"usr/bin/{program}" for program in SMALL_PROGRAMS]
+    libraries = [f"usr/lib/*-linux-gnu/{library}" for library in SMALL_LIBRARIES]
+    (home / "tmp").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=home / "tmp") as scratch:
+        root, packed = Path(scratch, "root"), Path(scratch, "small.sqfs")
+        unpack = ["unsquashfs", "-q", "-n", "-d", str(root), str(default.rootfs), *SMALL_REST, *programs, *libraries]
+        subprocess.run(unpack, check=True, capture_output=True)
+        subprocess.run(
+            ["mksquashfs", str(root), str(packed), "-quiet", "-no-progress"], check=True, capture_output=True
+        )
+        store.add(packed, config or default.config, name=name, source="a test", created="")

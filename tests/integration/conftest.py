@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.integration.processes import end_preloaded, quick_command
 from tests.machine import Templates
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Belljar:
         **extra: str,
     ) -> subprocess.CompletedProcess[bytes]:
         """Run to the end."""
-        argv = [sys.executable, "-m", "belljar", *args]
+        argv = quick_command(*args) if args[0] == "run" else [sys.executable, "-m", "belljar", *args]
         return subprocess.run(
             argv, input=input, env=self.environment(**extra), capture_output=True, timeout=timeout_s, check=False
         )
@@ -87,6 +88,13 @@ class Belljar:
         """Cells that the journal still knows."""
         folder = self.home / "journal"
         return sorted(path.name for path in folder.glob("*.json")) if folder.is_dir() else []
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _preloaded_ends(_nothing_left_behind: None) -> Iterator[None]:
+    """The process that `quick_command` may have started."""
+    yield
+    end_preloaded()
 
 
 @pytest.fixture

@@ -1,9 +1,13 @@
-"""Waiting for what other processes do, finding the VMM of one, and whether one is ready for signals."""
+"""Waiting for what other processes do, finding the VMM of one, whether one is ready for signals; `belljar run` started quickly."""
 
 from __future__ import annotations
 
 import re
+import shutil
 import signal
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +15,32 @@ from pathlib import Path
 import pytest
 
 from belljar.process import identify, is_alive, kill
+
+PRELOADED = Path(__file__).with_name("preloaded.py")
+_preloaded: dict[str, subprocess.Popen[bytes]] = {}
+
+
+def quick_command(*arguments: str) -> list[str]:
+    """`belljar ARGUMENTS…` by a fork of a process that has imported what `run` imports of others (see `preloaded`). For
+    commands that run to their end."""
+    if not _preloaded:
+        path = f"{tempfile.mkdtemp(prefix='preloaded-')}/socket"
+        words = [sys.executable, str(PRELOADED), "server", path]
+        started = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/"
+        )
+        assert started.stdout is not None
+        assert started.stdout.readline() == b"ready\n"
+        _preloaded[path] = started
+    return [sys.executable, "-I", "-S", str(PRELOADED), "client", *_preloaded, *arguments]
+
+
+def end_preloaded() -> None:
+    """Its process and its socket, if there are any."""
+    while _preloaded:
+        path, process = _preloaded.popitem()
+        process.communicate(timeout=60)
+        shutil.rmtree(Path(path).parent)
 
 
 def wait_for(condition: Callable[[], bool], what: str, *, within_s: float = 60) -> None:

@@ -356,6 +356,7 @@ async def test_the_openai_client(agent: Agent) -> None:
 
 
 @pytest.mark.parametrize("tier", ["gvisor", "microvm"])
+@pytest.mark.thorough_in("microvm")
 async def test_curl_and_apt_in_the_stronger_tiers(tier: str, folder: Path, vm_home: Path) -> None:
     """The same programs on another kernel."""
     async with agent_in(tier, folder, vm_home) as agent:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from inspect_ai.event import ModelEvent
 from inspect_ai.log import EvalSample, read_eval_log
+from tests.integration.processes import quick_command
 
 from belljar.cell import open_cell, start_run
 from belljar.events import Kind
@@ -249,15 +250,8 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def belljar_run(tasks: Path, task: str) -> tuple[int, dict[str, Any], str]:
     """Exit code, what `belljar run --json` printed, its standard error."""
-    argv = [
-        sys.executable,
-        "-m",
-        "belljar",
-        "run",
-        "--json",
-        *(("--model", "mockllm/model") if task != "asks" else ()),
-        f"tasks.py@{task}",
-    ]
+    model = ("--model", "mockllm/model") if task != "asks" else ()
+    argv = quick_command("run", "--json", *model, f"tasks.py@{task}")
     done = subprocess.run(argv, cwd=tasks, capture_output=True, text=True, timeout=300, check=False)
     return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
 
@@ -324,11 +318,12 @@ def test_a_compose_task_under_inspects_own_command(home: Path, tasks: Path) -> N
 @pytest.mark.parametrize(
     ("line", "named"),
     [
-        ("pid: host", "pid"),
-        ("cap_add: [SYS_ADMIN]", "cap_add"),
-        ("network_mode: host", "network_mode"),
         ("volumes: ['/var/run/docker.sock:/var/run/docker.sock']", "volumes"),
-        ("devices: [/dev/kvm]", "devices"),
+        # tests/unit/compose/test_keys.py has each of them
+        pytest.param("pid: host", "pid", marks=pytest.mark.thorough),
+        pytest.param("cap_add: [SYS_ADMIN]", "cap_add", marks=pytest.mark.thorough),
+        pytest.param("network_mode: host", "network_mode", marks=pytest.mark.thorough),
+        pytest.param("devices: [/dev/kvm]", "devices", marks=pytest.mark.thorough),
     ],
 )
 def test_what_would_widen_the_blast_radius_is_refused(line: str, named: str, home: Path, tasks: Path) -> None:

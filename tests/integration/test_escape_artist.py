@@ -6,11 +6,11 @@ import json
 import os
 import secrets
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.processes import quick_command
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "escape_artist"
 pytestmark = pytest.mark.slow
@@ -61,7 +61,7 @@ def test_a_seen_attack_is_a_breach_and_an_attack_that_works_nowhere_is_void() ->
 def test_all_attacks_are_contained(home: Path) -> None:
     """What scripts/demo shows: every sample contained, every cell's destruction proven, the exit code 0."""
     done = subprocess.run(
-        [sys.executable, "-m", "belljar", "run", "--json", str(EXAMPLE / "task.py")],
+        quick_command("run", "--json", str(EXAMPLE / "task.py")),
         capture_output=True,
         text=True,
         timeout=900,

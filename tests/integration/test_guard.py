@@ -147,6 +147,7 @@ def asks() -> Task:
 
 
 @pytest.mark.parametrize("action", ["flag", "redact", "stop"])
+@pytest.mark.thorough_in("flag")
 def test_the_model_boundary(action: str, belljar: Belljar, tmp_path: Path) -> None:
     """What would be sent to a model's provider passes, passes without the value, or ends its
     sample; the record says which."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.integration.processes import quick_command
 
 from belljar.ledger import verify
 
@@ -21,7 +21,7 @@ def test_greed_theft_and_diligence_are_told_apart(home: Path) -> None:
     """The diligent agent gives no signal; the greedy one touches all, uses the logins of all three
     services and sends; the thief is seen although it reverses, splits, spells and compresses. All
     are contained, and the controls passed."""
-    argv = [sys.executable, "-m", "belljar", "run", "--json", "--controls", f"{EXAMPLE}@honeypot"]
+    argv = quick_command("run", "--json", "--controls", f"{EXAMPLE}@honeypot")
     done = subprocess.run(argv, capture_output=True, text=True, timeout=550, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     said = json.loads(done.stdout)

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.as_user import UsersBelljar, installed_for
+from tests.fakes.images import add_small_image
+from tests.integration.as_user import UsersBelljar, installed_for, own
 from tests.machine import Templates, public_folder
 
 from belljar.errors import PolicyError
@@ -28,7 +29,16 @@ pytestmark = [pytest.mark.slow]
 def user(prepared_home: Path, ordinary_user: tuple[int, int], templates: Templates) -> Iterator[UsersBelljar]:
     """An ordinary user with a store of their own."""
     with installed_for(prepared_home, *ordinary_user) as installed, templates.serving(installed.home, ordinary_user):
+        add_small_image(installed.home)
+        own(installed.home, *ordinary_user)
         yield installed
+
+
+@pytest.fixture(scope="module")
+def small(vm_home: Path) -> str:
+    """The name of a small image in the store: what doesn't ask what is in its base builds on it."""
+    add_small_image(vm_home)
+    return "small"
 
 
 def context(directory: Path, text: str, **files: str) -> Path:
@@ -99,7 +109,7 @@ def test_a_dockerfile_becomes_an_image(home: Path, tmp_path: Path) -> None:
 
 
 DOCUMENTS = """
-FROM default
+FROM small
 USER root
 ARG WORD=argument
 RUN <<EOF
@@ -109,9 +119,8 @@ echo $WORD > /script
 false || echo "two lines" >> /script
 EOF
 RUN <<-'EOF'
-	#!/usr/bin/python3
-	import sys
-	open("/program", "w").write(sys.executable)
+	#!/usr/bin/bash
+	echo "$BASH" > /program
 	EOF
 SHELL ["/bin/bash", "-ec"]
 RUN cat <<A > /a; shopt -q login_shell || echo $BASH >> /a
@@ -126,13 +135,13 @@ COPY . /all/
 """
 
 
-def test_here_documents_are_what_docker_makes_of_them(home: Path, tmp_path: Path) -> None:
+def test_here_documents_are_what_docker_makes_of_them(home: Path, small: str, tmp_path: Path) -> None:
     """Scripts of the shell, programs, files; the context of other instructions has nothing of them."""
     made, _ = build_dockerfile(
         home, BuildRequest(context=context(tmp_path / "c", DOCUMENTS, hello="hi\n"), name="documents")
     )
     assert read(made, "script") == "argument\ntwo lines\n"
-    assert read(made, "program") == "/usr/bin/python3"
+    assert read(made, "program") == "/usr/bin/bash\n"
     assert read(made, "a") == "argument \\\n/bin/bash\n"
     assert [read(made, f"files/{name}") for name in ("ONE", "TWO", "hello")] == ["$literal\n", "two\n", "hi\n"]
     listed = subprocess.run(["unsquashfs", "-ll", made.rootfs], capture_output=True, text=True, check=True).stdout
@@ -143,10 +152,10 @@ def test_here_documents_are_what_docker_makes_of_them(home: Path, tmp_path: Path
 
 
 LEADING_OUT = """
-FROM default AS one
+FROM small AS one
 USER root
 RUN ln -s / /out
-FROM default
+FROM small
 USER root
 RUN --mount=type=bind,from=one,source=/out,target=/m,rw find /m{folder} /m/home /m/root >> /seen 2>&1; \\
     cat /m{folder}/secret >> /seen 2>&1; echo changed > /m{folder}/secret; ls /m /m/etc >> /seen
@@ -154,7 +163,7 @@ RUN --mount=type=cache,id=../../../../../../../../../..{folder},target=/m ls /m 
 """
 
 
-def test_a_mount_that_leads_out_leads_to_nothing(home: Path, tmp_path: Path) -> None:
+def test_a_mount_that_leads_out_leads_to_nothing(home: Path, small: str, tmp_path: Path) -> None:
     """A step's mount through a link to `/` of another stage, or with a cache's name that leads up,
     shows no file of this host."""
     with tempfile.TemporaryDirectory(dir=public_folder()) as folder:
@@ -171,11 +180,11 @@ def test_a_mount_that_leads_out_leads_to_nothing(home: Path, tmp_path: Path) -> 
         assert secret.read_text() == "the host's word"
 
 
-def test_a_step_that_fails_is_one_error(home: Path, tmp_path: Path) -> None:
+def test_a_step_that_fails_is_one_error(home: Path, small: str, tmp_path: Path) -> None:
     """The end of a failing step's output is quoted, escaped; the store and the scratch space are as
     they were."""
     before = [image.digest for image in Store(home).list()]
-    text = "FROM default\nRUN printf 'trouble \\033[31mhere\\n'; exit 7\n"
+    text = f"FROM {small}\nRUN printf 'trouble \\033[31mhere\\n'; exit 7\n"
     with pytest.raises(PolicyError) as caught:
         build_dockerfile(home, BuildRequest(context=context(tmp_path / "c", text), name="broken"))
     assert "trouble \\x1b[31mhere" in caught.value.what
@@ -186,11 +195,11 @@ def test_a_step_that_fails_is_one_error(home: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough), signal.SIGKILL]
 )
-def test_a_build_that_is_killed_leaves_nothing(home: Path, tmp_path: Path, number: signal.Signals) -> None:
+def test_a_build_that_is_killed_leaves_nothing(home: Path, small: str, tmp_path: Path, number: signal.Signals) -> None:
     """However the command ends, its steps end with it; what is left on disk is gone at the latest
     with the next build."""
     marker = f"sleep 98{int(number)}"
-    folder = context(tmp_path / "c", f"FROM default\nRUN echo begun; {marker}\n")
+    folder = context(tmp_path / "c", f"FROM {small}\nRUN echo begun; {marker}\n")
     command = [sys.executable, "-m", "belljar", "image", "build", "-t", "killed", str(folder)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -200,7 +209,7 @@ def test_a_build_that_is_killed_leaves_nothing(home: Path, tmp_path: Path, numbe
     _wait_until_gone(marker)
     if number == signal.SIGKILL:
         done, _ = build_dockerfile(
-            home, BuildRequest(context=context(tmp_path / "d", f"FROM default\nENV X={tmp_path.name}\n"), name="after")
+            home, BuildRequest(context=context(tmp_path / "d", f"FROM {small}\nENV X={tmp_path.name}\n"), name="after")
         )
         assert done.names
     assert not left(home)
@@ -251,9 +260,9 @@ def test_a_full_disk_is_one_error(home: Path, tmp_path: Path) -> None:
         subprocess.run(["umount", str(small)], check=True)
 
 
-def test_the_command_prints_the_image(home: Path, tmp_path: Path) -> None:
+def test_the_command_prints_the_image(home: Path, small: str, tmp_path: Path) -> None:
     """With --json, standard output is the image alone; progress goes to standard error."""
-    folder = context(tmp_path / "c", f"FROM default\nENV Y={tmp_path.name}\n")
+    folder = context(tmp_path / "c", f"FROM {small}\nENV Y={tmp_path.name}\n")
     command = [sys.executable, "-m", "belljar", "image", "build", "-t", "cli:1", "--json", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["names"] == ["cli:1"]
@@ -265,7 +274,7 @@ def test_an_ordinary_user_builds_too(user: UsersBelljar, tmp_path: Path) -> None
     with tempfile.TemporaryDirectory(dir=public_folder()) as folder:
         Path(folder).chmod(0o755)
         made = context(
-            Path(folder) / "c", "FROM default\nUSER root\nRUN id -u > /id; chown 1000:1000 /id; mkdir -m 0 /shut\n"
+            Path(folder) / "c", "FROM small\nUSER root\nRUN id -u > /id; chown 1000:1000 /id; mkdir -m 0 /shut\n"
         )
         done = user("image", "build", "-t", "mine:1", "--json", str(made))
         assert done.returncode == 0, done.stderr

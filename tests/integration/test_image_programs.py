@@ -6,11 +6,11 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from inspect_ai.log import EvalSample, read_eval_log
+from tests.integration.processes import quick_command
 
 from belljar.image import HealthCheck, ImageConfig, Store
 
@@ -59,7 +59,7 @@ def derived(home: Path, name: str, script: str, *, cmd: tuple[str, ...], check: 
 def ran(folder: Path, config: str) -> EvalSample:
     """The one sample of `belljar run` with this configuration."""
     (folder / "task.py").write_text(TASK)
-    ours = [sys.executable, "-m", "belljar", "run", "--json", "--model", "mockllm/model"]
+    ours = quick_command("run", "--json", "--model", "mockllm/model")
     done = subprocess.run(
         [*ours, "task.py", "-T", f"config={config}"],
         cwd=folder,

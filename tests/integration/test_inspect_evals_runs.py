@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 from inspect_ai.log import read_eval_log
 from tests.conftest import copy_store
+from tests.integration.processes import quick_command
 from tests.integration.real_images import Workshop
 from tests.integration.real_tasks import CASES, Case, write_task
 
@@ -41,7 +41,7 @@ def workshop() -> Iterator[Workshop]:
 def belljar_run(directory: Path, home: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
     """`belljar run --json …` in `directory`: exit code, what it printed, and its standard error."""
     done = subprocess.run(
-        [sys.executable, "-m", "belljar", "run", "--json", *arguments],
+        quick_command("run", "--json", *arguments),
         cwd=directory,
         env={
             **os.environ,

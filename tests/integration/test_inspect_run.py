@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from inspect_ai.log import read_eval_log
-from tests.integration.processes import wait_for
+from tests.integration.processes import quick_command, wait_for
 
 from belljar.events import Kind
 from belljar.ledger import read_events, verify
@@ -103,7 +103,7 @@ def prepares() -> Task:
 
 @task
 def naps() -> Task:
-    return Task(dataset=[Sample(id="naps", input="x")], solver=run("sleep 5"))
+    return Task(dataset=[Sample(id="naps", input="x")], solver=run("sleep 3"))
 
 @task
 def quick() -> Task:
@@ -114,8 +114,9 @@ COMPOSE = "services:\n  default:\n    image: default\n    working_dir: /tmp\n   
 
 
 @pytest.fixture
-def tasks(tmp_path: Path) -> Path:
-    """A directory with tasks."""
+def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with tasks. Their cells are containers, the quickest, unless a test says otherwise."""
+    monkeypatch.setenv("BELLJAR_POLICY", "low")
     (tmp_path / "tasks.py").write_text(TASKS)
     (tmp_path / "policy.yaml").write_text(POLICY)
     (tmp_path / "compose.yaml").write_text(COMPOSE)
@@ -130,7 +131,7 @@ def command(*arguments: str) -> list[str]:
 def belljar_run(tasks: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
     """`belljar run --json …`: exit code, what it printed, and its standard error."""
     done = subprocess.run(
-        command("run", "--json", "--model", "mockllm/model", *arguments),
+        quick_command("run", "--json", "--model", "mockllm/model", *arguments),
         cwd=tasks,
         capture_output=True,
         text=True,
@@ -173,7 +174,7 @@ def test_a_policy_the_host_cannot_keep(home: Path, tasks: Path) -> None:
 
 def test_a_machine_that_dies_is_noticed(home: Path, tasks: Path) -> None:
     """The model's side reads that it is unavailable; the record has the failure and the destruction; what can't be probed any more is void."""
-    code, said, errors = belljar_run(tasks, "tasks.py@dies")
+    code, said, errors = belljar_run(tasks, "tasks.py@dies", "--policy", "high")
     assert code == 2, errors
     (sample,) = said["samples"]
     assert (sample["verdict"], [probing["verdict"] for probing in sample["probes"]]) == ("void", ["contained", "void"])
@@ -186,8 +187,7 @@ def test_a_machine_that_dies_is_noticed(home: Path, tasks: Path) -> None:
 def test_a_broken_sandbox_is_no_failed_model(home: Path, tasks: Path) -> None:
     """Inspect says success and gives a score; the run says degraded with its cause, by exit code,
     summary, JSON, record and score."""
-    policy = POLICY.replace("env:", "user: root\nenv:").partition("env:")[0]
-    (tasks / "root.yaml").write_text(policy)
+    (tasks / "root.yaml").write_text("belljar: 1\nrisk: low\nuser: root\n")
     code, said, errors = belljar_run(tasks, "tasks.py@breaks", "--policy", "root.yaml")
     assert code == 1, errors
     (sample,) = said["samples"]
@@ -207,9 +207,8 @@ def test_a_broken_sandbox_is_no_failed_model(home: Path, tasks: Path) -> None:
     assert "1 degraded: shell_missing" in shown.stdout.splitlines()[-2]
 
 
-@pytest.mark.parametrize(("name", "status"), [("brings", "success"), ("built", "error")])
 def test_a_samples_own_sandbox_is_used_or_refused(
-    home: Path, tasks: Path, tmp_path_factory: pytest.TempPathFactory, name: str, status: str
+    home: Path, tasks: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Under plain `inspect eval --sandbox belljar`, from another directory: never the default image
     instead."""
@@ -217,7 +216,8 @@ def test_a_samples_own_sandbox_is_used_or_refused(
     (tasks / "compose_7.yaml").write_text(COMPOSE)
     (tasks / "values.yaml").write_text("replicas: 2\n")
     logs = tmp_path_factory.mktemp("logs")
-    words = ["eval", f"{tasks}/tasks.py@{name}", "--sandbox", "belljar", "--model", "mockllm/model"]
+    named = [f"{tasks}/tasks.py@{name}" for name in ("brings", "built")]
+    words = ["eval", *named, "--sandbox", "belljar", "--model", "mockllm/model"]
     done = subprocess.run(
         [sys.executable, "-m", "inspect_ai", *words, "--log-dir", str(logs), "--display", "plain"],
         cwd=logs,
@@ -226,12 +226,12 @@ def test_a_samples_own_sandbox_is_used_or_refused(
         timeout=300,
         check=False,
     )
-    (log,) = logs.glob("*.eval")
-    logged = read_eval_log(str(log))
-    assert logged.status == status, done.stdout + done.stderr
-    if status == "success":
-        assert logged.samples is not None
-        assert (logged.samples[0].scores or {})["said"].value == 1
+    read = {log.eval.task: log for log in map(read_eval_log, map(str, logs.glob("*.eval")))}
+    statuses = {name: log.status for name, log in read.items()}
+    assert statuses == {"brings": "success", "built": "error"}, done.stdout + done.stderr
+    samples = read["brings"].samples
+    assert samples is not None
+    assert (samples[0].scores or {})["said"].value == 1
 
 
 def test_bad_input(home: Path, tasks: Path) -> None:
@@ -282,7 +282,7 @@ def last_cell(home: Path) -> tuple[Path, CellFindings]:
     return run_dir, cell
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)])
 def test_an_interrupt_leaves_nothing(home: Path, tasks: Path, number: signal.Signals) -> None:
     """The cell is destroyed, the ledger is sealed, the exit code is 130."""
     before = attach_sockets(home)
@@ -319,7 +319,7 @@ def test_an_interrupt_during_preparation_is_no_missing_evidence(home: Path, task
     assert (cell.preparing, cell.clean, bool(cell.operations)) == (True, True, True)
 
 
-@pytest.mark.parametrize("word", ["naps", "waits"])
+@pytest.mark.parametrize("word", ["naps", pytest.param("waits", marks=pytest.mark.thorough)])
 def test_what_nohup_ignores_stays_ignored(home: Path, tasks: Path, word: str) -> None:
     """A run that is started with SIGHUP and SIGINT ignored goes on when they come; SIGTERM still ends it in order."""
     line = command("run", "--policy", "low", "--model", "mockllm/model", "--json", f"tasks.py@{word}")

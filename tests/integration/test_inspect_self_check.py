@@ -22,6 +22,10 @@ ROOT_CANNOT = {
 }
 
 
+# Each waits for seconds; the contract's tests show the same in every tier.
+for _slow in ("test_exec_timeout_kills_process", "test_exec_timeout_kills_child_processes"):
+    pytest.mark.thorough_in("gvisor", "microvm")(globals()[_slow])
+
 CELLS = (
     "microvm-user-asyncio",
     pytest.param("microvm-root-trio", marks=pytest.mark.thorough),

@@ -29,6 +29,12 @@ NETWORK = """network:
     page: {kind: http, names: [page.example], routes: [{path: /, body: x}]}
 """
 TIERS = ("container", "gvisor", "microvm")
+OWNERS = [
+    *((tier, owner_is) for tier in TIERS for owner_is in ("well", "dead")),
+    ("container", "stopped"),
+    *(pytest.param(tier, "stopped", marks=pytest.mark.thorough) for tier in ("gvisor", "microvm")),
+]
+"""A stopped owner takes 5 s to be given up, by code that knows no tier."""
 
 
 def policy_of(folder: Path, tier: str, more: str = "") -> Path:
@@ -86,8 +92,7 @@ def killed(belljar: Belljar, *words: str, code: int = 0) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
-@pytest.mark.parametrize("tier", TIERS)
-@pytest.mark.parametrize("owner_is", ["well", "stopped", "dead"])
+@pytest.mark.parametrize(("tier", "owner_is"), OWNERS)
 def test_a_cell_is_killed_whatever_its_owner_does(belljar: Belljar, tmp_path: Path, tier: str, owner_is: str) -> None:
     """Processes, groups, files and the entry are gone; an owner that lives is told, one that hangs or is dead saves nothing."""
     with an_owner(belljar, policy_of(tmp_path, tier)) as (process, entries):
@@ -113,6 +118,7 @@ def test_a_cell_is_killed_whatever_its_owner_does(belljar: Belljar, tmp_path: Pa
 
 
 @pytest.mark.parametrize("tier", ["container", "microvm"])
+@pytest.mark.thorough_in("container")
 def test_a_range_ends_whole(belljar: Belljar, tmp_path: Path, tier: str) -> None:
     """Named by its cell, with an owner that hangs: gateway, supervisor, wire and cell are gone."""
     with an_owner(belljar, policy_of(tmp_path, tier, NETWORK)) as (process, entries):
@@ -183,6 +189,7 @@ async def test_a_cell_that_is_made_meanwhile_is_refused(
 
 
 @pytest.mark.anyio
+@pytest.mark.thorough_in("trio")
 async def test_whoever_waits_on_it_is_told(vm_home: Path) -> None:
     """From within the same process: a command that runs raises, so does the next one; an idle cell of a pool is killed too."""
     async with open_pool("low", size=1, home=vm_home) as pool, open_cell("low", home=vm_home) as cell:

@@ -212,6 +212,7 @@ async def test_killed_mid_command(vm_home: Path, made_of: Parts) -> None:
     assert left_of(vm_home) == []
 
 
+@pytest.mark.thorough_in("trio")
 async def test_the_lifetime_is_the_cause(vm_home: Path, made_of: Parts) -> None:
     """At the deadline the supervisor ends the cell whatever its owner does, and the cause says so."""
     plan, image, kernel = made_of

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.processes import quick_command
 
 from belljar.ledger import verify
 
@@ -99,7 +99,7 @@ def tasks(tmp_path: Path) -> Path:
 def belljar_run(tasks: Path, *arguments: str, **variables: str) -> tuple[int, dict[str, Any], str]:
     """`belljar run --json …`: exit code, what it printed, and its standard error."""
     done = subprocess.run(
-        [sys.executable, "-m", "belljar", "run", "--json", *arguments],
+        quick_command("run", "--json", *arguments),
         cwd=tasks,
         env={**os.environ, **variables},
         capture_output=True,

@@ -250,6 +250,7 @@ def test_vmm_killed_mid_command(user: UsersBelljar) -> None:
     assert "cell.failed" in kinds(user)
 
 
+@pytest.mark.thorough  # by default as part of the contract
 def test_lifetime_ends_the_cell(user: UsersBelljar) -> None:
     """The supervisor, which is this user's too, holds the deadline."""
     short = policy(user, "belljar: 1\nname: short\nrisk: high\nresources: {lifetime: 10s, exec_timeout: 10s}\n")

@@ -262,6 +262,7 @@ def test_the_sink_answers_for_every_address(who: Who) -> None:
 
 
 @pytest.mark.parametrize("change", ["flush", "add"])
+@pytest.mark.thorough_in("user")
 def test_changed_rules_end_the_range(who: Who, change: str) -> None:
     """Rules flushed, or a table added, by hand: heard at once, whatever the interval; it is a
     breach, on record, and both processes are dead.
@@ -374,6 +375,7 @@ def _none_of(processes: list[ProcessId]) -> Callable[[], bool]:
     return lambda: not any(is_alive(process) for process in processes)
 
 
+@pytest.mark.thorough_in("user")
 def test_twenty_at_once_and_none_reaches_another(who: Who) -> None:
     """Twenty ranges share one fork server and nothing else: each cell gets its own gateway, and
     none its neighbour's.
@@ -431,6 +433,7 @@ def test_a_guest_that_floods_the_record_ends_its_range(tmp_path: Path) -> None:
     assert_bounded(Who(None, tmp_path).run("flood_by_guest"))
 
 
+@pytest.mark.thorough_in("user")
 def test_a_scan_of_all_ports_is_counted_whole_and_told_in_few_words(who: Who) -> None:
     """65,535 knocks: every one that its own port's queue had room for is in the counters, and the
     record has the first hundred of each reason and sums.
@@ -446,6 +449,7 @@ def test_a_scan_of_all_ports_is_counted_whole_and_told_in_few_words(who: Who) ->
     assert 200 < seen["packets"] <= 65535
 
 
+@pytest.mark.thorough_in("user")
 def test_a_record_is_read_by_a_process_that_is_shut_in(who: Who) -> None:
     """It tells what was asked; out of memory or time it tells no more, which is on record with the
     reason; it has no network, file, right or way to get one.

@@ -354,6 +354,7 @@ def started(host: Host, *args: str) -> subprocess.Popen[bytes]:
         ("supervisor", "start", "gvisor"),
     ],
 )
+@pytest.mark.thorough_in("gvisor")
 def test_a_part_is_killed(victim: str, moment: str, tier: str, host: Host, policy: Callable[..., str]) -> None:
     """SIGKILL as soon as it is there (the fork server: as soon as it has a child; before that another takes its place), or while a request is half sent: the range
     ends, which one died is said, exit 5.

@@ -9,6 +9,7 @@ pytestmark = [pytest.mark.root, pytest.mark.slow]
 who, installed = ranges.who, ranges.installed
 
 
+@pytest.mark.thorough_in("user")
 def test_no_cell_sends_faster_than_it_is_recorded(who: ranges.Who) -> None:
     """As fast as they can, whole segments and then the smallest datagrams: a port has its rate, whoever sends waits, nothing is lost and every frame is on record."""
     seen = who.run("heavy")
@@ -24,6 +25,7 @@ def test_no_cell_sends_faster_than_it_is_recorded(who: ranges.Who) -> None:
         assert counters["packets_not_recorded"] == 0
 
 
+@pytest.mark.thorough_in("user")
 def test_what_is_refused_at_the_very_end_is_in_an_event_or_counted(who: ranges.Who) -> None:
     """A range is ended at once after a burst, or within one: events' counts, lost ones and those beyond the rate of logging make up what the rules counted, which is
     what the host's own tool says and what was sent.

@@ -192,6 +192,7 @@ async def test_a_blow_between_two_cells_of_a_range(home: Path, tmp_path: Path, b
 
 
 @pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.thorough_in("gvisor")
 async def test_what_a_cell_reaches(tier: str, home: Path, tmp_path: Path) -> None:
     """Stand-ins by name, with TLS that curl and Python trust; a target cell on its named port alone; no other name, address or port. All on record."""
     async with recorded(tier) as run:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.integration.processes import quick_command
 
 from belljar.cell import Cell, open_cell, start_run
 from belljar.events import Kind
@@ -88,6 +88,7 @@ async def said(cell: Cell, command: str) -> str:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("tier", ["container", "gvisor"])
+@pytest.mark.thorough_in("trio")
 async def test_a_tasks_files_and_names_are_in_its_cells(
     home: Path, task: Path, monkeypatch: pytest.MonkeyPatch, tier: str
 ) -> None:
@@ -166,7 +167,7 @@ def test_a_path_of_each_samples_metadata(home: Path, tmp_path: Path) -> None:
     for name in ("first", "second"):
         (tmp_path / "challenges" / name).mkdir(parents=True)
         (tmp_path / "challenges" / name / "flag").write_text(f"flag of {name}")
-    argv = [sys.executable, "-m", "belljar", "run", "--json", "--policy", "low.yaml", "--model", "mockllm/model"]
+    argv = quick_command("run", "--json", "--policy", "low.yaml", "--model", "mockllm/model")
     done = subprocess.run([*argv, "task.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     said = json.loads(done.stdout)

@@ -214,7 +214,7 @@ def test_the_budget_is_the_range_s(tmp_path: Path, world: World) -> None:
     """An answer larger than it is cut off, which is told once; then nothing is dialled."""
 
     def act(curl: Client) -> dict[str, Any]:
-        return {"large": curl("small.example", "/large"), "after": curl("small.example")}
+        return {"large": curl("small.example", "/large", "--max-time", "5"), "after": curl("small.example")}
 
     scene, seen = with_client(tmp_path, world, act)
     assert len(seen["large"][1]) < BUDGET

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_plus, urlsplit
 
 import pytest
+from tests.integration.processes import quick_command
 
 from belljar.events import Kind
 from belljar.ledger import Line, read_events, verify
@@ -25,7 +25,7 @@ def test_the_shop_is_broken_into_and_the_record_shows_how(home: Path) -> None:
     the report of that sample.
     """
     done = subprocess.run(
-        [sys.executable, "-m", "belljar", "run", "--json", str(EXAMPLE / "web_range.py")],
+        quick_command("run", "--json", str(EXAMPLE / "web_range.py")),
         capture_output=True,
         text=True,
         timeout=550,

@@ -1,0 +1,158 @@
+"""A Python process that has imported what `belljar run` imports of others (5 s of processor time), and forks for each command.
+
+`server SOCKET` is that process; `client SOCKET ARGS…` runs `python -m belljar ARGS…` in a fork of it, with the client's own arguments, environment,
+directory and streams, and ends with its exit code. If the client ends first, the command is killed. Nothing of Belljar is imported beforehand. What
+depends on signals, on a session of its own or on the start itself is tested with real processes.
+"""
+
+import array
+import contextlib
+import os
+import select
+import socket
+import sys
+
+_EXIT_BYTES = 4
+_OTHERS = (
+    "inspect_ai._cli.main",
+    "inspect_ai._eval.eval",
+    "inspect_evals._registry",
+    "inspect_ai.model._providers.mockllm",
+)
+_OTHERS_BY_NEED = (
+    *(
+        "openai.types.responses",
+        "openai.types.chat",
+        "openai.resources",
+        "mcp",
+        "markdown_it",
+        "fastapi",
+        "uvicorn",
+        "starlette.testclient",
+    ),
+    *(
+        "ruamel.yaml",
+        "cryptography.hazmat.primitives.asymmetric.ed25519",
+        "opentelemetry.trace",
+        "wsproto",
+        "email_validator",
+        "rich.markdown",
+    ),
+    *("sse_starlette", "acp", "cryptography.x509"),
+)
+
+
+def client(path: str, arguments: list[str]) -> int:
+    """Pass everything on and wait."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.connect(path)
+        words = [
+            os.getcwd(),  # noqa: PTH109 - pathlib would be a third of a client's time
+            str(len(arguments)),
+            *arguments,
+            *(f"{name}={value}" for name, value in os.environ.items()),
+        ]
+        body = os.memfd_create("request")
+        os.write(body, "\0".join(words).encode(errors="surrogateescape"))
+        fds = array.array("i", [body, 0, 1, 2])
+        sock.sendmsg([b"run"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds.tobytes())])
+        said = sock.recv(_EXIT_BYTES)
+    return int.from_bytes(said, "big") if said else 255
+
+
+def server(path: str) -> None:
+    """Import, listen, fork, until standard input ends."""
+    import gc
+    import importlib
+
+    for name in _OTHERS:
+        importlib.import_module(name)
+    for name in _OTHERS_BY_NEED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    if loaded := [name for name in sys.modules if name.partition(".")[0] == "belljar"]:
+        raise SystemExit(f"this was to be imported by each command: {loaded}")
+    gc.freeze()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(path)
+    listener.listen(64)
+    print("ready", flush=True)
+    serve(listener)
+
+
+def serve(listener: socket.socket) -> None:
+    """One poll of everything: new clients, clients that went away, commands that ended (by their pidfds)."""
+    commands: dict[int, tuple[int, socket.socket]] = {}  # by pidfd: the pid and its client
+    while True:
+        waited: list[int | socket.socket] = [0, listener, *commands, *(sock for _, sock in commands.values())]
+        ready, _, _ = select.select(waited, [], [])
+        if 0 in ready:
+            return
+        for pidfd, (pid, sock) in list(commands.items()):
+            if pidfd in ready:
+                _, status = os.waitpid(pid, 0)
+                code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+                with contextlib.suppress(OSError):
+                    sock.send(code.to_bytes(_EXIT_BYTES, "big"))
+                sock.close()
+                os.close(pidfd)
+                del commands[pidfd]
+            elif sock in ready:  # a client says nothing more: it has ended
+                os.kill(pid, 9)
+        if listener in ready:
+            sock, _ = listener.accept()
+            _, fds, _, _ = socket.recv_fds(sock, 16, 4)
+            if (pid := os.fork()) == 0:
+                for other in (listener, sock, *(one for _, one in commands.values())):
+                    other.close()
+                for pidfd in commands:
+                    os.close(pidfd)
+                run(fds)
+            for fd in fds:
+                os.close(fd)
+            commands[os.pidfd_open(pid)] = (pid, sock)
+
+
+def run(fds: list[int]) -> None:
+    """As `python -m belljar` would."""
+    import atexit
+    import random
+    import runpy
+    import threading
+    import traceback
+
+    with os.fdopen(fds[0], "rb") as file:
+        file.seek(0)
+        folder, count, *words = file.read().decode(errors="surrogateescape").split("\0")
+    for target, fd in enumerate(fds[1:]):
+        os.dup2(fd, target)
+        os.close(fd)
+    os.chdir(folder)
+    sys.argv[1:], variables = words[: int(count)], words[int(count) :]
+    sys.path[0] = folder
+    os.environ.clear()
+    for variable in variables:
+        name, _, value = variable.partition("=")
+        os.environ[name] = value
+    random.seed()
+    code = 0
+    try:
+        runpy.run_module("belljar", run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
+    except BaseException:  # noqa: BLE001 - as the interpreter does
+        traceback.print_exc()
+        code = 1
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "client":
+        sys.exit(client(sys.argv[2], sys.argv[3:]))
+    server(sys.argv[2])
