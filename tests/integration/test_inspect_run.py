@@ -109,7 +109,7 @@ def naps() -> Task:
 def quick() -> Task:
     return Task(dataset=[Sample(id="quick", input="x")], solver=run("true"))
 """
-POLICY = 'belljar: 1\nrisk: high\nenv:\n  FLAG: "${SAMPLE_METADATA_FLAG}"\n'
+POLICY = 'belljar: 1\nrisk: low\nenv:\n  FLAG: "${SAMPLE_METADATA_FLAG}"\n'
 COMPOSE = "services:\n  default:\n    image: default\n    working_dir: /tmp\n    network_mode: none\n    command: tail -f /dev/null\n"
 
 
