@@ -86,7 +86,11 @@ def table(head: tuple[str, ...], rows: Iterator[tuple[object, ...]]) -> str:
 
 def commands() -> Iterator[tuple[str, click.Command, click.Context]]:
     """Each command and subcommand with its full name."""
-    top = click.Context(root, info_name="belljar", terminal_width=HELP_WIDTH)
+    # click keeps a command's help option from its first context: all of them have the same names
+    names = root.context_settings["help_option_names"]
+    top = click.Context(
+        root, info_name="belljar", terminal_width=HELP_WIDTH, help_option_names=names
+    )
     for name in COMMANDS:
         command = root.get_command(top, name)
         if command is None:
