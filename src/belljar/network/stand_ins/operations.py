@@ -207,12 +207,15 @@ class _Reader:
                     )
                 except KeyError:
                     self.wrong(path, f"{quoted(value)} leads nowhere, or round in a circle")
-            elif (
-                path[-1:] == ("pattern",)
-                and isinstance(value, str)
-                and (message := pattern_problem(value))
-            ):
-                self.wrong(path, f"{quoted(value)}: {message}")
+            elif path[-1:] == ("pattern",) and isinstance(value, str):
+                self.pattern(path, value)
+            elif path[-1:] == ("patternProperties",) and isinstance(value, Mapping):
+                for name in value:
+                    self.pattern((*path, name), name, key=True)
+
+    def pattern(self, path: Pointer, pattern: str, *, key: bool = False) -> None:
+        if message := pattern_problem(pattern):
+            self.wrong(path, f"{quoted(pattern)}: {message}", key=key)
 
     def path(self, path: str) -> Iterator[Operation]:
         at: Pointer = ("paths", path)

@@ -11,9 +11,10 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from importlib import import_module
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import unquote
 
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
@@ -24,10 +25,11 @@ from referencing.jsonschema import DRAFT202012
 
 MAX_TEXT: Final = 4096
 _MAX_REPEATS: Final = 256
+_MAX_POSITIONS: Final = 1000
 _CLASSES: Final = {
     "CATEGORY_DIGIT": "0123456789",
     "CATEGORY_WORD": "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_",
-    "CATEGORY_SPACE": " ",
+    "CATEGORY_SPACE": " \t\n\r\f\v",
 }
 _USUAL: Final = (
     "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:/@ "
@@ -36,6 +38,10 @@ _USUAL: Final = (
 
 
 class _UnsolvedError(Exception):
+    pass
+
+
+class _AmbiguousError(Exception):
     pass
 
 
@@ -53,8 +59,9 @@ def pattern_problem(pattern: object) -> str:
         return "a pattern is text"
     try:
         compiled(pattern)
-        if _nested(_parsed(pattern), inside=False):
-            return "a repetition without a bound inside another can take for ever on a hostile text"
+        _check_repeats(_parsed(pattern), inside=False)
+    except _AmbiguousError as exc:
+        return f"{exc} can take for ever on a hostile text"
     except (re.error, RecursionError, OverflowError) as exc:
         return f"can't be read: {exc}"
     return ""
@@ -66,30 +73,112 @@ def _parsed(pattern: str) -> Any:  # noqa: ANN401 - the parser's own types are p
         return import_module("re._parser").parse(pattern)
 
 
-def _nested(items: Any, *, inside: bool) -> bool:  # noqa: ANN401 - the parser's
+def _check_repeats(items: Any, *, inside: bool) -> None:  # noqa: ANN401 - the parser's
+    """Raises `_AmbiguousError`. `inside`: of a repetition without a bound."""
     for operator, argument in items:
-        name = str(operator)
-        if name in ("MAX_REPEAT", "MIN_REPEAT"):
-            endless = argument[1] > _MAX_REPEATS
-            if (endless and inside) or _nested(argument[2], inside=inside or endless):
-                return True
-        elif any(_nested(part, inside=inside) for part in _inner(name, argument)):
-            return True
-    return False
+        match str(operator):
+            case "MAX_REPEAT" | "MIN_REPEAT":
+                is_endless = argument[1] > _MAX_REPEATS
+                if is_endless and inside:
+                    raise _AmbiguousError("a repetition without a bound inside another")
+                _check_repeats(argument[2], inside=inside or is_endless)
+                if is_endless:
+                    _Automaton(argument[2]).check()
+            case "SUBPATTERN":
+                _check_repeats(argument[-1], inside=inside)
+            case "BRANCH":
+                for branch in argument[1]:
+                    _check_repeats(branch, inside=inside)
+            case "ASSERT" | "ASSERT_NOT":
+                _check_repeats(argument[1], inside=inside)
+            case "ATOMIC_GROUP":
+                _check_repeats(argument, inside=inside)
+            case "POSSESSIVE_REPEAT":
+                _check_repeats(argument[2], inside=inside)
 
 
-def _inner(name: str, argument: Any) -> list[Any]:  # noqa: ANN401 - the parser's
-    if name == "SUBPATTERN":
-        return [argument[-1]]
-    if name == "BRANCH":
-        return list(argument[1])
-    return (
-        [argument[1]]
-        if name in ("ASSERT", "ASSERT_NOT")
-        else [argument]
-        if name == "ATOMIC_GROUP"
-        else []
-    )
+_Part: TypeAlias = tuple[list[int], list[int], bool]  # first and last positions; can be empty
+
+
+class _Automaton:
+    """A repetition's body as Glushkov's automaton: a position for each character that it reads.
+
+    Where no character leads to two positions, a text is matched in one way at most, so giving up
+    takes no exponential time. Characters are compared as far as `_allowed` knows them.
+    """
+
+    def __init__(self, body: Any) -> None:  # noqa: ANN401 - the parser's
+        self.chars: list[frozenset[str]] = []
+        self.following: list[list[int]] = []
+        first, last, _ = self.sequence(body)
+        self.link(last, first)
+
+    def check(self) -> None:
+        for following in self.following:
+            seen: set[str] = set()
+            for position in following:
+                if seen & self.chars[position]:
+                    raise _AmbiguousError("a repetition that can match one text in several ways")
+                seen |= self.chars[position]
+
+    def link(self, before: list[int], after: list[int]) -> None:
+        for position in before:
+            self.following[position] += after
+
+    def sequence(self, items: Any) -> _Part:  # noqa: ANN401 - the parser's
+        first, last, is_empty = list[int](), list[int](), True
+        for operator, argument in items:
+            starts, ends, can_be_empty = self.part(str(operator), argument)
+            self.link(last, starts)
+            first += starts if is_empty else []
+            last = [*ends, *(last if can_be_empty else [])]
+            is_empty = is_empty and can_be_empty
+        return first, last, is_empty
+
+    def part(self, name: str, argument: Any) -> _Part:  # noqa: ANN401 - the parser's
+        match name:
+            case "AT" | "ASSERT" | "ASSERT_NOT":
+                return [], [], True
+            case "SUBPATTERN":
+                return self.sequence(argument[-1])
+            case "ATOMIC_GROUP":
+                return self.sequence(argument)
+            case "BRANCH":
+                parts = [self.sequence(branch) for branch in argument[1]]
+                empty = sum(part[2] for part in parts)
+                if empty > 1:
+                    raise _AmbiguousError("a repetition with two empty alternatives")
+                starts = [position for part in parts for position in part[0]]
+                ends = [position for part in parts for position in part[1]]
+                return starts, ends, bool(empty)
+            case "MAX_REPEAT" | "MIN_REPEAT" | "POSSESSIVE_REPEAT":
+                return self.repeat(*argument)
+        known = {chr(argument)} if name == "LITERAL" else set(_USUAL)
+        if name in ("IN", "NOT_LITERAL", "CATEGORY"):
+            with suppress(_UnsolvedError):
+                known = set(_allowed(name, argument))
+        self.chars.append(frozenset(known))
+        self.following.append([])
+        if len(self.chars) > _MAX_POSITIONS:
+            raise _AmbiguousError("a repetition of something that long")
+        return [len(self.chars) - 1], [len(self.chars) - 1], False
+
+    def repeat(self, low: int, high: int, body: Any) -> _Part:  # noqa: ANN401 - the parser's
+        if not high:
+            return [], [], True
+        first, last, is_empty = self.sequence(body)
+        if is_empty and (low == 0 or high > 1):
+            raise _AmbiguousError("a repetition of something that may be empty")
+        if high > _MAX_REPEATS:  # possessive: others without a bound are refused here
+            self.link(last, first)
+            return first, last, low == 0
+        before, ends = last, list(last) if low <= 1 else []
+        for count in range(2, high + 1):
+            starts, last, _ = self.sequence(body)
+            self.link(before, starts)
+            before = last
+            ends += last if count >= low else []
+        return first, ends, low == 0
 
 
 def text_for(pattern: str, least: int, most: int, index: int) -> str | None:
@@ -177,7 +266,8 @@ Pointer = tuple["str | int", ...]
 MAX_ERRORS: Final = 5
 MAX_REFERENCES: Final = 10_000
 MAX_PATTERN_TEXT: Final = 1000
-"""A longer text fails any `pattern`: no guest may make an author's expression slow."""
+"""A longer text fails any `pattern`, a longer name any `patternProperties`: no guest may make an
+author's expression slow."""
 _DATA: Final = frozenset({"example", "examples", "default", "enum", "const"})
 _URN: Final = "urn:openapi"
 _REF: Final = Draft202012Validator.VALIDATORS["$ref"]
@@ -247,6 +337,7 @@ class Schemas:
         self._validator = extend(Draft202012Validator, {"pattern": _matches, "$ref": self._counted})
         self.is_30 = str(document.get("openapi", "")).startswith("3.0")
         self.hidden = "readOnly" if side == "request" else "writeOnly"
+        self.has_name_patterns = False
         self.root = self._converted(document)
         self._registry: Any = Registry().with_resource(_URN, DRAFT202012.create_resource(self.root))
 
@@ -257,6 +348,7 @@ class Schemas:
             return value
         if self.is_30 and isinstance(value.get("$ref"), str):
             return {"$ref": value["$ref"]}
+        self.has_name_patterns |= "patternProperties" in value
         # An answer's or parameter's `examples` is a mapping of names; a property may be called
         # `example`: then it holds a schema, which is converted all the same.
         new = {
@@ -308,6 +400,9 @@ class Schemas:
 
     def errors(self, path: Pointer, value: object) -> list[tuple[str, str]]:
         """Where a value breaks the schema, and how; at most `MAX_ERRORS`."""
+        # Other keywords look names up in `patternProperties`, too: so none gets that far.
+        if self.has_name_patterns and _has_long_name(value):
+            return [("", "a property's name is too long")]
         try:
             found = []
             for error in self.validator(path).iter_errors(value):
@@ -356,6 +451,19 @@ class Schemas:
             return bool(validator.is_valid(value))
         except (RecursionError, _TooManyReferencesError):
             return False
+
+
+def _has_long_name(value: object) -> bool:
+    todo = [value]
+    while todo:
+        part = todo.pop()
+        if isinstance(part, dict):
+            if any(len(name) > MAX_PATTERN_TEXT for name in part):
+                return True
+            todo += part.values()
+        elif isinstance(part, list):
+            todo += part
+    return False
 
 
 def _is_schema(item: object) -> bool:

@@ -179,6 +179,7 @@ MISTAKES = {
     "openapi: 3.0.0\npaths:\n  /:\n    $ref: '#/x'": "4:11: paths./.$ref: `#/x` leads nowhere",
     "openapi: 3.1.0\nx: {$ref: '#/x'}\npaths: {/: {}}": "2:11: x.$ref: `#/x` leads nowhere, or round in a circle",
     "openapi: 3.1.0\npaths: {/: {}}\ncomponents: {schemas: {A: {type: strng}}}": "3:27: components.schemas.A: not a schema at type",
+    "openapi: 3.1.0\npaths: {/: {}}\ncomponents: {schemas: {A: {patternProperties: {'(ab|a|b)*c': {}}}}}": "3:48: components.schemas.A.patternProperties.(ab|a|b)*c: ",
     "openapi: 3.1.0\npaths: {/: {}}\ncomponents: {schemas: {A: {pattern: '(a+)+$'}}}": "can take for ever",
     "openapi: 3.1.0\npaths: {/: {}}\ncomponents: {schemas: {A: {pattern: '('}}}": "can't be read",
     "openapi: 3.1.0\npaths: {/: {get: []}}": "2:18: paths./.get: [] is not of type 'object'",

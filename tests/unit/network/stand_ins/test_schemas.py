@@ -61,6 +61,15 @@ def test_a_pattern_never_sees_a_long_text() -> None:
     assert made.errors(("s", "a"), "a" * (MAX_PATTERN_TEXT + 1)) == [("", "is too long")]
 
 
+def test_a_name_pattern_never_sees_a_long_name() -> None:
+    """Where a document has `patternProperties`, a value with a longer name fails unread."""
+    made = schemas(a={"patternProperties": {"^a*$": {}}, "additionalProperties": False})
+    fits, too_long = {"a" * MAX_PATTERN_TEXT: 1}, [{"b": {"a" * (MAX_PATTERN_TEXT + 1): 1}}]
+    assert made.errors(("s", "a"), fits) == []
+    assert made.errors(("s", "a"), too_long) == [("", "a property's name is too long")]
+    assert schemas(a={}).errors(("s", "a"), too_long) == []
+
+
 @pytest.mark.parametrize("ref", ["other.yaml", "http://a/b", "#name", "//a", ""])
 def test_only_local_references(ref: str) -> None:
     """Anything else is refused."""
