@@ -41,9 +41,10 @@ KINDS: Final[Mapping[str, str]] = {
         *("redis", "postgres", "mcp", "ssh"),
     )
 }
+# Kinds whose `make` gives a coroutine function of a stream instead of an ASGI app
 STREAM_KINDS: Final = frozenset({"smtp", "redis", "postgres", "ssh"})
-"""Kinds whose `make` gives a coroutine function of a stream instead of an ASGI app."""
 
+# Modules the fork server imports, where installed: a confined gateway has no files
 PRELOAD: Final = (
     *KINDS.values(),
     "anyio._backends._asyncio",
@@ -59,7 +60,6 @@ PRELOAD: Final = (
     "referencing.jsonschema",
     "ruamel.yaml",
 )
-"""Modules the fork server imports, where installed: a confined gateway has no files."""
 
 
 def _module(kind: str) -> ModuleType:

@@ -16,14 +16,12 @@ from belljar.network.stand_ins.web import word
 
 M = TypeVar("M")
 READ_BYTES: Final = 32 << 10
-MAX_UNREAD_BYTES: Final = 1 << 20
-"""Of a reader's buffer, which holds less."""
+MAX_UNREAD_BYTES: Final = 1 << 20  # Of a reader's buffer, which holds less
+# From then on the replies so far are sent before the next command is looked at
 MAX_REPLY_BYTES: Final = 64 << 10
-"""From then on the replies so far are sent before the next command is looked at."""
-MAX_TURN_S: Final = 0.05
-"""Then the steps so far are recorded, and other connections served."""
+MAX_TURN_S: Final = 0.05  # Then the steps so far are recorded, and other connections served
+# Names of commands that one event says; the others are counted, and all stand in its body
 MAX_NAMES: Final = 32
-"""Names of commands that one event says; the others are counted, and all stand in its body."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

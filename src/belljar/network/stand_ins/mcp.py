@@ -17,8 +17,8 @@ from belljar.network.stand_ins.web import Answer, App, Request, http_app, json_a
 from belljar.units import printable
 
 SETTINGS: Final = ("token", "server", "tools")
+# Of the protocol, newest first; an unknown one gets the newest, as the specification says
 VERSIONS: Final = ("2025-06-18", "2025-03-26", "2024-11-05")
-"""Of the protocol, newest first; an unknown one gets the newest, as the specification says."""
 _PARSE_ERROR, _INVALID_REQUEST, _NO_METHOD, _INVALID_PARAMS = -32700, -32600, -32601, -32602
 _SESSION: Final = "mcp-session-id"
 _MAX_ID_CHARS: Final = 200

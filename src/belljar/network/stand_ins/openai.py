@@ -32,8 +32,7 @@ from belljar.units import quoted
 SETTINGS: Final = ("model", "models", "api_key")
 MAX_MESSAGES: Final = 4096
 MAX_TOOLS: Final = 128
-MAX_WAITING: Final = 32
-"""Questions that wait for an answer at one time; more are refused with 429."""
+MAX_WAITING: Final = 32  # Questions that wait for an answer at one time; more are refused with 429
 DEFAULT_MODEL: Final = "gpt-4o"
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
 _PIECE_CHARS: Final = 24

@@ -31,8 +31,8 @@ from belljar.network.stand_ins.web import (
     phrase,
 )
 
+# References that examples of a document's answers are held against while it is checked
 MAX_SPENT: Final = 1_000_000
-"""References that examples of a document's answers are held against while it is checked."""
 _MAX_ACCEPTED: Final = 50
 
 

@@ -24,8 +24,8 @@ from belljar.units import quoted
 SETTINGS: Final = ("document", "auth")
 METHODS: Final = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
 MAX_OPERATIONS: Final = 2000
+# Of a server's address, before and after its variables are put in: the rest is not read
 MAX_URL_CHARS: Final = 2048
-"""Of a server's address, before and after its variables are put in: the rest is not read."""
 _DATA: Final = frozenset({"example", "examples", "default", "enum", "const"})
 _STATUS: Final = re.compile(r"[1-5]([0-9]{2}|XX)|default", re.ASCII)
 _PARAMETER: Final = re.compile(r"\{([^{}/]+)\}")

@@ -133,8 +133,8 @@ async def record_change(
     await context.record("network.attempt", {**common, **known, **data}, bodies)
 
 
+# File name and content of a package; the number is its time
 Pack: TypeAlias = Callable[[Mapping[str, Any], int], tuple[str, bytes]]
-"""File name and content of a package; the number is its time."""
 
 
 def made_files(context: StandInContext, pack: Pack) -> Iterator[StoredFile]:

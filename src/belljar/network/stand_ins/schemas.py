@@ -265,9 +265,9 @@ Pointer = tuple["str | int", ...]
 
 MAX_ERRORS: Final = 5
 MAX_REFERENCES: Final = 10_000
+# A longer text fails any `pattern`, a longer name any `patternProperties`: no guest may make an
+# author's expression slow
 MAX_PATTERN_TEXT: Final = 1000
-"""A longer text fails any `pattern`, a longer name any `patternProperties`: no guest may make an
-author's expression slow."""
 _DATA: Final = frozenset({"example", "examples", "default", "enum", "const"})
 _URN: Final = "urn:openapi"
 _REF: Final = Draft202012Validator.VALIDATORS["$ref"]

@@ -168,8 +168,8 @@ class Incoming:
 
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Answer]]
+# `None`: the client has left, there is nobody to answer
 StreamingHandler: TypeAlias = Callable[[Request, Incoming], Awaitable["Answer | None"]]
-"""`None`: the client has left, there is nobody to answer."""
 Cut: TypeAlias = Callable[[Request, str], Awaitable[None]]
 
 

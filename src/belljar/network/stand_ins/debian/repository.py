@@ -21,8 +21,7 @@ from belljar.network.stand_ins.files import StoredFile, open_file
 from belljar.network.stand_ins.registry import PackageFiles
 from belljar.units import printable
 
-MAX_CONTROL_BYTES: Final = 8 << 20
-"""The control archive, packed and unpacked."""
+MAX_CONTROL_BYTES: Final = 8 << 20  # The control archive, packed and unpacked
 MAX_STANZA_BYTES: Final = 256 << 10
 _XZ_MEMORY_BYTES: Final = 128 << 20
 _MAGIC: Final = b"!<arch>\n"

@@ -48,8 +48,7 @@ from belljar.network.stand_ins.web import (
     text_answer,
 )
 
-MAX_REQUEST_BYTES: Final = 4 << 20
-"""Of a fetch: wants and haves, unpacked."""
+MAX_REQUEST_BYTES: Final = 4 << 20  # Of a fetch: wants and haves, unpacked
 MAX_PUSH_BYTES: Final = 32 << 20
 _NO_CACHE: Final = (
     ("cache-control", "no-cache, max-age=0, must-revalidate"),

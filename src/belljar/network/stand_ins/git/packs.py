@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 MAX_OBJECTS: Final = 50_000
-MAX_UNPACKED_BYTES: Final = 64 << 20
-"""All objects of a pack together, deltas carried out."""
+MAX_UNPACKED_BYTES: Final = 64 << 20  # All objects of a pack together, deltas carried out
 COMMIT, TREE, BLOB, TAG = 1, 2, 3, 4
 NAMES: Final = {COMMIT: b"commit", TREE: b"tree", BLOB: b"blob", TAG: b"tag"}
 _OFS_DELTA, _REF_DELTA = 6, 7

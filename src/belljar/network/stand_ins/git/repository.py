@@ -14,8 +14,8 @@ from anyio.lowlevel import checkpoint
 
 from belljar.network.stand_ins.git.packs import BLOB, COMMIT, NAMES, TAG, TREE, GitObject
 
+# What all repositories of a stand-in keep of pushes; beyond, a push is on record and refused
 MAX_PUSHED_BYTES: Final = 64 << 20
-"""What all repositories of a stand-in keep of pushes; beyond, a push is on record and refused."""
 MAX_REFS: Final = 10_000
 MAX_DEPTH: Final = 4
 ZERO: Final = b"0" * 40

@@ -29,8 +29,7 @@ from belljar.network.stand_ins.postgres.sql import (
 
 VERSION: Final = "15.10 (Debian 15.10-0+deb12u1)"
 MAX_REPLY_BYTES: Final = 1 << 20
-MAX_KEPT_CHARS: Final = 128 << 10
-"""Of prepared queries and their parameters."""
+MAX_KEPT_CHARS: Final = 128 << 10  # Of prepared queries and their parameters
 _FULL_VERSION: Final = (
     f"PostgreSQL {VERSION} on x86_64-pc-linux-gnu, compiled by gcc (Debian 12.2.0-14) 12.2.0, "
     f"64-bit"

@@ -28,13 +28,13 @@ _TOKEN: Final = re.compile(
 _UNSUPPORTED: Final = frozenset(
     {"group", "having", "join", "left", "inner", "union", "with", "window", "natural"}
 )
+# Functions that an ordinary login may not call
 _FOR_ROLES: Final = ("pg_read_", "pg_ls_", "pg_stat_file", "lo_", "pg_terminate", "pg_reload")
-"""Functions that an ordinary login may not call."""
 _NO_ALIAS: Final = _UNSUPPORTED | {"as", "from", "where", "order", "limit", "offset", "on"}
 
 
+# What a hot standby answers now and then: here to all that this module doesn't know
 UNSUPPORTED: Final = ("40001", "canceling statement due to conflict with recovery")
-"""What a hot standby answers now and then: here to all that this module doesn't know."""
 
 
 class SqlError(Exception):

@@ -12,22 +12,21 @@ from typing import Final
 from belljar.dataclass import dataclass
 from belljar.network.stand_ins.conversation import MessageReader
 
-MAX_STARTUP_BYTES: Final = 10_000
-"""As the real server's."""
+MAX_STARTUP_BYTES: Final = 10_000  # As the real server's
 MAX_PASSWORD_BYTES: Final = 8 << 10
+# A real server takes more: what is larger is refused as it refuses what it finds too large
 MAX_MESSAGE_BYTES: Final = 64 << 10
-"""A real server takes more: what is larger is refused as it refuses what it finds too large."""
 SSL_REQUEST: Final = 80_877_103
 GSS_REQUEST: Final = 80_877_104
 CANCEL_REQUEST: Final = 80_877_102
 PROTOCOL_MAJOR: Final = 3
+# Object id and size
 TYPES: Final[Mapping[str, tuple[int, int]]] = {
     "integer": (23, 4),
     "text": (25, -1),
     "bigint": (20, 8),
     "name": (19, 64),
 }
-"""Object id and size."""
 _INTEGERS: Final = frozenset({20, 21, 23})
 
 

@@ -22,8 +22,8 @@ from belljar.network.stand_ins.web import (
 
 MAX_PARTS: Final = 2000
 MAX_HEADER_BYTES: Final = 16 << 10
+# All fields together. What goes beyond is dropped, and `Form.cut` says so.
 MAX_FIELD_BYTES: Final = 1 << 20
-"""All fields together. What goes beyond is dropped, and `Form.cut` says so."""
 _BOUNDARY: Final = re.compile(rb"[0-9A-Za-z'()+_,\-./:=? ]{1,70}")
 
 

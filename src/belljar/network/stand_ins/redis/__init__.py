@@ -19,8 +19,7 @@ from belljar.network.stand_ins.redis.wire import Command, Error, Reader, Reply, 
 VERSION: Final = "7.0.15"
 DATABASES: Final = 16
 MAX_PATTERN_BYTES: Final = 256
-MAX_GLOBS: Final = 16
-"""Wildcard patterns of one `CONFIG GET`; further ones match nothing."""
+MAX_GLOBS: Final = 16  # Wildcard patterns of one `CONFIG GET`; further ones match nothing
 _WILDCARDS: Final = frozenset(b"*?[")
 _OK: Final = Status(b"OK")
 _WRONG_TYPE: Final = Error(b"WRONGTYPE Operation against a key holding the wrong kind of value")
@@ -300,8 +299,7 @@ class RedisSession:
 
 
 _MANY: Final = 1 << 10
-_FREE: Final = frozenset({b"auth", b"hello", b"quit"})
-"""What who isn't logged in may say."""
+_FREE: Final = frozenset({b"auth", b"hello", b"quit"})  # What who isn't logged in may say
 Method: TypeAlias = Callable[[RedisSession, tuple[bytes, ...]], Reply]
 
 

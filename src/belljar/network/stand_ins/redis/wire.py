@@ -15,11 +15,10 @@ from belljar.network.stand_ins.conversation import MessageReader
 MAX_LINE_BYTES: Final = 64 << 10
 MAX_ARGUMENTS: Final = 1024
 MAX_ARGUMENT_BYTES: Final = 64 << 10
+# A real server takes more: what is larger is refused as it refuses what it finds too large
 MAX_COMMAND_BYTES: Final = 128 << 10
-"""A real server takes more: what is larger is refused as it refuses what it finds too large."""
 STRANGER_ARGUMENTS: Final = 10
-STRANGER_ARGUMENT_BYTES: Final = 16 << 10
-"""Of who isn't logged in, as real servers bound it."""
+STRANGER_ARGUMENT_BYTES: Final = 16 << 10  # Of who isn't logged in, as real servers bound it
 _NUMBER: Final = re.compile(rb"-?[0-9]{1,18}")
 _WORD: Final = re.compile(rb"\"((?:[^\"\\]|\\.)*)\"|'((?:[^'\\]|\\.)*)'|([^\s\"']+)", re.DOTALL)
 _ESCAPE: Final = re.compile(rb"\\(?:x([0-9a-fA-F]{2})|(.))", re.DOTALL)

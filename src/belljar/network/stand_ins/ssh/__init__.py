@@ -65,8 +65,8 @@ _NAMES: Final = {
     GLOBAL_REQUEST: "global request",
     CHANNEL_OPEN: "open",
 }
+# Messages of every phase that are no request: ignore, unimplemented, debug
 _SILENT: Final = frozenset({2, UNIMPLEMENTED, 4})
-"""Messages of every phase that are no request: ignore, unimplemented, debug."""
 _PROTOCOL_ERROR: Final = 2
 _TOO_MANY_ATTEMPTS: Final = 2
 _PROHIBITED: Final = 1

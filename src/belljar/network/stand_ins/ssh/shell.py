@@ -13,11 +13,9 @@ from typing import ClassVar, Final, TypeAlias
 from belljar.dataclass import dataclass
 from belljar.network.stand_ins.ssh.wire import Fields, Malformed, number, text
 
-MAX_LINE_CHARS: Final = 4095
-"""As a terminal's line has."""
+MAX_LINE_CHARS: Final = 4095  # As a terminal's line has
 MAX_WORDS: Final = 256
-MAX_OUTPUT_CHARS: Final = 256 << 10
-"""Of one line; what would be more is left out."""
+MAX_OUTPUT_CHARS: Final = 256 << 10  # Of one line; what would be more is left out
 _KERNEL: Final = "6.1.0-28-amd64"
 _BUILT: Final = "#1 SMP PREEMPT_DYNAMIC Debian 6.1.119-1 (2024-11-22)"
 _UID: Final = 1001
@@ -280,10 +278,9 @@ MOTD: Final = (
 )
 
 
+# Of output for which the client has no room; a session with more is ended
 MAX_PENDING_BYTES: Final = 1 << 20
-"""Of output for which the client has no room; a session with more is ended."""
-MAX_SENT_BYTES: Final = 32 << 10
-"""Of output in one packet."""
+MAX_SENT_BYTES: Final = 32 << 10  # Of output in one packet
 _ADJUST, _DATA, _EXTENDED, _EOF, _CLOSE, _REQUEST, _SUCCESS, _FAILURE = range(93, 101)
 _CHANNEL_NAMES: Final = {
     _ADJUST: "window",
@@ -311,8 +308,8 @@ class Channel:
     """One session."""
 
     WINDOW_BYTES: ClassVar[int] = 2 << 20
+    # Of input at once: 4,096 empty lines take some 60 ms, in which the gateway waits
     PACKET_BYTES: ClassVar[int] = 4 << 10
-    """Of input at once: 4,096 empty lines take some 60 ms, in which the gateway waits."""
     MESSAGES: ClassVar[tuple[int, int]] = (_ADJUST, _REQUEST)
 
     def __init__(self, host: Host, theirs: int, window: int, max_packet: int) -> None:

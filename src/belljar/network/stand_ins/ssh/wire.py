@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from belljar.dataclass import dataclass
 from belljar.signals.credentials import public_blob
 
+# Of a packet's length field: RFC 4253, 6.1 wants 35,000 to be taken
 MAX_PACKET_BYTES: Final = 36_000
-"""Of a packet's length field: RFC 4253, 6.1 wants 35,000 to be taken."""
 MIN_PADDING_BYTES: Final = 4
 _LENGTH_BYTES: Final = 4
 _TAG_BYTES: Final = 16
@@ -246,6 +246,7 @@ ECDH_INIT: Final = 30
 _ECDH_REPLY: Final = 31
 ED25519: Final = b"ssh-ed25519"
 _METHODS: Final = ("curve25519-sha256", "curve25519-sha256@libssh.org")
+# Bytes of a key
 _CIPHERS: Final[Mapping[str, int]] = {
     "aes128-ctr": 16,
     "aes192-ctr": 24,
@@ -253,7 +254,6 @@ _CIPHERS: Final[Mapping[str, int]] = {
     "aes128-gcm@openssh.com": 16,
     "aes256-gcm@openssh.com": 32,
 }
-"""Bytes of a key."""
 _MACS: Final[Mapping[str, str]] = {"hmac-sha2-256": "sha256", "hmac-sha2-512": "sha512"}
 _OFFERED: Final = (
     _METHODS,
