@@ -246,7 +246,7 @@ def parse_pattern(text: str) -> Pattern:
     return pattern
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Condition:
     """What a reference must find. `expected` may hold templates."""
 
@@ -276,7 +276,7 @@ class Condition:
         return text in found if self.operator == "contains" else found.startswith(text)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Operation:
     """One change of `state` or `session`; `value` may hold templates."""
 

@@ -48,35 +48,14 @@ SETTINGS: Final = ("routes", "state", "static", "session_cookie")
 MAX_ROUTES: Final = 1000
 MAX_DELAY_S: Final = 30.0
 MAX_FILE_BYTES: Final = 256 << 20
-_REPLY: Final = (
-    "status",
-    "headers",
-    "cookies",
-    "type",
-    "body",
-    "json",
-    "file",
-    "template",
-    "redirect",
-    "delay",
-)
-_ROUTE: Final = ("path", "method", "methods", "when", "do", "answers", "websocket")
 _BODIES: Final = ("body", "json", "file", "template", "redirect")
+_REPLY: Final = ("status", "headers", "cookies", "type", *_BODIES, "delay")
+_ROUTE: Final = ("path", "method", "methods", "when", "do", "answers", "websocket")
 _OPERATORS: Final = ("equals", "exists", "contains", "starts")
 _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}", re.ASCII)
 _MEDIA: Final = re.compile(r"[A-Za-z0-9.+-]+/[A-Za-z0-9.+-]+(\s*;[\x20-\x7e]*)?", re.ASCII)
-_FRAMING: Final = frozenset(
-    {
-        "content-length",
-        "transfer-encoding",
-        "connection",
-        "upgrade",
-        "trailer",
-        "te",
-        "content-type",
-        "set-cookie",
-    }
-)
+_FRAMING: Final = ("content-length", "transfer-encoding", "connection", "upgrade", "trailer", "te")
+_OWN_FIELDS: Final = {"content-type": "; write `type`", "set-cookie": "; write `cookies`"}
 
 
 def load_site(settings: Mapping[str, Any], directory: Path | None) -> tuple[Site, Faults]:
@@ -85,33 +64,26 @@ def load_site(settings: Mapping[str, Any], directory: Path | None) -> tuple[Site
     routes = settings.get("routes")
     if isinstance(routes, str):
         document = read_document(directory, routes, what="a file of routes")
-        for other in ("state", "static", "session_cookie"):
-            if other in settings:
-                problems.append(
-                    Fault(path=(other,), message="belongs in the file that `routes` names")
-                )
+        message = "belongs in the file that `routes` names"
+        others = [name for name in SETTINGS[1:] if name in settings]
+        problems += [Fault(path=(name,), message=message) for name in others]
     else:
-        document = Document(
-            source="", value={name: settings[name] for name in SETTINGS if name in settings}
-        )
+        known = {name: settings[name] for name in SETTINGS if name in settings}
+        document = Document(source="", value=known)
     if document.problems:
         return Site(), (*problems, *document.problems)
-    site = _Reader(document, directory).site()
-    return site, (*problems, *document.problems)
+    return _Reader(document, directory).site(), (*problems, *document.problems)
 
 
 class _Reader:
     def __init__(self, document: Document, directory: Path | None) -> None:
         self.document, self.directory = document, directory
+        self.wrong = document.problem
         self.parameters: frozenset[str] = frozenset()
-
-    def wrong(self, path: FieldPath, message: str, *, key: bool = False) -> None:
-        self.document.problem(path, message, key=key)
 
     def mapping(
         self, value: object, path: FieldPath, allowed: tuple[str, ...] = ()
     ) -> dict[str, Any]:
-        """The mapping, without the fields that aren't known; empty when it is none."""
         if not isinstance(value, dict):
             self.wrong(path, f"a mapping is needed, but this is {kind_of(value)}")
             return {}
@@ -126,10 +98,8 @@ class _Reader:
         value = self.mapping(self.document.value, (), SETTINGS)
         routes = value.get("routes", [])
         if not isinstance(routes, list) or len(routes) > MAX_ROUTES:
-            self.wrong(
-                ("routes",),
-                f"a list of at most {MAX_ROUTES} routes is needed, or the name of a file with one",
-            )
+            needed = f"a list of at most {MAX_ROUTES} routes is needed"
+            self.wrong(("routes",), f"{needed}, or the name of a file with one")
             routes = []
         if not value.get("routes") and "static" not in value:
             self.wrong((), "there is nothing to answer: write `routes`, `static` or both")
@@ -141,43 +111,34 @@ class _Reader:
         cookie = value.get("session_cookie", "session")
         if not isinstance(cookie, str) or not _TOKEN.fullmatch(cookie):
             self.wrong(("session_cookie",), f"{quoted(cookie)} is no name of a cookie")
-        return Site(
-            routes=read,
-            state=state,
-            static=self.static(value.get("static", {})),
-            session_cookie=str(cookie),
-        )
+        static = self.static(value.get("static", {}))
+        return Site(routes=read, state=state, static=static, session_cookie=str(cookie))
 
     def unreachable(self, routes: tuple[Route, ...]) -> None:
-        seen: dict[tuple[object, str], int] = {}
+        seen: dict[object, int] = {}
         for index, route in enumerate(routes):
             for method in route.methods:
-                key = (route.pattern.shape, f"{method}{'websocket' if route.websocket else ''}")
+                key = (route.pattern.shape, method, bool(route.websocket))
                 if key in seen:
-                    self.wrong(
-                        ("routes", index, "path"),
-                        f"never reached: routes[{seen[key]}] answers {method} here whatever the "
-                        f"request holds",
+                    answers = (
+                        f"routes[{seen[key]}] answers {method} here whatever the request holds"
                     )
+                    self.wrong(("routes", index, "path"), f"never reached: {answers}")
                 elif not route.conditions:
                     seen[key] = index
 
     def static(self, value: object) -> tuple[tuple[str, str], ...]:
         found = []
-        for prefix, folder in (
-            {"/": value} if isinstance(value, str) else self.mapping(value, ("static",))
-        ).items():
-            path: FieldPath = ("static",) if isinstance(value, str) else ("static", prefix)
+        is_one = isinstance(value, str)
+        folders = {"/": value} if is_one else self.mapping(value, ("static",))
+        for prefix, folder in folders.items():
+            path: FieldPath = ("static",) if is_one else ("static", prefix)
             if not isinstance(folder, str) or not prefix.startswith("/"):
                 self.wrong(path, "a path that begins with `/`, and a directory")
                 continue
-            parts = Path(folder).parts
-            if Path(folder).is_absolute() or ".." in parts:
-                self.wrong(
-                    path,
-                    f"{quoted(folder)} is not below the stand-in's directory: write it relative, "
-                    f"without `..`",
-                )
+            if Path(folder).is_absolute() or ".." in Path(folder).parts:
+                outside = f"{quoted(folder)} is not below the stand-in's directory"
+                self.wrong(path, f"{outside}: write it relative, without `..`")
             elif self.directory is None or not (self.directory / folder).is_dir():
                 self.wrong(path, f"{quoted(folder)} is no directory among the stand-in's files")
             found.append((prefix.rstrip("/") + "/", folder))
@@ -188,13 +149,12 @@ class _Reader:
         pattern = self.pattern(fields.get("path"), path)
         self.parameters = pattern.parameters
         websocket, script = self.websocket(fields, path)
-        replies = self.replies(fields, path) if not websocket else (Reply(),)
         return Route(
             pattern=pattern,
             methods=self.methods(fields, path),
             conditions=self.conditions(fields.get("when", {}), (*path, "when")),
             operations=self.operations(fields.get("do", []), (*path, "do")),
-            replies=replies,
+            replies=(Reply(),) if websocket else self.replies(fields, path),
             websocket=websocket,
             script=script,
         )
@@ -222,111 +182,84 @@ class _Reader:
     def conditions(self, value: object, path: FieldPath) -> tuple[Condition, ...]:
         found = []
         for name, expected in self.mapping(value, path).items():
-            reference = self.reference(name, (*path, name))
-            condition = self.condition(reference, expected, (*path, name)) if reference else None
-            found += [condition] if condition else []
-        return tuple(found)
-
-    def condition(
-        self, reference: Reference, expected: object, path: FieldPath
-    ) -> Condition | None:
-        if not isinstance(expected, dict):
-            return Condition(
-                reference=reference, operator="equals", expected=self.value(expected, path)
-            )
-        if len(expected) != 1 or (name := next(iter(expected))) not in _OPERATORS:
-            self.wrong(path, f"a condition is a value, or one of {listed(_OPERATORS)} with a value")
-            return None
-        wanted = expected[name]
-        if name == "exists" and not isinstance(wanted, bool):
-            self.wrong((*path, name), f"true or false is needed, but this is {kind_of(wanted)}")
-        return Condition(
-            reference=reference, operator=name, expected=self.value(wanted, (*path, name))
-        )
-
-    def operations(self, value: object, path: FieldPath) -> tuple[Operation, ...]:
-        found: list[Operation] = []
-        for index, item in enumerate(value if isinstance(value, list) else [value]):
-            here = (*path, index) if isinstance(value, list) else path
-            for verb, targets in self.mapping(
-                item, here, ("set", "append", "increment", "delete")
-            ).items():
-                pairs = (
-                    [(name, None) for name in targets]
-                    if isinstance(targets, list) and verb == "delete"
-                    else None
-                )
-                if pairs is None:
-                    pairs = list(self.mapping(targets, (*here, verb)).items())
-                found += self.changes(verb, pairs, (*here, verb))
-        return tuple(found)
-
-    def changes(
-        self,
-        verb: Any,  # noqa: ANN401 - one of four words
-        pairs: list[tuple[str, Any]],
-        path: FieldPath,
-    ) -> list[Operation]:
-        found = []
-        for name, value in pairs:
-            here = (*path, name) if verb != "delete" else path
+            here: FieldPath = (*path, name)
             reference = self.reference(name, here)
             if reference is None:
                 continue
-            if reference.root not in ("state", "session") or not reference.steps:
-                self.wrong(
-                    here,
-                    f"only what lies below `state` and `session` can be changed, not "
-                    f"{quoted(name)}",
-                )
-                continue
-            if verb == "increment" and type(value) is not int:
-                self.wrong(here, f"a whole number is needed, but this is {kind_of(value)}")
-                continue
-            found.append(
-                Operation(
-                    verb=verb,
-                    target=reference,
-                    value=self.value(value, here) if verb != "delete" else None,
-                )
-            )
-        return found
+            operator: Any = "equals"
+            if isinstance(expected, dict):
+                if len(expected) != 1 or next(iter(expected)) not in _OPERATORS:
+                    needed = f"a condition is a value, or one of {listed(_OPERATORS)} with a value"
+                    self.wrong(here, needed)
+                    continue
+                ((operator, expected),) = expected.items()
+                here = (*here, operator)
+                if operator == "exists" and not isinstance(expected, bool):
+                    self.wrong(here, f"true or false is needed, but this is {kind_of(expected)}")
+            found.append(Condition(reference, operator, self.value(expected, here)))
+        return tuple(found)
+
+    def operations(self, value: object, path: FieldPath) -> tuple[Operation, ...]:
+        found: list[Operation] = []
+        verbs = ("set", "append", "increment", "delete")
+        for index, item in enumerate(value if isinstance(value, list) else [value]):
+            here = (*path, index) if isinstance(value, list) else path
+            for verb, targets in self.mapping(item, here, verbs).items():
+                if verb == "delete" and isinstance(targets, list):
+                    targets = {str(name): None for name in targets}
+                for name, argument in self.mapping(targets, (*here, verb)).items():
+                    at = (*here, verb) if verb == "delete" else (*here, verb, name)
+                    found += self.change(verb, name, argument, at)
+        return tuple(found)
+
+    def change(
+        self,
+        verb: Any,  # noqa: ANN401 - one of four words
+        name: str,
+        argument: object,
+        path: FieldPath,
+    ) -> list[Operation]:
+        target = self.reference(name, path)
+        if target is None:
+            return []
+        if target.root not in ("state", "session") or not target.steps:
+            what = "only what lies below `state` and `session` can be changed"
+            self.wrong(path, f"{what}, not {quoted(name)}")
+            return []
+        if verb == "increment" and type(argument) is not int:
+            self.wrong(path, f"a whole number is needed, but this is {kind_of(argument)}")
+            return []
+        return [Operation(verb, target, None if verb == "delete" else self.value(argument, path))]
 
     def replies(self, fields: Mapping[str, Any], path: FieldPath) -> tuple[Reply, ...]:
         own = {name: value for name, value in fields.items() if name in _REPLY}
         if "answers" not in fields:
             return (self.reply(own, path),)
+        answers, path = fields["answers"], (*path, "answers")
         if own:
-            self.wrong(
-                (*path, "answers"), f"with `answers`, {listed(own)} belongs into each of them"
-            )
-        answers = fields["answers"]
+            self.wrong(path, f"with `answers`, {listed(own)} belongs into each of them")
         if not isinstance(answers, list) or not 0 < len(answers) <= 1000:
-            self.wrong((*path, "answers"), "a list of 1 to 1000 answers is needed")
+            self.wrong(path, "a list of 1 to 1000 answers is needed")
             return (Reply(),)
         return tuple(
-            self.reply(self.mapping(item, (*path, "answers", n), _REPLY), (*path, "answers", n))
+            self.reply(self.mapping(item, (*path, n), _REPLY), (*path, n))
             for n, item in enumerate(answers)
         )
 
     def reply(self, fields: Mapping[str, Any], path: FieldPath) -> Reply:
         bodies = [name for name in _BODIES if name in fields]
         if len(bodies) > 1:
-            self.wrong(
-                (*path, bodies[1]),
-                f"an answer has one of {listed(_BODIES)}, this has {listed(bodies)}",
-            )
+            one = f"an answer has one of {listed(_BODIES)}"
+            self.wrong((*path, bodies[1]), f"{one}, this has {listed(bodies)}")
         status = fields.get("status", 302 if "redirect" in fields else 200)
         if type(status) is not int or not 200 <= status <= 599:
-            self.wrong(
-                (*path, "status"), f"{quoted(status)} is no status: a whole number from 200 to 599"
-            )
+            what = f"{quoted(status)} is no status: a whole number from 200 to 599"
+            self.wrong((*path, "status"), what)
         media = fields.get("type", _default_media(fields))
         if not isinstance(media, str) or (media and not _MEDIA.fullmatch(media)):
-            self.wrong(
-                (*path, "type"),
-                f"{quoted(media)} is no content type, as in `text/html; charset=utf-8`",
-            )
+            what = f"{quoted(media)} is no content type, as in `text/html; charset=utf-8`"
+            self.wrong((*path, "type"), what)
+        redirect = fields.get("redirect")
         return Reply(
             status=status if type(status) is int else 200,
             headers=self.headers(fields.get("headers", {}), (*path, "headers")),
@@ -336,9 +269,7 @@ class _Reader:
             has_value="json" in fields,
             value=self.value(fields.get("json"), (*path, "json")),
             file=self.file(fields.get("file", ""), (*path, "file")),
-            redirect=self.template(fields["redirect"], (*path, "redirect"))
-            if "redirect" in fields
-            else None,
+            redirect=self.template(redirect, (*path, "redirect")) if "redirect" in fields else None,
             delay_s=self.delay(fields.get("delay"), (*path, "delay")),
         )
 
@@ -356,20 +287,16 @@ class _Reader:
         try:
             return self.named(parse_template(text), here)
         except TemplateError as exc:
-            line, column = (
-                text[: exc.offset].count("\n") + 1,
-                exc.offset - text[: exc.offset].rfind("\n"),
-            )
+            before = text[: exc.offset]
+            line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
             self.wrong(here, f"{fields['template']}:{line}:{column}: {exc}")
             return None
 
     def headers(self, value: object, path: FieldPath) -> tuple[tuple[str, Template], ...]:
         found = []
         for name, text in self.mapping(value, path).items():
-            if not _TOKEN.fullmatch(name) or name.lower() in _FRAMING:
-                hint = {"content-type": "; write `type`", "set-cookie": "; write `cookies`"}.get(
-                    name.lower(), ""
-                )
+            if not _TOKEN.fullmatch(name) or name.lower() in (*_FRAMING, *_OWN_FIELDS):
+                hint = _OWN_FIELDS.get(name.lower(), "")
                 self.wrong((*path, name), f"{quoted(name)} can't be set{hint}", key=True)
             found.append((name.lower(), self.template(text, (*path, name))))
         return tuple(found)
@@ -398,11 +325,8 @@ class _Reader:
         except ValueError:
             seconds = -1.0
         if not 0 <= seconds <= MAX_DELAY_S:
-            self.wrong(
-                path,
-                f"{quoted(value)} is no delay: a duration of at most {MAX_DELAY_S:.0f}s, as in "
-                f"`250ms`",
-            )
+            needed = f"a duration of at most {MAX_DELAY_S:.0f}s, as in `250ms`"
+            self.wrong(path, f"{quoted(value)} is no delay: {needed}")
         return min(max(seconds, 0.0), MAX_DELAY_S)
 
     def websocket(
@@ -429,15 +353,13 @@ class _Reader:
         verb, argument = next(iter(fields.items()))
         if verb == "close":
             if type(argument) is not int or not (argument == 1000 or 3000 <= argument <= 4999):
-                self.wrong(
-                    (*path, verb), f"{quoted(argument)} is no close code: 1000, or 3000 to 4999"
-                )
+                what = f"{quoted(argument)} is no close code: 1000, or 3000 to 4999"
+                self.wrong((*path, verb), what)
             return Line(verb="close", code=argument if type(argument) is int else 1000)
         if verb == "expect" and argument is True:
             return Line(verb="expect")
-        return Line(
-            verb="send" if verb == "send" else "expect", text=self.template(argument, (*path, verb))
-        )
+        text = self.template(argument, (*path, verb))
+        return Line(verb="send" if verb == "send" else "expect", text=text)
 
     def reference(self, text: str, path: FieldPath) -> Reference | None:
         try:
@@ -460,12 +382,9 @@ class _Reader:
 
     def named(self, template: Template, path: FieldPath) -> Template:
         for reference in references(template):
-            if (
-                reference.root == "path"
-                and isinstance(reference.steps[0], str)
-                and reference.steps[0] not in self.parameters
-            ):
-                self.wrong(path, f"the path has no parameter {quoted(reference.steps[0])}")
+            name = reference.steps[0] if reference.root == "path" else None
+            if isinstance(name, str) and name not in self.parameters:
+                self.wrong(path, f"the path has no parameter {quoted(name)}")
         return template
 
     def value(self, value: Any, path: FieldPath) -> Any:  # noqa: ANN401 - any JSON value
@@ -473,11 +392,9 @@ class _Reader:
             return self.template(value, path)
         if isinstance(value, dict):
             return {name: self.value(item, (*path, name)) for name, item in value.items()}
-        return (
-            [self.value(item, (*path, n)) for n, item in enumerate(value)]
-            if isinstance(value, list)
-            else value
-        )
+        if isinstance(value, list):
+            return [self.value(item, (*path, n)) for n, item in enumerate(value)]
+        return value
 
 
 def _default_media(fields: Mapping[str, Any]) -> str:
@@ -485,7 +402,6 @@ def _default_media(fields: Mapping[str, Any]) -> str:
         return "application/json"
     if "redirect" in fields or "file" in fields:
         return ""
-    is_page = str(fields.get("body", "")).lstrip().startswith("<") or str(
-        fields.get("template")
-    ).endswith((".html", ".htm"))
-    return "text/html; charset=utf-8" if is_page else "text/plain; charset=utf-8"
+    is_markup = str(fields.get("body", "")).lstrip().startswith("<")
+    is_page = is_markup or str(fields.get("template")).endswith((".html", ".htm"))
+    return f"text/{'html' if is_page else 'plain'}; charset=utf-8"
