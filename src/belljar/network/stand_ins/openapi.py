@@ -1,9 +1,11 @@
 """The stand-in `openapi`: answers from an OpenAPI 3.0 or 3.1 document.
 
-A request is checked as the document says (parameters, credentials' presence, body) and refused with
-the error that the document describes, else with a usual one. What is answered is the lowest 2xx:
-the author's example, else a value made from the schema, the same each time. Nothing is remembered
-between requests.
+A request is checked against the document: parameters,
+credentials' presence, body. What breaks it gets the error
+that the document describes, else a usual one.
+
+The answer is the lowest 2xx: the author's example,
+else a value made from the schema, the same each time.
 """
 
 from __future__ import annotations
@@ -42,8 +44,10 @@ def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:
     if problems:
         return tuple(problems)
     server = _Server(api)
-    for path, message in server.wrong_schemas():
-        api.document.problem(path, message)
+    for path, _ in walk(server.given.root, ()):
+        is_schema = path[-1] == "schema" or path[:2] == ("components", "schemas") == path[:-1]
+        if is_schema and (message := server.given.fault(path)):
+            api.document.problem(path, message)
     for operation in api.operations if not api.document.problems else ():
         if server.given.spent > MAX_SPENT or len(api.document.problems) >= MAX_PROBLEMS:
             api.document.problem(
@@ -69,65 +73,44 @@ class _Server:
         self.maker = Maker(self.given)
         self.bodies: dict[Pointer, Mapping[str, bytes]] = {}
 
-    def wrong_schemas(self) -> Iterator[tuple[Pointer, str]]:
-        for path, _ in walk(self.given.root, ()):
-            if (
-                path[-1] == "schema" or (path[:2] == ("components", "schemas") and len(path) == 3)
-            ) and (message := self.given.fault(path)):
-                yield path, message
-
     def unanswerable(self, operation: Operation) -> Iterator[tuple[Pointer, str]]:
         if operation.answer is None:
             return
         at, answer = self.api.at(operation.answer)
         content = answer.get("content", {}) if isinstance(answer, dict) else {}
         for media, item in content.items():
-            if _example(item) is None and _is_made(media) and "schema" in item:
-                try:
-                    self.maker.make((*at, "content", media, "schema"))
-                except NoExampleError as exc:
-                    yield (
-                        (*at, "content", media),
-                        f"no valid example can be made from the schema: {exc}; write an `example`",
-                    )
+            try:
+                self.body(media, item, (*at, "content", media))
+            except NoExampleError as exc:
+                what = f"no valid example can be made from the schema: {exc}"
+                yield (*at, "content", media), f"{what}; write an `example`"
 
     async def handle(self, request: Request) -> Answer:
-        found = [
-            (op, names)
-            for op in self.api.operations
+        found = {
+            op.method: (op, names)
+            for op in reversed(self.api.operations)
             if (names := arguments(op, request.raw_path)) is not None
-        ]
+        }
         if not found:
             return json_answer({"message": "Not Found"}, 404)
-        method = (
-            "GET"
-            if request.method == "HEAD" and not any(op.method == "HEAD" for op, _ in found)
-            else request.method
-        )
-        chosen = next(((op, names) for op, names in found if op.method == method), None)
+        is_get = request.method == "HEAD" and "HEAD" not in found
+        chosen = found.get("GET" if is_get else request.method)
         if chosen is None:
-            return json_answer(
-                {"message": "Method Not Allowed"},
-                405,
-                (("allow", ", ".join(sorted({op.method for op, _ in found}))),),
-            )
+            allow = ("allow", ", ".join(sorted(found)))
+            return json_answer({"message": "Method Not Allowed"}, 405, (allow,))
         operation, names = chosen
         if self.auth and not self.authorized(operation, request):
             return self.refusal(operation, 401, "Unauthorized", (("www-authenticate", "Bearer"),))
-        errors = [
+        wrong = (
             *self.wrong_parameters(operation, request, names),
             *self.wrong_body(operation, request),
-        ]
-        if errors:
-            status, message = errors[0]
-            return self.refusal(operation, status, message)
-        return self.answer(operation, request)
+        )
+        return self.refusal(operation, *wrong[0]) if wrong else self.answer(operation, request)
 
     def authorized(self, operation: Operation, request: Request) -> bool:
         """Whether credentials of the right kind are there; which ones doesn't matter."""
-        demands = operation.security
-        return not demands or any(
-            all(self.carried(name, request) for name in demand) for demand in demands
+        return not operation.security or any(
+            all(self.carried(name, request) for name in demand) for demand in operation.security
         )
 
     def carried(self, name: str, request: Request) -> bool:
@@ -157,15 +140,12 @@ class _Server:
 
     def typed(self, path: Pointer, values: list[str], *, explode: bool = True) -> Any:  # noqa: ANN401 - any JSON value
         """Text as the schema's type; text that isn't stays text, and the schema says so."""
-        schema = self.asked.plain(path)
-        kinds = schema.get("type", [])
-        kinds = [kinds] if isinstance(kinds, str) else kinds
-        if "array" in kinds:
-            parts = values if explode and len(values) > 1 else values[0].split(",")
-            item = schema.get("items", {})
-            inner = self.asked.kinds(item)
-            return [_scalar(part, inner) for part in parts]
-        return _scalar(values[0], kinds)
+        kinds = self.asked.kinds(self.asked.plain(path))
+        if "array" not in kinds:
+            return _scalar(values[0], kinds)
+        parts = values if explode and len(values) > 1 else values[0].split(",")
+        inner = self.asked.kinds(self.asked.plain(path).get("items", {}))
+        return [_scalar(part, inner) for part in parts]
 
     def wrong_body(self, operation: Operation, request: Request) -> Iterator[tuple[int, str]]:
         if operation.body is None:
@@ -176,32 +156,23 @@ class _Server:
             if body.get("required") is True:
                 yield 400, "request body is required"
             return
-        media = next(
-            (
-                name
-                for name in (
-                    request.content_type,
-                    f"{request.content_type.partition('/')[0]}/*",
-                    "*/*",
-                )
-                if name in _bare(content)
-            ),
-            None,
-        )
-        if media is None:
-            yield 415, f"unsupported content type '{request.content_type[:80]}'"
+        sent = request.content_type
+        bare = {name.partition(";")[0].strip().lower(): name for name in content}
+        wildcard = f"{sent.partition('/')[0]}/*"
+        written = bare.get(sent) or bare.get(wildcard) or bare.get("*/*")
+        if written is None:
+            yield 415, f"unsupported content type '{sent[:80]}'"
             return
-        written = _bare(content)[media]
         if "schema" not in content[written]:
             return
         schema: Pointer = (*at, "content", written, "schema")
-        if _is_json(request.content_type):
+        if _is_json(sent):
             try:
                 value = parse_json(request.body)
             except ValueError:
                 yield 400, "request body is not valid JSON"
                 return
-        elif request.content_type == "application/x-www-form-urlencoded":
+        elif sent == "application/x-www-form-urlencoded":
             properties = self.asked.plain(schema).get("properties", {})
             value = {
                 name: _scalar(text, self.asked.kinds(properties.get(name, {})))
@@ -226,9 +197,8 @@ class _Server:
         media = accepted(request.header("accept"), tuple(bodies))
         if media is None:
             return json_answer({"message": "Not Acceptable"}, 406)
-        return Answer(
-            status=operation.status, headers=(("content-type", media), *headers), body=bodies[media]
-        )
+        headers = (("content-type", media), *headers)
+        return Answer(status=operation.status, headers=headers, body=bodies[media])
 
     def contents(self, at: Pointer, described: Mapping[str, Any]) -> Mapping[str, bytes]:
         """Bodies by content type; those that can be made, JSON first."""
@@ -245,21 +215,17 @@ class _Server:
     def body(self, media: str, item: Mapping[str, Any], at: Pointer) -> bytes | None:
         example = _example(item)
         if example is not None:
-            text = (
-                example[0]
-                if isinstance(example[0], str) and not _is_json(media)
-                else compact(example[0])
-            )
-            return text.encode("utf-8", "replace")
-        if not _is_made(media) or "schema" not in item:
+            (value,) = example
+        elif _is_made(media) and "schema" in item:
+            value = self.maker.make((*at, "schema"))
+        else:
             return None
-        value = self.maker.make((*at, "schema"))
-        return (value if isinstance(value, str) and not _is_json(media) else compact(value)).encode(
-            "utf-8", "replace"
-        )
+        text = value if isinstance(value, str) and not _is_json(media) else compact(value)
+        return text.encode("utf-8", "replace")
 
     def headers(self, at: Pointer, described: Mapping[str, Any]) -> Pairs:
         found = []
+        framing = ("content-type", "content-length", "transfer-encoding", "connection")
         for name in described.get("headers", {}):
             place, item = self.api.at((*at, "headers", name))
             try:
@@ -267,12 +233,7 @@ class _Server:
                 value = example[0] if example else self.maker.make((*place, "schema"))
             except NoExampleError:
                 continue
-            if name.lower() not in (
-                "content-type",
-                "content-length",
-                "transfer-encoding",
-                "connection",
-            ):
+            if name.lower() not in framing:
                 found.append((name.lower(), header_text(text_of(value))))
         return tuple(found)
 
@@ -281,26 +242,23 @@ class _Server:
     ) -> Answer:
         """The error as the document describes it, with the message where it has a place for one."""
         codes = (str(status), "422" if status == 400 else "", f"{status // 100}XX", "default")
+        plain = {"code": status, "error": phrase(status), "message": message}
         code = next((code for code in codes if code in operation.responses), None)
-        plain = json_answer(
-            {"code": status, "error": phrase(status), "message": message}, status, headers
-        )
         if code is None:
-            return plain
+            return json_answer(plain, status, headers)
         at, described = self.api.at(operation.responses[code])
-        media = next((name for name in described.get("content", {}) if _is_json(name)), None)
+        content = described.get("content", {})
+        media = next((name for name in content if _is_json(name)), None)
         if media is None:
-            return plain
-        body = self.told(described["content"][media], (*at, "content", media, "schema"), message)
-        return (
-            plain
-            if body is None
-            else json_answer(body, int(code) if code.isdigit() else status, headers, media=media)
-        )
+            return json_answer(plain, status, headers)
+        body = self.error_body(content[media], (*at, "content", media, "schema"), message)
+        if body is None:
+            return json_answer(plain, status, headers)
+        status = int(code) if code.isdigit() else status
+        return json_answer(body, status, headers, media=media)
 
-    def told(self, item: Mapping[str, Any], schema: Pointer, message: str) -> Any:  # noqa: ANN401
-        example = _example(item)
-        if example is not None:
+    def error_body(self, item: object, schema: Pointer, message: str) -> Any:  # noqa: ANN401 - JSON
+        if example := _example(item):
             return example[0]
         try:
             made = self.maker.make(schema)
@@ -324,10 +282,6 @@ def _example(item: object) -> tuple[Any] | None:
     return (named["value"],) if isinstance(named, dict) and "value" in named else None
 
 
-def _bare(content: Mapping[str, Any]) -> dict[str, str]:
-    return {name.partition(";")[0].strip().lower(): name for name in content}
-
-
 def _is_json(media: str) -> bool:
     kind = media.partition(";")[0].strip().lower()
     return kind.endswith(("/json", "+json"))
@@ -338,54 +292,41 @@ def _is_made(media: str) -> bool:
 
 
 def _values(parameter: Parameter, request: Request, names: Mapping[str, str]) -> list[str]:
+    name = parameter.name
     match parameter.place:
         case "path":
-            return [names[parameter.name]] if parameter.name in names else []
+            return [names[name]] if name in names else []
         case "query":
-            return [
-                value
-                for name, value in request.query
-                if name in (parameter.name, f"{parameter.name}[]")
-            ]
+            return [value for key, value in request.query if key in (name, f"{name}[]")]
         case "header":
-            return (
-                [request.header(parameter.name.lower())]
-                if request.has_header(parameter.name.lower())
-                else []
-            )
-    return [request.cookies[parameter.name]] if parameter.name in request.cookies else []
+            return list(request.fields([name.lower()]).values())
+    return [request.cookies[name]] if name in request.cookies else []
 
 
 def _scalar(text: str, kinds: list[str]) -> Any:  # noqa: ANN401 - any JSON value
-    if ("integer" in kinds or "number" in kinds or "boolean" in kinds) and len(text) <= 64:
-        try:
-            value = parse_json(text)
-        except ValueError:
-            return text
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if (is_number and ("integer" in kinds or "number" in kinds)) or (
-            isinstance(value, bool) and "boolean" in kinds
-        ):
-            return value
-    return text
+    is_numeric = "integer" in kinds or "number" in kinds
+    if not (is_numeric or "boolean" in kinds) or len(text) > 64:
+        return text
+    try:
+        value = parse_json(text)
+    except ValueError:
+        return text
+    if isinstance(value, bool):
+        return value if "boolean" in kinds else text
+    return value if is_numeric and isinstance(value, (int, float)) else text
 
 
 def accepted(field: str, offered: tuple[str, ...]) -> str | None:
     """The offered type that an Accept field likes best (RFC 9110, 12.5.1), else None."""
     if not field.strip():
         return offered[0]
-    best: tuple[float, str] | None = None
-    for media in offered:
-        weight = max(
-            (
-                _weight(wish, media.partition(";")[0].strip().lower())
-                for wish in field.lower().split(",")[:_MAX_ACCEPTED]
-            ),
-            default=(-1, 0.0),
-        )[1]
-        if weight > 0 and (best is None or weight > best[0]):
-            best = (weight, media)
-    return best[1] if best else None
+    wishes = field.lower().split(",")[:_MAX_ACCEPTED]
+    weights = {
+        media: max(_weight(wish, media.partition(";")[0].strip().lower()) for wish in wishes)[1]
+        for media in offered
+    }
+    best = max(offered, key=lambda media: weights[media])
+    return best if weights[best] > 0 else None
 
 
 def _weight(wish: str, media: str) -> tuple[int, float]:

@@ -1,8 +1,8 @@
-"""What an OpenAPI document offers: its operations, by method and path, with the places of their
-schemas; and what is wrong with it. Pure but for the file's reading.
+"""The operations of an OpenAPI document, with its faults.
 
-Every mistake has its place in the file. References into other documents are refused, so nothing is
-ever fetched.
+Each fault has its place in the file.
+References into other documents are refused:
+nothing is ever fetched.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ MAX_URL_CHARS: Final = 2048
 _DATA: Final = frozenset({"example", "examples", "default", "enum", "const"})
 _STATUS: Final = re.compile(r"[1-5]([0-9]{2}|XX)|default", re.ASCII)
 _PARAMETER: Final = re.compile(r"\{([^{}/]+)\}")
-
-
 _OBJECT: Final = {"type": "object"}
 _OBJECTS: Final = {"type": "object", "additionalProperties": _OBJECT}
 _LIST: Final = {"type": "array", "items": _OBJECT}
@@ -38,34 +36,24 @@ _MEDIA: Final = {
     "type": "object",
     "properties": {"schema": {"type": ["object", "boolean"]}, "examples": _OBJECT},
 }
-_CONTENT: Final = {
-    "type": "object",
-    "properties": {
-        "content": {"type": "object", "additionalProperties": _MEDIA},
-        "headers": _OBJECTS,
-    },
-}
+_CONTENTS: Final = {"type": "object", "additionalProperties": _MEDIA}
+_CONTENT: Final = {"type": "object", "properties": {"content": _CONTENTS, "headers": _OBJECTS}}
+_NAMED_CONTENT: Final = {"type": "object", "additionalProperties": _CONTENT}
+_SHARED: Final = {"parameters": _LIST, "servers": _LIST}
 _OPERATION: Final = {
     "type": "object",
     "properties": {
-        "parameters": _LIST,
+        **_SHARED,
         "requestBody": _CONTENT,
         "responses": {"type": "object", "patternProperties": {"^[1-5d]": _CONTENT}},
         "security": _LIST,
-        "servers": _LIST,
     },
 }
-_PATH: Final = {
-    "type": "object",
-    "properties": {"parameters": _LIST, "servers": _LIST, **dict.fromkeys(METHODS, _OPERATION)},
-}
+_PATH: Final = {"type": "object", "properties": {**_SHARED, **dict.fromkeys(METHODS, _OPERATION)}}
 _COMPONENTS: Final = {
     "schemas": _OBJECT,
-    "responses": {"type": "object", "additionalProperties": _CONTENT},
-    "requestBodies": {"type": "object", "additionalProperties": _CONTENT},
-    "parameters": _OBJECTS,
-    "headers": _OBJECTS,
-    "securitySchemes": _OBJECTS,
+    **dict.fromkeys(("responses", "requestBodies"), _NAMED_CONTENT),
+    **dict.fromkeys(("parameters", "headers", "securitySchemes"), _OBJECTS),
 }
 _SHAPE: Final = {
     "type": "object",
@@ -80,7 +68,7 @@ _SHAPE: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """One parameter; `schema` is where its schema stands, None when it has none that is checked."""
+    """`schema`: its place, None if unchecked."""
 
     name: str
     place: str
@@ -91,7 +79,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One method of one path; `answer`: the place of the chosen answer."""
+    """`answer`: the chosen answer's place."""
 
     method: str
     path: str
@@ -108,7 +96,7 @@ class Operation:
 
 @dataclass(kw_only=True)
 class Api:
-    """A document and what it offers; concrete paths stand before those with parameters."""
+    """A document; concrete paths come first."""
 
     document: Document
     operations: tuple[Operation, ...] = ()
@@ -121,12 +109,15 @@ class Api:
         return found
 
     def at(self, path: Pointer) -> tuple[Pointer, Any]:
-        """The value at a place and where it was found, references followed. Raises `KeyError`."""
+        """As `follow`."""
         return follow(self.root, path)
 
 
 def follow(root: object, path: Pointer) -> tuple[Pointer, Any]:
-    """The value at a path, `$ref`s on the way there and at its end followed. Raises `KeyError`."""
+    """The value at a path, `$ref` at its end followed.
+
+    Raises `KeyError`.
+    """
     for _ in range(32):
         value = look(root, path)
         if not (isinstance(value, dict) and isinstance(value.get("$ref"), str)):
@@ -139,7 +130,7 @@ def follow(root: object, path: Pointer) -> tuple[Pointer, Any]:
 
 
 def load(settings: Mapping[str, Any], directory: Path | None) -> tuple[Api, list[Fault]]:
-    """The document's operations, and what is wrong: then nothing else of the answer may be used."""
+    """The operations; with faults, use nothing else."""
     problems = unknown_settings(settings, SETTINGS)
     if not isinstance(settings.get("auth", True), bool):
         problems.append(Fault(path=("auth",), message="true or false is needed"))
@@ -163,25 +154,19 @@ class _Reader:
         root = self.api.document.value
         version = root.get("openapi") if isinstance(root, dict) else None
         if not isinstance(version, str) or not re.fullmatch(r"3\.[01](\.\d+)?", version):
-            shown = (
-                "Swagger 2.0: convert it first"
-                if isinstance(root, dict) and "swagger" in root
-                else quoted(version)
-            )
-            self.wrong(
-                ("openapi",),
-                f"an OpenAPI document of version 3.0 or 3.1 is needed, this is {shown}",
-            )
+            is_swagger = isinstance(root, dict) and "swagger" in root
+            shown = "Swagger 2.0: convert it first" if is_swagger else quoted(version)
+            needed = "an OpenAPI document of version 3.0 or 3.1 is needed"
+            self.wrong(("openapi",), f"{needed}, this is {shown}")
             return
-        self.shape(root)
+        for error in Draft202012Validator(_SHAPE).iter_errors(root):
+            self.wrong(tuple(error.absolute_path), str(error.message)[:300])
         self.references(root)
         if not root.get("paths"):
             self.wrong(("paths",), "there are no paths, so nothing could be answered")
         if self.api.document.problems:
             return
-        found: list[Operation] = [
-            operation for name in root["paths"] for operation in self.path(name)
-        ]
+        found = [operation for name in root["paths"] for operation in self.path(name)]
         if len(found) > MAX_OPERATIONS:
             self.wrong(("paths",), f"more than {MAX_OPERATIONS} operations")
         self.api.operations = tuple(sorted(found, key=lambda operation: len(operation.names)))
@@ -190,21 +175,15 @@ class _Reader:
             name: self.api.at(("components", "securitySchemes", name))[1] for name in schemes
         }
 
-    def shape(self, root: object) -> None:
-        for error in Draft202012Validator(_SHAPE).iter_errors(root):
-            self.wrong(tuple(error.absolute_path), str(error.message)[:300])
-
     def references(self, root: object) -> None:
-        """Every reference is local and leads somewhere; every pattern can be used."""
         for path, value in walk(root, ()):
             if path[-1:] == ("$ref",) and isinstance(value, str):
                 try:
                     pointer_of(value)
                     follow(root, path[:-1])
                 except ValueError as exc:
-                    self.wrong(
-                        path, f"{quoted(value)}: {exc}; put what it names into this document"
-                    )
+                    hint = "put what it names into this document"
+                    self.wrong(path, f"{quoted(value)}: {exc}; {hint}")
                 except KeyError:
                     self.wrong(path, f"{quoted(value)} leads nowhere, or round in a circle")
             elif path[-1:] == ("pattern",) and isinstance(value, str):
@@ -245,20 +224,22 @@ class _Reader:
         if not isinstance(responses, dict) or not responses:
             self.wrong((*at, "responses"), "an operation has at least one response")
             return None
-        wrong = [
-            code for code in responses if not _STATUS.fullmatch(code) and not code.startswith("x-")
-        ]
-        for code in wrong:
-            self.wrong(
-                (*at, "responses", code),
-                f"{quoted(code)} is no status, no `2XX` and not `default`",
-                key=True,
-            )
+        for code in responses:
+            if not _STATUS.fullmatch(code) and not code.startswith("x-"):
+                what = f"{quoted(code)} is no status, no `2XX` and not `default`"
+                self.wrong((*at, "responses", code), what, key=True)
         codes = {code: (*at, "responses", code) for code in responses if _STATUS.fullmatch(code)}
         status, chosen = choose(codes)
-        bases = self.bases(value, item)
-        pattern = f"(?:{'|'.join(re.escape(base) for base in bases)}){_expression(path)}"
-        security = value.get("security", self.api.root.get("security", []))
+        # Longest first; no server means the root.
+        servers = value.get("servers") or item.get("servers") or self.api.root.get("servers")
+        known = (
+            [one for one in servers if isinstance(one, dict)] if isinstance(servers, list) else []
+        )
+        bases = sorted({_base(server) for server in known} or {""}, key=len, reverse=True)
+        segments = "/".join(map(_segment, path.split("/")))
+        pattern = f"(?:{'|'.join(map(re.escape, bases))}){segments}"
+        security = value.get("security", self.api.root.get("security"))
+        demands = security if isinstance(security, list) else ()
         return Operation(
             method=method.upper(),
             path=path,
@@ -270,32 +251,15 @@ class _Reader:
             status=status,
             answer=codes.get(chosen),
             responses=codes,
-            security=tuple(part for part in security if isinstance(part, dict))
-            if isinstance(security, list)
-            else (),
+            security=tuple(part for part in demands if isinstance(part, dict)),
         )
-
-    def bases(self, value: Mapping[str, Any], item: Mapping[str, Any]) -> list[str]:
-        """The paths of the servers, longest first; no server means the root."""
-        servers = (
-            value.get("servers")
-            or item.get("servers")
-            or self.api.root.get("servers")
-            or [{"url": "/"}]
-        )
-        found = (
-            {""}
-            if not isinstance(servers, list)
-            else {_base(server) for server in servers if isinstance(server, dict)}
-        )
-        return sorted(found or {""}, key=len, reverse=True)
 
     def parameters(
         self, at: Pointer, above: Pointer, value: Mapping[str, Any], item: Mapping[str, Any]
     ) -> tuple[Parameter, ...]:
         found: dict[tuple[str, str], Parameter] = {}
         for place, holder in ((above, item), (at, value)):
-            listed = holder.get("parameters", [])
+            listed = holder.get("parameters")
             for index in range(len(listed) if isinstance(listed, list) else 0):
                 parameter = self.parameter((*place, "parameters", index))
                 if parameter is not None:
@@ -304,13 +268,11 @@ class _Reader:
 
     def parameter(self, path: Pointer) -> Parameter | None:
         at, value = self.api.at(path)
-        name, place = (
-            (value.get("name"), value.get("in")) if isinstance(value, dict) else (None, None)
-        )
+        known = value if isinstance(value, dict) else {}
+        name, place = known.get("name"), known.get("in")
         if not isinstance(name, str) or place not in ("path", "query", "header", "cookie"):
-            self.wrong(
-                path, "a parameter has a `name`, and `in` is `path`, `query`, `header` or `cookie`"
-            )
+            places = "`in` is `path`, `query`, `header` or `cookie`"
+            self.wrong(path, f"a parameter has a `name`, and {places}")
             return None
         return Parameter(
             name=name,
@@ -322,59 +284,46 @@ class _Reader:
 
 
 def walk(value: object, path: Pointer) -> Iterator[tuple[Pointer, object]]:
-    """Every value of a document and its place, but for what lies inside an author's data."""
-    items = (
-        value.items()
-        if isinstance(value, Mapping)
-        else enumerate(value)
-        if isinstance(value, list)
-        else ()
-    )
-    for name, item in items:
+    """Every value and its place, outside an author's data."""
+    items: Any = enumerate(value) if isinstance(value, list) else ()
+    for name, item in value.items() if isinstance(value, Mapping) else items:
         here = (*path, name)
         yield here, item
         # An author's examples may hold anything; a property may have such a name, and then holds a
         # schema.
-        if name not in _DATA or (
-            isinstance(item, dict) and {"type", "$ref", "content", "schema"} & item.keys()
-        ):
+        is_schema = isinstance(item, dict) and {"type", "$ref", "content", "schema"} & item.keys()
+        if name not in _DATA or is_schema:
             yield from walk(item, here)
 
 
 def _base(server: Mapping[str, Any]) -> str:
     url = str(server.get("url", "/"))
-    variables = server.get("variables", {})
+    variables = server.get("variables")
     defaults = {
         f"{{{name}}}": str(variable.get("default", ""))
         for name, variable in (variables.items() if isinstance(variables, dict) else ())
         if isinstance(variable, dict)
     }
     # In one pass: a default that names variables could stand for a text of any length.
-    url = _PARAMETER.sub(lambda found: defaults.get(found[0], found[0]), url[:MAX_URL_CHARS])[
-        :MAX_URL_CHARS
-    ]
+    url = _PARAMETER.sub(lambda found: defaults.get(found[0], found[0]), url[:MAX_URL_CHARS])
     try:
-        return urlsplit(url).path.rstrip("/")
+        return urlsplit(url[:MAX_URL_CHARS]).path.rstrip("/")
     except ValueError:
         return ""
-
-
-def _expression(path: str) -> str:
-    return "/".join(_segment(segment) for segment in path.split("/"))
 
 
 def _segment(segment: str) -> str:
     parts = _PARAMETER.split(segment)
     # Several in one segment are tried at every place: shorter, so that no path takes long.
-    most = 2048 if len(parts) <= 3 else 128
+    max_chars = 2048 if len(parts) <= 3 else 128
     return "".join(
-        re.escape(part) if index % 2 == 0 else f"([^/]{{1,{most}}}?)"
+        re.escape(part) if index % 2 == 0 else f"([^/]{{1,{max_chars}}}?)"
         for index, part in enumerate(parts)
     )
 
 
 def choose(codes: Mapping[str, Pointer]) -> tuple[int, str]:
-    """The lowest 2xx, else `default` as 200, else the lowest 3xx, else the lowest."""
+    """The lowest 2xx, `default` as 200, the lowest 3xx or any."""
     numbers = sorted(code for code in codes if code.isdigit() and code != "100" and code[0] != "1")
     for first in ("2", "default", "3"):
         if first == "default" and first in codes:
@@ -388,7 +337,7 @@ def choose(codes: Mapping[str, Pointer]) -> tuple[int, str]:
 
 
 def arguments(operation: Operation, raw_path: str) -> dict[str, str] | None:
-    """The path's parameters, decoded, when the path is the operation's."""
+    """The path's decoded parameters, or None."""
     match = operation.pattern.fullmatch(raw_path)
     if match is None:
         return None
