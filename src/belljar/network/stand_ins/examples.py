@@ -1,25 +1,33 @@
-"""Makes a value that a schema allows: the same one each time, as plausible as the schema's words
-permit, and checked against the schema before it is given.
+"""Makes a value that a schema allows, the same one each time.
 
-Honoured: type, enum, const, default, example(s), properties, required, additionalProperties, items,
-prefixItems, allOf, oneOf, anyOf, local $ref, format, pattern, all bounds, uniqueItems,
-minProperties. `not`, `if` and `dependent…` are not solved for: a value that breaks them is not
-given. Recursion ends where nothing more is demanded, at the latest `MAX_DEPTH` levels down. Pure.
+Checked against the schema before it is given.
+
+Honoured: type, enum, const, default, example(s),
+properties, required, additionalProperties, items,
+prefixItems, allOf, oneOf, anyOf, local $ref, format,
+pattern, all bounds, uniqueItems, minProperties.
+`not`, `if` and `dependent…` are not solved for.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from belljar.network.stand_ins.schemas import Pointer, Schemas, look, pointer_of, text_for
+from belljar.network.stand_ins.schemas import (
+    MAX_TEXT,
+    Pointer,
+    Schemas,
+    look,
+    pointer_of,
+    text_for,
+)
 
 MAX_DEPTH: Final = 12
 _OPTIONAL_DEPTH: Final = 4
 _MAX_ITEMS: Final = 200
 _MAX_STEPS: Final = 20_000
-_MAX_TEXT: Final = 4096
 _FORMATS: Final = {
     "date-time": "2026-01-{:02}T09:30:00Z",
     "date": "2026-01-{:02}",
@@ -72,7 +80,7 @@ _WORDS: Final = {
 
 
 class NoExampleError(Exception):
-    """No value could be made; `str()` says why."""
+    """Says why no value could be made."""
 
 
 class Maker:
@@ -90,12 +98,9 @@ class Maker:
             value = self._value(look(self.schemas.root, path), "", 0, 0)
         except KeyError:
             raise NoExampleError("a reference leads nowhere") from None
-        errors = self.schemas.errors(path, value)
-        if errors:
-            place, message = errors[0]
-            raise NoExampleError(
-                f"what can be made breaks it{f' at {place}' if place else ''}: {message}"
-            )
+        for place, message in self.schemas.errors(path, value):
+            where = f" at {place}" if place else ""
+            raise NoExampleError(f"what can be made breaks it{where}: {message}")
         return value
 
     def _value(self, schema: Any, name: str, depth: int, index: int) -> Any:  # noqa: ANN401
@@ -117,9 +122,8 @@ class Maker:
                 why = NoExampleError(f"no branch of `{word}` can be met")
                 for branch in schema[word]:
                     try:
-                        value = self._value(
-                            _both(rest, self._merged(branch, 0)), name, depth + 1, index
-                        )
+                        both = _both(rest, self._merged(branch, 0))
+                        value = self._value(both, name, depth + 1, index)
                     except NoExampleError as exc:
                         why = exc
                         continue
@@ -129,7 +133,6 @@ class Maker:
         return self._typed(schema, name, depth, index)
 
     def _merged(self, schema: Any, depth: int) -> dict[str, Any]:  # noqa: ANN401 - a schema
-        """The schema without `$ref` and `allOf` at its top."""
         if not isinstance(schema, dict):
             return {} if schema is True else {"not": {}}
         self.steps += 1
@@ -137,9 +140,8 @@ class Maker:
             raise NoExampleError("references go round in a circle, or are too many")
         merged = {key: item for key, item in schema.items() if key not in ("$ref", "allOf")}
         if "$ref" in schema:
-            merged = _both(
-                self._merged(look(self.schemas.root, pointer_of(schema["$ref"])), depth + 1), merged
-            )
+            named = look(self.schemas.root, pointer_of(schema["$ref"]))
+            merged = _both(self._merged(named, depth + 1), merged)
         for part in schema.get("allOf", ()):
             merged = _both(merged, self._merged(part, depth + 1))
         return merged
@@ -175,9 +177,9 @@ class Maker:
         for key in required:
             if key not in found:
                 found[key] = self._value(extra, key, depth + 1, index)
-        least = schema.get("minProperties", 0)
-        for number in range(min(least, _MAX_ITEMS)):
-            if len(found) < least:
+        low = schema.get("minProperties", 0)
+        for number in range(min(low, _MAX_ITEMS)):
+            if len(found) < low:
                 found.setdefault(f"key{number + 1}", self._value(extra, "key", depth + 1, number))
         for key in [key for key in found if key not in required][::-1]:
             if len(found) > schema.get("maxProperties", math.inf):
@@ -186,21 +188,17 @@ class Maker:
 
     def _array(self, schema: Mapping[str, Any], name: str, depth: int) -> list[Any]:
         first, items = schema.get("prefixItems", []), schema.get("items", {})
-        least, most = schema.get("minItems", 0), schema.get("maxItems", math.inf)
-        if least > _MAX_ITEMS:
-            raise NoExampleError(f"a list of {least} entries is too long")
-        wanted = max(least, len(first), 1 if depth < _OPTIONAL_DEPTH and items is not False else 0)
-        singular = name.removesuffix("s")
+        low, high = schema.get("minItems", 0), schema.get("maxItems", math.inf)
+        if low > _MAX_ITEMS:
+            raise NoExampleError(f"a list of {low} entries is too long")
+        wanted = max(low, len(first), 1 if depth < _OPTIONAL_DEPTH and items is not False else 0)
         found: list[Any] = []
-        for index in range(int(min(wanted, most))):
+        for index in range(int(min(wanted, high))):
+            item = first[index] if index < len(first) else items
             try:
-                found.append(
-                    self._value(
-                        first[index] if index < len(first) else items, singular, depth + 1, index
-                    )
-                )
+                found.append(self._value(item, name.removesuffix("s"), depth + 1, index))
             except NoExampleError:
-                if index < least:
+                if index < low:
                     raise
                 break
         return found
@@ -220,7 +218,7 @@ def _given(schema: Mapping[str, Any]) -> Iterator[Any]:
 def _type_of(schema: Mapping[str, Any]) -> str:
     kind = schema.get("type")
     if isinstance(kind, list):
-        kind = next((word for word in kind if word != "null"), "null")
+        kind = next((name for name in kind if name != "null"), "null")
     if isinstance(kind, str):
         return kind
     for words, meant in (
@@ -235,14 +233,12 @@ def _type_of(schema: Mapping[str, Any]) -> str:
 
 
 def _string(schema: Mapping[str, Any], name: str, index: int) -> str:
-    least, most = (
-        int(schema.get("minLength", 0)),
-        min(int(schema.get("maxLength", _MAX_TEXT)), _MAX_TEXT),
-    )
-    if least > _MAX_TEXT:
-        raise NoExampleError(f"a text of {least} characters is too long")
+    low = int(schema.get("minLength", 0))
+    high = min(int(schema.get("maxLength", MAX_TEXT)), MAX_TEXT)
+    if low > MAX_TEXT:
+        raise NoExampleError(f"a text of {low} characters is too long")
     if "pattern" in schema:
-        text = text_for(schema["pattern"], least, most, index)
+        text = text_for(schema["pattern"], low, high, index)
         if text is None:
             raise NoExampleError(f"no text could be made for the pattern {schema['pattern']!r}")
         return text
@@ -252,54 +248,37 @@ def _string(schema: Mapping[str, Any], name: str, index: int) -> str:
     else:
         words = _WORDS.get(name.lower(), name.replace("_", " ").replace("-", " ").lower() or "text")
         text = f"{words} {index + 1}" if index else words
-    if len(text) < least:
-        text += "".join(chr(97 + (at + index) % 26) for at in range(least - len(text)))
-    if len(text) <= most:
-        return text
-    return (
-        text[:most] if not index else (text[: max(0, most - len(str(index)))] + str(index))[:most]
-    )
+    text += "".join(chr(97 + (at + index) % 26) for at in range(low - len(text)))
+    if len(text) <= high or not index:
+        return text[:high]
+    return (text[: max(0, high - len(str(index)))] + str(index))[:high]
 
 
 def _number(schema: Mapping[str, Any], index: int, *, whole: bool) -> float | int:
-    low = max(schema.get("minimum", -math.inf), schema.get("exclusiveMinimum", -math.inf))
+    above = schema.get("exclusiveMinimum", -math.inf)
+    low = max(schema.get("minimum", -math.inf), above)
     high = min(schema.get("maximum", math.inf), schema.get("exclusiveMaximum", math.inf))
     step = schema.get("multipleOf", 1 if whole else 0)
     if not step:
-        return _between(float(low), float(high), index)
+        low, high = float(low), float(high)
+        if low == -math.inf:
+            return 1.5 + index if high == math.inf else min(high, 10.0) - 0.5 - index
+        return low + 1.5 + index if high == math.inf else low + (high - low) / (index + 2)
     if whole and step != int(step):
         step *= 10 ** len(str(step).partition(".")[2])
     if low == -math.inf:
         first = 1 if high >= step * (index + 2) else math.floor(high / step) - index - 1
     else:
-        first = math.ceil(low / step) + (
-            1 if math.ceil(low / step) * step <= schema.get("exclusiveMinimum", -math.inf) else 0
-        )
+        first = math.ceil(low / step) + (math.ceil(low / step) * step <= above)
     value = (first + index) * step
     return int(value) if whole or value == int(value) else float(round(value, 10))
 
 
-def _between(low: float, high: float, index: int) -> float:
-    if low == -math.inf:
-        return 1.5 + index if high == math.inf else min(high, 10.0) - 0.5 - index
-    return low + 1.5 + index if high == math.inf else low + (high - low) / (index + 2)
-
-
 def _both(one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema that demands what both demand, as far as the words that are made from go."""
     merged = dict(one)
     for key, item in two.items():
         merged[key] = _joined(key, merged[key], item) if key in merged else item
     return merged
-
-
-def _kinds_of_both(one: Sequence[str], two: Sequence[str]) -> list[str]:
-    """Raises `NoExampleError` where no type fits both; an integer is a number."""
-    found = [kind for kind in one if kind in two or (kind == "integer" and "number" in two)]
-    found += [kind for kind in two if kind == "integer" and "number" in one and kind not in found]
-    if not found:
-        raise NoExampleError("it demands two types at once")
-    return found
 
 
 def _joined(key: str, one: Any, two: Any) -> Any:  # noqa: ANN401 - parts of schemas
@@ -307,12 +286,8 @@ def _joined(key: str, one: Any, two: Any) -> Any:  # noqa: ANN401 - parts of sch
         return one
     match key:
         case "properties":
-            names = {**one, **two}
-            return {
-                name: {"allOf": [one[name], two[name]]}
-                if name in one and name in two
-                else names[name]
-                for name in names
+            return {**one, **two} | {
+                name: {"allOf": [one[name], two[name]]} for name in one if name in two
             }
         case "required":
             return [*one, *(name for name in two if name not in one)]
@@ -323,9 +298,13 @@ def _joined(key: str, one: Any, two: Any) -> Any:  # noqa: ANN401 - parts of sch
         case "enum":
             return [item for item in one if item in two]
         case "type":
-            return _kinds_of_both(
-                [one] if isinstance(one, str) else one, [two] if isinstance(two, str) else two
-            )
+            one, two = ([kind] if isinstance(kind, str) else kind for kind in (one, two))
+            # An integer is a number.
+            found = [kind for kind in one if kind in two or (kind == "integer" and "number" in two)]
+            found += ["integer"] if "integer" in two and "number" in one else []
+            if not found:
+                raise NoExampleError("it demands two types at once")
+            return list(dict.fromkeys(found))
         case "format" if one in _FORMATS and two in _FORMATS:
             raise NoExampleError("it demands two formats at once")
         case "additionalProperties":

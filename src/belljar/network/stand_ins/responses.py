@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 _PASSED: Final = ("model", "temperature", "top_p", "parallel_tool_calls", "user", "metadata")
-_ROLES: Final = {"developer": "system"}
 
 
 def to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The chat question. Raises `ValueError` with the API's words."""
+    """Raises `ValueError` with the API's words."""
     for name in ("previous_response_id", "conversation", "background"):
         if body.get(name):
             raise ValueError(f"Unsupported parameter: '{name}' is not supported with this model.")
@@ -18,18 +17,15 @@ def to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     if body.get("max_output_tokens") is not None:
         question["max_completion_tokens"] = body["max_output_tokens"]
     instructions = body.get("instructions")
-    messages = (
-        [{"role": "system", "content": instructions}] if isinstance(instructions, str) else []
-    )
-    question["messages"] = [*messages, *_messages(body.get("input"))]
+    system = [{"role": "system", "content": instructions}] if isinstance(instructions, str) else []
+    question["messages"] = [*system, *_messages(body.get("input"))]
     if body.get("tools"):
         question["tools"] = _tools(body["tools"])
     choice = body.get("tool_choice")
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        choice = {"type": "function", "function": {"name": choice.get("name")}}
     if choice is not None:
-        is_named = isinstance(choice, dict) and choice.get("type") == "function"
-        question["tool_choice"] = (
-            {"type": "function", "function": {"name": choice.get("name")}} if is_named else choice
-        )
+        question["tool_choice"] = choice
     return question
 
 
@@ -55,26 +51,15 @@ def _message(item: object, index: int) -> dict[str, Any] | None:
         raise ValueError(f"Invalid type for 'input[{index}]': expected an object.")
     match item.get("type", "message"):
         case "message":
-            role = item.get("role")
-            return {
-                "role": _ROLES.get(role, role) if isinstance(role, str) else role,
-                "content": _content(item.get("content"), index),
-            }
+            role = "system" if item.get("role") == "developer" else item.get("role")
+            return {"role": role, "content": _content(item.get("content"), index)}
         case "function_call":
             function = {"name": item.get("name"), "arguments": item.get("arguments")}
-            return {
-                "role": "assistant",
-                "content": None,
-                "tool_calls": [
-                    {"id": item.get("call_id"), "type": "function", "function": function}
-                ],
-            }
+            call = {"id": item.get("call_id"), "type": "function", "function": function}
+            return {"role": "assistant", "content": None, "tool_calls": [call]}
         case "function_call_output":
-            return {
-                "role": "tool",
-                "tool_call_id": item.get("call_id"),
-                "content": _content(item.get("output"), index),
-            }
+            output = _content(item.get("output"), index)
+            return {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
         case "reasoning":
             return None
     raise ValueError(f"Invalid value for 'input[{index}].type'.")
@@ -83,47 +68,36 @@ def _message(item: object, index: int) -> dict[str, Any] | None:
 def _content(value: object, index: int) -> Any:  # noqa: ANN401 - text or parts
     if isinstance(value, str):
         return value
+    where = f"input[{index}].content"
     if not isinstance(value, list) or not all(isinstance(part, dict) for part in value):
-        raise ValueError(
-            f"Invalid type for 'input[{index}].content': expected a string or an array of objects."
-        )
-    parts = [_part(part, index) for part in value]
-    return (
-        "".join(part["text"] for part in parts)
-        if all(part["type"] == "text" for part in parts)
-        else parts
-    )
-
-
-def _part(part: Mapping[str, Any], index: int) -> dict[str, Any]:
-    if part.get("type") in ("input_text", "output_text", "text") and isinstance(
-        part.get("text"), str
-    ):
-        return {"type": "text", "text": part["text"]}
-    if part.get("type") == "input_image" and isinstance(part.get("image_url"), str):
-        return {"type": "image_url", "image_url": {"url": part["image_url"]}}
-    raise ValueError(
-        f"Invalid value for 'input[{index}].content': only text and images by URL are supported."
-    )
+        needed = "expected a string or an array of objects"
+        raise ValueError(f"Invalid type for '{where}': {needed}.")
+    parts: list[dict[str, Any]] = []
+    for part in value:
+        kind, text, url = part.get("type"), part.get("text"), part.get("image_url")
+        if kind in ("input_text", "output_text", "text") and isinstance(text, str):
+            parts.append({"type": "text", "text": text})
+        elif kind == "input_image" and isinstance(url, str):
+            parts.append({"type": "image_url", "image_url": {"url": url}})
+        else:
+            only = "only text and images by URL are supported"
+            raise ValueError(f"Invalid value for '{where}': {only}.")
+    is_text = all(part["type"] == "text" for part in parts)
+    return "".join(part["text"] for part in parts) if is_text else parts
 
 
 def _tools(tools: object) -> list[dict[str, Any]]:
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise ValueError("Invalid type for 'tools': expected an array of objects.")
+    fields = ("name", "description", "parameters", "strict")
+    found = []
     for index, tool in enumerate(tools):
         if tool.get("type") != "function":
-            raise ValueError(
-                f"Invalid value for 'tools[{index}].type': only 'function' is supported with "
-                f"this model."
-            )
-    fields = ("name", "description", "parameters", "strict")
-    return [
-        {
-            "type": "function",
-            "function": {name: tool[name] for name in fields if tool.get(name) is not None},
-        }
-        for tool in tools
-    ]
+            only = "only 'function' is supported with this model"
+            raise ValueError(f"Invalid value for 'tools[{index}].type': {only}.")
+        function = {name: tool[name] for name in fields if tool.get(name) is not None}
+        found.append({"type": "function", "function": function})
+    return found
 
 
 def calls_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -133,11 +107,8 @@ def calls_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     for call in found if isinstance(found, list) else ():
         function = call.get("function") if isinstance(call, dict) else None
         if isinstance(function, dict):
-            named = {
-                "name": str(function.get("name", "")),
-                "arguments": str(function.get("arguments", "")),
-            }
-            whole.append({"id": str(call.get("id", "")), "type": "function", "function": named})
+            known = {name: str(function.get(name, "")) for name in ("name", "arguments")}
+            whole.append({"id": str(call.get("id", "")), "type": "function", "function": known})
     return whole
 
 
@@ -154,18 +125,20 @@ def from_chat(
             "annotations": [],
             "logprobs": [],
         }
-        output.append(
-            {
-                "type": "message",
-                "id": f"msg_{random(24).hex()}",
-                "status": "completed",
-                "role": "assistant",
-                "content": [part],
-            }
-        )
+        item = {"type": "message", "id": f"msg_{random(24).hex()}", "status": "completed"}
+        output.append({**item, "role": "assistant", "content": [part]})
     for call in calls_of(message):
         item = {"type": "function_call", "id": f"fc_{random(24).hex()}", "status": "completed"}
         output.append({**item, "call_id": call["id"], **call["function"]})
+    given: dict[str, Any] = {
+        "instructions": None,
+        "max_output_tokens": None,
+        "parallel_tool_calls": True,
+        "temperature": 1.0,
+        "tool_choice": "auto",
+        "tools": [],
+        "top_p": 1.0,
+    }
     return {
         "id": f"resp_{random(24).hex()}",
         "object": "response",
@@ -173,16 +146,10 @@ def from_chat(
         "status": "completed",
         "error": None,
         "incomplete_details": None,
-        "instructions": body.get("instructions"),
-        "max_output_tokens": body.get("max_output_tokens"),
         "model": completion["model"],
         "output": output,
-        "parallel_tool_calls": body.get("parallel_tool_calls", True),
         "previous_response_id": None,
-        "temperature": body.get("temperature", 1.0),
-        "tool_choice": body.get("tool_choice", "auto"),
-        "tools": body.get("tools", []),
-        "top_p": body.get("top_p", 1.0),
+        **{name: body.get(name, usual) for name, usual in given.items()},
         "usage": _usage(completion.get("usage")),
         "metadata": body.get("metadata") or {},
     }
@@ -222,31 +189,23 @@ def _item_events(
     is_text = item["type"] == "message"
     empty = {**item, "status": "in_progress", **({"content": []} if is_text else {"arguments": ""})}
     at: dict[str, Any] = {"item_id": item["id"], "output_index": index}
-    found: list[dict[str, Any]] = [
-        {"type": "response.output_item.added", "output_index": index, "item": empty}
-    ]
+    added = {"type": "response.output_item.added", "output_index": index, "item": empty}
+    found: list[dict[str, Any]] = [added]
     if is_text:
         part, at = item["content"][0], {**at, "content_index": 0}
+        text: dict[str, Any] = {**at, "logprobs": []}
         found.append({"type": "response.content_part.added", **at, "part": {**part, "text": ""}})
         found += [
-            {"type": "response.output_text.delta", **at, "delta": piece, "logprobs": []}
+            {"type": "response.output_text.delta", **text, "delta": piece}
             for piece in pieces(part["text"])
         ]
-        found.append(
-            {"type": "response.output_text.done", **at, "text": part["text"], "logprobs": []}
-        )
+        found.append({"type": "response.output_text.done", **text, "text": part["text"]})
         found.append({"type": "response.content_part.done", **at, "part": part})
     else:
+        kind = "response.function_call_arguments"
         found += [
-            {"type": "response.function_call_arguments.delta", **at, "delta": piece}
-            for piece in pieces(item["arguments"])
+            {"type": f"{kind}.delta", **at, "delta": piece} for piece in pieces(item["arguments"])
         ]
-        found.append(
-            {
-                "type": "response.function_call_arguments.done",
-                **at,
-                "name": item["name"],
-                "arguments": item["arguments"],
-            }
-        )
+        call = {"name": item["name"], "arguments": item["arguments"]}
+        found.append({"type": f"{kind}.done", **at, **call})
     return [*found, {"type": "response.output_item.done", "output_index": index, "item": item}]
