@@ -1,4 +1,7 @@
-"""The loop of the decoys' stream services: each step is on record before its reply is sent."""
+"""The loop of the decoys' stream services.
+
+Each step is on record before its reply is sent.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +29,11 @@ MAX_NAMES: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Presented:
-    """What a client presented to be let in. `credential`: the secret with what came beside it, or
-    the secret that a proof proves; empty where a proof proves none."""
+    """What a client presented to be let in.
+
+    `credential`: the secret with what came beside it,
+    or the secret that a proof proves; empty where none is.
+    """
 
     user: str
     credential: bytes
@@ -35,9 +41,9 @@ class Presented:
     mechanism: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that a client said, `raw`, and what it is answered."""
+    """One request, `raw`, and its reply."""
 
     name: str
     raw: bytes
@@ -47,32 +53,35 @@ class Step:
 
 
 class ServiceSession(Protocol):
-    """One connection's state: pure, and bounded whatever it is fed."""
+    """One connection's state: pure and bounded."""
 
     def feed(self, data: bytes) -> Iterable[Step]:
-        """The steps that these bytes complete. Never raises for what they are."""
+        """The steps that these bytes complete.
+
+        Never raises for what they are.
+        """
         ...
 
     @property
     def rest(self) -> bytes:
-        """What has come of a step that isn't complete."""
+        """Bytes of an incomplete step."""
         ...
 
 
 class MessageReader(Generic[M]):
-    """Bytes → messages, each as soon as it is asked for; none after a problem.
+    """Bytes → messages, none after a problem.
 
-    `is_stranger`: nobody has logged in yet, so tighter bounds hold.
+    `is_anonymous`: nobody has logged in; tighter bounds hold.
     """
 
     def __init__(self) -> None:
-        self.is_stranger = True
+        self.is_anonymous = True
         self._buffer = bytearray()
         self._is_broken = False
 
     @property
     def rest(self) -> bytes:
-        """Of a message that isn't complete."""
+        """Bytes of an incomplete message."""
         return bytes(self._buffer)
 
     def feed(self, data: bytes) -> Iterator[M]:
@@ -103,14 +112,23 @@ async def converse(
     streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
     cell: str,
 ) -> None:
-    """Until the client leaves, or is sent away. `service` begins the events' `operation`."""
+    """Until either side ends it.
+
+    `service` begins the events' `operation`.
+    """
     reader, writer = streams
     waiting: list[Step] = []
+
+    def noted(steps: Iterable[Step]) -> Iterator[Step]:
+        for step in steps:
+            waiting.append(step)
+            yield step
+
     interrupted = before = data = b""
     try:
         while data := await reader.read(READ_BYTES):
             before = session.rest
-            for steps in _groups(_noted(session.feed(data), waiting)):
+            for steps in _groups(noted(session.feed(data))):
                 await _record(context, service, steps, cell)
                 del waiting[: len(steps)]
                 writer.write(b"".join(step.reply for step in steps))
@@ -128,17 +146,11 @@ async def converse(
         for steps in _groups(waiting):
             await _record(context, service, steps, cell)
         if rest := (interrupted or session.rest) + await unread(reader):
-            await _record(context, service, [Step(name="unfinished", raw=rest)], cell)
-
-
-def _noted(steps: Iterable[Step], waiting: list[Step]) -> Iterator[Step]:
-    for step in steps:
-        waiting.append(step)
-        yield step
+            await _record(context, service, [Step("unfinished", rest)], cell)
 
 
 async def unread(reader: asyncio.StreamReader) -> bytes:
-    """What has come and nobody will read, of a connection that is cut."""
+    """What a cut connection has left unread."""
     with contextlib.suppress(TimeoutError, ConnectionError):
         async with asyncio.timeout(0):
             return await reader.read(MAX_UNREAD_BYTES)
@@ -146,7 +158,7 @@ async def unread(reader: asyncio.StreamReader) -> bytes:
 
 
 def _groups(steps: Iterable[Step]) -> Iterator[list[Step]]:
-    """Steps for one event each: a login alone, else those that came together, up to the bounds."""
+    """A login alone; others together, up to the bounds."""
     group: list[Step] = []
     size_bytes, began_s = 0, time.monotonic()
     for step in steps:
@@ -164,31 +176,22 @@ def _groups(steps: Iterable[Step]) -> Iterator[list[Step]]:
 
 
 async def _record(context: StandInContext, service: str, steps: list[Step], cell: str) -> None:
-    presented = steps[0].presented
-    if presented is not None:
-        data: dict[str, JsonValue] = {
-            "cell": cell,
+    data: dict[str, JsonValue] = {"cell": cell}
+    if presented := steps[0].presented:
+        data |= {
             "what": "login",
             "operation": f"{service}.{presented.mechanism}",
             "user": word(presented.user),
             "ok": presented.ok,
         }
-        await context.record(
-            "network.attempt",
-            data,
-            [body_of("credential", presented.credential, MAX_KEPT_BODY_BYTES)],
-        )
-        return
-    names: list[JsonValue] = [word(step.name, 64) for step in steps[:MAX_NAMES]]
-    data = {
-        "cell": cell,
-        "what": "command",
-        "operation": f"{service}.command",
-        "names": names,
-        "count": len(steps),
-    }
-    await context.record(
-        "network.attempt",
-        data,
-        [body_of("command", b"".join(step.raw for step in steps), MAX_KEPT_BODY_BYTES)],
-    )
+        body = body_of("credential", presented.credential, MAX_KEPT_BODY_BYTES)
+    else:
+        data |= {
+            "what": "command",
+            "operation": f"{service}.command",
+            "names": [word(step.name, 64) for step in steps[:MAX_NAMES]],
+            "count": len(steps),
+        }
+        raw = b"".join(step.raw for step in steps)
+        body = body_of("command", raw, MAX_KEPT_BODY_BYTES)
+    await context.record("network.attempt", data, [body])

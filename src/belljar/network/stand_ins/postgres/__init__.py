@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import itertools
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -30,9 +30,9 @@ from belljar.network.stand_ins.postgres.sql import (
 VERSION: Final = "15.10 (Debian 15.10-0+deb12u1)"
 MAX_REPLY_BYTES: Final = 1 << 20
 MAX_KEPT_CHARS: Final = 128 << 10  # Of prepared queries and their parameters
+_COMPILER: Final = "gcc (Debian 12.2.0-14) 12.2.0"
 _FULL_VERSION: Final = (
-    f"PostgreSQL {VERSION} on x86_64-pc-linux-gnu, compiled by gcc (Debian 12.2.0-14) 12.2.0, "
-    f"64-bit"
+    f"PostgreSQL {VERSION} on x86_64-pc-linux-gnu, compiled by {_COMPILER}, 64-bit"
 )
 _PARAMETERS: Final = {
     "application_name": "",
@@ -79,7 +79,10 @@ _TAGS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Database:
-    """What all connections see. `tables`: of the schema `public`."""
+    """What all connections see.
+
+    `tables`: of the schema `public`.
+    """
 
     user: str
     password: str = field(repr=False)
@@ -88,39 +91,35 @@ class Database:
 
     def catalog(self) -> Mapping[str, Table]:
         """All that a SELECT may read, by name."""
-        return {**self.tables, **_catalog(self)}
+        names, own = sorted(self.tables), self.name
 
+        def of(columns: str, *rows: tuple[str, ...]) -> Table:
+            return Table(columns=tuple((name, "name") for name in columns.split()), rows=rows)
 
-def _catalog(database: Database) -> dict[str, Table]:
-    names = sorted(database.tables)
-
-    def of(columns: str, rows: Sequence[tuple[str, ...]]) -> Table:
-        return Table(columns=tuple((name, "name") for name in columns.split()), rows=tuple(rows))
-
-    columns = [
-        (database.name, "public", name, column, str(number), kind)
-        for name in names
-        for number, (column, kind) in enumerate(database.tables[name].columns, 1)
-    ]
-    return {
-        "information_schema.tables": of(
-            "table_catalog table_schema table_name table_type",
-            [(database.name, "public", name, "BASE TABLE") for name in names],
-        ),
-        "information_schema.columns": of(
-            "table_catalog table_schema table_name column_name ordinal_position data_type", columns
-        ),
-        "information_schema.schemata": of(
-            "catalog_name schema_name",
-            [(database.name, name) for name in ("public", "information_schema")],
-        ),
-        "pg_catalog.pg_tables": of(
-            "schemaname tablename tableowner", [("public", name, "postgres") for name in names]
-        ),
-        "pg_catalog.pg_database": of("datname", [(database.name,), ("postgres",)]),
-        "pg_catalog.pg_user": of("usename", [("postgres",), (database.user,)]),
-        "pg_catalog.pg_roles": of("rolname", [("postgres",), (database.user,)]),
-    }
+        columns = (
+            (own, "public", name, column, str(number), kind)
+            for name in names
+            for number, (column, kind) in enumerate(self.tables[name].columns, 1)
+        )
+        head = "table_catalog table_schema table_name"
+        return {
+            **self.tables,
+            "information_schema.tables": of(
+                f"{head} table_type", *((own, "public", name, "BASE TABLE") for name in names)
+            ),
+            "information_schema.columns": of(
+                f"{head} column_name ordinal_position data_type", *columns
+            ),
+            "information_schema.schemata": of(
+                "catalog_name schema_name", (own, "public"), (own, "information_schema")
+            ),
+            "pg_catalog.pg_tables": of(
+                "schemaname tablename tableowner", *(("public", name, "postgres") for name in names)
+            ),
+            "pg_catalog.pg_database": of("datname", (own,), ("postgres",)),
+            "pg_catalog.pg_user": of("usename", ("postgres",), (self.user,)),
+            "pg_catalog.pg_roles": of("rolname", ("postgres",), (self.user,)),
+        }
 
 
 class PostgresSession:
@@ -130,8 +129,7 @@ class PostgresSession:
         self._database = database
         self._key = struct.pack("!iI", process_id, secret)
         self._reader = wire.Reader()
-        self._user = ""
-        self._wanted = ""
+        self._user = self._wanted = ""
         self._status = b"I"
         self._skips = False
         self._prepared: dict[bytes, _Prepared] = {}
@@ -139,17 +137,17 @@ class PostgresSession:
 
     @property
     def rest(self) -> bytes:
-        """Of a message that isn't complete."""
+        """Bytes of an incomplete message."""
         return self._reader.rest
 
     def feed(self, data: bytes) -> Iterator[Step]:
         """The steps that these bytes complete."""
         for message in self._reader.feed(data):
             if message.problem:
-                yield _fatal("", message, "08P01", message.problem)
+                yield _fatal(message, "08P01", message.problem)
             elif not self._reader.is_begun:
                 yield self._begin(message)
-            elif self._reader.is_stranger:
+            elif self._reader.is_anonymous:
                 yield self._log_in(message)
             else:
                 yield self._serve(message)
@@ -158,58 +156,47 @@ class PostgresSession:
 
     def _begin(self, message: wire.Message) -> Step:
         if message.code in (wire.SSL_REQUEST, wire.GSS_REQUEST):
-            return Step(name="encryption", raw=message.raw, reply=b"N")
+            return Step("encryption", message.raw, b"N")
         major, minor = message.code >> 16, message.code & 0xFFFF
         if major != wire.PROTOCOL_MAJOR:
             if message.code == wire.CANCEL_REQUEST:
-                return Step(name="cancel", raw=message.raw, close=True)
+                return Step("cancel", message.raw, close=True)
             what = f"unsupported frontend protocol {major}.{minor}: server supports 3.0 to 3.0"
-            return _fatal("startup", message, "0A000", what)
+            return _fatal(message, "0A000", what, name="startup")
         parameters = wire.startup_parameters(message.body)
         user = parameters.get(b"user", b"")
         if not user:
-            return _fatal(
-                "startup", message, "28000", "no PostgreSQL user name specified in startup packet"
-            )
+            what = "no PostgreSQL user name specified in startup packet"
+            return _fatal(message, "28000", what, name="startup")
         self._user = user.decode("utf-8", "replace")
         self._wanted = parameters.get(b"database", user).decode("utf-8", "replace")
         self._reader.is_begun = True
         negotiated = wire.message("v", struct.pack("!ii", 0, 0)) if minor else b""
         asked = wire.message("R", struct.pack("!i", 3))
-        return Step(name="startup", raw=message.raw, reply=negotiated + asked)
+        return Step("startup", message.raw, negotiated + asked)
 
     def _log_in(self, message: wire.Message) -> Step:
         if message.kind != "p":
-            return _fatal(
-                "",
-                message,
-                "08P01",
-                f"expected password response, got message type {ord(message.kind)}",
-            )
+            what = f"expected password response, got message type {ord(message.kind)}"
+            return _fatal(message, "08P01", what)
         password = message.body.partition(b"\0")[0]
         is_right = hmac.compare_digest(password, self._database.password.encode())
         ok = is_right and self._user == self._database.user
         presented = Presented(user=self._user, credential=message.body, ok=ok, mechanism="password")
         if not ok:
-            what = f'password authentication failed for user "{self._user}"'
-            reply, ends = wire.error("28P01", what, severity="FATAL"), True
+            code, what = "28P01", f'password authentication failed for user "{self._user}"'
+        elif self._wanted in ("postgres", "template1") and self._wanted != self._database.name:
+            code, what = "42501", f'permission denied for database "{self._wanted}"'
         elif self._wanted != self._database.name:
-            is_there = self._wanted in ("postgres", "template1")  # pg_database lists it
-            what = f'database "{self._wanted}" does not exist'
-            what, code = (
-                (f'permission denied for database "{self._wanted}"', "42501")
-                if is_there
-                else (what, "3D000")
-            )
-            reply, ends = wire.error(code, what, severity="FATAL"), True
+            code, what = "3D000", f'database "{self._wanted}" does not exist'
         else:
-            self._reader.is_stranger = False
-            parameters = {**_PARAMETERS, "session_authorization": self._user}
+            self._reader.is_anonymous = False
             reply = wire.message("R", struct.pack("!i", 0))
-            for name, value in parameters.items():
+            for name, value in {**_PARAMETERS, "session_authorization": self._user}.items():
                 reply += wire.message("S", wire.text(name) + wire.text(value))
-            reply, ends = reply + wire.message("K", self._key) + self._ready(), False
-        return Step(name="password", raw=message.raw, reply=reply, presented=presented, close=ends)
+            reply += wire.message("K", self._key) + self._ready()
+            return Step("password", message.raw, reply, presented)
+        return _fatal(message, code, what, name="password", presented=presented)
 
     def _ready(self) -> bytes:
         return wire.message("Z", self._status)
@@ -217,45 +204,46 @@ class PostgresSession:
     # ---- queries
 
     def _serve(self, message: wire.Message) -> Step:
-        name = _NAMES.get(message.kind, "")
+        name, reply = _NAMES.get(message.kind, ""), b""
         match message.kind:
             case "X":
-                return Step(name=name, raw=message.raw, close=True)
+                return Step(name, message.raw, close=True)
             case "Q":
-                return Step(
-                    name=name, raw=message.raw, reply=self._query(message.body) + self._ready()
-                )
+                query = message.body.partition(b"\0")[0].decode("utf-8", "replace")
+                reply = self._or_error(lambda: self._query(query), skips=False) + self._ready()
             case "S":
                 self._skips = False
-                return Step(name=name, raw=message.raw, reply=self._ready())
-            case "H" | "d" | "c" | "f":
-                return Step(name=name, raw=message.raw)
-            case "P" | "B" | "D" | "E" | "C":
-                return Step(
-                    name=name,
-                    raw=message.raw,
-                    reply=b"" if self._skips else self._extended(message),
+                reply = self._ready()
+            case "P" | "B" | "D" | "E" | "C" if not self._skips:
+                reply = self._or_error(
+                    lambda: self._extended(message.kind, message.body), skips=True
                 )
+            case "P" | "B" | "D" | "E" | "C" | "H" | "d" | "c" | "f":
+                pass
             case _:
-                return _fatal(
-                    "", message, "08P01", f"invalid frontend message type {ord(message.kind)}"
-                )
+                what = f"invalid frontend message type {ord(message.kind)}"
+                return _fatal(message, "08P01", what)
+        return Step(name, message.raw, reply)
 
-    def _query(self, body: bytes) -> bytes:
-        query = body.partition(b"\0")[0].decode("utf-8", "replace")
+    def _or_error(self, work: Callable[[], bytes], *, skips: bool) -> bytes:
+        """`skips`: after an error nothing is done before the next Sync."""
         try:
-            found = list(statements(query))
-            said = b"" if found else wire.message("I")
-            for statement in found:
-                result = self._run(statement, query)
-                said += _described(result) + _rows(result)
-                if len(said) > MAX_REPLY_BYTES:
-                    raise SqlError("53200", "out of memory")
+            return work()
         except SqlError as error:
+            self._skips |= skips
             if self._status == b"T":
                 self._status = b"E"
             return wire.error(error.code, error.what, position=error.position)
-        return said
+
+    def _query(self, query: str) -> bytes:
+        found = list(statements(query))
+        reply = b"" if found else wire.message("I")
+        for statement in found:
+            result = self._run(statement, query)
+            reply += _described(result) + _rows(result)
+            if len(reply) > MAX_REPLY_BYTES:
+                raise SqlError("53200", "out of memory")
+        return reply
 
     def _run(self, statement: Sequence[Token], query: str) -> Result:
         verb = statement[0].value
@@ -263,9 +251,10 @@ class PostgresSession:
             what = "current transaction is aborted, commands ignored until end of transaction block"
             raise SqlError("25P02", what)
         if verb in _TAGS:
-            self._status = {"begin": b"T", "start": b"T"}.get(
-                verb, b"I" if _TAGS[verb] in _ENDS else self._status
-            )
+            if verb in ("begin", "start"):
+                self._status = b"T"
+            elif _TAGS[verb] in ("COMMIT", "ROLLBACK"):
+                self._status = b"I"
             return Result(tag=_TAGS[verb])
         if verb in _WRITES:
             raise SqlError("25006", f"cannot execute {verb.upper()} in a read-only transaction")
@@ -279,17 +268,14 @@ class PostgresSession:
         if verb in _UNSUPPORTED:
             raise SqlError(*UNSUPPORTED)
         if verb != "select":
-            raise SqlError(
-                "42601",
-                f'syntax error at or near "{statement[0].shown[:60]}"',
-                statement[0].position,
-            )
+            first = statement[0]
+            what = f'syntax error at or near "{first.shown[:60]}"'
+            raise SqlError("42601", what, first.position)
         if "pg_catalog.pg_class c" in query and 'as "Type"' in query:
             # What psql's `\dt` and `\d` ask for
             columns = tuple((name, "text") for name in ("Schema", "Name", "Type", "Owner"))
-            rows = tuple(
-                ("public", name, "table", "postgres") for name in sorted(self._database.tables)
-            )
+            names = sorted(self._database.tables)
+            rows = tuple(("public", name, "table", "postgres") for name in names)
             return Result(tag=f"SELECT {len(rows)}", columns=columns, rows=rows)
         try:
             return select(statement, self._database.catalog(), self._constants())
@@ -300,34 +286,19 @@ class PostgresSession:
 
     def _constants(self) -> Mapping[str, str]:
         user, name = self._user, self._database.name
-        words = {
-            "current_user": user,
-            "session_user": user,
-            "user": user,
-            "current_catalog": name,
-            "true": "t",
-        }
-        functions = {
+        return {
+            **dict.fromkeys(("current_user", "session_user", "user"), user),
+            **dict.fromkeys(("current_catalog", "current_database()"), name),
+            **dict.fromkeys(("current_schema", "current_schema()"), "public"),
+            **dict.fromkeys(("true", "pg_is_in_recovery()"), "t"),
+            "false": "f",
             "version()": _FULL_VERSION,
-            "current_database()": name,
-            "current_schema()": "public",
-            "pg_is_in_recovery()": "t",
             "pg_backend_pid()": str(struct.unpack("!iI", self._key)[0]),
         }
-        return {**words, "current_schema": "public", "false": "f", **functions}
 
     # ---- the extended protocol; parameters are text, whatever the client takes them for
 
-    def _extended(self, message: wire.Message) -> bytes:
-        try:
-            return self._extended_or_error(message.kind, message.body)
-        except SqlError as error:
-            self._skips = True
-            if self._status == b"T":
-                self._status = b"E"
-            return wire.error(error.code, error.what, position=error.position)
-
-    def _extended_or_error(self, kind: str, body: bytes) -> bytes:
+    def _extended(self, kind: str, body: bytes) -> bytes:
         match kind:
             case "P":
                 name, query, rest = [*body.split(b"\0", 2), b"", b""][:3]
@@ -344,9 +315,8 @@ class PostgresSession:
                 self._keep(self._bound, portal, replace(prepared, bound=bound))
                 return wire.message("2")
             case "D":
-                return self._describe(
-                    is_statement=body[:1] == b"S", name=body[1:].partition(b"\0")[0]
-                )
+                name = body[1:].partition(b"\0")[0]
+                return self._describe(name, is_statement=body[:1] == b"S")
             case "E":
                 prepared = self._of(self._bound, body.partition(b"\0")[0])
                 return _rows(self._result(prepared), prepared.bound)
@@ -357,33 +327,29 @@ class PostgresSession:
 
     def _keep(self, kept: dict[bytes, _Prepared], name: bytes, prepared: _Prepared) -> None:
         kept[name] = prepared
-        sizes = (
-            len(key) + item.size
-            for each in (self._prepared, self._bound)
-            for key, item in each.items()
-        )
-        if sum(sizes) > MAX_KEPT_CHARS:
+        both = (*self._prepared.items(), *self._bound.items())
+        if sum(len(key) + item.size for key, item in both) > MAX_KEPT_CHARS:
             del kept[name]
             raise SqlError("53200", "out of memory")
 
     def _of(self, kept: Mapping[bytes, _Prepared], name: bytes) -> _Prepared:
         if name not in kept:
-            what = "portal" if kept is self._bound else "prepared statement"
-            shown = name[:63].decode("utf-8", "replace")
-            raise SqlError(
-                "34000" if kept is self._bound else "26000", f'{what} "{shown}" does not exist'
-            )
+            is_portal = kept is self._bound
+            code, what = ("34000", "portal") if is_portal else ("26000", "prepared statement")
+            raise SqlError(code, f'{what} "{name[:63].decode("utf-8", "replace")}" does not exist')
         return kept[name]
 
-    def _describe(self, *, is_statement: bool, name: bytes) -> bytes:
+    def _describe(self, name: bytes, *, is_statement: bool) -> bytes:
         prepared = self._of(self._prepared if is_statement else self._bound, name)
         before = self._status
         columns = _described(self._result(prepared), prepared.bound) or wire.message("n")
         self._status = before
         if not is_statement:
             return columns
-        numbers = [_parameter(token) for part in statements(prepared.query) for token in part]
-        types = [*prepared.types, *[0] * max([0, *numbers])][: max([0, *numbers])]
+        count = max(
+            (_parameter(each) for part in statements(prepared.query) for each in part), default=0
+        )
+        types = [*prepared.types, *[0] * count][:count]
         oids = [each or wire.TYPES["text"][0] for each in types]
         return wire.message("t", struct.pack(f"!h{len(oids)}I", len(oids), *oids)) + columns
 
@@ -399,7 +365,7 @@ class PostgresSession:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A query, the types of its parameters, and once it is bound what stands for them."""
+    """A query, its parameters' types, and values once bound."""
 
     query: str
     types: tuple[int, ...]
@@ -407,7 +373,7 @@ class _Prepared:
 
     @property
     def size(self) -> int:
-        """Roughly what it takes; an empty one takes something, too."""
+        """Roughly; an empty one takes something, too."""
         numbers = len(self.types) + len(self.bound.result_formats) + len(self.bound.parameters)
         return 100 + len(self.query) + 8 * numbers + sum(map(len, self.bound.parameters))
 
@@ -442,13 +408,17 @@ _UNSUPPORTED: Final = frozenset(
     | {"fetch"}
 )
 _ABSENT: Final = frozenset({"42P01", "42703", "42601"})
-_ENDS: Final = frozenset({"COMMIT", "ROLLBACK"})
 
 
-def _fatal(name: str, message: wire.Message, code: str, what: str) -> Step:
-    return Step(
-        name=name, raw=message.raw, reply=wire.error(code, what, severity="FATAL"), close=True
-    )
+def _fatal(
+    message: wire.Message,
+    code: str,
+    what: str,
+    *,
+    name: str = "",
+    presented: Presented | None = None,
+) -> Step:
+    return Step(name, message.raw, wire.error(code, what, severity="FATAL"), presented, close=True)
 
 
 def _described(result: Result, bound: wire.Bound = wire.NOT_BOUND) -> bytes:
@@ -458,14 +428,15 @@ def _described(result: Result, bound: wire.Bound = wire.NOT_BOUND) -> bytes:
 def _rows(result: Result, bound: wire.Bound = wire.NOT_BOUND) -> bytes:
     if not result.tag:
         return wire.message("I")
-    columns = result.columns or ()
-    return b"".join(wire.data_row(row, columns, bound) for row in result.rows) + wire.message(
-        "C", wire.text(result.tag)
-    )
+    rows = [wire.data_row(row, result.columns or (), bound) for row in result.rows]
+    return b"".join((*rows, wire.message("C", wire.text(result.tag))))
 
 
 def make(context: StandInContext) -> StreamApp:
-    """A stream stand-in; a connection holds one message of 64 KiB and 128 KiB prepared."""
+    """A stream stand-in.
+
+    A connection holds one message of 64 KiB and 128 KiB prepared.
+    """
     settings: Mapping[str, Any] = context.settings
     database = Database(
         user=str(settings["user"]),

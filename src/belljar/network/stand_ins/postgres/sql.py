@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, TypeAlias
+from functools import partial
+from itertools import groupby
+from typing import Any, Final, TypeAlias
 
 from belljar.dataclass import dataclass
 
@@ -15,6 +18,7 @@ MAX_RESULT_CHARS: Final = 1 << 20
 MAX_LIKE_CHARS: Final = 1000
 Row: TypeAlias = Sequence[str]
 Test: TypeAlias = Callable[[Row], bool]
+_END: Final = ("sign", ";")
 _TOKEN: Final = re.compile(
     r"(?P<space>\s+|--[^\n]*|/\*.*?\*/)"
     r"|(?P<text>[eE]?'(?:[^']|'')*')"
@@ -30,15 +34,14 @@ _UNSUPPORTED: Final = frozenset(
 )
 # Functions that an ordinary login may not call
 _FOR_ROLES: Final = ("pg_read_", "pg_ls_", "pg_stat_file", "lo_", "pg_terminate", "pg_reload")
-_NO_ALIAS: Final = _UNSUPPORTED | {"as", "from", "where", "order", "limit", "offset", "on"}
-
-
+_CLAUSES: Final = frozenset({"from", "where", "order", "limit", "offset"})
+_NO_ALIAS: Final = _UNSUPPORTED | _CLAUSES | {"as", "on"}
 # What a hot standby answers now and then: here to all that this module doesn't know
 UNSUPPORTED: Final = ("40001", "canceling statement due to conflict with recovery")
 
 
 class SqlError(Exception):
-    """What the server says; `position` counts characters from 1, 0: none."""
+    """`position`: characters from 1; 0: none."""
 
     def __init__(self, code: str, what: str, position: int = 0) -> None:
         super().__init__(what)
@@ -47,7 +50,7 @@ class SqlError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Columns by name and type (`integer`, `text`, …), and rows as text."""
+    """Columns by name and type, rows as text."""
 
     columns: tuple[tuple[str, str], ...]
     rows: tuple[tuple[str, ...], ...]
@@ -55,7 +58,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a statement gives. `columns` None: no rows are meant, only the `tag`."""
+    """`columns` None: no rows, only the `tag`."""
 
     tag: str
     columns: tuple[tuple[str, str], ...] | None = None
@@ -64,7 +67,10 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """`kind`: text, quoted, number, word or sign; a word in lower case, text without its quotes."""
+    """`kind`: text, quoted, number, word or sign.
+
+    A word is in lower case, text without its quotes.
+    """
 
     kind: str
     value: str
@@ -98,22 +104,18 @@ def tokens(query: str) -> list[Token]:
 
 def statements(query: str) -> Iterator[list[Token]]:
     """The tokens between semicolons. Raises `SqlError`."""
-    statement: list[Token] = []
-    for token in tokens(query):
-        if token.kind == "sign" and token.value == ";":
-            if statement:
-                yield statement
-            statement = []
-        else:
-            statement.append(token)
-    if statement:
-        yield statement
+    for is_end, group in groupby(tokens(query), lambda token: (token.kind, token.value) == _END):
+        if not is_end:
+            yield list(group)
 
 
 def select(
     statement: Sequence[Token], tables: Mapping[str, Table], constants: Mapping[str, str]
 ) -> Result:
-    """A SELECT's rows; `constants`: functions and words without a table. Raises `SqlError`."""
+    """`constants`: functions and words without a table.
+
+    Raises `SqlError`.
+    """
     return _Select(statement, tables, constants).result()
 
 
@@ -121,8 +123,7 @@ class _Select:
     def __init__(
         self, statement: Sequence[Token], tables: Mapping[str, Table], constants: Mapping[str, str]
     ) -> None:
-        self._tokens = statement
-        self._at = 1
+        self._tokens, self._at = statement, 1
         self._tables, self._constants = tables, constants
         self._table = Table(columns=(), rows=((),))
         self._names: dict[str, int] = {}
@@ -144,7 +145,7 @@ class _Select:
     def _take(self) -> Token:
         token = self._peek()
         if token is None:
-            raise SqlError("42601", "syntax error at end of input")
+            raise self._wrong()
         self._at += 1
         return token
 
@@ -152,7 +153,9 @@ class _Select:
         if not self._skip(value):
             raise self._wrong()
 
-    def _wrong(self) -> SqlError:
+    def _wrong(self, *, taken: bool = False) -> SqlError:
+        """`taken`: the last token is the wrong one."""
+        self._at -= taken
         token = self._peek()
         if token is None:
             return SqlError("42601", "syntax error at end of input")
@@ -161,61 +164,41 @@ class _Select:
     def _name(self) -> Token:
         token = self._take()
         if token.kind not in ("word", "quoted"):
-            self._at -= 1
-            raise self._wrong()
+            raise self._wrong(taken=True)
         return token
 
     # ---- clauses
 
     def result(self) -> Result:
         distinct = self._skip("distinct")
-        start = self._at
-        self._pass_list()
+        start, depth = self._at, 0
+        # The list is read when the table is known.
+        while (token := self._peek()) and (depth or not self._is(*_CLAUSES)):
+            depth += (token.value == "(") - (token.value == ")") if token.kind == "sign" else 0
+            self._at += 1
         if self._skip("from"):
             self._from()
-        after = self._at
-        self._at = start
-        columns, give, is_count = self._list()
+        after, self._at = self._at, start
+        columns, picks, is_count = self._list()
         if self._at != after and not self._is("from"):
             raise self._wrong()
         self._at = after
-        rows = self._where()
-        rows = self._order(rows)
+        rows = self._order(self._where())
         limit, offset = self._limits()
         if self._peek() is not None:
             raise self._wrong()
         if is_count:
             found = [tuple(str(len(rows)) for _ in columns)]
         else:
-            found = self._given(rows, give)
+            found, size_chars = [], 0
+            for row in rows:
+                found.append(tuple(row[pick] if isinstance(pick, int) else pick for pick in picks))
+                size_chars += sum(map(len, found[-1]))
+                if size_chars > MAX_RESULT_CHARS:
+                    raise SqlError("53200", "out of memory")
             found = list(dict.fromkeys(found)) if distinct else found
         found = found[offset : None if limit is None else offset + limit]
         return Result(tag=f"SELECT {len(found)}", columns=columns, rows=tuple(found))
-
-    def _given(
-        self, rows: list[Row], give: Callable[[Row], tuple[str, ...]]
-    ) -> list[tuple[str, ...]]:
-        found = []
-        size_chars = 0
-        for row in rows:
-            found.append(give(row))
-            size_chars += sum(map(len, found[-1]))
-            if size_chars > MAX_RESULT_CHARS:
-                raise SqlError("53200", "out of memory")
-        return found
-
-    def _pass_list(self) -> None:
-        """To what stands behind the list: it is read when the table is known."""
-        depth = 0
-        while (token := self._peek()) is not None:
-            depth += (token.value == "(") - (token.value == ")") if token.kind == "sign" else 0
-            if (
-                token.kind == "word"
-                and not depth
-                and token.value in ("from", "where", "order", "limit", "offset")
-            ):
-                return
-            self._at += 1
 
     def _from(self) -> None:
         token = self._name()
@@ -229,24 +212,26 @@ class _Select:
             raise SqlError("42P01", f'relation "{name[:63]}" does not exist', token.position)
         self._table = self._tables[name]
         alias = name.rpartition(".")[2]
-        if self._skip("as") or ((after := self._peek()) is not None and _may_be_alias(after)):
-            alias = self._name().value
+        alias = self._alias(alias, quoted=False)
         if self._is(",", *_UNSUPPORTED):
             raise SqlError(*UNSUPPORTED)
         for index, (column, _) in enumerate(self._table.columns):
             self._names[column] = self._names[f"{alias}.{column}"] = index
 
-    def _list(self) -> tuple[tuple[tuple[str, str], ...], Callable[[Row], tuple[str, ...]], bool]:
+    def _list(self) -> tuple[tuple[tuple[str, str], ...], list[int | str], bool]:
+        """Columns, what stands in each, and whether rows are counted."""
         columns: list[tuple[str, str]] = []
         picks: list[int | str] = []
         counts = 0
         while True:
+            ahead = [token.value for token in self._tokens[self._at : self._at + 4]]
             if self._skip("*"):
                 if not self._table.columns:
                     raise SqlError("42601", "SELECT * with no tables specified is not valid")
                 columns += self._table.columns
                 picks += range(len(self._table.columns))
-            elif self._is_count():
+            elif ahead in (["count", "(", "*", ")"], ["count", "(", "1", ")"]):
+                self._at += 4
                 counts += 1
                 columns.append((self._alias("count"), "bigint"))
                 picks.append("")
@@ -259,25 +244,16 @@ class _Select:
             if not self._skip(","):
                 break
         if counts and counts != len(picks):
-            raise SqlError(
-                "42803",
-                "column must appear in the GROUP BY clause or be used in an aggregate function",
-            )
+            where = "must appear in the GROUP BY clause or be used in an aggregate function"
+            raise SqlError("42803", f"column {where}")
+        return tuple(columns), picks, bool(counts)
 
-        def give(row: Row) -> tuple[str, ...]:
-            return tuple(row[pick] if isinstance(pick, int) else pick for pick in picks)
-
-        return tuple(columns), give, bool(counts)
-
-    def _is_count(self) -> bool:
-        values = [token.value for token in self._tokens[self._at : self._at + 4]]
-        is_count = values in (["count", "(", "*", ")"], ["count", "(", "1", ")"])
-        self._at += 4 * is_count
-        return is_count
-
-    def _alias(self, name: str) -> str:
+    def _alias(self, name: str, *, quoted: bool = True) -> str:
         token = self._peek()
-        is_alias = token is not None and (token.kind == "quoted" or _may_be_alias(token))
+        is_alias = token is not None and (
+            (quoted and token.kind == "quoted")
+            or (token.kind == "word" and token.value not in _NO_ALIAS)
+        )
         return self._name().value if self._skip("as") or is_alias else name
 
     def _item(self) -> tuple[str, str, int | str]:
@@ -287,8 +263,7 @@ class _Select:
         if token.kind == "text":
             return "?column?", "text", token.value
         if token.kind not in ("word", "quoted"):
-            self._at -= 1
-            raise self._wrong()
+            raise self._wrong(taken=True)
         name = token.value
         while self._skip("."):
             name = f"{name}.{self._name().value}"
@@ -301,7 +276,7 @@ class _Select:
             return bare, "text", self._constants[f"{bare}()"]
         if name in self._names:
             index = self._names[name]
-            return self._table.columns[index][0], self._table.columns[index][1], index
+            return *self._table.columns[index], index
         if name in self._constants:
             return name, "text", self._constants[name]
         raise SqlError("42703", f'column "{name[:63]}" does not exist', token.position)
@@ -364,8 +339,7 @@ class _Select:
             return lambda row: matches_like(pattern, _value(row, left)) is not negated
         compare = _COMPARISONS.get(verb.value)
         if compare is None or negated:
-            self._at -= 1
-            raise self._wrong()
+            raise self._wrong(taken=True)
         _, other_kind, right = self._item()
         order = _number_or_text if "integer" in (kind, other_kind) else str
         return lambda row: compare(order(_value(row, left)), order(_value(row, right)))
@@ -384,14 +358,15 @@ class _Select:
             if not self._skip(","):
                 break
         for pick, kind, is_down in reversed(keys[:8]):
-            index = (
-                int(pick) - 1
-                if isinstance(pick, str) and pick.isascii() and pick.isdigit()
-                else pick
-            )
-            if isinstance(index, int) and not 0 <= index < max(1, len(self._table.columns)):
+            is_place = isinstance(pick, str) and pick.isascii() and pick.isdigit()
+            index = int(str(pick)[:9]) - 1 if is_place else pick
+            if not isinstance(index, int):
+                continue
+            if not 0 <= index < max(1, len(self._table.columns)):
                 raise SqlError("42P10", f"ORDER BY position {pick} is not in select list")
-            rows = _sorted(rows, index, kind, is_down=is_down)
+            is_number = kind in ("integer", "bigint")
+            order = partial(_sort_key, index=index, is_number=is_number)
+            rows = sorted(rows, key=order, reverse=is_down)
         return rows
 
     def _limits(self) -> tuple[int | None, int]:
@@ -402,8 +377,7 @@ class _Select:
             if word == "limit" and token.value == "all":
                 continue
             if token.kind != "number" or "." in token.value or len(token.value) > 18:
-                self._at -= 1
-                raise self._wrong()
+                raise self._wrong(taken=True)
             if word == "limit":
                 limit = int(token.value)
             else:
@@ -411,16 +385,9 @@ class _Select:
         return limit, offset
 
 
-def _may_be_alias(token: Token) -> bool:
-    return token.kind == "word" and token.value not in _NO_ALIAS
-
-
-def _sorted(rows: list[Row], index: int | str, kind: str, *, is_down: bool) -> list[Row]:
-    def place(row: Row) -> tuple[int, float, str]:
-        value = _value(row, index)
-        return _number_or_text(value) if kind in ("integer", "bigint") else (1, 0.0, value)
-
-    return sorted(rows, key=place, reverse=is_down) if isinstance(index, int) else rows
+def _sort_key(row: Row, *, index: int, is_number: bool) -> tuple[int, float, str]:
+    value = _value(row, index)
+    return _number_or_text(value) if is_number else (1, 0.0, value)
 
 
 def _value(row: Row, pick: int | str) -> str:
@@ -437,31 +404,30 @@ def _number_or_text(value: str) -> tuple[int, float, str]:
 
 
 _LIKES: Final = frozenset({"like", "ilike", "~~", "~~*"})
-_COMPARISONS: Final[Mapping[str, Callable[[object, object], bool]]] = {
-    "=": lambda left, right: left == right,
-    "<>": lambda left, right: left != right,
-    "!=": lambda left, right: left != right,
-    "<": lambda left, right: left < right,  # type: ignore[operator] # both of one type
-    ">": lambda left, right: left > right,  # type: ignore[operator]
-    "<=": lambda left, right: left <= right,  # type: ignore[operator]
-    ">=": lambda left, right: left >= right,  # type: ignore[operator]
+_COMPARISONS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
+    "=": operator.eq,
+    "<>": operator.ne,
+    "!=": operator.ne,
+    "<": operator.lt,
+    ">": operator.gt,
+    "<=": operator.le,
+    ">=": operator.ge,
 }
 
 
 def like_pattern(pattern: str, *, folded: bool = False) -> list[tuple[re.Pattern[str], int]]:
-    """Pieces between `%` with their lengths, looked for in turn, so no pattern takes long."""
+    """Pieces between `%`, and their lengths.
+
+    They are looked for in turn: no pattern takes long.
+    """
     flags = re.DOTALL | (re.IGNORECASE if folded else 0)
-    return [
-        (
-            re.compile("".join("." if char == "_" else re.escape(char) for char in piece), flags),
-            len(piece),
-        )
-        for piece in pattern[:MAX_LIKE_CHARS].split("%")
-    ]
+    pieces = pattern[:MAX_LIKE_CHARS].split("%")
+    texts = ["".join("." if char == "_" else re.escape(char) for char in one) for one in pieces]
+    return [(re.compile(text, flags), len(one)) for text, one in zip(texts, pieces, strict=True)]
 
 
 def matches_like(pieces: Sequence[tuple[re.Pattern[str], int]], value: str) -> bool:
-    """Whether the pieces stand in the value, the first at its beginning, the last at its end."""
+    """Whether the pieces make up the value."""
     value = value[:MAX_LIKE_CHARS]
     (first, at), *others = pieces
     if not others:

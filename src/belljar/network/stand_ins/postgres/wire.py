@@ -32,7 +32,10 @@ _INTEGERS: Final = frozenset({20, 21, 23})
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """`kind`: its letter, or "" and `code` at the beginning. `problem`: why it is invalid."""
+    """`kind`: its letter, or "" and `code` at startup.
+
+    `problem`: why it is invalid.
+    """
 
     kind: str
     body: bytes
@@ -42,7 +45,7 @@ class Message:
 
 
 class Reader(MessageReader[Message]):
-    """Bytes → messages. `is_begun`: the startup message has come."""
+    """`is_begun`: the startup message has come."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,14 +56,12 @@ class Reader(MessageReader[Message]):
         if len(self._buffer) < head:
             return None
         (length,) = struct.unpack_from("!i", self._buffer, head - 4)
-        most = MAX_STARTUP_BYTES
+        low, high, what = 8, MAX_STARTUP_BYTES, "length of startup packet"
         if self.is_begun:
-            most = MAX_PASSWORD_BYTES if self.is_stranger else MAX_MESSAGE_BYTES
-        least = 4 if self.is_begun else 8
-        if not least <= length <= most:
-            return self._fail(
-                "invalid message length" if self.is_begun else "invalid length of startup packet"
-            )
+            low, what = 4, "message length"
+            high = MAX_PASSWORD_BYTES if self.is_anonymous else MAX_MESSAGE_BYTES
+        if not low <= length <= high:
+            return Message("", b"", self._stop(), problem=f"invalid {what}")
         end = head - 4 + length
         if len(self._buffer) < end:
             return None
@@ -70,43 +71,41 @@ class Reader(MessageReader[Message]):
             return Message(chr(raw[0]), raw[5:], raw)
         return Message("", raw[8:], raw, code=struct.unpack_from("!I", raw, 4)[0])
 
-    def _fail(self, problem: str) -> Message:
-        return Message("", b"", self._stop(), problem=problem)
-
-
-def strings(body: bytes) -> list[bytes]:
-    """The zero-ended strings of a body."""
-    return body.split(b"\0")[:-1]
-
 
 def startup_parameters(body: bytes) -> Mapping[bytes, bytes]:
     """Names and values, up to the first empty name."""
-    words = strings(body)
+    words = body.split(b"\0")[:-1]
     pairs = zip(words[::2], words[1::2], strict=False)
     return {name: value for name, value in pairs if name}
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What a Bind message says behind its names. `parameters`: as text; null is empty."""
+    """A Bind message behind its names.
+
+    `parameters`: as text; null is empty.
+    """
 
     parameters: tuple[str, ...] = ()
     result_formats: tuple[int, ...] = ()
 
     def is_binary(self, column: int) -> bool:
         """Whether a column of the result goes out in binary."""
-        formats = self.result_formats
-        return (
-            bool(formats)
-            and formats[column if len(formats) > 1 and column < len(formats) else 0] == 1
-        )
+        return _format(self.result_formats, column) == 1
 
 
 NOT_BOUND: Final = Bound()
 
 
+def _format(formats: Sequence[int], index: int) -> int:
+    """One format counts for all; without any, it is text."""
+    if len(formats) == 1:
+        return formats[0]
+    return formats[index] if index < len(formats) else 0
+
+
 def read_bound(body: bytes, types: Sequence[int]) -> Bound | None:
-    """A Bind message from its formats on (type 0: text); None if it isn't one."""
+    """A Bind message from its formats on; None if invalid."""
     try:
         formats, at = _numbers(body, 0)
         (count,) = struct.unpack_from("!H", body, at)
@@ -119,19 +118,13 @@ def read_bound(body: bytes, types: Sequence[int]) -> Bound | None:
                 return None
             value = body[at : at + max(0, size)]
             at += len(value)
-            form = (
-                formats[index if len(formats) > 1 else 0]
-                if index < len(formats) or len(formats) == 1
-                else 0
-            )
-            is_number = form == 1 and index < len(types) and types[index] in _INTEGERS
-            values.append(
-                str(int.from_bytes(value, "big", signed=True))
-                if is_number
-                else value.decode("utf-8", "replace")
-            )
-            if is_number and len(value) > 8:
+            is_number = index < len(types) and types[index] in _INTEGERS
+            if not (is_number and _format(formats, index) == 1):
+                values.append(value.decode("utf-8", "replace"))
+            elif len(value) > 8:
                 return None
+            else:
+                values.append(str(int.from_bytes(value, "big", signed=True)))
         result_formats, _ = _numbers(body, at)
     except struct.error:
         return None
@@ -139,13 +132,12 @@ def read_bound(body: bytes, types: Sequence[int]) -> Bound | None:
 
 
 def parameter_types(body: bytes) -> tuple[int, ...]:
-    """Of a Parse message, from their count on; those that it leaves out are text."""
+    """Of a Parse message, from their count on."""
     count = min(struct.unpack_from("!H", body)[0] if len(body) >= 2 else 0, (len(body) - 2) // 4)
     return tuple(struct.unpack_from(f"!{max(0, count)}I", body, 2)) if count > 0 else ()
 
 
 def _numbers(body: bytes, at: int) -> tuple[tuple[int, ...], int]:
-    """A count and so many small numbers, and where they end. Raises `struct.error`."""
     (count,) = struct.unpack_from("!H", body, at)
     return struct.unpack_from(f"!{count}H", body, at + 2), at + 2 + 2 * count
 
@@ -161,7 +153,7 @@ def text(value: str) -> bytes:
 
 
 def error(code: str, what: str, *, severity: str = "ERROR", position: int = 0) -> bytes:
-    """`position`: of the character in the query, from 1; 0: none."""
+    """`position`: of the character, from 1; 0: none."""
     fields = [("S", severity), ("V", severity), ("C", code), ("M", what)]
     fields += [("P", str(position))] if position else []
     return message("E", b"".join(name.encode() + text(value) for name, value in fields) + b"\0")
@@ -179,17 +171,14 @@ def row_description(columns: Sequence[tuple[str, str]], bound: Bound = NOT_BOUND
 def data_row(
     values: Sequence[str], columns: Sequence[tuple[str, str]], bound: Bound = NOT_BOUND
 ) -> bytes:
-    """Each in the form that was asked for; a text's binary form is its text."""
-    said = struct.pack("!h", len(values))
+    """A text's binary form is its text."""
+    row = struct.pack("!h", len(values))
     for index, (value, (_, kind)) in enumerate(zip(values, columns, strict=True)):
-        size = TYPES[kind][1]
-        is_number = TYPES[kind][0] in _INTEGERS and bound.is_binary(index)
-        encoded = _binary(value, size) if is_number else value.encode("utf-8", "replace")
-        said += struct.pack("!i", len(encoded)) + encoded
-    return message("D", said)
-
-
-def _binary(value: str, size: int) -> bytes:
-    most = 1 << (8 * size - 1)
-    number = int(value) if value.isascii() and value.isdigit() and len(value) < 20 else 0
-    return min(number, most - 1).to_bytes(size, "big", signed=True)
+        oid, size = TYPES[kind]
+        encoded = value.encode("utf-8", "replace")
+        if oid in _INTEGERS and bound.is_binary(index):
+            number = int(value) if value.isascii() and value.isdigit() and len(value) < 20 else 0
+            largest = (1 << (8 * size - 1)) - 1
+            encoded = min(number, largest).to_bytes(size, "big", signed=True)
+        row += struct.pack("!i", len(encoded)) + encoded
+    return message("D", row)

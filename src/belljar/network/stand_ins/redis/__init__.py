@@ -126,7 +126,7 @@ class RedisSession:
         self._presented = Presented(user=shown, credential=self._words, ok=ok, mechanism="auth")
         if ok:
             self._user = shown
-            self._reader.is_stranger = False
+            self._reader.is_anonymous = False
         return ok
 
     def _auth(self, words: tuple[bytes, ...]) -> Reply:

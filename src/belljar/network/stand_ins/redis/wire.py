@@ -17,8 +17,8 @@ MAX_ARGUMENTS: Final = 1024
 MAX_ARGUMENT_BYTES: Final = 64 << 10
 # A real server takes more: what is larger is refused as it refuses what it finds too large
 MAX_COMMAND_BYTES: Final = 128 << 10
-STRANGER_ARGUMENTS: Final = 10
-STRANGER_ARGUMENT_BYTES: Final = 16 << 10  # Of who isn't logged in, as real servers bound it
+ANONYMOUS_ARGUMENTS: Final = 10
+ANONYMOUS_ARGUMENT_BYTES: Final = 16 << 10  # Of who isn't logged in, as real servers bound it
 _NUMBER: Final = re.compile(rb"-?[0-9]{1,18}")
 _WORD: Final = re.compile(rb"\"((?:[^\"\\]|\\.)*)\"|'((?:[^'\\]|\\.)*)'|([^\s\"']+)", re.DOTALL)
 _ESCAPE: Final = re.compile(rb"\\(?:x([0-9a-fA-F]{2})|(.))", re.DOTALL)
@@ -91,7 +91,7 @@ class Reader(MessageReader[Command]):
                 or len(self._raw) + size > MAX_COMMAND_BYTES
             ):
                 return self._fail(b"invalid bulk length")
-            if self.is_stranger and size > STRANGER_ARGUMENT_BYTES:
+            if self.is_anonymous and size > ANONYMOUS_ARGUMENT_BYTES:
                 return self._fail(b"unauthenticated bulk length")
             self._size = size
             return None
@@ -99,7 +99,7 @@ class Reader(MessageReader[Command]):
             count = _number(line[1:])
             if count is None or count > MAX_ARGUMENTS:
                 return self._fail(b"invalid multibulk length")
-            if self.is_stranger and count > STRANGER_ARGUMENTS:
+            if self.is_anonymous and count > ANONYMOUS_ARGUMENTS:
                 return self._fail(b"unauthenticated multibulk length")
             if count > 0:
                 self._missing = count

@@ -68,6 +68,7 @@ def test_what_is_asked_is_answered(query: str, rows: list[tuple[str, ...]]) -> N
         ("select id from people a b", "42601"),
         ("select * from people where name = 'open", "42601"),
         ("select /* open", "42601"),
+        ("select id from people order by " + "1" * 5000, "42P10"),
         ("select * from people join people b on true", "40001"),
         ("select " + "(" * 40 + "1", "42601"),
         ("select 1 from people where " + "(" * 40 + "id = 1", "54001"),

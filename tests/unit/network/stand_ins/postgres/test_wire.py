@@ -13,10 +13,10 @@ from belljar.network.stand_ins.postgres import wire
 letters = st.characters(min_codepoint=32, max_codepoint=126)
 
 
-def begun(*, stranger: bool = False) -> wire.Reader:
+def begun(*, anonymous: bool = False) -> wire.Reader:
     """Behind the startup message."""
     reader = wire.Reader()
-    reader.is_begun, reader.is_stranger = True, stranger
+    reader.is_begun, reader.is_anonymous = True, anonymous
     return reader
 
 
@@ -45,7 +45,7 @@ def test_any_bytes_end_in_messages_or_a_problem(data: bytes, is_begun: bool, siz
     [
         (wire.Reader(), wire.MAX_STARTUP_BYTES + 1),
         (wire.Reader(), -1),
-        (begun(stranger=True), wire.MAX_PASSWORD_BYTES + 1),
+        (begun(anonymous=True), wire.MAX_PASSWORD_BYTES + 1),
         (begun(), wire.MAX_MESSAGE_BYTES + 1),
         (begun(), 3),
     ],
@@ -73,3 +73,5 @@ def test_values_are_read_behind_their_formats() -> None:
     body = struct.pack("!HHHHH", 3, 0, 0, 1, 3) + values + b"\0\0"
     assert wire.read_bound(body, [25, 25, 21]) == wire.Bound(("abc", "", "-7"))
     assert wire.read_bound(body[:-3], [25, 25, 21]) is None
+    huge = struct.pack("!HHHi", 1, 1, 1, 5000) + b"\1" * 5000 + b"\0\0"
+    assert wire.read_bound(huge, [20]) is None

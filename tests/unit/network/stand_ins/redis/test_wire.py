@@ -26,10 +26,10 @@ junk = st.lists(
 ).map(b"".join)
 
 
-def read(data: bytes, *, stranger: bool = False, size: int = 0) -> tuple[list[Command], Reader]:
+def read(data: bytes, *, anonymous: bool = False, size: int = 0) -> tuple[list[Command], Reader]:
     """The commands, fed in pieces of this size (0: whole)."""
     reader = Reader()
-    reader.is_stranger = stranger
+    reader.is_anonymous = anonymous
     pieces = [data[at : at + size] for at in range(0, len(data), size)] if size else [data]
     return [command for piece in pieces for command in reader.feed(piece)], reader
 
@@ -45,9 +45,9 @@ def test_arrays_are_read_in_any_pieces(commands: list[list[bytes]], size: int) -
 
 
 @given(junk, st.booleans(), st.integers(0, 3))
-def test_any_bytes_end_in_commands_or_a_problem(data: bytes, stranger: bool, size: int) -> None:
+def test_any_bytes_end_in_commands_or_a_problem(data: bytes, anonymous: bool, size: int) -> None:
     """Nothing raises; no byte is in nothing but the ends of empty lines; after a problem comes nothing."""
-    found, reader = read(data, stranger=stranger, size=size)
+    found, reader = read(data, anonymous=anonymous, size=size)
     problems = [index for index, command in enumerate(found) if command.problem]
     assert problems in ([], [len(found) - 1])
     assert all(command.words or command.problem for command in found)
@@ -56,7 +56,7 @@ def test_any_bytes_end_in_commands_or_a_problem(data: bytes, stranger: bool, siz
 
 
 @pytest.mark.parametrize(
-    ("data", "stranger", "problem"),
+    ("data", "anonymous", "problem"),
     [
         (b"*11\r\n", True, b"unauthenticated multibulk length"),
         (b"*1\r\n$16385\r\n", True, b"unauthenticated bulk length"),
@@ -70,9 +70,9 @@ def test_any_bytes_end_in_commands_or_a_problem(data: bytes, stranger: bool, siz
         (b'get "a\r\n', False, b"unbalanced quotes in request"),
     ],
 )
-def test_what_goes_beyond_a_bound_is_the_protocols_error(data: bytes, stranger: bool, problem: bytes) -> None:
+def test_what_goes_beyond_a_bound_is_the_protocols_error(data: bytes, anonymous: bool, problem: bytes) -> None:
     """In the words of the real server; all that came is kept for the record, and nothing after it."""
-    (command,), reader = read(data, stranger=stranger)
+    (command,), reader = read(data, anonymous=anonymous)
     assert command.problem == b"ERR Protocol error: " + problem
     assert command.raw == data
     assert not list(reader.feed(b"PING\r\n"))
@@ -82,7 +82,7 @@ def test_what_goes_beyond_a_bound_is_the_protocols_error(data: bytes, stranger: 
 def test_a_command_that_never_ends_is_bounded() -> None:
     """However it is sent, what is held is no more than a command and the next argument."""
     reader = Reader()
-    reader.is_stranger = False
+    reader.is_anonymous = False
     argument = b"$60000\r\n" + b"x" * 60_000 + b"\r\n"
     found = list(reader.feed(b"*1000\r\n"))
     for _ in range(1000):
