@@ -2,9 +2,10 @@
 
 Each message, login and recipient is put on record.
 
-Speaks SMTP (RFC 5321) with SIZE, 8BITMIME, SMTPUTF8, PIPELINING, and AUTH PLAIN and LOGIN (RFC
-4954). Not: STARTTLS (a port of the protocol `smtps` has TLS from the start), CHUNKING, delivery
-reports.
+Speaks SMTP (RFC 5321) with SIZE, 8BITMIME, SMTPUTF8,
+PIPELINING, and AUTH PLAIN and LOGIN (RFC 4954).
+Not: STARTTLS (a port of the protocol `smtps` has TLS
+from the start), CHUNKING, delivery reports.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _PATH: Final = re.compile(
 
 @dataclass(kw_only=True)
 class Mail:
-    """A message with its envelope, as far as it has come; dots undone."""
+    """A message and its envelope, so far; dots undone."""
 
     sender: str
     recipients: list[str] = field(default_factory=list)
@@ -50,7 +51,7 @@ class Mail:
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """Credentials that a client gave away. The secret itself is not kept."""
+    """What a client presented; never the secret itself."""
 
     mechanism: str
     user: str
@@ -59,7 +60,7 @@ class Login:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a line led to: a reply to send, and what must be on record before it is sent."""
+    """A reply, and what is on record before it is sent."""
 
     reply: bytes = b""
     done: Mail | Login | None = None
@@ -67,15 +68,13 @@ class Outcome:
 
 
 class Session:
-    """One connection's state. Give it each line with its end; it answers with an `Outcome`."""
+    """One connection's state."""
 
     def __init__(self, host: str) -> None:
         self._host = host.encode("ascii", "replace")
-        self.client = ""
-        self.user = ""
+        self.client = self.user = self._auth = ""
         self.mail: Mail | None = None
-        self._in_data = False
-        self._auth: str = ""
+        self.in_data = False  # A message's content comes, of any length, in any pieces
         self._auth_user = b""
         self._errors = self._messages = 0
         self._line_begins = True
@@ -85,20 +84,15 @@ class Session:
         """What the server says first."""
         return b"220 %s ESMTP\r\n" % self._host
 
-    @property
-    def in_data(self) -> bool:
-        """Whether what comes is a message's content: of any length, in any pieces."""
-        return self._in_data
-
     def line(self, line: bytes) -> Outcome:
-        """One line (LF or CR LF), or one piece of a long line of a message's content."""
-        if self._in_data:
+        """One line with its end, or a piece of a content's."""
+        if self.in_data:
             return self._content(line)
         text = line.rstrip(b"\r\n")
         if self._auth:
             return self._counted(self._auth_answer(text))
-        word, _, rest = text.partition(b" ")
-        method = self._COMMANDS.get(word.upper())
+        verb, _, rest = text.partition(b" ")
+        method = self._COMMANDS.get(verb.upper())
         if method is None:
             return self._counted(Outcome(b"500 5.5.2 Error: command not recognized\r\n"))
         return self._counted(method(self, rest.strip()))
@@ -110,9 +104,8 @@ class Session:
     def _counted(self, outcome: Outcome) -> Outcome:
         self._errors += outcome.reply[:1] in {b"4", b"5"}
         if self._errors >= MAX_ERRORS:
-            return Outcome(
-                b"421 4.7.0 %s Error: too many errors\r\n" % self._host, outcome.done, close=True
-            )
+            reply = b"421 4.7.0 %s Error: too many errors\r\n" % self._host
+            return Outcome(reply, outcome.done, close=True)
         return outcome
 
     def _content(self, piece: bytes) -> Outcome:
@@ -121,7 +114,7 @@ class Session:
         if mail is None:
             return Outcome(b"451 4.3.0 Error\r\n", close=True)
         if begins and piece in {b".\r\n", b".\n"}:
-            self._in_data, self.mail = False, None
+            self.in_data, self.mail = False, None
             self._messages += 1
             if mail.content.total_bytes > MAX_MESSAGE_BYTES:
                 return Outcome(b"552 5.3.4 Error: message too big\r\n", mail)
@@ -135,31 +128,18 @@ class Session:
         return Outcome()
 
     def _helo(self, rest: bytes) -> Outcome:
-        self._reset(rest)
-        return (
-            Outcome(b"250 %s\r\n" % self._host)
-            if rest
-            else Outcome(b"501 5.5.4 Syntax: HELO hostname\r\n")
-        )
+        self.client, self.mail = rest[:255].decode("utf-8", "replace"), None
+        known = b"250 %s\r\n" % self._host
+        return Outcome(known if rest else b"501 5.5.4 Syntax: HELO hostname\r\n")
 
     def _ehlo(self, rest: bytes) -> Outcome:
-        self._reset(rest)
+        self._helo(rest)
         if not rest:
             return Outcome(b"501 5.5.4 Syntax: EHLO hostname\r\n")
-        offers = [
-            self._host,
-            b"PIPELINING",
-            b"SIZE %d" % MAX_MESSAGE_BYTES,
-            b"AUTH PLAIN LOGIN",
-            b"ENHANCEDSTATUSCODES",
-            b"8BITMIME",
-            b"SMTPUTF8",
-        ]
-        lines = [b"250-%s\r\n" % offer for offer in offers[:-1]] + [b"250 %s\r\n" % offers[-1]]
-        return Outcome(b"".join(lines))
-
-    def _reset(self, client: bytes) -> None:
-        self.client, self.mail = client[:255].decode("utf-8", "replace"), None
+        size = b"SIZE %d" % MAX_MESSAGE_BYTES
+        offers = (self._host, b"PIPELINING", size, b"AUTH PLAIN LOGIN", b"ENHANCEDSTATUSCODES")
+        lines = [b"250-%s\r\n" % offer for offer in (*offers, b"8BITMIME")]
+        return Outcome(b"".join((*lines, b"250 SMTPUTF8\r\n")))
 
     def _mail(self, rest: bytes) -> Outcome:
         if not self.client:
@@ -191,7 +171,7 @@ class Session:
     def _data(self, _rest: bytes) -> Outcome:
         if self.mail is None or not self.mail.recipients:
             return Outcome(b"503 5.5.1 Error: need RCPT command\r\n")
-        self._in_data = self._line_begins = True
+        self.in_data = self._line_begins = True
         return Outcome(b"354 End data with <CR><LF>.<CR><LF>\r\n")
 
     def _rset(self, _rest: bytes) -> Outcome:
@@ -199,11 +179,8 @@ class Session:
         return Outcome(b"250 2.0.0 Ok\r\n")
 
     def _vrfy(self, rest: bytes) -> Outcome:
-        return (
-            Outcome(b"252 2.0.0 Cannot VRFY user, but will accept message\r\n")
-            if rest
-            else Outcome(b"501 5.5.4 Syntax: VRFY address\r\n")
-        )
+        known = b"252 2.0.0 Cannot VRFY user, but will accept message\r\n"
+        return Outcome(known if rest else b"501 5.5.4 Syntax: VRFY address\r\n")
 
     def _auth_command(self, rest: bytes) -> Outcome:
         mechanism, _, first = rest.partition(b" ")
@@ -217,15 +194,19 @@ class Session:
         return Outcome(b"334 \r\n" if self._auth == "PLAIN" else b"334 VXNlcm5hbWU6\r\n")
 
     def _auth_answer(self, text: bytes) -> Outcome:
-        decoded = _base64(text)
-        if text == b"*" or decoded is None:
+        try:
+            decoded = b"" if text == b"=" else base64.b64decode(text, validate=True)
+        except binascii.Error:  # `*` among it, which cancels
             self._auth = ""
             return Outcome(b"501 5.7.0 Authentication aborted\r\n")
         if self._auth == "LOGIN" and not self._auth_user:
             # A user without a name gets a mark, so that the next line is taken for the password.
             self._auth_user = decoded or b"?"
             return Outcome(b"334 UGFzc3dvcmQ6\r\n")
-        user, secret = (self._auth_user, decoded) if self._auth == "LOGIN" else _plain(decoded)
+        user, secret = self._auth_user, decoded
+        if self._auth == "PLAIN":  # authorization NUL user NUL password (RFC 4616)
+            parts = decoded.split(b"\0", 2)
+            user, secret = (parts[1], parts[2]) if len(parts) == 3 else (decoded, b"")
         mechanism, self._auth = self._auth, ""
         self.user = user.decode("utf-8", "replace") or "?"
         login = Login(mechanism, self.user, hashlib.sha256(secret).hexdigest())
@@ -246,31 +227,21 @@ class Session:
 
 
 def _path(rest: bytes, key: bytes) -> tuple[str, bytes] | None:
-    """The address of `MAIL FROM:` or `RCPT TO:`, and the parameters behind it."""
+    """An address, and the parameters behind it."""
     if rest[: len(key)].upper() != key:
         return None
-    match = _PATH.fullmatch(rest[len(key) :].strip())
-    if match is None:
+    if (match := _PATH.fullmatch(rest[len(key) :].strip())) is None:
         return None
     address = match[1] if match[1] is not None else match[3]
     return address.decode("utf-8", "replace"), match[2] or match[4] or b""
 
 
-def _base64(text: bytes) -> bytes | None:
-    try:
-        return b"" if text == b"=" else base64.b64decode(text, validate=True)
-    except binascii.Error:
-        return None
-
-
-def _plain(decoded: bytes) -> tuple[bytes, bytes]:
-    """User and password of `authorization NUL user NUL password` (RFC 4616)."""
-    parts = decoded.split(b"\0", 2)
-    return (parts[1], parts[2]) if len(parts) == 3 else (decoded, b"")
-
-
 def make(context: StandInContext) -> StreamApp:
-    """A stream stand-in; a connection holds one line, an envelope and 64 KiB of a message."""
+    """A stream stand-in.
+
+    A connection holds one line, an envelope,
+    and 64 KiB of a message.
+    """
     host = next((name for name in context.names if "*" not in name), "mail.localdomain")
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cell: str) -> None:
@@ -283,12 +254,11 @@ def check(
     settings: Mapping[str, JsonValue],  # noqa: ARG001 - the kind has no setting of its own
     directory: Path | None,
 ) -> Faults:
-    """What is wrong with the author's files: there should be none, as this kind reads none."""
+    """This kind reads no files."""
     if directory is None:
         return ()
-    return (
-        Fault(file=str(directory), message="a mail server serves no files; leave `directory` out"),
-    )
+    message = "a mail server serves no files; leave `directory` out"
+    return (Fault(file=str(directory), message=message),)
 
 
 async def _serve(
@@ -297,7 +267,7 @@ async def _serve(
     streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
     cell: str,
 ) -> None:
-    """Until the client leaves, or is sent away; a message that breaks off is on record, too."""
+    """A message that breaks off is on record, too."""
     reader, writer = streams
     outcome: Outcome | None = Outcome(session.greeting)
     try:
@@ -358,7 +328,7 @@ async def _record(context: StandInContext, session: Session, done: Mail | Login,
 
 
 async def _read_line(reader: asyncio.StreamReader) -> tuple[bytes, bool]:
-    """A line or a piece of an overlong one, and whether it ends here; empty at the end."""
+    """A line or a piece, and whether it ends; b"": the end."""
     try:
         return await reader.readuntil(b"\n"), True
     except asyncio.IncompleteReadError as error:

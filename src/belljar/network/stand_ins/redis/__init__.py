@@ -14,7 +14,7 @@ from belljar.dataclass import dataclass
 from belljar.network.gateway.context import StandInContext, StreamApp
 from belljar.network.stand_ins.conversation import Presented, Step, converse
 from belljar.network.stand_ins.documents import Faults, missing_settings
-from belljar.network.stand_ins.redis.wire import Command, Error, Reader, Reply, Status, render
+from belljar.network.stand_ins.redis.wire import Error, Reader, Reply, Status, render
 
 VERSION: Final = "7.0.15"
 DATABASES: Final = 16
@@ -40,16 +40,15 @@ _CONFIG: Final[Mapping[bytes, bytes]] = {
 }
 _WRITES: Final = frozenset(
     b"append copy decr decrby del expire expireat flushall flushdb getdel getset hdel hincrby "
-    b"hmset hset hsetnx incr "
-    b"incrby lpop lpush lset ltrim mset move persist pexpire psetex rename restore rpop rpush "
-    b"sadd set setex setnx "
-    b"setrange spop srem unlink xadd zadd zincrby zrem".split()
+    b"hmset hset hsetnx incr incrby lpop lpush lset ltrim mset move persist pexpire psetex rename "
+    b"restore rpop rpush sadd set setex setnx setrange spop srem unlink xadd zadd zincrby "
+    b"zrem".split()
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keyspace:
-    """What all connections see: database 0; the others are empty."""
+    """Database 0, as all connections see it; others are empty."""
 
     password: bytes = field(repr=False)
     strings: Mapping[bytes, bytes] = field(repr=False)
@@ -73,46 +72,35 @@ class RedisSession:
         self._reader = Reader()
         self._database = 0
         self._version = 2
-        self._name = b""
-        self._user = ""
+        self._name, self._user = b"", ""
         self._presented: Presented | None = None
         self._words = b""
 
     @property
     def rest(self) -> bytes:
-        """Of a command that isn't complete."""
+        """Bytes of an incomplete command."""
         return self._reader.rest
 
     def feed(self, data: bytes) -> Iterator[Step]:
         """The steps that these bytes complete."""
         for command in self._reader.feed(data):
-            yield self._step(command)
-
-    def _step(self, command: Command) -> Step:
-        if command.problem:
-            return Step(name="", raw=command.raw, reply=render(Error(command.problem)), close=True)
-        name, words = command.words[0].lower(), command.words[1:]
-        self._presented = None
-        self._words = b" ".join(words)
-        reply = self._answer(name, words)
-        shown = name.decode("utf-8", "replace")
-        return Step(
-            name=shown,
-            raw=command.raw,
-            reply=render(reply, self._version),
-            presented=self._presented,
-            close=name == b"quit",
-        )
+            if command.problem:
+                yield Step("", command.raw, render(Error(command.problem)), close=True)
+                return
+            name, words = command.words[0].lower(), command.words[1:]
+            self._presented, self._words = None, b" ".join(words)
+            reply, shown = self._answer(name, words), name.decode("utf-8", "replace")
+            rendered, ends = render(reply, self._version), name == b"quit"
+            yield Step(shown, command.raw, rendered, self._presented, close=ends)
 
     def _answer(self, name: bytes, words: tuple[bytes, ...]) -> Reply:
         known = _COMMANDS.get(name)
         if known is None and name not in _WRITES:
             shown = b"".join(b"'%s' " % word[:128] for word in words[:20])[:128]
-            return Error(
-                b"ERR unknown command '%s', with args beginning with: %s" % (name[:128], shown)
-            )
-        method, least, most = known or (_refuse_write, 0, len(words))
-        if not least <= len(words) <= most:
+            what = b"ERR unknown command '%s', with args beginning with: %s"
+            return Error(what % (name[:128], shown))
+        method, low, high = known or (lambda _, _words: _READ_ONLY, 0, len(words))
+        if not low <= len(words) <= high:
             return Error(b"ERR wrong number of arguments for '%s' command" % name)
         if not self._user and name not in _FREE:
             return Error(b"NOAUTH Authentication required.")
@@ -152,21 +140,13 @@ class RedisSession:
         if not self._user:
             return Error(
                 b"NOAUTH HELLO must be called with the client already authenticated, otherwise "
-                b"the HELLO <proto> "
-                b"AUTH <user> <pass> option can be used to authenticate the client and select "
-                b"the RESP protocol "
-                b"version at the same time"
+                b"the HELLO <proto> AUTH <user> <pass> option can be used to authenticate the "
+                b"client and select the RESP protocol version at the same time"
             )
         self._version = version
-        return {
-            b"server": b"redis",
-            b"version": VERSION.encode(),
-            b"proto": version,
-            b"id": 7,
-            b"mode": b"standalone",
-            b"role": b"replica",
-            b"modules": (),
-        }
+        about: dict[bytes, Reply] = {b"server": b"redis", b"version": VERSION.encode()}
+        about |= {b"proto": version, b"id": 7, b"mode": b"standalone", b"role": b"replica"}
+        return about | {b"modules": ()}
 
     def _select(self, words: tuple[bytes, ...]) -> Reply:
         number = _number(words[0])
@@ -186,10 +166,8 @@ class RedisSession:
             return self._name or None
         if verb == b"id" and len(words) == 1:
             return 7
-        return Error(
-            b"ERR unknown subcommand or wrong number of arguments for '%s'. Try CLIENT HELP."
-            % words[0][:128]
-        )
+        what = b"ERR unknown subcommand or wrong number of arguments for '%s'. Try CLIENT HELP."
+        return Error(what % words[0][:128])
 
     def _config(self, words: tuple[bytes, ...]) -> Reply:
         if words[0].lower() == b"get" and len(words) > 1:
@@ -202,10 +180,8 @@ class RedisSession:
                 if name in patterns or any(_matches(name, glob) for glob in globs)
             }
         if words[0].lower() == b"set" and len(words) > 2:
-            return Error(
-                b"ERR CONFIG SET failed (possibly related to argument '%s') - can't set "
-                b"protected config" % words[1][:64]
-            )
+            why = b"(possibly related to argument '%s') - can't set protected config"
+            return Error(b"ERR CONFIG SET failed " + why % words[1][:64])
         return Error(b"ERR unknown subcommand '%s'. Try CONFIG HELP." % words[0][:128])
 
     def _info(self, words: tuple[bytes, ...]) -> Reply:
@@ -277,13 +253,9 @@ class RedisSession:
                         return _NOT_A_NUMBER if _number(value) is None else _SYNTAX
                 case _:
                     return _SYNTAX
-        keys = self._keys_here()
-        end = cursor + count
-        found = [
-            key
-            for key in keys[cursor:end]
-            if _matches(key, pattern) and kind in (b"", self._kind(key))
-        ]
+        keys, end = self._keys_here(), cursor + count
+        found = [key for key in keys[cursor:end] if kind in (b"", self._kind(key))]
+        found = [key for key in found if _matches(key, pattern)]
         return [b"%d" % (end if end < len(keys) else 0), found]
 
     def _kind(self, key: bytes) -> bytes:
@@ -301,12 +273,7 @@ class RedisSession:
 _MANY: Final = 1 << 10
 _FREE: Final = frozenset({b"auth", b"hello", b"quit"})  # What who isn't logged in may say
 Method: TypeAlias = Callable[[RedisSession, tuple[bytes, ...]], Reply]
-
-
-def _refuse_write(_session: RedisSession, _words: tuple[bytes, ...]) -> Reply:
-    return Error(b"READONLY You can't write against a read only replica.")
-
-
+_READ_ONLY: Final = Error(b"READONLY You can't write against a read only replica.")
 _COMMANDS: Final[Mapping[bytes, tuple[Method, int, int]]] = {
     b"auth": (RedisSession._auth, 1, 2),
     b"hello": (RedisSession._hello, 0, _MANY),
@@ -315,11 +282,7 @@ _COMMANDS: Final[Mapping[bytes, tuple[Method, int, int]]] = {
     b"echo": (lambda _, words: words[0], 1, 1),
     b"select": (RedisSession._select, 1, 1),
     b"client": (RedisSession._client, 1, _MANY),
-    b"command": (
-        lambda _, words: {} if words[:1] and words[0].lower() == b"docs" else (),
-        0,
-        _MANY,
-    ),
+    b"command": (lambda _, words: {} if b"docs" in map(bytes.lower, words[:1]) else (), 0, _MANY),
     b"config": (RedisSession._config, 1, _MANY),
     b"info": (RedisSession._info, 0, _MANY),
     b"keys": (lambda it, words: [key for key in it._keys_here() if _matches(key, words[0])], 1, 1),
@@ -352,7 +315,10 @@ def _matches(key: bytes, pattern: bytes) -> bool:
 
 
 def make(context: StandInContext) -> StreamApp:
-    """A stream stand-in; a connection holds one command of at most 128 KiB."""
+    """A stream stand-in.
+
+    A connection holds one command of at most 128 KiB.
+    """
     settings: Mapping[str, Any] = context.settings
     space = Keyspace(
         password=str(settings["password"]).encode(),

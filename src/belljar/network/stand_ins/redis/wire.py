@@ -37,7 +37,7 @@ class Error(bytes):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A request's words and bytes; without words, `problem` is the protocol's error."""
+    """`problem`: the protocol's error, without words."""
 
     words: tuple[bytes, ...]
     raw: bytes
@@ -56,26 +56,29 @@ class Reader(MessageReader[Command]):
 
     @property
     def rest(self) -> bytes:
-        """Of a command that isn't complete."""
+        """Bytes of an incomplete command."""
         return bytes(self._raw + self._buffer)
 
     def _next(self) -> Command | None:
         while True:
             if self._size is not None:
-                piece = self._take_bulk(self._size)
-                if piece is None:
+                # Without the two bytes behind it, whatever they are, as real servers do.
+                if len(self._buffer) < self._size + 2:
                     return None
-                self._words.append(piece)
+                self._words.append(bytes(self._buffer[: self._size]))
+                self._move(self._size + 2)
                 self._size = None
                 self._missing -= 1
                 if not self._missing:
                     return self._done()
                 continue
-            line = self._take_line()
-            if line is None:
+            end = self._buffer.find(b"\n", 0, MAX_LINE_BYTES + 1)
+            if end < 0:
                 too_long = len(self._buffer) > MAX_LINE_BYTES
                 kind = b"bulk count string" if self._missing else b"inline request"
                 return self._fail(b"too big " + kind) if too_long else None
+            line = bytes(self._buffer[:end]).removesuffix(b"\r")
+            self._move(end + 1)
             found = self._take_head(line)
             if found is not None:
                 return found
@@ -85,11 +88,8 @@ class Reader(MessageReader[Command]):
             if not line.startswith(b"$"):
                 return self._fail(b"expected '$', got '%s'" % (line[:1] or b" "))
             size = _number(line[1:])
-            if (
-                size is None
-                or not 0 <= size <= MAX_ARGUMENT_BYTES
-                or len(self._raw) + size > MAX_COMMAND_BYTES
-            ):
+            is_bounded = size is not None and 0 <= size <= MAX_ARGUMENT_BYTES
+            if size is None or not is_bounded or len(self._raw) + size > MAX_COMMAND_BYTES:
                 return self._fail(b"invalid bulk length")
             if self.is_anonymous and size > ANONYMOUS_ARGUMENT_BYTES:
                 return self._fail(b"unauthenticated bulk length")
@@ -101,30 +101,13 @@ class Reader(MessageReader[Command]):
                 return self._fail(b"invalid multibulk length")
             if self.is_anonymous and count > ANONYMOUS_ARGUMENTS:
                 return self._fail(b"unauthenticated multibulk length")
-            if count > 0:
-                self._missing = count
+            self._missing = max(0, count)
             return None
         words = split_line(line)
         if words is None:
             return self._fail(b"unbalanced quotes in request")
         self._words = words
         return self._done() if words else None
-
-    def _take_line(self) -> bytes | None:
-        end = self._buffer.find(b"\n", 0, MAX_LINE_BYTES + 1)
-        if end < 0:
-            return None
-        line = bytes(self._buffer[:end])
-        self._move(end + 1)
-        return line.removesuffix(b"\r")
-
-    def _take_bulk(self, size: int) -> bytes | None:
-        """The argument, without the two bytes behind it, whatever they are, as real servers do."""
-        if len(self._buffer) < size + 2:
-            return None
-        piece = bytes(self._buffer[:size])
-        self._move(size + 2)
-        return piece
 
     def _move(self, count: int) -> None:
         if not (self._missing or self._words):
@@ -149,7 +132,7 @@ def _number(text: bytes) -> int | None:
 
 
 def split_line(line: bytes) -> list[bytes] | None:
-    """The words of an inline request, quotes undone; None when they aren't balanced."""
+    """An inline request's words; None: unbalanced quotes."""
     words: list[bytes] = []
     at = 0
     while at < len(line) and len(words) <= MAX_ARGUMENTS:
@@ -164,20 +147,17 @@ def split_line(line: bytes) -> list[bytes] | None:
             return None
         double, single, plain = match.groups()
         words.append(
-            plain if plain is not None else _unescaped(double) if double is not None else single
+            _ESCAPE.sub(_unescaped, double) if double is not None else single or plain or b""
         )
     return words
 
 
-def _unescaped(text: bytes) -> bytes:
-    def one(match: re.Match[bytes]) -> bytes:
-        return bytes.fromhex(match[1].decode()) if match[1] else _ESCAPED.get(match[2], match[2])
-
-    return _ESCAPE.sub(one, text)
+def _unescaped(match: re.Match[bytes]) -> bytes:
+    return bytes.fromhex(match[1].decode()) if match[1] else _ESCAPED.get(match[2], match[2])
 
 
 def render(reply: Reply, version: int = 2) -> bytes:
-    """A reply as it goes out; maps and null have a form of their own in RESP 3."""
+    """Maps and null have a form of their own in RESP 3."""
     match reply:
         case None:
             return b"_\r\n" if version == 3 else b"$-1\r\n"
@@ -191,9 +171,8 @@ def render(reply: Reply, version: int = 2) -> bytes:
             return b":%d\r\n" % reply
         case Mapping():
             head = b"%%%d\r\n" % len(reply) if version == 3 else b"*%d\r\n" % (2 * len(reply))
-            return head + b"".join(
-                render(name, version) + render(value, version) for name, value in reply.items()
-            )
+            parts = [part for pair in reply.items() for part in pair]
+            return head + b"".join(render(part, version) for part in parts)
         case _:
             return b"*%d\r\n" % len(reply) + b"".join(render(item, version) for item in reply)
 

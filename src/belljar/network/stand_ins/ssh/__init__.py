@@ -7,7 +7,7 @@ import base64
 import hmac
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -75,7 +75,7 @@ _NO_RESOURCES: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bastion:
-    """What all connections see. `fingerprint`: of the key that logs in."""
+    """`fingerprint`: of the key that logs in."""
 
     host: Host
     host_key: Ed25519PrivateKey = field(repr=False)
@@ -84,31 +84,28 @@ class Bastion:
 
 
 class SshSession:
-    """One connection. `random`: bytes that nobody can guess."""
+    """`random`: bytes that nobody can guess."""
 
     def __init__(self, bastion: Bastion, random: Callable[[int], bytes]) -> None:
         self._bastion, self._random = bastion, random
         self._reader, self._writer = PacketReader(), PacketWriter(random)
         self._line = bytearray()
-        self._version = b""
+        self._version = self._their_offer = b""
         self._offer = offer(random)
-        self._their_offer = b""
         self._chosen: Chosen | None = None
         self._exchanged: Exchanged | None = None
-        self._is_sealed = False
-        self._may_log_in = False
-        self._is_inside = False
+        self._is_sealed = self._may_log_in = self._is_inside = False
         self._attempts = 0
         self._channels: dict[int, Channel] = {}
 
     @property
     def greeting(self) -> bytes:
-        """What the server says before the client does."""
+        """Sent before the client sends anything."""
         return VERSION + b"\r\n" + self._writer.packet(self._offer)
 
     @property
     def rest(self) -> bytes:
-        """Of a message that isn't complete."""
+        """Bytes of an incomplete message."""
         return bytes(self._line) + self._reader.rest
 
     def feed(self, data: bytes) -> Iterator[Step]:
@@ -132,51 +129,43 @@ class SshSession:
 
     def _begin(self, data: bytes) -> Generator[Step, None, bytes]:
         line, end, rest = (bytes(self._line) + data).partition(b"\n")
-        if len(line) > MAX_VERSION_BYTES or (
-            end and not line.startswith((b"SSH-2.0-", b"SSH-1.99-"))
-        ):
+        is_ssh = not end or line.startswith((b"SSH-2.0-", b"SSH-1.99-"))
+        if len(line) > MAX_VERSION_BYTES or not is_ssh:
             self._line.clear()
-            yield Step(
-                name="version",
-                raw=line + end + rest,
-                reply=b"Invalid SSH identification string.\r\n",
-                close=True,
-            )
+            reply = b"Invalid SSH identification string.\r\n"
+            yield Step("version", line + end + rest, reply, close=True)
             return b""
         if not end:
             self._line[:] = line
             return b""
         self._line.clear()
         self._version = line.removesuffix(b"\r")
-        yield Step(name="version", raw=line + end)
+        yield Step("version", line + end)
         return rest
 
+    def _packet(self, kind: int, *parts: bytes) -> bytes:
+        return self._writer.packet(bytes((kind,)) + b"".join(parts))
+
     def _refuse(self, raw: bytes, what: str) -> Step:
-        said = number(_PROTOCOL_ERROR) + text(what.encode()) + text(b"")
-        return Step(
-            name="refused",
-            raw=raw,
-            reply=self._writer.packet(bytes((DISCONNECT,)) + said),
-            close=True,
-        )
+        reply = self._packet(DISCONNECT, number(_PROTOCOL_ERROR), text(what.encode()), text(b""))
+        return Step("refused", raw, reply, close=True)
 
     def _step(self, payload: bytes) -> Step:
-        kind, reply = payload[0], b""
+        kind = payload[0]
         name = _NAMES.get(kind, str(kind))
         if kind == DISCONNECT:
-            return Step(name=name, raw=payload, close=True)
+            return Step(name, payload, close=True)
         if kind in _SILENT:
-            return Step(name=name, raw=payload)
+            return Step(name, payload)
         if not self._is_sealed:
-            return Step(name=name, raw=payload, reply=self._exchange(kind, payload))
+            return Step(name, payload, self._exchange(kind, payload))
         if kind == SERVICE_REQUEST:
             if Fields(payload[1:]).text() != b"ssh-userauth":
                 raise Malformed("no such service")
             self._may_log_in = True
-            reply = self._writer.packet(bytes((SERVICE_ACCEPT,)) + text(b"ssh-userauth"))
-            return Step(name=name, raw=payload, reply=reply)
+            return Step(name, payload, self._packet(SERVICE_ACCEPT, text(b"ssh-userauth")))
         if kind == AUTH_REQUEST and self._may_log_in:
-            return Step(name=name, raw=payload) if self._is_inside else self._log_in(payload)
+            return Step(name, payload) if self._is_inside else self._log_in(payload)
         if not self._is_inside or kind in (KEXINIT, ECDH_INIT, NEWKEYS, AUTH_REQUEST):
             raise Malformed("unexpected message")
         return self._serve(kind, payload)
@@ -190,13 +179,13 @@ class SshSession:
         if self._chosen is None or kind == KEXINIT:
             raise Malformed("unexpected message")
         if self._chosen.skips:
-            self._chosen = Chosen(ciphers=self._chosen.ciphers, macs=self._chosen.macs, skips=False)
+            self._chosen = replace(self._chosen, skips=False)
             return b""
         if kind == ECDH_INIT and self._exchanged is None:
             begun = (self._version, VERSION, self._their_offer, self._offer)
             made = exchange(payload, self._chosen, self._bastion.host_key, begun, self._random)
             self._exchanged = made
-            reply = self._writer.packet(made.reply) + self._writer.packet(bytes((NEWKEYS,)))
+            reply = self._writer.packet(made.reply) + self._packet(NEWKEYS)
             self._writer.cipher = made.outgoing
             return reply
         if kind == NEWKEYS and self._exchanged is not None:
@@ -215,12 +204,11 @@ class SshSession:
             is_change, password = fields.flag(), fields.text()
             is_right = hmac.compare_digest(password, self._bastion.password)
             ok = is_right and self._is_user(user) and not is_change
-            return self._judged(payload, _presented(user, password, "password", ok=ok))
+            return self._judged(payload, user, password, "password", ok=ok)
         if method == b"publickey":
             has_signature, algorithm, blob = fields.flag(), fields.text(), fields.text()
-            return self._key(
-                payload, user, algorithm, blob, fields.text() if has_signature else None
-            )
+            signature = fields.text() if has_signature else None
+            return self._key(payload, user, algorithm, blob, signature)
         if method != b"none":
             self._attempts += 1
         return self._denied("authentication", payload, None)
@@ -232,16 +220,15 @@ class SshSession:
         self, payload: bytes, user: bytes, algorithm: bytes, blob: bytes, signature: bytes | None
     ) -> Step:
         is_known = algorithm == ED25519 and fingerprint(blob) == self._bastion.fingerprint
+        named = f"{public_line(blob)} {fingerprint(blob)}".encode()
         if not (is_known and self._is_user(user)):
             # As the real server, it asks nobody to prove a key that opens nothing.
-            return self._judged(payload, _presented(user, _named(blob), "publickey", ok=False))
+            return self._judged(payload, user, named, "publickey", ok=False)
         if signature is None:
-            said = bytes((AUTH_KEY_IS_FINE,)) + text(algorithm) + text(blob)
-            return Step(name="key offered", raw=payload, reply=self._writer.packet(said))
+            reply = self._packet(AUTH_KEY_IS_FINE, text(algorithm), text(blob))
+            return Step("key offered", payload, reply)
         ok = self._is_signed(payload[: len(payload) - len(text(signature))], blob, signature)
-        return self._judged(
-            payload, _presented(user, _named(blob) if ok else b"", "publickey", ok=ok)
-        )
+        return self._judged(payload, user, named if ok else b"", "publickey", ok=ok)
 
     def _is_signed(self, request: bytes, blob: bytes, signature: bytes) -> bool:
         made = self._exchanged
@@ -255,34 +242,24 @@ class SshSession:
             return False
         return True
 
-    def _judged(self, payload: bytes, presented: Presented) -> Step:
-        if not presented.ok:
+    def _judged(
+        self, payload: bytes, user: bytes, credential: bytes, mechanism: str, *, ok: bool
+    ) -> Step:
+        shown = user.decode("utf-8", "replace")
+        presented = Presented(user=shown, credential=credential, ok=ok, mechanism=mechanism)
+        if not ok:
             self._attempts += 1
             return self._denied("login", payload, presented)
         self._is_inside = True
-        return Step(
-            name="login",
-            raw=payload,
-            reply=self._writer.packet(bytes((AUTH_SUCCESS,))),
-            presented=presented,
-        )
+        return Step("login", payload, self._packet(AUTH_SUCCESS), presented)
 
     def _denied(self, name: str, payload: bytes, presented: Presented | None) -> Step:
-        ends = self._attempts >= MAX_ATTEMPTS
-        if ends:
-            said = (
-                number(_TOO_MANY_ATTEMPTS) + text(b"Too many authentication failures") + text(b"")
-            )
-            reply = bytes((DISCONNECT,)) + said
-        else:
-            reply = bytes((AUTH_FAILURE,)) + text(b"publickey,password") + b"\0"
-        return Step(
-            name=name,
-            raw=payload,
-            reply=self._writer.packet(reply),
-            presented=presented,
-            close=ends,
-        )
+        if self._attempts < MAX_ATTEMPTS:
+            reply = self._packet(AUTH_FAILURE, text(b"publickey,password"), b"\0")
+            return Step(name, payload, reply, presented)
+        what = text(b"Too many authentication failures")
+        reply = self._packet(DISCONNECT, number(_TOO_MANY_ATTEMPTS), what, text(b""))
+        return Step(name, payload, reply, presented, close=True)
 
     # ---- sessions
 
@@ -290,25 +267,21 @@ class SshSession:
         fields = Fields(payload[1:])
         if kind == GLOBAL_REQUEST:
             fields.text()
-            reply = self._writer.packet(bytes((REQUEST_FAILURE,))) if fields.flag() else b""
-            return Step(name="global request", raw=payload, reply=reply)
+            reply = self._packet(REQUEST_FAILURE) if fields.flag() else b""
+            return Step("global request", payload, reply)
         if kind == CHANNEL_OPEN:
-            return Step(name="open", raw=payload, reply=self._writer.packet(self._open(fields)))
+            return Step("open", payload, self._open(fields))
         if not Channel.MESSAGES[0] <= kind <= Channel.MESSAGES[1]:
-            return Step(
-                name=str(kind),
-                raw=payload,
-                reply=self._writer.packet(bytes((UNIMPLEMENTED,)) + number(0)),
-            )
+            return Step(str(kind), payload, self._packet(UNIMPLEMENTED, number(0)))
         index = fields.number()
         channel = self._channels.get(index)
         if channel is None:
             raise Malformed("no such channel")
-        said = channel.take(kind, fields)
+        answer = channel.take(kind, fields)
         if channel.is_closed:
             del self._channels[index]
-        reply = b"".join(map(self._writer.packet, said.payloads))
-        return Step(name=said.name, raw=said.data or payload, reply=reply)
+        packets = b"".join(map(self._writer.packet, answer.payloads))
+        return Step(answer.name, answer.data or payload, packets)
 
     def _open(self, fields: Fields) -> bytes:
         kind, theirs = fields.text(), fields.number()
@@ -316,39 +289,22 @@ class SshSession:
         free = next(index for index in range(MAX_CHANNELS + 1) if index not in self._channels)
         if kind != b"session" or free == MAX_CHANNELS:
             code = _PROHIBITED if kind != b"session" else _NO_RESOURCES
-            return (
-                bytes((CHANNEL_OPEN_FAILURE,))
-                + number(theirs)
-                + number(code)
-                + text(b"open failed")
-                + text(b"")
-            )
-        channel = Channel(self._bastion.host, theirs, window, max_packet)
-        self._channels[free] = channel
-        opened = (
-            number(theirs)
-            + number(free)
-            + number(Channel.WINDOW_BYTES)
-            + number(Channel.PACKET_BYTES)
-        )
-        return bytes((CHANNEL_OPEN_CONFIRMATION,)) + opened
-
-
-def _named(blob: bytes) -> bytes:
-    return f"{public_line(blob)} {fingerprint(blob)}".encode()
-
-
-def _presented(user: bytes, credential: bytes, mechanism: str, *, ok: bool) -> Presented:
-    return Presented(
-        user=user.decode("utf-8", "replace"), credential=credential, ok=ok, mechanism=mechanism
-    )
+            why = (number(code), text(b"open failed"), text(b""))
+            return self._packet(CHANNEL_OPEN_FAILURE, number(theirs), *why)
+        self._channels[free] = Channel(self._bastion.host, theirs, window, max_packet)
+        room = (number(Channel.WINDOW_BYTES), number(Channel.PACKET_BYTES))
+        return self._packet(CHANNEL_OPEN_CONFIRMATION, number(theirs), number(free), *room)
 
 
 _SETTINGS: Final = ("host", "user", "password", "host_key", "fingerprint", "files")
 
 
 def make(context: StandInContext) -> StreamApp:
-    """A stream stand-in; a connection holds one packet of 36 KB and ten sessions of 1 MiB."""
+    """A stream stand-in.
+
+    A connection holds one packet of 36 KB
+    and ten sessions of 1 MiB.
+    """
     settings: Mapping[str, Any] = context.settings
     bastion = Bastion(
         host=Host(

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
+from itertools import islice
 from typing import ClassVar, Final, TypeAlias
 
 from belljar.dataclass import dataclass
@@ -25,7 +26,7 @@ _NOT_FOUND: Final = 127
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """What all sessions see. `files`: absolute path → content."""
+    """`files`: absolute path → content."""
 
     name: str
     user: str
@@ -38,9 +39,9 @@ class Host:
         return f"/home/{self.user}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Result:
-    """Of one line or command. `ends`: the shell is left."""
+    """`ends`: the shell is left."""
 
     output: str = ""
     errors: str = ""
@@ -52,7 +53,7 @@ Command: TypeAlias = Callable[[Host, Sequence[str]], Result]
 
 
 class Shell:
-    """One shell. `name`: what its messages begin with."""
+    """`name`: what its messages begin with."""
 
     def __init__(self, host: Host, name: str) -> None:
         self._host, self._name = host, name
@@ -64,9 +65,7 @@ class Shell:
             words = _words(line[:MAX_LINE_CHARS])
         except ValueError:
             self._status = 2
-            return Result(
-                errors=self._said("unexpected EOF while looking for matching quote"), status=2
-            )
+            return self._error("unexpected EOF while looking for matching quote", status=2)
         output, errors = "", ""
         for joint, command, piped in _commands(words):
             if (joint == "&&" and self._status) or (joint == "||" and not self._status):
@@ -76,59 +75,40 @@ class Shell:
             output = result.output if joint == "|" else output + result.output
             errors += result.errors
             if result.ends and not (piped or joint == "|"):
-                return Result(output=output, errors=errors, status=self._status, ends=True)
+                return Result(output, errors, self._status, ends=True)
             if len(output) + len(errors) > MAX_OUTPUT_CHARS:
                 break
-        return Result(output=output[:MAX_OUTPUT_CHARS], errors=errors, status=self._status)
+        return Result(output[:MAX_OUTPUT_CHARS], errors, self._status)
 
-    def _said(self, what: str) -> str:
-        return f"{self._name}: {what}\n"
+    def _error(self, what: str, *, status: int = 1) -> Result:
+        return Result(errors=f"{self._name}: {what}\n", status=status)
 
     def _simple(self, words: Sequence[str], given: str) -> Result:
-        target = next(
-            (
-                words[at + 1 : at + 2]
-                for at, word in enumerate(words)
-                if word and set(word) <= set("<>&")
-            ),
-            None,
-        )
-        if target is not None:
-            shown = "".join(target) or "newline"
-            return Result(
-                errors=self._said(f"{shown}: restricted: cannot redirect output"), status=1
-            )
+        for at, word in enumerate(words):
+            if word and set(word) <= set("<>&"):
+                shown = "".join(words[at + 1 : at + 2]) or "newline"
+                return self._error(f"{shown}: restricted: cannot redirect output")
         name, arguments = words[0], [self._expanded(word) for word in words[1:]]
         if "/" in name:
-            return Result(
-                errors=self._said(f"{name}: restricted: cannot specify `/' in command names"),
-                status=1,
-            )
+            return self._error(f"{name}: restricted: cannot specify `/' in command names")
         if name == "cd":
-            return Result(errors=self._said("cd: restricted"), status=1)
+            return self._error("cd: restricted")
         if name == "cat" and not arguments:
-            return Result(output=given)
+            return Result(given)
         known = _COMMANDS.get(name)
         if known is None:
-            return Result(errors=self._said(f"{name}: command not found"), status=_NOT_FOUND)
+            return self._error(f"{name}: command not found", status=_NOT_FOUND)
         if name in ("exit", "logout"):
-            status = (
-                int(arguments[0]) % 256 if arguments and arguments[0].isdecimal() else self._status
-            )
-            return Result(status=status, ends=True)
+            is_number = bool(arguments) and arguments[0].isdecimal()
+            return Result(status=int(arguments[0]) % 256 if is_number else self._status, ends=True)
         return known(self._host, arguments)
 
     def _expanded(self, word: str) -> str:
         host = self._host
         if word == "~" or word.startswith("~/"):
             word = host.home + word[1:]
-        known = {
-            "$HOME": host.home,
-            "$USER": host.user,
-            "$?": str(self._status),
-            "$SHELL": "/bin/rbash",
-        }
-        return known.get(word, word)
+        known = {"$HOME": host.home, "$USER": host.user, "$SHELL": "/bin/rbash"}
+        return str(self._status) if word == "$?" else known.get(word, word)
 
 
 def _words(line: str) -> list[str]:
@@ -136,16 +116,11 @@ def _words(line: str) -> list[str]:
     lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|<>")
     lexer.whitespace_split = True
     lexer.commenters = "#"
-    words = []
-    for word in lexer:
-        words.append(word)
-        if len(words) == MAX_WORDS:
-            break
-    return words
+    return list(islice(lexer, MAX_WORDS))
 
 
 def _commands(words: Sequence[str]) -> list[tuple[str, list[str], bool]]:
-    """What stands before each command, the command, and whether its output goes to another."""
+    """What is before a command, itself, and if it is piped."""
     commands: list[tuple[str, list[str], bool]] = []
     joint, command = ";", list[str]()
     for word in (*words, ";"):
@@ -164,17 +139,11 @@ def _commands(words: Sequence[str]) -> list[tuple[str, list[str], bool]]:
 def _uname(host: Host, arguments: Sequence[str]) -> Result:
     short = host.name.partition(".")[0]
     parts = {"s": "Linux", "n": short, "r": _KERNEL, "v": _BUILT, "m": "x86_64", "o": "GNU/Linux"}
-    asked = (
-        "".join(
-            word[1:] for word in arguments if word.startswith("-") and not word.startswith("--")
-        )
-        or "s"
-    )
+    options = (word[1:] for word in arguments if word.startswith("-") and word[:2] != "--")
+    asked = "".join(options) or "s"
     if "a" in asked or "--all" in arguments:
         asked = "".join(parts)
-    return Result(
-        output=" ".join(shown for letter, shown in parts.items() if letter in asked) + "\n"
-    )
+    return Result(" ".join(shown for letter, shown in parts.items() if letter in asked) + "\n")
 
 
 def _place(host: Host, path: str) -> str:
@@ -192,16 +161,14 @@ def _cat(host: Host, arguments: Sequence[str]) -> Result:
             errors += f"cat: {path}: {what}\n"
         if len(output) > MAX_OUTPUT_CHARS:
             break
-    return Result(output=output, errors=errors, status=1 if errors else 0)
+    return Result(output, errors, 1 if errors else 0)
 
 
 def _entries(host: Host, place: str) -> dict[str, str]:
-    """Names in a directory → the file's path, or "" for a directory. Empty: there is none."""
-    beginning = place.rstrip("/") + "/"
-    inside = [path.removeprefix(beginning) for path in host.files if path.startswith(beginning)]
-    return {
-        rest.partition("/")[0]: "" if "/" in rest else beginning + rest for rest in sorted(inside)
-    }
+    """Name → the file's path, or "" for a directory."""
+    start = place.rstrip("/") + "/"
+    inside = sorted(path.removeprefix(start) for path in host.files if path.startswith(start))
+    return {rest.partition("/")[0]: "" if "/" in rest else start + rest for rest in inside}
 
 
 def _ls(host: Host, arguments: Sequence[str]) -> Result:
@@ -213,23 +180,19 @@ def _ls(host: Host, arguments: Sequence[str]) -> Result:
         if place in host.files:
             listed = {path: place}
         elif entries := _entries(host, place):
-            listed = (
-                entries
-                if set(options) & set("aA")
-                else {n: p for n, p in entries.items() if n[0] != "."}
-            )
+            shows_all = bool(set(options) & set("aA"))
+            listed = {n: p for n, p in entries.items() if shows_all or n[0] != "."}
             output += f"{path}:\n" if len(paths) > 1 else ""
             if "a" in options:
                 listed = {".": "", "..": "", **listed}
         else:
             errors += f"ls: cannot access '{path}': No such file or directory\n"
             continue
-        output += "".join(
-            f"{_long(host, n, p) if 'l' in options else n}\n" for n, p in listed.items()
-        )
+        for name, file in listed.items():
+            output += f"{_long(host, name, file) if 'l' in options else name}\n"
         if len(output) > MAX_OUTPUT_CHARS:
             break
-    return Result(output=output, errors=errors, status=2 if errors else 0)
+    return Result(output, errors, 2 if errors else 0)
 
 
 def _long(host: Host, name: str, path: str) -> str:
@@ -240,22 +203,17 @@ def _long(host: Host, name: str, path: str) -> str:
 
 
 def _fixed(text: str) -> Command:
-    """A command that prints a text with `{user}` and `{home}` filled in."""
-
-    def run(host: Host, _arguments: Sequence[str]) -> Result:
-        return Result(output=text.format(user=host.user, home=host.home))
-
-    return run
+    """Prints a text with `{user}` and `{home}` filled in."""
+    return lambda host, _arguments: Result(text.format(user=host.user, home=host.home))
 
 
 def _hostname(host: Host, arguments: Sequence[str]) -> Result:
-    return Result(output=f"{host.name if '-f' in arguments else host.name.partition('.')[0]}\n")
+    return Result(f"{host.name if '-f' in arguments else host.name.partition('.')[0]}\n")
 
 
 def _echo(_host: Host, arguments: Sequence[str]) -> Result:
-    if arguments[:1] == ["-n"]:
-        return Result(output=" ".join(arguments[1:]))
-    return Result(output=" ".join(arguments) + "\n")
+    is_bare = arguments[:1] == ["-n"]
+    return Result(" ".join(arguments[1:]) if is_bare else " ".join(arguments) + "\n")
 
 
 _COMMANDS: Final[Mapping[str, Command]] = {
@@ -295,9 +253,9 @@ _MAX_WINDOW: Final = 0xFFFFFFFF
 _RUBOUT, _CTRL_C, _CTRL_D, _CTRL_H, _CTRL_U, _ESCAPE = "\x7f\x03\x04\x08\x15\x1b"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
-    """What one message was, what a person or program said with it, and the answer."""
+@dataclass(frozen=True, slots=True)
+class ChannelReply:
+    """One message's name, its data, and the answer."""
 
     name: str
     data: bytes = b""
@@ -318,18 +276,17 @@ class Channel:
             raise Malformed("a packet is too small")
         self._max_data = min(max_packet, MAX_SENT_BYTES)
         self._shell: Shell | None = None
-        self._has_terminal = False
         self._line = ""
-        self._is_escaped = False
+        self._has_terminal = self._is_escaped = self._is_over = self.is_closed = False
         self._pending: deque[tuple[bool, bytes]] = deque()
-        self._pending_bytes = 0
+        self._pending_bytes = self._consumed = 0
         self._status: int | None = None
-        self._is_over = False
-        self._consumed = 0
-        self.is_closed = False
 
-    def take(self, kind: int, fields: Fields) -> Said:
-        """A message's answer; `fields` are those after the channel's number. Raises `Malformed`."""
+    def take(self, kind: int, fields: Fields) -> ChannelReply:
+        """`fields`: those after the channel's number.
+
+        Raises `Malformed`.
+        """
         name, data = _CHANNEL_NAMES.get(kind, ""), b""
         payloads: list[bytes] = []
         if kind == _REQUEST:
@@ -352,10 +309,11 @@ class Channel:
                 self._end(0)
         elif kind == _CLOSE:
             self.is_closed = True
-            return Said(
-                name=name, payloads=() if self._is_over else (bytes((_CLOSE,)) + self._theirs,)
-            )
-        return Said(name=name, data=data, payloads=(*payloads, *self._flushed()))
+            return ChannelReply(name, b"", () if self._is_over else (self._message(_CLOSE),))
+        return ChannelReply(name, data, (*payloads, *self._flushed()))
+
+    def _message(self, kind: int, *parts: bytes) -> bytes:
+        return bytes((kind,)) + self._theirs + b"".join(parts)
 
     # ---- requests
 
@@ -379,16 +337,15 @@ class Channel:
             self._show(result)
             self._end(result.status)
         name = asked.decode("ascii", "replace")
-        answer = bytes((_SUCCESS if ok else _FAILURE,)) + self._theirs
+        answer = self._message(_SUCCESS if ok else _FAILURE)
         return name, data, [answer] if wants_reply else []
 
     def _received(self, count: int) -> list[bytes]:
         self._consumed += count
         if self._consumed < self.WINDOW_BYTES // 2:
             return []
-        said = bytes((_ADJUST,)) + self._theirs + number(self._consumed)
-        self._consumed = 0
-        return [said]
+        consumed, self._consumed = self._consumed, 0
+        return [self._message(_ADJUST, number(consumed))]
 
     # ---- input
 
@@ -462,8 +419,8 @@ class Channel:
             self._status = status
 
     def _flushed(self) -> list[bytes]:
-        """What the client has room for, and the end after all of it."""
-        said = []
+        """What the client has room for, then the end."""
+        messages = []
         while self._pending and self._window:
             is_error, data = self._pending.popleft()
             count = min(self._window, self._max_data, len(data))
@@ -471,16 +428,14 @@ class Channel:
                 self._pending.appendleft((is_error, data[count:]))
             self._window -= count
             self._pending_bytes -= count
-            head = (
-                bytes((_EXTENDED,)) + self._theirs + number(_STDERR)
-                if is_error
-                else bytes((_DATA,)) + self._theirs
-            )
-            said.append(head + text(data[:count]))
+            sent = text(data[:count])
+            if is_error:
+                messages.append(self._message(_EXTENDED, number(_STDERR), sent))
+            else:
+                messages.append(self._message(_DATA, sent))
         if self._status is not None and not (self._pending or self._is_over):
             self._is_over = True
-            status = text(b"exit-status") + b"\0" + number(self._status)
-            said.append(bytes((_EOF,)) + self._theirs)
-            said.append(bytes((_REQUEST,)) + self._theirs + status)
-            said.append(bytes((_CLOSE,)) + self._theirs)
-        return said
+            status = (text(b"exit-status"), b"\0", number(self._status))
+            ends = (self._message(_REQUEST, *status), self._message(_CLOSE))
+            messages += (self._message(_EOF), *ends)
+        return messages

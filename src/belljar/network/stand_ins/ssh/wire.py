@@ -27,7 +27,7 @@ _PLAIN_BLOCK_BYTES: Final = 8
 
 
 class Malformed(ValueError):  # noqa: N818 - what the bytes are
-    """Bytes that are no SSH, or were changed on their way."""
+    """Bytes that are no SSH, or were changed."""
 
 
 def number(value: int) -> bytes:
@@ -90,9 +90,10 @@ def _payload(padded: bytes) -> bytes:
 
 
 class PacketCipher:
-    """How one direction's packets are written: plain, before keys are exchanged.
+    """One direction's packets: plain, before keys.
 
-    `head_bytes`: what `size` has to see. `seals_length`: the length field counts for the padding.
+    `head_bytes`: what `size` has to see.
+    `seals_length`: the length field counts for the padding.
     """
 
     head_bytes = _LENGTH_BYTES
@@ -100,7 +101,10 @@ class PacketCipher:
     seals_length = True
 
     def size(self, head: bytes) -> int:
-        """A whole packet's size; called once for each. Raises `Malformed` for one out of bounds."""
+        """A whole packet's size; called once for each.
+
+        Raises `Malformed` for one out of bounds.
+        """
         return _LENGTH_BYTES + _checked_length(int.from_bytes(head, "big"))
 
     def open(self, sequence: int, packet: bytes) -> bytes:  # noqa: ARG002
@@ -113,9 +117,8 @@ class PacketCipher:
 
 
 class Gcm(PacketCipher):
-    """AES-GCM as OpenSSH has it: the length stands in clear, and there is no other MAC."""
+    """OpenSSH's AES-GCM: a clear length, no other MAC."""
 
-    head_bytes = _LENGTH_BYTES
     block_bytes = _AES_BLOCK_BYTES
     seals_length = False
 
@@ -125,7 +128,7 @@ class Gcm(PacketCipher):
 
     def size(self, head: bytes) -> int:
         """See `PacketCipher`."""
-        return _LENGTH_BYTES + _checked_length(int.from_bytes(head, "big")) + _TAG_BYTES
+        return super().size(head) + _TAG_BYTES
 
     def _nonce(self) -> bytes:
         nonce = self._fixed + self._counter.to_bytes(8, "big")
@@ -134,10 +137,9 @@ class Gcm(PacketCipher):
 
     def open(self, sequence: int, packet: bytes) -> bytes:  # noqa: ARG002
         """See `PacketCipher`."""
+        head, sealed = packet[:_LENGTH_BYTES], packet[_LENGTH_BYTES:]
         try:
-            padded = self._aead.decrypt(
-                self._nonce(), packet[_LENGTH_BYTES:], packet[:_LENGTH_BYTES]
-            )
+            padded = self._aead.decrypt(self._nonce(), sealed, head)
         except InvalidTag as error:
             raise Malformed("message authentication code incorrect") from error
         return _payload(padded)
@@ -151,9 +153,7 @@ class Gcm(PacketCipher):
 class Ctr(PacketCipher):
     """AES in counter mode, with an HMAC of the clear text."""
 
-    head_bytes = _AES_BLOCK_BYTES
-    block_bytes = _AES_BLOCK_BYTES
-    seals_length = True
+    head_bytes = block_bytes = _AES_BLOCK_BYTES
 
     def __init__(self, key: bytes, iv: bytes, mac_key: bytes, mac: str) -> None:
         # The same stream of bytes both ways: a cipher is used for one direction alone.
@@ -188,25 +188,27 @@ class Ctr(PacketCipher):
 
 
 class PacketReader:
-    """One direction's packets. `cipher` may be changed between two of them."""
+    """`cipher` may be changed between two packets."""
 
     def __init__(self) -> None:
         self.cipher: PacketCipher = PacketCipher()
         self._buffer = bytearray()
-        self._size = 0
-        self._sequence = 0
+        self._size = self._sequence = 0
 
     @property
     def rest(self) -> bytes:
-        """Of a packet that isn't complete."""
+        """Bytes of an incomplete packet."""
         return bytes(self._buffer)
 
     def feed(self, data: bytes) -> None:
-        """Take bytes. Call `next` until there is none before more are fed."""
+        """Call `next` until None before more are fed."""
         self._buffer += data
 
     def next(self) -> bytes | None:
-        """The next packet's payload. Raises `Malformed`; nothing may be read after that."""
+        """The next payload.
+
+        Raises `Malformed`; nothing may be read after that.
+        """
         head_bytes = self.cipher.head_bytes
         if not self._size:
             if len(self._buffer) < head_bytes:
@@ -255,17 +257,11 @@ _CIPHERS: Final[Mapping[str, int]] = {
     "aes256-gcm@openssh.com": 32,
 }
 _MACS: Final[Mapping[str, str]] = {"hmac-sha2-256": "sha256", "hmac-sha2-512": "sha512"}
+_BOTH_WAYS: Final[tuple[tuple[str, ...], ...]] = (tuple(_CIPHERS), tuple(_MACS), ("none",), ())
 _OFFERED: Final = (
     _METHODS,
     (ED25519.decode(),),
-    tuple(_CIPHERS),
-    tuple(_CIPHERS),
-    tuple(_MACS),
-    tuple(_MACS),
-    ("none",),
-    ("none",),
-    (),
-    (),
+    *(names for names in _BOTH_WAYS for _ in range(2)),
 )
 _COOKIE_BYTES: Final = 16
 _KEY_BYTES: Final = 32
@@ -273,7 +269,10 @@ _KEY_BYTES: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """What both sides can do. `skips`: the client's next message, a wrong guess, is ignored."""
+    """What both sides can do.
+
+    `skips`: the client's next message, a wrong guess, is ignored.
+    """
 
     ciphers: tuple[str, str]
     macs: tuple[str, str]
@@ -282,7 +281,7 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchanged:
-    """The reply, and what the two directions are sealed with from then on."""
+    """The reply, and the ciphers from then on."""
 
     reply: bytes
     session_id: bytes
@@ -297,7 +296,10 @@ def offer(random: Callable[[int], bytes]) -> bytes:
 
 
 def choose(payload: bytes) -> Chosen:
-    """Of a client's KEXINIT. Raises `Malformed`, also where both have nothing in common."""
+    """Of a client's KEXINIT.
+
+    Raises `Malformed`, also with nothing in common.
+    """
     fields = Fields(payload)
     fields.take(1 + _COOKIE_BYTES)
     wanted = [fields.names() for _ in _OFFERED]
@@ -310,15 +312,11 @@ def choose(payload: bytes) -> Chosen:
     needs_mac = (not chosen[2].endswith(".com"), not chosen[3].endswith(".com"))
     needed = [*chosen[:4], *(mac for mac, need in zip(chosen[4:6], needs_mac, strict=True) if need)]
     if not all((*needed, *chosen[6:])):
-        raise Malformed(
-            "no matching key exchange method, host key type, cipher, MAC or compression"
-        )
+        what = "key exchange method, host key type, cipher, MAC or compression"
+        raise Malformed(f"no matching {what}")
     is_right = (wanted[0][0], wanted[1][0]) == (_METHODS[0], ED25519.decode())
-    return Chosen(
-        ciphers=(chosen[2], chosen[3]),
-        macs=(chosen[4], chosen[5]),
-        skips=has_guessed and not is_right,
-    )
+    ciphers, macs = (chosen[2], chosen[3]), (chosen[4], chosen[5])
+    return Chosen(ciphers=ciphers, macs=macs, skips=has_guessed and not is_right)
 
 
 def exchange(
@@ -330,8 +328,8 @@ def exchange(
 ) -> Exchanged:
     """Of a client's ECDH_INIT. Raises `Malformed`.
 
-    Args:
-        begun: the two version lines, the client's first, and the two KEXINIT likewise.
+    `begun`: the two version lines, the client's first,
+    and the two KEXINIT likewise.
     """
     fields = Fields(payload)
     fields.take(1)
@@ -341,7 +339,8 @@ def exchange(
         secret = own.exchange(X25519PublicKey.from_public_bytes(theirs))
     except ValueError as error:  # of a wrong size, or of small order
         raise Malformed("invalid public key") from error
-    public, blob = own.public_key().public_bytes_raw(), public_blob(_public(host_key))
+    public = own.public_key().public_bytes_raw()
+    blob = public_blob(host_key.public_key().public_bytes_raw())
     shared = mpint(int.from_bytes(secret, "big"))
     hashed = b"".join(map(text, (*begun, blob, theirs, public))) + shared
     session_id = hashlib.sha256(hashed).digest()
@@ -368,7 +367,3 @@ def exchange(
         incoming=cipher(0),
         outgoing=cipher(1),
     )
-
-
-def _public(key: Ed25519PrivateKey) -> bytes:
-    return key.public_key().public_bytes_raw()
