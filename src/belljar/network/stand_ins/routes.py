@@ -1,4 +1,7 @@
-"""What an `http` stand-in answers (`site` reads it, `http` acts on it), and what it remembers."""
+"""What an `http` stand-in answers and remembers.
+
+`site` reads it, `http` acts on it.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +33,11 @@ _CONTAINER_BYTES, _TEXT_BYTES, _NUMBER_BYTES = 72, 56, 32
 
 
 class StateError(Exception):
-    """What was asked for can't be remembered: out of room, or no such place."""
+    """Out of room, or no such place."""
 
 
 def size_of(value: object) -> int:
-    """Characters as JSON, and what Python needs for each part: empty lists count, too."""
+    """Characters as JSON, and Python's bytes for each part."""
     size, todo = len(compact(value)), [value]
     while todo:
         part = todo.pop()
@@ -72,15 +75,15 @@ class Store:
         """Put a value at a place; mappings on the way are made."""
         parent, last, value = self._place(keys, value)
         new, size = _copied(value)
-        if not (isinstance(parent, dict) or _holds(parent, last)):
-            raise StateError("no such entry of a list")
         is_new = not _holds(parent, last)
+        if is_new and not isinstance(parent, dict):
+            raise StateError("no such entry of a list")
         old = 0 if is_new else size_of(_child(parent, last))
         self._room(parent, size - old + (_name_size(parent, last) if is_new else 0), is_new=is_new)
         parent[str(last) if isinstance(parent, dict) else last] = new
 
     def append(self, keys: Sequence[str | int], value: object) -> None:
-        """Put a value at the end of a list, which is made when it is absent."""
+        """An absent list is made."""
         found = self._find(keys)
         if found is None:
             self.set(keys, [value])
@@ -92,7 +95,7 @@ class Store:
         found.append(new)
 
     def increment(self, keys: Sequence[str | int], by: int) -> None:
-        """Add to a number; one that is absent counts as 0."""
+        """An absent number counts as 0."""
         found = self._find(keys)
         number = 0 if found is None else found
         if type(number) is not int or abs(number + by) > _MAX_NUMBER:
@@ -100,7 +103,7 @@ class Store:
         self.set(keys, number + by)
 
     def delete(self, keys: Sequence[str | int]) -> None:
-        """Take a value away; nothing happens when it isn't there."""
+        """Nothing happens when it isn't there."""
         parent: Any = self._find(keys[:-1]) if keys else None
         last = keys[-1] if keys else 0
         if not _holds(parent, last):
@@ -116,7 +119,7 @@ class Store:
         return at
 
     def _place(self, keys: Sequence[str | int], value: object) -> tuple[Any, str | int, object]:
-        """The last parent that is there, the name in it, and the value with mappings around it."""
+        """The last parent, the name in it, the wrapped value."""
         if not keys or len(keys) > MAX_DEPTH:
             raise StateError("no such place")
         at: Any = self.values
@@ -150,7 +153,10 @@ def _child(parent: Any, step: str | int) -> Any:  # noqa: ANN401 - any JSON valu
 
 
 class Sessions:
-    """By an id that only the server makes; beyond `MAX_SESSIONS` the oldest unused goes."""
+    """Sessions by ids that only the server makes.
+
+    Beyond `MAX_SESSIONS` the oldest unused goes.
+    """
 
     def __init__(self, random: Callable[[int], bytes]) -> None:
         self._random = random
@@ -181,7 +187,7 @@ _TEXT_ROOTS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A segment of any text; `rest` takes all segments that are left, at least one."""
+    """`rest`: all segments left, at least one."""
 
     name: str
     rest: bool = False
@@ -189,26 +195,22 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A path's segments: text that must be the same, and parameters."""
+    """A path's segments: fixed text, and parameters."""
 
     segments: tuple[str | Parameter, ...]
 
     @property
     def parameters(self) -> frozenset[str]:
         """Names of its parameters."""
-        return frozenset(
-            segment.name for segment in self.segments if isinstance(segment, Parameter)
-        )
+        return frozenset(each.name for each in self.segments if isinstance(each, Parameter))
 
     @property
     def shape(self) -> tuple[str | bool, ...]:
         """What it matches, names of parameters left out."""
-        return tuple(
-            segment.rest if isinstance(segment, Parameter) else segment for segment in self.segments
-        )
+        return tuple(each.rest if isinstance(each, Parameter) else each for each in self.segments)
 
     def match(self, raw_path: str) -> dict[str, str] | None:
-        """The decoded parameters when the path fits; `%2F` doesn't split segments."""
+        """Decoded parameters; `%2F` doesn't split segments."""
         parts = [unquote(part, errors="replace") for part in raw_path.split("/")[1:]]
         found: dict[str, str] = {}
         for index, segment in enumerate(self.segments):
@@ -227,16 +229,18 @@ class Pattern:
 
 
 def parse_pattern(text: str) -> Pattern:
-    """`/items/{id}` or `/files/{rest...}`. Raises `ValueError` with a sentence."""
+    """`/items/{id}` or `/files/{rest...}`.
+
+    Raises `ValueError` with a sentence.
+    """
     if not text.startswith("/") or any(char in text for char in "?# \t\r\n"):
         raise ValueError("a path begins with `/` and has no query, no fragment and no blank")
     segments: list[str | Parameter] = []
     for part in text.split("/")[1:]:
         match = _PARAMETER.fullmatch(part)
         if match is None and ("{" in part or "}" in part):
-            raise ValueError(
-                "a parameter fills a whole segment, as in `/items/{id}` or `/files/{rest...}`"
-            )
+            example = "as in `/items/{id}` or `/files/{rest...}`"
+            raise ValueError(f"a parameter fills a whole segment, {example}")
         segments.append(Parameter(match[1], rest=bool(match[2])) if match else unquote(part))
     pattern = Pattern(tuple(segments))
     if any(isinstance(segment, Parameter) and segment.rest for segment in segments[:-1]):
@@ -248,14 +252,14 @@ def parse_pattern(text: str) -> Pattern:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What a reference must find. `expected` may hold templates."""
+    """`expected` may hold templates."""
 
     reference: Reference
     operator: Literal["equals", "exists", "contains", "starts"]
     expected: Any
 
     def holds(self, view: View) -> bool:
-        """Whether it does. Text from a request is compared with a number as text."""
+        """Text from a request is compared with numbers as text."""
         found = resolve(self.reference, view)
         if self.operator == "exists":
             return (found is not None) is self.expected
@@ -287,7 +291,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """At most one of `text`, `value` (with `has_value`), `file` and `redirect`."""
+    """At most one of `text`, `value`, `file`, `redirect`."""
 
     status: int = 200
     headers: tuple[tuple[str, Template], ...] = ()
@@ -303,7 +307,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One step of a WebSocket's script; `expect` without text: any message."""
+    """A WebSocket's step; `expect` without text: any message."""
 
     verb: Literal["send", "expect", "close"]
     text: Template | None = None
@@ -312,7 +316,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """One route; the first that fits answers. The last of `replies` is repeated."""
+    """The last of `replies` is repeated."""
 
     pattern: Pattern
     methods: tuple[str, ...] = ("GET",)
@@ -323,13 +327,13 @@ class Route:
     script: tuple[Line, ...] = ()
 
     def takes(self, method: str) -> bool:
-        """Whether the method is one of its own; HEAD is answered where GET is."""
+        """HEAD is answered where GET is."""
         return method in self.methods or (method == "HEAD" and "GET" in self.methods)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """`static` maps the beginning of a path, with `/` at its end, to a directory."""
+    """`static`: a path's beginning, up to a `/`, and a directory."""
 
     routes: tuple[Route, ...] = ()
     state: Mapping[str, Any] = field(default_factory=dict)

@@ -1,9 +1,10 @@
-"""The schemas of an OpenAPI document, as JSON Schema 2020-12: what 3.0 says in its own words is put
-into the standard's, local references stay references.
+"""An OpenAPI document's schemas as JSON Schema 2020-12.
 
-Two readings: of requests (what is `readOnly` isn't demanded) and of answers (what is `writeOnly`
-isn't there). Remote references are never followed. Source: OpenAPI 3.0.4 and 3.1.1, "Schema
-Object".
+What 3.0 says in its own words becomes the standard's.
+Two readings: requests (`readOnly` isn't demanded) and
+answers (`writeOnly` isn't there).
+Remote references are never followed.
+Source: OpenAPI 3.0.4 and 3.1.1, "Schema Object".
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from importlib import import_module
+from itertools import islice
 from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import unquote
 
@@ -47,14 +49,17 @@ class _AmbiguousError(Exception):
 
 @lru_cache(maxsize=4096)
 def compiled(pattern: str) -> re.Pattern[str]:
-    """The expression, without Python's warnings on `[[`."""
+    """Without Python's warnings on `[[`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         return re.compile(pattern)
 
 
 def pattern_problem(pattern: object) -> str:
-    """Why a pattern is refused, or "": unreadable, or exponential on a hostile text."""
+    """Why a pattern is refused, or "".
+
+    It is unreadable, or exponential on a hostile text.
+    """
     if not isinstance(pattern, str):
         return "a pattern is text"
     try:
@@ -74,7 +79,10 @@ def _parsed(pattern: str) -> Any:  # noqa: ANN401 - the parser's own types are p
 
 
 def _check_repeats(items: Any, *, inside: bool) -> None:  # noqa: ANN401 - the parser's
-    """Raises `_AmbiguousError`. `inside`: of a repetition without a bound."""
+    """`inside`: of a repetition without a bound.
+
+    Raises `_AmbiguousError`.
+    """
     for operator, argument in items:
         match str(operator):
             case "MAX_REPEAT" | "MIN_REPEAT":
@@ -101,10 +109,12 @@ _Part: TypeAlias = tuple[list[int], list[int], bool]  # first and last positions
 
 
 class _Automaton:
-    """A repetition's body as Glushkov's automaton: a position for each character that it reads.
+    """A repetition's body as Glushkov's automaton.
 
-    Where no character leads to two positions, a text is matched in one way at most, so giving up
-    takes no exponential time. Characters are compared as far as `_allowed` knows them.
+    It has a position for each character that it reads.
+    Where no character leads to two positions, a text is
+    matched in one way at most: giving up takes no
+    exponential time. Compares characters that `_allowed` knows.
     """
 
     def __init__(self, body: Any) -> None:  # noqa: ANN401 - the parser's
@@ -181,21 +191,21 @@ class _Automaton:
         return first, ends, low == 0
 
 
-def text_for(pattern: str, least: int, most: int, index: int) -> str | None:
-    """A text that the pattern matches, varied by `index`; None when none is found."""
+def text_for(pattern: str, low: int, high: int, index: int) -> str | None:
+    """A matching text, varied by `index`; None: not found."""
     try:
         expression, parsed = compiled(pattern), _parsed(pattern)
     except (re.error, RecursionError, OverflowError):
         return None
-    for more in (0, 1, 2, 4, 8, 16, 32, 64, least, most):
+    for more in (0, 1, 2, 4, 8, 16, 32, 64, low, high):
         for turn in (index, 0):
             try:
                 text = _pattern_text(parsed, min(more, _MAX_REPEATS), turn)
             except _UnsolvedError:
                 return None
-            if not pattern.endswith("$") and len(text) < least:
-                text += "a" * (least - len(text))
-            if least <= len(text) <= min(most, MAX_TEXT) and expression.search(text):
+            if not pattern.endswith("$"):
+                text = text.ljust(low, "a")
+            if low <= len(text) <= min(high, MAX_TEXT) and expression.search(text):
                 return text
     return None
 
@@ -233,31 +243,27 @@ def _piece(name: str, argument: Any, more: int, turn: int) -> str:  # noqa: ANN4
 def _allowed(name: str, argument: Any) -> str:  # noqa: ANN401 - the parser's
     if name == "NOT_LITERAL":
         return _USUAL.replace(chr(argument), "")
-    items = (
-        [(name, argument)]
-        if name == "CATEGORY"
-        else [(str(operator), value) for operator, value in argument]
-    )
-    negated = items[0][0] == "NEGATE"
-    chosen = "".join(_class_members(kind, value) for kind, value in items if kind != "NEGATE")
-    allowed = "".join(char for char in _USUAL if char not in chosen) if negated else chosen
-    if not allowed:
+    items = [(name, argument)] if name == "CATEGORY" else argument
+    chosen = "".join(_class_members(str(kind), value) for kind, value in items)
+    if str(items[0][0]) == "NEGATE":
+        chosen = "".join(char for char in _USUAL if char not in chosen)
+    if not chosen:
         raise _UnsolvedError
-    return allowed
+    return chosen
 
 
 def _class_members(kind: str, value: Any) -> str:  # noqa: ANN401 - the parser's
+    if kind == "NEGATE":
+        return ""
     if kind == "LITERAL":
         return chr(value)
     if kind == "RANGE":
         return "".join(map(chr, range(value[0], min(value[1], value[0] + 127) + 1)))
-    word = str(value)
-    if word in _CLASSES:
-        return _CLASSES[word]
-    opposite = _CLASSES.get(word.replace("NOT_", ""))
-    if opposite is None:
+    known = _CLASSES.get(str(value).replace("NOT_", ""))
+    if known is None:
         raise _UnsolvedError
-    return "".join(char for char in _USUAL if char not in opposite)
+    is_opposite = "NOT_" in str(value)
+    return "".join(char for char in _USUAL if char not in known) if is_opposite else known
 
 
 Side = Literal["request", "answer"]
@@ -279,29 +285,24 @@ def escape(part: str | int) -> str:
 
 
 def pointer_of(ref: str) -> Pointer:
-    """The path that a local reference names. Raises `ValueError` for any other."""
+    """The path of a local reference. Raises `ValueError`."""
     if ref != "#" and not ref.startswith("#/"):
         raise ValueError("only references into the same document (`#/…`) are followed")
-    return tuple(
-        part.replace("~1", "/").replace("~0", "~") for part in unquote(ref[1:]).split("/")[1:]
-    )
+    parts = unquote(ref[1:]).split("/")[1:]
+    return tuple(part.replace("~1", "/").replace("~0", "~") for part in parts)
 
 
 def look(document: object, path: Pointer) -> Any:  # noqa: ANN401 - any value of a document
-    """The value at a path. Raises `KeyError` when there is none."""
+    """The value at a path. Raises `KeyError`."""
     at = document
-    for part in path:
-        if isinstance(at, dict) and str(part) in at:
-            at = at[str(part)]
-        elif (
-            isinstance(at, list)
-            and str(part).isascii()
-            and str(part).isdigit()
-            and int(part) < len(at)
-        ):
-            at = at[int(part)]
-        else:
+    for part in map(str, path):
+        if isinstance(at, dict) and part in at:
+            at = at[part]
+            continue
+        is_index = part.isascii() and part.isdigit() and len(part) < 10
+        if not isinstance(at, list) or not is_index or int(part) >= len(at):
             raise KeyError(part)
+        at = at[int(part)]
     return at
 
 
@@ -324,11 +325,12 @@ class _TooManyReferencesError(Exception):
 
 
 class Schemas:
-    """One side's schemas of a document; `document` itself is left as it is.
+    """One side's schemas; `document` itself is left as it is.
 
-    A value, and all that is tried while an example is made, is held against at most
-    `MAX_REFERENCES` references, and breaks the schema beyond them: a few that name each other twice
-    can mean any number. `spent` counts all of them.
+    A value, and all that is tried while an example is made,
+    is held against at most `MAX_REFERENCES` references,
+    and breaks the schema beyond them: a few that name each
+    other twice can mean any number. `spent` counts them all.
     """
 
     def __init__(self, document: Mapping[str, Any], side: Side) -> None:
@@ -352,28 +354,22 @@ class Schemas:
         # An answer's or parameter's `examples` is a mapping of names; a property may be called
         # `example`: then it holds a schema, which is converted all the same.
         new = {
-            name: item if name in _DATA and not _is_schema(item) else self._converted(item)
+            name: self._converted(item) if name not in _DATA or _is_schema(item) else item
             for name, item in value.items()
         }
         if self.is_30 and ("type" in new or "nullable" in new):
             _from_30(new)
-        self._hide(new)
+        properties, required = new.get("properties"), new.get("required")
+        if isinstance(properties, dict):
+            hidden = {
+                name
+                for name, item in properties.items()
+                if isinstance(item, dict) and item.get(self.hidden) is True
+            }
+            new["properties"] = {n: item for n, item in properties.items() if n not in hidden}
+            if isinstance(required, list):
+                new["required"] = [name for name in required if name not in hidden]
         return new
-
-    def _hide(self, schema: dict[str, Any]) -> None:
-        properties = schema.get("properties")
-        if not isinstance(properties, dict):
-            return
-        hidden = {
-            name
-            for name, item in properties.items()
-            if isinstance(item, dict) and item.get(self.hidden) is True
-        }
-        schema["properties"] = {
-            name: item for name, item in properties.items() if name not in hidden
-        }
-        if isinstance(schema.get("required"), list):
-            schema["required"] = [name for name in schema["required"] if name not in hidden]
 
     def _counted(
         self,
@@ -389,38 +385,30 @@ class Schemas:
         yield from _REF(validator, ref, instance, schema)
 
     def restart(self) -> None:
-        """What follows is another value, or another example."""
+        """Another value or example follows."""
         self._references = 0
 
     def validator(self, path: Pointer) -> Any:  # noqa: ANN401 - jsonschema has no types
-        """A validator of the schema at a path, for one value."""
+        """Of the schema at a path, for one value."""
         reference = f"{_URN}#" + "".join(f"/{escape(part)}" for part in path)
         self.restart()
         return self._validator({"$ref": reference}, registry=self._registry)
 
     def errors(self, path: Pointer, value: object) -> list[tuple[str, str]]:
-        """Where a value breaks the schema, and how; at most `MAX_ERRORS`."""
+        """Places and messages; at most `MAX_ERRORS`."""
         # Other keywords look names up in `patternProperties`, too: so none gets that far.
         if self.has_name_patterns and _has_long_name(value):
             return [("", "a property's name is too long")]
         try:
-            found = []
-            for error in self.validator(path).iter_errors(value):
-                place = "".join(
-                    f"[{part}]" if isinstance(part, int) else f".{part}"
-                    for part in error.absolute_path
-                )
-                found.append((place.lstrip(".")[:200], str(error.message)[:300]))
-                if len(found) == MAX_ERRORS:
-                    break
-            return found
+            found = islice(self.validator(path).iter_errors(value), MAX_ERRORS)
+            return [(_place(error)[:200], str(error.message)[:300]) for error in found]
         except RecursionError:
             return [("", "nested too deeply")]
         except _TooManyReferencesError:
             return [("", f"held against more than {MAX_REFERENCES:,} references")]
 
     def fault(self, path: Pointer) -> str:
-        """What keeps the value at a path from being a schema, or ""."""
+        """Why the value at a path is no schema, or ""."""
         try:
             Draft202012Validator.check_schema(look(self.root, path))
         except SchemaError as exc:
@@ -429,7 +417,7 @@ class Schemas:
         return ""
 
     def plain(self, path: Pointer) -> dict[str, Any]:
-        """The schema at a path, references at its top followed; empty when there is none."""
+        """The schema at a path, its `$ref` followed."""
         return self._followed(look(self.root, path))
 
     def kinds(self, schema: object) -> list[str]:
@@ -445,12 +433,18 @@ class Schemas:
         return schema if isinstance(schema, dict) else {}
 
     def fits(self, schema: object, value: object) -> bool:
-        """Whether a value fits a schema that was put together while an example is made."""
+        """Whether it fits a schema made for an example."""
         try:
             validator = self._validator(_absolute(schema), registry=self._registry)
             return bool(validator.is_valid(value))
         except (RecursionError, _TooManyReferencesError):
             return False
+
+
+def _place(error: ValidationError) -> str:
+    parts = error.absolute_path
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
+    return place.lstrip(".")
 
 
 def _has_long_name(value: object) -> bool:
@@ -467,9 +461,8 @@ def _has_long_name(value: object) -> bool:
 
 
 def _is_schema(item: object) -> bool:
-    return isinstance(item, dict) and bool(
-        {"type", "$ref", "content", "schema", "description"} & item.keys()
-    )
+    words = {"type", "$ref", "content", "schema", "description"}
+    return isinstance(item, dict) and not words.isdisjoint(item)
 
 
 def _absolute(schema: Any) -> Any:  # noqa: ANN401 - any value of a document
