@@ -6,9 +6,9 @@ A reference looks something up; nothing is evaluated, nothing is called by name.
     root      := path query header cookie form json body method host url state session now random
     filter    := default(literal) | html | json | url | raw | length
 
-`random.hex(8)` and `random.int(1, 6)` are the only references with arguments. What isn't there is
-empty. What comes out is escaped for the content type it is put into, unless a filter says
-otherwise.
+Only `random.hex(8)` and `random.int(1, 6)` have arguments.
+What isn't there is empty. Output is escaped for its
+content type, unless a filter says otherwise.
 """
 
 from __future__ import annotations
@@ -27,31 +27,15 @@ from belljar.network.stand_ins.web import Request, compact, uuid_of
 MAX_TEMPLATE_CHARS: Final = 1 << 20
 MAX_RENDERED_CHARS: Final = 4 << 20
 MAX_STEPS: Final = 16
-ROOTS: Final = (
-    "path",
-    "query",
-    "header",
-    "cookie",
-    "form",
-    "json",
-    "body",
-    "method",
-    "host",
-    "url",
-    "state",
-    "session",
-    "now",
-    "random",
-)
-_SIMPLE: Final = {"body", "method", "host", "url"}
-_NAMED: Final = {"path", "query", "header", "cookie", "form"}
-_NOW: Final = {(), ("unix",), ("http",), ("date",)}
+_NAMED: Final = ("path", "query", "header", "cookie", "form")
+_SIMPLE: Final = ("body", "method", "host", "url")
+ROOTS: Final = (*_NAMED, "json", *_SIMPLE, "state", "session", "now", "random")
+_NOW: Final = ((), ("unix",), ("http",), ("date",))
 _FILTERS: Final = ("html", "json", "url", "raw", "length")
 
 Escape: TypeAlias = Literal["html", "json", "url", "none"]
 Step: TypeAlias = "str | int | Reference"
 
-_OPEN: Final = re.compile(r"\{\{")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*", re.ASCII)
 _PART: Final = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 _NUMBER: Final = re.compile(r"-?[0-9]{1,15}", re.ASCII)
@@ -60,7 +44,7 @@ _SPACE: Final = re.compile(r"[ \t\r\n]*")
 
 
 class TemplateError(ValueError):
-    """A template that can't be read; `offset` counts the characters before the mistake."""
+    """`offset`: characters before the mistake."""
 
     def __init__(self, offset: int, message: str) -> None:
         super().__init__(message)
@@ -73,7 +57,7 @@ class RenderError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Where to look: a root, steps from there, and for `random.…` the arguments."""
+    """A root, steps from there; arguments of `random.…`."""
 
     root: str
     steps: tuple[Step, ...] = ()
@@ -97,16 +81,13 @@ class Template:
     @property
     def sole(self) -> Expression | None:
         """The expression, when there is nothing else."""
-        return (
-            self.parts[0]
-            if len(self.parts) == 1 and isinstance(self.parts[0], Expression)
-            else None
-        )
+        first = self.parts[0]
+        return first if len(self.parts) == 1 and isinstance(first, Expression) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """All that a template can see of one request."""
+    """What a template can see of one request."""
 
     request: Request
     path: Mapping[str, str]
@@ -148,7 +129,11 @@ class _Reader:
         steps: list[Step] = []
         while len(steps) <= MAX_STEPS:
             if self.text.startswith(".", self.at, self.end):
-                steps.append(self._name())
+                self.at += 1
+                name = self.take(_PART)
+                if name is None:
+                    raise TemplateError(self.at, "a name is missing after the point")
+                steps.append(name)
             elif self.text.startswith("[", self.at, self.end):
                 steps.append(self._index(depth))
             else:
@@ -159,26 +144,21 @@ class _Reader:
             raise TemplateError(start, message)
         return reference
 
-    def _name(self) -> str:
-        self.at += 1
-        name = self.take(_PART)
-        if name is None:
-            raise TemplateError(self.at, "a name is missing after the point")
-        return name
+    def _literal(self) -> int | str | None:
+        """A number, or text in double quotes as in JSON."""
+        self.space()
+        number, text = self.take(_NUMBER), self.take(_TEXT)
+        try:
+            return int(number) if number else str(json.loads(text)) if text else None
+        except ValueError:
+            raise TemplateError(self.at, "text in double quotes is written as in JSON") from None
 
     def _index(self, depth: int) -> Step:
         self.at += 1
-        self.space()
-        number, text = self.take(_NUMBER), self.take(_TEXT)
-        if number is None and text is None and depth >= 2:
+        literal = self._literal()
+        if literal is None and depth >= 2:
             raise TemplateError(self.at, "references are nested deeper than three levels")
-        step: Step = (
-            int(number)
-            if number
-            else _unquoted(text, self.at)
-            if text
-            else self.reference(depth + 1)
-        )
+        step: Step = self.reference(depth + 1) if literal is None else literal
         self.need("]")
         return step
 
@@ -201,9 +181,8 @@ class _Reader:
             filters.append(self._filter())
         self.space()
         if self.at != self.end:
-            raise TemplateError(
-                self.at, "only a reference and filters can stand between `{{` and `}}`"
-            )
+            only = "only a reference and filters can stand between `{{` and `}}`"
+            raise TemplateError(self.at, only)
         return Expression(reference, tuple(filters))
 
     def _filter(self) -> tuple[str, Any]:
@@ -211,37 +190,26 @@ class _Reader:
         start, name = self.at, self.take(_NAME)
         if name == "default":
             self.need("(")
-            self.space()
-            number, text = self.take(_NUMBER), self.take(_TEXT)
-            if number is None and text is None:
+            literal = self._literal()
+            if literal is None:
                 raise TemplateError(self.at, "a default is a number, or text in double quotes")
             self.need(")")
-            return name, int(number) if number else _unquoted(text or '""', self.at)
+            return name, literal
         if name not in _FILTERS:
             raise TemplateError(start, f"the filters are default(…), {', '.join(_FILTERS)}")
         return name, None
 
 
-def _unquoted(text: str, at: int) -> str:
-    try:
-        return str(json.loads(text))
-    except ValueError:
-        raise TemplateError(at, "text in double quotes is written as in JSON") from None
-
-
 def _wrong(reference: Reference) -> str:
     root, steps, arguments = reference.root, reference.steps, reference.arguments
     if root == "random":
-        if steps == ("hex",) and len(arguments) == 1 and 1 <= arguments[0] <= 256:
-            return ""
-        if steps == ("int",) and len(arguments) == 2 and arguments[0] <= arguments[1]:
-            return ""
-        if steps == ("uuid",) and not arguments:
-            return ""
-        return (
-            "randomness is `random.hex(BYTES)` with 1 to 256, `random.int(LEAST, MOST)` or "
-            "`random.uuid`"
+        is_right = (
+            (steps == ("hex",) and len(arguments) == 1 and 1 <= arguments[0] <= 256)
+            or (steps == ("int",) and len(arguments) == 2 and arguments[0] <= arguments[1])
+            or (steps == ("uuid",) and not arguments)
         )
+        known = "`random.hex(BYTES)` with 1 to 256, `random.int(MIN, MAX)` or `random.uuid`"
+        return "" if is_right else f"randomness is {known}"
     if arguments:
         return f"`{root}` takes no arguments"
     if root in _SIMPLE and steps:
@@ -268,15 +236,12 @@ def parse_template(text: str) -> Template:
         raise TemplateError(0, f"longer than {MAX_TEMPLATE_CHARS} characters")
     parts: list[str | Expression] = []
     at = 0
-    for match in _OPEN.finditer(text):
-        if match.start() < at:
-            continue
-        end = text.find("}}", match.end())
+    while (start := text.find("{{", at)) >= 0:
+        end = text.find("}}", start + 2)
         if end < 0:
-            raise TemplateError(match.start(), "`{{` is never closed by `}}`")
-        if match.start() > at:
-            parts.append(text[at : match.start()])
-        parts.append(_Reader(text, match.end(), end).expression())
+            raise TemplateError(start, "`{{` is never closed by `}}`")
+        parts += [text[at:start]] if start > at else []
+        parts.append(_Reader(text, start + 2, end).expression())
         at = end + 2
     if at < len(text) or not parts:
         parts.append(text[at:])
@@ -284,10 +249,8 @@ def parse_template(text: str) -> Template:
 
 
 def references(template: Template) -> tuple[Reference, ...]:
-    """Every reference in it, those inside brackets too."""
-    found: list[Reference] = [
-        part.reference for part in template.parts if isinstance(part, Expression)
-    ]
+    """Every reference, also inside brackets."""
+    found = [part.reference for part in template.parts if isinstance(part, Expression)]
     for reference in found:
         found.extend(step for step in reference.steps if isinstance(step, Reference))
     return tuple(found)
@@ -295,11 +258,12 @@ def references(template: Template) -> tuple[Reference, ...]:
 
 def resolve(reference: Reference, view: View) -> Any:  # noqa: ANN401 - any JSON value
     """What the reference finds; None when there is nothing."""
-    root = reference.root
-    if root in ("now", "random"):
-        return _now(reference, view) if root == "now" else _random(reference, view)
-    request = view.request
+    request, root = view.request, reference.root
     match root:
+        case "now":
+            return _now(reference, view)
+        case "random":
+            return _random(reference, view)
         case "method":
             return request.method
         case "host":
@@ -308,23 +272,19 @@ def resolve(reference: Reference, view: View) -> Any:  # noqa: ANN401 - any JSON
             return request.url
         case "body":
             return request.body.decode("utf-8", "replace")
-        case "query" | "form":
-            return first(
-                request.query if root == "query" else request.form,
-                str(key(reference.steps[0], view)),
-            )
-        case "header":
-            name = str(key(reference.steps[0], view)).lower()
-            return request.header(name) if request.has_header(name) else None
-        case "cookie" | "path":
-            return (request.cookies if root == "cookie" else view.path).get(
-                str(key(reference.steps[0], view))
-            )
-    found: Any = {
-        "json": request.json if root == "json" else None,
-        "state": view.state,
-        "session": view.session,
-    }[root]
+    if root in _NAMED:
+        name = str(key(reference.steps[0], view))
+        match root:
+            case "query":
+                return first(request.query, name)
+            case "form":
+                return first(request.form, name)
+            case "header":
+                return request.fields([name.lower()]).get(name.lower())
+        return (request.cookies if root == "cookie" else view.path).get(name)
+    found: Any = {"state": view.state, "session": view.session}.get(root)
+    if root == "json":
+        found = request.json
     for step in reference.steps:
         found = child(found, key(step, view))
     return found
@@ -336,7 +296,7 @@ def first(pairs: tuple[tuple[str, str], ...], name: str) -> str | None:
 
 
 def key(step: Step, view: View) -> str | int:
-    """A step as a key: what a reference in brackets finds is text, or a number."""
+    """What a reference in brackets finds: text or a number."""
     if not isinstance(step, Reference):
         return step
     found = resolve(step, view)
@@ -369,20 +329,20 @@ def _random(reference: Reference, view: View) -> str | int:
     if reference.steps == ("hex",):
         return view.random(reference.arguments[0]).hex()
     if reference.steps == ("int",):
-        least, most = reference.arguments
-        return least + int.from_bytes(view.random(16)) % (most - least + 1)
+        low, high = reference.arguments
+        return low + int.from_bytes(view.random(16)) % (high - low + 1)
     return uuid_of(view.random(16))
 
 
 def text_of(value: object) -> str:
-    """A value as text: text as it is, nothing as nothing, anything else as JSON."""
+    """Text as it is, None as "", anything else as JSON."""
     if value is None:
         return ""
     return value if isinstance(value, str) else compact(value)
 
 
 def evaluate(expression: Expression, view: View) -> tuple[Any, str]:
-    """What an expression gives, and the filter that says how it is escaped ("" when none does)."""
+    """The value, and the filter that escapes it, or ""."""
     value, escape = resolve(expression.reference, view), ""
     for name, argument in expression.filters:
         if name == "default":
@@ -402,14 +362,9 @@ def escaped(value: object, escape: str) -> str:
         case "url":
             return quote(text_of(value), safe="")
         case "json":
-            inside = (
-                json.dumps(value)[1:-1]
-                if isinstance(value, str)
-                else compact(value)
-                if value is not None
-                else ""
-            )
-            return _script_safe(inside)
+            if not isinstance(value, str):
+                return "" if value is None else _script_safe(compact(value))
+            return _script_safe(json.dumps(value)[1:-1])
         case "json-whole":
             return _script_safe(compact(value))
     return text_of(value)
@@ -420,7 +375,10 @@ def _script_safe(text: str) -> str:
 
 
 def render(template: Template, view: View, escape: Escape) -> str:
-    """Each expression escaped for its place. Raises `RenderError` beyond `MAX_RENDERED_CHARS`."""
+    """Each expression escaped for its place.
+
+    Raises `RenderError` beyond `MAX_RENDERED_CHARS`.
+    """
     out: list[str] = []
     size = 0
     for part in template.parts:
@@ -436,12 +394,11 @@ def render(template: Template, view: View, escape: Escape) -> str:
 
 
 def render_value(value: Any, view: View) -> Any:  # noqa: ANN401
-    """Templates filled in; a text that is one expression becomes what that finds."""
+    """One expression alone becomes what it finds."""
     if isinstance(value, Template):
         sole = value.sole
-        if sole is not None and not any(
-            name in ("html", "url", "json") for name, _ in sole.filters
-        ):
+        escapes = ("html", "url", "json")
+        if sole is not None and not any(name in escapes for name, _ in sole.filters):
             return evaluate(sole, view)[0]
         return render(value, view, "none")
     if isinstance(value, Mapping):

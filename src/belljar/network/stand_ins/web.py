@@ -1,9 +1,10 @@
-"""The HTTP toolkit of stand-ins on ASGI 3: a request, an answer, and bounds on both.
+"""The HTTP toolkit of stand-ins on ASGI 3.
 
-A stand-in decides on a `Request` and gives an `Answer`. `http_app` reads the body up to a bound
-first; `streaming_app` hands it over unread. What a guest sent stays bytes until something asks for
-its meaning; nothing here raises for what a guest may send. Framing, header limits and time limits
-are the gateway's.
+A stand-in decides on a `Request` and gives an `Answer`.
+`http_app` reads the body up to a bound first;
+`streaming_app` hands it over unread. Nothing here raises
+for what a guest may send. Framing, header limits and
+time limits are the gateway's.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import hashlib
 import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from http import HTTPStatus
@@ -37,17 +39,16 @@ _UNSAFE: Final = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 
 
 class CutOffError(Exception):
-    """A body that isn't taken to its end; `refused` is empty when the client left."""
+    """A body not taken to its end; `refused` "": the client left."""
 
     def __init__(self, body: bytes, refused: str = "") -> None:
         super().__init__(refused or "the client left")
-        self.body = body
-        self.refused = refused
+        self.body, self.refused = body, refused
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One request; header names are in lower case, undecodable bytes replaced."""
+    """Header names are in lower case, bad bytes replaced."""
 
     method: str
     path: str
@@ -59,7 +60,7 @@ class Request:
     cell: str = ""
 
     def header(self, name: str) -> str:
-        """The field's value, several joined by a comma (RFC 9110, 5.3); "" when it is absent."""
+        """Several joined by a comma (RFC 9110, 5.3); "": absent."""
         return ", ".join(value for key, value in self.headers if key == name)
 
     def has_header(self, name: str) -> bool:
@@ -72,17 +73,17 @@ class Request:
 
     @property
     def host(self) -> str:
-        """The host that was asked for, in lower case, without a port."""
+        """In lower case, without a port."""
         return re.sub(r":\d*$", "", self.header("host")).lower()
 
     @property
     def base_url(self) -> str:
-        """Scheme and host with its port, as they were asked for."""
+        """Scheme and host with its port."""
         return f"{self.scheme}://{self.header('host') or 'localhost'}"
 
     @property
     def content_type(self) -> str:
-        """The body's type in lower case, without parameters."""
+        """In lower case, without parameters."""
         return self.header("content-type").partition(";")[0].strip().lower()
 
     @property
@@ -93,23 +94,23 @@ class Request:
 
     @cached_property
     def query(self) -> Pairs:
-        """The query's fields, in order; at most `MAX_FIELDS`."""
+        """In order; at most `MAX_FIELDS`."""
         return _fields(self.query_string)
 
     def parameter(self, name: str, default: str = "") -> str:
-        """The first value of a field of the query."""
+        """The first value of a query's field."""
         return next((value for key, value in self.query if key == name), default)
 
     @cached_property
     def form(self) -> Pairs:
-        """The fields of an `application/x-www-form-urlencoded` body; none for any other type."""
+        """An `application/x-www-form-urlencoded` body's fields."""
         if self.content_type != "application/x-www-form-urlencoded":
             return ()
         return _fields(self.body.decode("utf-8", "replace"))
 
     @cached_property
     def cookies(self) -> Mapping[str, str]:
-        """Cookies by name; of two with one name the first counts, as with most servers."""
+        """Of two with one name the first counts, as usual."""
         found: dict[str, str] = {}
         for part in self.header("cookie").replace(",", ";").split(";")[:MAX_FIELDS]:
             name, _, value = part.strip().partition("=")
@@ -118,7 +119,7 @@ class Request:
 
     @cached_property
     def json(self) -> Any:  # noqa: ANN401 - any JSON value
-        """The body's JSON value; None when it isn't JSON, whatever the content type says."""
+        """The body's JSON value of any content type, or None."""
         try:
             return parse_json(self.body)
         except ValueError:
@@ -127,7 +128,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """One answer; `stream` stands in for `body`, with `length` in bytes or -1."""
+    """`stream` replaces `body`; `length`: bytes, or -1."""
 
     status: int = 200
     headers: Pairs = ()
@@ -143,7 +144,7 @@ class Incoming:
         self._receive = receive
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """The body piece by piece. Raises `CutOffError` when the client leaves."""
+        """Raises `CutOffError` when the client leaves."""
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
@@ -154,7 +155,10 @@ class Incoming:
                 return
 
     async def read(self, max_bytes: int) -> bytes:
-        """The whole body. Raises `CutOffError`, also when it is longer; the rest stays unread."""
+        """The whole body; the rest of a longer one stays unread.
+
+        Raises `CutOffError`.
+        """
         body = bytearray()
         try:
             async for piece in self.pieces():
@@ -175,9 +179,8 @@ Cut: TypeAlias = Callable[[Request, str], Awaitable[None]]
 
 def _fields(text: str) -> Pairs:
     try:
-        return tuple(
-            parse_qsl(text, keep_blank_values=True, errors="replace", max_num_fields=MAX_FIELDS)
-        )
+        found = parse_qsl(text, keep_blank_values=True, errors="replace", max_num_fields=MAX_FIELDS)
+        return tuple(found)
     except ValueError:
         return ()
 
@@ -189,23 +192,16 @@ def _no_constant(name: str) -> object:
 def parse_json(data: bytes | str) -> Any:  # noqa: ANN401 - any JSON value
     """By RFC 8259, at most `MAX_JSON_DEPTH` deep. Raises `ValueError`."""
     try:
-        # Python would guess at UTF-16 and UTF-32, which another reader of the same bytes does not
-        # take.
-        value = json.loads(
-            data.decode() if isinstance(data, bytes) else data, parse_constant=_no_constant
-        )
+        # Python would guess at UTF-16 and UTF-32, which another reader of the same bytes does not.
+        text = data.decode() if isinstance(data, bytes) else data
+        value = json.loads(text, parse_constant=_no_constant)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    # What is nested less deeply than the parser's own limit could still be too deep for whoever
-    # walks it next.
+    # Below the parser's own limit a value may still be too deep for whatever walks it next.
     level = [value]
     for _ in range(MAX_JSON_DEPTH):
-        level = [
-            item
-            for outer in level
-            if isinstance(outer, (dict, list))
-            for item in (outer.values() if isinstance(outer, dict) else outer)
-        ]
+        outer = [each for each in level if isinstance(each, (dict, list))]
+        level = [x for each in outer for x in (each.values() if isinstance(each, dict) else each)]
         if not level:
             return value
     raise ValueError("nested too deeply")
@@ -225,19 +221,15 @@ def json_answer(
     value: object, status: int = 200, headers: Pairs = (), *, media: str = "application/json"
 ) -> Answer:
     """An answer whose body is JSON."""
-    body = compact(value).encode("utf-8", "replace")
-    return Answer(status=status, headers=(("content-type", media), *headers), body=body)
+    return text_answer(compact(value), status, headers, media=media)
 
 
 def text_answer(
     text: str, status: int = 200, headers: Pairs = (), *, media: str = "text/plain; charset=utf-8"
 ) -> Answer:
     """An answer whose body is text."""
-    return Answer(
-        status=status,
-        headers=(("content-type", media), *headers),
-        body=text.encode("utf-8", "replace"),
-    )
+    headers = (("content-type", media), *headers)
+    return Answer(status=status, headers=headers, body=text.encode("utf-8", "replace"))
 
 
 def phrase(status: int) -> str:
@@ -249,32 +241,31 @@ def phrase(status: int) -> str:
 
 
 def plain_error(status: int, headers: Pairs = ()) -> Answer:
-    """An error page in the shape of an ordinary web server's."""
+    """An error page as an ordinary web server's."""
     title = f"{status} {phrase(status)}"
     page = (
-        f"<html>\r\n<head><title>{title}</title></head>\r\n<body>\r\n"
-        f"<center><h1>{title}</h1></center>\r\n<hr><center>nginx</center>\r\n</body>\r\n</html>\r\n"
+        f"<html>\r\n<head><title>{title}</title></head>\r\n<body>\r\n<center><h1>{title}</h1>"
+        "</center>\r\n<hr><center>nginx</center>\r\n</body>\r\n</html>\r\n"
     )
     return text_answer(page, status, headers, media="text/html")
 
 
 def header_text(text: str, *, max_chars: int = 4096) -> str:
-    """Without line breaks or controls, Latin-1 (RFC 9110, 5.5), at most `max_chars`."""
+    """Latin-1 without controls (RFC 9110, 5.5), cut."""
     return _UNSAFE.sub("", text[:max_chars]).strip()
 
 
 def request_of(scope: Scope, body: bytes = b"") -> Request:
-    """The request that an ASGI scope (`http` or `websocket`) describes."""
+    """Of an ASGI scope (`http` or `websocket`)."""
     raw = scope.get("raw_path") or str(scope["path"]).encode("utf-8", "replace")
+    raw = raw.partition(b"?")[0]
+    pairs = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
     return Request(
         method=str(scope.get("method", "GET")).upper(),
-        path=unquote_to_bytes(raw.partition(b"?")[0]).decode("utf-8", "replace"),
-        raw_path=raw.partition(b"?")[0].decode("latin-1"),
+        path=unquote_to_bytes(raw).decode("utf-8", "replace"),
+        raw_path=raw.decode("latin-1"),
         query_string=scope.get("query_string", b"").decode("latin-1"),
-        headers=tuple(
-            (name.decode("latin-1").lower(), value.decode("latin-1"))
-            for name, value in scope["headers"]
-        ),
+        headers=tuple((name.lower(), value) for name, value in pairs),
         body=body,
         scheme=str(scope.get("scheme", "http")),
         cell=str((scope.get("state") or {}).get("cell", "")),
@@ -282,33 +273,26 @@ def request_of(scope: Scope, body: bytes = b"") -> Request:
 
 
 async def send_answer(send: Send, answer: Answer, *, head: bool = False) -> None:
-    """Send it. For HEAD the fields are those of GET and there is no body (RFC 9110, 9.3.2)."""
-    bare = answer.status in (204, 304) or answer.status < 200
+    """HEAD: the fields of GET, no body (RFC 9110, 9.3.2)."""
+    is_bare = answer.status in (204, 304) or answer.status < 200
     length = len(answer.body) if answer.stream is None else answer.length
     headers = [
         (name.lower().encode("latin-1", "replace"), value.encode("latin-1", "replace"))
         for name, value in answer.headers
     ]
-    if not bare and length >= 0 and not any(name == b"content-length" for name, _ in headers):
+    if not is_bare and length >= 0 and not any(name == b"content-length" for name, _ in headers):
         headers.append((b"content-length", str(length).encode()))
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-    if answer.stream is not None and not head and not bare:
+    body = b"" if head or is_bare or answer.stream is not None else answer.body
+    if answer.stream is not None and not head and not is_bare:
         async for part in answer.stream():
             if part:
                 await send({"type": "http.response.body", "body": part, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-        return
-    await send(
-        {
-            "type": "http.response.body",
-            "body": b"" if head or bare else answer.body,
-            "more_body": False,
-        }
-    )
+    await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 async def refuse_websocket(receive: Receive, send: Send) -> None:
-    """Close a WebSocket before it is accepted: the client sees 403."""
+    """Before it is accepted: the client sees 403."""
     await receive()
     await send({"type": "websocket.close", "code": 1000})
 
@@ -320,7 +304,10 @@ def http_app(
     too_large: Answer | None = None,
     cut: Cut | None = None,
 ) -> App:
-    """An ASGI 3 app of one function; too long a body is 413. `cut` is told of those cut off."""
+    """An ASGI 3 app; too long a body is 413.
+
+    `cut`: called with those cut off.
+    """
 
     async def whole(request: Request, incoming: Incoming) -> Answer | None:
         try:
@@ -336,7 +323,7 @@ def http_app(
 
 
 def streaming_app(handle: StreamingHandler) -> App:
-    """An ASGI 3 app of one function that reads as much of the body as it wants."""
+    """An ASGI 3 app that reads what it wants of the body."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -357,17 +344,15 @@ MAX_LIST_JSON_BYTES: Final = 8 << 10
 
 
 def credentials(authorization: str) -> dict[str, JsonValue]:
-    """Scheme, user and the secret's SHA-256, for the record; never the secret."""
+    """For the record; never the secret itself."""
     scheme, _, rest = authorization.partition(" ")
     if not scheme:
         return {"credentials": "none"}
     user, secret = "", rest.strip().encode("latin-1", "replace")
     if scheme.lower() == "basic":
-        try:
+        with suppress(binascii.Error, ValueError):
             name, _, secret = base64.b64decode(rest.strip(), validate=True).partition(b":")
             user = name.decode("utf-8", "replace")
-        except (binascii.Error, ValueError):
-            pass
     return {
         "credentials": word(scheme.lower(), 20),
         "user": word(user),
@@ -376,20 +361,20 @@ def credentials(authorization: str) -> dict[str, JsonValue]:
 
 
 def presents(request: Request, secret: str) -> bool:
-    """Whether the field holds the secret, as a bearer token or a basic password."""
+    """As a bearer token or a basic password."""
     presented = credentials(request.header("authorization")).get("secret_sha256")
     return presented == hashlib.sha256(secret.encode()).hexdigest()
 
 
 def word(text: str, max_chars: int = MAX_WORD_CHARS) -> str:
-    """A guest's word for the record: bounded and made visible."""
+    """A guest's text for the record, bounded and visible."""
     return printable(text, max_chars=max_chars)
 
 
 def bounded(
     values: Iterable[JsonValue], max_json_bytes: int = MAX_LIST_JSON_BYTES
 ) -> list[JsonValue]:
-    """As many of the values as fit into so many bytes of JSON."""
+    """As many as fit into so many bytes of JSON."""
     kept, size = list[JsonValue](), 0
     for value in values:
         size += len(json.dumps(value)) + 2
