@@ -1,13 +1,16 @@
-"""Simulated endpoints: each kind answers the protocol it is named for, out of a range's own state,
-and knows nobody it could ask.
+"""Simulated endpoints, each of a kind named for its protocol.
 
-A kind is a module with two functions. `make(context)` gives the thing that answers: an ASGI 3 app
-(scopes `http` and `websocket`), or for a stream kind a coroutine function of reader, writer and
-peer. All of a stand-in's state hangs on what `make` gave, so it ends with the range.
-`check(settings, directory)` says what is wrong with the author's files, before anything is made.
+A kind answers from the range's own state and asks nobody.
+It is a module with two functions. `make(context)` gives an
+ASGI 3 app (scopes `http` and `websocket`), or for a stream
+kind a coroutine function of reader, writer and peer. All
+state hangs on it, so it ends with the range.
+`check(settings, directory)` finds faults of the author's
+files before anything is made.
 
-Must not: open a socket, follow a link out of its files, evaluate an author's or a guest's text as
-code, or hold anything without a bound.
+Must not: open a socket, follow a link out of its files,
+evaluate an author's or a guest's text as code,
+or hold anything without a bound.
 """
 
 from __future__ import annotations
@@ -22,28 +25,12 @@ from belljar.errors import PolicyError
 from belljar.network.gateway.context import StandInContext
 from belljar.network.stand_ins.documents import Faults
 
-KINDS: Final[Mapping[str, str]] = {
-    kind: f"belljar.network.stand_ins.{kind}"
-    for kind in (
-        *(
-            "http",
-            "openapi",
-            "har",
-            "metadata",
-            "openai",
-            "catch_all",
-            "pypi",
-            "npm",
-            "debian",
-            "git",
-            "smtp",
-        ),
-        *("redis", "postgres", "mcp", "ssh"),
-    )
-}
-# Kinds whose `make` gives a coroutine function of a stream instead of an ASGI app
 STREAM_KINDS: Final = frozenset({"smtp", "redis", "postgres", "ssh"})
-
+_WEB_KINDS: Final = ("http", "openapi", "har", "metadata", "openai", "catch_all", "mcp")
+_REGISTRIES: Final = ("pypi", "npm", "debian", "git")
+KINDS: Final[Mapping[str, str]] = {
+    kind: f"{__name__}.{kind}" for kind in (*_WEB_KINDS, *_REGISTRIES, *sorted(STREAM_KINDS))
+}
 # Modules the fork server imports, where installed: a confined gateway has no files
 PRELOAD: Final = (
     *KINDS.values(),
@@ -72,11 +59,11 @@ def _module(kind: str) -> ModuleType:
 
 
 def make(kind: str, context: StandInContext) -> Any:  # noqa: ANN401
-    """What answers for one stand-in. Raises `PolicyError` for an unknown kind or wrong files."""
+    """Raises `PolicyError` for an unknown kind or wrong files."""
     return _module(kind).make(context)
 
 
 def check(kind: str, settings: Mapping[str, Any], directory: Path | None) -> Faults:
-    """What is wrong with a stand-in's settings and files. Reads, never writes."""
+    """Faults of the settings and files."""
     found: Faults = _module(kind).check(settings, directory)
     return found

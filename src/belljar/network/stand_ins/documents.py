@@ -1,8 +1,9 @@
-"""Documents that an author gives a stand-in: YAML 1.2 or JSON, each value with its place, so that
-every mistake is named with file, line and column.
+"""An author's documents: YAML 1.2 or JSON, with places.
 
-JSON (by the file's ending) is read as JSON, anything else as YAML by the rules of a policy, but
-empty values and plain numbers as names are allowed.
+Every fault is named with file, line and column.
+JSON (by the file's ending) is read as JSON, anything
+else as YAML by the rules of a policy, but empty values
+and plain numbers as names are allowed.
 """
 
 from __future__ import annotations
@@ -24,9 +25,12 @@ from belljar.policy.yaml_tree import Path as FieldPath
 from belljar.units import format_size, printable, quoted
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault: `path` below the settings or the root of `file`; `line`, `column` from 1."""
+    """`path`: below the settings, or the root of `file`.
+
+    `line` and `column` count from 1.
+    """
 
     message: str
     path: FieldPath = ()
@@ -35,7 +39,7 @@ class Fault:
     column: int = 0
 
     def __str__(self) -> str:
-        """`file:line:column: field: message`, without the parts that are empty."""
+        """`file:line:column: field: message`, if not empty."""
         place = ":".join(str(part) for part in (self.line, self.column) if part)
         file = ":".join(part for part in (printable(self.file), place) if part)
         return ": ".join(part for part in (file, field_name(self.path), self.message) if part)
@@ -46,9 +50,7 @@ Faults: TypeAlias = tuple[Fault, ...]
 
 def missing_settings(settings: Mapping[str, object], names: Iterable[str]) -> Faults:
     """A fault for each setting that is not there."""
-    return tuple(
-        Fault(path=(name,), message="is missing") for name in names if name not in settings
-    )
+    return tuple(Fault("is missing", (name,)) for name in names if name not in settings)
 
 
 MAX_YAML_BYTES: Final = 512 << 10
@@ -61,7 +63,7 @@ _SPACE: Final = re.compile(r"[ \t\r\n]*")
 
 @dataclass(kw_only=True)
 class Document:
-    """A document, or an inline value of the policy (then `source` is "")."""
+    """A document, or the policy's own value (`source` "")."""
 
     source: str
     value: Any = None
@@ -70,26 +72,23 @@ class Document:
     problems: list[Fault] = field(default_factory=list)
 
     def problem(self, path: FieldPath, message: str, *, key: bool = False) -> None:
-        """Note what is wrong at a value, or at its name; no more than `MAX_PROBLEMS`."""
+        """At a value, or at its name; up to `MAX_PROBLEMS`."""
         if len(self.problems) < MAX_PROBLEMS:
             self.problems.append(self.fault(path, message, key=key))
 
     def fault(self, path: FieldPath, message: str, *, key: bool = False) -> Fault:
-        """What is wrong at a value, or at its name."""
+        """At a value, or at its name."""
         if not self.source:
-            return Fault(message=message, path=path)
-        mark = (
-            locate_json(self.text, path)
-            if self.tree is None
-            else closest_mark(self.tree, path, key=key)
-        )
-        return Fault(
-            message=message, path=path, file=self.source, line=mark.line, column=mark.column
-        )
+            return Fault(message, path)
+        if self.tree is None:
+            mark = locate_json(self.text, path)
+        else:
+            mark = closest_mark(self.tree, path, key=key)
+        return Fault(message, path, self.source, mark.line, mark.column)
 
 
 def locate_json(text: str, path: FieldPath) -> Mark:
-    """The place of the value at `path` in JSON text, or of the nearest thing around it."""
+    """Of the value at `path`, or the nearest around it."""
     at = _skip_space(text, 0)
     for part in path:
         found = next((where for name, where in _members(text, at) if name == part), None)
@@ -123,36 +122,33 @@ def _members(text: str, at: int) -> Iterator[tuple[str | int, int]]:
 
 
 def read_file(directory: Path | None, name: object, max_bytes: int) -> bytes | Fault:
-    """A file's bytes, or why it can't be read. Links that lead out are refused."""
+    """A file's bytes, or why it can't be read.
+
+    Links that lead out are refused.
+    """
     if not isinstance(name, str) or not name or "\0" in name:
-        return Fault(message=f"{quoted(name)} is no file's name")
+        return Fault(f"{quoted(name)} is no file's name")
     if directory is None:
-        return Fault(
-            message=f"{quoted(name)} can't be read: the stand-in has no directory of files"
-        )
+        return Fault(f"{quoted(name)} can't be read: the stand-in has no directory of files")
     relative = PurePosixPath(name)
     if relative.is_absolute() or ".." in relative.parts:
-        return Fault(
-            message=f"{quoted(name)} is not below the stand-in's directory: write it relative, "
-            "without `..`"
-        )
+        outside = f"{quoted(name)} is not below the stand-in's directory"
+        return Fault(f"{outside}: write it relative, without `..`")
     try:
         data = read_regular(directory, str(relative), max_bytes + 1)
     except OutsideError:
-        return Fault(file=name, message="leads out of the stand-in's directory by a link")
+        return Fault("leads out of the stand-in's directory by a link", file=name)
     except FileNotFoundError:
-        return Fault(file=name, message="there is no such file in the stand-in's directory")
-    except ValueError as exc:
-        return Fault(file=name, message=f"can't be read: {exc}")
-    except OSError as exc:
-        return Fault(file=name, message=f"can't be read: {exc.strerror or exc}")
+        return Fault("there is no such file in the stand-in's directory", file=name)
+    except (ValueError, OSError) as exc:
+        return Fault(f"can't be read: {getattr(exc, 'strerror', None) or exc}", file=name)
     if len(data) > max_bytes:
-        return Fault(file=name, message=f"larger than {format_size(max_bytes)}")
+        return Fault(f"larger than {format_size(max_bytes)}", file=name)
     return data
 
 
 def read_document(directory: Path | None, name: object, *, what: str) -> Document:
-    """The document in a file. `Document.problems` says why it can't be read."""
+    """`Document.problems`: why it can't be read."""
     is_json = isinstance(name, str) and name.lower().endswith((".json", ".har"))
     data = read_file(directory, name, MAX_JSON_BYTES if is_json else MAX_YAML_BYTES)
     document = Document(source=str(name))
@@ -172,7 +168,7 @@ def read_document(directory: Path | None, name: object, *, what: str) -> Documen
         document.value = document.tree.value
         document.problems += [
             Fault(
-                message=": ".join(part for part in (problem.field, problem.message) if part),
+                ": ".join(part for part in (problem.field, problem.message) if part),
                 file=document.source,
                 line=problem.mark.line,
                 column=problem.mark.column,
@@ -184,16 +180,13 @@ def read_document(directory: Path | None, name: object, *, what: str) -> Documen
 
 def _read_json(document: Document, data: bytes) -> None:
     def wrong(message: str, line: int = 1, column: int = 1) -> None:
-        document.problems.append(
-            Fault(message=message, file=document.source, line=line, column=column)
-        )
+        document.problems.append(Fault(message, (), document.source, line, column))
 
     try:
         document.text = data.decode("utf-8-sig")
         document.value = parse_json(document.text)
     except UnicodeDecodeError as exc:
-        line = data[: exc.start].count(b"\n") + 1
-        wrong("not UTF-8", line)
+        wrong("not UTF-8", data[: exc.start].count(b"\n") + 1)
     except json.JSONDecodeError as exc:
         wrong(f"not JSON: {exc.msg}", exc.lineno, exc.colno)
     except ValueError as exc:
@@ -205,13 +198,12 @@ def _read_json(document: Document, data: bytes) -> None:
 def _deeper(value: object, levels: int) -> bool:
     if not isinstance(value, (dict, list)):
         return False
-    return levels == 0 or any(
-        _deeper(item, levels - 1) for item in (value.values() if isinstance(value, dict) else value)
-    )
+    items = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_deeper(item, levels - 1) for item in items)
 
 
 def no_such_field(name: str, allowed: tuple[str, ...]) -> str:
-    """The message for a field that isn't among those allowed."""
+    """The message for an unknown field."""
     near = nearest(name, allowed)
     hint = f"did you mean `{near}`?" if near else f"the fields are {', '.join(allowed)}"
     return f"there is no such field; {hint}"
@@ -219,11 +211,8 @@ def no_such_field(name: str, allowed: tuple[str, ...]) -> str:
 
 def unknown_settings(settings: Mapping[str, Any], allowed: tuple[str, ...]) -> list[Fault]:
     """A fault for each setting that the kind doesn't have."""
-    return [
-        Fault(path=(name,), message=no_such_field(name, allowed))
-        for name in settings
-        if name not in allowed
-    ]
+    unknown = [name for name in settings if name not in allowed]
+    return [Fault(no_such_field(name, allowed), (name,)) for name in unknown]
 
 
 def refuse_faults(faults: Iterable[Fault], where: str) -> None:

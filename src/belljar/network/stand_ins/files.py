@@ -1,8 +1,10 @@
-"""The files of a stand-in's directory: listed once, opened without following a link, hashed in
-pieces, and answered with (RFC 9110, 13 and 14).
+"""The files of a stand-in's directory, and answers with them.
 
-A guest's words never become a path: what it asks for is looked up among the names that were listed.
-So links, devices and what was put there later are not served.
+Listed once, opened without following a link, hashed in
+pieces; answers by RFC 9110, 13 and 14.
+A guest's text never becomes a path: it is looked up among
+the listed names. So links, devices and later files are
+not served.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ _MAX_DATE_CHARS: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """What is asked for. `etag` is a strong validator, without its quotes."""
+    """`etag`: a strong validator, without its quotes."""
 
     etag: str
     modified_s: int
@@ -46,7 +48,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The answer's status (200, 206, 304, 412 or 416), and which bytes: `[start, end)`."""
+    """Status (200, 206, 304, 412, 416) and `[start, end)`."""
 
     status: int
     start: int = 0
@@ -54,13 +56,12 @@ class Share:
 
 
 def share_of(method: str, fields: Mapping[str, str], stored: Stored) -> Share:
-    """What a GET or HEAD is answered with; several ranges are answered by the whole."""
+    """For a GET or HEAD; several ranges get the whole."""
+    since = _date(fields.get("if-unmodified-since", ""))
     if "if-match" in fields:
         if not _names(fields["if-match"], stored.etag):
             return Share(412)
-    elif (
-        since := _date(fields.get("if-unmodified-since", ""))
-    ) is not None and stored.modified_s > since:
+    elif since is not None and stored.modified_s > since:
         return Share(412)
     if is_fresh(fields, stored.etag, stored.modified_s):
         return Share(304)
@@ -120,7 +121,7 @@ _TEXT: Final = ("text/", "application/javascript", "application/json", "image/sv
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """A regular file: `name` below the directory, or `content` in memory."""
+    """`name` below the directory, or `content` in memory."""
 
     name: str
     path: Path
@@ -130,11 +131,9 @@ class StoredFile:
 
     def open(self) -> BinaryIO:
         """To be read. Raises `OSError`."""
-        return (
-            os.fdopen(open_file(self.path), "rb")
-            if self.content is None
-            else io.BytesIO(self.content)
-        )
+        if self.content is not None:
+            return io.BytesIO(self.content)
+        return os.fdopen(open_file(self.path), "rb")
 
     @property
     def base(self) -> str:
@@ -149,24 +148,24 @@ class FilesError(PolicyError):
 def list_files(
     directory: Path, *, hidden: bool = False, max_files: int = MAX_FILES, max_depth: int = MAX_DEPTH
 ) -> tuple[StoredFile, ...]:
-    """Regular files sorted by name; no links. Raises `FilesError` beyond the bounds."""
+    """Regular files sorted by name; no links.
+
+    Raises `FilesError` beyond the bounds.
+    """
     found: list[StoredFile] = []
     for file in _walk(directory, "", max_depth, hidden=hidden):
         found.append(file)
         if len(found) > max_files:
-            raise FilesError(
-                f"more than {max_files} files", where=str(directory), hint="serve fewer files"
-            )
+            what = f"more than {max_files} files"
+            raise FilesError(what, where=str(directory), hint="serve fewer files")
     return tuple(sorted(found, key=lambda file: file.name))
 
 
 def links_in(directory: Path) -> Iterator[str]:
-    """The names of symbolic links below `directory`, which are not served."""
+    """Names of symbolic links, which are not served."""
     for folder, folders, files in os.walk(directory):
-        for name in sorted([*folders, *files]):
-            path = Path(folder, name)
-            if path.is_symlink():
-                yield str(path.relative_to(directory))
+        paths = [Path(folder, name) for name in sorted([*folders, *files])]
+        yield from (str(path.relative_to(directory)) for path in paths if path.is_symlink())
 
 
 def _walk(directory: Path, prefix: str, max_depth: int, *, hidden: bool) -> Iterator[StoredFile]:
@@ -193,7 +192,10 @@ def stored_file(path: Path, name: str) -> StoredFile:
 
 
 def open_file(path: Path) -> int:
-    """A descriptor of a regular file, never of what a link leads to. Raises `OSError`."""
+    """A regular file's descriptor, never a link's target.
+
+    Raises `OSError`.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -202,7 +204,7 @@ def open_file(path: Path) -> int:
 
 
 async def pieces_of(file: StoredFile, start: int, end: int) -> AsyncIterator[bytes]:
-    """The bytes `[start, end)`; other connections are served between two pieces."""
+    """Bytes `[start, end)`; others are served in between."""
     if file.content is not None:
         for at in range(start, end, CHUNK_BYTES):
             yield file.content[at : min(at + CHUNK_BYTES, end)]
@@ -228,7 +230,7 @@ def media_of(name: str) -> str:
 
 
 def find(files: Mapping[str, StoredFile], path: str) -> StoredFile | str | None:
-    """The file at a decoded path, a directory's `index.html`, or the path with `/` to go on to."""
+    """The file at a decoded path, or a path to redirect to."""
     if path == "" or path.endswith("/"):
         return files.get(f"{path}index.html")
     if path in files:
@@ -245,7 +247,7 @@ def file_answer(
     etag: str = "",
     headers: Pairs = (),
 ) -> Answer:
-    """200, 206, 304, 412 or 416; conditions and ranges count for status 200 alone."""
+    """Conditions and ranges count for status 200 alone."""
     etag = etag or f"{file.mtime_s:x}-{file.size_bytes:x}"
     kind = ("content-type", media or media_of(file.base))
     share = Share(200, 0, file.size_bytes)

@@ -1,15 +1,19 @@
 """The stand-in `har`: replays a recording (HTTP Archive 1.2).
 
-A request is answered by an entry of the same method, host, path and query (fields in any order); of
-several, by those with the same body when there are any; in the order they were recorded, the last
-again and again. Anything else is 404, and on record as an attempt. What belonged to the recorded
-connection alone (framing, compression, HTTP/2's pseudo fields) is left out.
+A request is answered by an entry of the same method, host,
+path and query (fields in any order); of several, by those
+with the same body when there are any; in the recorded
+order, the last again and again. Anything else is 404,
+and on record as an attempt. What belonged to the recorded
+connection (framing, compression, HTTP/2's pseudo fields)
+is left out.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,27 +44,16 @@ from belljar.units import printable, quoted
 
 SETTINGS: Final = ("recording", "any_host", "missing_bodies")
 MAX_ENTRIES: Final = 20_000
-_DROPPED: Final = frozenset(
-    {
-        "connection",
-        "content-encoding",
-        "content-length",
-        "date",
-        "keep-alive",
-        "proxy-connection",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-        "alt-svc",
-    }
-)
-
+_CONNECTION: Final = ("connection", "keep-alive", "proxy-connection", "upgrade", "alt-svc")
+_FRAMING: Final = ("content-encoding", "content-length", "trailer", "transfer-encoding")
+_DROPPED: Final = frozenset((*_CONNECTION, *_FRAMING, "date"))
+_TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", re.ASCII)
 Key: TypeAlias = tuple[str, str, str, tuple[tuple[str, str], ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One recorded request and its answer. `sent`: the body, None if not recorded."""
+    """`sent`: the request's body, None if not recorded."""
 
     key: Key
     sent: bytes | None
@@ -78,28 +71,22 @@ def load(
     """The exchanges of a recording, and what is wrong with it."""
     problems = unknown_settings(settings, SETTINGS)
     if not isinstance(settings.get("any_host", False), bool):
-        problems.append(Fault(path=("any_host",), message="true or false is needed"))
+        problems.append(Fault("true or false is needed", ("any_host",)))
     if settings.get("missing_bodies", "refuse") not in ("refuse", "empty"):
-        problems.append(Fault(path=("missing_bodies",), message="`refuse` or `empty` is needed"))
+        problems.append(Fault("`refuse` or `empty` is needed", ("missing_bodies",)))
     if "recording" not in settings:
-        return (), (
-            *problems,
-            Fault(path=("recording",), message="the name of a HAR file is needed"),
-        )
+        return (), (*problems, Fault("the name of a HAR file is needed", ("recording",)))
     document = read_document(directory, settings["recording"], what="a recording")
     if document.problems:
         return (), (*problems, *document.problems)
     log = document.value.get("log") if isinstance(document.value, dict) else None
     entries = log.get("entries") if isinstance(log, dict) else None
     if not isinstance(entries, list) or not 0 < len(entries) <= MAX_ENTRIES:
-        document.problem(
-            ("log", "entries"), f"a recording has a list of 1 to {MAX_ENTRIES} entries here"
-        )
+        needed = f"a recording has a list of 1 to {MAX_ENTRIES} entries here"
+        document.problem(("log", "entries"), needed)
         return (), (*problems, *document.problems)
     reader = _Reader(document, empty=settings.get("missing_bodies") == "empty")
-    found = tuple(
-        reader.entry(entry, ("log", "entries", index)) for index, entry in enumerate(entries)
-    )
+    found = [reader.entry(entry, ("log", "entries", n)) for n, entry in enumerate(entries)]
     return tuple(exchange for exchange in found if exchange), (*problems, *document.problems)
 
 
@@ -131,11 +118,8 @@ class _Reader:
         headers = self.headers(response.get("headers", []), (*path, "response", "headers"))
         if key is None or body is None:
             return None
-        return Exchange(
-            key,
-            self.sent(request.get("postData"), (*path, "request", "postData")),
-            Answer(status=status, headers=headers, body=body),
-        )
+        sent = self.sent(request.get("postData"), (*path, "request", "postData"))
+        return Exchange(key, sent, Answer(status=status, headers=headers, body=body))
 
     def key(self, request: Mapping[str, Any], path: FieldPath) -> Key | None:
         method, url = request.get("method"), request.get("url")
@@ -158,12 +142,11 @@ class _Reader:
             self.wrong(path, f"a list is needed, but this is {kind_of(value)}")
             return ()
         for index, field in enumerate(value):
-            name, text = (
-                (field.get("name"), field.get("value")) if isinstance(field, dict) else (None, None)
-            )
+            known = field if isinstance(field, dict) else {}
+            name, text = known.get("name"), known.get("value")
             if not isinstance(name, str) or not isinstance(text, str):
                 self.wrong((*path, index), "a field has a name and a value, both text")
-            elif name.lower() not in _DROPPED and _is_token(name):
+            elif name.lower() not in _DROPPED and _TOKEN.fullmatch(name):
                 # Recorders join repeated fields by a line break.
                 found += [(name.lower(), header_text(part)) for part in text.split("\n")]
         return tuple(found)
@@ -175,11 +158,9 @@ class _Reader:
         text = content.get("text")
         if text is None:
             if content.get("size", 0) not in (0, -1) and not self.empty:
-                self.wrong(
-                    path,
-                    "the recording lacks this body (`size` without `text`): record with content, "
-                    "or write `missing_bodies: empty`",
-                )
+                what = "the recording lacks this body (`size` without `text`)"
+                hint = "record with content, or write `missing_bodies: empty`"
+                self.wrong(path, f"{what}: {hint}")
             return b""
         if not isinstance(text, str) or content.get("encoding", "") not in ("", "base64"):
             self.wrong(path, "a body's `text` is text, and its `encoding` nothing or `base64`")
@@ -201,14 +182,8 @@ class _Reader:
         return post["text"].encode("utf-8", "replace") if "text" in post else None
 
 
-def _is_token(name: str) -> bool:
-    return (
-        bool(name) and name.isascii() and all(c.isalnum() or c in "!#$%&'*+-.^_`|~" for c in name)
-    )
-
-
 def key_of(method: str, host: str, path: str, query: str) -> Key:
-    """What must be the same; the query's fields in any order."""
+    """The query's fields in any order."""
     try:
         fields = parse_qsl(query, keep_blank_values=True, errors="replace", max_num_fields=1000)
     except ValueError:
@@ -217,15 +192,13 @@ def key_of(method: str, host: str, path: str, query: str) -> Key:
 
 
 def make(context: StandInContext) -> App:
-    """The ASGI app. Raises `PolicyError` for what `check` would have said."""
+    """The ASGI app. Raises `PolicyError` as `check` finds."""
     exchanges, problems = load(context.settings, context.files)
     refuse_faults(problems, context.id)
     return http_app(_Player(context, exchanges).handle)
 
 
 class _Player:
-    """One range's copy of the recording, with a count for each distinct exchange."""
-
     def __init__(self, context: StandInContext, exchanges: tuple[Exchange, ...]) -> None:
         self.context = context
         self.any_host = bool(context.settings.get("any_host", False))
@@ -238,21 +211,19 @@ class _Player:
         return (key[0], "", key[2], key[3]) if self.any_host else key
 
     async def handle(self, request: Request) -> Answer:
-        key = self.under(
-            key_of(request.method, request.host, request.raw_path, request.query_string)
-        )
+        asked = (request.method, request.host, request.raw_path, request.query_string)
+        key = self.under(key_of(*asked))
         found = self.recorded.get(key)
         if found is None and request.method == "HEAD":
             key = ("GET", *key[1:])
             found = self.recorded.get(key)
         if found is None:
             url = printable(request.url, max_chars=1024)
-            await self.context.record(
-                "network.attempt", {"what": "unrecorded", "method": request.method[:32], "url": url}
-            )
+            data = {"what": "unrecorded", "method": request.method[:32], "url": url}
+            await self.context.record("network.attempt", data)
             return plain_error(404)
         same = [exchange for exchange in found if exchange.sent == request.body]
-        place = (key, request.body if same else None)
+        place, fitting = (key, request.body if same else None), same or found
         turn = self.given.get(place, 0)
         self.given[place] = turn + 1
-        return (same or found)[min(turn, len(same or found) - 1)].answer
+        return fitting[min(turn, len(fitting) - 1)].answer
