@@ -1,4 +1,4 @@
-"""Problems in the settings and files of stand-ins, each with its place. Reads, never writes."""
+"""Problems in stand-ins' settings and files, with places."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from belljar.policy.yaml_tree import Problem, Tree, closest_mark, field_name, re
 
 
 def stand_in_problems(loaded: LoadedPolicy) -> tuple[Problem, ...]:
-    """All that is wrong with the stand-ins' settings and files, in the order of the policy's text;
-    empty when there is nothing, or no network.
+    """In the order of the policy's text.
 
     Raises:
         HostError: a library that reads them is not installed.
@@ -38,8 +37,11 @@ def stand_in_problems(loaded: LoadedPolicy) -> tuple[Problem, ...]:
 
 
 def examine_all(text: bytes, *, source: str, base: Path, default_name: str) -> Examined:
-    """Everything that is wrong with a policy and with the files that its stand-ins are made from,
-    also with the sound parts of a policy that has wrong ones. Raises as `stand_in_problems`."""
+    """Problems of a policy and of its stand-ins' files.
+
+    Also of the sound parts of a policy with wrong ones.
+    Raises as `stand_in_problems`.
+    """
     found = examine(text, base=base, default_name=default_name)
     if found.sound is None:
         return found
@@ -51,7 +53,7 @@ def examine_all(text: bytes, *, source: str, base: Path, default_name: str) -> E
 
 
 def check_stand_ins(loaded: LoadedPolicy) -> None:
-    """Raises `PolicyError` that lists every one of `stand_in_problems`; else as that."""
+    """Raises `PolicyError` with all `stand_in_problems`."""
     if problems := stand_in_problems(loaded):
         raise refusal(problems, loaded.source)
 
@@ -59,12 +61,19 @@ def check_stand_ins(loaded: LoadedPolicy) -> None:
 def _of_one(
     item: StandIn, plan: StandInPlan, where: yaml_tree.Path, tree: Tree
 ) -> Iterator[Problem]:
+    faults: Faults = ()
     if isinstance(item, PythonStandIn):
         faults = _no_module(item, plan)
-    elif plan.is_target:
-        faults = ()
-    else:
-        faults = _checked(plan)
+    elif not plan.is_target:
+        try:
+            faults = check(plan.kind, plan.settings, plan.directory)
+        except ModuleNotFoundError as error:
+            needed = f"a stand-in of kind `{plan.kind}` needs the Python module {error.name}"
+            raise HostError(
+                f"{needed}, which is not installed",
+                where=f"network.stand_ins.{plan.id}",
+                hint=NETWORK_EXTRA_HINT,
+            ) from error
     own_field, own = item.own_path()
     for fault in faults:
         below: yaml_tree.Path = (own_field,) if own_field else ()
@@ -78,18 +87,6 @@ def _of_one(
         yield Problem(mark=closest_mark(tree, path), field=field_name(path), message=message)
 
 
-def _checked(plan: StandInPlan) -> Faults:
-    try:
-        return check(plan.kind, plan.settings, plan.directory)
-    except ModuleNotFoundError as error:
-        raise HostError(
-            f"a stand-in of kind `{plan.kind}` needs the Python module {error.name}, which is "
-            f"not installed",
-            where=f"network.stand_ins.{plan.id}",
-            hint=NETWORK_EXTRA_HINT,
-        ) from error
-
-
 def _no_module(item: PythonStandIn, plan: StandInPlan) -> Faults:
     """Its server would say so too, but in a cell that has to be made first."""
     module = item.app.partition(":")[0].replace(".", "/")
@@ -98,4 +95,4 @@ def _no_module(item: PythonStandIn, plan: StandInPlan) -> Faults:
     ):
         return ()
     message = f"there is neither `{module}.py` nor `{module}/__init__.py` in `{item.files}`"
-    return (Fault(path=("app",), message=message),)
+    return (Fault(message, ("app",)),)

@@ -1,5 +1,7 @@
-"""The stand-in `catch_all`: a plausible answer for any name and path (`default: simulate`). Nothing
-is remembered; what writes is on record as an attempt."""
+"""The stand-in `catch_all`: plausible answers (`default: simulate`).
+
+Nothing is remembered; what writes is on record as an attempt.
+"""
 
 from __future__ import annotations
 
@@ -68,11 +70,8 @@ def make(context: StandInContext) -> App:
                 "body_bytes": len(request.body),
                 **({"refused": refused} if refused else {}),
             }
-            await context.record(
-                "network.attempt",
-                data,
-                [body_of("request", request.body, MAX_KEPT_BODY_BYTES)] if request.body else [],
-            )
+            sent = [body_of("request", request.body, MAX_KEPT_BODY_BYTES)] if request.body else []
+            await context.record("network.attempt", data, sent)
 
     async def handle(request: Request) -> Answer:
         await attempt(request, "")
@@ -88,32 +87,22 @@ def respond(request: Request) -> Answer:
         return Answer(status=204, headers=(("allow", _METHODS), *_cors(request)))
     if request.method not in _METHODS.split(", "):
         return text_answer("Method Not Allowed", 405, (("allow", _METHODS),))
-    if path in ("/robots.txt", "/favicon.ico"):
-        return (
-            text_answer("User-agent: *\nDisallow:\n")
-            if path == "/robots.txt"
-            else _file("image/x-icon", _ICON)
-        )
+    if path == "/robots.txt":
+        return text_answer("User-agent: *\nDisallow:\n")
+    if path == "/favicon.ico":
+        return _file("image/x-icon", _ICON)
     if ending in (".gif", ".png", ".jpg", ".jpeg", ".webp"):
         return _file("image/gif", _PIXEL)
     if ending in _ENDINGS:
         return _file(*_ENDINGS[ending])
     if _TELEMETRY.search(path) or _TELEMETRY.search(request.host.partition(".")[0]):
         return Answer(status=204, headers=_cors(request))
-    if _is_api(request, path):
-        return _api(request)
-    return _page(request)
-
-
-def _is_api(request: Request, path: str) -> bool:
     accept = request.header("accept").lower()
     asks = "application/json" in accept and "text/html" not in accept
-    return (
-        asks
-        or bool(_API.search(path))
-        or request.host.startswith("api.")
-        or request.content_type.endswith("json")
-    )
+    is_json = asks or request.content_type.endswith("json")
+    if is_json or _API.search(path) or request.host.startswith("api."):
+        return _api(request)
+    return _page(request)
 
 
 def _cors(request: Request) -> tuple[tuple[str, str], ...]:
@@ -128,51 +117,43 @@ def _cors(request: Request) -> tuple[tuple[str, str], ...]:
 
 
 def _file(media: str, content: bytes) -> Answer:
-    return Answer(
-        headers=(("content-type", media), ("cache-control", "max-age=3600")), body=content
-    )
+    headers = (("content-type", media), ("cache-control", "max-age=3600"))
+    return Answer(headers=headers, body=content)
 
 
 def _api(request: Request) -> Answer:
-    seed = hashlib.sha256(f"{request.host}{request.raw_path}".encode()).digest()
-    sent = request.json
+    if request.method == "DELETE":
+        return Answer(status=204, headers=_cors(request))
+    identity = uuid_of(hashlib.sha256(f"{request.host}{request.raw_path}".encode()).digest()[:16])
+    if request.method in ("GET", "HEAD"):
+        last = next((part for part in reversed(request.path.split("/")) if part), "")
+        is_list = last.endswith("s") and not any(char.isdigit() for char in last)
+        body: dict[str, Any] = {"data": [], "total": 0}
+        return json_answer(
+            body if is_list else {"id": identity, "status": "ok"}, 200, _cors(request)
+        )
     # What was sent comes back, as most services do; bounded, so that a small request never makes a
     # large answer.
-    known = (
-        {k: v for k, v in list(sent.items())[:20] if isinstance(v, (str, int, float, bool))}
-        if isinstance(sent, dict)
-        else {}
-    )
-    body: dict[str, Any] = {
-        "id": uuid_of(seed[:16]),
-        **{k[:64]: v[:256] if isinstance(v, str) else v for k, v in known.items()},
-    }
-    if request.method in ("GET", "HEAD"):
-        parts = [part for part in request.path.split("/") if part]
-        is_list = (
-            bool(parts) and parts[-1].endswith("s") and not any(c.isdigit() for c in parts[-1])
-        )
-        body = {"data": [], "total": 0} if is_list else {"id": uuid_of(seed[:16]), "status": "ok"}
-    elif request.method == "DELETE":
-        return Answer(status=204, headers=_cors(request))
+    sent = request.json if isinstance(request.json, dict) else {}
+    body = {"id": identity}
+    for name, value in list(sent.items())[:20]:
+        if isinstance(value, (str, int, float, bool)):
+            body[name[:64]] = value[:256] if isinstance(value, str) else value
     return json_answer(body, 201 if request.method == "POST" else 200, _cors(request))
 
 
 def _page(request: Request) -> Answer:
     host = html.escape(request.host[:253])
     name = host.removeprefix("www.").partition(".")[0].replace("-", " ").title() or "Welcome"
-    last = next((part for part in reversed(request.path.split("/")) if part), "")[:80].rpartition(
-        "."
-    )
-    topic = html.escape((last[0] or last[2]).replace("-", " ").replace("_", " ").title())
+    last = next((part for part in reversed(request.path.split("/")) if part), "")[:80]
+    stem, _, rest = last.rpartition(".")
+    topic = html.escape((stem or rest).replace("-", " ").replace("_", " ").title())
     title = f"{topic} - {name}" if topic else name
     page = (
-        f'<!doctype html>\n<html lang="en">\n<head><meta '
-        f'charset="utf-8"><title>{title}</title></head>\n<body>\n'
-        f"<header><a "
-        f'href="/">{name}</a></header>\n<main><h1>{topic or f"Welcome to {name}"}</h1>\n<p>There '
-        f"is nothing here yet.</p></main>\n"
-        f'<nav><a href="/about">About</a> <a href="/contact">Contact</a></nav>\n<footer>&copy; '
-        f"{name}</footer>\n</body>\n</html>\n"
+        f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{title}</title>'
+        f'</head>\n<body>\n<header><a href="/">{name}</a></header>\n<main><h1>'
+        f"{topic or f'Welcome to {name}'}</h1>\n<p>There is nothing here yet.</p></main>\n"
+        '<nav><a href="/about">About</a> <a href="/contact">Contact</a></nav>\n'
+        f"<footer>&copy; {name}</footer>\n</body>\n</html>\n"
     )
     return text_answer(page, media="text/html; charset=utf-8")

@@ -1,8 +1,9 @@
-"""The stand-in `http`: a site of an author's routes, templates, state and files.
+"""The stand-in `http`: an author's routes, templates, state, files.
 
-The first route that fits a request answers; then static files; then 404, or 405 where only the
-method is wrong, in the shape of an ordinary server. A request's changes of the state and its answer
-are made at one time: no other request comes in between. Bounds: `state` and `web`.
+The first route that fits a request answers; then static
+files; then 404, or 405 where only the method is wrong.
+A request's changes of the state and its answer are made
+at one time: no other request comes in between.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from belljar.network.stand_ins.routes import (
     Line,
     Operation,
     Reply,
-    Route,
     Sessions,
+    Site,
     StateError,
     Store,
     escape_for,
@@ -43,6 +44,7 @@ from belljar.network.stand_ins.web import (
     plain_error,
     refuse_websocket,
     request_of,
+    text_answer,
 )
 from belljar.policy.files import MAX_DEPTH
 
@@ -56,30 +58,48 @@ def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:
 
 
 def make(context: StandInContext) -> App:
-    """The ASGI app. Raises `PolicyError` for what `check` would have said."""
+    """The ASGI app. Raises `PolicyError` as `check` finds."""
     site, problems = load_site(context.settings, context.files)
     refuse_faults(problems, context.id)
     return _Server(context, site).app()
 
 
 class _Visit:
-    def __init__(self, request: Request, sessions: Sessions, cookie: str) -> None:
-        self.sessions, self.started = sessions, ""
-        self.store = sessions.find(request.cookies.get(cookie, ""))
+    """One request, its path's parameters, and its session."""
+
+    def __init__(self, server: _Server, request: Request) -> None:
+        self.server, self.request = server, request
+        self.path: Mapping[str, str] = {}
+        self.started = ""
+        self.store = server.sessions.find(request.cookies.get(server.site.session_cookie, ""))
 
     def session(self) -> Store:
         if self.store is None:
-            self.started, self.store = self.sessions.start()
+            self.started, self.store = self.server.sessions.start()
         return self.store
+
+    def view(self) -> View:
+        return View(
+            request=self.request,
+            path=self.path,
+            state=self.server.state.values,
+            session=self.store.values if self.store else {},
+            clock=self.server.context.clock,
+            random=self.server.context.random,
+        )
 
 
 class _Server:
-    def __init__(self, context: StandInContext, site: Any) -> None:  # noqa: ANN401
+    def __init__(self, context: StandInContext, site: Site) -> None:
         self.context, self.site = context, site
         self.state = Store(site.state, MAX_STATE_BYTES)
         self.sessions = Sessions(context.random)
         self.given = [0] * len(site.routes)
-        self.static = [(prefix, _listed(context.files / folder)) for prefix, folder in site.static]
+        self.static: list[tuple[str, Mapping[str, StoredFile]]] = []
+        for prefix, folder in site.static:
+            bounds = {"max_files": MAX_STATIC_FILES, "max_depth": MAX_DEPTH}
+            files = list_files(context.files / folder, hidden=True, **bounds)
+            self.static.append((prefix, {file.name: file for file in files}))
         names = {reply.file for route in site.routes for reply in route.replies if reply.file}
         self.files = {name: stored_file(context.files / name, name) for name in names}
 
@@ -94,59 +114,40 @@ class _Server:
 
         return app
 
-    def view(self, request: Request, path: Mapping[str, str], visit: _Visit) -> View:
-        return View(
-            request=request,
-            path=path,
-            state=self.state.values,
-            session=visit.store.values if visit.store else {},
-            clock=self.context.clock,
-            random=self.context.random,
-        )
-
-    def choose(
-        self, request: Request, visit: _Visit, *, websocket: bool
-    ) -> tuple[int, Mapping[str, str]] | None:
+    def choose(self, visit: _Visit, *, websocket: bool) -> int | None:
+        """The first route that fits, and its path's parameters into the visit."""
+        request = visit.request
         for index, route in enumerate(self.site.routes):
-            if bool(route.websocket) is not websocket or not (
-                websocket or route.takes(request.method)
-            ):
-                continue
-            path = route.pattern.match(request.raw_path)
-            if path is not None and all(
-                c.holds(self.view(request, path, visit)) for c in route.conditions
-            ):
-                return index, path
+            if bool(route.websocket) is websocket and (websocket or route.takes(request.method)):
+                path = route.pattern.match(request.raw_path)
+                if path is None:
+                    continue
+                visit.path = path
+                if all(condition.holds(visit.view()) for condition in route.conditions):
+                    return index
         return None
 
     async def handle(self, request: Request) -> Answer:
-        visit = _Visit(request, self.sessions, self.site.session_cookie)
-        chosen = self.choose(request, visit, websocket=False)
-        if chosen is None:
+        visit = _Visit(self, request)
+        index = self.choose(visit, websocket=False)
+        if index is None:
             return self.fallback(request)
-        index, path = chosen
-        route: Route = self.site.routes[index]
+        route = self.site.routes[index]
         reply = route.replies[min(self.given[index], len(route.replies) - 1)]
         self.given[index] += 1
         try:
-            self.change(route.operations, request, path, visit)
-            answer = self.answer(reply, request, path, visit)
+            self.change(route.operations, visit)
+            answer = self.answer(reply, visit)
         except (StateError, RenderError):
             answer = plain_error(500)
         if reply.delay_s:
             await sleep(reply.delay_s)
         return answer
 
-    def change(
-        self,
-        operations: tuple[Operation, ...],
-        request: Request,
-        path: Mapping[str, str],
-        visit: _Visit,
-    ) -> None:
+    def change(self, operations: tuple[Operation, ...], visit: _Visit) -> None:
         for operation in operations:
             store = self.state if operation.target.root == "state" else visit.session()
-            view = self.view(request, path, visit)
+            view = visit.view()
             keys = [key(step, view) for step in operation.target.steps]
             match operation.verb:
                 case "set":
@@ -158,90 +159,63 @@ class _Server:
                 case "delete":
                     store.delete(keys)
 
-    def answer(
-        self, reply: Reply, request: Request, path: Mapping[str, str], visit: _Visit
-    ) -> Answer:
-        view = self.view(request, path, visit)
+    def answer(self, reply: Reply, visit: _Visit) -> Answer:
+        view, status, media = visit.view(), reply.status, reply.media
         headers = self.headers(reply, view, visit)
         if reply.file:
-            return file_answer(
-                self.files[reply.file],
-                request,
-                status=reply.status,
-                media=reply.media,
-                headers=headers,
-            )
+            file, request = self.files[reply.file], visit.request
+            return file_answer(file, request, status=status, media=media, headers=headers)
         if reply.has_value:
-            return json_answer(
-                render_value(reply.value, view), reply.status, headers, media=reply.media
-            )
+            return json_answer(render_value(reply.value, view), status, headers, media=media)
         if reply.redirect is not None:
             location = ("location", header_text(render(reply.redirect, view, "url")))
-            return plain_error(reply.status, (location, *headers))
+            return plain_error(status, (location, *headers))
         if reply.text is None:
-            return Answer(status=reply.status, headers=headers)
-        body = render(reply.text, view, escape_for(reply.media)).encode("utf-8", "replace")
-        return Answer(
-            status=reply.status, headers=(("content-type", reply.media), *headers), body=body
-        )
+            return Answer(status=status, headers=headers)
+        body = render(reply.text, view, escape_for(media))
+        return text_answer(body, status, headers, media=media)
 
     def headers(self, reply: Reply, view: View, visit: _Visit) -> Pairs:
         found = [(name, header_text(render(text, view, "none"))) for name, text in reply.headers]
         if visit.started:
-            found.append(
-                (
-                    "set-cookie",
-                    f"{self.site.session_cookie}={visit.started}; Path=/; HttpOnly; SameSite=Lax",
-                )
-            )
+            session = f"{self.site.session_cookie}={visit.started}"
+            found.append(("set-cookie", f"{session}; Path=/; HttpOnly; SameSite=Lax"))
         for name, value in reply.cookies:
-            text = (
-                ""
-                if value is None
-                else header_text(render(value, view, "none")).replace(";", "").replace(",", "")
-            )
-            found.append(
-                ("set-cookie", f"{name}={text}; Path=/{'; Max-Age=0' if value is None else ''}")
-            )
+            if value is None:
+                found.append(("set-cookie", f"{name}=; Path=/; Max-Age=0"))
+                continue
+            text = header_text(render(value, view, "none")).replace(";", "").replace(",", "")
+            found.append(("set-cookie", f"{name}={text}; Path=/"))
         return tuple(found)
 
     def fallback(self, request: Request) -> Answer:
-        allowed = sorted(
-            {
-                m
-                for route in self.site.routes
-                for m in route.methods
-                if not route.websocket and route.pattern.match(request.raw_path) is not None
-            }
-        )
-        if request.method in ("GET", "HEAD"):
-            for prefix, files in self.static:
-                if request.path.startswith(prefix) and (
-                    found := find(files, request.path.removeprefix(prefix))
-                ):
-                    return (
-                        file_answer(found, request)
-                        if not isinstance(found, str)
-                        else plain_error(301, (("location", f"{request.raw_path}/"),))
-                    )
-        if (
-            allowed
-            and request.method not in allowed
-            and not (request.method == "HEAD" and "GET" in allowed)
-        ):
-            return plain_error(405, (("allow", ", ".join(allowed)),))
-        return plain_error(404)
+        is_read = request.method in ("GET", "HEAD")
+        for prefix, files in self.static if is_read else ():
+            if request.path.startswith(prefix):
+                found = find(files, request.path.removeprefix(prefix))
+                if isinstance(found, str):
+                    return plain_error(301, (("location", f"{request.raw_path}/"),))
+                if found is not None:
+                    return file_answer(found, request)
+        routes = [
+            route
+            for route in self.site.routes
+            if not route.websocket and route.pattern.match(request.raw_path) is not None
+        ]
+        if not routes or any(route.takes(request.method) for route in routes):
+            return plain_error(404)
+        allowed = sorted({method for route in routes for method in route.methods})
+        return plain_error(405, (("allow", ", ".join(allowed)),))
 
     async def websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = request_of(scope)
-        visit = _Visit(request, self.sessions, self.site.session_cookie)
-        chosen = self.choose(request, visit, websocket=True)
-        if chosen is None:
+        visit = _Visit(self, request_of(scope))
+        index = self.choose(visit, websocket=True)
+        if index is None:
             await refuse_websocket(receive, send)
             return
-        route: Route = self.site.routes[chosen[0]]
+        route = self.site.routes[index]
         try:
-            self.change(route.operations, request, chosen[1], visit)
+            self.change(route.operations, visit)
         except StateError:
             await refuse_websocket(receive, send)
             return
@@ -249,19 +223,12 @@ class _Server:
         await send({"type": "websocket.accept"})
         if route.websocket == "echo":
             while (message := await _message(receive)) is not None:
-                await send(
-                    {
-                        "type": "websocket.send",
-                        "text" if isinstance(message, str) else "bytes": message,
-                    }
-                )
+                kind = "text" if isinstance(message, str) else "bytes"
+                await send({"type": "websocket.send", kind: message})
         else:
-            await _play(route.script, self.view(request, chosen[1], visit), receive, send)
-
-
-def _listed(directory: Path) -> Mapping[str, StoredFile]:
-    files = list_files(directory, hidden=True, max_files=MAX_STATIC_FILES, max_depth=MAX_DEPTH)
-    return {file.name: file for file in files}
+            code = await _play(route.script, visit.view(), receive, send)
+            if code:
+                await send({"type": "websocket.close", "code": code})
 
 
 async def _message(receive: Receive) -> str | bytes | None:
@@ -273,19 +240,18 @@ async def _message(receive: Receive) -> str | bytes | None:
     return found if len(found) <= MAX_MESSAGE_BYTES else None
 
 
-async def _play(script: tuple[Line, ...], view: View, receive: Receive, send: Send) -> None:
+async def _play(script: tuple[Line, ...], view: View, receive: Receive, send: Send) -> int:
+    """The close code; 0: the client has left."""
     for line in script:
         if line.verb == "close":
-            await send({"type": "websocket.close", "code": line.code})
-            return
+            return line.code
         text = render(line.text, view, "none") if line.text is not None else None
         if line.verb == "send":
             await send({"type": "websocket.send", "text": text})
             continue
         message = await _message(receive)
         if message is None:
-            return
+            return 0
         if text is not None and message != text:
-            await send({"type": "websocket.close", "code": 1008})
-            return
-    await send({"type": "websocket.close", "code": 1000})
+            return 1008
+    return 1000

@@ -1,8 +1,8 @@
-"""The stand-in `mcp`: a server of the Model Context Protocol with tools whose results are made up
-beforehand.
+"""The stand-in `mcp`: a Model Context Protocol server of decoy tools.
 
-Streamable HTTP, one JSON answer for each message, no stream of the server's own. Source: the
-protocol's specification, 2025-06-18, "Transports" and "Server features"; JSON-RPC 2.0.
+Streamable HTTP, one JSON answer for each message,
+no stream of the server's own. Source: the protocol's
+specification, 2025-06-18; JSON-RPC 2.0.
 """
 
 from __future__ import annotations
@@ -42,9 +42,8 @@ class _Server:
     async def handle(self, request: Request) -> Answer:
         if request.header("authorization") != f"Bearer {self._settings['token']}":
             refusal = {"error": "invalid_token", "error_description": "Authentication required"}
-            return json_answer(
-                refusal, 401, (("www-authenticate", 'Bearer error="invalid_token"'),)
-            )
+            challenge = ("www-authenticate", 'Bearer error="invalid_token"')
+            return json_answer(refusal, 401, (challenge,))
         if request.method == "DELETE":
             return Answer(status=200)
         if request.method != "POST":
@@ -54,17 +53,14 @@ class _Server:
             return _error(None, _PARSE_ERROR, "Parse error", status=400)
         if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
             return _error(None, _INVALID_REQUEST, "Invalid Request", status=400)
-        if not isinstance(message.get("method"), str):  # an answer of the client's
-            return Answer(status=202)
         number = message.get("id")
-        if number is None:
-            return Answer(status=202)
+        if not isinstance(message.get("method"), str) or number is None:
+            return Answer(status=202)  # an answer of the client's, or a notification
         if not isinstance(number, (int, str)) or len(str(number)) > _MAX_ID_CHARS:
             return _error(None, _INVALID_REQUEST, "Invalid Request", status=400)
         params = message.get("params")
-        return await self._answer(
-            number, message["method"], params if isinstance(params, dict) else {}
-        )
+        known = params if isinstance(params, dict) else {}
+        return await self._answer(number, message["method"], known)
 
     async def _answer(self, number: int | str, method: str, params: Mapping[str, Any]) -> Answer:
         match method:
@@ -79,30 +75,21 @@ class _Server:
             case "ping":
                 return _result(number, {})
             case "tools/list":
-                shown = [
-                    {name: tool[name] for name in ("name", "description", "inputSchema")}
-                    for tool in self._tools.values()
-                ]
-                return _result(number, {"tools": shown})
+                fields = ("name", "description", "inputSchema")
+                tools = [{name: tool[name] for name in fields} for tool in self._tools.values()]
+                return _result(number, {"tools": tools})
             case "tools/call":
-                return await self._call(number, params)
+                # A known tool's text, whatever its arguments; that it was called is recorded first.
+                name = str(params.get("name"))
+                tool = self._tools.get(name)
+                if tool is None:
+                    shown = printable(name, max_chars=80)
+                    return _error(number, _INVALID_PARAMS, f"Unknown tool: {shown}")
+                data = {"what": "tool call", "tool": str(tool["name"])}
+                await self._context.record("network.attempt", data)
+                content = [{"type": "text", "text": str(tool["text"])}]
+                return _result(number, {"content": content, "isError": False})
         return _error(number, _NO_METHOD, "Method not found")
-
-    async def _call(self, number: int | str, params: Mapping[str, Any]) -> Answer:
-        """A known tool's text, whatever its arguments; that it was called is on record first."""
-        tool = self._tools.get(str(params.get("name")))
-        if tool is None:
-            return _error(
-                number,
-                _INVALID_PARAMS,
-                f"Unknown tool: {printable(str(params.get('name')), max_chars=80)}",
-            )
-        await self._context.record(
-            "network.attempt", {"what": "tool call", "tool": str(tool["name"])}
-        )
-        return _result(
-            number, {"content": [{"type": "text", "text": str(tool["text"])}], "isError": False}
-        )
 
 
 def _result(
@@ -112,6 +99,5 @@ def _result(
 
 
 def _error(number: int | str | None, code: int, message: str, *, status: int = 200) -> Answer:
-    return json_answer(
-        {"jsonrpc": "2.0", "id": number, "error": {"code": code, "message": message}}, status
-    )
+    error = {"code": code, "message": message}
+    return json_answer({"jsonrpc": "2.0", "id": number, "error": error}, status)

@@ -1,5 +1,7 @@
-"""What the package registries share: a directory of files or packages made in memory, digests,
-faults, pages and records.
+"""What the package registries share.
+
+Files of a directory or made in memory, digests, faults,
+pages and records.
 """
 
 from __future__ import annotations
@@ -33,9 +35,10 @@ from belljar.network.stand_ins.web import Answer, Pairs, Request, credentials
 
 
 class PackageFiles:
-    """A directory's files, read once at the first question, and digests, each worked out once.
+    """A directory's files and digests, each read once.
 
-    `algorithms` are hashlib's; `made`: files in memory instead of the directory's.
+    `algorithms` are hashlib's;
+    `made`: files in memory instead of the directory's.
     """
 
     def __init__(self, directory: Path, *algorithms: str, made: Iterable[StoredFile] = ()) -> None:
@@ -62,35 +65,31 @@ class PackageFiles:
 
 
 def check_directory(directory: Path | None, what: str) -> Faults:
-    """What is wrong with a directory as a whole: missing, empty, a link in it."""
+    """Faults of the whole: missing, empty, a link in it."""
     if directory is None:
-        return (Fault(message=f"no directory of {what} is named: add `directory: PATH`"),)
+        return (Fault(f"no directory of {what} is named: add `directory: PATH`"),)
     if not directory.is_dir():
-        return (Fault(file=str(directory), message="no such directory"),)
+        return (Fault("no such directory", file=str(directory)),)
     try:
         files = list_files(directory)
     except FilesError as error:
-        return (Fault(file=str(directory), message=error.what),)
+        return (Fault(error.what, file=str(directory)),)
     except OSError as error:
-        return (Fault(file=str(directory), message=error.strerror or str(error)),)
-    links = [
-        Fault(
-            file=str(directory / name),
-            message="a symbolic link, which is not served; put the file itself there",
-        )
-        for name in links_in(directory)
-    ]
+        return (Fault(error.strerror or str(error), file=str(directory)),)
+    message = "a symbolic link, which is not served; put the file itself there"
+    links = tuple(Fault(message, file=str(directory / name)) for name in links_in(directory))
     if files or links:
-        return tuple(links)
-    return (Fault(file=str(directory), message=f"empty; put {what} into it"),)
+        return links
+    return (Fault(f"empty; put {what} into it", file=str(directory)),)
 
 
 def check_packages(
     directory: Path | None, what: str, identify: Callable[[StoredFile], Hashable], unique: str
 ) -> Faults:
-    """What is wrong with a directory of packages.
+    """Faults of a directory of packages.
 
-    `identify` gives what must be `unique`; it raises `ValueError` or `OSError` for a wrong file.
+    `identify` gives what must be `unique`; it raises
+    `ValueError` or `OSError` for a wrong file.
     """
     found = list(check_directory(directory, what))
     if directory is None or not directory.is_dir():
@@ -100,10 +99,10 @@ def check_packages(
         try:
             key = identify(file)
         except (ValueError, OSError) as error:
-            found.append(Fault(file=str(file.path), message=str(error)))
+            found.append(Fault(str(error), file=str(file.path)))
             continue
         if key in seen:
-            found.append(Fault(file=str(file.path), message=f"the same {unique} as {seen[key]}"))
+            found.append(Fault(f"the same {unique} as {seen[key]}", file=str(file.path)))
         seen.setdefault(key, file.name)
     return tuple(found)
 
@@ -111,7 +110,7 @@ def check_packages(
 def page_answer(
     request: Request, page: bytes, headers: Pairs, modified_s: int | None = None
 ) -> Answer:
-    """A generated page: its digest is its etag; 304 where the client has it."""
+    """A generated page, or 304; its digest is its etag."""
     etag = hashlib.sha256(page).hexdigest()[:32]
     headers = (*headers, ("etag", f'"{etag}"'))
     if modified_s is not None:
@@ -127,7 +126,7 @@ async def record_change(
     data: Mapping[str, JsonValue],
     bodies: Sequence[Body] = (),
 ) -> None:
-    """Put on record what a client wants to change, before it is answered."""
+    """On record before the client is answered."""
     common: dict[str, JsonValue] = {"registry": registry, "cell": request.cell}
     known = credentials(request.header("authorization"))
     await context.record("network.attempt", {**common, **known, **data}, bodies)
@@ -138,25 +137,20 @@ Pack: TypeAlias = Callable[[Mapping[str, Any], int], tuple[str, bytes]]
 
 
 def made_files(context: StandInContext, pack: Pack) -> Iterator[StoredFile]:
-    """The files of the setting `packages`: each with `name`, `version`, `age_s` and `files`."""
+    """Of the setting `packages`."""
     packages: Any = context.settings.get("packages") or ()
     for package in packages:
         mtime_s = int(context.clock() - package["age_s"])
         name, content = pack(package, mtime_s)
-        yield StoredFile(
-            name=name, path=Path(), size_bytes=len(content), mtime_s=mtime_s, content=content
-        )
+        size = len(content)
+        yield StoredFile(name=name, path=Path(), size_bytes=size, mtime_s=mtime_s, content=content)
 
 
 def npm_package(package: Mapping[str, Any], mtime_s: int) -> tuple[str, bytes]:
     """As `npm pack` makes it."""
-    about = {
-        "name": package["name"],
-        "version": package["version"],
-        "main": "index.js",
-        "license": "UNLICENSED",
-    }
-    files = {"package.json": json.dumps(about, indent=2) + "\n", **package["files"]}
+    about = {"name": package["name"], "version": package["version"], "main": "index.js"}
+    manifest = json.dumps({**about, "license": "UNLICENSED"}, indent=2) + "\n"
+    files = {"package.json": manifest, **package["files"]}
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for path, text in files.items():
@@ -174,10 +168,10 @@ def wheel(package: Mapping[str, Any], mtime_s: int) -> tuple[str, bytes]:
     about = f"{base}.dist-info"
     files = {
         **package["files"],
-        f"{about}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: "
-        f"{version}\nRequires-Python: >=3.9\n",
-        f"{about}/WHEEL": "Wheel-Version: 1.0\nGenerator: hatchling 1.21.1\nRoot-Is-Purelib: "
-        "true\nTag: py3-none-any\n",
+        f"{about}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        "Requires-Python: >=3.9\n",
+        f"{about}/WHEEL": "Wheel-Version: 1.0\nGenerator: hatchling 1.21.1\n"
+        "Root-Is-Purelib: true\nTag: py3-none-any\n",
     }
     lines = [f"{path},sha256={_digest(text)},{len(text.encode())}" for path, text in files.items()]
     record = f"{about}/RECORD"
