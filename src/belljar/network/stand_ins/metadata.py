@@ -1,10 +1,12 @@
-"""The stand-in `metadata`: a cloud's instance metadata service, with an identity and credentials
-that belong to no one.
+"""The stand-in `metadata`: a cloud's instance metadata service.
 
-`cloud` chooses whose: `aws` (IMDSv1 and v2), `gcp`, `azure`; what each tells is in `metadata.json`.
-Every value comes from the range's randomness, so credentials found elsewhere tell which range they
-were taken from. Handing credentials out is on record as an attempt before they leave. `data`
-replaces or adds paths. `credentials` are a decoy's.
+Its identity and credentials belong to no one.
+`cloud`: `aws` (IMDSv1 and v2), `gcp`, `azure`; what each
+serves is in `metadata.json`. Every value comes from the
+range's randomness, so credentials found elsewhere name
+the range they were taken from. Handing credentials out
+is on record as an attempt before they leave.
+`data` replaces or adds paths; `credentials` are a decoy's.
 """
 
 from __future__ import annotations
@@ -82,13 +84,14 @@ class Identity:
 
     @property
     def key_digest(self) -> str:
-        """Which credentials these are, for the record: the key's id, keyed by its secret."""
+        """For the record: the key's id, keyed by its secret."""
         return hmac.digest(self.secret_key.encode(), self.access_key_id.encode(), "sha256").hex()
 
     def filled(self, name: str, now_s: float, **more: object) -> Any:  # noqa: ANN401 - JSON
-        """A part of the cloud's data with its `{names}` filled in.
+        """A part of the cloud's data, its `{names}` filled in.
 
-        A text that is one name alone becomes that value, whatever its type; `$json` becomes text.
+        One name alone becomes that value, of any type;
+        `$json` becomes text.
         """
         issued_s, now = now_s - now_s % 3600, int(now_s)
         uuid, arn = self.uuid.replace("-", ""), f"{self.account}:instance-profile/{self.role}"
@@ -121,7 +124,7 @@ class Identity:
         return _filled(_CLOUDS[self.cloud][name], names)
 
     def signed(self, audience: str, now_s: float) -> str:
-        """A JSON Web Token. Its signature is a digest of a secret: it verifies nowhere."""
+        """A JSON Web Token that verifies nowhere."""
         parts = [self.filled(part, now_s, audience=audience[:512]) for part in ("head", "claims")]
         body = ".".join(_base64url(compact(part).encode()) for part in parts)
         signature = hashlib.shake_256(self.secret_key.encode() + body.encode()).digest(256)
@@ -156,7 +159,7 @@ def make_identity(
     clock: Callable[[], float],
     credentials: Mapping[str, str] | None = None,
 ) -> Identity:
-    """A machine of that cloud; `region` "" takes a usual one, `credentials` None makes some."""
+    """`region` "": a usual one; `credentials` None: made."""
     octets, started = random(3), int(clock()) - 3600 - int.from_bytes(random(2))
     return Identity(
         cloud=cloud,
@@ -180,7 +183,7 @@ def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:  # noq
     problems = unknown_settings(settings, SETTINGS)
 
     def wrong(message: str, *path: str) -> None:
-        problems.append(Fault(path=path, message=message))
+        problems.append(Fault(message, path))
 
     for name, allowed in (("cloud", tuple(_CLOUDS)), ("tokens", ("optional", "required"))):
         if name in settings and settings[name] not in allowed:
@@ -201,17 +204,12 @@ def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:  # noq
 
 
 def make(context: StandInContext) -> App:
-    """The ASGI app of the chosen cloud. Raises `PolicyError` for what `check` would have said."""
+    """The ASGI app. Raises `PolicyError` as `check` finds."""
     settings: Mapping[str, Any] = context.settings
     refuse_faults(check(settings, None), context.id)
     cloud = settings.get("cloud", "aws")
-    identity = make_identity(
-        cloud,
-        settings.get("region", ""),
-        context.random,
-        context.clock,
-        settings.get("credentials"),
-    )
+    region, credentials = settings.get("region", ""), settings.get("credentials")
+    identity = make_identity(cloud, region, context.random, context.clock, credentials)
     server = {"aws": _Aws, "gcp": _Gcp, "azure": _Azure}[cloud]
     return http_app(server(context, identity, settings.get("data", {})).handle)
 
@@ -227,7 +225,6 @@ class _Cloud:
         raise NotImplementedError
 
     async def record_credentials(self, request: Request) -> None:
-        """Called before they leave."""
         data = {
             "what": "credentials",
             "cloud": self.identity.cloud,
@@ -273,7 +270,7 @@ class _Aws(_Cloud):
         return text_answer(found, headers=headers, media="text/plain")
 
     def token(self, request: Request) -> Answer:
-        """Refused through a proxy, as the real service does against open proxies."""
+        # Refused through a proxy, as the real service does against open proxies.
         if request.method != "PUT":
             return self.error(405)
         if request.has_header("x-forwarded-for"):
@@ -289,7 +286,7 @@ class _Aws(_Cloud):
         return text_answer(token, headers=headers, media="text/plain")
 
     def find(self, path: str) -> str | None:
-        """A value's text, or the names below, those that go on with `/` behind them."""
+        """A value's text, or the names below."""
         if path in self.data:
             value = self.data[path]
             return value if isinstance(value, str) else json.dumps(value)
@@ -314,12 +311,11 @@ class _Aws(_Cloud):
     def error(self, status: int) -> Answer:
         title = f"{status} - {phrase(status)}"
         page = (
-            '<?xml version="1.0" encoding="iso-8859-1"?>\n<!DOCTYPE html PUBLIC "-//W3C//DTD XHTML '
-            '1.0 Transitional//EN"\n'
-            '\t"http://www.w3.org/TR/xhtml1/DTD/xhtml1-transitional.dtd">\n<html '
-            'xmlns="http://www.w3.org/1999/xhtml" xml:lang="en" lang="en">\n'
-            f" <head>\n  <title>{title}</title>\n </head>\n <body>\n  <h1>{title}</h1>\n "
-            f"</body>\n</html>\n"
+            '<?xml version="1.0" encoding="iso-8859-1"?>\n'
+            '<!DOCTYPE html PUBLIC "-//W3C//DTD XHTML 1.0 Transitional//EN"\n'
+            '\t"http://www.w3.org/TR/xhtml1/DTD/xhtml1-transitional.dtd">\n'
+            '<html xmlns="http://www.w3.org/1999/xhtml" xml:lang="en" lang="en">\n <head>\n'
+            f"  <title>{title}</title>\n </head>\n <body>\n  <h1>{title}</h1>\n </body>\n</html>\n"
         )
         return text_answer(page, status, (("server", "EC2ws"),), media="text/html")
 
@@ -356,7 +352,7 @@ class _Gcp(_Cloud):
         return self.identity.filled("tree", now_s, service_account=account)
 
     def answer(self, request: Request) -> Answer:
-        """Text, a listing, or JSON where `recursive=true` or `alt=json` asks for it."""
+        """Text, a listing, or JSON where it is asked for."""
         path, query = request.path.rstrip("/"), dict(request.query)
         if not (path == self.ROOT or path.startswith(f"{self.ROOT}/")):
             return self.error(404)
@@ -395,7 +391,7 @@ class _Gcp(_Cloud):
 
 
 def _public(value: object) -> object:
-    """What a recursive answer shows: no tokens, as the real server leaves them out."""
+    """Without tokens, as the real server answers recursively."""
     if isinstance(value, dict):
         hidden = ("token", "identity") if "aliases" in value else ()
         return {name: _public(item) for name, item in value.items() if name not in hidden}

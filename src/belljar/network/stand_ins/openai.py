@@ -1,10 +1,11 @@
-"""The stand-in `openai`: the chat endpoint of an OpenAI-compatible API, bridged to the model of the
-harness.
+"""The stand-in `openai`: a chat API bridged to the harness's model.
 
-A program inside the cell uses its usual client; each question goes to the owner of the range by
-`context.ask("chat", body)` and comes back as one completion. There is no network in between. Bodies
-are checked and bounded before anybody is asked; errors have the API's own shape. Source: OpenAI API
-reference, "Chat" and "Responses". Embeddings, files and everything else are refused.
+A program inside the cell uses its usual client; each
+question goes to the range's owner by
+`context.ask("chat", body)` and comes back as one
+completion. There is no network in between. Bodies are
+checked and bounded first; errors have the API's shape.
+Source: OpenAI API reference, "Chat" and "Responses".
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _DOWN: Final = "The server had an error while processing your request. Sorry abo
 
 
 class RefusedError(Exception):
-    """A request that is answered with an error of the API's."""
+    """Answered with an error of the API's."""
 
     def __init__(
         self,
@@ -69,30 +70,23 @@ def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:  # noq
 
     models = settings.get("models", [DEFAULT_MODEL])
     if not isinstance(models, list) or not 0 < len(models) <= 100 or not all(map(is_name, models)):
-        message = "a list of 1 to 100 names of models is needed"
-        problems.append(Fault(path=("models",), message=message))
+        problems.append(Fault("a list of 1 to 100 names of models is needed", ("models",)))
     if "model" in settings and ("models" in settings or not is_name(settings["model"])):
-        message = (
-            "the name that is shown, with any other taken too; or `models`, the names that alone "
-            "are taken"
-        )
-        problems.append(Fault(path=("model",), message=message))
+        shown = "the name that is shown, with any other taken too"
+        problems.append(Fault(f"{shown}; or `models`, the names that alone are taken", ("model",)))
     key = settings.get("api_key", "x")
     if not is_name(key, 256) or not key.isascii() or not key.isprintable():
         message = f"{quoted(key)} is no key: 1 to 256 printable characters"
-        problems.append(Fault(path=("api_key",), message=message))
+        problems.append(Fault(message, ("api_key",)))
     return tuple(problems)
 
 
 def make(context: StandInContext) -> App:
-    """The ASGI app. Raises `PolicyError` for what `check` would have said."""
+    """The ASGI app. Raises `PolicyError` as `check` finds."""
     refuse_faults(check(context.settings, None), context.id)
-    too_large = _too_large()
-    return http_app(
-        _Server(context).handle,
-        max_body_bytes=MAX_QUESTION_BYTES,
-        too_large=json_answer(too_large.body, too_large.status),
-    )
+    handle, error = _Server(context).handle, _too_large()
+    too_large = json_answer(error.body, error.status)
+    return http_app(handle, max_body_bytes=MAX_QUESTION_BYTES, too_large=too_large)
 
 
 class _Server:
@@ -100,9 +94,8 @@ class _Server:
         settings: Mapping[str, Any] = context.settings
         self.context = context
         self.key = settings.get("api_key")
-        self.models: list[str] = list(
-            settings.get("models") or [settings.get("model", DEFAULT_MODEL)]
-        )
+        shown = settings.get("model", DEFAULT_MODEL)
+        self.models: list[str] = list(settings.get("models") or [shown])
         self.any_model = "models" not in settings
         self.waiting = 0
 
@@ -123,17 +116,13 @@ class _Server:
         """Any key is right, unless the policy names one."""
         scheme, _, key = request.header("authorization").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
-            raise RefusedError(
-                401,
-                "You didn't provide an API key. You need to provide your API key in an "
-                "Authorization header using Bearer auth.",
+            needed = (
+                "You need to provide your API key in an Authorization header using Bearer auth."
             )
+            raise RefusedError(401, f"You didn't provide an API key. {needed}")
         if self.key is not None and key.strip() != self.key:
-            shown = (
-                f"{key[:3]}***{key[-4:]}"
-                if len(key) > 12 and key.isascii() and key.isprintable()
-                else "***"
-            )
+            is_shown = len(key) > 12 and key.isascii() and key.isprintable()
+            shown = f"{key[:3]}***{key[-4:]}" if is_shown else "***"
             raise RefusedError(401, f"Incorrect API key provided: {shown}.", code="invalid_api_key")
 
     async def route(self, request: Request) -> Answer:
@@ -146,28 +135,25 @@ class _Server:
         if path not in _POSTS:
             raise RefusedError(404, f"Invalid URL ({request.method} {request.raw_path[:200]})")
         if request.method != "POST":
-            raise RefusedError(
-                405, f"Not allowed to {request.method} on {path}.", code="method_not_supported"
-            )
-        body = _question(request)
+            message = f"Not allowed to {request.method} on {path}."
+            raise RefusedError(405, message, code="method_not_supported")
+        body = request.json
+        if not isinstance(body, dict):
+            raise RefusedError(400, "We could not parse the JSON body of your request.")
         return await (self.chat(body) if path == _POSTS[0] else self.respond(body))
 
     def catalogue(self, request: Request, name: str) -> Answer:
         if request.method not in ("GET", "HEAD"):
-            raise RefusedError(
-                405, f"Not allowed to {request.method} on models.", code="method_not_supported"
-            )
+            message = f"Not allowed to {request.method} on models."
+            raise RefusedError(405, message, code="method_not_supported")
         made = int(self.context.clock()) - 30 * 86_400
-        shown = [
-            {"id": model, "object": "model", "created": made, "owned_by": "system"}
-            for model in self.models
-        ]
+        about = {"object": "model", "created": made, "owned_by": "system"}
+        shown = {model: {"id": model, **about} for model in self.models}
         if not name:
-            return json_answer({"object": "list", "data": shown})
-        found = next((model for model in shown if model["id"] == name), None)
-        if found is None:
+            return json_answer({"object": "list", "data": list(shown.values())})
+        if name not in shown:
             raise _no_model(name)
-        return json_answer(found)
+        return json_answer(shown[name])
 
     async def chat(self, body: dict[str, Any]) -> Answer:
         self.known(body)
@@ -204,12 +190,10 @@ class _Server:
 
     async def ask(self, body: Mapping[str, Any]) -> dict[str, Any]:
         if self.waiting >= MAX_WAITING:
-            raise RefusedError(
-                429, "Rate limit reached for requests.", kind="requests", code="rate_limit_exceeded"
-            )
-        question = {
-            name: value for name, value in body.items() if name not in ("stream", "stream_options")
-        }
+            message = "Rate limit reached for requests."
+            raise RefusedError(429, message, kind="requests", code="rate_limit_exceeded")
+        hidden = ("stream", "stream_options")
+        question = {name: value for name, value in body.items() if name not in hidden}
         asked = compact(question).encode("utf-8", "replace")
         if len(asked) > MAX_QUESTION_BYTES:
             raise _too_large()
@@ -229,16 +213,11 @@ class _Server:
             found = parse_json(data)
         except ValueError:
             found = None
-        if (
-            not isinstance(found, dict)
-            or not isinstance(choices := found.get("choices"), list)
-            or not choices
-        ):
+        choices = found.get("choices") if isinstance(found, dict) else None
+        if not isinstance(choices, list) or not choices:
             raise RefusedError(500, _DOWN)
-        if not all(
-            isinstance(choice, dict) and isinstance(choice.get("message"), dict)
-            for choice in choices
-        ):
+        messages = [choice.get("message") for choice in choices if isinstance(choice, dict)]
+        if len(messages) < len(choices) or not all(isinstance(each, dict) for each in messages):
             raise RefusedError(500, _DOWN)
         name = "".join(_BASE62[byte % 62] for byte in self.context.random(29))
         filled = {
@@ -266,16 +245,6 @@ def _too_large() -> RefusedError:
 def _no_model(name: str) -> RefusedError:
     message = f"The model `{name[:128]}` does not exist or you do not have access to it."
     return RefusedError(404, message, param="model", code="model_not_found")
-
-
-def _question(request: Request) -> dict[str, Any]:
-    try:
-        body = parse_json(request.body)
-    except ValueError:
-        body = None
-    if not isinstance(body, dict):
-        raise RefusedError(400, "We could not parse the JSON body of your request.")
-    return body
 
 
 def check_chat(body: Mapping[str, Any]) -> None:
