@@ -1,10 +1,11 @@
-"""A Python package index out of a directory of wheels and source archives.
+"""A Python package index of wheels and source archives.
 
 Uploads are accepted, put on record, and never served.
 
-Speaks: the simple index as HTML (PEP 503) and JSON (PEP 691, 700), metadata files (PEP 658, 714),
-`/pypi/NAME/json`, the upload of twine and others (`POST /legacy/` and `/`). Not: XML-RPC, PEP 694
-uploads, attestations.
+Speaks: the simple index as HTML (PEP 503) and JSON
+(PEP 691, 700), metadata files (PEP 658, 714),
+`/pypi/NAME/json`, uploads (`POST /legacy/` and `/`).
+Not: XML-RPC, PEP 694 uploads, attestations.
 """
 
 from __future__ import annotations
@@ -48,25 +49,23 @@ _OFFERED: Final[Mapping[str, str]] = {
 
 
 def make(context: StandInContext) -> App:
-    """An ASGI 3 app of the packages in `context.files`, or in the settings."""
+    """Of the packages in `context.files`, or in the settings."""
     return streaming_app(_Pypi(context).handle)
 
 
 def check(settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
-    """What is wrong with a directory of Python packages, each fault with its file."""
+    """Faults of a directory of Python packages."""
     if "packages" in settings:  # an author has no such setting
         return ()
 
     def identify(file: StoredFile) -> str:
-        said = parse_file_name(file.base)
-        if said is None:
-            raise ValueError(
-                "its name is not that of a wheel or of a source archive (NAME-VERSION.tar.gz)"
-            )
-        if said.is_wheel and not index.metadata_of(file, said):
-            raise ValueError(
-                "not a wheel that can be read: it has no METADATA in a .dist-info directory"
-            )
+        named = parse_file_name(file.base)
+        if named is None:
+            expected = "a wheel or of a source archive (NAME-VERSION.tar.gz)"
+            raise ValueError(f"its name is not that of {expected}")
+        if named.is_wheel and not index.metadata_of(file, named):
+            why = "it has no METADATA in a .dist-info directory"
+            raise ValueError(f"not a wheel that can be read: {why}")
         return file.base
 
     what = "wheels (.whl) or source archives (.tar.gz, .zip)"
@@ -74,18 +73,16 @@ def check(settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
 
 
 def chosen_type(accept: str) -> str | None:
-    """The content type for an `Accept` field (RFC 9110, 12.5.1; PEP 691), or `None`."""
+    """For an `Accept` field (RFC 9110, 12.5.1; PEP 691)."""
     best, best_quality = None, 0.0
     for part in (accept or "*/*").split(",")[:50]:
         name, *parameters = (piece.strip() for piece in part.lower().split(";"))
-        quality = next((_quality(p[2:]) for p in parameters if p.startswith("q=")), 1.0)
+        stated = next((each[2:] for each in parameters if each.startswith("q=")), "1")
+        is_quality = re.fullmatch(r"[01](?:\.\d{0,3})?", stated, re.ASCII)
+        quality = float(stated) if is_quality else 0.0
         if name in _OFFERED and quality > best_quality:
             best, best_quality = _OFFERED[name], quality
     return best
-
-
-def _quality(text: str) -> float:
-    return float(text) if re.fullmatch(r"[01](?:\.\d{0,3})?", text, re.ASCII) else 0.0
 
 
 class _Pypi:
@@ -126,15 +123,15 @@ class _Pypi:
 
     async def _project(self, request: Request, name: str) -> Answer:
         content_type = chosen_type(request.header("accept"))
-        if canonicalize_name(name) not in self._index.projects:
+        project = canonicalize_name(name)
+        if project not in self._index.projects:
             return text_answer("404 Not Found", 404)
         if content_type is None:
             return text_answer("406 Not Acceptable", 406)
-        if request.path != f"/simple/{canonicalize_name(name)}/":
-            return text_answer("", 301, (("location", f"/simple/{canonicalize_name(name)}/"),))
+        if request.path != f"/simple/{project}/":
+            return text_answer("", 301, (("location", f"/simple/{project}/"),))
         render = index.project_json if content_type == _JSON_TYPE else index.project_html
-        files = await self._index.of_project(name)
-        return _page(request, render(canonicalize_name(name), files), content_type)
+        return _page(request, render(project, await self._index.of_project(name)), content_type)
 
     async def _package(self, request: Request, name: str) -> Answer:
         file = self._index.file(name.removesuffix(".metadata"))
@@ -149,12 +146,9 @@ class _Pypi:
         return text_answer("404 Not Found", 404)
 
     async def _release(self, request: Request, name: str, version: str) -> Answer:
-        document = index.release_json(
-            canonicalize_name(name), version, await self._index.of_project(name), request.base_url
-        )
-        if document is None:
-            return json_answer({"message": "Not Found"}, 404)
-        return json_answer(document)
+        files = await self._index.of_project(name)
+        found = index.release_json(canonicalize_name(name), version, files, request.base_url)
+        return json_answer(found) if found else json_answer({"message": "Not Found"}, 404)
 
 
 def _page(request: Request, page: bytes, content_type: str) -> Answer:

@@ -1,6 +1,6 @@
-"""What an index knows of a directory of packages, and how it says it.
+"""An index of a directory of packages, and its pages.
 
-Metadata is read from the files, with bounds, when it is first asked for.
+Metadata is read from the files, with bounds, on first use.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from email.message import Message
 from email.parser import BytesParser
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -39,7 +40,7 @@ _FILE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class PackageFile:
-    """What a file's name says. `tags` is a wheel's compatibility, empty for a source archive."""
+    """A parsed file name; `tags`: a wheel's compatibility."""
 
     project: str
     version: Version
@@ -47,12 +48,12 @@ class PackageFile:
 
     @property
     def is_wheel(self) -> bool:
-        """A wheel rather than a source archive."""
+        """A wheel, not a source archive."""
         return bool(self.tags)
 
 
 def parse_file_name(name: str) -> PackageFile | None:
-    """What a package file's name says; `None` for anything else, and for what could be a path."""
+    """`None` for anything else, and what could be a path."""
     if len(name) > MAX_FILE_NAME_CHARS or not _FILE.fullmatch(name):
         return None
     try:
@@ -73,10 +74,10 @@ _API_VERSION: Final = "1.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """One file of a project; `metadata` and `requires_python` are empty if unknown."""
+    """One file; `metadata`, `requires_python`: empty if unknown."""
 
     file: StoredFile
-    said: PackageFile
+    named: PackageFile
     sha256: str
     md5: str
     metadata: bytes
@@ -89,8 +90,8 @@ class Distribution:
 
     @property
     def served_metadata(self) -> bool:
-        """Whether the metadata has a file of its own (PEP 658: wheels only)."""
-        return self.said.is_wheel and bool(self.metadata)
+        """In a file of its own (PEP 658: wheels only)."""
+        return self.named.is_wheel and bool(self.metadata)
 
     @property
     def uploaded(self) -> str:
@@ -99,7 +100,7 @@ class Distribution:
 
 
 class Index:
-    """The projects of a directory; files that aren't packages are left out."""
+    """A directory's projects; other files are left out."""
 
     def __init__(self, directory: Path, made: Iterable[StoredFile] = ()) -> None:
         self._files = PackageFiles(directory, "sha256", "md5", made=made)
@@ -112,87 +113,72 @@ class Index:
         if self._by_project is None:
             self._by_project = {}
             for file in self._files.by_name.values():
-                if said := parse_file_name(file.base):
-                    self._by_project.setdefault(said.project, {})[file.base] = file
+                if named := parse_file_name(file.base):
+                    self._by_project.setdefault(named.project, {})[file.base] = file
         return self._by_project
 
     def file(self, name: str) -> StoredFile | None:
         """The package file of this name."""
-        said = parse_file_name(name)
-        return self.projects.get(said.project, {}).get(name) if said else None
+        named = parse_file_name(name)
+        return self.projects.get(named.project, {}).get(name) if named else None
 
     async def describe(self, file: StoredFile) -> Distribution:
-        """A file with its digests and metadata, worked out once. Raises `OSError`."""
+        """Worked out once. Raises `OSError`."""
         known = self._known.get(file.base)
-        said = parse_file_name(file.base)
-        if known is None and said is not None:
-            known = self._known[file.base] = await self._described(file, said)
-        if known is None:
+        if known is not None:
+            return known
+        named = parse_file_name(file.base)
+        if named is None:
             raise FileNotFoundError(file.name)
-        return known
-
-    async def _described(self, file: StoredFile, said: PackageFile) -> Distribution:
-        digests, metadata = await self._files.digests(file), metadata_of(file, said)
-        return Distribution(
+        digests, metadata = await self._files.digests(file), metadata_of(file, named)
+        fields = BytesParser().parsebytes(metadata, headersonly=True)
+        known = self._known[file.base] = Distribution(
             file=file,
-            said=said,
+            named=named,
             sha256=digests["sha256"],
             md5=digests["md5"],
             metadata=metadata,
-            requires_python=str(
-                BytesParser().parsebytes(metadata, headersonly=True).get("Requires-Python", "")
-            ),
+            requires_python=str(fields.get("Requires-Python", "")),
         )
+        return known
 
     async def of_project(self, name: str) -> list[Distribution]:
-        """A project's files, the oldest version first; none where there is no such project."""
-        found = [
-            await self.describe(file)
-            for file in self.projects.get(canonicalize_name(name), {}).values()
-        ]
-        return sorted(found, key=lambda one: (one.said.version, one.file.base))
+        """A project's files, the oldest version first."""
+        files = self.projects.get(canonicalize_name(name), {}).values()
+        found = [await self.describe(file) for file in files]
+        return sorted(found, key=lambda one: (one.named.version, one.file.base))
 
 
-def metadata_of(file: StoredFile, said: PackageFile) -> bytes:
-    """`METADATA` of a wheel, `PKG-INFO` of a source archive; empty if none is within bounds."""
+_UNREADABLE: Final = (
+    *(OSError, EOFError, ValueError, NotImplementedError, RuntimeError),
+    *(zipfile.BadZipFile, tarfile.TarError, zlib.error),
+)
+
+
+def metadata_of(file: StoredFile, named: PackageFile) -> bytes:
+    """`METADATA` or `PKG-INFO`; empty if none is within bounds."""
+    wanted = "METADATA" if named.is_wheel else "PKG-INFO"
     try:
         with file.open() as source:
             if file.base.endswith((".whl", ".zip")):
                 with zipfile.ZipFile(source) as archive:
-                    return _from_zip(archive, "METADATA" if said.is_wheel else "PKG-INFO")
+                    return _from_zip(archive, wanted)
             with tarfile.open(fileobj=source, mode="r|gz") as stream:
-                for number, member in enumerate(stream):
-                    if number >= _MAX_MEMBERS:
-                        break
-                    if (
-                        member.isfile()
-                        and member.name.count("/") == 1
-                        and member.name.endswith("/PKG-INFO")
-                    ):
+                for member in islice(stream, _MAX_MEMBERS):
+                    folder, _, name = member.name.rpartition("/")
+                    if member.isfile() and folder and "/" not in folder and name == wanted:
                         opened = stream.extractfile(member)
                         return _bounded(opened.read(MAX_METADATA_BYTES + 1)) if opened else b""
-                return b""
-    except (
-        OSError,
-        zipfile.BadZipFile,
-        tarfile.TarError,
-        zlib.error,
-        EOFError,
-        ValueError,
-        NotImplementedError,
-        RuntimeError,
-    ):
-        return b""
+    except _UNREADABLE:
+        pass
+    return b""
 
 
 def _from_zip(archive: zipfile.ZipFile, wanted: str) -> bytes:
     for info in archive.infolist()[:_MAX_MEMBERS]:
         folder, _, name = info.filename.rpartition("/")
-        if (
-            name == wanted
-            and "/" not in folder
-            and (wanted == "PKG-INFO" or folder.endswith(".dist-info"))
-        ):
+        is_place = wanted == "PKG-INFO" or folder.endswith(".dist-info")
+        if name == wanted and "/" not in folder and is_place:
             with archive.open(info) as member:
                 return _bounded(member.read(MAX_METADATA_BYTES + 1))
     return b""
@@ -204,17 +190,14 @@ def _bounded(content: bytes) -> bytes:
 
 def projects_html(names: Iterator[str]) -> bytes:
     """The list of all projects (PEP 503)."""
-    return _page(
-        "Simple index",
-        (f'<a href="{html.escape(name)}/">{html.escape(name)}</a>' for name in names),
-    )
+    shown = map(html.escape, names)
+    return _page("Simple index", (f'<a href="{name}/">{name}</a>' for name in shown))
 
 
 def projects_json(names: Iterator[str]) -> bytes:
     """The list of all projects (PEP 691)."""
-    return json.dumps(
-        {"meta": {"api-version": _API_VERSION}, "projects": [{"name": name} for name in names]}
-    ).encode()
+    projects = [{"name": name} for name in names]
+    return json.dumps({"meta": {"api-version": _API_VERSION}, "projects": projects}).encode()
 
 
 def project_html(name: str, files: list[Distribution]) -> bytes:
@@ -227,7 +210,7 @@ def project_json(name: str, files: list[Distribution]) -> bytes:
     document = {
         "meta": {"api-version": _API_VERSION},
         "name": name,
-        "versions": list(dict.fromkeys(str(one.said.version) for one in files)),
+        "versions": list(dict.fromkeys(str(one.named.version) for one in files)),
         "files": [_simple_entry(one) for one in files],
     }
     return json.dumps(document).encode()
@@ -236,13 +219,13 @@ def project_json(name: str, files: list[Distribution]) -> bytes:
 def release_json(
     name: str, version: str, files: list[Distribution], base_url: str
 ) -> dict[str, object] | None:
-    """`/pypi/NAME/json`, or of a `version`; `None`: there is no such version."""
-    finals = [one for one in files if not one.said.version.is_prerelease] or files
+    """`/pypi/NAME/json`; `None`: there is no such version."""
+    finals = [one for one in files if not one.named.version.is_prerelease] or files
     try:
-        wanted = Version(version) if version else finals[-1].said.version
+        wanted = Version(version) if version else finals[-1].named.version
     except (InvalidVersion, IndexError):
         return None
-    chosen = [one for one in files if one.said.version == wanted]
+    chosen = [one for one in files if one.named.version == wanted]
     if not chosen:
         return None
     info = _info(next((one for one in chosen if one.metadata), chosen[0]), name)
@@ -255,22 +238,18 @@ def release_json(
     if not version:
         releases: dict[str, list[dict[str, object]]] = {}
         for one in files:
-            releases.setdefault(str(one.said.version), []).append(_release_entry(one, base_url))
+            releases.setdefault(str(one.named.version), []).append(_release_entry(one, base_url))
         document["releases"] = releases
     return document
 
 
 def _info(one: Distribution, name: str) -> dict[str, object]:
     fields = one.headers
+    texts = ("Summary", "Author", "Author-email", "License", "Home-page", "Keywords")
     return {
         "name": fields.get("Name", name),
-        "version": str(one.said.version),
-        "summary": fields.get("Summary"),
-        "author": fields.get("Author"),
-        "author_email": fields.get("Author-email"),
-        "license": fields.get("License"),
-        "home_page": fields.get("Home-page"),
-        "keywords": fields.get("Keywords"),
+        "version": str(one.named.version),
+        **{field.lower().replace("-", "_"): fields.get(field) for field in texts},
         "classifiers": fields.get_all("Classifier", []),
         "description": fields.get("Description") or fields.get_payload() or "",
         "description_content_type": fields.get("Description-Content-Type"),
@@ -289,8 +268,8 @@ def _release_entry(one: Distribution, base_url: str) -> dict[str, object]:
         "size": one.file.size_bytes,
         "digests": {"sha256": one.sha256, "md5": one.md5},
         "md5_digest": one.md5,
-        "packagetype": "bdist_wheel" if one.said.is_wheel else "sdist",
-        "python_version": one.said.tags.partition("-")[0] or "source",
+        "packagetype": "bdist_wheel" if one.named.is_wheel else "sdist",
+        "python_version": one.named.tags.partition("-")[0] or "source",
         "requires_python": one.requires_python or None,
         "upload_time_iso_8601": one.uploaded,
         "yanked": False,
@@ -326,9 +305,7 @@ def _link(one: Distribution) -> str:
 
 
 def _page(title: str, lines: Iterator[str]) -> bytes:
-    head = (
-        f'<meta name="pypi:repository-version" '
-        f'content="{_API_VERSION}"><title>{html.escape(title)}</title>'
-    )
+    version = f'<meta name="pypi:repository-version" content="{_API_VERSION}">'
+    head = f"{version}<title>{html.escape(title)}</title>"
     body = "".join(f"{line}<br>\n" for line in lines)
     return f"<!DOCTYPE html>\n<html><head>{head}</head><body>\n{body}</body></html>\n".encode()

@@ -1,4 +1,4 @@
-"""Uploads: read to their end, put on record, answered as if taken, and thrown away."""
+"""Uploads: read to their end, recorded, then thrown away."""
 
 from __future__ import annotations
 
@@ -8,17 +8,10 @@ from email.message import Message
 from typing import Final
 
 from belljar.capture import Capture
-from belljar.events import Body, JsonValue
+from belljar.events import JsonValue
 from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, StandInContext
 from belljar.network.stand_ins.registry import record_change
-from belljar.network.stand_ins.web import (
-    Answer,
-    CutOffError,
-    Incoming,
-    Request,
-    text_answer,
-    word,
-)
+from belljar.network.stand_ins.web import Answer, CutOffError, Incoming, Request, text_answer, word
 
 MAX_PARTS: Final = 2000
 MAX_HEADER_BYTES: Final = 16 << 10
@@ -33,7 +26,7 @@ class MultipartError(ValueError):
 
 @dataclass(kw_only=True)
 class FormFile:
-    """A file of a form. `content` is what of it goes on record."""
+    """`content`: what of it goes on record."""
 
     field_name: str
     filename: str
@@ -42,7 +35,7 @@ class FormFile:
 
 @dataclass(kw_only=True)
 class Form:
-    """What was read so far. A field that comes several times keeps its first value."""
+    """What was read so far; a field's first value counts."""
 
     fields: dict[str, str] = field(default_factory=dict)
     files: list[FormFile] = field(default_factory=list)
@@ -54,7 +47,7 @@ class MultipartReader:
     """Feed it the body; `form` grows within the bounds above."""
 
     def __init__(self, content_type: str, *, kept_bytes: int) -> None:
-        """Raises `MultipartError` when the content type names no boundary."""
+        """Raises `MultipartError` without a boundary."""
         self.form = Form()
         self._kept_bytes = kept_bytes
         self._mark = b"\r\n--" + _boundary(content_type)
@@ -67,7 +60,7 @@ class MultipartReader:
         self._in_headers = False
 
     def feed(self, data: bytes) -> None:
-        """The next bytes. Raises `MultipartError`; what was read until then stays in `form`."""
+        """Raises `MultipartError`; `form` keeps what was read."""
         if self.form.complete:
             return
         self._buffer += data
@@ -75,7 +68,7 @@ class MultipartReader:
             pass
 
     def _content(self) -> bool:
-        """Take content up to the next boundary. False: more is needed."""
+        """Up to the next boundary. False: more is needed."""
         at = self._buffer.find(self._mark)
         if at < 0:
             # What could be the beginning of a boundary stays.
@@ -105,12 +98,10 @@ class MultipartReader:
 
     def _headers(self) -> bool:
         end = self._buffer.find(b"\r\n\r\n")
-        if end < 0:
-            if len(self._buffer) > MAX_HEADER_BYTES:
-                raise MultipartError(f"a part's header is longer than {MAX_HEADER_BYTES} bytes")
-            return False
-        if end > MAX_HEADER_BYTES:
+        if (len(self._buffer) if end < 0 else end) > MAX_HEADER_BYTES:
             raise MultipartError(f"a part's header is longer than {MAX_HEADER_BYTES} bytes")
+        if end < 0:
+            return False
         self._begin_part(bytes(self._buffer[:end]))
         del self._buffer[: end + 4]
         self._in_headers = False
@@ -126,9 +117,8 @@ class MultipartReader:
             return
         if len(self.form.files) >= 8:
             raise MultipartError("more than 8 files")
-        self._file = FormFile(
-            field_name=name, filename=filename, content=Capture(max_kept_bytes=self._kept_bytes)
-        )
+        content = Capture(max_kept_bytes=self._kept_bytes)
+        self._file = FormFile(field_name=name, filename=filename, content=content)
         self.form.files.append(self._file)
 
     def _take(self, data: bytes) -> None:
@@ -149,9 +139,8 @@ def _boundary(content_type: str) -> bytes:
         raise MultipartError("the content type is not multipart/form-data with a boundary")
     raw = boundary.encode("latin-1", "replace")
     if _BOUNDARY.fullmatch(raw) is None:
-        raise MultipartError(
-            "the boundary is longer than 70 characters or holds others than RFC 2046 allows"
-        )
+        others = "holds others than RFC 2046 allows"
+        raise MultipartError(f"the boundary is longer than 70 characters or {others}")
     return raw
 
 
@@ -164,21 +153,17 @@ def _disposition(header: bytes) -> tuple[str, str | None]:
     return "", None
 
 
-_KEPT_FIELDS: Final = (
-    "filetype",
-    "pyversion",
-    "metadata_version",
-    "summary",
-    "author",
-    "author_email",
-    "sha256_digest",
-)
+_ABOUT: Final = ("filetype", "pyversion", "metadata_version", "sha256_digest")
+_KEPT_FIELDS: Final = (*_ABOUT, "summary", "author", "author_email")
 
 
 async def take_upload(
     context: StandInContext, request: Request, incoming: Incoming, *, is_refused: bool = False
 ) -> Answer | None:
-    """Answer one upload (200, 403, 400); each is on record first, also one that broke off."""
+    """Answer one upload (200, 403, 400), recorded first.
+
+    Also one that broke off.
+    """
     try:
         reader = MultipartReader(request.header("content-type"), kept_bytes=MAX_KEPT_BODY_BYTES)
     except MultipartError as error:
@@ -216,19 +201,10 @@ async def _record(context: StandInContext, request: Request, form: Form, refused
         "version": word(form.fields.get("version", "")),
         "fields": {name: word(form.fields[name]) for name in _KEPT_FIELDS if form.fields.get(name)},
         "refused": refused,
-        **_about(file),
+        "filename": word(file.filename) if file else "",
+        "size_bytes": file.content.total_bytes if file else 0,
     }
-    bodies: list[Body] = [
-        one.content.body(f"file-{number}") for number, one in enumerate(form.files[:8])
-    ]
+    if file:
+        data["sha256"] = file.content.sha256
+    bodies = [one.content.body(f"file-{number}") for number, one in enumerate(form.files[:8])]
     await record_change(context, request, "pypi", data, bodies)
-
-
-def _about(file: FormFile | None) -> dict[str, JsonValue]:
-    if file is None:
-        return {"filename": "", "size_bytes": 0}
-    return {
-        "filename": word(file.filename),
-        "size_bytes": file.content.total_bytes,
-        "sha256": file.content.sha256,
-    }

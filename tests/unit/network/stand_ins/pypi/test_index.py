@@ -58,7 +58,7 @@ def test_projects_are_by_their_normal_name(tmp_path: Path) -> None:
     known = index.Index(tmp_path)
     assert set(known.projects) == {"my-pkg"}
     found = asyncio.run(known.of_project("MY-pkg"))
-    assert [str(one.said.version) for one in found] == ["1.9", "1.10", "2.0rc1"]
+    assert [str(one.named.version) for one in found] == ["1.9", "1.10", "2.0rc1"]
     document = index.release_json("my-pkg", "", found, "http://x")
     assert document is not None
     assert document["info"]["version"] == "1.10"  # type: ignore[index]
