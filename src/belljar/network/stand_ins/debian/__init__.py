@@ -1,9 +1,13 @@
-"""A Debian package repository: out of a directory of `.deb` files, or an existing repository tree
-(`dists/`, `pool/`) as it is.
+"""A Debian package repository.
 
-Whatever suite and component apt asks for, the packages are in its `main`. The repository is signed
-by a key of the range's own (`/key.asc`). Uploads by PUT or POST are put on record and never served.
-Not: source packages, Contents and Translation indexes, diffs.
+Of a directory of `.deb` files, or of an existing
+repository tree (`dists/`, `pool/`) as it is.
+
+Whatever suite and component apt asks for, the packages
+are in its `main`, signed by a key of the range's own
+(`/key.asc`). Uploads by PUT or POST are put on record and
+never served. Not: source packages, Contents and
+Translation indexes, diffs.
 """
 
 from __future__ import annotations
@@ -46,8 +50,7 @@ _TYPES: Final = {
 
 
 def make(context: StandInContext) -> App:
-    """An ASGI 3 app of the tree in `context.files`, or of the repository made from its `.deb`
-    files."""
+    """Of the tree in `context.files`, or of its `.deb` files."""
     return streaming_app(_Debian(context).handle)
 
 
@@ -55,7 +58,7 @@ def check(
     settings: Mapping[str, JsonValue],  # noqa: ARG001 - the kind has no setting of its own
     directory: Path | None,
 ) -> Faults:
-    """What is wrong with a directory of packages or a repository tree."""
+    """Faults of a directory of packages or a tree."""
     if directory is None or not (directory / "dists").is_dir():
 
         def identify(file: StoredFile) -> tuple[str, str, str]:
@@ -70,7 +73,7 @@ def check(
     if any(file.base in {"Release", "InRelease"} for file in list_files(directory / "dists")):
         return wrong
     missing = "no suite in it has a Release or InRelease file"
-    return (*wrong, Fault(file=str(directory / "dists"), message=missing))
+    return (*wrong, Fault(missing, file=str(directory / "dists")))
 
 
 class _Debian:
@@ -104,27 +107,23 @@ class _Debian:
         return page_answer(request, content, headers, self._repository.made_s)
 
     async def _page(self, below_dists: list[str], base: str) -> bytes | None:
-        """A file below `dists/`, or, without it, one of a flat repository or the key."""
+        """A file below `dists/`, or of a flat repository."""
+        repository = self._repository
         if base == "key.asc" and not below_dists:
-            return self._repository.key.certificate().encode()
-        suite, rest = _suite(below_dists)
+            return repository.key.certificate().encode()
+        # Old security suites have two parts (`buster/updates`).
+        size = 2 if below_dists[1:2] == ["updates"] else 1
+        suite, rest = "/".join(below_dists[:size]), below_dists[size:]
         if base in {"Release", "InRelease", "Release.gpg"} and rest in ([], [base]):
-            return await self._released(suite, base)
+            text = await repository.release(suite)
+            if text is None:
+                return None
+            if base == "InRelease":
+                return repository.key.clear_signed(text).encode()
+            return (text if base == "Release" else repository.key.detached(text.encode())).encode()
         if not below_dists:
-            return await self._repository.flat_index(base)
-        return await self._repository.index("/".join(rest))
-
-    async def _released(self, suite: str, base: str) -> bytes | None:
-        text = await self._repository.release(suite)
-        if text is None:
-            return None
-        key = self._repository.key
-        forms = {
-            "Release": lambda: text,
-            "InRelease": lambda: key.clear_signed(text),
-            "Release.gpg": lambda: key.detached(text.encode()),
-        }
-        return forms[base]().encode()
+            return await repository.flat_index(base)
+        return await repository.index("/".join(rest))
 
     async def _upload(self, request: Request, incoming: Incoming) -> Answer | None:
         content = Capture(max_kept_bytes=MAX_KEPT_BODY_BYTES)
@@ -147,14 +146,6 @@ class _Debian:
         return None if refused else text_answer("", 201)
 
 
-def _suite(below_dists: list[str]) -> tuple[str, list[str]]:
-    """Its name and the rest of the path; old security suites have two parts (`buster/updates`)."""
-    size = 2 if below_dists[1:2] == ["updates"] else 1
-    return "/".join(below_dists[:size]), below_dists[size:]
-
-
 def _type_of(name: str) -> str:
-    return next(
-        (kind for ending, kind in _TYPES.items() if name.endswith(ending)),
-        "text/plain; charset=utf-8",
-    )
+    known = (kind for ending, kind in _TYPES.items() if name.endswith(ending))
+    return next(known, "text/plain; charset=utf-8")

@@ -1,5 +1,7 @@
-"""Signs a repository with one Ed25519 key (OpenPGP: RFC 4880, EdDSA by RFC 9580's legacy algorithm
-22)."""
+"""Signs a repository with one Ed25519 key.
+
+OpenPGP: RFC 4880, EdDSA by RFC 9580's algorithm 22.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,8 @@ class SigningKey:
         user = self.user.encode()
         signed = self._framed_key() + b"\xb4" + len(user).to_bytes(4, "big") + user
         # Key flags: certify and sign. Preferred hash: SHA-256.
-        binding = self._signature(
-            _CERTIFICATION, signed, _subpacket(27, b"\x03") + _subpacket(21, bytes([_SHA256]))
-        )
+        usage = _subpacket(27, b"\x03") + _subpacket(21, bytes([_SHA256]))
+        binding = self._signature(_CERTIFICATION, signed, usage)
         packets = _packet(_PUBLIC_KEY, self._key_body()) + _packet(_USER_ID, user) + binding
         return _armour("PUBLIC KEY BLOCK", packets)
 
@@ -49,14 +50,12 @@ class SigningKey:
         return _armour("SIGNATURE", self._signature(_BINARY, content))
 
     def clear_signed(self, text: str) -> str:
-        """A cleartext-signed message (`InRelease`); lines lose trailing white space."""
+        """`InRelease`; lines lose trailing white space."""
         lines = [line.rstrip(" \t\r") for line in text.rstrip("\n").split("\n")]
         signature = self._signature(_TEXT, "\r\n".join(lines).encode())
         escaped = "\n".join(f"- {line}" if line.startswith("-") else line for line in lines)
-        return (
-            f"-----BEGIN PGP SIGNED MESSAGE-----\nHash: "
-            f"SHA256\n\n{escaped}\n{_armour('SIGNATURE', signature)}"
-        )
+        head = "-----BEGIN PGP SIGNED MESSAGE-----\nHash: SHA256"
+        return f"{head}\n\n{escaped}\n{_armour('SIGNATURE', signature)}"
 
     @property
     def fingerprint(self) -> bytes:
@@ -65,39 +64,24 @@ class SigningKey:
 
     def _key_body(self) -> bytes:
         public = self.private.public_key().public_bytes_raw()
-        return (
-            b"\x04"
-            + self.made_s.to_bytes(4, "big")
-            + bytes([_EDDSA])
-            + _CURVE
-            + _number(b"\x40" + public)
-        )
+        made = self.made_s.to_bytes(4, "big")
+        return b"\x04" + made + bytes([_EDDSA]) + _CURVE + _number(b"\x40" + public)
 
     def _framed_key(self) -> bytes:
         body = self._key_body()
         return b"\x99" + len(body).to_bytes(2, "big") + body
 
     def _signature(self, kind: int, content: bytes, more: bytes = b"") -> bytes:
-        hashed = (
-            _subpacket(2, self.made_s.to_bytes(4, "big"))
-            + _subpacket(33, b"\x04" + self.fingerprint)
-            + more
-        )
+        made = _subpacket(2, self.made_s.to_bytes(4, "big"))
+        hashed = made + _subpacket(33, b"\x04" + self.fingerprint) + more
         head = bytes([4, kind, _EDDSA, _SHA256]) + len(hashed).to_bytes(2, "big") + hashed
-        digest = hashlib.sha256(
-            content + head + b"\x04\xff" + len(head).to_bytes(4, "big")
-        ).digest()
+        trailer = b"\x04\xff" + len(head).to_bytes(4, "big")
+        digest = hashlib.sha256(content + head + trailer).digest()
         raw = self.private.sign(digest)
         issuer = _subpacket(16, self.fingerprint[-8:])
-        body = (
-            head
-            + len(issuer).to_bytes(2, "big")
-            + issuer
-            + digest[:2]
-            + _number(raw[:32])
-            + _number(raw[32:])
-        )
-        return _packet(_SIGNATURE, body)
+        unhashed = len(issuer).to_bytes(2, "big") + issuer
+        numbers = _number(raw[:32]) + _number(raw[32:])
+        return _packet(_SIGNATURE, head + unhashed + digest[:2] + numbers)
 
 
 def _subpacket(kind: int, content: bytes) -> bytes:
@@ -111,7 +95,7 @@ def _number(content: bytes) -> bytes:
 
 
 def _packet(tag: int, body: bytes) -> bytes:
-    """A packet with a header of the new format; bodies here are below 8384 bytes."""
+    """New format; bodies here are below 8384 bytes."""
     size = len(body)
     length = bytes([size]) if size < 192 else bytes([(size - 192 >> 8) + 192, size - 192 & 0xFF])
     return bytes([0xC0 | tag]) + length + body
@@ -120,17 +104,11 @@ def _packet(tag: int, body: bytes) -> bytes:
 def _armour(title: str, packets: bytes) -> str:
     encoded = base64.b64encode(packets).decode()
     lines = [encoded[start : start + 64] for start in range(0, len(encoded), 64)]
-    check = base64.b64encode(_crc24(packets).to_bytes(3, "big")).decode()
-    return "\n".join(
-        [f"-----BEGIN PGP {title}-----", "", *lines, f"={check}", f"-----END PGP {title}-----", ""]
-    )
-
-
-def _crc24(content: bytes) -> int:
-    """RFC 4880, 6.1."""
-    crc = 0xB704CE
-    for byte in content:
+    crc = 0xB704CE  # CRC-24: RFC 4880, 6.1
+    for byte in packets:
         crc ^= byte << 16
         for _ in range(8):
             crc = crc << 1 ^ (0x1864CFB if crc & 0x800000 else 0)
-    return crc & 0xFFFFFF
+    check = base64.b64encode((crc & 0xFFFFFF).to_bytes(3, "big")).decode()
+    begin, end = f"-----BEGIN PGP {title}-----", f"-----END PGP {title}-----"
+    return "\n".join([begin, "", *lines, f"={check}", end, ""])

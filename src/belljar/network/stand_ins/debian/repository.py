@@ -1,4 +1,7 @@
-"""A repository made in memory from `.deb` files (DebianRepository/Format in the Debian wiki)."""
+"""A repository made in memory from `.deb` files.
+
+Source: DebianRepository/Format in the Debian wiki.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import os
 import re
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,18 +33,19 @@ _HEADER: Final = re.compile(
     rb"(.{16})([0-9 ]{12})([0-9 ]{6})([0-9 ]{6})([0-7 ]{8})([0-9 ]{10})`\n", re.DOTALL
 )
 _FIELD: Final = re.compile(r"([!-,.-9;-~][!-9;-~]*):[ \t]*(.*)")
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f]")
 _PACKAGE: Final = re.compile(r"[a-z0-9][a-z0-9+.-]+", re.ASCII)
 _VERSION: Final = re.compile(r"[0-9][A-Za-z0-9.+:~-]*", re.ASCII)
 _ARCHITECTURE: Final = re.compile(r"[a-z0-9][a-z0-9-]*", re.ASCII)
 
 
 class DebError(ValueError):
-    """A file is no Debian package that can be read; the message says why."""
+    """Why a file is no readable Debian package."""
 
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """A package's control stanza, and its fields by lower-case name."""
+    """A control stanza, and its fields by lower-case name."""
 
     text: str
     fields: Mapping[str, str]
@@ -78,17 +83,18 @@ def read_control(path: Path) -> Control:
             if name == "control.tar" or name.startswith("control.tar."):
                 if length > MAX_CONTROL_BYTES:
                     raise DebError(f"its control archive is larger than {MAX_CONTROL_BYTES} bytes")
-                packed = os.pread(descriptor, length, offset)
-                return parse_control(
-                    control_file(unpacked(packed, name.removeprefix("control.tar")))
-                )
+                packed, ending = os.pread(descriptor, length, offset), name[len("control.tar") :]
+                return parse_control(control_file(unpacked(packed, ending)))
     finally:
         os.close(descriptor)
     raise DebError("it has no control archive")
 
 
 def ar_members(descriptor: int, size_bytes: int) -> Iterator[tuple[str, int, int]]:
-    """Name, offset and length of the first 16 members of an ar archive. Raises `DebError`."""
+    """Name, offset, length of an ar's first 16 members.
+
+    Raises `DebError`.
+    """
     if os.pread(descriptor, len(_MAGIC), 0) != _MAGIC:
         raise DebError("not an ar archive, which a .deb is")
     offset = len(_MAGIC)
@@ -107,10 +113,22 @@ def ar_members(descriptor: int, size_bytes: int) -> Iterator[tuple[str, int, int
 
 
 def unpacked(packed: bytes, ending: str) -> bytes:
-    """At most `MAX_CONTROL_BYTES`; `ending`: `.gz`, `.xz`, `.zst`, or none. Raises `DebError`."""
+    """At most `MAX_CONTROL_BYTES`. Raises `DebError`.
+
+    `ending`: `.gz`, `.xz`, `.zst`, or none.
+    """
     if ending == "":
         return packed
-    decompressor = _decompressor(ending)
+    decompressor: Any
+    if ending == ".gz":
+        decompressor = zlib.decompressobj(wbits=31)
+    elif ending == ".xz":
+        decompressor = lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES)
+    elif ending == ".zst":
+        decompressor = _Zstd()
+    else:
+        shown = printable(ending, max_chars=20)
+        raise DebError(f"its control archive is packed as {shown}, which isn't read")
     try:
         content = decompressor.decompress(packed, MAX_CONTROL_BYTES + 1)
     except (zlib.error, lzma.LZMAError, EOFError, MemoryError) as error:
@@ -122,18 +140,6 @@ def unpacked(packed: bytes, ending: str) -> bytes:
     return bytes(content)
 
 
-def _decompressor(ending: str) -> Any:  # noqa: ANN401
-    if ending == ".gz":
-        return zlib.decompressobj(wbits=31)
-    if ending == ".xz":
-        return lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES)
-    if ending == ".zst":
-        return _Zstd()
-    raise DebError(
-        f"its control archive is packed as {printable(ending, max_chars=20)}, which isn't read"
-    )
-
-
 class _Zstd:
     # The library raises for a stream that ends early.
     eof = True
@@ -142,14 +148,11 @@ class _Zstd:
         try:
             import zstandard
         except ImportError:
-            raise DebError(
-                "it is packed by zstd, for which the Python package zstandard is needed; or "
-                "repack it by dpkg-deb -Zxz"
-            ) from None
+            needed = "the Python package zstandard is needed; or repack it by dpkg-deb -Zxz"
+            raise DebError(f"it is packed by zstd, for which {needed}") from None
         try:
-            with zstandard.ZstdDecompressor(max_window_size=_XZ_MEMORY_BYTES).stream_reader(
-                packed
-            ) as reader:
+            decompressor = zstandard.ZstdDecompressor(max_window_size=_XZ_MEMORY_BYTES)
+            with decompressor.stream_reader(packed) as reader:
                 return bytes(reader.read(max_bytes))
         except zstandard.ZstdError as error:
             raise DebError(f"its control archive can't be unpacked: {error}") from None
@@ -170,7 +173,7 @@ def control_file(archive: bytes) -> bytes:
 
 
 def parse_control(content: bytes) -> Control:
-    """One stanza with a valid name, version and architecture. Raises `DebError`."""
+    """One stanza with valid fields. Raises `DebError`."""
     try:
         lines = content.decode("utf-8").rstrip().split("\n")
     except UnicodeDecodeError:
@@ -181,34 +184,21 @@ def parse_control(content: bytes) -> Control:
         match = _FIELD.fullmatch(line.rstrip())
         if line[:1] in {" ", "\t"} and line.strip() and last:
             fields[last] += "\n" + line.rstrip()
-        elif (
-            match is None
-            or match[1].lower() in fields
-            or any(ord(char) < 32 and char != "\t" for char in line.rstrip("\r"))
-        ):
+        elif match is None or match[1].lower() in fields or _CONTROL.search(line.rstrip("\r")):
             raise DebError(f"its control file is broken in line {number}")
         else:
             last = match[1].lower()
             fields[last] = match[2]
-    for name, pattern in (
-        ("package", _PACKAGE),
-        ("version", _VERSION),
-        ("architecture", _ARCHITECTURE),
-    ):
+    needed = {"package": _PACKAGE, "version": _VERSION, "architecture": _ARCHITECTURE}
+    for name, pattern in needed.items():
         if pattern.fullmatch(fields.get(name, "")) is None:
             raise DebError(f"its control file has no {name} that can be meant")
     return Control("\n".join(line.rstrip() for line in lines) + "\n", fields)
 
 
-_COMPONENTS: Final = (
-    "main",
-    "contrib",
-    "non-free",
-    "non-free-firmware",
-    "restricted",
-    "universe",
-    "multiverse",
-)
+_DEBIAN: Final = ("main", "contrib", "non-free", "non-free-firmware")
+_COMPONENTS: Final = (*_DEBIAN, "restricted", "universe", "multiverse")
+_OURS: Final = {"filename", "size", "md5sum", "sha1", "sha256", "sha512", "status"}
 _ALWAYS: Final = frozenset({"amd64", "arm64"})
 _SUITE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._~-]{0,62}(?:/updates)?", re.ASCII)
 _MAX_SUITES: Final = 100
@@ -216,11 +206,12 @@ _DAY_S: Final = 86_400
 
 
 class Repository:
-    """What a directory of `.deb` files holds; files that are no packages are left out."""
+    """A directory's `.deb` files; others are left out."""
 
     def __init__(self, directory: Path, now_s: int) -> None:
-        """`now_s`: the time that the Release file is dated a day before, so that a guest's clock
-        may be somewhat behind.
+        """The Release file is dated a day before `now_s`.
+
+        So a guest's clock may be somewhat behind.
         """
         self._files = PackageFiles(directory, "md5", "sha256")
         self.made_s = now_s - _DAY_S
@@ -234,9 +225,8 @@ class Repository:
     def key(self) -> SigningKey:
         """The repository's key, made when it is first needed."""
         if self._key is None:
-            self._key = SigningKey.new(
-                "Archive Automatic Signing Key <ftpmaster@localhost>", self.made_s
-            )
+            user = "Archive Automatic Signing Key <ftpmaster@localhost>"
+            self._key = SigningKey.new(user, self.made_s)
         return self._key
 
     async def pool_file(self, name: str) -> tuple[StoredFile, str] | None:
@@ -246,18 +236,21 @@ class Repository:
         return (file, (await self._files.digests(file))["sha256"]) if file else None
 
     async def index(self, name: str) -> bytes | None:
-        """An index by its path below a suite (`main/binary-amd64/Packages.xz`), or by its hash."""
+        """By its path below a suite, or by its hash."""
         indexes = await self._indexed()
         if "/by-hash/SHA256/" in name:
             return self._by_hash.get(name.rpartition("/")[2])
         return indexes.get(name)
 
     async def flat_index(self, name: str) -> bytes | None:
-        """`Packages` and its packed forms, for sources that end in a slash."""
+        """`Packages` and its packed forms."""
         return (await self._indexed()).get(f"flat/{name}")
 
     async def release(self, suite: str) -> str | None:
-        """A suite's Release file ("": a flat repository's); `None` for an impossible name."""
+        """A suite's Release file ("": a flat repository's).
+
+        `None` for an impossible name.
+        """
         if suite and _SUITE.fullmatch(suite) is None:
             return None
         known = self._releases.get(suite)
@@ -268,85 +261,61 @@ class Repository:
         return known
 
     async def _indexed(self) -> Mapping[str, bytes]:
-        if self._indexes is None:
-            stanzas = [await self._stanza(file, control) for file, control in self._packages()]
-            architectures = _ALWAYS | {arch for arch, _ in stanzas if arch != "all"}
-            texts = {
-                f"main/binary-{arch}/Packages": "\n".join(
-                    t for a, t in stanzas if a in {arch, "all"}
-                )
-                for arch in architectures
-            }
-            texts |= {
-                f"{other}/binary-{arch}/Packages": ""
-                for other in _COMPONENTS[1:]
-                for arch in architectures
-            }
-            texts["flat/Packages"] = "\n".join(text for _, text in stanzas)
-            packed = {text: _packed(text.encode()) for text in set(texts.values())}
-            indexes = {
-                name + ending: content
-                for name, text in texts.items()
-                for ending, content in packed[text].items()
-            }
-            self._by_hash = {
-                hashlib.sha256(content).hexdigest(): content for content in indexes.values()
-            }
-            self._indexes = indexes
-        return self._indexes
-
-    def _packages(self) -> list[tuple[StoredFile, Control]]:
-        found = []
+        if self._indexes is not None:
+            return self._indexes
+        stanzas = []
         for file in self._files.by_name.values():
             if file.name.endswith(".deb"):
-                try:
-                    found.append((file, read_control(file.path)))
-                except (DebError, OSError):
-                    continue
-        return sorted(found, key=lambda pair: (pair[1].package, pair[1].version))
+                with suppress(DebError, OSError):
+                    stanzas.append((read_control(file.path), file))
+        stanzas.sort(key=lambda pair: (pair[0].package, pair[0].version))
+        texts_of = [(one.architecture, await self._stanza(file, one)) for one, file in stanzas]
+        texts = {"flat/Packages": "\n".join(text for _, text in texts_of)}
+        for arch in _ALWAYS | {arch for arch, _ in texts_of if arch != "all"}:
+            own = "\n".join(text for each, text in texts_of if each in {arch, "all"})
+            texts |= {f"{other}/binary-{arch}/Packages": "" for other in _COMPONENTS}
+            texts[f"main/binary-{arch}/Packages"] = own
+        packed = {text: _packed(text.encode()) for text in set(texts.values())}
+        indexes = {
+            name + ending: content
+            for name, text in texts.items()
+            for ending, content in packed[text].items()
+        }
+        self._by_hash = {hashlib.sha256(each).hexdigest(): each for each in indexes.values()}
+        self._indexes = indexes
+        return indexes
 
-    async def _stanza(self, file: StoredFile, control: Control) -> tuple[str, str]:
-        """Architecture and index stanza, without the control file's place and digests."""
+    async def _stanza(self, file: StoredFile, control: Control) -> str:
+        """Of an index, with our place and digests."""
         digests = await self._files.digests(file)
         version = control.version.partition(":")[2] or control.version
         start = control.package[:4] if control.package.startswith("lib") else control.package[0]
         base = f"{control.package}_{version}_{control.architecture}.deb"
         name = f"pool/main/{start}/{control.package}/{base}"
         self._pool.setdefault(name, file)
-        ours = (
-            f"Filename: {name}\nSize: {file.size_bytes}\nMD5sum: {digests['md5']}\nSHA256: "
-            f"{digests['sha256']}\n"
+        return (
+            f"{_without(control.text, _OURS)}Filename: {name}\nSize: {file.size_bytes}\n"
+            f"MD5sum: {digests['md5']}\nSHA256: {digests['sha256']}\n"
         )
-        return control.architecture, _without(
-            control.text, {"filename", "size", "md5sum", "sha1", "sha256", "sha512", "status"}
-        ) + ours
 
     def _render_release(self, suite: str, indexes: Mapping[str, bytes]) -> str:
-        below = "flat/" if not suite else ""
+        is_flat = not suite
         files = {
             name.removeprefix("flat/"): content
-            for name, content in indexes.items()
-            if name.startswith("flat/") == bool(below)
+            for name, content in sorted(indexes.items())
+            if name.startswith("flat/") == is_flat
         }
-        architectures = sorted(
-            {match[1] for name in indexes if (match := re.search(r"/binary-([^/]+)/", name))}
-        )
+        found = (re.search(r"/binary-([^/]+)/", name) for name in indexes)
+        architectures = sorted({match[1] for match in found if match})
         date = datetime.fromtimestamp(self.made_s, UTC).strftime("%a, %d %b %Y %H:%M:%S UTC")
+        codename, components = suite.partition("/")[0], " ".join(_COMPONENTS)
         lines = ["Origin: Debian", "Label: Debian"]
-        lines += [f"Suite: {suite}", f"Codename: {suite.partition('/')[0]}"] if suite else []
-        lines += [
-            f"Date: {date}",
-            *(["Acquire-By-Hash: yes"] if suite else []),
-            f"Architectures: {' '.join(architectures)}",
-        ]
-        lines += [f"Components: {' '.join(_COMPONENTS)}"] if suite else []
-        lines += [
-            "SHA256:",
-            *(
-                f" {hashlib.sha256(files[name]).hexdigest()} {len(files[name])} {name}"
-                for name in sorted(files)
-            ),
-        ]
+        lines += [] if is_flat else [f"Suite: {suite}", f"Codename: {codename}"]
+        lines += [f"Date: {date}", *([] if is_flat else ["Acquire-By-Hash: yes"])]
+        lines += [f"Architectures: {' '.join(architectures)}"]
+        lines += ["SHA256:"] if is_flat else [f"Components: {components}", "SHA256:"]
+        for name, content in files.items():
+            lines.append(f" {hashlib.sha256(content).hexdigest()} {len(content)} {name}")
         return "\n".join(lines) + "\n"
 
 

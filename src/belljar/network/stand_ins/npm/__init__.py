@@ -1,9 +1,12 @@
-"""An npm registry out of a directory of packed packages (`npm pack`).
+"""An npm registry of packed packages (`npm pack`).
 
-What is published, changed or logged in to is put on record and changes nothing that is served.
+Writes and logins are put on record and change nothing
+that is served.
 
-Speaks: packuments, whole and abbreviated, tarballs, dist-tags, search, ping, whoami, login by user
-and password, audit. Not: web login, organisations, two-factor, provenance.
+Speaks: packuments, whole and abbreviated, tarballs,
+dist-tags, search, ping, whoami, login by user and
+password, audit. Not: web login, organisations,
+two-factor, provenance.
 """
 
 from __future__ import annotations
@@ -20,12 +23,7 @@ from anyio import Lock
 
 from belljar.capture import body_of
 from belljar.events import Body, JsonValue
-from belljar.network.gateway.context import (
-    MAX_BODY_BYTES,
-    MAX_KEPT_BODY_BYTES,
-    App,
-    StandInContext,
-)
+from belljar.network.gateway.context import MAX_BODY_BYTES, MAX_KEPT_BODY_BYTES, App, StandInContext
 from belljar.network.stand_ins.documents import Faults
 from belljar.network.stand_ins.files import StoredFile, file_answer
 from belljar.network.stand_ins.npm.packages import PackageError, Packages, read_manifest
@@ -53,9 +51,9 @@ _MAX_LISTED: Final = 20
 
 
 class Changes:
-    """Writes of one registry.
+    """Writes of one registry, and the tokens that it gave out.
 
-    Its state is the tokens that it gave out (at most `MAX_TOKENS`; then the oldest is forgotten).
+    Beyond `MAX_TOKENS` the oldest is forgotten.
     """
 
     def __init__(self, context: StandInContext) -> None:
@@ -63,20 +61,21 @@ class Changes:
         self._users: dict[str, str] = {}
 
     def user(self, request: Request) -> str | None:
-        """Who asks; `None` without credentials.
+        """`None` without credentials.
 
-        The user of a token given out here or of basic credentials; for any other token the
-        settings' `user`.
+        Of a token given out here, or basic credentials;
+        for any other token the settings' `user`.
         """
-        said = credentials(request.header("authorization"))
-        if said["credentials"] == "none":
+        known = credentials(request.header("authorization"))
+        if known["credentials"] == "none":
             return None
-        known = self._users.get(str(said["secret_sha256"]))
-        return known or str(said["user"]) or str(self._context.settings.get("user", "developer"))
+        user = self._users.get(str(known["secret_sha256"])) or known["user"]
+        return str(user or self._context.settings.get("user", "developer"))
 
     async def login(self, request: Request, body: bytes) -> dict[str, Any] | None:
-        """Log a user in, whatever the password, and give a token; `None` when the document names
-        nobody. Recorded: the user and the password's SHA-256.
+        """Whatever the password; `None`: nobody is named.
+
+        Recorded: the user and the password's SHA-256.
         """
         document = _object(body)
         name, password = document.get("name"), document.get("password")
@@ -93,9 +92,9 @@ class Changes:
         return {"ok": True, "id": f"org.couchdb.user:{word(name)}", "token": token}
 
     async def publish(self, request: Request, name: str, body: bytes) -> bool:
-        """A `PUT` of a package's document.
+        """A `PUT` of a package's document; False: it is none.
 
-        Recorded as `publish` when it brings a package, else as `change`. False: it is no document.
+        Recorded as `publish` with a package, else as `change`.
         """
         document = _object(body)
         attachments = document.get("_attachments")
@@ -104,8 +103,7 @@ class Changes:
             "name": word(name),
             "versions": _names(versions),
             "tags": bounded(
-                [word(str(tag)), word(str(version))]
-                for tag, version in _some(document.get("dist-tags"))
+                [word(str(part)) for part in tag] for tag in _some(document.get("dist-tags"))
             ),
             "access": word(str(document.get("access", ""))),
             "refused": "" if document else "not a JSON object",
@@ -115,34 +113,30 @@ class Changes:
             whole = body_of("document", body, MAX_KEPT_BODY_BYTES)
             await self._record(request, what, data, [whole])
             return bool(document)
-        bodies = _files(attachments)
-        about = bodies[0] if bodies else body_of("file-0", b"", MAX_KEPT_BODY_BYTES)
+        bodies = [
+            body_of(f"file-{number}", _decoded(attachment), MAX_KEPT_BODY_BYTES)
+            for number, (_, attachment) in enumerate(_some(attachments)[:4])
+        ]
+        about = bodies[0]
         data |= {
             "version": next(iter(_names(versions)), ""),
             "filename": word(str(next(iter(attachments)))),
             "size_bytes": about.total_bytes,
             "sha256": about.sha256,
         }
-        manifest = json.dumps(versions)[:MAX_KEPT_BODY_BYTES].encode("utf-8", "replace")[
-            :MAX_KEPT_BODY_BYTES
-        ]
-        await self._record(
-            request, "publish", data, [*bodies, body_of("versions", manifest, MAX_KEPT_BODY_BYTES)]
-        )
+        manifest = json.dumps(versions)[:MAX_KEPT_BODY_BYTES].encode("utf-8", "replace")
+        manifest = manifest[:MAX_KEPT_BODY_BYTES]
+        bodies.append(body_of("versions", manifest, MAX_KEPT_BODY_BYTES))
+        await self._record(request, "publish", data, bodies)
         return True
 
     async def other(
         self, request: Request, what: str, name: str, body: bytes = b"", refused: str = ""
     ) -> None:
         """Any other change: `unpublish`, `tag`, `logout`, `change`."""
-        data: dict[str, JsonValue] = {
-            "name": word(name),
-            "path": word(request.path),
-            "refused": refused,
-        }
-        await self._record(
-            request, what, data, [body_of("request", body, MAX_KEPT_BODY_BYTES)] if body else []
-        )
+        data = {"name": word(name), "path": word(request.path), "refused": refused}
+        sent = [body_of("request", body, MAX_KEPT_BODY_BYTES)] if body else []
+        await self._record(request, what, data, sent)
 
     async def _record(
         self,
@@ -171,15 +165,8 @@ def _names(value: object) -> list[JsonValue]:
     return bounded(word(name) for name, _ in _some(value))
 
 
-def _files(attachments: Mapping[str, Any]) -> list[Body]:
-    found: list[Body] = []
-    for _name, attachment in _some(attachments)[:4]:
-        data = attachment.get("data") if isinstance(attachment, dict) else None
-        found.append(body_of(f"file-{len(found)}", _decoded(data), MAX_KEPT_BODY_BYTES))
-    return found
-
-
-def _decoded(data: object) -> bytes:
+def _decoded(attachment: object) -> bytes:
+    data = attachment.get("data") if isinstance(attachment, dict) else None
     if not isinstance(data, str):
         return b""
     try:
@@ -195,17 +182,17 @@ _MAX_FOUND: Final = 250
 
 
 def make(context: StandInContext) -> App:
-    """An ASGI 3 app that serves the packed packages in `context.files`, or those that the settings
-    hold (`packages`; with `token`, who writes needs it).
+    """Of the packages in `context.files`, or in the settings.
 
-    Its memory: their package.json files (at most 1 MiB each), tokens, and one published document at
-    a time (64 MiB).
+    With the setting `token`, writing needs it. Memory: the
+    package.json files (at most 1 MiB each), tokens, and one
+    published document at a time (64 MiB).
     """
     return streaming_app(_Npm(context).handle)
 
 
 def check(settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
-    """What is wrong with a directory of packed npm packages, each fault with its file."""
+    """Faults of a directory of packed npm packages."""
     if "packages" in settings:  # an author has no such setting
         return ()
 
@@ -229,36 +216,30 @@ class _Npm:
 
     async def handle(self, request: Request, incoming: Incoming) -> Answer | None:
         parts = _parts(request.path)
+        path, is_read = "/".join(parts), request.method in {"GET", "HEAD"}
+        # Reading needs no token, and audits don't.
+        is_open = (is_read and parts != ["-", "whoami"]) or parts[:3] == ["-", "npm", "v1"]
         try:
-            if self._refuses(request, parts):
+            if self._token and not is_open and not presents(request, self._token):
                 async with self._publishing:
                     body = await incoming.read(MAX_BODY_BYTES)
-                    await self._changes.other(
-                        request, "change", "/".join(parts), body, refused="unauthorized"
-                    )
+                    await self._changes.other(request, "change", path, body, "unauthorized")
                 return json_answer({"error": "unauthorized"}, 401)
-            if request.method in {"GET", "HEAD"}:
+            if is_read:
                 return await self._get(request, parts)
             is_special = parts[:1] == ["-"] and parts[1:2] != ["package"]
             if is_special and request.method in {"POST", "PUT"}:
-                return await self._special(
-                    request, parts[1:], await incoming.read(_MAX_SMALL_BYTES)
-                )
+                body = await incoming.read(_MAX_SMALL_BYTES)
+                return await self._special(request, parts[1:], body)
             return await self._change(request, parts, incoming)
         except CutOffError as error:
             if error.refused:
                 reason = f"the document is longer: {error.refused}"
-                await self._changes.other(request, "publish", "/".join(parts), refused=reason)
+                await self._changes.other(request, "publish", path, refused=reason)
                 return json_answer({"error": "payload too large"}, 413)
             what = "publish" if request.method == "PUT" and len(parts) == 1 else "change"
-            await self._changes.other(request, what, "/".join(parts), refused="it broke off")
+            await self._changes.other(request, what, path, refused="it broke off")
             return None
-
-    def _refuses(self, request: Request, parts: list[str]) -> bool:
-        """Whether the token that the settings name is needed and missing. Reading needs none."""
-        reads = request.method in {"GET", "HEAD"} and parts != ["-", "whoami"]
-        reads = reads or parts[:3] == ["-", "npm", "v1"]  # audits
-        return bool(self._token) and not reads and not presents(request, self._token)
 
     async def _get(self, request: Request, parts: list[str]) -> Answer:
         match parts:
@@ -278,21 +259,16 @@ class _Npm:
             case ["-", "package", name, "dist-tags"]:
                 return _document(self._packages.tags(name) or None)
             case [name]:
-                abbreviated = _ABBREVIATED_TYPE in request.header("accept")
-                document = await self._packages.packument(
-                    name, request.base_url, abbreviated=abbreviated
-                )
-                return _document(document, _ABBREVIATED_TYPE if abbreviated else "application/json")
+                is_short = _ABBREVIATED_TYPE in request.header("accept")
+                url = request.base_url
+                document = await self._packages.packument(name, url, abbreviated=is_short)
+                return _document(document, _ABBREVIATED_TYPE if is_short else "application/json")
             case [name, "-", filename]:
                 package = self._packages.tarball(name, filename)
                 if package is None:
                     return _document(None)
-                return file_answer(
-                    package.file,
-                    request,
-                    media="application/octet-stream",
-                    etag=await self._packages.shasum(package),
-                )
+                etag, media = await self._packages.shasum(package), "application/octet-stream"
+                return file_answer(package.file, request, media=media, etag=etag)
             case [name, version]:
                 wanted = self._packages.tags(name).get(version, version)
                 package = self._packages.by_name.get(name, {}).get(wanted)
@@ -307,15 +283,10 @@ class _Npm:
             case ["npm", "v1", "security", "advisories", "bulk"]:
                 return json_answer({})
             case ["npm", "v1", "security", "audits"] | ["npm", "v1", "security", "audits", "quick"]:
-                counts = {
-                    "vulnerabilities": _NO_FAULTS,
-                    "dependencies": 0,
-                    "devDependencies": 0,
-                    "totalDependencies": 0,
-                }
-                return json_answer(
-                    {"actions": [], "advisories": {}, "muted": [], "metadata": counts}
-                )
+                kinds = ("dependencies", "devDependencies", "totalDependencies")
+                counts = {"vulnerabilities": _NO_FAULTS, **dict.fromkeys(kinds, 0)}
+                found = {"actions": [], "advisories": {}, "muted": [], "metadata": counts}
+                return json_answer(found)
             case ["user", user, *_] if user.startswith("org.couchdb.user:"):
                 done = await self._changes.login(request, body)
                 if done:
@@ -323,13 +294,11 @@ class _Npm:
                 return json_answer({"error": "name and password are needed"}, 400)
             case _:
                 # Web logins among them: clients then ask for user and password.
-                await self._changes.other(
-                    request, "change", "/".join(parts), body, refused="not found"
-                )
+                await self._changes.other(request, "change", "/".join(parts), body, "not found")
                 return _document(None)
 
     async def _change(self, request: Request, parts: list[str], incoming: Incoming) -> Answer:
-        async def note(what: str, name: str) -> Answer:
+        async def recorded(what: str, name: str) -> Answer:
             body = await incoming.read(_MAX_SMALL_BYTES)
             await self._changes.other(request, what, name, body)
             return json_answer({"ok": True})
@@ -348,11 +317,11 @@ class _Npm:
                     await self._changes.other(request, "unpublish", name, body)
                 return json_answer({"ok": True}, 201)
             case "DELETE", [name, "-rev", _] | [name, "-", _, "-rev", _]:
-                return await note("unpublish", name)
+                return await recorded("unpublish", name)
             case (("PUT" | "POST" | "DELETE"), ["-", "package", name, "dist-tags", *_]):
-                return await note("tag", name)
+                return await recorded("tag", name)
             case "DELETE", ["-", "user", "token", _]:
-                return await note("logout", "")
+                return await recorded("logout", "")
             case (("PUT" | "POST" | "DELETE" | "PATCH"), _):
                 await self._changes.other(request, "change", "/".join(parts), refused="not found")
                 return _document(None)
@@ -361,16 +330,11 @@ class _Npm:
 
 
 def _parts(path: str) -> list[str]:
-    """A path's parts, a scope and its name as one (they come as `@scope/name` and, encoded, as one
-    part).
-    """
+    """A scope and its name are one part, encoded or not."""
     parts = [part for part in path.split("/") if part]
     for place in (0, 2):
-        if (
-            len(parts) > place + 1
-            and parts[place].startswith("@")
-            and (place == 0 or parts[:2] == ["-", "package"])
-        ):
+        is_name = place == 0 or parts[:2] == ["-", "package"]
+        if is_name and len(parts) > place + 1 and parts[place].startswith("@"):
             parts[place : place + 2] = [f"{parts[place]}/{parts[place + 1]}"]
     # A scoped package's file may carry its scope in older clients' addresses:
     # /@s/n/-/@s/n-1.0.0.tgz

@@ -1,5 +1,6 @@
-"""What a directory of packed npm packages holds, and how a registry tells it:
-<https://github.com/npm/registry/blob/main/docs/responses/package-metadata.md>.
+"""Packed npm packages of a directory, as a registry's documents.
+
+<https://github.com/npm/registry/blob/main/docs/responses/package-metadata.md>
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import re
 import tarfile
 import zlib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,36 +29,21 @@ _NAME: Final = re.compile(rf"(?:@{_PART}/)?{_PART}", re.ASCII | re.IGNORECASE)
 _VERSION: Final = re.compile(
     r"(\d{1,16})\.(\d{1,16})\.(\d{1,16})(?:-([0-9A-Za-z.-]+))?(?:\+[0-9A-Za-z.-]+)?", re.ASCII
 )
-_ABBREVIATED: Final = (
-    "name",
-    "version",
-    "deprecated",
-    "dependencies",
-    "optionalDependencies",
-    "devDependencies",
-    "bundleDependencies",
-    "peerDependencies",
-    "peerDependenciesMeta",
-    "bin",
-    "directories",
-    "dist",
-    "engines",
-    "os",
-    "cpu",
-    "libc",
-    "funding",
-    "hasInstallScript",
-)
+_DEPENDENCIES: Final = ("dependencies", "optionalDependencies", "devDependencies")
+_PEERS: Final = ("bundleDependencies", "peerDependencies", "peerDependenciesMeta")
+_PLACES: Final = ("bin", "directories", "dist", "engines", "os", "cpu", "libc", "funding")
+_ABOUT: Final = ("name", "version", "deprecated", "hasInstallScript")
+_ABBREVIATED: Final = (*_ABOUT, *_DEPENDENCIES, *_PEERS, *_PLACES)
 _INSTALL_SCRIPTS: Final = frozenset({"preinstall", "install", "postinstall"})
 
 
 class PackageError(ValueError):
-    """A file is no packed npm package; the message says why."""
+    """Why a file is no packed npm package."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """One version of a package: its file and its `package.json`."""
+    """One version: its file and its `package.json`."""
 
     file: StoredFile
     manifest: Mapping[str, Any]
@@ -77,31 +65,30 @@ class Package:
 
 
 def is_name(name: str) -> bool:
-    """Whether a registry takes a package of this name (old ones with capitals too)."""
+    """One that a registry takes, old ones with capitals too."""
     return len(name) <= 214 and _NAME.fullmatch(name) is not None
 
 
 def version_order(version: str) -> tuple[object, ...]:
-    """A key that sorts semantic versions (semver.org, 11). What is none comes first."""
+    """A sort key (semver.org, 11); what is none comes first."""
     match = _VERSION.fullmatch(version)
     if match is None:
         return (0, version)
-    release = tuple(int(match[n]) for n in (1, 2, 3))
-    if match[4] is None:
+    release, pre_release = tuple(int(match[n]) for n in (1, 2, 3)), match[4]
+    if pre_release is None:
         return (1, release, 1, ())
-    return (
-        1,
-        release,
-        0,
-        tuple(
-            (0, int(p), "") if p.isdigit() and len(p) < 20 else (1, 0, p)
-            for p in match[4].split(".")
-        ),
+    parts = (
+        (0, int(part), "") if part.isdigit() and len(part) < 20 else (1, 0, part)
+        for part in pre_release.split(".")
     )
+    return (1, release, 0, tuple(parts))
 
 
 def read_manifest(file: StoredFile) -> Mapping[str, Any]:
-    """A packed package's `package.json`, which lies one directory deep. Raises `PackageError`."""
+    """Its `package.json`, one directory deep.
+
+    Raises `PackageError`.
+    """
     try:
         with file.open() as source, tarfile.open(fileobj=source, mode="r|gz") as stream:
             content = _manifest_in(stream)
@@ -117,9 +104,7 @@ def read_manifest(file: StoredFile) -> Mapping[str, Any]:
 
 
 def _manifest_in(stream: tarfile.TarFile) -> bytes:
-    for number, member in enumerate(stream):
-        if number >= _MAX_MEMBERS:
-            break
+    for member in islice(stream, _MAX_MEMBERS):
         if member.isfile() and re.fullmatch(r"(?:\./)?[^/]+/package\.json", member.name):
             opened = stream.extractfile(member)
             content = opened.read(MAX_MANIFEST_BYTES + 1) if opened else b""
@@ -130,9 +115,9 @@ def _manifest_in(stream: tarfile.TarFile) -> bytes:
 
 
 class Packages:
-    """The packages of a directory, read at the first question.
+    """A directory's packages, read at the first question.
 
-    Files that are none are left out (`check` has named them).
+    Files that are none are left out; `check` names them.
     """
 
     def __init__(self, directory: Path, made: Iterable[StoredFile] = ()) -> None:
@@ -143,39 +128,33 @@ class Packages:
     def by_name(self) -> Mapping[str, Mapping[str, Package]]:
         """Name → version → package, the oldest version first."""
         if self._known is None:
+            packages = []
+            for file in self._files.by_name.values():
+                if file.name.endswith((".tgz", ".tar.gz")):
+                    with suppress(PackageError):
+                        packages.append(Package(file=file, manifest=read_manifest(file)))
             self._known = {}
-            for package in sorted(self._read(), key=lambda one: version_order(one.version)):
+            for package in sorted(packages, key=lambda one: version_order(one.version)):
                 self._known.setdefault(package.name, {}).setdefault(package.version, package)
         return self._known
 
-    def _read(self) -> list[Package]:
-        found = []
-        for file in self._files.by_name.values():
-            if file.name.endswith((".tgz", ".tar.gz")):
-                try:
-                    found.append(Package(file=file, manifest=read_manifest(file)))
-                except PackageError:
-                    continue
-        return found
-
     def tarball(self, name: str, filename: str) -> Package | None:
-        """The package whose file a registry would give this name."""
-        return next(
-            (one for one in self.by_name.get(name, {}).values() if one.tarball == filename), None
-        )
+        """The package whose file a registry names so."""
+        packages = self.by_name.get(name, {}).values()
+        return next((one for one in packages if one.tarball == filename), None)
 
     async def shasum(self, package: Package) -> str:
-        """The SHA-1 of a package's file, which npm calls its shasum. Raises `OSError`."""
+        """The SHA-1 of a package's file. Raises `OSError`."""
         return (await self._files.digests(package.file))["sha1"]
 
     def tags(self, name: str) -> dict[str, str]:
-        """dist-tags: `latest` is the newest version that is no pre-release, or the newest."""
+        """`latest`: the newest that is no pre-release, if any."""
         versions = list(self.by_name.get(name, {}))
         stable = [version for version in versions if "-" not in version.partition("+")[0]]
         return {"latest": (stable or versions)[-1]} if versions else {}
 
     async def version(self, package: Package, base_url: str) -> dict[str, Any]:
-        """One version's document: its package.json, with `dist`. Raises `OSError`."""
+        """Its package.json, with `dist`. Raises `OSError`."""
         digests = await self._files.digests(package.file)
         dist = {
             "shasum": digests["sha1"],
@@ -185,84 +164,63 @@ class Packages:
         scripts = package.manifest.get("scripts")
         installs = isinstance(scripts, dict) and not _INSTALL_SCRIPTS.isdisjoint(scripts)
         more = {"hasInstallScript": True} if installs else {}
-        return {
-            **package.manifest,
-            **more,
-            "_id": f"{package.name}@{package.version}",
-            "dist": dist,
-        }
+        identity = f"{package.name}@{package.version}"
+        return {**package.manifest, **more, "_id": identity, "dist": dist}
 
     async def packument(
         self, name: str, base_url: str, *, abbreviated: bool
     ) -> dict[str, Any] | None:
-        """All versions of a package; `None` where there is no such package. Raises `OSError`."""
+        """All versions; `None`: no such package. Raises `OSError`."""
         packages = self.by_name.get(name)
         if not packages:
             return None
+        base = {"name": name, "dist-tags": self.tags(name)}
+        times = {version: _iso(package.file.mtime_s) for version, package in packages.items()}
         versions = {
             version: await self.version(package, base_url) for version, package in packages.items()
         }
-        tags, times = (
-            self.tags(name),
-            {version: _iso(package.file.mtime_s) for version, package in packages.items()},
-        )
         if abbreviated:
             short = {
-                version: {key: said[key] for key in _ABBREVIATED if key in said}
-                for version, said in versions.items()
+                version: {key: whole[key] for key in _ABBREVIATED if key in whole}
+                for version, whole in versions.items()
             }
-            return {
-                "name": name,
-                "dist-tags": tags,
-                "versions": short,
-                "modified": max(times.values()),
-            }
-        newest = versions[tags["latest"]]
-        described: dict[str, Any] = {
-            key: newest[key]
-            for key in ("description", "license", "homepage", "repository", "keywords")
-            if key in newest
-        }
+            return {**base, "versions": short, "modified": max(times.values())}
+        newest = versions[self.tags(name)["latest"]]
+        shown = ("description", "license", "homepage", "repository", "keywords")
         return {
             "_id": name,
             "_rev": f"{len(versions)}-{newest['dist']['shasum'][:32]}",
-            "name": name,
-            "dist-tags": tags,
+            **base,
             "versions": versions,
             "time": {"created": min(times.values()), "modified": max(times.values()), **times},
-            **described,
+            **{key: newest[key] for key in shown if key in newest},
         }
 
     def search(self, text: str, count: int) -> list[dict[str, Any]]:
-        """Packages whose name, description or keywords hold each word of `text`."""
+        """By name, description and keywords; each word counts."""
         words = text.lower().split()[:20]
         found = []
         for name in sorted(self.by_name):
             newest = self.by_name[name][self.tags(name)["latest"]]
-            about = (
-                f"{name} {newest.manifest.get('description', '')} "
-                f"{newest.manifest.get('keywords', '')}"
-            ).lower()
+            texts = (newest.manifest.get(key, "") for key in ("description", "keywords"))
+            about = " ".join(map(str, (name, *texts))).lower()
             if all(word in about for word in words):
                 found.append(_search_entry(newest))
         return found[:count]
 
 
 def _search_entry(package: Package) -> dict[str, Any]:
-    said = {
-        key: package.manifest[key]
-        for key in ("description", "keywords", "author")
-        if key in package.manifest
-    }
-    score = {"final": 1, "detail": {"quality": 1, "popularity": 1, "maintenance": 1}}
+    shown = ("description", "keywords", "author")
     about = {
         "name": package.name,
         "version": package.version,
         "date": _iso(package.file.mtime_s),
         "maintainers": [],
         "links": {},
+        **{key: package.manifest[key] for key in shown if key in package.manifest},
     }
-    return {"package": {**about, **said}, "score": score, "searchScore": 1}
+    score = {"final": 1, "detail": {"quality": 1, "popularity": 1, "maintenance": 1}}
+    return {"package": about, "score": score, "searchScore": 1}
 
 
 def _iso(time_s: int) -> str:

@@ -149,10 +149,7 @@ class Index:
         return sorted(found, key=lambda one: (one.named.version, one.file.base))
 
 
-_UNREADABLE: Final = (
-    *(OSError, EOFError, ValueError, NotImplementedError, RuntimeError),
-    *(zipfile.BadZipFile, tarfile.TarError, zlib.error),
-)
+_BROKEN: Final = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError)
 
 
 def metadata_of(file: StoredFile, named: PackageFile) -> bytes:
@@ -169,7 +166,7 @@ def metadata_of(file: StoredFile, named: PackageFile) -> bytes:
                     if member.isfile() and folder and "/" not in folder and name == wanted:
                         opened = stream.extractfile(member)
                         return _bounded(opened.read(MAX_METADATA_BYTES + 1)) if opened else b""
-    except _UNREADABLE:
+    except (OSError, ValueError, RuntimeError, *_BROKEN):
         pass
     return b""
 
