@@ -1,8 +1,9 @@
-"""Git repositories over HTTP (the smart protocol, version 0) out of a directory of bare
-repositories. A push is put on record and lives in the range's memory alone.
+"""Git over HTTP (smart protocol, version 0) of bare repositories.
 
-Who fetches after a push sees what was pushed, in the same range; the directory never changes. Not:
-the dumb protocol, protocol version 2 (clients fall back), partial clones, SHA-256 repositories.
+A push is put on record and lives in the range's memory:
+later fetches in the range see it; the directory never
+changes. Not: the dumb protocol, version 2 (clients fall
+back), partial clones, SHA-256 repositories.
 """
 
 from __future__ import annotations
@@ -58,43 +59,40 @@ _SERVICES: Final = ("git-upload-pack", "git-receive-pack")
 
 
 def make(context: StandInContext) -> App:
-    """An ASGI 3 app of the bare repositories in `context.files`, or of the one in the settings.
+    """Of the bare repositories in `context.files`, or the settings' one.
 
-    Memory: 64 MiB of pushed objects; one push at a time (32 MiB, unpacked 64); ids of a fetch.
+    Memory: 64 MiB of pushed objects, one push at a time
+    (32 MiB, unpacked 64), ids of a fetch.
     """
     return streaming_app(_Git(context).handle)
 
 
 def check(settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
-    """What is wrong with a directory of bare repositories, each fault with its file."""
+    """Faults of a directory of bare repositories."""
     if "commits" in settings:  # an author has no such setting
         return ()
     if directory is None:
-        return (Fault(message="no directory of bare repositories is named: add `directory: PATH`"),)
+        return (Fault("no directory of bare repositories is named: add `directory: PATH`"),)
     if not directory.is_dir():
-        return (Fault(file=str(directory), message="no such directory"),)
+        return (Fault("no such directory", file=str(directory)),)
     repositories = dict(find_repositories(directory)).values()
     links = [directory / link for link in links_in(directory)]
-    link_message = "a symbolic link, which is not followed; put the file itself there"
-    found = [(link, link_message) for link in links]
+    message = "a symbolic link, which is not followed; put the file itself there"
+    found = [(link, message) for link in links]
     # Of a repository with a link in it nothing is read, not even to say more.
     whole = [path for path in repositories if not any(path in link.parents for link in links)]
-    found += [(path, reason) for path in whole if (reason := why_not(path))]
-    found += [(path, reason) for path in whole if (reason := _unreadable(path))]
-    found += [
-        (path, "not a bare repository (made by git clone --bare or git init --bare)")
-        for path in sorted(directory.iterdir())
-        if not path.is_symlink()
-        and not any(one == path or path in one.parents for one in repositories)
-    ]
+    found += [(path, reason) for path in whole if (reason := why_not(path) or _unreadable(path))]
+    message = "not a bare repository (made by git clone --bare or git init --bare)"
+    for path in sorted(directory.iterdir()):
+        is_known = any(one == path or path in one.parents for one in repositories)
+        if not path.is_symlink() and not is_known:
+            found.append((path, message))
     if not found and not repositories:
         found = [(directory, "empty; put bare repositories into it")]
-    return tuple(Fault(file=str(path), message=message) for path, message in found)
+    return tuple(Fault(message, file=str(path)) for path, message in found)
 
 
 def _unreadable(path: Path) -> str:
-    if why_not(path):
-        return ""
     repository = Repository(path)
     try:
         refs = repository.refs.items()
@@ -120,8 +118,9 @@ class _Git:
             there = find_repositories(self._context.files)
             found = {name: Repository(path, kept) for name, path in there if not why_not(path)}
         for name, repository in list(found.items()):
-            found.setdefault(name.removesuffix(".git"), repository)
-            found.setdefault(name.removesuffix(".git") + ".git", repository)
+            bare = name.removesuffix(".git")
+            found.setdefault(bare, repository)
+            found.setdefault(f"{bare}.git", repository)
         return found
 
     async def handle(self, request: Request, incoming: Incoming) -> Answer | None:
@@ -145,11 +144,8 @@ class _Git:
             return text_answer("Please use a smart Git client", 403)
         fetches = service == "git-upload-pack"
         capabilities = UPLOAD_CAPABILITIES if fetches else RECEIVE_CAPABILITIES
-        body = (
-            pkt(f"# service={service}\n".encode())
-            + FLUSH
-            + advertisement(repository, capabilities, peeled=fetches)
-        )
+        head = pkt(f"# service={service}\n".encode()) + FLUSH
+        body = head + advertisement(repository, capabilities, peeled=fetches)
         kind = ("content-type", f"application/x-{service}-advertisement")
         return Answer(headers=(kind, *_NO_CACHE), body=body)
 
@@ -180,7 +176,10 @@ class _Git:
 
 
 def _unzipped(request: Request, body: bytes, max_bytes: int) -> bytes:
-    """A request's body without its `Content-Encoding: gzip`. Raises `CutOffError`, `PktError`."""
+    """Without `Content-Encoding: gzip`.
+
+    Raises `CutOffError`, `PktError`.
+    """
     if request.header("content-encoding").lower() not in {"gzip", "x-gzip"}:
         return body
     inflater = zlib.decompressobj(wbits=31)

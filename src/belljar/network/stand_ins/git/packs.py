@@ -1,4 +1,4 @@
-"""Git's packs (gitformat-pack(5)): written object by object, and read with bounds."""
+"""Git's packs (gitformat-pack(5)), read with bounds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TRAILER_BYTES: Final = 20
 
 
 class PackError(ValueError):
-    """A pack is broken, incomplete or beyond the bounds."""
+    """Broken, incomplete or beyond the bounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +58,9 @@ def pack_entry(thing: GitObject) -> bytes:
 class PackReader:
     """Reads a pack that lies in memory.
 
-    `lookup` finds objects that deltas in it build on and that the repository has already.
-
-    Go through `steps()`; when it has ended, `objects` has all of the pack's. Memory:
-    `MAX_UNPACKED_BYTES` and the pack.
+    `lookup` finds objects that deltas build on and that the
+    repository has. Go through `steps()`; then `objects` has
+    all of the pack's. Memory: `MAX_UNPACKED_BYTES` and the pack.
     """
 
     data: bytes
@@ -86,10 +85,8 @@ class PackReader:
     def _count(self) -> int:
         if len(self.data) < 12 + _TRAILER_BYTES or self.data[:8] != pack_header(0)[:8]:
             raise PackError("not a pack of version 2")
-        if (
-            hashlib.sha1(self.data[:-_TRAILER_BYTES], usedforsecurity=False).digest()
-            != self.data[-_TRAILER_BYTES:]
-        ):
+        content, trailer = self.data[:-_TRAILER_BYTES], self.data[-_TRAILER_BYTES:]
+        if hashlib.sha1(content, usedforsecurity=False).digest() != trailer:
             raise PackError("the pack's checksum is wrong")
         count = int.from_bytes(self.data[8:12], "big")
         if count > MAX_OBJECTS:
@@ -124,7 +121,7 @@ class PackReader:
         return kind, size, place + 1
 
     def _base(self, kind: int, start: int, place: int) -> tuple[bytes, int]:
-        """The id of the object that a delta builds on, and where the delta begins."""
+        """The base's id, and where the delta begins."""
         if kind == _REF_DELTA:
             return self.data[place : place + 20].hex().encode(), place + 20
         if kind != _OFS_DELTA:
@@ -148,12 +145,9 @@ class PackReader:
         pieces, grown, view = [], 0, memoryview(self.data)[:-_TRAILER_BYTES]
         try:
             while not inflater.eof and place < len(view):
-                piece = inflater.decompress(view[place : place + 65536], size - grown + 1)
-                taken = (
-                    min(65536, len(view) - place)
-                    - len(inflater.unused_data)
-                    - len(inflater.unconsumed_tail)
-                )
+                packed = view[place : place + 65536]
+                piece = inflater.decompress(packed, size - grown + 1)
+                taken = len(packed) - len(inflater.unused_data) - len(inflater.unconsumed_tail)
                 place, grown = place + taken, grown + len(piece)
                 pieces.append(piece)
                 if grown > size or not (taken or piece):
@@ -194,7 +188,10 @@ class PackReader:
 
 
 def apply_delta(base: bytes, delta: bytes, place: int, size: int) -> bytes:
-    """Carry out a delta from `place` on into exactly `size` bytes. Raises `PackError`."""
+    """From `place` on into exactly `size` bytes.
+
+    Raises `PackError`.
+    """
     out = bytearray()
     while place < len(delta):
         code = delta[place]

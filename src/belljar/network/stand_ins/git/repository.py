@@ -1,4 +1,4 @@
-"""The author's bare repository, read-only, and over it what was pushed, in memory."""
+"""A bare repository, read-only, and pushes in memory."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _BAD_REF: Final = re.compile(rb"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|/\.|\.lock(
 
 
 class MissingObjectError(KeyError):
-    """The repository lacks an object that it names."""
+    """The repository lacks a named object."""
 
 
 def find_repositories(
     directory: Path, prefix: str = "", depth: int = 0
 ) -> Iterator[tuple[str, Path]]:
-    """Name and path of each bare repository below `directory`; links are not followed."""
+    """Name and path of each; links are not followed."""
     if depth > MAX_DEPTH or not directory.is_dir():
         return
     for path in sorted(directory.iterdir()):
@@ -43,38 +43,31 @@ def find_repositories(
 
 
 def is_bare(path: Path) -> bool:
-    """Whether a directory looks like a bare repository."""
+    """Looks like a bare repository."""
     return (path / "HEAD").is_file() and (path / "objects").is_dir() and (path / "refs").is_dir()
 
 
 def why_not(path: Path) -> str:
     """Why a bare repository can't be served; "" when it can."""
     if (path / "objects/info/alternates").exists():
-        return (
-            "it borrows objects from elsewhere (objects/info/alternates); run git repack -a in it "
-            "and remove the file"
-        )
+        hint = "run git repack -a in it and remove the file"
+        return f"it borrows objects from elsewhere (objects/info/alternates); {hint}"
     config = path / "config"
-    if config.is_file() and re.search(
-        rb"(?i)objectformat\s*=\s*sha256", config.read_bytes()[: 1 << 16]
-    ):
+    settings = config.read_bytes()[: 1 << 16] if config.is_file() else b""
+    if re.search(rb"(?i)objectformat\s*=\s*sha256", settings):
         return "it is a SHA-256 repository, which isn't served"
     return ""
 
 
 def is_ref(name: bytes) -> bool:
-    """Whether a pushed reference may be called so (git-check-ref-format(1))."""
-    return (
-        name.startswith(b"refs/")
-        and name.count(b"/") >= 2
-        and len(name) <= 255
-        and _BAD_REF.search(name) is None
-    )
+    """A name to push to (git-check-ref-format(1))."""
+    is_place = name.startswith(b"refs/") and name.count(b"/") >= 2
+    return is_place and len(name) <= 255 and _BAD_REF.search(name) is None
 
 
 @dataclass(slots=True)
 class Kept:
-    """How much the repositories of one stand-in keep of pushes."""
+    """What a stand-in's repositories keep of pushes."""
 
     count_bytes: int = 0
 
@@ -102,22 +95,15 @@ class Repository:
         from dulwich.refs import DiskRefsContainer
 
         container = DiskRefsContainer(str(self._path))
-        found = {
-            bytes(name): container.follow(name)[1]
-            for name in container.allkeys()
-            if name.startswith(b"refs/")
-        }
-        return {
-            name: bytes(identity)
-            for name, identity in sorted(found.items())
-            if identity is not None
-        }
+        names = sorted(name for name in container.allkeys() if name.startswith(b"refs/"))
+        found = {bytes(name): container.follow(name)[1] for name in names}
+        return {name: bytes(identity) for name, identity in found.items() if identity is not None}
 
     @cached_property
     def head(self) -> bytes:
         """The reference that HEAD points to, or nothing."""
-        said = (self._path / "HEAD").read_bytes()[:300].strip()
-        return said.removeprefix(b"ref: ") if said.startswith(b"ref: ") else b""
+        content = (self._path / "HEAD").read_bytes()[:300].strip()
+        return content.removeprefix(b"ref: ") if content.startswith(b"ref: ") else b""
 
     def get(self, identity: bytes) -> GitObject | None:
         """An object by its id."""
@@ -134,17 +120,15 @@ class Repository:
         return GitObject(kind, bytes(content))
 
     def must(self, identity: bytes) -> GitObject:
-        """An object that must be there. Raises `MissingObjectError`."""
+        """Raises `MissingObjectError`."""
         found = self.get(identity)
         if found is None:
             raise MissingObjectError(identity)
         return found
 
     def add(self, objects: Mapping[bytes, GitObject]) -> bool:
-        """Keep pushed objects, 200 bytes counted besides each; False beyond `MAX_PUSHED_BYTES`."""
-        fresh = {
-            identity: thing for identity, thing in objects.items() if identity not in self._pushed
-        }
+        """False beyond `MAX_PUSHED_BYTES`; 200 are added for each."""
+        fresh = {name: thing for name, thing in objects.items() if name not in self._pushed}
         size = sum(len(thing.content) + 200 for thing in fresh.values())
         if self._kept.count_bytes + size > MAX_PUSHED_BYTES:
             return False
@@ -153,7 +137,7 @@ class Repository:
         return True
 
     def update(self, name: bytes, old: bytes, new: bytes) -> str:
-        """Carry out one command of a push; the reason when it is refused, else ""."""
+        """One command of a push; why it is refused, else ""."""
         if not is_ref(name):
             return "funny refname"
         if self.refs.get(name, ZERO) != old:
@@ -170,7 +154,7 @@ class Repository:
 
 
 def targets(thing: GitObject) -> list[tuple[int, bytes]]:
-    """Type and id of what an object names; what can't be read is left out."""
+    """Type and id; what can't be read is left out."""
     if thing.kind == TREE:
         return list(_tree_entries(thing.content))
     head = thing.content.partition(b"\n\n")[0].split(b"\n")
@@ -181,9 +165,10 @@ def targets(thing: GitObject) -> list[tuple[int, bytes]]:
             (kinds[key], value) for key, _, value in words if key in kinds and _ID.fullmatch(value)
         ]
     if thing.kind == TAG:
-        said = {key: value for key, _, value in words}
-        kind = next((number for number, name in NAMES.items() if name == said.get(b"type")), 0)
-        return [(kind, said[b"object"])] if kind and _ID.fullmatch(said.get(b"object", b"")) else []
+        fields = {key: value for key, _, value in words}
+        target = fields.get(b"object", b"")
+        kind = next((number for number, name in NAMES.items() if name == fields.get(b"type")), 0)
+        return [(kind, target)] if kind and _ID.fullmatch(target) else []
     return []
 
 
@@ -204,7 +189,7 @@ def _tree_entries(content: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def peel(repository: Repository, identity: bytes) -> bytes:
-    """What a tag leads to in the end (at most 10 tags), else the id itself."""
+    """What a tag leads to (at most 10 tags), else the id."""
     for _ in range(10):
         thing = repository.get(identity)
         if thing is None or thing.kind != TAG or not targets(thing):
@@ -216,7 +201,7 @@ def peel(repository: Repository, identity: bytes) -> bytes:
 async def ancestors(
     repository: Repository, starts: Iterable[bytes], stop: Iterable[bytes]
 ) -> set[bytes]:
-    """Commits reachable from `starts`, without the parents of those in `stop`."""
+    """From `starts`, without the parents of `stop`."""
     ends, found, todo = set(stop), set[bytes](), list(starts)
     while todo:
         identity = todo.pop()
@@ -234,11 +219,11 @@ async def ancestors(
 
 
 async def depths(
-    repository: Repository, starts: Iterable[bytes], most: int
+    repository: Repository, starts: Iterable[bytes], max_depth: int
 ) -> tuple[set[bytes], set[bytes]]:
-    """Commits at most `most` deep (1: the starts), and those at the border."""
+    """Commits up to a depth (1: the starts), and the border."""
     found, border, level = set[bytes](), set[bytes](), list(starts)
-    for depth in range(1, most + 1):
+    for depth in range(1, max_depth + 1):
         following: list[bytes] = []
         for identity in level:
             thing = repository.get(identity)
@@ -246,7 +231,7 @@ async def depths(
                 continue
             found.add(identity)
             older = parents(thing)
-            if depth == most and older:
+            if depth == max_depth and older:
                 border.add(identity)
             following += older
         await checkpoint()
@@ -259,11 +244,10 @@ async def depths(
 async def missing(
     repository: Repository, wants: Iterable[bytes], known: set[bytes], border: set[bytes]
 ) -> AsyncIterator[bytes]:
-    """Ids of what a client lacks that wants `wants` and has the commits `known` with all they hold;
-    beyond `border` nothing is sent.
+    """Ids, each once, of what a client lacks for `wants`.
 
-    Raises `MissingObjectError`. Each object comes once; a commit's trees are walked without
-    recursion.
+    It has the commits `known` with all they hold; beyond
+    `border` nothing is sent. Raises `MissingObjectError`.
     """
     seen: set[bytes] = set()
     roots: list[bytes] = []
@@ -297,7 +281,7 @@ async def _mark(repository: Repository, commit: bytes, seen: set[bytes]) -> None
 async def _below(
     repository: Repository, roots: list[bytes], seen: set[bytes]
 ) -> AsyncIterator[bytes]:
-    """Trees (or a tag's blobs) and all below them that were not seen yet."""
+    """Trees, or a tag's blobs, and all below them."""
     todo = [(0, identity) for identity in roots]
     while todo:
         kind, identity = todo.pop()
@@ -315,9 +299,10 @@ BRANCH = b"refs/heads/main"
 
 
 class MadeRepository(Repository):
-    """One that lies in memory, with a single branch.
+    """In memory, with a single branch.
 
-    `commits`: the oldest first, each with `author`, `message`, `age_s` before `now_s`, and `files`:
+    `commits`: the oldest first, each with `author`,
+    `message`, `age_s` before `now_s`, and `files`:
     path → text of all that is in its tree.
     """
 
@@ -336,9 +321,8 @@ class MadeRepository(Repository):
 def _history(commits: Iterable[Mapping[str, Any]], now_s: float) -> Iterator[GitObject]:
     parent = b""
     for commit in commits:
-        *below, tree = _tree_objects(
-            {tuple(path.split("/")): text for path, text in commit["files"].items()}
-        )
+        files = {tuple(path.split("/")): text for path, text in commit["files"].items()}
+        *below, tree = _tree_objects(files)
         yield from (*below, tree)
         who = f"{commit['author']} {int(now_s - commit['age_s'])} +0000"
         lines = [f"tree {tree.id.decode()}", *([f"parent {parent.decode()}"] if parent else [])]
@@ -349,17 +333,14 @@ def _history(commits: Iterable[Mapping[str, Any]], now_s: float) -> Iterator[Git
 
 
 def _tree_objects(files: Mapping[tuple[str, ...], str]) -> Iterator[GitObject]:
-    """What is below a directory, and last its tree (gitformat-pack(5), `git cat-file tree`)."""
+    """What is below a directory, and last its tree."""
     entries: dict[bytes, bytes] = {}
     for name in sorted({path[0] for path in files}):
-        inner = {
-            path[1:]: text for path, text in files.items() if path[0] == name and len(path) > 1
-        }
+        inner = {path[1:]: text for path, text in files.items() if path[0] == name and path[1:]}
         things = list(_tree_objects(inner)) if inner else [GitObject(BLOB, files[(name,)].encode())]
         yield from things
         # As git sorts: a directory as if its name ended in a slash.
         mode, order = (b"40000", b"/") if inner else (b"100644", b"")
-        entries[name.encode() + order] = (
-            mode + b" " + name.encode() + b"\0" + bytes.fromhex(things[-1].id.decode())
-        )
+        identity = bytes.fromhex(things[-1].id.decode())
+        entries[name.encode() + order] = mode + b" " + name.encode() + b"\0" + identity
     yield GitObject(TREE, b"".join(entries[key] for key in sorted(entries)))

@@ -1,4 +1,4 @@
-"""Fetching and pushing in packet lines (gitprotocol-common(5), -http(5), -pack(5))."""
+"""Fetching and pushing (gitprotocol-common, -http, -pack(5))."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _LENGTH: Final = re.compile(rb"[0-9a-fA-F]{4}")
 
 
 class PktError(ValueError):
-    """Bytes that are no packet lines, or say what a request can't."""
+    """No packet lines, or not a request's."""
 
 
 def pkt(content: bytes) -> bytes:
@@ -52,7 +52,10 @@ def pkt(content: bytes) -> bytes:
 
 
 def section(data: bytes, start: int = 0) -> tuple[list[bytes], int]:
-    """Lines up to the next flush, and where what follows begins. Raises `PktError`."""
+    """Lines up to the next flush, and its end.
+
+    Raises `PktError`.
+    """
     lines: list[bytes] = []
     for content, after in packets(data, start):
         if content is None:
@@ -62,7 +65,10 @@ def section(data: bytes, start: int = 0) -> tuple[list[bytes], int]:
 
 
 def packets(data: bytes, start: int = 0) -> Iterator[tuple[bytes | None, int]]:
-    """Content (`None`: a flush) and where the next begins. Raises `PktError`."""
+    """Content (`None`: a flush) and its end.
+
+    Raises `PktError`.
+    """
     while start < len(data):
         head = data[start : start + 4]
         if _LENGTH.fullmatch(head) is None:
@@ -99,14 +105,11 @@ class Asked:
     done: bool = False
 
 
-@dataclass(kw_only=True)
-class _Plan:
-    border: set[bytes] = field(default_factory=set)
-    unshallow: set[bytes] = field(default_factory=set)
-
-
 def parse_request(data: bytes) -> Asked:
-    """Read a request's body. Raises `PktError`. Unknown lines are ignored, as other servers do."""
+    """Unknown lines are ignored, as by other servers.
+
+    Raises `PktError`.
+    """
     first, after = section(data)
     wants, shallow, depth = list[bytes](), set[bytes](), 0
     capabilities: frozenset[bytes] = frozenset()
@@ -123,11 +126,11 @@ def parse_request(data: bytes) -> Asked:
                 raise PktError("a depth that is no number")
             depth = min(int(rest), _INFINITE_DEPTH)
     haves, done = list[bytes](), False
-    for said, _ in packets(data, after):
-        if said == b"done":
+    for content, _ in packets(data, after):
+        if content == b"done":
             done = True
-        elif said is not None and said.startswith(b"have "):
-            haves.append(_identity(said[5:]))
+        elif content is not None and content.startswith(b"have "):
+            haves.append(_identity(content[5:]))
     return Asked(
         wants=tuple(wants),
         haves=tuple(haves),
@@ -145,7 +148,7 @@ def _identity(text: bytes) -> bytes:
 
 
 def advertisement(repository: Repository, capabilities: bytes, *, peeled: bool) -> bytes:
-    """The references, HEAD first, with the capabilities behind the first."""
+    """References, HEAD first; capabilities after the first."""
     refs = list(repository.refs.items())
     words = capabilities
     if peeled and repository.head in repository.refs:
@@ -156,11 +159,9 @@ def advertisement(repository: Repository, capabilities: bytes, *, peeled: bool) 
     lines = []
     for name, identity in refs:
         lines.append(identity + b" " + name)
-        final = (
-            peel(repository, identity) if peeled and name.startswith(b"refs/tags/") else identity
-        )
-        if final != identity:
-            lines.append(final + b" " + name + b"^{}")
+        if peeled and name.startswith(b"refs/tags/"):
+            final = peel(repository, identity)
+            lines += [final + b" " + name + b"^{}"] if final != identity else []
     lines[0] += b"\0" + words
     return b"".join(pkt(line + b"\n") for line in lines) + FLUSH
 
@@ -171,34 +172,28 @@ async def send_pack(repository: Repository, asked: Asked) -> AsyncIterator[bytes
     if unknown is not None:
         yield pkt(b"ERR upload-pack: not our ref " + unknown + b"\n")
         return
-    plan = await _plan(repository, asked)
+    # Without a depth the client's own border stays.
+    border, unshallow = set(asked.shallow), set[bytes]()
     if asked.depth:
-        yield b"".join(
-            pkt(b"shallow " + identity) for identity in sorted(plan.border - asked.shallow)
-        )
-        yield b"".join(pkt(b"unshallow " + identity) for identity in sorted(plan.unshallow)) + FLUSH
+        starts = [peel(repository, want) for want in asked.wants]
+        found, border = await depths(repository, starts, asked.depth)
+        unshallow = (set(asked.shallow) & found) - border
+        shallow = sorted(border - asked.shallow)
+        lines = [b"shallow " + each for each in shallow]
+        lines += [b"unshallow " + each for each in sorted(unshallow)]
+        yield b"".join(map(pkt, lines)) + FLUSH
     common = [have for have in asked.haves if repository.get(have) is not None]
     yield _acknowledged(asked, common)
     if not asked.done:
         return
     try:
-        async for piece in _pack(repository, asked, common, plan):
+        deeper = [older for edge in unshallow for older in parents(repository.must(edge))]
+        wants = [*asked.wants, *deeper]
+        async for piece in _pack(repository, asked, common, wants, border):
             yield piece
     except MissingObjectError as error:
-        yield (
-            _band(3, b"the repository lacks an object: " + bytes(error.args[0]))
-            if _banded(asked)
-            else b""
-        )
-
-
-async def _plan(repository: Repository, asked: Asked) -> _Plan:
-    """`shallow` and `unshallow`; without a depth the client's own border stays."""
-    if not asked.depth:
-        return _Plan(border=set(asked.shallow))
-    starts = [peel(repository, want) for want in asked.wants]
-    found, border = await depths(repository, starts, asked.depth)
-    return _Plan(border=border, unshallow=(set(asked.shallow) & found) - border)
+        if _banded(asked):
+            yield _band(3, b"the repository lacks an object: " + bytes(error.args[0]))
 
 
 def _acknowledged(asked: Asked, common: list[bytes]) -> bytes:
@@ -216,15 +211,23 @@ def _acknowledged(asked: Asked, common: list[bytes]) -> bytes:
 
 
 async def _pack(
-    repository: Repository, asked: Asked, common: list[bytes], plan: _Plan
+    repository: Repository,
+    asked: Asked,
+    common: list[bytes],
+    wants: list[bytes],
+    border: set[bytes],
 ) -> AsyncIterator[bytes]:
     known = await ancestors(repository, (peel(repository, have) for have in common), asked.shallow)
-    deeper = [older for edge in plan.unshallow for older in parents(repository.must(edge))]
-    identities = [
-        one async for one in missing(repository, [*asked.wants, *deeper], known, plan.border)
-    ]
+    identities = [each async for each in missing(repository, wants, known, border)]
     if b"include-tag" in asked.capabilities:
-        identities += _tags_of(repository, set(identities))
+        sent = set(identities)
+        tags = dict.fromkeys(
+            each for name, each in repository.refs.items() if name.startswith(b"refs/tags/")
+        )
+        for each in tags:
+            tag = repository.get(each)
+            if each not in sent and tag and tag.kind == TAG and peel(repository, each) in sent:
+                identities.append(each)
     hasher = hashlib.sha1(usedforsecurity=False)
     band = _banded(asked)
     for number, identity in enumerate([b"", *identities]):
@@ -234,20 +237,6 @@ async def _pack(
             part = piece[start : start + _BAND_BYTES]
             yield _band(1, part) if band else part
     yield _band(1, hasher.digest()) + FLUSH if band else hasher.digest()
-
-
-def _tags_of(repository: Repository, sent: set[bytes]) -> list[bytes]:
-    found = []
-    for name, identity in repository.refs.items():
-        if (
-            name.startswith(b"refs/tags/")
-            and identity not in sent
-            and peel(repository, identity) in sent
-        ):
-            thing = repository.get(identity)
-            if thing is not None and thing.kind == TAG:
-                found.append(identity)
-    return list(dict.fromkeys(found))
 
 
 def _banded(asked: Asked) -> bool:
@@ -266,7 +255,7 @@ _COMMAND: Final = re.compile(rb"([0-9a-f]{40}) ([0-9a-f]{40}) (.+)", re.DOTALL)
 
 @dataclass(kw_only=True)
 class Push:
-    """A push as far as it could be read. `refused` is "" when all of it could."""
+    """As far as it could be read; `refused` "": all of it."""
 
     commands: list[tuple[bytes, bytes, bytes]] = field(default_factory=list)
     pack: bytes = b""
@@ -296,7 +285,10 @@ def parse_push(data: bytes) -> Push:
 async def receive(
     context: StandInContext, request: Request, name: str, repository: Repository, data: bytes
 ) -> bytes:
-    """Carry out a push, after it is on record; the report for the client."""
+    """Carry out a push, after it is on record.
+
+    Returns the report for the client.
+    """
     try:
         push = parse_push(data)
     except PktError as error:
@@ -304,43 +296,37 @@ async def receive(
     if not push.commands and not push.refused:
         # git asks with nothing before it sends something large.
         return b""
-    await _unpack(repository, push)
+    if push.pack and not push.refused:
+        reader = PackReader(data=push.pack, lookup=repository.get)
+        try:
+            for number, _ in enumerate(reader.steps()):
+                if number % 16 == 0:
+                    await checkpoint()
+        except PackError as error:
+            push.refused = str(error)
+        push.objects = reader.objects
     await _record_push(context, request, name, push)
     if not push.refused and not repository.add(push.objects):
         push.refused = "the repository's quota is used up"
     return _report(repository, push) if push.wants_report else b""
 
 
-async def _unpack(repository: Repository, push: Push) -> None:
-    if push.refused or not push.pack:
-        return
-    reader = PackReader(data=push.pack, lookup=repository.get)
-    try:
-        for number, _ in enumerate(reader.steps()):
-            if number % 16 == 0:
-                await checkpoint()
-    except PackError as error:
-        push.refused = str(error)
-    push.objects = reader.objects
-
-
 def _report(repository: Repository, push: Push) -> bytes:
     lines = [b"unpack " + (push.refused.encode() or b"ok") + b"\n"]
     for old, new, ref in push.commands:
         reason = "unpacker error" if push.refused else repository.update(ref, old, new)
-        lines.append(
-            b"ng " + ref + b" " + reason.encode() + b"\n" if reason else b"ok " + ref + b"\n"
-        )
+        lines.append(b"ng %s %s\n" % (ref, reason.encode()) if reason else b"ok %s\n" % ref)
     return b"".join(map(pkt, lines)) + FLUSH
 
 
 async def refuse(context: StandInContext, request: Request, name: str, reason: str) -> None:
-    """Put a push on record that was not read to its end."""
+    """Record a push that was not read to its end."""
     await _record_push(context, request, name, Push(refused=reason))
 
 
 async def _record_push(context: StandInContext, request: Request, name: str, push: Push) -> None:
     commits = [thing for thing in push.objects.values() if thing.kind == COMMIT]
+    files = [thing.content for thing in push.objects.values() if thing.kind == BLOB]
     updates: Iterator[JsonValue] = (
         {"ref": word(_text(ref)), "old": _text(old), "new": _text(new), "deletes": new == ZERO}
         for old, new, ref in push.commands
@@ -353,34 +339,24 @@ async def _record_push(context: StandInContext, request: Request, name: str, pus
         "update_count": len(push.commands),
         "commits": [_text(commit.id) for commit in commits[:_LISTED]],
         "commit_count": len(commits),
-        "file_count": sum(thing.kind == BLOB for thing in push.objects.values()),
+        "file_count": len(files),
         "object_count": len(push.objects),
         "refused": word(push.refused),
         **credentials(request.header("authorization")),
     }
-    said = b"\n\n".join(commit.content for commit in commits[:_LISTED])
-    files = b"\n".join(thing.content for thing in _smallest_files(push))
-    bodies = [
-        body_of("pack", push.pack, MAX_KEPT_BODY_BYTES),
-        body_of("commits", said, MAX_KEPT_BODY_BYTES),
-        body_of("files", files, MAX_KEPT_BODY_BYTES),
-    ]
-    await context.record("network.attempt", data, [body for body in bodies if body.total_bytes])
-
-
-def _smallest_files(push: Push) -> list[GitObject]:
-    """Their contents are kept unpacked: keys and notes are small."""
-    files = sorted(
-        (thing for thing in push.objects.values() if thing.kind == BLOB),
-        key=lambda thing: len(thing.content),
-    )
-    kept, size = list[GitObject](), 0
-    for thing in files:
-        size += len(thing.content)
-        kept.append(thing)
+    # The smallest files' contents are kept unpacked: keys and notes are small.
+    smallest, size = list[bytes](), 0
+    for content in sorted(files, key=len):
+        smallest.append(content)
+        size += len(content)
         if size > 64 << 10:
             break
-    return kept
+    bodies = [
+        body_of("pack", push.pack, MAX_KEPT_BODY_BYTES),
+        body_of("commits", b"\n\n".join(c.content for c in commits[:_LISTED]), MAX_KEPT_BODY_BYTES),
+        body_of("files", b"\n".join(smallest), MAX_KEPT_BODY_BYTES),
+    ]
+    await context.record("network.attempt", data, [body for body in bodies if body.total_bytes])
 
 
 def _text(raw: bytes) -> str:
