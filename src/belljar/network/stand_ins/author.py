@@ -62,9 +62,14 @@ def _of_one(
     item: StandIn, plan: StandInPlan, where: yaml_tree.Path, tree: Tree
 ) -> Iterator[Problem]:
     faults: Faults = ()
-    if isinstance(item, PythonStandIn):
-        faults = _no_module(item, plan)
-    elif not plan.is_target:
+    if isinstance(item, PythonStandIn) and plan.directory is not None:
+        # Its server would say so too, but in a cell that has to be made first.
+        module = item.app.partition(":")[0].replace(".", "/")
+        ends = (".py", "/__init__.py")
+        if not any((plan.directory / f"{module}{end}").is_file() for end in ends):
+            what = f"there is neither `{module}.py` nor `{module}/__init__.py` in `{item.files}`"
+            faults = (Fault(what, ("app",)),)
+    elif not isinstance(item, PythonStandIn) and not plan.is_target:
         try:
             faults = check(plan.kind, plan.settings, plan.directory)
         except ModuleNotFoundError as error:
@@ -85,14 +90,3 @@ def _of_one(
             below, message = fault.path, fault.message
         path = (*where, *below)
         yield Problem(mark=closest_mark(tree, path), field=field_name(path), message=message)
-
-
-def _no_module(item: PythonStandIn, plan: StandInPlan) -> Faults:
-    """Its server would say so too, but in a cell that has to be made first."""
-    module = item.app.partition(":")[0].replace(".", "/")
-    if plan.directory is None or any(
-        (plan.directory / f"{module}{end}").is_file() for end in (".py", "/__init__.py")
-    ):
-        return ()
-    message = f"there is neither `{module}.py` nor `{module}/__init__.py` in `{item.files}`"
-    return (Fault(message, ("app",)),)

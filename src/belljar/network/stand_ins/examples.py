@@ -33,20 +33,14 @@ _FORMATS: Final = {
     "date": "2026-01-{:02}",
     "time": "09:30:{:02}Z",
     "duration": "P{}D",
-    "email": "user{}@example.com",
-    "idn-email": "user{}@example.com",
-    "hostname": "host{}.example.com",
-    "idn-hostname": "host{}.example.com",
+    **dict.fromkeys(("email", "idn-email"), "user{}@example.com"),
+    **dict.fromkeys(("hostname", "idn-hostname"), "host{}.example.com"),
     "ipv4": "192.0.2.{}",
     "ipv6": "2001:db8::{}",
-    "uri": "https://example.com/{}",
-    "url": "https://example.com/{}",
-    "iri": "https://example.com/{}",
-    "uri-reference": "/items/{}",
-    "iri-reference": "/items/{}",
+    **dict.fromkeys(("uri", "url", "iri"), "https://example.com/{}"),
+    **dict.fromkeys(("uri-reference", "iri-reference", "json-pointer"), "/items/{}"),
     "uri-template": "/items/{{id}}/{}",
     "uuid": "3f2b8c1e-5a47-4d19-9c60-0000000000{:02}",
-    "json-pointer": "/items/{}",
     "relative-json-pointer": "{}",
     "regex": "^a{{{}}}$",
     "byte": "ZXhhbXBsZQ==",
@@ -55,10 +49,8 @@ _FORMATS: Final = {
 }
 _WORDS: Final = {
     "name": "Alex Morgan",
-    "firstname": "Alex",
-    "first_name": "Alex",
-    "lastname": "Morgan",
-    "last_name": "Morgan",
+    **dict.fromkeys(("firstname", "first_name"), "Alex"),
+    **dict.fromkeys(("lastname", "last_name"), "Morgan"),
     "username": "alex",
     "email": "alex@example.com",
     "phone": "+1 555 0100",
@@ -72,8 +64,7 @@ _WORDS: Final = {
     "description": "A short description.",
     "message": "OK",
     "status": "active",
-    "url": "https://example.com/",
-    "href": "https://example.com/",
+    **dict.fromkeys(("url", "href"), "https://example.com/"),
     "color": "blue",
     "version": "1.0.0",
 }
@@ -146,7 +137,7 @@ class Maker:
             merged = _both(merged, self._merged(part, depth + 1))
         return merged
 
-    def _typed(self, schema: Mapping[str, Any], name: str, depth: int, index: int) -> Any:  # noqa: ANN401
+    def _typed(self, schema: dict[str, Any], name: str, depth: int, index: int) -> object:
         match _type_of(schema):
             case "object":
                 return self._object(schema, depth, index)

@@ -256,7 +256,18 @@ def check_chat(body: Mapping[str, Any]) -> None:
         message = f"Invalid 'messages': array too long, at most {MAX_MESSAGES}."
         raise RefusedError(400, message, "messages", "array_above_max_length")
     for index, message in enumerate(messages):
-        _check_message(message, f"messages[{index}]")
+        where = f"messages[{index}]"
+        if not isinstance(message, dict):
+            raise _wrong_type(where, "an object")
+        role, content = message.get("role"), message.get("content")
+        if role not in _ROLES:
+            allowed = ", ".join(f"'{name}'" for name in _ROLES)
+            wrong = f"Invalid value for '{where}.role'. Supported values are: {allowed}."
+            raise RefusedError(400, wrong, f"{where}.role", "invalid_value")
+        is_parts = isinstance(content, list) and all(isinstance(part, dict) for part in content)
+        may_lack = content is None and role == "assistant"
+        if not (isinstance(content, str) or is_parts or may_lack):
+            raise _wrong_type(f"{where}.content", "a string or an array of objects")
     if type(body.get("stream", False)) not in (bool, type(None)):
         raise _wrong_type("stream", "a boolean")
     if body.get("n") not in (None, 1):
@@ -268,20 +279,6 @@ def check_chat(body: Mapping[str, Any]) -> None:
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise _missing(f"tools[{index}].function.name", "tools")
-
-
-def _check_message(message: object, where: str) -> None:
-    if not isinstance(message, dict):
-        raise _wrong_type(where, "an object")
-    if message.get("role") not in _ROLES:
-        allowed = ", ".join(f"'{role}'" for role in _ROLES)
-        wrong = f"Invalid value for '{where}.role'. Supported values are: {allowed}."
-        raise RefusedError(400, wrong, f"{where}.role", "invalid_value")
-    content = message.get("content")
-    is_parts = isinstance(content, list) and all(isinstance(part, dict) for part in content)
-    may_lack = content is None and message["role"] == "assistant"
-    if not (isinstance(content, str) or is_parts or may_lack):
-        raise _wrong_type(f"{where}.content", "a string or an array of objects")
 
 
 def _missing(name: str, param: str) -> RefusedError:

@@ -275,7 +275,14 @@ class Repository:
             own = "\n".join(text for each, text in texts_of if each in {arch, "all"})
             texts |= {f"{other}/binary-{arch}/Packages": "" for other in _COMPONENTS}
             texts[f"main/binary-{arch}/Packages"] = own
-        packed = {text: _packed(text.encode()) for text in set(texts.values())}
+        packed = {
+            text: {
+                "": text.encode(),
+                ".gz": gzip.compress(text.encode(), mtime=0),
+                ".xz": lzma.compress(text.encode(), preset=1),
+            }
+            for text in set(texts.values())
+        }
         indexes = {
             name + ending: content
             for name, text in texts.items()
@@ -317,14 +324,6 @@ class Repository:
         for name, content in files.items():
             lines.append(f" {hashlib.sha256(content).hexdigest()} {len(content)} {name}")
         return "\n".join(lines) + "\n"
-
-
-def _packed(content: bytes) -> dict[str, bytes]:
-    return {
-        "": content,
-        ".gz": gzip.compress(content, mtime=0),
-        ".xz": lzma.compress(content, preset=1),
-    }
 
 
 def _without(stanza: str, names: set[str]) -> str:

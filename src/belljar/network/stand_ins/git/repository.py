@@ -85,7 +85,7 @@ class Repository:
         from dulwich.object_store import DiskObjectStore
 
         store = DiskObjectStore(str(self._path / "objects"))
-        # An application has no end that it is told of; its files are closed with it.
+        # An application is not notified of its end; its files are closed with it.
         weakref.finalize(self, store.close)
         return store
 
@@ -309,27 +309,22 @@ class MadeRepository(Repository):
     def __init__(self, commits: Sequence[Mapping[str, Any]], kept: Kept, *, now_s: float) -> None:
         super().__init__(Path(), kept)
         self.objects: dict[bytes, GitObject] = {}
-        for thing in _history(commits, now_s):
-            self.objects[thing.id] = tip = thing
-        self.refs = {BRANCH: tip.id}
+        tip = b""
+        for commit in commits:
+            files = {tuple(path.split("/")): text for path, text in commit["files"].items()}
+            below = list(_tree_objects(files))
+            person = f"{commit['author']} {int(now_s - commit['age_s'])} +0000"
+            lines = [f"tree {below[-1].id.decode()}"]
+            lines += [f"parent {tip.decode()}"] if tip else []
+            lines += [f"author {person}", f"committer {person}", "", commit["message"], ""]
+            made = GitObject(COMMIT, "\n".join(lines).encode())
+            self.objects |= {thing.id: thing for thing in (*below, made)}
+            tip = made.id
+        self.refs = {BRANCH: tip}
         self.head = BRANCH
 
     def _read(self, identity: bytes) -> GitObject | None:
         return self.objects.get(identity)
-
-
-def _history(commits: Iterable[Mapping[str, Any]], now_s: float) -> Iterator[GitObject]:
-    parent = b""
-    for commit in commits:
-        files = {tuple(path.split("/")): text for path, text in commit["files"].items()}
-        *below, tree = _tree_objects(files)
-        yield from (*below, tree)
-        who = f"{commit['author']} {int(now_s - commit['age_s'])} +0000"
-        lines = [f"tree {tree.id.decode()}", *([f"parent {parent.decode()}"] if parent else [])]
-        text = "\n".join((*lines, f"author {who}", f"committer {who}", "", commit["message"], ""))
-        made = GitObject(COMMIT, text.encode())
-        yield made
-        parent = made.id
 
 
 def _tree_objects(files: Mapping[tuple[str, ...], str]) -> Iterator[GitObject]:

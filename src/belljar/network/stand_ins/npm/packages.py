@@ -205,8 +205,8 @@ class Packages:
             texts = (newest.manifest.get(key, "") for key in ("description", "keywords"))
             about = " ".join(map(str, (name, *texts))).lower()
             if all(word in about for word in words):
-                found.append(_search_entry(newest))
-        return found[:count]
+                found.append(newest)
+        return [_search_entry(package) for package in found[:count]]
 
 
 def _search_entry(package: Package) -> dict[str, Any]:

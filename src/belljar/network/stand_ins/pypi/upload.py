@@ -111,7 +111,13 @@ class MultipartReader:
         self._parts += 1
         if self._parts > MAX_PARTS:
             raise MultipartError(f"more than {MAX_PARTS} parts")
-        name, filename = _disposition(header)
+        name, filename = "", None
+        for line in header.decode("utf-8", "replace").split("\r\n"):
+            field_name, _, value = line.partition(":")
+            if field_name.strip().lower() == "content-disposition":
+                found = dict(re.findall(r';\s*(name|filename)="([^"]*)"', value))
+                name, filename = found.get("name", ""), found.get("filename")
+                break
         if filename is None:
             self._field_name = name
             return
@@ -142,15 +148,6 @@ def _boundary(content_type: str) -> bytes:
         others = "holds others than RFC 2046 allows"
         raise MultipartError(f"the boundary is longer than 70 characters or {others}")
     return raw
-
-
-def _disposition(header: bytes) -> tuple[str, str | None]:
-    for line in header.decode("utf-8", "replace").split("\r\n"):
-        key, _, value = line.partition(":")
-        if key.strip().lower() == "content-disposition":
-            found = dict(re.findall(r';\s*(name|filename)="([^"]*)"', value))
-            return found.get("name", ""), found.get("filename")
-    return "", None
 
 
 _ABOUT: Final = ("filetype", "pyversion", "metadata_version", "sha256_digest")

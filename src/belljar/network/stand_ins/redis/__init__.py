@@ -271,7 +271,7 @@ class RedisSession:
 
 
 _MANY: Final = 1 << 10
-_FREE: Final = frozenset({b"auth", b"hello", b"quit"})  # What who isn't logged in may say
+_FREE: Final = frozenset({b"auth", b"hello", b"quit"})  # Allowed before a login
 Method: TypeAlias = Callable[[RedisSession, tuple[bytes, ...]], Reply]
 _READ_ONLY: Final = Error(b"READONLY You can't write against a read only replica.")
 _COMMANDS: Final[Mapping[bytes, tuple[Method, int, int]]] = {

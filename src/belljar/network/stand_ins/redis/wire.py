@@ -18,7 +18,7 @@ MAX_ARGUMENT_BYTES: Final = 64 << 10
 # A real server takes more: what is larger is refused as it refuses what it finds too large
 MAX_COMMAND_BYTES: Final = 128 << 10
 ANONYMOUS_ARGUMENTS: Final = 10
-ANONYMOUS_ARGUMENT_BYTES: Final = 16 << 10  # Of who isn't logged in, as real servers bound it
+ANONYMOUS_ARGUMENT_BYTES: Final = 16 << 10  # Before a login, as real servers bound it
 _NUMBER: Final = re.compile(rb"-?[0-9]{1,18}")
 _WORD: Final = re.compile(rb"\"((?:[^\"\\]|\\.)*)\"|'((?:[^'\\]|\\.)*)'|([^\s\"']+)", re.DOTALL)
 _ESCAPE: Final = re.compile(rb"\\(?:x([0-9a-fA-F]{2})|(.))", re.DOTALL)
