@@ -36,6 +36,7 @@ MISTAKES = {
     f"{HEAD}when: {{query.q: {{like: x}}}}": "a condition is a value, or one of",
     f"{HEAD}when: {{query.q: {{exists: maybe}}}}": "true or false is needed",
     f"{HEAD}do: {{set: {{query.q: 1}}}}": "only what lies below `state` and `session` can be changed",
+    f"{HEAD}do: {{delete: [1]}}": "a reference begins with one of",
     f"{HEAD}do: {{increment: {{state.n: x}}}}": "a whole number is needed, but this is text",
     f"{HEAD}do: {{put: {{state.n: x}}}}": "routes[0].do.put: there is no such field",
     f"{HEAD}file: none.txt": "3:11: routes[0].file: none.txt: there is no such file",
