@@ -2,7 +2,9 @@
 
 `server SOCKET` is that process; `client SOCKET ARGS…` runs `python -m belljar ARGS…` in a fork of it, with the client's own arguments, environment,
 directory and streams, and ends with its exit code. If the client ends first, the command is killed. Nothing of Belljar is imported beforehand. What
-depends on signals, on a session of its own or on the start itself is tested with real processes.
+depends on signals, on a session of its own or on the start itself is tested with real processes. Belljar takes the operator's variables from the
+environment that its process was *started* with (`/proc/self/environ`), which a fork has from the server: a client whose own ones differ starts a real
+process.
 """
 
 import array
@@ -46,6 +48,9 @@ def client(path: str, arguments: list[str]) -> int:
     """Pass everything on and wait."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.connect(path)
+        server_pid = int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder)
+        if of_operator(f"/proc/{server_pid}/environ") != of_operator("/proc/self/environ"):
+            os.execv(sys.executable, [sys.executable, "-m", "belljar", *arguments])  # noqa: S606
         words = [
             os.getcwd(),  # noqa: PTH109 - pathlib would be a third of a client's time
             str(len(arguments)),
@@ -58,6 +63,14 @@ def client(path: str, arguments: list[str]) -> int:
         sock.sendmsg([b"run"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds.tobytes())])
         said = sock.recv(_EXIT_BYTES)
     return int.from_bytes(said, "big") if said else 255
+
+
+def of_operator(environ: str) -> set[bytes]:
+    """The variables of a start environment that Belljar reads there."""
+    with open(environ, "rb") as file:  # noqa: PTH123 - as above
+        entries = file.read().split(b"\0")
+    named = (b"HOME=", b"XDG_CONFIG_HOME=", b"BELLJAR_")
+    return {entry for entry in entries if entry.startswith(named) and not entry.startswith(b"BELLJAR_HOME=")}
 
 
 def server(path: str) -> None:

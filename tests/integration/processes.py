@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import signal
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.integration.remains import SERVERS_OF_TESTS
 
 from belljar.process import identify, is_alive, kill
 
@@ -26,12 +28,13 @@ def quick_command(*arguments: str) -> list[str]:
     if not _preloaded:
         path = f"{tempfile.mkdtemp(prefix='preloaded-')}/socket"
         words = [sys.executable, str(PRELOADED), "server", path]
-        started = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/"
-        )
+        env = {name: value for name, value in os.environ.items() if name != "BELLJAR_POLICY"}
+        pipe = subprocess.PIPE
+        started = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, cwd="/", env=env)
         assert started.stdout is not None
         assert started.stdout.readline() == b"ready\n"
         _preloaded[path] = started
+        SERVERS_OF_TESTS.add(started.pid)
     return [sys.executable, "-I", "-S", str(PRELOADED), "client", *_preloaded, *arguments]
 
 
@@ -40,6 +43,7 @@ def end_preloaded() -> None:
     while _preloaded:
         path, process = _preloaded.popitem()
         process.communicate(timeout=60)
+        SERVERS_OF_TESTS.discard(process.pid)
         shutil.rmtree(Path(path).parent)
 
 

@@ -15,6 +15,8 @@ from tests.machine import control_groups
 
 PROC = Path("/proc")
 CELL_ID = re.compile(rb"c-[0-9a-f]{12}")
+SERVERS_OF_TESTS: set[int] = set()
+"""Processes that stay on purpose until all tests end (`processes.quick_command`); their children count."""
 # What grows by design: runs are evidence, lock files are kept (not held), bodies of the store have their own checks.
 _KEPT = ("runs", "locks", "keys")
 # Made a minute after a cell's start, when the kill switch first tests itself: only what is unfinished in it counts.
@@ -85,7 +87,7 @@ def below(ancestor: int) -> Iterator[tuple[int, str]]:
     while todo:
         for pid, name, state in children.get(todo.pop(), []):
             todo.append(pid)
-            if state not in {"Z", "X"}:
+            if state not in {"Z", "X"} and pid not in SERVERS_OF_TESTS:
                 yield pid, name
 
 
