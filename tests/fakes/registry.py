@@ -25,7 +25,7 @@ from tests.fakes.images import ARCH, config_document, sha256
 
 OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
-LEAST_VERSION = 44
+MIN_VERSION = 44
 """Of the API, as Docker 29 has it."""
 OCI_INDEX = "application/vnd.oci.image.index.v1+json"
 
@@ -179,7 +179,7 @@ class _DaemonHandler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         version = re.match(r"/v1\.(\d+)", self.path)
-        if version and int(version[1]) < LEAST_VERSION:
+        if version and int(version[1]) < MIN_VERSION:
             _answer(self, 400, b'{"message":"client version is too old"}', "application/json")
             return
         path = re.sub(r"^/v1\.\d+", "", unquote(self.path))

@@ -30,7 +30,7 @@ PYPI, FILES, NPM, DEBIAN = map(
     (("pypi", "org"), ("files", "pythonhosted", "org"), ("registry", "npmjs", "org"), ("deb", "debian", "org")),
 )
 TIMEOUT_S = 300
-MOST_REMAINDER_BYTES = 4 << 10
+MAX_REMAINDER_BYTES = 4 << 10
 """Of an ordinary client's connection: a quarter of what ends one."""
 _OF_REFUSED_UPLOADS = {"late_body", "after_end"}
 """What a client sends on after a 413."""
@@ -147,7 +147,7 @@ async def agent_in(
         assert each["missing_bytes"] == 0, each
         assert each["accounted"] or each["phase"] == "open" or each["unread_bytes"], each
         beside = {kind: size for kind, size in each.get("remainder", {}).items() if kind not in _OF_REFUSED_UPLOADS}
-        assert sum(beside.values()) < MOST_REMAINDER_BYTES, dict(each)
+        assert sum(beside.values()) < MAX_REMAINDER_BYTES, dict(each)
         assert REMAINDER_EXCEEDED not in each["reason"], each
 
 

@@ -50,7 +50,7 @@ from belljar.network.owner.range import Range as Network
 from belljar.network.owner.range import open_range as open_network
 from belljar.network.owner.reading import Task, read_back
 from belljar.network.stand_ins.author import check_stand_ins
-from belljar.plan.addresses import LEAST_RANDOM_BYTES, RangeLayout, lay_out
+from belljar.plan.addresses import MIN_RANDOM_BYTES, RangeLayout, lay_out
 from belljar.plan.network import NetworkPlan, StandInPlan
 from belljar.policy import LoadedPolicy
 from belljar.policy.guarding import METADATA_ADDRESS, Action, Place
@@ -474,7 +474,7 @@ def _layout(plan: NetworkPlan, parts: Parts) -> RangeLayout:
     return lay_out(
         plan,
         (OWN_CELL,),
-        random_bytes=secrets.token_bytes(2 * LEAST_RANDOM_BYTES),
+        random_bytes=secrets.token_bytes(2 * MIN_RANDOM_BYTES),
         avoid=parts.facts.routes,
     )
 

@@ -47,7 +47,7 @@ _EARLY_END_S: Final = 0.2
 """A program with a health check that ends with another status within it is not asked for its
 health."""
 _START_TIMEOUT_S: Final = 30.0
-_LEAST_TIMEOUT_S: Final = 1.0
+_MIN_TIMEOUT_S: Final = 1.0
 _LOG_BYTES: Final = 2000
 
 
@@ -204,7 +204,7 @@ async def _wait_healthy(
     until_s = anyio.current_time() + float(health.get("within") or math.inf)
     last, tries = "", 0
     while tries < retries and (tries == 0 or anyio.current_time() < until_s):
-        left_s = max(until_s - anyio.current_time(), _LEAST_TIMEOUT_S)
+        left_s = max(until_s - anyio.current_time(), _MIN_TIMEOUT_S)
         output = await cell.exec(argv, timeout_s=min(timeout_s, left_s))
         if output.success:
             return

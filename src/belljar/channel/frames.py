@@ -37,7 +37,7 @@ _CONFIG_HEAD: Final = struct.Struct("<QQQIQI")
 _DEBUGGER_CALLS: Final = 1
 _SETUID_PROGRAMS: Final = 2
 _MAC: Final = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}", re.ASCII)
-_LEAST_MTU: Final = 68
+_MIN_MTU: Final = 68
 _MAX_MTU: Final = 65_535
 
 
@@ -317,8 +317,8 @@ def network_part(
     Addresses are in network order. Raises `ValueError` for what is no unicast MAC or no MTU
     (68…65,535; RFC 791).
     """
-    if not _LEAST_MTU <= mtu <= _MAX_MTU:
-        raise ValueError(f"an MTU of {mtu} bytes; {_LEAST_MTU} to {_MAX_MTU}")
+    if not _MIN_MTU <= mtu <= _MAX_MTU:
+        raise ValueError(f"an MTU of {mtu} bytes; {_MIN_MTU} to {_MAX_MTU}")
     macs = (_mac(mac), _mac(gateway_mac))
     return b"".join((address.packed, gateway.packed, *macs, resolver.packed)) + mtu.to_bytes(
         2, "little"

@@ -452,18 +452,26 @@ class MissingImage:
 
 def missing_images(store: Store, images: Iterable[str]) -> tuple[MissingImage, ...]:
     """Each image that the store does not have, once, in the order given."""
-    return tuple(
-        MissingImage(image=image, why=why, command=command_for(image))
-        for image in dict.fromkeys(images)
-        if (why := store.missing(image)) is not None
-    )
+    return _look_up(store, images)[1]
 
 
 def find_images(store: Store, images: Iterable[str]) -> dict[str, Image]:
     """All of them. Raises one `HostError` for all that are missing, each with its command."""
-    wanted = tuple(images)
-    refuse_missing(missing_images(store, wanted))
-    return {image: store.find(image) for image in wanted}
+    found, missing = _look_up(store, images)
+    refuse_missing(missing)
+    return found
+
+
+def _look_up(
+    store: Store, images: Iterable[str]
+) -> tuple[dict[str, Image], tuple[MissingImage, ...]]:
+    found, missing = dict[str, Image](), list[MissingImage]()
+    for image in dict.fromkeys(images):
+        try:
+            found[image] = store.find(image)
+        except HostError as error:
+            missing.append(MissingImage(image=image, why=error, command=command_for(image)))
+    return found, tuple(missing)
 
 
 def refuse_missing(missing: tuple[MissingImage, ...]) -> None:

@@ -11,7 +11,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import platform
 import re
 import select
 import subprocess
@@ -26,7 +25,7 @@ import anyio
 from belljar.dataclass import dataclass
 from belljar.descriptors import exhaustion_as_host_error
 from belljar.errors import BelljarError, CellError, HostError
-from belljar.package import program_path
+from belljar.isolation.program_root import package_program
 from belljar.plan.jail import JailFds, JailSpec, jail_argv
 from belljar.process import (
     ProcessId,
@@ -56,14 +55,7 @@ class JailEnd:
 
 def launcher_path() -> Path:
     """The launcher for this machine. Raises `HostError` when it is missing."""
-    path = program_path("jail")
-    if not os.access(path, os.X_OK):
-        raise HostError(
-            f"the jail's launcher for {platform.machine()} is missing",
-            where=str(path),
-            hint="install the package again; its build compiles it",
-        )
-    return path
+    return package_program("jail", "the jail's launcher", mode=os.X_OK)
 
 
 def measure_counter_khz() -> int:

@@ -272,7 +272,7 @@ DIRECTORY_POINTS: Final = tuple(
     f"/{name}" for name in ("proc", "sys", "dev", "tree", "up", "new", "run", "tmp")
 )
 _HINT: Final = "install it again, or name another in BELLJAR_OCI_RUNTIME; `belljar doctor` tries it"
-_AGENT_HINT: Final = "install the package again; its build compiles it"
+PACKAGE_HINT: Final = "install the package again; its build compiles it"
 _SCRIPT_HINT: Final = "name the program that the script runs in the end; `belljar doctor` tries it"
 _ELF: Final = b"\x7fELF"
 _UNPACKER: Final = Path("/usr/bin/unsquashfs")
@@ -298,7 +298,7 @@ def ensure_runtime_root(home: Path, runtime: OciRuntime) -> ProgramRoot:
         hint=_HINT,
         files=partial(_runtime_files, program, inside, runtime.name),
         version=partial(runtime_version, program, runtime.name),
-        own=(package_binary("agent"), package_binary("probe")),
+        own=(package_program("agent"), package_program("probe")),
         file_points=(CONFIG_PATH,),
         directory_points=DIRECTORY_POINTS,
         # Nobody traces a program that he may not read, from its first instruction on. runsc's own
@@ -360,13 +360,15 @@ def runtime_version(program: Path, name: str) -> str:
     return match[1]
 
 
-def package_binary(name: str) -> Path:
-    """A program of this package. Raises `HostError` when it is missing."""
+def package_program(name: str, what: str = "", *, mode: int = os.R_OK) -> Path:
+    """A program of this package that this user can use.
+
+    Raises `HostError` when the package was built without it.
+    """
     path = program_path(name)
-    if not os.access(path, os.R_OK):
-        raise HostError(
-            f"the {name} for {platform.machine()} is missing", where=str(path), hint=_AGENT_HINT
-        )
+    if not os.access(path, mode):
+        what = f"{what or f'the {name}'} for {platform.machine()} is missing"
+        raise HostError(what, where=str(path), hint=PACKAGE_HINT)
     return path
 
 
@@ -374,8 +376,8 @@ def _runtime_files(program: Path, inside: str, name: str) -> Iterator[tuple[str,
     for target, original in with_libraries(program, what=name, hint=_HINT):
         yield inside if original == program else target, original
     paths = OciCell(hostname="")
-    yield paths.agent, package_binary("agent")
-    yield paths.probe, package_binary("probe")
+    yield paths.agent, package_program("agent")
+    yield paths.probe, package_program("probe")
 
 
 def _unpacker_files() -> Iterator[tuple[str, Path]]:
@@ -385,7 +387,7 @@ def _unpacker_files() -> Iterator[tuple[str, Path]]:
 
 VmmRoot: TypeAlias = ProgramRoot
 _SETUP: Final = "run `belljar setup`; it installs QEMU 8.2 or newer"
-_LEAST_VERSION: Final = (8, 2)
+_MIN_VERSION: Final = (8, 2)
 _PROGRAMS: Final[Mapping[Accel, tuple[str, ...]]] = {
     # Debian's build for this machine alone: a quarter of the code, but it knows no emulation.
     "kvm": ("/usr/bin/qemu-system-x86_64-microvm", "/usr/bin/qemu-system-x86_64"),
@@ -439,7 +441,7 @@ def _qemu_version(program: Path) -> str:
     match = _QEMU_VERSION.search(output)
     if match is None:
         raise HostError("QEMU does not say its version", where=str(program), hint=_SETUP)
-    if (int(match[2]), int(match[3])) < _LEAST_VERSION:
+    if (int(match[2]), int(match[3])) < _MIN_VERSION:
         raise HostError(
             f"QEMU {match[2]}.{match[3]} is too old; 8.2 or newer is needed",
             where=str(program),

@@ -27,9 +27,9 @@ from belljar.units import printable
 
 _TIMEOUT_S: Final = 3.0
 _PAUSE_S: Final = 0.002
-_MOST_CELLS_TOLD: Final = 64
-_MOST_THINGS_TOLD: Final = 32
-_MOST_CHARS_TOLD: Final = 200
+_MAX_CELLS_REPORTED: Final = 64
+_MAX_THINGS_REPORTED: Final = 32
+_MAX_CHARS_REPORTED: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,14 +57,16 @@ def reaped_event(reaped: Sequence[Reaped]) -> Event:
             "removed": _few(one.removed),
             "remaining": _few(one.remaining),
         }
-        for one in reaped[:_MOST_CELLS_TOLD]
+        for one in reaped[:_MAX_CELLS_REPORTED]
     ]
     return Event(kind=Kind.HOST_REAPED, data={"count": len(reaped), "cells": cells})
 
 
 def _few(things: Sequence[str]) -> list[str]:
-    told = [printable(thing, max_chars=_MOST_CHARS_TOLD) for thing in things[:_MOST_THINGS_TOLD]]
-    more = len(things) - _MOST_THINGS_TOLD
+    told = [
+        printable(thing, max_chars=_MAX_CHARS_REPORTED) for thing in things[:_MAX_THINGS_REPORTED]
+    ]
+    more = len(things) - _MAX_THINGS_REPORTED
     return [*told[:-1], f"and {more + 1} more"] if more > 0 else told
 
 

@@ -7,7 +7,6 @@ which waits for requests that never come.
 from __future__ import annotations
 
 import os
-import platform
 import socket
 import time
 from pathlib import Path
@@ -17,20 +16,25 @@ import anyio
 import anyio.to_thread
 
 from belljar.dataclass import dataclass
-from belljar.errors import BelljarError, HostError
+from belljar.errors import BelljarError
 from belljar.isolation import cgroup
 from belljar.isolation.hold import new_order
 from belljar.isolation.identity import hold_identity
 from belljar.isolation.kill import halt, order_all
-from belljar.isolation.program_root import ProgramRoot, Recipe, ensure_root
+from belljar.isolation.program_root import (
+    PACKAGE_HINT,
+    ProgramRoot,
+    Recipe,
+    ensure_root,
+    package_program,
+)
 from belljar.isolation.sandbox import Sandbox
-from belljar.package import __version__, program_path
+from belljar.package import __version__
 from belljar.plan.jail import JailIds, JailLimits, JailMount, JailSpec
 from belljar.store.journal import Journal, new_cell_id
 
 SELF_TEST: Final = "self-test"
 _AGENT: Final = "/agent"
-_HINT: Final = "install the package again; its build compiles it"
 _CONTROLLERS: Final = ("memory", "pids")
 _LIMITS: Final = JailLimits(
     memory_max_bytes=64 << 20,
@@ -120,16 +124,12 @@ def _halt(home: Path, cell_id: str) -> str:
 
 
 def _ensure_agent_root(home: Path) -> ProgramRoot:
-    agent = program_path("agent")
-    if not agent.is_file():
-        raise HostError(
-            f"the guest agent for {platform.machine()} is missing", where=str(agent), hint=_HINT
-        )
+    agent = package_program("agent", "the guest agent")
     recipe = Recipe(
         directory="self-tests",
         program=agent,
         what="the guest agent",
-        hint=_HINT,
+        hint=PACKAGE_HINT,
         files=lambda: ((_AGENT, agent),),
         version=lambda: __version__,
         inside=_AGENT,

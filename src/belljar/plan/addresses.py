@@ -19,7 +19,7 @@ from belljar.policy.guarding import METADATA_ADDRESS
 MAX_NAMES: Final = 250
 """Name patterns (those of upstreams too) of a range: each has an address of its own in one /24."""
 MAX_CELLS: Final = 250
-LEAST_RANDOM_BYTES: Final = 16
+MIN_RANDOM_BYTES: Final = 16
 _POOLS: Final = tuple(map(IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")))
 _PREFIX_LENGTH: Final = 22
 _USUAL: Final = (
@@ -125,8 +125,8 @@ def lay_out(
         HostError: this host has routes to all private networks.
         ValueError: too many names or cells, a cell's name twice, or too little randomness.
     """
-    if len(random_bytes) < LEAST_RANDOM_BYTES:
-        raise ValueError(f"a layout needs {LEAST_RANDOM_BYTES} random bytes")
+    if len(random_bytes) < MIN_RANDOM_BYTES:
+        raise ValueError(f"a layout needs {MIN_RANDOM_BYTES} random bytes")
     prefix = _prefix(random_bytes, avoid)
     names_net, cells_net, *_ = prefix.subnets(new_prefix=24)
     ports = tuple(_ports(_cell_names(network, cells), cells_net, random_bytes))

@@ -17,6 +17,7 @@ from belljar.host import (
     CgroupFact,
     CgroupVersion,
     HostFacts,
+    IdsFact,
     KvmFact,
     KvmState,
     RuntimeState,
@@ -61,6 +62,16 @@ def ordinary(facts: HostFacts) -> HostFacts:
     return replace(emulated(facts), is_root=False, uid=1000, cgroup=group)
 
 
+def delegated(facts: HostFacts) -> HostFacts:
+    """An ordinary user with subordinate ids and a delegated group, whose runc was never tried."""
+    group = CgroupFact(
+        version=CgroupVersion.V2, parents=dict.fromkeys(("cpu", "memory", "pids"), "/c/own"), delegated=True
+    )
+    untried = tuple(replace(item, state=RuntimeState.UNPROVEN, reason="not yet") for item in facts.runtimes)
+    ids = IdsFact(available=True, uid_start=100_000, gid_start=100_000)
+    return replace(ordinary(facts), cgroup=group, ids=ids, runtimes=untried)
+
+
 RANGE: dict[str, Any] = {
     "belljar": 1,
     "name": "range",
@@ -95,6 +106,7 @@ REAL: dict[str, Any] = {
 
 CASES: dict[str, tuple[Callable[[], Policy], Callable[[HostFacts], HostFacts], bool]] = {
     "critical-kvm": (lambda: load_preset("critical").policy, lambda facts: facts, True),
+    "low-ordinary-user": (lambda: load_preset("low").policy, delegated, True),
     "rich-ordinary-user": (lambda: Policy.model_validate(RICH), ordinary, True),
     "low-without-image": (lambda: load_preset("low").policy, lambda facts: facts, False),
     "medium-gvisor": (lambda: load_preset("medium").policy, lambda facts: facts, True),

@@ -17,6 +17,7 @@ from belljar.dataclass import dataclass
 from belljar.errors import HostError
 from belljar.image import Kernel
 from belljar.image.kernel import NIC_MODULES, build_initramfs
+from belljar.isolation.program_root import PACKAGE_HINT
 from belljar.package import PROGRAMS_DIR, program_path
 from belljar.units import format_size
 
@@ -65,7 +66,7 @@ def read_guest_parts(kernel: Kernel, *, nic: bool = False) -> GuestParts:
         )
     except OSError as exc:
         hint = (
-            "install the package again; its build compiles it"
+            PACKAGE_HINT
             if Path(str(exc.filename)).parent == PROGRAMS_DIR
             else "run `belljar setup`"
         )

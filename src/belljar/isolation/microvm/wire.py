@@ -9,7 +9,6 @@ when it ends, the VMM is killed.
 from __future__ import annotations
 
 import os
-import platform
 import socket
 import struct
 from contextlib import ExitStack
@@ -21,14 +20,20 @@ import anyio
 import anyio.to_thread
 
 from belljar.dataclass import dataclass
-from belljar.errors import CellError, HostError
+from belljar.errors import CellError
 from belljar.isolation.identity import hold_identity
 from belljar.isolation.jail import JailEnd
 from belljar.isolation.microvm.vmm import Vmm
-from belljar.isolation.program_root import ProgramRoot, Recipe, ensure_root
+from belljar.isolation.program_root import (
+    PACKAGE_HINT,
+    ProgramRoot,
+    Recipe,
+    ensure_root,
+    package_program,
+)
 from belljar.isolation.renewal import Port
 from belljar.isolation.sandbox import Sandbox, signal_name
-from belljar.package import __version__, program_path
+from belljar.package import __version__
 from belljar.plan.jail import JailIds, JailSpec
 from belljar.store.journal import new_cell_id
 
@@ -49,7 +54,6 @@ _RELAYS: Final = b"r"
 _ASK: Final = b"c"
 _COUNTERS: Final = struct.Struct("<10Q")
 _NET_SETTINGS: Final = "/proc/sys/net"
-_HINT: Final = "install the package again; its build compiles it"
 _ENDS: Final = {
     0: "its owner had gone",
     4: "the VMM had closed its network device",
@@ -79,12 +83,7 @@ class WireCounters:
 
 def wire_path() -> Path:
     """The program for this machine. Raises `HostError` when the package was built without it."""
-    path = program_path("wire")
-    if not os.access(path, os.X_OK):
-        raise HostError(
-            f"the wire for {platform.machine()} is missing", where=str(path), hint=_HINT
-        )
-    return path
+    return package_program("wire", mode=os.X_OK)
 
 
 def ensure_wire_root(home: Path) -> ProgramRoot:
@@ -94,7 +93,7 @@ def ensure_wire_root(home: Path) -> ProgramRoot:
         directory="wires",
         program=program,
         what="the wire",
-        hint=_HINT,
+        hint=PACKAGE_HINT,
         files=lambda: ((_INNER, program),),
         version=lambda: __version__,
         inside=_INNER,

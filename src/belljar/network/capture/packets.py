@@ -51,7 +51,7 @@ _BUFFER_BYTES: Final = 64 << 20
 
 An ordinary user gets what `net.core.rmem_max` allows.
 """
-_MOST_AT_ONCE: Final = 512
+_MAX_AT_ONCE: Final = 512
 
 
 class _File:
@@ -173,7 +173,7 @@ class Tap:
         """Take a bounded number of frames; whether there may be more. Raises `OSError`."""
         taken = 0
         try:
-            while taken < _MOST_AT_ONCE:
+            while taken < _MAX_AT_ONCE:
                 length, ancillary, _, address = self.socket.recvmsg_into(
                     [files.room], 64, socket.MSG_TRUNC
                 )
@@ -184,7 +184,7 @@ class Tap:
         except BlockingIOError:
             pass
         files.flush()
-        return taken == _MOST_AT_ONCE
+        return taken == _MAX_AT_ONCE
 
     def count_lost(self) -> int:
         """How many frames were lost since it was made."""

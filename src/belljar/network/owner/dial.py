@@ -34,7 +34,7 @@ MAX_ADDRESSES: Final = 64
 MAX_TRIED: Final = 3
 """Of the pinned addresses, in the resolver's order."""
 _MAX_BUNDLE_BYTES: Final = 4 << 20
-_LEAST_PREFIX: Final = {4: 8, 6: 16}
+_MIN_PREFIX: Final = {4: 8, 6: 16}
 """Of a route without a gateway: what leads to a network at the end of a link.
 
 A wider one leads to the world (a tunnel's `0.0.0.0/1`).
@@ -186,7 +186,7 @@ def networks_near() -> tuple[Network, ...]:
     return tuple(
         route.to
         for route in routes
-        if route.is_direct and route.to.prefixlen >= _LEAST_PREFIX[route.to.version]
+        if route.is_direct and route.to.prefixlen >= _MIN_PREFIX[route.to.version]
     )
 
 

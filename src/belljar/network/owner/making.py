@@ -37,7 +37,7 @@ TIMEOUT_S: Final = 30.0
 PACKETS: Final = "packets.pcap"
 PACKETS_BESIDE: Final = ("packets-2.pcap", "packets-3.pcap")
 _SEED_BYTES: Final = 32
-_MOST_FILES_LOOKED_AT: Final = 200_000
+_MAX_FILES_LOOKED_AT: Final = 200_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +262,7 @@ def _check_readable(stand_in: StandInPlan, directory: Path, uid: int | None) -> 
                     where=str(path),
                     hint=f"chmod -R o+rX {stand_in.directory}",
                 )
-        if looked_at > _MOST_FILES_LOOKED_AT:
+        if looked_at > _MAX_FILES_LOOKED_AT:
             return
 
 

@@ -63,10 +63,10 @@ written.
 """
 MAX_LIMITS: Final = 20
 _MAX_LIMIT_BYTES: Final = 4 << 10
-LEAST_PROCESSOR_S: Final = 20
-MOST_PROCESSOR_S: Final = 120
-LEAST_MEMORY_BYTES: Final = 512 << 20
-MOST_MEMORY_BYTES: Final = 2 << 30
+MIN_PROCESSOR_S: Final = 20
+MAX_PROCESSOR_S: Final = 120
+MIN_MEMORY_BYTES: Final = 512 << 20
+MAX_MEMORY_BYTES: Final = 2 << 30
 _MEMORY_A_BYTE: Final = 4
 _BYTES_A_SECOND: Final = 6 << 20
 _TIMEOUT: Final = 6
@@ -95,8 +95,8 @@ class Task:
     network: NetworkPlan
     budget: Budget
     lost_packets: int = 0
-    processor_s: int = LEAST_PROCESSOR_S
-    memory_bytes: int = LEAST_MEMORY_BYTES
+    processor_s: int = MIN_PROCESSOR_S
+    memory_bytes: int = MIN_MEMORY_BYTES
     """Beside what the fork gave it: of 64 MiB of packets it was seen to take 210 MiB at most."""
 
     @classmethod
@@ -130,8 +130,8 @@ class Task:
             network=network,
             budget=spent,
             lost_packets=lost,
-            processor_s=max(LEAST_PROCESSOR_S, min(MOST_PROCESSOR_S, size // _BYTES_A_SECOND)),
-            memory_bytes=max(LEAST_MEMORY_BYTES, min(MOST_MEMORY_BYTES, size * _MEMORY_A_BYTE)),
+            processor_s=max(MIN_PROCESSOR_S, min(MAX_PROCESSOR_S, size // _BYTES_A_SECOND)),
+            memory_bytes=max(MIN_MEMORY_BYTES, min(MAX_MEMORY_BYTES, size * _MEMORY_A_BYTE)),
         )
 
     def to_json(self, uid: int | None) -> dict[str, Any]:

@@ -8,9 +8,8 @@ state hangs on it, so it ends with the range.
 `check(settings, directory)` finds faults of the author's
 files before anything is made.
 
-Must not: open a socket, follow a link out of its files,
-evaluate an author's or a guest's text as code,
-or hold anything without a bound.
+Must not: open a socket, follow a link out of its files, evaluate an author's or a guest's text as
+code, or hold anything without a bound.
 """
 
 from __future__ import annotations

@@ -39,8 +39,7 @@ def stand_in_problems(loaded: LoadedPolicy) -> tuple[Problem, ...]:
 def examine_all(text: bytes, *, source: str, base: Path, default_name: str) -> Examined:
     """Problems of a policy and of its stand-ins' files.
 
-    Also of the sound parts of a policy with wrong ones.
-    Raises as `stand_in_problems`.
+    Also of the sound parts of a policy with wrong ones. Raises as `stand_in_problems`.
     """
     found = examine(text, base=base, default_name=default_name)
     if found.sound is None:

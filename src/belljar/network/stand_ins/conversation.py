@@ -31,8 +31,8 @@ MAX_NAMES: Final = 32
 class Presented:
     """What a client presented to be let in.
 
-    `credential`: the secret with what came beside it,
-    or the secret that a proof proves; empty where none is.
+    `credential`: the secret with what came beside it, or the secret that a proof proves; empty
+    where none is.
     """
 
     user: str

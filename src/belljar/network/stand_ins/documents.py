@@ -1,9 +1,8 @@
 """An author's documents: YAML 1.2 or JSON, with places.
 
-Every fault is named with file, line and column.
-JSON (by the file's ending) is read as JSON, anything
-else as YAML by the rules of a policy, but empty values
-and plain numbers as names are allowed.
+Every fault is named with file, line and column. JSON (by the file's ending) is read as JSON,
+anything else as YAML by the rules of a policy, but empty values and plain numbers as names are
+allowed.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """The files of a stand-in's directory, and answers with them.
 
-Listed once, opened without following a link, hashed in
-pieces; answers by RFC 9110, 13 and 14.
-A guest's text never becomes a path: it is looked up among
-the listed names. So links, devices and later files are
-not served.
+Listed once, opened without following a link, hashed in pieces; answers by RFC 9110, 13 and 14. A
+guest's text never becomes a path: it is looked up among the listed names. So links, devices and
+later files are not served.
 """
 
 from __future__ import annotations

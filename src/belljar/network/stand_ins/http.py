@@ -1,9 +1,8 @@
 """The stand-in `http`: an author's routes, templates, state, files.
 
-The first route that fits a request answers; then static
-files; then 404, or 405 where only the method is wrong.
-A request's changes of the state and its answer are made
-at one time: no other request comes in between.
+The first route that fits a request answers; then static files; then 404, or 405 where only the
+method is wrong. A request's changes of the state and its answer are made at one time: no other
+request comes in between.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """The stand-in `openapi`: answers from an OpenAPI 3.0 or 3.1 document.
 
-A request is checked against the document: parameters,
-credentials' presence, body. What breaks it gets the error
-that the document describes, else a usual one.
+A request is checked against the document: parameters, credentials' presence, body. What breaks it
+gets the error that the document describes, else a usual one.
 
-The answer is the lowest 2xx: the author's example,
-else a value made from the schema, the same each time.
+The answer is the lowest 2xx: the author's example, else a value made from the schema, the same each
+time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What the package registries share.
 
-Files of a directory or made in memory, digests, faults,
-pages and records.
+Files of a directory or made in memory, digests, faults, pages and records.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """An OpenAPI document's schemas as JSON Schema 2020-12.
 
-What 3.0 says in its own words becomes the standard's.
-Two readings: requests (`readOnly` isn't demanded) and
-answers (`writeOnly` isn't there).
-Remote references are never followed.
-Source: OpenAPI 3.0.4 and 3.1.1, "Schema Object".
+What 3.0 says in its own words becomes the standard's. Two readings: requests (`readOnly` isn't
+demanded) and answers (`writeOnly` isn't there). Remote references are never followed. Source:
+OpenAPI 3.0.4 and 3.1.1, "Schema Object".
 """
 
 from __future__ import annotations
@@ -111,10 +109,9 @@ _Part: TypeAlias = tuple[list[int], list[int], bool]  # first and last positions
 class _Automaton:
     """A repetition's body as Glushkov's automaton.
 
-    It has a position for each character that it reads.
-    Where no character leads to two positions, a text is
-    matched in one way at most: giving up takes no
-    exponential time. Compares characters that `_allowed` knows.
+    It has a position for each character that it reads. Where no character leads to two positions, a
+    text is matched in one way at most: giving up takes no exponential time. Compares characters
+    that `_allowed` knows.
     """
 
     def __init__(self, body: Any) -> None:  # noqa: ANN401 - the parser's
@@ -327,10 +324,9 @@ class _TooManyReferencesError(Exception):
 class Schemas:
     """One side's schemas; `document` itself is left as it is.
 
-    A value, and all that is tried while an example is made,
-    is held against at most `MAX_REFERENCES` references,
-    and breaks the schema beyond them: a few that name each
-    other twice can mean any number. `spent` counts them all.
+    A value, and all that is tried while an example is made, is held against at most
+    `MAX_REFERENCES` references, and breaks the schema beyond them: a few that name each other twice
+    can mean any number. `spent` counts them all.
     """
 
     def __init__(self, document: Mapping[str, Any], side: Side) -> None:

@@ -2,10 +2,9 @@
 
 Each message, login and recipient is put on record.
 
-Speaks SMTP (RFC 5321) with SIZE, 8BITMIME, SMTPUTF8,
-PIPELINING, and AUTH PLAIN and LOGIN (RFC 4954).
-Not: STARTTLS (a port of the protocol `smtps` has TLS
-from the start), CHUNKING, delivery reports.
+Speaks SMTP (RFC 5321) with SIZE, 8BITMIME, SMTPUTF8, PIPELINING, and AUTH PLAIN and LOGIN (RFC
+4954). Not: STARTTLS (a port of the protocol `smtps` has TLS from the start), CHUNKING, delivery
+reports.
 """
 
 from __future__ import annotations
@@ -239,8 +238,7 @@ def _path(rest: bytes, key: bytes) -> tuple[str, bytes] | None:
 def make(context: StandInContext) -> StreamApp:
     """A stream stand-in.
 
-    A connection holds one line, an envelope,
-    and 64 KiB of a message.
+    A connection holds one line, an envelope, and 64 KiB of a message.
     """
     host = next((name for name in context.names if "*" not in name), "mail.localdomain")
 

@@ -2,13 +2,12 @@
 
 A reference looks something up; nothing is evaluated, nothing is called by name.
 
-    reference := root ( "." name | "[" index "]" )*        index := number | "text" | reference
+reference := root ( "." name | "[" index "]" )*        index := number | "text" | reference
     root      := path query header cookie form json body method host url state session now random
     filter    := default(literal) | html | json | url | raw | length
 
-Only `random.hex(8)` and `random.int(1, 6)` have arguments.
-What isn't there is empty. Output is escaped for its
-content type, unless a filter says otherwise.
+Only `random.hex(8)` and `random.int(1, 6)` have arguments. What isn't there is empty. Output is
+escaped for its content type, unless a filter says otherwise.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ _ETHTOOL_SET: Final = {
 _IFREQ: Final = struct.Struct("16sP16x")
 # A connection's buffers in the kernel are nobody's memory limit: small, they are at most 1.3 GiB
 # for ten thousand.
-MOST_BYTES_PER_S: Final = 64 << 20
+MAX_BYTES_PER_S: Final = 64 << 20
 FRAME_BYTES: Final = 2048
 """What a frame costs whoever records it besides its bytes: as much as so many of them."""
 _BURST_BYTES: Final = 256 << 10
@@ -165,7 +165,7 @@ def line_bytes_per_s(buffer_bytes: int, ports: int) -> int:
 
     What is not yet recorded waits in the buffer: an eighth of a second's frames must fit there.
     """
-    return min(MOST_BYTES_PER_S, 4 * buffer_bytes) // max(1, ports)
+    return min(MAX_BYTES_PER_S, 4 * buffer_bytes) // max(1, ports)
 
 
 def _set_line(kernel: socket.socket, index: int, bytes_per_s: int) -> None:
@@ -326,7 +326,7 @@ _OF_DEVICE: Final = (
 _ALWAYS: Final = ("all", "default", "lo")
 _MULTICAST6: Final = ip_network("ff00::/8")
 _TOLD: Final = 8
-_MOST_BYTES: Final = 4096
+_MAX_BYTES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -368,7 +368,7 @@ def _content(path: str) -> str:
     """What the file says. (Dozens at each look, and `Path.read_text` takes five times as long.)"""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return os.read(fd, _MOST_BYTES).decode().strip()
+        return os.read(fd, _MAX_BYTES).decode().strip()
     finally:
         os.close(fd)
 

@@ -23,7 +23,7 @@ from belljar.network.ipc import ALIVE, ASK, READY, Item, WireViolation
 from belljar.network.ipc import encode_event as datagrams_of
 from belljar.network.owner import reading
 from belljar.network.owner.budget import Budget
-from belljar.network.owner.reading import KINDS, MAX_LIMITS, MOST_PROCESSOR_S, Taker, Task, read_back, take_in
+from belljar.network.owner.reading import KINDS, MAX_LIMITS, MAX_PROCESSOR_S, Taker, Task, read_back, take_in
 
 TASK = Task(files=(), range_id="r-1", layout=LAYOUT, network=PLAN, budget=Budget.of(1 << 20))
 FLOW = Item(
@@ -192,6 +192,6 @@ def test_a_task_is_a_ranges_own(tmp_path: Path) -> None:
             sparse.truncate(size)
         task = Task.of([file], counters, range_id="r-1", layout=LAYOUT, network=PLAN)
         seconds.append(task.processor_s)
-    assert seconds == [20, 100, MOST_PROCESSOR_S]
+    assert seconds == [20, 100, MAX_PROCESSOR_S]
     assert (task.lost_packets, task.budget.spent_bytes, task.budget.events, task.budget.cut_events) == (6, 9, 3, 1)
-    assert json.loads(json.dumps(task.to_json(None)))["processor_s"] == MOST_PROCESSOR_S
+    assert json.loads(json.dumps(task.to_json(None)))["processor_s"] == MAX_PROCESSOR_S

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.network.supervisor.links import MOST_BYTES_PER_S, Port, line_bytes_per_s, strange
+from belljar.network.supervisor.links import MAX_BYTES_PER_S, Port, line_bytes_per_s, strange
 from belljar.network.supervisor.netlink import Link
 
 PORTS = {3: Port(cell="agent", device="p0", address="10.1.2.3", index=3, peer=(2, 0))}
@@ -39,6 +39,6 @@ def test_another_device_and_another_end_are_named() -> None:
 def test_all_ports_together_are_slower_than_the_record(buffer_bytes: int, ports: int) -> None:
     """None is faster than the others; all together fill the buffer in an eighth of a second at the least, each frame coming and going; a large one makes none faster."""
     together = line_bytes_per_s(buffer_bytes, ports) * max(1, ports)
-    assert together <= MOST_BYTES_PER_S
+    assert together <= MAX_BYTES_PER_S
     assert 2 * together / 8 <= buffer_bytes
-    assert together > min(MOST_BYTES_PER_S, 4 * buffer_bytes) - max(1, ports)
+    assert together > min(MAX_BYTES_PER_S, 4 * buffer_bytes) - max(1, ports)

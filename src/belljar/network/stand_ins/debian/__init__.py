@@ -1,13 +1,10 @@
 """A Debian package repository.
 
-Of a directory of `.deb` files, or of an existing
-repository tree (`dists/`, `pool/`) as it is.
+Of a directory of `.deb` files, or of an existing repository tree (`dists/`, `pool/`) as it is.
 
-Whatever suite and component apt asks for, the packages
-are in its `main`, signed by a key of the range's own
-(`/key.asc`). Uploads by PUT or POST are put on record and
-never served. Not: source packages, Contents and
-Translation indexes, diffs.
+Whatever suite and component apt asks for, the packages are in its `main`, signed by a key of the
+range's own (`/key.asc`). Uploads by PUT or POST are put on record and never served. Not: source
+packages, Contents and Translation indexes, diffs.
 """
 
 from __future__ import annotations

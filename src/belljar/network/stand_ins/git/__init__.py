@@ -61,8 +61,7 @@ _SERVICES: Final = ("git-upload-pack", "git-receive-pack")
 def make(context: StandInContext) -> App:
     """Of the bare repositories in `context.files`, or the settings' one.
 
-    Memory: 64 MiB of pushed objects, one push at a time
-    (32 MiB, unpacked 64), ids of a fetch.
+    Memory: 64 MiB of pushed objects, one push at a time (32 MiB, unpacked 64), ids of a fetch.
     """
     return streaming_app(_Git(context).handle)
 

@@ -58,9 +58,8 @@ def pack_entry(thing: GitObject) -> bytes:
 class PackReader:
     """Reads a pack that lies in memory.
 
-    `lookup` finds objects that deltas build on and that the
-    repository has. Go through `steps()`; then `objects` has
-    all of the pack's. Memory: `MAX_UNPACKED_BYTES` and the pack.
+    `lookup` finds objects that deltas build on and that the repository has. Go through `steps()`;
+    then `objects` has all of the pack's. Memory: `MAX_UNPACKED_BYTES` and the pack.
     """
 
     data: bytes

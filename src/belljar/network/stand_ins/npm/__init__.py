@@ -1,12 +1,9 @@
 """An npm registry of packed packages (`npm pack`).
 
-Writes and logins are put on record and change nothing
-that is served.
+Writes and logins are put on record and change nothing that is served.
 
-Speaks: packuments, whole and abbreviated, tarballs,
-dist-tags, search, ping, whoami, login by user and
-password, audit. Not: web login, organisations,
-two-factor, provenance.
+Speaks: packuments, whole and abbreviated, tarballs, dist-tags, search, ping, whoami, login by user
+and password, audit. Not: web login, organisations, two-factor, provenance.
 """
 
 from __future__ import annotations
@@ -63,8 +60,7 @@ class Changes:
     def user(self, request: Request) -> str | None:
         """`None` without credentials.
 
-        Of a token given out here, or basic credentials;
-        for any other token the settings' `user`.
+        Of a token given out here, or basic credentials; for any other token the settings' `user`.
         """
         known = credentials(request.header("authorization"))
         if known["credentials"] == "none":
@@ -184,9 +180,8 @@ _MAX_FOUND: Final = 250
 def make(context: StandInContext) -> App:
     """Of the packages in `context.files`, or in the settings.
 
-    With the setting `token`, writing needs it. Memory: the
-    package.json files (at most 1 MiB each), tokens, and one
-    published document at a time (64 MiB).
+    With the setting `token`, writing needs it. Memory: the package.json files (at most 1 MiB each),
+    tokens, and one published document at a time (64 MiB).
     """
     return streaming_app(_Npm(context).handle)
 

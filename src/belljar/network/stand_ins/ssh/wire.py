@@ -328,8 +328,7 @@ def exchange(
 ) -> Exchanged:
     """Of a client's ECDH_INIT. Raises `Malformed`.
 
-    `begun`: the two version lines, the client's first,
-    and the two KEXINIT likewise.
+    `begun`: the two version lines, the client's first, and the two KEXINIT likewise.
     """
     fields = Fields(payload)
     fields.take(1)
