@@ -45,7 +45,8 @@ def with_exec(
 ) -> HostConnection:
     """A connection with exec 1 live."""
     wire = renewed()
-    op, _ = wire.start_exec(b"body", stdin_open=stdin_open, pty=pty, stdout_cap=caps[0], stderr_cap=caps[1])
+    streams = {1: caps[0]} if pty else {1: caps[0], 2: caps[1]}
+    op, _ = wire.start(frames.OpKind.EXEC, b"body", streams, stdin_open=stdin_open)
     assert op == 1
     if started:
         wire.feed(g.frame(g.STARTED, 1, STARTED))

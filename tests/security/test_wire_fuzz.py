@@ -51,7 +51,8 @@ class Model:
         pick = self.rng.random()
         if pick < 0.7:
             pty = pick < 0.2
-            op, _ = self.wire.start_exec(b"", stdin_open=True, pty=pty, stdout_cap=90_000, stderr_cap=70_000)
+            caps = {1: 90_000} if pty else {1: 90_000, 2: 70_000}
+            op, _ = self.wire.start(frames.OpKind.EXEC, b"", caps, stdin_open=True)
             self.live[op] = {"1": 90_000, "credit": 1 << 20} | ({} if pty else {"2": 70_000})
         elif pick < 0.85:
             op, _ = self.wire.start_read(b"", max_bytes=80_000)

@@ -23,7 +23,7 @@ import anyio
 
 from belljar.capture import Capture, Keep
 from belljar.channel import frames
-from belljar.channel.frames import Outcome, Stream
+from belljar.channel.frames import OpKind, Outcome, Stream
 from belljar.channel.messages import (
     Configured,
     GuestEvent,
@@ -44,7 +44,6 @@ from belljar.channel.operations import (
     _feeding,
     feed,
     judge,
-    live_operation,
 )
 from belljar.channel.outcomes import ExecOutcome, ExecRequest, FileTooLarge
 from belljar.channel.pump import SEND_DEADLINE_S, BytePipe, Pump, SocketPipe
@@ -365,33 +364,30 @@ class GuestClient:
 
     @asynccontextmanager
     async def _exec_operation(self, request: ExecRequest) -> AsyncIterator[Operation]:
-        body = _exec_body(request)
-
-        def make(wire: HostConnection) -> tuple[int, bytes]:
-            return wire.start_exec(
-                body,
-                stdin_open=request.stdin,
-                pty=request.pty is not None,
-                stdout_cap=request.max_stdout_bytes,
-                stderr_cap=request.max_stderr_bytes,
-            )
-
-        deadline_s = (
-            math.inf if request.timeout_s is None else request.timeout_s + self._timeout.grace_s
+        limit_s = request.timeout_s
+        if limit_s is not None and not limit_s > 0:
+            raise ValueError(f"a timeout of {limit_s} s; it must be more than 0, or None for none")
+        body = frames.exec_body(
+            argv=request.argv,
+            env=request.env,
+            cwd=request.cwd,
+            user=request.user,
+            timeout_ms=0 if limit_s is None else max(1, math.ceil(limit_s * 1000)),
+            stdout_cap=request.max_stdout_bytes,
+            stderr_cap=request.max_stderr_bytes,
+            stdin_open=request.stdin,
+            pty=None if request.pty is None else (request.pty.rows, request.pty.cols),
+            probe=request.probe,
+            alone=request.alone,
         )
-        async with (
-            self._slot(),
-            live_operation(self._pump, self._timeout, make, deadline_s=deadline_s) as operation,
-        ):
+        caps = {int(Stream.STDOUT): request.max_stdout_bytes}
+        if request.pty is None:  # a terminal has no standard error of its own
+            caps[int(Stream.STDERR)] = request.max_stderr_bytes
+        async with self.operation(
+            lambda wire: wire.start(OpKind.EXEC, body, caps, stdin_open=request.stdin),
+            None if limit_s is None else limit_s + self._timeout.grace_s,
+        ) as operation:
             yield operation
-
-    @asynccontextmanager
-    async def _slot(self) -> AsyncIterator[None]:
-        self._pump.check()
-        if self._slots is None:
-            raise RuntimeError("hello() comes first")
-        async with self._slots:
-            yield
 
     # ---- files
 
@@ -419,7 +415,7 @@ class GuestClient:
         body = frames.write_body(
             user=user, cwd=cwd, path=path, mode=mode, owner=owner, append=append
         )
-        async with self.file_operation(lambda wire: wire.start_write(body), timeout_s) as operation:
+        async with self.operation(lambda wire: wire.start_write(body), timeout_s) as operation:
             with anyio.move_on_at(operation.deadline):
                 await feed(operation, contents)
             while await operation.next_chunk() is not None:
@@ -442,7 +438,7 @@ class GuestClient:
         """
         body = frames.read_body(user=user, cwd=cwd, path=path, max_bytes=max_bytes)
         contents = bytearray()
-        operating = self.file_operation(
+        operating = self.operation(
             lambda wire: wire.start_read(body, max_bytes=max_bytes), timeout_s
         )
         async with self.own_reads.of(path, cwd), operating as operation:
@@ -463,33 +459,28 @@ class GuestClient:
         return bytes(contents)
 
     @asynccontextmanager
-    async def file_operation(
+    async def operation(
         self, make: Callable[[HostConnection], tuple[int, bytes]], timeout_s: float | None
     ) -> AsyncIterator[Operation]:
-        """An operation on files, over when the block is left; `judge` says what came of it."""
-        deadline_s = math.inf if timeout_s is None else timeout_s
-        async with (
-            self._slot(),
-            live_operation(self._pump, self._timeout, make, deadline_s=deadline_s) as operation,
-        ):
-            yield operation
+        """Start what `make` asks the wire for, once a slot is free; ended when the block is left.
 
+        The host's deadline counts from the sending. `judge` says what came of one on files.
+        """
+        self._pump.check()
+        if self._slots is None:
+            raise RuntimeError("hello() comes first")
+        async with self._slots:
+            operation = Operation(self._pump, self._timeout)
 
-def _exec_body(request: ExecRequest) -> bytes:
-    if request.timeout_s is not None and not request.timeout_s > 0:
-        raise ValueError(
-            f"a timeout of {request.timeout_s} s; it must be more than 0, or None for none"
-        )
-    return frames.exec_body(
-        argv=request.argv,
-        env=request.env,
-        cwd=request.cwd,
-        user=request.user,
-        timeout_ms=0 if request.timeout_s is None else max(1, math.ceil(request.timeout_s * 1000)),
-        stdout_cap=request.max_stdout_bytes,
-        stderr_cap=request.max_stderr_bytes,
-        stdin_open=request.stdin,
-        pty=None if request.pty is None else (request.pty.rows, request.pty.cols),
-        probe=request.probe,
-        alone=request.alone,
-    )
+            def begin() -> bytes:
+                operation.op, message = make(self._pump.wire)
+                self._pump.register(operation.op, operation)
+                return message
+
+            try:
+                await self._pump.send(begin)
+                if timeout_s is not None:
+                    operation.deadline = anyio.current_time() + timeout_s
+                yield operation
+            finally:
+                await operation.finish()

@@ -24,7 +24,6 @@ from belljar.channel.frames import Outcome, SignalScope, Stream
 from belljar.channel.messages import Data, Eof, GuestEvent, Result, Started
 from belljar.channel.outcomes import ExecOutcome, file_error, outcome_of
 from belljar.channel.pump import Pump
-from belljar.channel.wire import HostConnection
 from belljar.dataclass import dataclass
 from belljar.errors import CellError
 from belljar.units import format_duration
@@ -61,13 +60,14 @@ class Operation:
         self.discarded = {Stream.STDOUT: 0, Stream.STDERR: 0}
         self._pump = pump
         self._timeout = timeout
-        self._op = 0
+        self.op = 0
         self._arrived = {Stream.STDOUT: bytearray(), Stream.STDERR: bytearray()}
         self._streams_ended: set[Stream] = set()
         self._credit_owed = 0
         self._discards = False
         self._was_late = False
-        self._deadline = math.inf
+        self.deadline = math.inf
+        """When the host ends it by force, on the event loop's clock."""
 
     def deliver(self, event: GuestEvent) -> None:
         """Take what the guest sent."""
@@ -79,29 +79,11 @@ class Operation:
                 self._arrived[event.stream] += event.content
         elif isinstance(event, Result):
             self.result = event
-            self._pump.forget(self._op)
+            self._pump.forget(self.op)
         elif isinstance(event, Started):
             self.size_bytes = event.info
         elif isinstance(event, Eof):
             self._streams_ended.add(event.stream)
-
-    @property
-    def deadline(self) -> float:
-        """When the host ends the operation by force, on the event loop's clock."""
-        return self._deadline
-
-    async def start(
-        self, make: Callable[[HostConnection], tuple[int, bytes]], *, deadline_s: float
-    ) -> None:
-        """Send the request; the host's deadline counts from here."""
-
-        def begin() -> bytes:
-            self._op, message = make(self._pump.wire)
-            self._pump.register(self._op, self)
-            return message
-
-        await self._pump.send(begin)
-        self._deadline = anyio.current_time() + deadline_s
 
     async def send_stdin(self, content: bytes) -> bool:
         """Send all of it as the guest grants credit.
@@ -111,7 +93,7 @@ class Operation:
         left = memoryview(content)
         while left and self.result is None:
             await self._wait(
-                lambda: self.result is not None or self._pump.wire.stdin_credit(self._op) > 0
+                lambda: self.result is not None or self._pump.wire.stdin_credit(self.op) > 0
             )
             left = left[await self._send_some(left) :]
         return not left
@@ -121,23 +103,23 @@ class Operation:
 
         def one_frame() -> bytes:
             nonlocal sent
-            sent = min(len(left), self._pump.wire.stdin_credit(self._op), frames.MAX_DATA_BYTES)
-            return self._pump.wire.send_data(self._op, left[:sent]) if sent else b""
+            sent = min(len(left), self._pump.wire.stdin_credit(self.op), frames.MAX_DATA_BYTES)
+            return self._pump.wire.send_data(self.op, left[:sent]) if sent else b""
 
         await self._pump.send(one_frame)
         return sent
 
     async def close_stdin(self) -> None:
         """End standard input; more than once does nothing."""
-        await self._pump.send(lambda: self._pump.wire.send_eof(self._op))
+        await self._pump.send(lambda: self._pump.wire.send_eof(self.op))
 
     async def send_signal(self, signo: int, scope: SignalScope) -> None:
         """Send a signal; nothing happens when the operation has ended."""
-        await self._pump.send(lambda: self._pump.wire.send_signal(self._op, signo, scope))
+        await self._pump.send(lambda: self._pump.wire.send_signal(self.op, signo, scope))
 
     async def resize(self, rows: int, cols: int) -> None:
         """Tell the terminal's new size."""
-        await self._pump.send(lambda: self._pump.wire.send_resize(self._op, rows, cols))
+        await self._pump.send(lambda: self._pump.wire.send_resize(self.op, rows, cols))
 
     async def next_chunk(self, *, until: Stream | None = None) -> tuple[Stream, bytes] | None:
         """All that has arrived of one stream, or None after the last. Taking it is what lets the
@@ -172,7 +154,7 @@ class Operation:
 
     def _credit_frame(self) -> bytes:
         owed, self._credit_owed = self._credit_owed, 0
-        return self._pump.wire.send_credit(self._op, owed)
+        return self._pump.wire.send_credit(self.op, owed)
 
     async def _wait(self, ready: Callable[[], bool]) -> None:
         """Wait within the host's deadline; at the deadline end the operation by force.
@@ -181,13 +163,13 @@ class Operation:
         """
         if self.result is not None:
             return None
-        if anyio.current_time() >= self._deadline:
+        if anyio.current_time() >= self.deadline:
             if self._was_late:
                 return await self._end_by_force()
             # The caller may have been the slow one, and RESULT be waiting to be read: one more
             # chance, once.
-            self._was_late, self._deadline = True, anyio.current_time() + _LATE_S
-        with anyio.move_on_at(self._deadline):
+            self._was_late, self.deadline = True, anyio.current_time() + _LATE_S
+        with anyio.move_on_at(self.deadline):
             return await self._pump.wait_until(self, ready)
         return await self._end_by_force()
 
@@ -207,7 +189,7 @@ class Operation:
         self._pump.fail(
             CellError(
                 what,
-                where=f"channel, operation {self._op}",
+                where=f"channel, operation {self.op}",
                 hint="The guest is wedged; open a new cell.",
             )
         )
@@ -219,13 +201,13 @@ class Operation:
         meanwhile tells whoever comes next.
         """
         try:
-            if self._op and self.result is None:
+            if self.op and self.result is None:
                 with suppress(CellError), anyio.move_on_after(self._timeout.kill_s, shield=True):
                     await self._kill()
         finally:
-            if self._op and self.result is None:
+            if self.op and self.result is None:
                 self._give_up()
-            self._pump.forget(self._op)
+            self._pump.forget(self.op)
 
     async def _kill(self) -> None:
         """Kill the tree and wait for RESULT.
@@ -317,23 +299,6 @@ class RunningExec:
         result, discarded = self._operation.ended(), self._operation.discarded
         dropped = (dropped[0] + discarded[Stream.STDOUT], dropped[1] + discarded[Stream.STDERR])
         return outcome_of(result, kept=kept, dropped=dropped, overdue=self._operation.overdue)
-
-
-@asynccontextmanager
-async def live_operation(
-    pump: Pump,
-    timeout: Timeout,
-    make: Callable[[HostConnection], tuple[int, bytes]],
-    *,
-    deadline_s: float,
-) -> AsyncIterator[Operation]:
-    """Start an operation; it is over when the block is left, however it is left."""
-    operation = Operation(pump, timeout)
-    try:
-        await operation.start(make, deadline_s=deadline_s)
-        yield operation
-    finally:
-        await operation.finish()
 
 
 Contents: TypeAlias = bytes | AsyncIterable[bytes]

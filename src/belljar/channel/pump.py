@@ -117,27 +117,19 @@ class Pump:
         async with self._send_lock:
             self.check()
             message = make()
-            if message:
-                await self._send_whole(message)
+            sent = not message
+            try:
+                with anyio.move_on_after(self._send_deadline_s, shield=True):
+                    if message:
+                        await self._stream.send(message)
+                        sent = True
+            except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
+                self._fail_gone()
+            finally:
+                if not sent and self.failure is None:
+                    what = "the guest agent did not read what was sent to it"
+                    self.fail(CellError(what, where="channel", hint=_DEAD_HINT))
         self.check()
-
-    async def _send_whole(self, message: bytes) -> None:
-        sent = False
-        try:
-            with anyio.move_on_after(self._send_deadline_s, shield=True):
-                await self._stream.send(message)
-                sent = True
-        except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
-            self._fail_gone()
-        finally:
-            if not sent and self.failure is None:
-                self.fail(
-                    CellError(
-                        "the guest agent did not read what was sent to it",
-                        where="channel",
-                        hint=_DEAD_HINT,
-                    )
-                )
 
     async def wait_until(self, mailbox: Mailbox, ready: Callable[[], bool]) -> None:
         """Return when `ready()`; it is asked whenever something arrived for `mailbox`.

@@ -326,7 +326,7 @@ async def walk(
     )
     reader = TreeReader(contents=contents, depth=depth, max_entries=allowed, max_bytes=max_bytes)
     cap = stream_bytes(max_entries=allowed, max_bytes=max_bytes)
-    operating = client.file_operation(
+    operating = client.operation(
         lambda wire: wire.start_files(OpKind.WALK, body, max_answer_bytes=cap), timeout_s
     )
     async with client.own_reads.of(path, cwd), operating as operation:
@@ -377,7 +377,7 @@ async def put(
         times=times,
         owner=owner,
     )
-    async with client.file_operation(
+    async with client.operation(
         lambda wire: wire.start_files(OpKind.PUT, body, max_answer_bytes=0), timeout_s
     ) as operation:
         with anyio.move_on_at(operation.deadline):
@@ -416,7 +416,7 @@ async def _answer(
     client: GuestClient, kind: OpKind, body: bytes, size: int, path: str, timeout_s: float | None
 ) -> bytes:
     answer = b""
-    async with client.file_operation(
+    async with client.operation(
         lambda wire: wire.start_files(kind, body, max_answer_bytes=size), timeout_s
     ) as operation:
         while (chunk := await operation.next_chunk()) is not None:

@@ -378,37 +378,27 @@ class HostConnection:
             self._touches_left = max_touches
         return message
 
-    def start_exec(
-        self, body: bytes, *, stdin_open: bool, pty: bool, stdout_cap: int, stderr_cap: int
-    ) -> tuple[int, bytes]:
-        """A new exec: its id and its PARTs and START.
-
-        The flags and caps are those in the body; with `pty` there is no stderr.
-        """
-        caps = (
-            {int(Stream.STDOUT): stdout_cap}
-            if pty
-            else {int(Stream.STDOUT): stdout_cap, int(Stream.STDERR): stderr_cap}
-        )
-        return self._start(OpKind.EXEC, body, caps, stdin_open=stdin_open)
-
     def start_read(self, body: bytes, *, max_bytes: int) -> tuple[int, bytes]:
         """A new file read: its id and its frames."""
-        return self._start(OpKind.READ, body, {int(Stream.STDOUT): max_bytes + 1}, stdin_open=False)
+        return self.start(OpKind.READ, body, {int(Stream.STDOUT): max_bytes + 1}, stdin_open=False)
 
     def start_write(self, body: bytes) -> tuple[int, bytes]:
         """A new file write: its id and its frames; the contents follow as stdin."""
-        return self._start(OpKind.WRITE, body, {}, stdin_open=True)
+        return self.start(OpKind.WRITE, body, {}, stdin_open=True)
 
     def start_files(self, kind: OpKind, body: bytes, *, max_answer_bytes: int) -> tuple[int, bytes]:
         """A walk, a put, a removal or a question for usage: its id and its frames. A put's records
         follow as stdin; it alone has no answer."""
         caps = {} if kind is OpKind.PUT else {int(Stream.STDOUT): max_answer_bytes}
-        return self._start(kind, body, caps, stdin_open=kind is OpKind.PUT)
+        return self.start(kind, body, caps, stdin_open=kind is OpKind.PUT)
 
-    def _start(
+    def start(
         self, kind: OpKind, body: bytes, caps: dict[int, int], *, stdin_open: bool
     ) -> tuple[int, bytes]:
+        """A new operation: its id and its PARTs and START. `caps`: most bytes of each stream.
+
+        Both are those in the body.
+        """
         welcome = self._in_order(holds=self._renewed)
         if len(self._live) >= welcome.max_ops:
             raise RuntimeError(f"the guest agent takes {welcome.max_ops} operations at once")
