@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
 
 import anyio
+import anyio.to_thread
 
 from belljar.dataclass import dataclass
 from belljar.errors import CellError, HostError
@@ -357,6 +358,43 @@ class Reports:
     def _on_host_read(self, path: str, phase: Phase) -> None:
         self._host_reads.heard(path, phase)
         self._thread.wake()
+
+
+class ThreadWatch:
+    """A `FileWatch` whose accesses a `QueueThread` of this host reads."""
+
+    trust = Trust.HOST_OBSERVED
+
+    def __init__(self, own_reads: OwnReads, thread: QueueThread) -> None:
+        self.reports = Reports(own_reads, thread)
+        self._thread = thread
+        self._has_lost = self._is_closed = False
+
+    def begin(self, on_access: OnAccess, on_end: OnEnd) -> None:
+        """As `FileWatch.begin`."""
+        self.reports.begin(on_access, on_end)
+
+    def lost(self, reason: str) -> None:
+        """Report that not every access was seen. Once."""
+        if not self._has_lost:
+            self._has_lost = True
+            self.reports.end(reason)
+
+    async def aclose(self) -> None:
+        """As `FileWatch.aclose`."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self._close)
+
+    def _close(self) -> None:
+        self._thread.drain()
+        self._stop_reading()
+        self.reports.close()
+
+    def _stop_reading(self) -> None:
+        raise NotImplementedError
 
 
 _MAX_TOUCHES: Final = 1 << 20

@@ -26,16 +26,13 @@ import anyio.to_thread
 from belljar.channel.operations import OwnReads
 from belljar.dataclass import dataclass
 from belljar.errors import HostError
-from belljar.events import Trust
 from belljar.isolation.touches import (
     FULL_READ,
     Access,
     FileWatch,
-    OnAccess,
-    OnEnd,
     Operation,
     QueueThread,
-    Reports,
+    ThreadWatch,
 )
 from belljar.units import printable
 
@@ -136,7 +133,7 @@ class Trace:
         self._dropped = dropped(message)
         for watch in watches:
             if has_lost:
-                watch.lost()
+                watch.lost(_LOST)
             if any(name in message for name in watch.names):
                 point = read_point(message)
                 if point is not None:
@@ -149,46 +146,24 @@ class Trace:
                 watch.reports.end(reason)
 
 
-class TraceWatch:
+class TraceWatch(ThreadWatch):
     """As `isolation.touches.FileWatch`. It knows files by their paths, not by what they are."""
 
     sensor = "runsc-trace"
-    trust = Trust.HOST_OBSERVED
     missing: Mapping[str, str]
 
     def __init__(
         self, trace: Trace, thread: QueueThread, paths: Sequence[str], own_reads: OwnReads
     ) -> None:
+        super().__init__(own_reads, thread)
         self.missing = {path: "its path is too long" for path in paths if len(path) > _MAX_PATH}
-        self.reports = Reports(own_reads, thread)
         self._files = {os.fsencode(posixpath.normpath(path)): path for path in paths}
         self.names = tuple({posixpath.basename(path) for path in self._files})
-        self._trace, self._thread = trace, thread
-        self._has_lost = self._is_closed = False
+        self._trace = trace
 
-    def begin(self, on_access: OnAccess, on_end: OnEnd) -> None:
-        """As `FileWatch.begin`."""
-        self.reports.begin(on_access, on_end)
-
-    async def aclose(self) -> None:
-        """As `FileWatch.aclose`."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self._close)
-
-    def _close(self) -> None:
-        self._thread.drain()
+    def _stop_reading(self) -> None:
         self._trace.forget(self)
         self._thread.drain()  # it may be at it with the list it had
-        self.reports.close()
-
-    def lost(self) -> None:
-        """Points were dropped."""
-        if not self._has_lost:
-            self._has_lost = True
-            self.reports.end(_LOST)
 
     def take(self, point: Point) -> None:
         """An access of any file."""

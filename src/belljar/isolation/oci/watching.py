@@ -14,7 +14,6 @@ import anyio.to_thread
 from belljar.channel.operations import OwnReads
 from belljar.dataclass import dataclass
 from belljar.errors import CellError, HostError
-from belljar.events import Trust
 from belljar.isolation.oci.marks import (
     Marked,
     Mechanism,
@@ -30,7 +29,7 @@ from belljar.isolation.touches import (
     OnAccess,
     OnEnd,
     QueueThread,
-    Reports,
+    ThreadWatch,
 )
 from belljar.units import printable
 
@@ -100,53 +99,40 @@ def _program(pid: int) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-class MarkWatch:
+class MarkWatch(ThreadWatch):
     """Reads the marks' queue in a thread: a process is soon gone, and its name with it."""
-
-    trust = Trust.HOST_OBSERVED
 
     def __init__(self, marked: Marked, processes: Processes, own_reads: OwnReads) -> None:
         self.sensor: str = marked.mechanism
         self.missing: Mapping[str, str] = marked.missing
         self._marked = marked
         self._processes = processes
-        self._thread = QueueThread(
-            lambda: marked.fd, self._read, lambda reason: self._reports.end(reason)
-        )
-        self._reports = Reports(own_reads, self._thread)
-        self._has_lost = self._is_closed = False
+        thread = QueueThread(lambda: marked.fd, self._read, lambda reason: self.reports.end(reason))
+        super().__init__(own_reads, thread)
 
     def begin(self, on_access: OnAccess, on_end: OnEnd) -> None:
         """As `FileWatch.begin`."""
-        self._reports.begin(on_access, on_end)
+        super().begin(on_access, on_end)
         self._thread.start()
 
-    async def aclose(self) -> None:
-        """As `FileWatch.aclose`."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self._close)
-
     def _close(self) -> None:
-        self._thread.drain()
-        self._thread.stop()
-        self._reports.close()
+        super()._close()
         os.close(self._marked.fd)
 
+    def _stop_reading(self) -> None:
+        self._thread.stop()
+
     def _read(self) -> int:
-        ended = self._reports.ended_host_reads
+        ended = self.reports.ended_host_reads
         seen = read_queue(self._marked.mechanism, self._marked.fd)
         for one in seen:
             self._take(one)
-        self._reports.settle(ended, read=len(seen), is_empty=len(seen) < FULL_READ)
+        self.reports.settle(ended, read=len(seen), is_empty=len(seen) < FULL_READ)
         return len(seen)
 
     def _take(self, seen: Seen) -> None:
-        if seen.file is None and not self._has_lost:
-            self._has_lost = True
-            self._reports.end(_LOST)
+        if seen.file is None:
+            self.lost(_LOST)
         path = None if seen.file is None else self._marked.files.get(seen.file)
         process = self._processes.look(seen.pid, time.monotonic()) if seen.pid else _GONE
         if path is None or process.is_agent:
@@ -155,7 +141,7 @@ class MarkWatch:
             access = Access(
                 path=path, operation=operation, process=process.name, pid=process.inner_pid
             )
-            self._reports.offer(access, may_be_hosts=process.is_agent is None)
+            self.reports.offer(access, may_be_hosts=process.is_agent is None)
 
 
 async def watch_container(
