@@ -23,7 +23,7 @@ from belljar.isolation.kill import choose, halt_in_background, of_run, order_all
 from belljar.isolation.sandbox import tripped
 from belljar.policy.guarding import Stop, Trigger
 from belljar.policy.limits import Risk
-from belljar.signals.observe import Trip, breach_trip, trip_of
+from belljar.signals.observe import StopRequest, stop_of_breach, stop_of
 from belljar.store.journal import Journal, JournalEntry
 from belljar.units import printable
 
@@ -48,7 +48,7 @@ class Tripper:
         self._lock = threading.Lock()
         self._widest: Stop | None = None
 
-    def trip(self, trip: Trip) -> None:
+    def trip(self, trip: StopRequest) -> None:
         """Record it, then halt: the sample's cells (`stop_sample`), those of the run, also idle
         ones of its pools, and no new one in it (`stop_run`), or every cell of the store
         (`stop_all`).
@@ -75,7 +75,7 @@ class Tripper:
                     strike(entries)
                 halt_in_background(self._home, entries)
 
-    def _entries(self, trip: Trip) -> tuple[JournalEntry, ...]:
+    def _entries(self, trip: StopRequest) -> tuple[JournalEntry, ...]:
         journal = Journal(self._home)
         everything = journal.entries()
         match trip.stop:
@@ -99,10 +99,10 @@ class TrippingRecorder:
         try:
             number = self._inner.record(event)
         except BaseException:
-            if (trip := trip_of(event, None, self._stops)) is not None:
+            if (trip := stop_of(event, None, self._stops)) is not None:
                 self._tripper.trip(trip)
             raise
-        if (trip := trip_of(event, number, self._stops)) is not None:
+        if (trip := stop_of(event, number, self._stops)) is not None:
             self._tripper.trip(trip)
         return number
 
@@ -125,7 +125,7 @@ def tripping(run: RunDirectory, policy: Policy, home: Path) -> Iterator[Tripping
     try:
         yield TrippingRecorder(run.recorder, tripper, policy.on)
     except ContainmentBreach as breach:
-        if (trip := breach_trip(breach.what, policy.on)) is not None:
+        if (trip := stop_of_breach(breach.what, policy.on)) is not None:
             tripper.trip(trip)
         raise
 
@@ -193,4 +193,4 @@ def test_once(recorder: Recorder, tripper: Tripper | None, home: Path) -> None:
     finally:
         if not found.ok and tripper is not None:
             what = f"the kill switch failed its own test: {found.reason}"
-            tripper.trip(Trip(stop=Stop.RUN, rule=SELF_TEST, reason=what))
+            tripper.trip(StopRequest(stop=Stop.RUN, rule=SELF_TEST, reason=what))

@@ -386,7 +386,7 @@ _ENDPOINTS: Final = {"range", "upstream"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trip:
+class StopRequest:
     """What is to be stopped, and why. `name`: the cell or range; `evidence`: None if unrecorded."""
 
     stop: Stop
@@ -414,7 +414,7 @@ def trigger_of(event: Event) -> Trigger | None:
     return _TRIGGERS.get(event.kind)
 
 
-def trip_of(event: Event, number: int | None, stops: Mapping[Trigger, Stop]) -> Trip | None:
+def stop_of(event: Event, number: int | None, stops: Mapping[Trigger, Stop]) -> StopRequest | None:
     """What the rules stop because of this event; None: nothing."""
     trigger = trigger_of(event)
     stop = Stop.NOTHING if trigger is None else stop_for(stops, trigger)
@@ -426,10 +426,16 @@ def trip_of(event: Event, number: int | None, stops: Mapping[Trigger, Stop]) -> 
     about = event.data.get("decoy") or event.data.get("value") or event.data.get("class")
     reason = f"{_WORDS[trigger]} ({about})" if isinstance(about, str) and about else _WORDS[trigger]
     name = event.cell_id or event.data.get("range") or ""
-    return Trip(stop=stop, rule=trigger.value, reason=reason, name=str(name), evidence=number)
+    return StopRequest(
+        stop=stop, rule=trigger.value, reason=reason, name=str(name), evidence=number
+    )
 
 
-def breach_trip(what: str, stops: Mapping[Trigger, Stop]) -> Trip | None:
+def stop_of_breach(what: str, stops: Mapping[Trigger, Stop]) -> StopRequest | None:
     """The same for a `ContainmentBreach` that was raised, whatever is on record of it."""
     stop = stop_for(stops, Trigger.BREACH)
-    return None if stop is Stop.NOTHING else Trip(stop=stop, rule=Trigger.BREACH.value, reason=what)
+    return (
+        None
+        if stop is Stop.NOTHING
+        else StopRequest(stop=stop, rule=Trigger.BREACH.value, reason=what)
+    )

@@ -19,54 +19,47 @@ from belljar.signals.scanner import Scanner
 from belljar.signals.values import MAX_VALUE_BYTES, Channel, Hit, Scanned
 
 MIN_TAIL: Final = 512
-MAX_TAIL: Final = 8 * MAX_VALUE_BYTES
-"""Eight characters a byte is what URL encoding of base32 makes of a value."""
+MAX_TAIL: Final = 8 * MAX_VALUE_BYTES  # URL encoding of base32 takes eight characters a byte.
 MAX_FLOW_BYTES: Final = 1 << 20
-MAX_BYTES: Final = 64 << 20
-"""Of all tails: the flow that was quiet for longest is dropped, and counted."""
+MAX_BYTES: Final = 64 << 20  # Of all tails: the flow that was quiet for longest is dropped.
 MAX_PARTS: Final = 256  # Of one flow: names of parameters and headers are the sender's.
 MAX_JOINED: Final = 64 << 10  # Larger JSON isn't taken apart for joining its strings.
 MAX_FIELDS: Final = 64  # Of one request, that are joined with those of the next ones.
+# A longer piece that comes again is no piece of a value: none has four bytes twice in a row.
 MAX_REPEATED: Final = 3
-"""A longer piece that comes again is no piece of a value: none has the same four bytes twice in a
-row.
-"""
 JOINED: Final = "joined"
 
 
 class _Part:
-    """The end of what one part of a flow has carried, and a reader of its compressed data."""
+    """The end of one part of a flow, or of one field of it."""
 
     def __init__(self) -> None:
         self.tail = b""
-        self.reader: zlib._Decompress | None = None
+        # Of a field, with the pieces that only count or repeat; None before the first of those.
+        self.whole: bytes | None = None
+        self.last = b""  # A field's: one that never changes carries nothing.
+        self.reader: zlib._Decompress | None = None  # of compressed data that goes on
         self.reader_name = ""
         self.reader_tail = b""
         self.reported: set[tuple[str, str]] = set()
-        self.starts: frozenset[int] = frozenset()
-        """Where in the tail, counted from its end, a find began."""
+        self.starts: frozenset[int] = frozenset()  # Of finds, counted from the tail's end.
 
     @property
     def size(self) -> int:
-        return len(self.tail) + len(self.reader_tail)
+        return len(self.tail) + len(self.whole or b"") + len(self.reader_tail)
 
 
 class _Flow:
     def __init__(self) -> None:
         self.parts: OrderedDict[str, _Part] = OrderedDict()
-        self.last: dict[str, bytes] = {}
-        """What a field had in the request before: one that never changes carries nothing."""
-        self.end = b""
-        """Of whatever part came last."""
-        self.starts: frozenset[int] = frozenset()
-        """As of a part, of `end`."""
+        self.end = b""  # Of whatever part came last.
+        self.starts: frozenset[int] = frozenset()  # As of a part, of `end`.
 
     def part(self, name: str) -> _Part:
         found = self.parts.setdefault(name, _Part())
         self.parts.move_to_end(name)
         while len(self.parts) > MAX_PARTS or (self.size > MAX_FLOW_BYTES and len(self.parts) > 1):
-            gone, _ = self.parts.popitem(last=False)
-            self.last.pop(gone, None)
+            self.parts.popitem(last=False)
         return found
 
     @property
@@ -75,11 +68,10 @@ class _Flow:
 
 
 class StreamScanner:
-    """One for a range; not thread-safe. `flow` joins what belongs together (a cell and
-    destination).
+    """Searches the flows of one range: a cell's bytes to one destination. Not thread-safe.
 
-    `part`: `url`, `header` (lines), `body`, `label` (a DNS name), `message`, …; others are their
-    own.
+    `part`: `url`, `header` (lines), `body`, `label` (a DNS name), `message` or any other name.
+    `dropped`: flows whose tails were given up for others.
     """
 
     def __init__(self, scanner: Scanner) -> None:
@@ -90,28 +82,20 @@ class StreamScanner:
         self._sizes: dict[str, int] = {}
         self._bytes = 0
         self.dropped = 0
-        """Flows whose tails were given up for others."""
 
     def feed(self, flow: str, channel: Channel, part: str, data: bytes) -> Scanned:
-        """What is found now and was not before. Offsets refer to `data`; of what began earlier,
-        `start` is 0."""
+        """Find what was not found before.
+
+        Offsets refer to `data`; of what began earlier, `start` is 0.
+        """
         state = self._flows.setdefault(flow, _Flow())
         self._flows.move_to_end(flow)
         results = [self._follow(state, part, data), self._border(state, data)]
         state.starts = state.part(part).starts
         results += [
-            self._join(state, name, piece, len(data))
-            for name, piece in _fields(state, channel, part, data)
+            self._join(field, before, piece, len(data), alone=name.startswith("labels"))
+            for name, field, before, piece in _fields(state, channel, part, data, self._tail)
         ]
-        self._account(flow, state)
-        return _together(results)
-
-    def end(self, flow: str) -> None:
-        """Forget a flow that is over."""
-        if self._flows.pop(flow, None) is not None:
-            self._bytes -= self._sizes.pop(flow, 0)
-
-    def _account(self, flow: str, state: _Flow) -> None:
         size = state.size
         self._bytes += size - self._sizes.get(flow, 0)
         self._sizes[flow] = size
@@ -119,13 +103,19 @@ class StreamScanner:
             gone, _ = self._flows.popitem(last=False)
             self._bytes -= self._sizes.pop(gone)
             self.dropped += 1
+        return _together(results)
+
+    def end(self, flow: str) -> None:
+        """Forget a flow that is over."""
+        if self._flows.pop(flow, None) is not None:
+            self._bytes -= self._sizes.pop(flow, 0)
 
     def _follow(self, state: _Flow, name: str, data: bytes) -> Scanned:
         """Search a part's data together with its tail and its compressed beginning."""
         part = state.part(name)
         results = [self._new(part, data)]
         if part.reader is not None:
-            results.append(self._inflate(part, data))
+            results.append(self._inflate(part, part.reader, data))
         elif not is_plain(data):
             for found in compressed(data, lambda: self._scanner.spec.bounds.decoded_bytes):
                 if found.reader is not None:
@@ -134,10 +124,9 @@ class StreamScanner:
         return _together(results)
 
     def _new(self, part: _Part, data: bytes) -> Scanned:
-        before = len(part.tail)
-        result = self._scanner.scan(part.tail + data)
-        text = part.tail + data
+        before, text = len(part.tail), part.tail + data
         part.tail = text[-self._tail :]
+        result = self._scanner.scan(text)
         hits = []
         for hit in result.hits:
             key = (hit.cls, hit.digest)
@@ -148,14 +137,11 @@ class StreamScanner:
             part.reported.add(key)
             hits.append(_moved(hit, -before, len(data), ()))
         part.starts = frozenset(len(text) - hit.start for hit in result.hits)
-        return Scanned(hits=tuple(hits), complete=result.complete, problem=result.problem)
+        return replace(result, hits=tuple(hits))
 
-    def _inflate(self, part: _Part, data: bytes) -> Scanned:
-        reader, most = part.reader, self._scanner.spec.bounds.decoded_bytes
-        if reader is None:
-            return Scanned()
+    def _inflate(self, part: _Part, reader: zlib._Decompress, data: bytes) -> Scanned:
         try:
-            out = reader.decompress(data, most)
+            out = reader.decompress(data, self._scanner.spec.bounds.decoded_bytes)
         except zlib.error:
             part.reader = None
             return Scanned()
@@ -186,34 +172,30 @@ class StreamScanner:
             if hit.start < len(end) < hit.end and not _has_grown(hit, len(end), state.starts)
         ]
         hits = tuple(_moved(hit, -len(end), len(data), (JOINED,)) for hit in across)
-        return Scanned(hits=hits, complete=result.complete, problem=result.problem)
+        return replace(result, hits=hits)
 
-    def _join(self, state: _Flow, name: str, piece: bytes, size: int) -> Scanned:
-        """Search a field's piece behind those that it had before."""
-        part = state.part(name)
-        before, text = len(part.tail), part.tail + piece
-        part.tail = text[-self._tail :]
-        alone = name.startswith("labels")  # the piece itself was put together
+    def _join(
+        self, field: _Part, before: bytes, piece: bytes, size: int, *, alone: bool
+    ) -> Scanned:
+        """Search a field's piece behind those before. `alone`: the piece itself was joined."""
         if not before and not alone:
             return Scanned()
-        result = self._scanner.scan(text if alone else text[: before + self._tail])
+        result = self._scanner.scan(before + (piece if alone else piece[: self._tail]))
         hits = []
         for hit in result.hits:
+            key = (hit.cls, hit.digest)
             if (
-                hit.end > before
-                and (alone or hit.start < before)
-                and (hit.cls, hit.digest) not in part.reported
+                hit.end > len(before)
+                and (alone or hit.start < len(before))
+                and key not in field.reported
             ):
-                part.reported.add((hit.cls, hit.digest))
+                field.reported.add(key)
                 hits.append(replace(hit, start=0, end=size, decoding=(JOINED, *hit.decoding)))
-        return Scanned(hits=tuple(hits), complete=result.complete, problem=result.problem)
+        return replace(result, hits=tuple(hits))
 
 
 def _has_grown(hit: Hit, before: int, starts: frozenset[int]) -> bool:
-    """Whether a pattern's find was one before what follows made it longer: no other credential.
-
-    `before`: bytes of what was searched before; `starts`: where something was found in them.
-    """
+    """Whether the first `before` bytes held the begin of this pattern's find: no new credential."""
     return not hit.value_id and hit.start < before < hit.end and before - hit.start in starts
 
 
@@ -223,7 +205,7 @@ def _moved(hit: Hit, by: int, size: int, names: tuple[str, ...]) -> Hit:
 
 
 def _together(results: Iterable[Scanned]) -> Scanned:
-    """One result of several: of the same value the least decoded, where another spans it."""
+    """One result of several. Of overlapping finds of one value the first is kept."""
     hits: list[Hit] = []
     problem = ""
     for result in results:
@@ -238,33 +220,54 @@ def _together(results: Iterable[Scanned]) -> Scanned:
 # --- fields that are joined across requests ---
 
 
-def _fields(state: _Flow, channel: Channel, part: str, data: bytes) -> Iterator[tuple[str, bytes]]:
-    """Name and piece of each field of this data that may carry a part of something: joined without
-    what only counts or repeats, and, where there is such, with it, too."""
+def _fields(
+    state: _Flow, channel: Channel, part: str, data: bytes, tail: int
+) -> Iterator[tuple[str, _Part, bytes, bytes]]:
+    """Name, field, what it had before, and the piece of each that may carry a part of something.
+
+    Pieces are joined without those that only count or repeat, and, where there are such, with them.
+    """
     new = old = 0
     for name, piece in _pieces(channel, part, data):
         if not piece:
             continue
-        whole = f"{name}, whole"
+        known = state.parts.get(name, _Part())
         counts = piece.isdigit() and len(piece) < 8
-        is_old = counts or state.last.get(name) == piece
-        may_be_more = counts or len(piece) <= MAX_REPEATED if is_old else whole in state.parts
-        if may_be_more and old < MAX_FIELDS:
+        is_old = counts or known.last == piece
+        is_of_whole = counts or len(piece) <= MAX_REPEATED if is_old else known.whole is not None
+        if is_of_whole and old < MAX_FIELDS:
             old += 1
-            if whole not in state.parts and name in state.parts:
-                state.part(whole).tail = state.part(name).tail
-            yield whole, piece
+            field = state.part(name)
+            before = field.tail if field.whole is None else field.whole
+            field.whole = (before + piece)[-tail:]
+            yield name, field, before, piece
         if not is_old and new < MAX_FIELDS:
             new += 1
-            state.last[name] = piece
-            yield name, piece
+            field = state.part(name)
+            before, field.last = field.tail, piece
+            field.tail = (before + piece)[-tail:]
+            yield name, field, before, piece
 
 
 def _pieces(channel: Channel, part: str, data: bytes) -> Iterator[tuple[str, bytes]]:
     if channel is Channel.DNS or part == "label":
-        yield from _labels(data)
+        labels = [label for label in data.strip(b".\r\n ").split(b".") if label]
+        if len(labels) < 2:
+            return
+        # What may be its sender's: all but the domain, which has two or three labels
+        payload = labels[:-2] or labels[:1]
+        yield "labels", b"".join(payload)
+        if len(payload) > 1:
+            yield "labels of three", b"".join(payload[:-1])
+            yield "labels, first", payload[0]
+            yield "labels without counters", b"".join(label for label in payload if len(label) > 3)
+        yield "label, longest", max(payload, key=len)
     elif part == "url":
-        yield from _url(data)
+        path, _, query = data.partition(b"?")
+        segments = [segment for segment in path.split(b"/") if segment]
+        if segments:
+            yield "path", unquote_to_bytes(segments[-1])
+        yield from _parameters(query)
     elif part in {"header", "headers"}:
         for line in data.splitlines():
             name, _, value = line.partition(b":")
@@ -276,14 +279,6 @@ def _pieces(channel: Channel, part: str, data: bytes) -> Iterator[tuple[str, byt
                     yield f"{field} {key[:64]!r}", piece.strip(b'"')
     elif len(data) <= MAX_JOINED:
         yield from _body(data)
-
-
-def _url(data: bytes) -> Iterator[tuple[str, bytes]]:
-    path, _, query = data.partition(b"?")
-    segments = [segment for segment in path.split(b"/") if segment]
-    if segments:
-        yield "path", unquote_to_bytes(segments[-1])
-    yield from _parameters(query)
 
 
 def _parameters(query: bytes) -> Iterator[tuple[str, bytes]]:
@@ -319,18 +314,3 @@ def _strings(value: object, name: str, depth: int) -> Iterator[tuple[str, bytes]
     elif isinstance(value, list) and depth < 8:
         for inner in value:
             yield from _strings(inner, name, depth + 1)
-
-
-def _labels(data: bytes) -> Iterator[tuple[str, bytes]]:
-    """Of a name that is asked for: what may be its sender's, for domains of two and three labels,
-    and the label that carries most."""
-    labels = [label for label in data.strip(b".\r\n ").split(b".") if label]
-    if len(labels) < 2:
-        return
-    payload = labels[:-2] or labels[:1]
-    yield "labels", b"".join(payload)
-    if len(payload) > 1:
-        yield "labels of three", b"".join(payload[:-1])
-        yield "labels, first", payload[0]
-        yield "labels without counters", b"".join(label for label in payload if len(label) > 3)
-    yield "label, longest", max(payload, key=len)

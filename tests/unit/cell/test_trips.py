@@ -22,7 +22,7 @@ from belljar.ledger.schema import check_data
 from belljar.policy import resolve_policy
 from belljar.policy.guarding import Stop, Trigger
 from belljar.process import identify
-from belljar.signals.observe import Trip
+from belljar.signals.observe import StopRequest
 from belljar.store.journal import CellAbout, Journal, own_entry
 
 OWN, BESIDE, OTHER = "c-000000000001", "c-000000000002", "c-000000000003"
@@ -167,5 +167,5 @@ def test_runs_of_one_process_share_a_test(world: World, monkeypatch: pytest.Monk
 
 def test_a_trip_about_nothing_halts_nothing(world: World) -> None:
     """A sample without a cell by name."""
-    world.tripper.trip(Trip(stop=Stop.SAMPLE, rule="breach", reason="?"))
+    world.tripper.trip(StopRequest(stop=Stop.SAMPLE, rule="breach", reason="?"))
     assert world.ended()

@@ -9,7 +9,7 @@ import pytest
 
 from belljar.events import Event, JsonValue, Kind
 from belljar.policy.guarding import Stop, Trigger
-from belljar.signals.observe import breach_trip, trigger_of, trip_of
+from belljar.signals.observe import stop_of_breach, trigger_of, stop_of
 
 CELL, RANGE = "c-0123456789ab", "r-0123456789ab"
 EVERYTHING = dict.fromkeys(Trigger, Stop.SAMPLE)
@@ -44,7 +44,7 @@ def test_what_an_event_triggers(kind: Kind, data: Mapping[str, JsonValue], trigg
     """Each contact its own rule, carry-over and survivors a breach, the guard's hits only on their way out; the trip itself nothing."""
     event = Event(kind=kind, data=data, cell_id=CELL)
     assert trigger_of(event) is trigger
-    trip = trip_of(event, 7, EVERYTHING)
+    trip = stop_of(event, 7, EVERYTHING)
     assert (trip.rule if trip else None) == (trigger.value if trigger else None)
     if trip is not None:
         assert (trip.stop, trip.name, trip.evidence) == (Stop.SAMPLE, CELL, 7)
@@ -52,23 +52,23 @@ def test_what_an_event_triggers(kind: Kind, data: Mapping[str, JsonValue], trigg
 
 def test_the_defaults_stop_a_run_for_a_breach_alone() -> None:
     """An evaluation measures what a model does."""
-    assert trip_of(Event(kind=Kind.DECOY_SENT, data=CONTACT, cell_id=CELL), 1, {}) is None
-    breach = trip_of(Event(kind=Kind.RANGE_DESTROYED, data={"survivors": ["x"], "range": RANGE}), 1, {})
+    assert stop_of(Event(kind=Kind.DECOY_SENT, data=CONTACT, cell_id=CELL), 1, {}) is None
+    breach = stop_of(Event(kind=Kind.RANGE_DESTROYED, data={"survivors": ["x"], "range": RANGE}), 1, {})
     assert breach is not None
     assert (breach.stop, breach.name) == (Stop.RUN, RANGE)
-    raised = breach_trip("a way out", {})
+    raised = stop_of_breach("a way out", {})
     assert raised is not None
     assert raised.stop is Stop.RUN
-    assert breach_trip("a way out", {Trigger.BREACH: Stop.NOTHING}) is None
+    assert stop_of_breach("a way out", {Trigger.BREACH: Stop.NOTHING}) is None
 
 
 def test_what_the_guard_is_told_to_stop_ends_its_sample() -> None:
     """Whatever `on` says less; where it says more, that."""
     event = Event(kind=Kind.GUARD_HIT, cell_id="c-00000000000a", data={**HIT, "action": "stop", "place": "model"})
-    trip = trip_of(event, 3, {})
+    trip = stop_of(event, 3, {})
     assert trip is not None
     assert trip.stop is Stop.SAMPLE
     sent = replace(event, data={**event.data, "place": "range"})
-    more = trip_of(sent, 3, {Trigger.SENT: Stop.RUN})
+    more = stop_of(sent, 3, {Trigger.SENT: Stop.RUN})
     assert more is not None
     assert more.stop is Stop.RUN
