@@ -23,7 +23,7 @@ from belljar.isolation.kill import choose, halt_in_background, of_run, order_all
 from belljar.isolation.sandbox import tripped
 from belljar.policy.guarding import Stop, Trigger
 from belljar.policy.limits import Risk
-from belljar.signals.observe import StopRequest, stop_of_breach, stop_of
+from belljar.signals.observe import StopRequest, stop_of, stop_of_breach
 from belljar.store.journal import Journal, JournalEntry
 from belljar.units import printable
 

@@ -9,7 +9,7 @@ import pytest
 
 from belljar.events import Event, JsonValue, Kind
 from belljar.policy.guarding import Stop, Trigger
-from belljar.signals.observe import stop_of_breach, trigger_of, stop_of
+from belljar.signals.observe import stop_of, stop_of_breach, trigger_of
 
 CELL, RANGE = "c-0123456789ab", "r-0123456789ab"
 EVERYTHING = dict.fromkeys(Trigger, Stop.SAMPLE)
