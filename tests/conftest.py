@@ -1,7 +1,9 @@
-"""What every test has: both event loops, a store of its own, its turn on the machine, and a check that nothing is left behind.
+"""What every test has: both event loops, a store of its own, its turn on the machine, and a check
+that nothing is left behind.
 
-Skips are never silent: the closing summary names each with its reason (`-ra` in pyproject). A test that hangs is ended with its process after ten minutes
-(`faulthandler_timeout` there): pytest-xdist reports it as failed and goes on in another process.
+Skips are never silent: the closing summary names each with its reason (`-ra` in pyproject). A test
+that hangs is ended with its process after ten minutes (`faulthandler_timeout` there): pytest-xdist
+reports it as failed and goes on in another process.
 """
 
 from __future__ import annotations
@@ -20,10 +22,19 @@ from pathlib import Path
 import hypothesis
 import pytest
 import sniffio
-from tests.machine import Templates, control_groups, link_or_copy, locked, shared_folder, templates_of, turn
+from tests.machine import (
+    Templates,
+    control_groups,
+    link_or_copy,
+    locked,
+    shared_folder,
+    templates_of,
+    turn,
+)
 
 _LAST_MODULE = pytest.StashKey[Path]()
-# The longest files first, so that no process ends long after the others. What isn't listed comes after them, in its usual order.
+# The longest files first, so that no process ends long after the others. What isn't listed comes
+# after them, in its usual order.
 LONGEST_FIRST = (
     "tests/integration/test_contract_as_user.py",
     "tests/contract/test_limits.py",
@@ -44,13 +55,17 @@ _GRACE_S = 10
 """For what has been told to end."""
 _COMMENT = "a run of the tests of Belljar"
 
-# No test depends on how fast the machine is. The same examples each time, so that a change is judged by what it changed; `--thorough` looks for new ones.
+# No test depends on how fast the machine is. The same examples each time, so that a change is
+# judged by what it changed; `--thorough` looks for new ones.
 for _name, _more in (("belljar", {"derandomize": True}), ("thorough", {"max_examples": 1000})):
     hypothesis.settings.register_profile(
         _name,
         parent=hypothesis.settings(),
         deadline=None,
-        suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture],
+        suppress_health_check=[
+            hypothesis.HealthCheck.too_slow,
+            hypothesis.HealthCheck.function_scoped_fixture,
+        ],
         **_more,
     )
 hypothesis.settings.load_profile("belljar")
@@ -59,13 +74,16 @@ hypothesis.settings.load_profile("belljar")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """What `scripts/test --thorough` passes on."""
     parser.addoption(
-        "--thorough", action="store_true", help="also what is marked so: the same properties in more places"
+        "--thorough",
+        action="store_true",
+        help="also what is marked so: the same properties in more places",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Before any test is read. A shell starts background jobs with SIGINT ignored: what tests start would inherit that, and tests send it. What
-    tests make is for other users to read, whatever this one's umask is.
+    """Before any test is read. A shell starts background jobs with SIGINT ignored: what tests start
+    would inherit that, and tests send it. What tests make is for other users to read, whatever this
+    one's umask is.
     """
     os.umask(0o022)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -81,12 +99,14 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
-    """Bytes are named by how many they are: packed ones hold the time of their packing, and the suite's processes must agree on every name."""
+    """Bytes are named by how many they are: packed ones hold the time of their packing, and the
+    suite's processes must agree on every name."""
     return f"{len(val)} bytes" if isinstance(val, bytes) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Thorough tests run only when asked for, all or one by name. Several processes begin with the longest files. Tests that need root are skipped, aloud, without it."""
+    """Thorough tests run only when asked for, all or one by name. Several processes begin with the
+    longest files. Tests that need root are skipped, aloud, without it."""
     for item in items:
         if _is_thorough_here(item):
             item.add_marker("thorough")
@@ -115,8 +135,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Where Python is told to keep no compiled files, those of the many programs that tests start are kept in build/,
-    for the next run too: each would compile all it imports, and those of Inspect take a minute."""
+    """Where Python is told to keep no compiled files, those of the many programs that tests start
+    are kept in build/, for the next run too: each would compile all it imports, and those of
+    Inspect take a minute."""
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
         build = session.config.rootpath / "build"
         base = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
@@ -125,7 +146,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def _is_thorough_here(item: pytest.Item) -> bool:
-    """Whether one of its parameters (a tier, a user, an event loop) is one with which it is marked as thorough."""
+    """Whether one of its parameters (a tier, a user, an event loop) is one with which it is marked
+    as thorough."""
     places = {tier for mark in item.iter_markers("thorough_in") for tier in mark.args}
     params = getattr(getattr(item, "callspec", None), "params", {})
     return any(str(value).partition("-")[0] in places for value in params.values())
@@ -148,8 +170,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """No event loop outlives the module that asked for one: anyio's plugin would run every later test in it, whatever loop that test names."""
-    previous, item.config.stash[_LAST_MODULE] = item.config.stash.get(_LAST_MODULE, item.path), item.path
+    """No event loop outlives the module that asked for one: anyio's plugin would run every later
+    test in it, whatever loop that test names."""
+    previous, item.config.stash[_LAST_MODULE] = (
+        item.config.stash.get(_LAST_MODULE, item.path),
+        item.path,
+    )
     loop = sniffio.current_async_library_cvar.get()
     if loop is not None and previous != item.path:
         pytest.fail(f"a fixture of {previous.name} still holds {loop}'s event loop", pytrace=False)
@@ -157,12 +183,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def prepared_home() -> Path:
-    """The store that `belljar setup` filled: the guest kernel and the default image. Tests read it."""
+    """The store that `belljar setup` filled: the guest kernel and the default image. Tests read
+    it."""
     from belljar.store.home import belljar_home
 
     home = belljar_home()
     if not (home / "kernel-current").exists() or not (home / "image-names.json").exists():
-        pytest.fail(f"no prepared store in {home}: run `belljar setup` first (scripts/test does)", pytrace=False)
+        pytest.fail(
+            f"no prepared store in {home}: run `belljar setup` first (scripts/test does)",
+            pytrace=False,
+        )
     return home
 
 
@@ -173,8 +203,11 @@ def templates(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="session")
-def vm_home(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory, templates: Templates) -> Iterator[Path]:
-    """A store of this process's own, with the prepared images and kernel linked in, and shared templates; runs and journal start empty."""
+def vm_home(
+    prepared_home: Path, tmp_path_factory: pytest.TempPathFactory, templates: Templates
+) -> Iterator[Path]:
+    """A store of this process's own, with the prepared images and kernel linked in, and shared
+    templates; runs and journal start empty."""
     home = copy_store(prepared_home, tmp_path_factory.mktemp("home") / "store")
     with templates.serving(home):
         yield home
@@ -222,7 +255,8 @@ def _environment(pid: str) -> bytes:
 
 
 def _ours(pid: str, base: bytes) -> bool:
-    """Whether a process, or one it comes from, was started with a path of this session (a VMM's own command line names none), or with its environment."""
+    """Whether a process, or one it comes from, was started with a path of this session (a VMM's own
+    command line names none), or with its environment."""
     if b"%b=%b" % (_SESSION.encode(), base) in _environment(pid).split(b"\0"):
         return True
     while pid not in {"0", "1", str(os.getpid())}:
@@ -233,11 +267,24 @@ def _ours(pid: str, base: bytes) -> bool:
 
 
 def _machine_state(base: Path) -> dict[str, set[str]]:
-    """What a leak would show in: this session's processes, mounts and files' users; control groups and network namespaces of anybody's."""
-    pids = [entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit() and entry.name != str(os.getpid())]
+    """What a leak would show in: this session's processes, mounts and files' users; control groups
+    and network namespaces of anybody's."""
+    pids = [
+        entry.name
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdigit() and entry.name != str(os.getpid())
+    ]
     processes = {f"{pid} {_cmdline(pid)[:80]!r}" for pid in pids if _ours(pid, os.fsencode(base))}
-    mounts = {line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(base) in line}
-    netns = {path.name for path in Path("/run/netns").iterdir()} if Path("/run/netns").is_dir() else set()
+    mounts = {
+        line.split()[4]
+        for line in Path("/proc/self/mountinfo").read_text().splitlines()
+        if str(base) in line
+    }
+    netns = (
+        {path.name for path in Path("/run/netns").iterdir()}
+        if Path("/run/netns").is_dir()
+        else set()
+    )
     return {"process": processes, "mount": mounts, "network namespace": netns}
 
 
@@ -246,9 +293,16 @@ def _more_than(before: dict[str, set[str]], after: dict[str, set[str]]) -> list[
 
 
 def _cell_groups(base: Path) -> Iterator[Path]:
-    """Control groups of cells that this session's ledgers know. Some tests put a pipe or a link in a ledger's place."""
-    ledgers = [path for path in base.rglob("runs/*/ledger.jsonl") if path.is_file() and not path.is_symlink()]
-    ids = {cell for ledger in ledgers for cell in re.findall(rb"c-[0-9a-f]{12}", ledger.read_bytes())}
+    """Control groups of cells that this session's ledgers know. Some tests put a pipe or a link in
+    a ledger's place."""
+    ledgers = [
+        path
+        for path in base.rglob("runs/*/ledger.jsonl")
+        if path.is_file() and not path.is_symlink()
+    ]
+    ids = {
+        cell for ledger in ledgers for cell in re.findall(rb"c-[0-9a-f]{12}", ledger.read_bytes())
+    }
     for path in control_groups("cell-c-"):
         if os.fsencode(path.name.removeprefix("cell-")) in ids:
             yield path
@@ -280,11 +334,20 @@ def accounts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def ordinary_user(accounts: Path) -> Iterator[tuple[int, int]]:
-    """A throwaway unprivileged account (uid, gid) with 65,536 subordinate ids when the tests run as root; it is removed afterwards, and its ids with it."""
+    """A throwaway unprivileged account (uid, gid) with 65,536 subordinate ids when the tests run as
+    root; it is removed afterwards, and its ids with it."""
     if os.geteuid() != 0:
         pytest.skip("the tests run as an ordinary user already")
     name = f"bj{os.getpid()}"
-    add = ["/usr/sbin/useradd", "--create-home", "--shell", "/bin/bash", "--comment", _COMMENT, name]
+    add = [
+        "/usr/sbin/useradd",
+        "--create-home",
+        "--shell",
+        "/bin/bash",
+        "--comment",
+        _COMMENT,
+        name,
+    ]
     try:
         with locked(accounts):
             _remove_stale_accounts()
@@ -294,22 +357,33 @@ def ordinary_user(accounts: Path) -> Iterator[tuple[int, int]]:
         yield entry.pw_uid, entry.pw_gid
     finally:
         with locked(accounts):
-            subprocess.run(["/usr/sbin/userdel", "--remove", name], check=False, capture_output=True)
+            subprocess.run(
+                ["/usr/sbin/userdel", "--remove", name], check=False, capture_output=True
+            )
 
 
 def _remove_stale_accounts() -> None:
-    """Those of runs that were killed, or interrupted while several processes ran: pytest-xdist then ends them as they are."""
+    """Those of runs that were killed, or interrupted while several processes ran: pytest-xdist then
+    ends them as they are."""
     for entry in pwd.getpwall():
-        if entry.pw_gecos == _COMMENT and not Path("/proc", entry.pw_name.removeprefix("bj")).exists():
-            subprocess.run(["/usr/sbin/userdel", "--remove", entry.pw_name], check=False, capture_output=True)
+        if (
+            entry.pw_gecos == _COMMENT
+            and not Path("/proc", entry.pw_name.removeprefix("bj")).exists()
+        ):
+            subprocess.run(
+                ["/usr/sbin/userdel", "--remove", entry.pw_name], check=False, capture_output=True
+            )
 
 
 def _give_ids(name: str, uid: int) -> None:
-    """Subordinate ids, where `useradd` gives none by itself. The range is far from those that `login.defs` usually has given."""
+    """Subordinate ids, where `useradd` gives none by itself. The range is far from those that
+    `login.defs` usually has given."""
     first = (1 << 30) + (uid << 16)
     for file in ("subuid", "subgid"):
         path = Path("/etc", file)
-        if path.exists() and any(line.startswith(f"{name}:") for line in path.read_text().splitlines()):
+        if path.exists() and any(
+            line.startswith(f"{name}:") for line in path.read_text().splitlines()
+        ):
             continue
         option = f"--add-{file}s={first}-{first + 65535}"
         subprocess.run(["/usr/sbin/usermod", option, name], check=True, capture_output=True)

@@ -1,7 +1,7 @@
 """The machine that all tests share: turns on it, and one set of microVM templates for all stores.
 
-Tests run in several processes (`scripts/test`). What they share lies in a folder of the whole run; who uses it locks it, and the kernel lets go of a lock when its owner
-dies.
+Tests run in several processes (`scripts/test`). What they share lies in a folder of the whole run;
+who uses it locks it, and the kernel lets go of a lock when its owner dies.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ _KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 def shared_folder(base: Path) -> Path:
-    """What all processes of this run can reach; `base` is this process's own folder for temporary files."""
+    """What all processes of this run can reach; `base` is this process's own folder for temporary
+    files."""
     return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
 def public_folder() -> Path:
-    """Where another user finds what root puts there: TMPDIR, unless a directory above it is closed to others; then /tmp."""
+    """Where another user finds what root puts there: TMPDIR, unless a directory above it is closed
+    to others; then /tmp."""
     folder = Path(tempfile.gettempdir()).resolve()
     is_open = all(place.stat().st_mode & 0o001 for place in (folder, *folder.parents))
     return folder if is_open else Path("/tmp")
@@ -46,7 +48,8 @@ def link_or_copy(source: str, target: str) -> str:
 
 
 def control_groups(*words: str) -> Iterator[Path]:
-    """Those with one of these words in their name. Other processes' groups come and go meanwhile, which `Path.glob` takes for an error."""
+    """Those with one of these words in their name. Other processes' groups come and go meanwhile,
+    which `Path.glob` takes for an error."""
     for folder, inner, _ in os.walk("/sys/fs/cgroup"):
         yield from (Path(folder, name) for name in inner if any(word in name for word in words))
 
@@ -64,7 +67,8 @@ def locked(path: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
 
 @contextmanager
 def turn(folder: Path, *, alone: bool) -> Iterator[None]:
-    """The machine for one test: beside others, or alone. Who waits to have it alone is not overtaken."""
+    """The machine for one test: beside others, or alone. Who waits to have it alone is not
+    overtaken."""
     queue, machine = folder / "queue.lock", folder / "machine.lock"
     if alone:
         with locked(queue), locked(machine):
@@ -81,14 +85,16 @@ def turn(folder: Path, *, alone: bool) -> Iterator[None]:
 
 @dataclass
 class Templates:
-    """Templates that were made in one store serve the others. A template's key says what it is made of, not where or by whom; stores get copies."""
+    """Templates that were made in one store serve the others. A template's key says what it is made
+    of, not where or by whom; stores get copies."""
 
     folder: Path
     stores: dict[Path, tuple[int, int] | None] = field(default_factory=dict)
 
     @contextmanager
     def serving(self, home: Path, owner: tuple[int, int] | None = None) -> Iterator[Path]:
-        """Meanwhile this store has what others made, as files of `owner` (uid, gid), and gives what it makes."""
+        """Meanwhile this store has what others made, as files of `owner` (uid, gid), and gives what
+        it makes."""
         self.take(home, owner)
         self.stores[home] = owner
         try:
@@ -117,7 +123,11 @@ class Templates:
 def _keys(folder: Path) -> set[str]:
     if not folder.is_dir():
         return set()
-    return {path.parent.name for path in folder.glob("*/template.json") if _KEY.fullmatch(path.parent.name)}
+    return {
+        path.parent.name
+        for path in folder.glob("*/template.json")
+        if _KEY.fullmatch(path.parent.name)
+    }
 
 
 def _copy(template: Path, folder: Path, owner: tuple[int, int] | None) -> None:

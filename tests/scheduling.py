@@ -1,4 +1,5 @@
-"""How pytest-xdist hands out tests: a file's stay together, and one that ended its process is not given to the next."""
+"""How pytest-xdist hands out tests: a file's stay together, and one that ended its process is not
+given to the next."""
 
 from __future__ import annotations
 
@@ -7,19 +8,29 @@ from xdist.workermanage import WorkerController  # type: ignore[import-untyped]
 
 
 class ByFile(LoadFileScheduling):  # type: ignore[misc]
-    """As `--dist loadfile`, which would run a test that hangs again in every process that takes its file over."""
+    """As `--dist loadfile`, which would run a test that hangs again in every process that takes its
+    file over."""
 
     def schedule(self) -> None:
-        """A process begins a test when it knows the next one: one that replaces another gets so many files that it does, or would wait for ever."""
+        """A process begins a test when it knows the next one: one that replaces another gets so
+        many files that it does, or would wait for ever."""
         super().schedule()
         for node in self.nodes:
-            while self.workqueue and not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+            while (
+                self.workqueue
+                and not node.shutting_down
+                and self._pending_of(self.assigned_work[node]) < 2
+            ):
                 self._assign_work_unit(node)
 
     def remove_node(self, node: WorkerController) -> str | None:
-        """A process ended: what it was running, if anything, is done for; the rest is for others."""
+        """A process ended: what it was running, if anything, is done for; the rest is for
+        others."""
         files = self.assigned_work.pop(node)
-        ended = next((str(test) for tests in files.values() for test, done in tests.items() if not done), None)
+        ended = next(
+            (str(test) for tests in files.values() for test, done in tests.items() if not done),
+            None,
+        )
         if ended is None:
             return None
         for file, tests in files.items():

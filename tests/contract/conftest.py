@@ -1,4 +1,5 @@
-"""What carries the contract: the real agent on a socket pair of this host (both event loops), and a cell of each tier.
+"""What carries the contract: the real agent on a socket pair of this host (both event loops), and a
+cell of each tier.
 
 A cell is shared by a module's tests of one carrier: each must leave it usable, which is part of the contract. Run by an ordinary user the cells are that user's:
 `tests/integration/test_contract_as_user.py` does that with these same modules.
@@ -40,8 +41,13 @@ def _chosen() -> list[str]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The bare agent is no cell: what asks for a cell or its tier isn't a test of it, so there is nothing to skip."""
-    no_tests = [item for item in items if _is_bare(item) and {"cell", "tier"} & set(getattr(item, "fixturenames", ()))]
+    """The bare agent is no cell: what asks for a cell or its tier isn't a test of it, so there is
+    nothing to skip."""
+    no_tests = [
+        item
+        for item in items
+        if _is_bare(item) and {"cell", "tier"} & set(getattr(item, "fixturenames", ()))
+    ]
     config.hook.pytest_deselected(items=no_tests)
     items[:] = [item for item in items if item not in no_tests]
 
@@ -71,7 +77,8 @@ def tier(carrier: str) -> str:
 
 @pytest.fixture
 def root_inside(carrier: str) -> None:
-    """For what needs root in the guest: a cell has one of its own, whoever runs it; the bare agent is who the tests are."""
+    """For what needs root in the guest: a cell has one of its own, whoever runs it; the bare agent
+    is who the tests are."""
     if carrier.startswith("native") and os.geteuid() != 0:
         pytest.skip("needs root")
 
@@ -83,9 +90,13 @@ def agent_process() -> Iterator[tuple[subprocess.Popen[bytes], socket.socket]]:
         pytest.fail(f"{AGENT.name} is not built: run `python hatch_build.py`", pytrace=False)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        process = subprocess.Popen([AGENT, "--serve", str(theirs.fileno())], pass_fds=[theirs.fileno()], env={})
+        process = subprocess.Popen(
+            [AGENT, "--serve", str(theirs.fileno())], pass_fds=[theirs.fileno()], env={}
+        )
         theirs.close()
-        watchdog = threading.Timer(LONGEST_TEST_S, process.kill)  # a test that would hang fails with a dead cell
+        watchdog = threading.Timer(
+            LONGEST_TEST_S, process.kill
+        )  # a test that would hang fails with a dead cell
         watchdog.start()
         try:
             yield process, ours
@@ -105,8 +116,9 @@ def agent_socket(agent_process: tuple[subprocess.Popen[bytes], socket.socket]) -
 async def cell_or_none(
     carrier: str, anyio_backend: str, vm_home: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Cell | None]:
-    """The carrier's cell; None for the bare agent. A module's, no longer: anyio's plugin keeps an event loop for as long as an async fixture lives, and
-    every test that begins meanwhile, in whatever directory, would run in that loop.
+    """The carrier's cell; None for the bare agent. A module's, no longer: anyio's plugin keeps an
+    event loop for as long as an async fixture lives, and every test that begins meanwhile, in
+    whatever directory, would run in that loop.
     """
     where = carrier.partition("-")[0]
     if where == "native":
@@ -127,7 +139,9 @@ def cell(cell_or_none: Cell | None) -> Cell:
 
 
 @pytest.fixture
-async def client(cell_or_none: Cell | None, request: pytest.FixtureRequest) -> AsyncIterator[GuestClient]:
+async def client(
+    cell_or_none: Cell | None, request: pytest.FixtureRequest
+) -> AsyncIterator[GuestClient]:
     """A client of a renewed guest."""
     if cell_or_none is not None:
         yield cell_or_none._live.client
@@ -142,6 +156,8 @@ async def client(cell_or_none: Cell | None, request: pytest.FixtureRequest) -> A
 @pytest.fixture
 async def folder(client: GuestClient) -> AsyncIterator[str]:
     """A directory in the guest that everyone may use; removed afterwards."""
-    made = (await client.exec(sh('dir=$(mktemp -d) && chmod 1777 "$dir" && printf %s "$dir"'))).stdout.decode()
+    made = (
+        await client.exec(sh('dir=$(mktemp -d) && chmod 1777 "$dir" && printf %s "$dir"'))
+    ).stdout.decode()
     yield made
     await client.exec(ExecRequest(argv=["rm", "-rf", "--", made]))

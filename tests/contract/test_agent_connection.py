@@ -1,4 +1,5 @@
-"""The agent's connection itself, which only the bare agent shows: nothing before RENEW, and the end of all when it dies."""
+"""The agent's connection itself, which only the bare agent shows: nothing before RENEW, and the end
+of all when it dies."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ async def test_operations_wait_for_renewal(agent_socket: socket.socket) -> None:
 async def test_a_dead_agent_ends_every_operation_at_once(
     agent_process: tuple[subprocess.Popen[bytes], socket.socket],
 ) -> None:
-    """When the agent dies, every operation that runs or queues, and every later one, is a `CellError`."""
+    """When the agent dies, every operation that runs or queues, and every later one, is a
+    `CellError`."""
     process, ours = agent_process
     failed: list[CellError] = []
     async with GuestClient.from_socket(ours, max_ops=4) as client:

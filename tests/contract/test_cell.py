@@ -49,26 +49,40 @@ async def test_the_tier_is_the_one_that_was_asked_for(cell: Cell, tier: str) -> 
 
 
 async def test_a_mebibyte_of_arguments(cell: Cell) -> None:
-    """1 MiB of arguments arrives whole; a single one larger than the kernel takes is a result, not an error."""
+    """1 MiB of arguments arrives whole; a single one larger than the kernel takes is a result, not
+    an error."""
     words = ["x" * 1000] * 1000 + ["y" * 48_000]
-    assert (await cell.exec(["sh", "-c", 'printf %s "$*" | wc -c', "sh", *words])).stdout.strip() == b"1049000"
+    assert (
+        await cell.exec(["sh", "-c", 'printf %s "$*" | wc -c', "sh", *words])
+    ).stdout.strip() == b"1049000"
     refused = await cell.exec(["true", "x" * MIB])
     assert refused.not_started_errno is not None or refused.returncode == 0
 
 
 async def test_users(cell: Cell) -> None:
-    """A command runs as the user it asks for, by name, number or pair, without more rights than that user's."""
-    for user, expected in (("nobody", b"65534:65534"), ("1234", b"1234:0"), ("1234:4321", b"1234:4321"), ("0", b"0:0")):
+    """A command runs as the user it asks for, by name, number or pair, without more rights than
+    that user's."""
+    for user, expected in (
+        ("nobody", b"65534:65534"),
+        ("1234", b"1234:0"),
+        ("1234:4321", b"1234:4321"),
+        ("0", b"0:0"),
+    ):
         assert (await shell(cell, 'printf "$(id -u):$(id -g)"', user=user)).stdout == expected
-    caps = await shell(cell, "grep -E 'Cap(Prm|Eff|Bnd)' /proc/self/status | cut -f2 | sort -u", user="nobody")
+    caps = await shell(
+        cell, "grep -E 'Cap(Prm|Eff|Bnd)' /proc/self/status | cut -f2 | sort -u", user="nobody"
+    )
     assert caps.stdout.split() == [b"0" * 16]
 
 
 async def test_environment_and_directory(cell: Cell) -> None:
-    """A command gets the environment it is given and nothing of this host's; its directory is the one asked for."""
+    """A command gets the environment it is given and nothing of this host's; its directory is the
+    one asked for."""
     seen = (await cell.exec(["env"], env={"MINE": "a b\n"}, cwd="/usr/share")).stdout.decode()
     assert "MINE=a b\n" in seen
-    assert not [name for name in os.environ if name.startswith(("BELLJAR", "PYTEST")) and f"{name}=" in seen]
+    assert not [
+        name for name in os.environ if name.startswith(("BELLJAR", "PYTEST")) and f"{name}=" in seen
+    ]
     assert (await shell(cell, "pwd", cwd="/usr/share")).stdout == b"/usr/share\n"
 
 
@@ -88,18 +102,26 @@ async def test_no_network_but_loopback(cell: Cell) -> None:
     ).stdout.split()
     assert set(listed) <= {b"lo"}
     script = (
-        "import socket; s=socket.create_server(('127.0.0.1', 0)); c=socket.create_connection(s.getsockname());"
-        "a,_=s.accept(); c.sendall(b'x'); print(a.recv(1))"
+        "import socket; s=socket.create_server(('127.0.0.1', 0));"
+        " c=socket.create_connection(s.getsockname());a,_=s.accept(); c.sendall(b'x');"
+        " print(a.recv(1))"
     )
     assert (await cell.exec(["python3", "-c", script])).stdout == b"b'x'\n"
 
 
 async def test_the_policys_defaults(tier: str, vm_home: Path, tmp_path: Path) -> None:
-    """User, directory, environment and the cap on output are the policy's; the end is proven, and the record has it all."""
+    """User, directory, environment and the cap on output are the policy's; the end is proven, and
+    the record has it all."""
     async with open_cell(small(tier, tmp_path), home=vm_home) as cell:
-        assert (await shell(cell, 'printf "$(id -un) $(pwd) $GREETING"')).stdout == b"nobody /var/tmp hello"
+        assert (
+            await shell(cell, 'printf "$(id -un) $(pwd) $GREETING"')
+        ).stdout == b"nobody /var/tmp hello"
         flood = await shell(cell, "yes | head -c 1000000")
-        assert (len(flood.stdout), flood.stdout_dropped_bytes, flood.output_cap_reached) == (65536, 934464, True)
+        assert (len(flood.stdout), flood.stdout_dropped_bytes, flood.output_cap_reached) == (
+            65536,
+            934464,
+            True,
+        )
         await cell.write_file("note", b"text")
         assert await cell.read_file("/var/tmp/note", max_bytes=10) == b"text"
     assert cell.destruction is not None
@@ -111,7 +133,8 @@ async def test_the_policys_defaults(tier: str, vm_home: Path, tmp_path: Path) ->
 
 
 async def test_the_lifetime_ends_it(tier: str, vm_home: Path, tmp_path: Path) -> None:
-    """A cell that outlives its lifetime is killed by the host, whatever it does; the error and the record name the limit."""
+    """A cell that outlives its lifetime is killed by the host, whatever it does; the error and the
+    record name the limit."""
     loaded = load_policy(small(tier, tmp_path))
     resources = replace(loaded.policy.resources, lifetime_s=5.0)  # less than a policy may say
     short = replace(loaded, policy=loaded.policy.model_copy(update={"resources": resources}))
@@ -125,7 +148,8 @@ async def test_the_lifetime_ends_it(tier: str, vm_home: Path, tmp_path: Path) ->
 
 
 async def test_death_is_an_error_not_a_result(tier: str, vm_home: Path, tmp_path: Path) -> None:
-    """When a cell is killed from outside, what waits in it and what comes later raises `CellError`; its destruction is proven all the same."""
+    """When a cell is killed from outside, what waits in it and what comes later raises `CellError`;
+    its destruction is proven all the same."""
     async with open_cell(small(tier, tmp_path), home=vm_home) as cell:
         assert (await cell.exec(["true"])).returncode == 0
 
@@ -147,7 +171,8 @@ async def test_death_is_an_error_not_a_result(tier: str, vm_home: Path, tmp_path
 
 
 async def test_destroying_ends_what_runs(tier: str, vm_home: Path, tmp_path: Path) -> None:
-    """Destroying a cell in the middle of its work ends the work with an error; twice gives the same answer."""
+    """Destroying a cell in the middle of its work ends the work with an error; twice gives the same
+    answer."""
     async with open_cell(small(tier, tmp_path), home=vm_home) as cell:
         first = []
 

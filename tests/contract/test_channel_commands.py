@@ -1,4 +1,5 @@
-"""Commands: how they start, what they see, how they end. Part of the contract that every guest agent must keep."""
+"""Commands: how they start, what they see, how they end. Part of the contract that every guest
+agent must keep."""
 
 from __future__ import annotations
 
@@ -20,7 +21,11 @@ async def test_streams_are_separate_and_exact(client: GuestClient) -> None:
         b"foo\nbar\n",
         b"\xc3(\0",
     )
-    assert (outcome.stdout_dropped_bytes, outcome.stderr_dropped_bytes, outcome.timed_out) == (0, 0, False)
+    assert (outcome.stdout_dropped_bytes, outcome.stderr_dropped_bytes, outcome.timed_out) == (
+        0,
+        0,
+        False,
+    )
     assert outcome.duration_s > 0
 
 
@@ -75,7 +80,9 @@ async def test_environment(client: GuestClient) -> None:
 
 async def test_work_directory(client: GuestClient, folder: str) -> None:
     """`cwd` is where the command runs."""
-    assert (await client.exec(ExecRequest(argv=["pwd"], cwd=folder))).stdout.decode().strip() == folder
+    assert (
+        await client.exec(ExecRequest(argv=["pwd"], cwd=folder))
+    ).stdout.decode().strip() == folder
 
 
 @pytest.mark.usefixtures("root_inside")
@@ -99,7 +106,9 @@ async def test_no_descriptor_of_the_agent_is_inherited(client: GuestClient) -> N
 async def test_argv_of_one_mebibyte(client: GuestClient) -> None:
     """Sixteen arguments of 64 KiB arrive whole."""
     args = ["x" * 65_536] * 16
-    assert (await client.exec(sh('printf %s "$*" | wc -c', *args))).stdout.strip() == str(16 * 65_536 + 15).encode()
+    assert (await client.exec(sh('printf %s "$*" | wc -c', *args))).stdout.strip() == str(
+        16 * 65_536 + 15
+    ).encode()
 
 
 async def test_an_argument_beyond_the_kernels_limit_is_a_result(client: GuestClient) -> None:

@@ -1,4 +1,5 @@
-"""Many operations over one channel, and what becomes of them when it ends. Part of the contract that every guest agent must keep."""
+"""Many operations over one channel, and what becomes of them when it ends. Part of the contract
+that every guest agent must keep."""
 
 from __future__ import annotations
 
@@ -18,13 +19,17 @@ MIB = 1 << 20
 
 
 async def test_a_thousand_commands_at_once(client: GuestClient, carrier: str) -> None:
-    """1,000 concurrent commands (in slow tiers some hundred) queue, each gets its own answer, and none starves."""
-    # A program's start takes 50 ms in gVisor, half of that in an emulated machine: more of them show no more.
+    """1,000 concurrent commands (in slow tiers some hundred) queue, each gets its own answer, and
+    none starves."""
+    # A program's start takes 50 ms in gVisor, half of that in an emulated machine: more of them
+    # show no more.
     count = {"gvisor": 100, "microvm": 200}.get(carrier.partition("-")[0], 1000)
     answers: dict[int, bytes] = {}
 
     async def one(number: int) -> None:
-        answers[number] = (await client.exec(ExecRequest(argv=["cat"]), input=str(number).encode())).stdout
+        answers[number] = (
+            await client.exec(ExecRequest(argv=["cat"]), input=str(number).encode())
+        ).stdout
 
     with anyio.fail_after(300):
         async with anyio.create_task_group() as tasks:
@@ -34,7 +39,8 @@ async def test_a_thousand_commands_at_once(client: GuestClient, carrier: str) ->
 
 
 async def test_work_of_all_kinds_at_once(client: GuestClient, folder: str, carrier: str) -> None:
-    """Floods, files, cancellations and short commands over one channel do not disturb each other."""
+    """Floods, files, cancellations and short commands over one channel do not disturb each
+    other."""
 
     async def flood(number: int) -> None:
         size = 3_000_000 + number
@@ -50,7 +56,9 @@ async def test_work_of_all_kinds_at_once(client: GuestClient, folder: str, carri
             await client.exec(ExecRequest(argv=["yes"], max_stdout_bytes=1 << 40))
 
     async def chat(number: int) -> None:
-        assert (await client.exec(ExecRequest(argv=["cat"]), input=b"x" * number)).stdout == b"x" * number
+        assert (
+            await client.exec(ExecRequest(argv=["cat"]), input=b"x" * number)
+        ).stdout == b"x" * number
         await client.ping()
 
     with anyio.fail_after(300):

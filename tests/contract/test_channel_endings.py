@@ -1,4 +1,5 @@
-"""Endings: timeout, cancellation, signals; the whole tree dies. Part of the contract that every guest agent must keep."""
+"""Endings: timeout, cancellation, signals; the whole tree dies. Part of the contract that every
+guest agent must keep."""
 
 from __future__ import annotations
 
@@ -17,11 +18,15 @@ MIB = 1 << 20
 
 
 async def test_timeout_kills_the_whole_tree(client: GuestClient) -> None:
-    """At the timeout the command, its children and its background children are dead, and the result says so."""
+    """At the timeout the command, its children and its background children are dead, and the result
+    says so."""
     for timeout_s in (1, 5, 30):  # longer where the machine is slow
         began = time.monotonic()
         outcome = await client.exec(
-            sh("sleep 1000 & echo $!; sh -c 'sleep 1000; :' & echo $!; sleep 1000", timeout_s=timeout_s)
+            sh(
+                "sleep 1000 & echo $!; sh -c 'sleep 1000; :' & echo $!; sleep 1000",
+                timeout_s=timeout_s,
+            )
         )
         assert outcome.timed_out
         assert time.monotonic() - began > 0.9 * timeout_s

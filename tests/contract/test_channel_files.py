@@ -1,4 +1,5 @@
-"""Files: whole or not at all, with the rights of their user; no kind of file makes the agent hang. Part of the contract that every agent must keep."""
+"""Files: whole or not at all, with the rights of their user; no kind of file makes the agent hang.
+Part of the contract that every agent must keep."""
 
 from __future__ import annotations
 
@@ -16,9 +17,15 @@ MIB = 1 << 20
 
 
 async def test_file_round_trip(client: GuestClient, folder: str) -> None:
-    """What is written is read back, byte by byte: empty, binary, 50 MiB, in directories that weren't there."""
+    """What is written is read back, byte by byte: empty, binary, 50 MiB, in directories that
+    weren't there."""
     large = os.urandom(MIB) * 50
-    for name, content in (("empty", b""), ("binary", bytes(range(256))), ("a/b/c d\n", b"deep"), ("large", large)):
+    for name, content in (
+        ("empty", b""),
+        ("binary", bytes(range(256))),
+        ("a/b/c d\n", b"deep"),
+        ("large", large),
+    ):
         await client.write_file(f"{folder}/{name}", content)
         assert await client.read_file(f"{folder}/{name}", max_bytes=64 * MIB) == content
 
@@ -31,7 +38,8 @@ async def test_relative_path(client: GuestClient, folder: str) -> None:
 
 
 async def test_mode_owner_and_append(client: GuestClient, folder: str) -> None:
-    """A new file has 0644 or the mode asked for, an existing one keeps its own; appending appends."""
+    """A new file has 0644 or the mode asked for, an existing one keeps its own; appending
+    appends."""
     path = f"{folder}/file"
     await client.write_file(path, b"one")
     assert (await client.exec(sh('stat -c %a "$1"', path))).stdout == b"644\n"

@@ -1,4 +1,5 @@
-"""Streams: exact, bounded, counted, and never a stall. Part of the contract that every guest agent must keep."""
+"""Streams: exact, bounded, counted, and never a stall. Part of the contract that every guest agent
+must keep."""
 
 from __future__ import annotations
 
@@ -38,10 +39,14 @@ async def test_stdin_from_a_generator(client: GuestClient) -> None:
         for size in (1, 0, 100_000, 300_000, 7):
             yield b"p" * size
 
-    assert (await client.exec(ExecRequest(argv=["wc", "-c"]), input=pieces())).stdout.strip() == b"400008"
+    assert (
+        await client.exec(ExecRequest(argv=["wc", "-c"]), input=pieces())
+    ).stdout.strip() == b"400008"
 
 
-@pytest.mark.parametrize("script", ["exit 3", "exec 0<&-; sleep 0.3; exit 3", "head -c 10 >/dev/null; exit 3"])
+@pytest.mark.parametrize(
+    "script", ["exit 3", "exec 0<&-; sleep 0.3; exit 3", "head -c 10 >/dev/null; exit 3"]
+)
 async def test_a_command_that_does_not_read_its_input(client: GuestClient, script: str) -> None:
     """Input that nobody reads neither hangs nor fails the command."""
     with anyio.fail_after(60):
@@ -50,11 +55,16 @@ async def test_a_command_that_does_not_read_its_input(client: GuestClient, scrip
 
 async def test_head_is_kept_and_the_rest_counted(client: GuestClient) -> None:
     """Bytes beyond the cap are dropped in the guest and counted; the command isn't killed by it."""
-    outcome = await client.exec(sh("seq 1 300000; seq 1 100 >&2; exit 5", max_stdout_bytes=1000, max_stderr_bytes=10))
+    outcome = await client.exec(
+        sh("seq 1 300000; seq 1 100 >&2; exit 5", max_stdout_bytes=1000, max_stderr_bytes=10)
+    )
     whole = "".join(f"{n}\n" for n in range(1, 300_001)).encode()
     errors = "".join(f"{n}\n" for n in range(1, 101)).encode()
     assert (outcome.stdout, outcome.stderr, outcome.returncode) == (whole[:1000], errors[:10], 5)
-    assert (outcome.stdout_dropped_bytes, outcome.stderr_dropped_bytes) == (len(whole) - 1000, len(errors) - 10)
+    assert (outcome.stdout_dropped_bytes, outcome.stderr_dropped_bytes) == (
+        len(whole) - 1000,
+        len(errors) - 10,
+    )
     assert outcome.output_cap_reached
 
 
@@ -67,7 +77,9 @@ async def test_tail_is_kept_and_the_rest_counted(client: GuestClient) -> None:
 
 async def test_a_slow_consumer_loses_nothing(client: GuestClient) -> None:
     """Output that waits for credit when the command ends still comes, all of it."""
-    async with client.open_exec(sh("head -c 1200000 /dev/zero; printf end >&2", max_stdout_bytes=8 * MIB)) as running:
+    async with client.open_exec(
+        sh("head -c 1200000 /dev/zero; printf end >&2", max_stdout_bytes=8 * MIB)
+    ) as running:
         await anyio.sleep(0.8)  # longer than the agent waits for stragglers
         total = {Stream.STDOUT: 0, Stream.STDERR: 0}
         async for stream, chunk in running:
@@ -87,7 +99,8 @@ async def test_the_guest_stops_when_nobody_takes_its_output(client: GuestClient)
 
 
 async def test_a_background_child_that_holds_stdout_does_not_hang(client: GuestClient) -> None:
-    """The command is over when its main process is, though a child keeps the pipe; the child lives on and isn't killed by SIGPIPE."""
+    """The command is over when its main process is, though a child keeps the pipe; the child lives
+    on and isn't killed by SIGPIPE."""
     with anyio.fail_after(60):
         outcome = await client.exec(sh("(sleep 0.5; echo late; sleep 100) & echo $!"))
     pid = outcome.stdout

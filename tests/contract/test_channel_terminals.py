@@ -1,4 +1,5 @@
-"""Terminals: size, control characters, end of input. Part of the contract that every guest agent must keep."""
+"""Terminals: size, control characters, end of input. Part of the contract that every guest agent
+must keep."""
 
 from __future__ import annotations
 
@@ -22,8 +23,12 @@ async def test_terminal_size_and_resize(client: GuestClient) -> None:
 
 
 async def test_terminal_is_one(client: GuestClient) -> None:
-    """Standard input, output and error are the terminal; it is the controlling one; ^C interrupts; both outputs are one stream."""
-    script = "tty >/dev/null && [ -t 1 ] && [ -t 2 ] && echo error >&2 && : </dev/tty && echo fine; exec sleep 1000"
+    """Standard input, output and error are the terminal; it is the controlling one; ^C interrupts;
+    both outputs are one stream."""
+    script = (
+        "tty >/dev/null && [ -t 1 ] && [ -t 2 ] && echo error >&2 && : </dev/tty && echo fine; exec"
+        " sleep 1000"
+    )
     async with client.open_exec(sh(script, pty=PtySize(rows=24, cols=80), stdin=True)) as running:
         seen = await read_until(running, b"fine")
         assert b"error\r\n" in seen
@@ -33,7 +38,9 @@ async def test_terminal_is_one(client: GuestClient) -> None:
 
 async def test_terminal_end_of_input(client: GuestClient) -> None:
     """Closing standard input of a terminal is ^D."""
-    async with client.open_exec(ExecRequest(argv=["cat"], pty=PtySize(rows=24, cols=80), stdin=True)) as running:
+    async with client.open_exec(
+        ExecRequest(argv=["cat"], pty=PtySize(rows=24, cols=80), stdin=True)
+    ) as running:
         await running.send_stdin(b"hello\n")
         await read_until(running, b"hello\r\nhello\r\n")
         await running.close_stdin()

@@ -75,7 +75,8 @@ async def rest(stream: CellStream) -> bytes:
 
 
 async def test_to_a_port_and_back(cell: Cell) -> None:
-    """What is sent arrives, the answer comes back, also after our side has ended; both are counted."""
+    """What is sent arrives, the answer comes back, also after our side has ended; both are
+    counted."""
     async with serving(cell, "8080"), cell.connect(8080) as stream:
         await stream.send(b"through and back")
         await stream.send_eof()
@@ -88,7 +89,9 @@ async def test_to_a_socket_and_to_the_other_loopback(cell: Cell) -> None:
     async with serving(cell, "/tmp/s.sock", kind="unix"), cell.connect("/tmp/s.sock") as stream:
         await stream.send(b"by name")
         assert await stream.receive() == b"by name"
-    six = await cell.exec(["python3", "-c", "import socket; socket.create_server(('::1', 0), family=socket.AF_INET6)"])
+    six = await cell.exec(
+        ["python3", "-c", "import socket; socket.create_server(('::1', 0), family=socket.AF_INET6)"]
+    )
     if six.returncode == 0:
         async with serving(cell, "8086", kind="::1"), cell.connect(8086) as stream:
             await stream.send(b"six")
@@ -96,7 +99,8 @@ async def test_to_a_socket_and_to_the_other_loopback(cell: Cell) -> None:
 
 
 async def test_why_there_is_no_connection(cell: Cell) -> None:
-    """A closed port, a missing socket, a full backlog and a closed directory are each their own error."""
+    """A closed port, a missing socket, a full backlog and a closed directory are each their own
+    error."""
     with pytest.raises(ConnectionRefusedError, match="port 9"):
         async with cell.connect(9):
             pass
@@ -118,7 +122,8 @@ async def test_why_there_is_no_connection(cell: Cell) -> None:
 
 
 async def test_much_both_ways_at_once(cell: Cell) -> None:
-    """Ten times the channel's window goes both ways at once, byte for byte, and many streams beside."""
+    """Ten times the channel's window goes both ways at once, byte for byte, and many streams
+    beside."""
     piece = bytes(range(256)) * 256
 
     async def talk(rounds: int) -> None:
@@ -156,7 +161,9 @@ async def test_commands_in_the_background(cell: Cell) -> None:
     """Several run at once and are told apart; each is signalled, killed and waited for alone."""
     async with anyio.create_task_group():
         first = await cell.start(["sh", "-c", "echo one; exec sleep 1000"])
-        second = await cell.start(["sh", "-c", "trap 'exit 7' TERM; echo two; while :; do sleep 0.1; done"])
+        second = await cell.start(
+            ["sh", "-c", "trap 'exit 7' TERM; echo two; while :; do sleep 0.1; done"]
+        )
         third = await cell.start(["sh", "-c", "echo three; exit 3"])
         missing = await cell.start(["no-such-program"])
         assert len({first.id, second.id, third.id}) == 3
@@ -178,9 +185,15 @@ async def test_commands_in_the_background(cell: Cell) -> None:
 
 async def test_a_flood_in_the_background_is_bounded(cell: Cell) -> None:
     """What a command writes beyond the bound is dropped and counted, and it is never held up."""
-    flood = await cell.start(["sh", "-c", "head -c 3000000 /dev/zero; echo end >&2"], max_output_bytes=1000)
+    flood = await cell.start(
+        ["sh", "-c", "head -c 3000000 /dev/zero; echo end >&2"], max_output_bytes=1000
+    )
     output = await flood.wait(timeout_s=TIMEOUT_S)
-    assert (len(output.stdout), output.stdout_dropped_bytes, output.stderr) == (1000, 2_999_000, b"end\n")
+    assert (len(output.stdout), output.stdout_dropped_bytes, output.stderr) == (
+        1000,
+        2_999_000,
+        b"end\n",
+    )
 
 
 @pytest.mark.parametrize("number", [15, signal.SIGTERM, "TERM", "SIGTERM"])

@@ -32,14 +32,20 @@ def recorded(path: Path, kind: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["kind"] == kind]
 
 
-async def test_each_kind_is_placed_watched_and_traced(carrier: str, tier: str, vm_home: Path) -> None:
+async def test_each_kind_is_placed_watched_and_traced(
+    carrier: str, tier: str, vm_home: Path
+) -> None:
     """Each file has its mode and time; a read is a touch; a value that is read is traced to its
     decoy; no value is on record."""
     if carrier.startswith("native"):
         pytest.skip("no cell")
     all_kinds = [
         {"id": kind.value, "kind": kind.value}
-        | ({"template": "code {secret}", "place": "/srv/notes.txt"} if kind is DecoyKind.TEXT else {})
+        | (
+            {"template": "code {secret}", "place": "/srv/notes.txt"}
+            if kind is DecoyKind.TEXT
+            else {}
+        )
         for kind in PLACES
     ]
     with start_run("test", "decoys", [], home=vm_home) as run:
@@ -50,13 +56,20 @@ async def test_each_kind_is_placed_watched_and_traced(carrier: str, tier: str, v
             shown = await cell.exec(["stat", "-c", "%a", "/root/.ssh/id_ed25519", *of_its_user])
             assert shown.stdout.split() == [b"600", b"700", b"700", b"700"]
             await check_times(cell, read_key(run.path), all_kinds)
-            secret = (await cell.exec(["cat", "/root/.git-credentials"])).stdout.decode().split(":")[2].split("@")[0]
+            secret = (
+                (await cell.exec(["cat", "/root/.git-credentials"]))
+                .stdout.decode()
+                .split(":")[2]
+                .split("@")[0]
+            )
             with anyio.fail_after(60):
                 while not recorded(run.path, "decoy.touched"):
                     await cell.ping()
                     await anyio.sleep(0.02)
         touched = recorded(run.path, "decoy.touched")
-        known = [(event["cell"], event["data"]["decoy"], event["data"]["values"]) for event in placed]
+        known = [
+            (event["cell"], event["data"]["decoy"], event["data"]["values"]) for event in placed
+        ]
         origin = origins(known).get(digest(read_key(run.path), secret))
         before = (run.path / "ledger.jsonl").read_text().split('"exec.started"')[0]
     assert {event["data"]["decoy"] for event in touched} == {"git_credentials"}
@@ -77,10 +90,14 @@ async def check_times(cell: Cell, key: bytes, decoys: list[dict[str, str]]) -> N
             assert max(newest_s) <= image_s
             found = await cell.stat(file.path)
             assert (found.mode, found.size_bytes) == (file.mode, len(file.content))
-            assert any(found.mtime_s == file_time(at_s, file.age_s) for at_s in (image_s, *newest_s))
+            assert any(
+                found.mtime_s == file_time(at_s, file.age_s) for at_s in (image_s, *newest_s)
+            )
 
 
-async def test_a_decoy_outside_the_home_is_the_users(carrier: str, tier: str, vm_home: Path) -> None:
+async def test_a_decoy_outside_the_home_is_the_users(
+    carrier: str, tier: str, vm_home: Path
+) -> None:
     """In a directory that was made or not; the one that was there keeps its time."""
     if carrier.startswith("native") or tier != "container":
         pytest.skip("the agent does it, the same in each tier")
@@ -96,7 +113,9 @@ async def test_a_decoy_outside_the_home_is_the_users(carrier: str, tier: str, vm
 
 
 @pytest.mark.parametrize("place", ["/etc/passwd", "/etc/passwd/below", "/proc/decoy"])
-async def test_an_occupied_place_is_refused(carrier: str, tier: str, place: str, vm_home: Path) -> None:
+async def test_an_occupied_place_is_refused(
+    carrier: str, tier: str, place: str, vm_home: Path
+) -> None:
     """Nothing of the image is replaced; the reason is on record."""
     if carrier.startswith("native"):
         pytest.skip("no cell")
@@ -109,7 +128,9 @@ async def test_an_occupied_place_is_refused(carrier: str, tier: str, place: str,
     assert caught.value.hint
 
 
-async def test_a_pooled_cell_gets_its_decoys_when_it_is_taken(carrier: str, tier: str, vm_home: Path) -> None:
+async def test_a_pooled_cell_gets_its_decoys_when_it_is_taken(
+    carrier: str, tier: str, vm_home: Path
+) -> None:
     """One that waits has none."""
     if carrier.startswith("native") or tier != "container":
         pytest.skip("the pool is the same for each tier")

@@ -18,7 +18,8 @@ CLOSED = "/var/closed"
 async def closed(cell: Cell) -> str:
     """What everybody could use, below what is closed."""
     script = (
-        f"mkdir -p {CLOSED}/open && echo text > {CLOSED}/open/file && chmod 700 {CLOSED} && chmod 755 {CLOSED}/open"
+        f"mkdir -p {CLOSED}/open && echo text > {CLOSED}/open/file && chmod 700 {CLOSED} && chmod"
+        f" 755 {CLOSED}/open"
     )
     assert (await cell.exec(["sh", "-c", script], user="0")).success
     return f"{CLOSED}/open"
@@ -53,7 +54,9 @@ async def test_files_are_read_and_written_from_it_too(cell: Cell, closed: str) -
         ("nobody", "/etc/passwd", errno.ENOTDIR, "`/etc/passwd` is not a directory in the cell"),
     ],
 )
-async def test_what_is_missing_is_named(cell: Cell, user: str, cwd: str, code: int, named: str) -> None:
+async def test_what_is_missing_is_named(
+    cell: Cell, user: str, cwd: str, code: int, named: str
+) -> None:
     """A user, group or directory that there is not is a result that names it."""
     output = await cell.exec(["true"], user=user, cwd=cwd)
     assert (output.not_started_errno, output.why_not_started) == (code, named)
@@ -64,7 +67,11 @@ async def test_who_it_runs_as(cell: Cell) -> None:
     is then the root."""
     await cell.exec(["sh", "-c", "echo extra:x:4242:daemon,nobody >> /etc/group"], user="0")
     ask = ["sh", "-c", 'echo "$(id -u) $(id -g) $(id -G) $HOME"']
-    home = (await cell.exec(["sh", "-c", "grep ^nobody: /etc/passwd | cut -d: -f6"])).stdout.decode().strip()
+    home = (
+        (await cell.exec(["sh", "-c", "grep ^nobody: /etc/passwd | cut -d: -f6"]))
+        .stdout.decode()
+        .strip()
+    )
     for user, expected in (
         ("nobody", f"65534 65534 65534 4242 {home}"),
         ("65534", f"65534 65534 65534 4242 {home}"),
@@ -100,7 +107,16 @@ async def test_no_directory_leads_out_of_the_root(cell: Cell) -> None:
     """A directory behind another process's root or an open descriptor is refused, or is one below
     the cell's own root (CVE-2024-21626)."""
     here = 'test "$(stat -c %d:%i .)" = "$(stat -c %d:%i "$(pwd -P)")"'
-    for place in (*(f"/proc/self/fd/{fd}" for fd in range(10)), "/proc/1/root", "/proc/1/cwd", "/proc/1/fd/0"):
+    for place in (
+        *(f"/proc/self/fd/{fd}" for fd in range(10)),
+        "/proc/1/root",
+        "/proc/1/cwd",
+        "/proc/1/fd/0",
+    ):
         for user in ("nobody", "0"):
             output = await cell.exec(["sh", "-c", here], user=user, cwd=place)
-            assert output.success or output.not_started_errno is not None, (place, user, output.stderr)
+            assert output.success or output.not_started_errno is not None, (
+                place,
+                user,
+                output.stderr,
+            )

@@ -43,8 +43,17 @@ def everything(tree: Path) -> dict[str, tuple[int, bytes]]:
     for path in sorted(tree.rglob("*")):
         mode = path.lstat().st_mode
         is_link = stat.S_ISLNK(mode)
-        content = os.fsencode(path.readlink()) if is_link else path.read_bytes() if path.is_file() else b""
-        found[str(path.relative_to(tree))] = (stat.S_IFMT(mode) if is_link else mode & 0o170755, content)
+        content = (
+            os.fsencode(path.readlink())
+            if is_link
+            else path.read_bytes()
+            if path.is_file()
+            else b""
+        )
+        found[str(path.relative_to(tree))] = (
+            stat.S_IFMT(mode) if is_link else mode & 0o170755,
+            content,
+        )
     return found
 
 
@@ -61,7 +70,8 @@ async def test_a_directory_comes_back_as_it_was(cell: Cell, tmp_path: Path) -> N
 
 
 async def test_a_file_is_copied(cell: Cell, tmp_path: Path) -> None:
-    """A single file is copied under the name it is given; one that is there is kept, unless asked."""
+    """A single file is copied under the name it is given; one that is there is kept, unless
+    asked."""
     (tmp_path / "file").write_bytes(b"one")
     await cell.upload(tmp_path / "file", "/tmp/file-up/named")
     with pytest.raises(FileExistsError):
@@ -121,7 +131,10 @@ async def test_bounds_are_kept_before_harm(cell: Cell, tmp_path: Path) -> None:
 async def test_what_may_lead_out_is_not_brought(cell: Cell, tmp_path: Path) -> None:
     """A link that leads out, or could by way of another, and a pipe are refused, or left out and
     named."""
-    script = "mkdir /tmp/out && cd /tmp/out && ln -s /etc abs && ln -s ../.. up && ln -s . here && ln -s here/.. by"
+    script = (
+        "mkdir /tmp/out && cd /tmp/out && ln -s /etc abs && ln -s ../.. up && ln -s . here && ln -s"
+        " here/.. by"
+    )
     assert (await cell.exec(["sh", "-c", f"{script} && mkfifo pipe && echo x >file"])).success
     with pytest.raises(ValueError, match="skip_unsafe"):
         await cell.download("/tmp/out", tmp_path / "back")
@@ -143,14 +156,22 @@ async def test_no_set_user_id_file_comes_out(cell: Cell, tmp_path: Path) -> None
 async def test_list_and_stat(cell: Cell) -> None:
     """Entries say what they are; a name that is no UTF-8 comes whole; links are told apart."""
     await cell.exec(
-        ["sh", "-c", r'mkdir /tmp/list && cd /tmp/list && touch "$(printf "\\377")" && mkdir d && ln -s d l']
+        [
+            "sh",
+            "-c",
+            r'mkdir /tmp/list && cd /tmp/list && touch "$(printf "\\377")" && mkdir d && ln -s d l',
+        ]
     )
     await cell.write_file("/tmp/list/file", b"12345", mode=0o640)
     found = {os.fsencode(info.name): info for info in await cell.list_dir("/tmp/list")}
     assert {name: info.kind for name, info in found.items()} == {
         b"d": "directory", b"file": "file", b"l": "link", b"\xff": "file",
     }  # fmt: skip
-    assert (found[b"file"].size_bytes, found[b"file"].mode, found[b"l"].link_target) == (5, 0o640, "d")
+    assert (found[b"file"].size_bytes, found[b"file"].mode, found[b"l"].link_target) == (
+        5,
+        0o640,
+        "d",
+    )
     assert (await cell.stat("/tmp/list/file")) == found[b"file"]
     assert (await cell.stat("/tmp/list/l")).kind == "directory"
     assert (await cell.stat("/tmp/list/l", follow_symlinks=False)).kind == "link"
@@ -186,7 +207,13 @@ async def test_errors_are_pythons_own(cell: Cell, tmp_path: Path) -> None:
 async def test_removing_follows_no_link(cell: Cell) -> None:
     """A tree is removed with its links, not with what they lead to."""
     await cell.write_file("/tmp/kept/file", b"x")
-    await cell.exec(["sh", "-c", "mkdir -p /tmp/gone/a/b && ln -s /tmp/kept /tmp/gone/a/b/link && chmod 0 /tmp/gone/a"])
+    await cell.exec(
+        [
+            "sh",
+            "-c",
+            "mkdir -p /tmp/gone/a/b && ln -s /tmp/kept /tmp/gone/a/b/link && chmod 0 /tmp/gone/a",
+        ]
+    )
     await cell.remove("/tmp/gone", recursive=True)
     assert await cell.read_file("/tmp/kept/file", max_bytes=10) == b"x"
     with pytest.raises(FileNotFoundError):
@@ -233,7 +260,10 @@ async def test_an_interrupted_upload_leaves_nothing(
 async def test_metrics(cell: Cell, tier: str) -> None:
     """A cell says what it uses of its limits, and who counted; use is seen to grow."""
     before = await cell.metrics()
-    script = "dd if=/dev/zero of=/var/tmp/filled bs=1M count=32 2>/dev/null; n=0; while [ $n -lt 20000 ]; do n=$((n+1)); done"
+    script = (
+        "dd if=/dev/zero of=/var/tmp/filled bs=1M count=32 2>/dev/null; n=0; while [ $n -lt 20000"
+        " ]; do n=$((n+1)); done"
+    )
     assert (await cell.exec(["sh", "-c", script])).success
     after = await cell.metrics()
     assert before.uptime_s < after.uptime_s

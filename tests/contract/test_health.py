@@ -26,7 +26,10 @@ resources: {{cpus: 1, memory: 192MiB, disk: 48MiB, processes: 64, output: 64KiB,
 """
 DAMAGE = {
     "programs": ("rm -rf /bin/* /usr/bin/* /sbin/* /usr/sbin/*", Cause.SHELL_MISSING),
-    "loader": ("rm -f /lib64/ld-linux* /lib/ld-* /lib/*/ld-* /usr/lib*/ld-* /usr/lib/*/ld-*", Cause.SHELL_MISSING),
+    "loader": (
+        "rm -f /lib64/ld-linux* /lib/ld-* /lib/*/ld-* /usr/lib*/ld-* /usr/lib/*/ld-*",
+        Cause.SHELL_MISSING,
+    ),
     "shell's mode": ('chmod 000 "$(readlink -f /bin/sh)"', Cause.SHELL_BROKEN),
     "coreutils": ("rm -f /bin/ls /usr/bin/ls /bin/cat /usr/bin/cat", Cause.COREUTILS_MISSING),
     "root's mode": ("chmod 000 /", Cause.SHELL_BROKEN),
@@ -37,7 +40,8 @@ DAMAGE = {
 }
 """Done by root. A full disk is a limit: commands still run."""
 IN_EVERY_TIER = ("programs", "nothing")
-"""What a check finds is judged in one place for all tiers; that each tier's agent reports it takes these two."""
+"""What a check finds is judged in one place for all tiers; that each tier's agent reports it takes
+these two."""
 SLOW_TIERS = ("gvisor", "microvm")
 HOLD = "while :; do sleep 300 >/dev/null 2>&1 & done 2>/dev/null"
 
@@ -45,7 +49,9 @@ BUSY = "for i in $(seq {}); do (while :; do :; done) > /dev/null 2>&1 & done"
 
 
 @pytest.fixture
-async def fresh(tier: str, anyio_backend: str, vm_home: Path, tmp_path: Path) -> AsyncIterator[Cell]:
+async def fresh(
+    tier: str, anyio_backend: str, vm_home: Path, tmp_path: Path
+) -> AsyncIterator[Cell]:
     """A cell that a test may break."""
     policy = tmp_path / "policy.yaml"
     policy.write_text(POLICY.format(tier=tier))

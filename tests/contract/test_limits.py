@@ -1,7 +1,9 @@
-"""Every limit, run into by a workload that means it: the host or the guest's kernel holds it, the result and the ledger name it, the cell goes on.
+"""Every limit, run into by a workload that means it: the host or the guest's kernel holds it, the
+result and the ledger name it, the cell goes on.
 
-One cell for each tier, small; each test leaves it usable, which the last line of each shows. Where a tier can't outlive a limit (the whole of gVisor's
-kernel is one process), the cell's death names it.
+One cell for each tier, small; each test leaves it usable, which the last line of each shows. Where
+a tier can't outlive a limit (the whole of gVisor's kernel is one process), the cell's death names
+it.
 """
 
 from __future__ import annotations
@@ -50,11 +52,14 @@ async def tight(
 
 @pytest.fixture
 async def usable(tight: Cell) -> AsyncIterator[Cell]:
-    """The small cell, which must be as usable afterwards as before: nothing of the attack runs, space and processes are free again."""
+    """The small cell, which must be as usable afterwards as before: nothing of the attack runs,
+    space and processes are free again."""
     yield tight
     with anyio.fail_after(60):
         after = await sh(
-            tight, "rm -rf /tmp/* /dev/shm/* 2>/dev/null; ps -eo pid=,comm= 2>/dev/null | wc -l; echo fine"
+            tight,
+            "rm -rf /tmp/* /dev/shm/* 2>/dev/null; ps -eo pid=,comm= 2>/dev/null | wc -l; echo"
+            " fine",
         )
     assert after.stdout.endswith(b"fine\n"), after
     assert int(after.stdout.split()[0]) < 12, "processes of the attack are left"
@@ -77,9 +82,12 @@ def limits_on_record(home: Path, cell: Cell) -> list[str]:
 
 
 async def test_fork_bomb(usable: Cell, tier: str, vm_home: Path) -> None:
-    """Processes that make processes end at the limit and die with the command; the result and the ledger name the limit."""
+    """Processes that make processes end at the limit and die with the command; the result and the
+    ledger name the limit."""
     for timeout_s in (5 if tier == "gvisor" else 2, 15, 60):  # longer where the machine is slow
-        result = await sh(usable, "bomb() { bomb | bomb & }; sleep 1000 & (bomb); wait", timeout_s=timeout_s)
+        result = await sh(
+            usable, "bomb() { bomb | bomb & }; sleep 1000 & (bomb); wait", timeout_s=timeout_s
+        )
         if "processes" in result.limits_hit:
             break
     assert "processes" in result.limits_hit, result
@@ -87,8 +95,12 @@ async def test_fork_bomb(usable: Cell, tier: str, vm_home: Path) -> None:
 
 
 async def test_patient_fork_bomb(usable: Cell) -> None:
-    """Processes that only wait hold no more than their number, and the next command still finds room."""
-    script = "import os,sys\nn=0\ntry:\n while True:\n  if os.fork()==0: os.read(0,1); os._exit(0)\n  n+=1\nexcept OSError: print(n,flush=True)"
+    """Processes that only wait hold no more than their number, and the next command still finds
+    room."""
+    script = (
+        "import os,sys\nn=0\ntry:\n while True:\n  if os.fork()==0: os.read(0,1); os._exit(0)\n "
+        " n+=1\nexcept OSError: print(n,flush=True)"
+    )
     async with usable.open_exec(["python3", "-c", script], timeout_s=20) as running:
         made = await first_line(running)
         assert 0 < int(made) <= PROCESSES + 32
@@ -96,7 +108,8 @@ async def test_patient_fork_bomb(usable: Cell) -> None:
 
 
 async def limits_or_death(cell: Cell, argv: list[str]) -> tuple[str, bool]:
-    """What a command ran into, in words, and whether the cell died of it: gVisor's kernel is a process of the host, which may be the one to be killed."""
+    """What a command ran into, in words, and whether the cell died of it: gVisor's kernel is a
+    process of the host, which may be the one to be killed."""
     try:
         result = await cell.exec(argv, timeout_s=60)
     except CellError as died:
@@ -106,15 +119,21 @@ async def limits_or_death(cell: Cell, argv: list[str]) -> tuple[str, bool]:
 
 HOGS = {
     "takes": "b=[]\nwhile True: b.append(bytearray(8<<20)); b[-1][::4096]=b'x'*len(b[-1][::4096])",
-    # Much of its program is thrown away and read again: the kernel alone would let that go on for minutes.
-    "works": "import json,re,decimal,datetime,ssl,unittest,asyncio,http.client,email.message,xml.dom.minidom as x\nb=[]\nwhile True: "
-    "b.append(bytearray(1<<18)); json.dumps([b[:0]and 1]); re.compile(str(len(b))); decimal.Decimal(2).sqrt(); x.parseString('<a>1</a>').toxml()",
+    # Much of its program is thrown away and read again: the kernel alone would let that go on for
+    # minutes.
+    "works": (
+        "import"
+        " json,re,decimal,datetime,ssl,unittest,asyncio,http.client,email.message,xml.dom.minidom"
+        " as x\nb=[]\nwhile True: b.append(bytearray(1<<18)); json.dumps([b[:0]and 1]);"
+        " re.compile(str(len(b))); decimal.Decimal(2).sqrt(); x.parseString('<a>1</a>').toxml()"
+    ),
 }
 
 
 @pytest.mark.parametrize("hog", HOGS.values(), ids=HOGS)
 async def test_memory_hog(tier: str, vm_home: Path, tmp_path: Path, hog: str) -> None:
-    """A process that takes more memory than there is is killed, or its cell is; either names the limit."""
+    """A process that takes more memory than there is is killed, or its cell is; either names the
+    limit."""
     policy = tmp_path / "policy.yaml"
     policy.write_text(POLICY.format(tier=tier, user="nobody"))
     async with open_cell(load_policy(policy), home=vm_home) as cell:
@@ -126,9 +145,16 @@ async def test_memory_hog(tier: str, vm_home: Path, tmp_path: Path, hog: str) ->
 
 
 async def test_who_holds_much_memory_is_not_ended_for_what_others_read(usable: Cell) -> None:
-    """Beside a process with most of the memory a reader of more files than the rest can hold is no shortage: nobody is killed for it."""
-    hold = "x=bytearray(205<<20); x[::4096]=b'x'*len(x[::4096]); print('held', flush=True); import sys; sys.stdin.read(); print(len(x))"
-    read = "f=$(find /usr/lib /usr/bin -type f -size +900k -size -2500k | head -25); for n in $(seq 5); do cat $f >/dev/null; done; echo read"
+    """Beside a process with most of the memory a reader of more files than the rest can hold is no
+    shortage: nobody is killed for it."""
+    hold = (
+        "x=bytearray(205<<20); x[::4096]=b'x'*len(x[::4096]); print('held', flush=True); import"
+        " sys; sys.stdin.read(); print(len(x))"
+    )
+    read = (
+        "f=$(find /usr/lib /usr/bin -type f -size +900k -size -2500k | head -25); for n in $(seq"
+        " 5); do cat $f >/dev/null; done; echo read"
+    )
     async with usable.open_exec(["python3", "-c", hold], timeout_s=60) as holding:
         assert await first_line(holding) == b"held\n"
         assert (await sh(usable, read, timeout_s=60)).stdout == b"read\n"
@@ -137,14 +163,18 @@ async def test_who_holds_much_memory_is_not_ended_for_what_others_read(usable: C
 
 
 STAYS_S = (0.6, 5, 30)
-"""A limit that is noticed by looking is noticed while it is met; on a slow machine that takes longer."""
+"""A limit that is noticed by looking is noticed while it is met; on a slow machine that takes
+longer."""
 
 
 @pytest.mark.parametrize("where", ["/tmp/fill", "/dev/shm/fill", "/usr/share/fill"])
 async def test_filling_the_disk(usable: Cell, vm_home: Path, where: str) -> None:
-    """Writing without end meets the limit as "no space left", on the root file system and on the shared memory alike; the host's disk is not touched."""
+    """Writing without end meets the limit as "no space left", on the root file system and on the
+    shared memory alike; the host's disk is not touched."""
     for stay_s in STAYS_S:
-        fill = f"head -c 400000000 /dev/zero >{where}; wc -c <{where}; sleep {stay_s}; rm -f {where}"
+        fill = (
+            f"head -c 400000000 /dev/zero >{where}; wc -c <{where}; sleep {stay_s}; rm -f {where}"
+        )
         result = await sh(usable, fill, timeout_s=120)
         if "disk" in result.limits_hit:
             break
@@ -157,11 +187,15 @@ async def test_filling_the_disk(usable: Cell, vm_home: Path, where: str) -> None
 async def test_inode_exhaustion(usable: Cell) -> None:
     """Empty files, links and directories have an end too."""
     script = (
-        "import os,errno,shutil,time\nos.mkdir('/tmp/i')\nn=0\ntry:\n while n<400000:\n  os.close(os.open(f'/tmp/i/{n}',os.O_CREAT|os.O_WRONLY)); n+=1\n"
-        "except OSError as e: print(errno.errorcode[e.errno], n, flush=True); time.sleep({stay_s})\nshutil.rmtree('/tmp/i')"
+        "import os,errno,shutil,time\nos.mkdir('/tmp/i')\nn=0\ntry:\n while n<400000:\n "
+        " os.close(os.open(f'/tmp/i/{n}',os.O_CREAT|os.O_WRONLY)); n+=1\nexcept OSError as e:"
+        " print(errno.errorcode[e.errno], n, flush=True);"
+        " time.sleep({stay_s})\nshutil.rmtree('/tmp/i')"
     )
     for stay_s in STAYS_S:
-        result = await usable.exec(["python3", "-c", script.replace("{stay_s}", str(stay_s))], timeout_s=300)
+        result = await usable.exec(
+            ["python3", "-c", script.replace("{stay_s}", str(stay_s))], timeout_s=300
+        )
         if "disk" in result.limits_hit:
             break
     assert result.stdout.startswith(b"ENOSPC"), result
@@ -169,7 +203,8 @@ async def test_inode_exhaustion(usable: Cell) -> None:
 
 
 async def test_a_file_that_does_not_fit(usable: Cell, vm_home: Path) -> None:
-    """Where the host writes it, the error says that there is no room, and the ledger names the limit."""
+    """Where the host writes it, the error says that there is no room, and the ledger names the
+    limit."""
     before = limits_on_record(vm_home, usable).count("disk")
     with pytest.raises(OSError) as refused:  # noqa: PT011 - its errno is looked at
         await usable.write_file("/srv/large", b"x" * (60 * MIB))
@@ -178,7 +213,8 @@ async def test_a_file_that_does_not_fit(usable: Cell, vm_home: Path) -> None:
     assert (await sh(usable, "ls -A /srv")).stdout == b""
 
 
-# What a process makes of the kernel's memory without having any itself: it is the cell's all the same.
+# What a process makes of the kernel's memory without having any itself: it is the cell's all the
+# same.
 KERNEL_MEMORY = """\
 import ctypes, mmap, os, resource, socket, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, resource.getrlimit(resource.RLIMIT_NOFILE)[1:] * 2)
@@ -212,7 +248,8 @@ KERNEL_MEMORY_IN = {
 
 
 async def test_the_kernels_memory_is_the_cells(tier: str, vm_home: Path, tmp_path: Path) -> None:
-    """Socket buffers, page tables, nameless files and shared segments count: who takes them runs into the limit, which is named, and the cell goes on."""
+    """Socket buffers, page tables, nameless files and shared segments count: who takes them runs
+    into the limit, which is named, and the cell goes on."""
     policy = tmp_path / "policy.yaml"
     policy.write_text(POLICY.format(tier=tier, user="nobody"))
     async with open_cell(load_policy(policy), home=vm_home) as cell:
@@ -230,8 +267,11 @@ TURNS = {"container": 200_000, "gvisor": 400_000, "microvm": 12_000}
 
 
 @pytest.mark.alone
-async def test_a_neighbour_keeps_its_speed(usable: Cell, tier: str, vm_home: Path, tmp_path: Path) -> None:
-    """Beside a cell that does nothing but spin, in more processes than it has processors, another keeps at least 40 % of its speed."""
+async def test_a_neighbour_keeps_its_speed(
+    usable: Cell, tier: str, vm_home: Path, tmp_path: Path
+) -> None:
+    """Beside a cell that does nothing but spin, in more processes than it has processors, another
+    keeps at least 40 % of its speed."""
     policy = tmp_path / "policy.yaml"
     policy.write_text(POLICY.format(tier=tier, user="nobody"))
     async with open_cell(load_policy(policy), home=vm_home) as cell:
@@ -258,7 +298,8 @@ async def work_s(cell: Cell, turns: int) -> float:
 
 
 async def test_no_more_than_its_processors(usable: Cell, tier: str) -> None:
-    """Three processes that spin take the one processor that the cell has, and not two. (A microVM's processors are threads: it has no more of them.)"""
+    """Three processes that spin take the one processor that the cell has, and not two. (A microVM's
+    processors are threads: it has no more of them.)"""
     if tier == "microvm":
         pytest.skip("bounded by its shape")
     async with usable.open_exec(["sh", "-c", SPIN]) as spinning:
@@ -282,8 +323,10 @@ def processor_time_s(cell: Cell) -> float:
 async def test_open_files(usable: Cell) -> None:
     """A process can't open more files than it may, nor raise the number beyond the plan's."""
     script = (
-        "import os,resource,errno\nsoft,hard=resource.getrlimit(resource.RLIMIT_NOFILE)\nfds=[]\n"
-        "try:\n while len(fds)<=soft: fds.append(os.open('/dev/null',0))\nexcept OSError as e: print(errno.errorcode[e.errno], len(fds)<=soft, hard)"
+        "import"
+        " os,resource,errno\nsoft,hard=resource.getrlimit(resource.RLIMIT_NOFILE)\nfds=[]\ntry:\n"
+        " while len(fds)<=soft: fds.append(os.open('/dev/null',0))\nexcept OSError as e:"
+        " print(errno.errorcode[e.errno], len(fds)<=soft, hard)"
     )
     result = await usable.exec(["python3", "-c", script])
     words = result.stdout.split()
@@ -311,17 +354,25 @@ while True:
 STUBBORN = {
     "ignores signals": "trap '' TERM INT HUP QUIT USR1; while :; do sleep 1000; done",
     "stops itself": "kill -STOP $$",
-    "daemonises": "setsid sh -c 'setsid sleep 1000 & sleep 1000' </dev/null >/dev/null 2>&1 & sleep 1000",
-    "renames itself": "exec python3 -c \"import ctypes,time; ctypes.CDLL(None).prctl(15,b'init',0,0,0); time.sleep(1000)\"",
+    "daemonises": (
+        "setsid sh -c 'setsid sleep 1000 & sleep 1000' </dev/null >/dev/null 2>&1 & sleep 1000"
+    ),
+    "renames itself": (
+        "exec python3 -c \"import ctypes,time; ctypes.CDLL(None).prctl(15,b'init',0,0,0);"
+        ' time.sleep(1000)"'
+    ),
     "closes its streams": "exec <&- >&- 2>&-; sleep 1000 & sleep 1000",
     "forks for ever": f"exec python3 -c '{FORKS_FOR_EVER}'",
     "double forks and stops": "(setsid sh -c 'kill -STOP $$; sleep 1000' &) ; sleep 1000",
 }
 
 
-@pytest.mark.parametrize("script", STUBBORN.values(), ids=[name.replace(" ", "_") for name in STUBBORN])
+@pytest.mark.parametrize(
+    "script", STUBBORN.values(), ids=[name.replace(" ", "_") for name in STUBBORN]
+)
 async def test_the_time_of_a_command(usable: Cell, vm_home: Path, script: str) -> None:
-    """Whatever a command does to outlive its time, it and all it started are gone soon after; the result and the ledger name the limit."""
+    """Whatever a command does to outlive its time, it and all it started are gone soon after; the
+    result and the ledger name the limit."""
     with anyio.fail_after(60):
         result = await sh(usable, script, timeout_s=1)
     assert result.timed_out

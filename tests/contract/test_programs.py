@@ -24,7 +24,9 @@ async def run(cell: Cell, script: str, **settings: Any) -> None:  # noqa: ANN401
 
 async def running(cell: Cell, pattern: str) -> list[bytes]:
     """The processes whose command line matches."""
-    return (await cell.exec(["sh", "-c", f"grep -la '{pattern}' /proc/[0-9]*/cmdline"])).stdout.split()
+    return (
+        await cell.exec(["sh", "-c", f"grep -la '{pattern}' /proc/[0-9]*/cmdline"])
+    ).stdout.split()
 
 
 async def test_it_is_ready_when_it_has_run_for_a_while(cell: Cell) -> None:
@@ -43,11 +45,19 @@ async def test_it_may_end_well(cell: Cell) -> None:
     assert (await cell.exec(["cat", "/tmp/done"])).stdout == b"done\n"
 
 
-@pytest.mark.parametrize("health", [{}, {"command": ["true"], "interval": 0.1, "timeout": 1, "retries": 2}])
+@pytest.mark.parametrize(
+    "health", [{}, {"command": ["true"], "interval": 0.1, "timeout": 1, "retries": 2}]
+)
 async def test_another_end_is_an_error_that_quotes_it(cell: Cell, health: dict[str, Any]) -> None:
     """With its status, whether it has a health check or not."""
-    with pytest.raises(CellError, match=r"ended with status 3; its output ends with: no such \\x1b table"):
-        await run(cell, "printf 'no such \\033 table' >&2; exit 3", **({"health": health} if health else {}))
+    with pytest.raises(
+        CellError, match=r"ended with status 3; its output ends with: no such \\x1b table"
+    ):
+        await run(
+            cell,
+            "printf 'no such \\033 table' >&2; exit 3",
+            **({"health": health} if health else {}),
+        )
 
 
 async def test_it_can_not_be_started(cell: Cell) -> None:
@@ -58,6 +68,11 @@ async def test_it_can_not_be_started(cell: Cell) -> None:
 
 async def test_it_is_ready_when_it_is_healthy(cell: Cell) -> None:
     """With a check, that alone counts: it may take longer than a while to become so."""
-    health = {"command": ["test", "-e", "/tmp/healthy"], "interval": 0.1, "timeout": 5, "retries": 100}
+    health = {
+        "command": ["test", "-e", "/tmp/healthy"],
+        "interval": 0.1,
+        "timeout": 5,
+        "retries": 100,
+    }
     await run(cell, "sleep 1.5; touch /tmp/healthy; exec sleep 4321", health=health)
     assert (await cell.exec(["test", "-e", "/tmp/healthy"])).success

@@ -107,7 +107,10 @@ async def test_the_process_is_named_while_it_lives(cell: Cell) -> None:
     [
         f"stat {DECOY}; ls -l {DECOY}; ls -la /root/.aws; test -e {DECOY}; test -r {DECOY}",
         "find /root -name credentials; find /root -ls; du -a /root",
-        f"chmod 600 {DECOY}; touch -a {DECOY}.other; mv {DECOY} {DECOY}.moved; mv {DECOY}.moved {DECOY}",
+        (
+            f"chmod 600 {DECOY}; touch -a {DECOY}.other; mv {DECOY} {DECOY}.moved; mv {DECOY}.moved"
+            f" {DECOY}"
+        ),
     ],
 )
 async def test_looking_at_names_is_no_touch(cell: Cell, script: str) -> None:
@@ -176,7 +179,8 @@ def second_root():
     ],
 )
 async def test_a_way_round_its_path_is_a_touch(cell: Cell, expression: str) -> None:
-    """Whoever gets the content has touched it, though he mapped it, came by `/proc`, or removed it."""
+    """Whoever gets the content has touched it, though he mapped it, came by `/proc`, or removed
+    it."""
     async with watched(cell) as touches:
         script = f"{_WAYS_ROUND}\nassert b'AKIA' in {expression}"
         output = await cell.exec(["python3", "-c", script], user="0", cwd="/")
@@ -241,7 +245,9 @@ async def test_a_sensor_changes_nothing_inside(cell: Cell) -> None:
     assert touches == []
 
 
-async def test_a_cell_that_ends_before_its_sensor_leaves_nothing(policy: Mapping[str, object], vm_home: Path) -> None:
+async def test_a_cell_that_ends_before_its_sensor_leaves_nothing(
+    policy: Mapping[str, object], vm_home: Path
+) -> None:
     """Destruction is proven as ever; no thread and no descriptor of the sensor's stays."""
     before, threads = descriptors(), threading.enumerate()
     async with open_cell(policy, home=vm_home, ahead=True) as ended, watched(ended):

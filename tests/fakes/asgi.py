@@ -1,4 +1,5 @@
-"""A client of an ASGI app in the same process, and a stand-in's context whose clock stands still and whose randomness is a counter's."""
+"""A client of an ASGI app in the same process, and a stand-in's context whose clock stands still
+and whose randomness is a counter's."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ class Recorded:
 
     events: list[tuple[str, dict[str, JsonValue], tuple[Body, ...]]] = field(default_factory=list)
 
-    async def __call__(self, kind: str, data: Mapping[str, JsonValue], bodies: Sequence[Body] = ()) -> None:
+    async def __call__(
+        self, kind: str, data: Mapping[str, JsonValue], bodies: Sequence[Body] = ()
+    ) -> None:
         """Keep it."""
         self.events.append((kind, dict(data), tuple(bodies)))
 
@@ -109,11 +112,15 @@ class Client:
         chunks: Iterable[bytes] | None = None,
     ) -> Said:
         """One request and the whole answer."""
-        return anyio.run(lambda: self.send(method, url, body=body, json=json, headers=headers, chunks=chunks))
+        return anyio.run(
+            lambda: self.send(method, url, body=body, json=json, headers=headers, chunks=chunks)
+        )
 
     def get(self, url: str, **headers: str) -> Said:
         """A GET; names of headers with `_` for `-`."""
-        return self.ask("GET", url, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        return self.ask(
+            "GET", url, headers={name.replace("_", "-"): value for name, value in headers.items()}
+        )
 
     def scope(self, kind: str, method: str, url: str, headers: Mapping[str, str]) -> dict[str, Any]:
         """The scope of a request."""
@@ -130,7 +137,9 @@ class Client:
             "path": parts.path,
             "raw_path": parts.path.encode("latin-1", "replace"),
             "query_string": parts.query.encode("latin-1", "replace"),
-            "headers": [(k.lower().encode("latin-1"), v.encode("latin-1")) for k, v in fields.items()],
+            "headers": [
+                (k.lower().encode("latin-1"), v.encode("latin-1")) for k, v in fields.items()
+            ],
             "state": {"cell": "agent", "name": self.host},
         }
 
@@ -152,7 +161,8 @@ class Client:
             body, fields = compact(json), {"content-type": "application/json", **fields}
         parts = list(chunks or [body.encode() if isinstance(body, str) else body])
         incoming = deque(
-            {"type": "http.request", "body": p, "more_body": n + 1 < len(parts)} for n, p in enumerate(parts)
+            {"type": "http.request", "body": p, "more_body": n + 1 < len(parts)}
+            for n, p in enumerate(parts)
         )
         sent: list[MutableMapping[str, Any]] = []
 
@@ -170,14 +180,24 @@ class Client:
         assert start["type"] == "http.response.start"
         assert [m.get("more_body", False) for m in rest] == [True] * (len(rest) - 1) + [False]
         body = b"".join(m.get("body", b"") for m in rest)
-        said = Said(start["status"], [(k.decode("latin-1"), v.decode("latin-1")) for k, v in start["headers"]], body)
+        said = Said(
+            start["status"],
+            [(k.decode("latin-1"), v.decode("latin-1")) for k, v in start["headers"]],
+            body,
+        )
         assert all("\n" not in v and "\r" not in v and k == k.lower() for k, v in said.headers)
-        if method != "HEAD" and said.status not in (204, 304) and "event-stream" not in said.header("content-type"):
+        if (
+            method != "HEAD"
+            and said.status not in (204, 304)
+            and "event-stream" not in said.header("content-type")
+        ):
             assert int(said.header("content-length")) == len(body)
         for name, value in said.headers:
             if name == "set-cookie":
                 key, _, text = value.partition(";")[0].partition("=")
-                self.cookies.pop(key, None) if "Max-Age=0" in value else self.cookies.update({key: text})
+                self.cookies.pop(key, None) if "Max-Age=0" in value else self.cookies.update(
+                    {key: text}
+                )
         return said
 
     def talk(self, url: str, messages: Iterable[str | bytes]) -> list[Any]:
@@ -185,11 +205,18 @@ class Client:
 
         async def run() -> list[Any]:
             incoming: deque[MutableMapping[str, Any]] = deque([{"type": "websocket.connect"}])
-            incoming += [{"type": "websocket.receive", "text" if isinstance(m, str) else "bytes": m} for m in messages]
+            incoming += [
+                {"type": "websocket.receive", "text" if isinstance(m, str) else "bytes": m}
+                for m in messages
+            ]
             out: list[Any] = []
 
             async def receive() -> MutableMapping[str, Any]:
-                return incoming.popleft() if incoming else {"type": "websocket.disconnect", "code": 1000}
+                return (
+                    incoming.popleft()
+                    if incoming
+                    else {"type": "websocket.disconnect", "code": 1000}
+                )
 
             async def send(message: MutableMapping[str, Any]) -> None:
                 kind = message["type"].partition(".")[2]

@@ -1,4 +1,5 @@
-"""What tests ask of a guest agent, whichever it is: its renewal, a shell script, whether a process lives, output up to a word."""
+"""What tests ask of a guest agent, whichever it is: its renewal, a shell script, whether a process
+lives, output up to a word."""
 
 from __future__ import annotations
 

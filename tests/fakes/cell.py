@@ -1,5 +1,6 @@
 # ruff: noqa: ANN401, SIM105
-"""A cell that is a directory and subprocesses of this host: for the harness's own tests, where what isolates does not matter. Never a sandbox."""
+"""A cell that is a directory and subprocesses of this host: for the harness's own tests, where what
+isolates does not matter. Never a sandbox."""
 
 from __future__ import annotations
 
@@ -56,7 +57,9 @@ class FakeRun:
         self.outcome = ""
         self.closed = False
 
-    def finish(self, outcome: str, *, exit_code: int | None, error: str | None = None, **details: Any) -> None:
+    def finish(
+        self, outcome: str, *, exit_code: int | None, error: str | None = None, **details: Any
+    ) -> None:
         """As the real one."""
         self.outcome = outcome
 
@@ -118,7 +121,13 @@ class FakeCell:
         try:
             identity = _identity(user or self.plan.user)
         except KeyError:
-            return ExecOutput(returncode=126, code=126, not_started_errno=errno.ENOENT, stage="user", user=user or "")
+            return ExecOutput(
+                returncode=126,
+                code=126,
+                not_started_errno=errno.ENOENT,
+                stage="user",
+                user=user or "",
+            )
         where = self.directory / cwd
         if not where.is_dir():
             return ExecOutput(returncode=126, code=126, not_started_errno=errno.ENOENT, stage="cwd")
@@ -150,7 +159,10 @@ class FakeCell:
         timed_out = timeout.cancelled_caught
         cap = self.plan.limits.output_bytes
         limit = min(cap, max_output_bytes or cap)
-        kept = {name: bytes(data[:cap][-limit:] if keep == "tail" else data[:limit]) for name, data in out.items()}
+        kept = {
+            name: bytes(data[:cap][-limit:] if keep == "tail" else data[:limit])
+            for name, data in out.items()
+        }
         return ExecOutput(
             returncode=code if code >= 0 else 128 - code,
             code=abs(code),
@@ -220,7 +232,8 @@ class FakeCell:
 
 
 class FakeCells:
-    """A `CellSource` of fake cells. `prepared` and `opened` remember the policies; `prepare_error` is raised by `prepare`."""
+    """A `CellSource` of fake cells. `prepared` and `opened` remember the policies; `prepare_error`
+    is raised by `prepare`."""
 
     def __init__(self) -> None:
         self.runs: list[FakeRun] = []
@@ -233,14 +246,17 @@ class FakeCells:
         self.on_probe: Callable[[FakeCell, str], None] = lambda _cell, _phase: None
 
     async def probe(self, cell: Any, *, run: Any, phase: str) -> ProbeReport:
-        """As the real one, with a program that is one of the tests'. `on_probe` may first tell it what to answer."""
+        """As the real one, with a program that is one of the tests'. `on_probe` may first tell it
+        what to answer."""
         self.on_probe(cell, phase)
         if cell.dead:
             cell.run_probe_program.error = dead()
         return await probe_cell(cell, recorder=run.recorder, phase=phase, probes=PROBES)
 
     @contextmanager
-    def start_run(self, kind: str, argv: list[str], *, home: Path | None, what: str = "") -> Iterator[Any]:
+    def start_run(
+        self, kind: str, argv: list[str], *, home: Path | None, what: str = ""
+    ) -> Iterator[Any]:
         """As the real one."""
         run = FakeRun(kind)
         self.runs.append(run)
@@ -255,7 +271,9 @@ class FakeCells:
         if self.images_error is not None:
             raise self.images_error
 
-    def image_differences(self, policy: LoadedPolicy, *, home: Path | None) -> tuple[Difference, ...]:
+    def image_differences(
+        self, policy: LoadedPolicy, *, home: Path | None
+    ) -> tuple[Difference, ...]:
         """As a test says."""
         return self.of_images
 
@@ -293,7 +311,9 @@ class RecordedCells(FakeCells):
     """Fake cells that write into real run directories, event by event as a real cell does."""
 
     @contextmanager
-    def start_run(self, kind: str, argv: list[str], *, home: Path | None, what: str = "") -> Iterator[Any]:
+    def start_run(
+        self, kind: str, argv: list[str], *, home: Path | None, what: str = ""
+    ) -> Iterator[Any]:
         """As the real one."""
         assert home is not None
         with create_run(home, kind, argv, what=what) as run:
@@ -331,7 +351,14 @@ class _Recorded:
 
     async def exec(self, argv: Sequence[str], **options: Any) -> ExecOutput:
         op = next(self._ops)
-        started = {"argv": list(argv), "cwd": "/", "user": "u", "env_names": [], "stdin": False, "timeout_s": None}
+        started = {
+            "argv": list(argv),
+            "cwd": "/",
+            "user": "u",
+            "env_names": [],
+            "stdin": False,
+            "timeout_s": None,
+        }
         self._record(Kind.EXEC_STARTED, op=op, **started)
         output = await self._cell.exec(argv, **options)
         sizes = {
@@ -344,10 +371,21 @@ class _Recorded:
             self._record(Kind.EXEC_TIMED_OUT, op=op, timeout_s=1.0, duration_ms=1.0, **sizes)
         elif output.not_started_errno is not None:
             self._record(
-                Kind.EXEC_FAILED, op=op, reason="could not start", stage=output.stage, errno=output.not_started_errno
+                Kind.EXEC_FAILED,
+                op=op,
+                reason="could not start",
+                stage=output.stage,
+                errno=output.not_started_errno,
             )
         else:
-            self._record(Kind.EXEC_COMPLETED, op=op, status="exited", code=output.code, duration_ms=1.0, **sizes)
+            self._record(
+                Kind.EXEC_COMPLETED,
+                op=op,
+                status="exited",
+                code=output.code,
+                duration_ms=1.0,
+                **sizes,
+            )
         return output
 
     async def write_file(self, path: str, contents: bytes, **options: Any) -> None:

@@ -1,4 +1,5 @@
-"""Programs of the tests' own, compiled as the package's are: the compiler has their C library already."""
+"""Programs of the tests' own, compiled as the package's are: the compiler has their C library
+already."""
 
 from __future__ import annotations
 

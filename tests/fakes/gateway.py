@@ -1,4 +1,5 @@
-"""A gateway in a process of its own, on loopback addresses as a range's, and its owner: a thread that reads, checks and acknowledges events."""
+"""A gateway in a process of its own, on loopback addresses as a range's, and its owner: a thread
+that reads, checks and acknowledges events."""
 
 from __future__ import annotations
 
@@ -68,18 +69,22 @@ class Owner:
             self._changed.notify_all()
 
     def _received(self) -> bytes:
-        """The kernel tells once that the other end left acknowledgements unread, and then what it had said."""
+        """The kernel tells once that the other end left acknowledgements unread, and then what it
+        had said."""
         try:
             return self.sock.recv(1 << 17)
         except ConnectionResetError:
             return self.sock.recv(1 << 17)
 
     def _send(self, datagram: bytes) -> None:
-        """A gateway that has said its last word takes no more; what it has said stands in the socket, to be read."""
+        """A gateway that has said its last word takes no more; what it has said stands in the
+        socket, to be read."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.sock.send(datagram)
 
-    def _handle(self, said: GatewayEvent | GatewayRequest | GatewayReady | Heartbeat | GatewayEnded | None) -> None:
+    def _handle(
+        self, said: GatewayEvent | GatewayRequest | GatewayReady | Heartbeat | GatewayEnded | None
+    ) -> None:
         if isinstance(said, GatewayRequest):
             for datagram in encode_reply(said.id, said.body[::-1], ok=said.what != "refuse"):
                 self._send(datagram)
@@ -146,7 +151,9 @@ class Owner:
 
         def found() -> GatewayEvent | None:
             for event in self.events:
-                if event.kind is kind and all(event.data.get(name) == value for name, value in wanted.items()):
+                if event.kind is kind and all(
+                    event.data.get(name) == value for name, value in wanted.items()
+                ):
                     return event
             return None
 
@@ -178,7 +185,9 @@ class Gateway:
             sock.sendall(data)
             return read_all(sock)
 
-    def curl(self, *args: str, name: str = "shop.example", protocol: str = "tls", path: str = "/") -> tuple[int, str]:
+    def curl(
+        self, *args: str, name: str = "shop.example", protocol: str = "tls", path: str = "/"
+    ) -> tuple[int, str]:
         """curl's exit status, and its output: the body, a line `STATUS VERSION`."""
         address = NAMES.get(name, WILD if name.endswith(".shop.example") else SHOP)
         port = self.ports[protocol]
@@ -221,13 +230,22 @@ def is_silent(sock: socket.socket) -> bool:
 
 def layout(*, simulate: bool = False) -> RangeLayout:
     """A range's addresses, all of loopback."""
-    owners = {"shop.example": "shop", "*.shop.example": "wild", "mail.example": "mail", "other.example": "other"}
+    owners = {
+        "shop.example": "shop",
+        "*.shop.example": "wild",
+        "mail.example": "mail",
+        "other.example": "other",
+    }
     return RangeLayout(
         prefix="127.0.76.0/22",
         resolver=RESOLVER,
-        names=tuple(NameAddress(pattern=p, stand_in=owners[p], address=a) for p, a in NAMES.items()),
+        names=tuple(
+            NameAddress(pattern=p, stand_in=owners[p], address=a) for p, a in NAMES.items()
+        ),
         catch_all=CATCH_ALL if simulate else None,
-        cells=(CellPort(name="agent", address="127.0.0.1", mac="", gateway_mac="", outer_device="p0"),),
+        cells=(
+            CellPort(name="agent", address="127.0.0.1", mac="", gateway_mac="", outer_device="p0"),
+        ),
     )
 
 
@@ -250,7 +268,8 @@ def running(
     kinds: Mapping[str, str] | None = None,
     **changes: Any,  # noqa: ANN401 - bounds
 ) -> Iterator[Gateway]:
-    """A gateway with stand-ins `shop`, `wild`, `other` (http, tls) and `mail` (smtp, smtps, tcp). `kinds`: of the former, where they are real ones."""
+    """A gateway with stand-ins `shop`, `wild`, `other` (http, tls) and `mail` (smtp, smtps, tcp).
+    `kinds`: of the former, where they are real ones."""
     protocols = ("http", "tls", "smtp", "smtps", "tcp")
     tcp = {name: listener() for name in protocols}
     ports = {name: int(sock.getsockname()[1]) for name, sock in tcp.items()}
@@ -271,7 +290,10 @@ def running(
         bounds=replace(bounds or Bounds(), **changes),
     )
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    fds: dict[str, Any] = {"events": there.fileno(), **{name: sock.fileno() for name, sock in rest.items()}}
+    fds: dict[str, Any] = {
+        "events": there.fileno(),
+        **{name: sock.fileno() for name, sock in rest.items()},
+    }
     fds["tcp"] = {ports[name]: sock.fileno() for name, sock in tcp.items()}
     process = subprocess.Popen(
         [

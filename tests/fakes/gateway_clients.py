@@ -21,7 +21,8 @@ from wsproto.events import Request
 from belljar.events import Kind
 from belljar.network.gateway.config import Bounds
 
-# In everything but time: what waits is `test_gateway_waits`' affair, and a busy machine no client's fault.
+# In everything but time: what waits is `test_gateway_waits`' affair, and a busy machine no client's
+# fault.
 SMALL = Bounds(
     head_timeout_s=60.0,
     handshake_timeout_s=60.0,
@@ -38,7 +39,11 @@ SMALL = Bounds(
 def reason(gateway: Gateway) -> str:
     """Why the last request was refused."""
     gateway.owner.first(Kind.NETWORK_HTTP, verdict="refused")
-    return next(str(item["reason"]) for item in gateway.owner.of(Kind.NETWORK_HTTP) if item["verdict"] == "refused")
+    return next(
+        str(item["reason"])
+        for item in gateway.owner.of(Kind.NETWORK_HTTP)
+        if item["verdict"] == "refused"
+    )
 
 
 def resident_bytes(gateway: Gateway) -> int:
@@ -55,7 +60,9 @@ class H2Client:
         context.set_alpn_protocols(["h2"])
         self.sock = context.wrap_socket(gateway.connect("tls"), server_hostname="shop.example")
         self.engine = h2.connection.H2Connection(
-            h2.config.H2Configuration(validate_outbound_headers=False, normalize_outbound_headers=False)
+            h2.config.H2Configuration(
+                validate_outbound_headers=False, normalize_outbound_headers=False
+            )
         )
         self.engine.initiate_connection()
         self.send()
@@ -67,16 +74,22 @@ class H2Client:
 
     def head(self, stream: int = 1, **changes: str) -> None:
         """A request's head."""
-        fields = {":method": "GET", ":scheme": "https", ":authority": "shop.example", ":path": "/"} | {
-            ":" + k: v for k, v in changes.items()
-        }
+        fields = {
+            ":method": "GET",
+            ":scheme": "https",
+            ":authority": "shop.example",
+            ":path": "/",
+        } | {":" + k: v for k, v in changes.items()}
         self.engine.send_headers(stream, [(k, v) for k, v in fields.items() if v], end_stream=True)
 
     def events(self, *last: type[h2.events.Event]) -> list[h2.events.Event]:
-        """All that comes until these have come, as often as each is named, or until the gateway closes."""
+        """All that comes until these have come, as often as each is named, or until the gateway
+        closes."""
         got: list[h2.events.Event] = []
         with contextlib.suppress(OSError, h2.exceptions.ProtocolError):
-            while not (last and Counter(last) <= Counter(map(type, got))) and (data := self.sock.recv(65536)):
+            while not (last and Counter(last) <= Counter(map(type, got))) and (
+                data := self.sock.recv(65536)
+            ):
                 got += self.engine.receive_data(data)
                 self.send()
         self.sock.close()
@@ -94,7 +107,9 @@ def ended(events: list[h2.events.Event]) -> list[int]:
 
 def raw_frame(kind: int, payload: bytes = b"", flags: int = 0, stream: int = 0) -> bytes:
     """An HTTP/2 frame."""
-    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
+    return (
+        len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
+    )
 
 
 class WebSocket:
@@ -104,7 +119,9 @@ class WebSocket:
         self.sock = gateway.connect("http")
         self.engine = wsproto.WSConnection(wsproto.ConnectionType.CLIENT)
         hello = self.engine.send(Request(host="shop.example", target="/ws"))
-        self.sock.sendall(hello.replace(b"\r\n\r\n", b"\r\n" + extensions + b"\r\n\r\n") if extensions else hello)
+        self.sock.sendall(
+            hello.replace(b"\r\n\r\n", b"\r\n" + extensions + b"\r\n\r\n") if extensions else hello
+        )
         self.accepted = next(self.events(), None)
 
     def events(self) -> Iterator[object]:

@@ -1,4 +1,5 @@
-"""A gateway's process for tests: the real `run`, on sockets that it inherits, with stand-ins of a few lines. `python gateway_main.py CONFIG FDS`."""
+"""A gateway's process for tests: the real `run`, on sockets that it inherits, with stand-ins of a
+few lines. `python gateway_main.py CONFIG FDS`."""
 
 from __future__ import annotations
 
@@ -12,17 +13,30 @@ from typing import Any
 from belljar.network import stand_ins
 from belljar.network.decide import CATCH_ALL
 from belljar.network.gateway.config import GatewayConfig, Listeners
-from belljar.network.gateway.context import App, Message, Receive, Scope, Send, StandInContext, StreamApp
+from belljar.network.gateway.context import (
+    App,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    StandInContext,
+    StreamApp,
+)
 from belljar.network.gateway.main import watched_loop
 from belljar.network.gateway.serve import run
 from belljar.network.stand_ins.schemas import Schemas
 
 
 def make(kind: str, context: StandInContext) -> Any:  # noqa: ANN401 - an app or a stream's server, by kind
-    """A stand-in of a few lines: `smtp` greets and echoes lines, `http` and the range's catch-all are `echo`. Every other kind is the real one."""
+    """A stand-in of a few lines: `smtp` greets and echoes lines, `http` and the range's catch-all
+    are `echo`. Every other kind is the real one."""
     if kind == "smtp":
         return greeter(context)
-    return echo(context) if kind == "http" or context.id == CATCH_ALL else stand_ins.make(kind, context)
+    return (
+        echo(context)
+        if kind == "http" or context.id == CATCH_ALL
+        else stand_ins.make(kind, context)
+    )
 
 
 def greeter(context: StandInContext) -> StreamApp:
@@ -59,7 +73,14 @@ def echo(context: StandInContext) -> App:
             await talk(receive, send)
             return
         path = scope["path"]
-        answers = {"/early": early, "/crash": crash, "/spin": spin, "/stream": stream, "/big": big, "/never": never}
+        answers = {
+            "/early": early,
+            "/crash": crash,
+            "/spin": spin,
+            "/stream": stream,
+            "/big": big,
+            "/never": never,
+        }
         if path in answers:
             await answers[path](receive, send)
             return
@@ -101,7 +122,9 @@ async def spin(_receive: Receive, send: Send) -> None:
     for _ in range(60):
         value = {"a": value}
     again = {"properties": {"a": {"$ref": "#/components/schemas/x"}}, "required": ["b"]}
-    schemas = Schemas({"openapi": "3.1.0", "components": {"schemas": {"x": {"oneOf": [again] * 3}}}}, "request")
+    schemas = Schemas(
+        {"openapi": "3.1.0", "components": {"schemas": {"x": {"oneOf": [again] * 3}}}}, "request"
+    )
     await respond(send, json.dumps(schemas.errors(("components", "schemas", "x"), value)).encode())
 
 
@@ -109,7 +132,9 @@ async def stream(_receive: Receive, send: Send) -> None:
     """Answers in pieces."""
     await send({"type": "http.response.start", "status": 200, "headers": []})
     for number in range(5):
-        await send({"type": "http.response.body", "body": b"piece %d\n" % number, "more_body": True})
+        await send(
+            {"type": "http.response.body", "body": b"piece %d\n" % number, "more_body": True}
+        )
     await send({"type": "http.response.body", "body": b""})
 
 
@@ -140,16 +165,21 @@ def reply_to(message: Message) -> Message:
 
 
 def main() -> None:
-    """Serves on the descriptors that argv names: `{"events", "dns_udp", "dns_tcp", "sink", "tcp": {port: fd}}`."""
+    """Serves on the descriptors that argv names: `{"events", "dns_udp", "dns_tcp", "sink", "tcp":
+    {port: fd}}`."""
     config = GatewayConfig.from_json(json.loads(sys.argv[1]))
     fds = json.loads(sys.argv[2])
     tcp = {int(port): socket.socket(fileno=fd) for port, fd in fds["tcp"].items()}
     for sock in tcp.values():
         sock.setblocking(False)
-    taken = {name: socket.socket(fileno=fds[name]) for name in ("events", "dns_udp", "dns_tcp", "sink")}
+    taken = {
+        name: socket.socket(fileno=fds[name]) for name in ("events", "dns_udp", "dns_tcp", "sink")
+    }
     for sock in taken.values():
         sock.setblocking(False)
-    listeners = Listeners(dns_udp=taken["dns_udp"], dns_tcp=taken["dns_tcp"], tcp=tcp, sink=taken["sink"])
+    listeners = Listeners(
+        dns_udp=taken["dns_udp"], dns_tcp=taken["dns_tcp"], tcp=tcp, sink=taken["sink"]
+    )
     loop = watched_loop(config.bounds.standstill_s)
     loop.run_until_complete(run(config, listeners, taken["events"], make))
     os._exit(0)

@@ -1,7 +1,9 @@
-"""A guest agent in Python for the client's tests: the channel's protocol over one end of a socket pair, honestly, until a script says otherwise.
+"""A guest agent in Python for the client's tests: the channel's protocol over one end of a socket
+pair, honestly, until a script says otherwise.
 
-It is written from `docs/channel.md` alone and shares no code with the host's wire, so that a misreading on either side shows. Run `serve` in
-the test's task group. A script is an async function `(guest, op)` that plays one exec; the default echoes.
+It is written from `docs/channel.md` alone and shares no code with the host's wire, so that a
+misreading on either side shows. Run `serve` in the test's task group. A script is an async function
+`(guest, op)` that plays one exec; the default echoes.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ def result_payload(
     detail: str = "",
 ) -> bytes:
     """The payload of a RESULT."""
-    return struct.pack("<BBHiQQQ", outcome, flags, stage, code, *dropped, duration_ns) + text(detail)
+    return struct.pack("<BBHiQQQ", outcome, flags, stage, code, *dropped, duration_ns) + text(
+        detail
+    )
 
 
 @dataclass
@@ -92,7 +96,8 @@ Script = Callable[["FakeGuest", GuestOp], Awaitable[None]]
 
 
 class FakeGuest:
-    """The guest's end. `files` is its file system; `scripts` maps argv[0] to how that program behaves."""
+    """The guest's end. `files` is its file system; `scripts` maps argv[0] to how that program
+    behaves."""
 
     def __init__(self, scripts: dict[bytes, Script] | None = None, *, max_ops: int = 64) -> None:
         self.host_socket, mine = socket.socketpair()
@@ -138,7 +143,9 @@ class FakeGuest:
             async with anyio.create_task_group() as tasks:
                 while received := await self._receive():
                     buffered += received
-                    while len(buffered) >= 12 and len(buffered) >= 12 + (length := HEADER.unpack_from(buffered)[0]):
+                    while len(buffered) >= 12 and len(buffered) >= 12 + (
+                        length := HEADER.unpack_from(buffered)[0]
+                    ):
                         _, kind, _, _, op = HEADER.unpack_from(buffered)
                         payload, buffered = buffered[12 : 12 + length], buffered[12 + length :]
                         await self._handle(kind, op, payload, tasks)
@@ -167,7 +174,9 @@ class FakeGuest:
         elif kind == PART:
             self._parts[op] = self._parts.get(op, b"") + payload
         elif kind == START:
-            self.ops[op] = GuestOp(id=op, kind=payload[0], body=self._parts.pop(op, b"") + payload[1:])
+            self.ops[op] = GuestOp(
+                id=op, kind=payload[0], body=self._parts.pop(op, b"") + payload[1:]
+            )
             self.ops[op].stdin_ended = payload[0] == 1 and not self.ops[op].body[0] & 1
             self.started_order.append(op)
             self.most_at_once = max(self.most_at_once, len(self.ops))
@@ -244,7 +253,9 @@ class FakeGuest:
         """Send STARTED."""
         await self.send(frame(STARTED, op.id, struct.pack("<Q", info)))
 
-    async def output(self, op: GuestOp, stream: int, content: bytes, *, chunk_bytes: int = 65_535) -> None:
+    async def output(
+        self, op: GuestOp, stream: int, content: bytes, *, chunk_bytes: int = 65_535
+    ) -> None:
         """Send output as credit allows; stop when killed."""
         at = 0
         while at < len(content) and not op.killed:
@@ -258,7 +269,8 @@ class FakeGuest:
             await self.send(frame(DATA, op.id, bytes((stream,)) + piece))
 
     async def stdin(self, op: GuestOp) -> bytes:
-        """The next bytes of stdin, with their credit given back; empty at the end or when killed."""
+        """The next bytes of stdin, with their credit given back; empty at the end or when
+        killed."""
         while not op.stdin and not op.stdin_ended and not op.killed:
             await op.news.wait()
         taken = bytes(op.stdin)
@@ -273,7 +285,9 @@ class FakeGuest:
             await op.news.wait()
         await self.finish(op, SIGNALED, 9, flags=2)
 
-    async def finish(self, op: GuestOp, outcome: int = EXITED, code: int = 0, **rest: object) -> None:
+    async def finish(
+        self, op: GuestOp, outcome: int = EXITED, code: int = 0, **rest: object
+    ) -> None:
         """Send RESULT."""
         self.ops.pop(op.id, None)
         await self.send(frame(RESULT, op.id, result_payload(outcome, code, **rest)))  # type: ignore[arg-type]

@@ -37,7 +37,9 @@ def capable_host() -> HostFacts:
         memory_available_mib=30_000,
         disk_free_mib=100_000,
         home="/var/lib/belljar",
-        kvm=KvmFact(state=KvmState.PROVEN, proved_for="kernel 6.12.0-1-amd64, QEMU 10.0.2, A Processor"),
+        kvm=KvmFact(
+            state=KvmState.PROVEN, proved_for="kernel 6.12.0-1-amd64, QEMU 10.0.2, A Processor"
+        ),
         userns=UsernsFact(available=True, max_user_namespaces=1000),
         cgroup=CgroupFact(version=CgroupVersion.HYBRID, parents=_GROUPS),
         tools=(

@@ -68,7 +68,9 @@ class Told:
     @property
     def recorded_bytes(self) -> int:
         """What the events of the connection say that they hold of it."""
-        return recorded_bytes([(str(item.kind), dict(item.data), item.bodies) for item in self.items])
+        return recorded_bytes(
+            [(str(item.kind), dict(item.data), item.bodies) for item in self.items]
+        )
 
 
 def recorded_bytes(events: list[tuple[str, dict[str, Any], Any]]) -> int:
@@ -103,7 +105,9 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
         return
     while scope["path"] != "/early" and (await receive()).get("more_body", False):
         pass
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send(
+        {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]}
+    )
     await send({"type": "http.response.body", "body": b"ok"})
 
 
@@ -122,9 +126,14 @@ async def _talk(pieces: list[bytes], alpn: str | None, bounds: Bounds) -> Told:
     reporter = cast("Reporter", SimpleNamespace(record=record, post=items.append))
     port = 443 if alpn else 80
     shop = StandInPlan(
-        id="shop", kind="http", names=(), ports=(PortPlan(number=port, protocol="tls" if alpn else "http"),)
+        id="shop",
+        kind="http",
+        names=(),
+        ports=(PortPlan(number=port, protocol="tls" if alpn else "http"),),
     )
-    site = Site(layout=layout(), stand_ins=(shop,), bounds=bounds, reporter=reporter, apps={"shop": echo})
+    site = Site(
+        layout=layout(), stand_ins=(shop,), bounds=bounds, reporter=reporter, apps={"shop": echo}
+    )
     account = Account(1, bounds.remainder_bytes)
     peer = Peer(cell="agent", address=SHOP, port=port, account=account)
     if alpn:

@@ -1,4 +1,5 @@
-"""Container images made by hand, honest and hostile: layers as tar bytes, and the archives that skopeo reads."""
+"""Container images made by hand, honest and hostile: layers as tar bytes, and the archives that
+skopeo reads."""
 
 from __future__ import annotations
 
@@ -91,7 +92,9 @@ def oci_archive(
         "schemaVersion": 2,
         "mediaType": "application/vnd.oci.image.manifest.v1+json",
         "config": {},
-        "layers": [{"mediaType": media_type, "digest": sha256(blob), "size": len(blob)} for blob in packed],
+        "layers": [
+            {"mediaType": media_type, "digest": sha256(blob), "size": len(blob)} for blob in packed
+        ],
     }
     tweak(manifest, document)
     config_bytes = json.dumps(document).encode()
@@ -103,12 +106,19 @@ def oci_archive(
     manifest_bytes = json.dumps(manifest).encode()
     blobs = {sha256(content): content for content in (*packed, config_bytes, manifest_bytes)}
     blobs_tweak(blobs)
-    described = {"mediaType": manifest["mediaType"], "digest": sha256(manifest_bytes), "size": len(manifest_bytes)}
+    described = {
+        "mediaType": manifest["mediaType"],
+        "digest": sha256(manifest_bytes),
+        "size": len(manifest_bytes),
+    }
     index = {
         "schemaVersion": 2,
         "manifests": [described | ({"annotations": dict(annotations)} if annotations else {})],
     }
-    files = {"oci-layout": b'{"imageLayoutVersion":"1.0.0"}', "index.json": json.dumps(index).encode()}
+    files = {
+        "oci-layout": b'{"imageLayoutVersion":"1.0.0"}',
+        "index.json": json.dumps(index).encode(),
+    }
     files |= {f"blobs/{digest.replace(':', '/')}": content for digest, content in blobs.items()}
     path.write_bytes(layer(*(entry(name, content) for name, content in files.items())))
     return path
@@ -133,16 +143,53 @@ def docker_archive(
 
 
 SMALL_PROGRAMS = (
-    *("bash", "cat", "chown", "dash", "echo", "env", "find", "grep", "head", "id", "ln", "ls", "mkdir"),
+    *(
+        "bash",
+        "cat",
+        "chown",
+        "dash",
+        "echo",
+        "env",
+        "find",
+        "grep",
+        "head",
+        "id",
+        "ln",
+        "ls",
+        "mkdir",
+    ),
     *("printf", "sh", "sleep", "tail", "true"),
 )
-SMALL_LIBRARIES = ("ld-*", "libacl.*", "libattr.*", "libc.so*", "libm.so*", "libpcre2*", "libselinux*", "libtinfo*")
-SMALL_REST = ("bin", "sbin", "lib", "lib64", "usr/lib64", "etc", "home", "root", "tmp", "var/tmp", "proc", "sys", "dev")
+SMALL_LIBRARIES = (
+    "ld-*",
+    "libacl.*",
+    "libattr.*",
+    "libc.so*",
+    "libm.so*",
+    "libpcre2*",
+    "libselinux*",
+    "libtinfo*",
+)
+SMALL_REST = (
+    "bin",
+    "sbin",
+    "lib",
+    "lib64",
+    "usr/lib64",
+    "etc",
+    "home",
+    "root",
+    "tmp",
+    "var/tmp",
+    "proc",
+    "sys",
+    "dev",
+)
 
 
 def add_small_image(home: Path, name: str = "small", config: ImageConfig | None = None) -> None:
-    """A shell and a few programs of the default image under its configuration or this one: building, unpacking
-    and packing it takes a second, the default image ten."""
+    """A shell and a few programs of the default image under its configuration or this one:
+    building, unpacking and packing it takes a second, the default image ten."""
     store = Store(home)
     default = store.find("default")
     programs = [f"usr/bin/{program}" for program in SMALL_PROGRAMS]
@@ -150,9 +197,21 @@ def add_small_image(home: Path, name: str = "small", config: ImageConfig | None 
     (home / "tmp").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=home / "tmp") as scratch:
         root, packed = Path(scratch, "root"), Path(scratch, "small.sqfs")
-        unpack = ["unsquashfs", "-q", "-n", "-d", str(root), str(default.rootfs), *SMALL_REST, *programs, *libraries]
+        unpack = [
+            "unsquashfs",
+            "-q",
+            "-n",
+            "-d",
+            str(root),
+            str(default.rootfs),
+            *SMALL_REST,
+            *programs,
+            *libraries,
+        ]
         subprocess.run(unpack, check=True, capture_output=True)
         subprocess.run(
-            ["mksquashfs", str(root), str(packed), "-quiet", "-no-progress"], check=True, capture_output=True
+            ["mksquashfs", str(root), str(packed), "-quiet", "-no-progress"],
+            check=True,
+            capture_output=True,
         )
         store.add(packed, config or default.config, name=name, source="a test", created="")

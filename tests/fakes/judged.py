@@ -66,14 +66,20 @@ def table(judged: Judged) -> str | None:
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         show_findings(judged.outcome.findings, judged.path, dropped(judged.outcome))
-    words = [line.split() for line in out.getvalue().splitlines() if line.startswith(f"{judged.sample} ")]
+    words = [
+        line.split() for line in out.getvalue().splitlines() if line.startswith(f"{judged.sample} ")
+    ]
     return words[0][2] if words else None
 
 
 def metadata(judged: Judged) -> str | None:
     """The sample's metadata."""
     known = judged.logged.metadata.get("containment", {}) if judged.logged else {}
-    return str(known["verdict"]) if known.get("run_id") == judged.outcome.run_id and "verdict" in known else None
+    return (
+        str(known["verdict"])
+        if known.get("run_id") == judged.outcome.run_id and "verdict" in known
+        else None
+    )
 
 
 def score(judged: Judged) -> str | None:
@@ -109,7 +115,9 @@ SAMPLE_PLACES: Final[Mapping[str, Callable[[Judged], str | None]]] = {
 
 def listed(judged: Judged) -> dict[str, Any]:
     """The run in `belljar runs`."""
-    (found,) = [each for each in judged.said("runs", "--all")[1] if each["run_id"] == judged.outcome.run_id]
+    (found,) = [
+        each for each in judged.said("runs", "--all")[1] if each["run_id"] == judged.outcome.run_id
+    ]
     return dict(found)
 
 
@@ -131,6 +139,11 @@ def _both(findings: Mapping[str, Any]) -> tuple[str, int]:
 
 
 def cell_verdicts(judged: Judged) -> list[set[str]]:
-    """The words by which `sample.finished`, the sample's metadata and the scorer name what they knew at the sample's end."""
-    finished = [line.data["containment"] for line in read_events(judged.path) if line.kind is Kind.SAMPLE_FINISHED]
+    """The words by which `sample.finished`, the sample's metadata and the scorer name what they
+    knew at the sample's end."""
+    finished = [
+        line.data["containment"]
+        for line in read_events(judged.path)
+        if line.kind is Kind.SAMPLE_FINISHED
+    ]
     return [{key for key in each if "verdict" in key} for each in finished]

@@ -1,4 +1,5 @@
-"""A probe program that runs nowhere: it answers as it is told to, or really touches what it was given, as an escape would."""
+"""A probe program that runs nowhere: it answers as it is told to, or really touches what it was
+given, as an escape would."""
 
 from __future__ import annotations
 
@@ -61,7 +62,9 @@ def parameters(said: bytes) -> dict[str, str]:
     return dict(line.split("=", 1) for line in said.decode().splitlines())
 
 
-def answer(probes: Sequence[Probe], nonce: str, outcomes: Mapping[str, tuple[Outcome, str]] | None = None) -> bytes:
+def answer(
+    probes: Sequence[Probe], nonce: str, outcomes: Mapping[str, tuple[Outcome, str]] | None = None
+) -> bytes:
     """The whole output of a program to which everything is denied, but for `outcomes`."""
     said = {probe.name: (Outcome.DENIED, "EPERM") for probe in probes} | dict(outcomes or {})
     lines = [f"{name}\t{outcome}\t{detail}\n" for name, (outcome, detail) in said.items()]
@@ -69,7 +72,8 @@ def answer(probes: Sequence[Probe], nonce: str, outcomes: Mapping[str, tuple[Out
 
 
 class FakeProgram:
-    """Stands for `Cell.run_probe_program`. `touch` is called with the parameters, as an escape; `spoil` may change the output."""
+    """Stands for `Cell.run_probe_program`. `touch` is called with the parameters, as an escape;
+    `spoil` may change the output."""
 
     def __init__(self, probes: Sequence[Probe] = PROBES) -> None:
         self.probes = probes
@@ -98,10 +102,16 @@ class FakeProgram:
         given, words = parameters(input), argv[1:]
         self.touch(given)
         wanted = [
-            p for p in self.probes if "all" in words or ("quick" in words and p.quick) or {p.name, p.group} & set(words)
+            p
+            for p in self.probes
+            if "all" in words or ("quick" in words and p.quick) or {p.name, p.group} & set(words)
         ]
         output = self.spoil(
-            answer(wanted, given["nonce"], {n: o for n, o in self.outcomes.items() if n in {p.name for p in wanted}})
+            answer(
+                wanted,
+                given["nonce"],
+                {n: o for n, o in self.outcomes.items() if n in {p.name for p in wanted}},
+            )
         )
         return ExecOutput(returncode=0, code=0, stdout=output, timed_out=self.timed_out)
 
@@ -143,7 +153,9 @@ def kill_sentinel(given: dict[str, str]) -> None:
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
-def visit(family: int, kind: int, address: Callable[[dict[str, str]], Any]) -> Callable[[dict[str, str]], None]:
+def visit(
+    family: int, kind: int, address: Callable[[dict[str, str]], Any]
+) -> Callable[[dict[str, str]], None]:
     """An escape that talks to a listener of the host."""
 
     def act(given: dict[str, str]) -> None:

@@ -1,4 +1,5 @@
-"""The host's end of a channel, one raw frame at a time: for asking a real guest agent what a client would never ask.
+"""The host's end of a channel, one raw frame at a time: for asking a real guest agent what a client
+would never ask.
 
 Written from `docs/channel.md`, as `tests.fakes.guest` is; neither shares code with the host's wire.
 """
@@ -46,12 +47,21 @@ def exec_body(
 
 def write_body(path: Path, *, flags: int = 0, mode: int = 0xFFFFFFFF) -> bytes:
     """The body of a write request."""
-    return struct.pack("<I", flags) + text("") + text("/") + text(str(path)) + struct.pack("<I", mode) + text("")
+    return (
+        struct.pack("<I", flags)
+        + text("")
+        + text("/")
+        + text(str(path))
+        + struct.pack("<I", mode)
+        + text("")
+    )
 
 
 def read_body(path: Path, *, max_bytes: int = NO_CAP) -> bytes:
     """The body of a read request."""
-    return struct.pack("<I", 0) + text("") + text("/") + text(str(path)) + struct.pack("<Q", max_bytes)
+    return (
+        struct.pack("<I", 0) + text("") + text("/") + text(str(path)) + struct.pack("<Q", max_bytes)
+    )
 
 
 @dataclass
@@ -83,7 +93,10 @@ class Wire:
     def frame(self, timeout_s: float = 60) -> tuple[int, int, bytes]:
         """The next frame; its header is checked."""
         self.sock.settimeout(timeout_s)
-        while len(self.buffer) < 12 or len(self.buffer) < 12 + struct.unpack_from("<I", self.buffer)[0]:
+        while (
+            len(self.buffer) < 12
+            or len(self.buffer) < 12 + struct.unpack_from("<I", self.buffer)[0]
+        ):
             got = self.sock.recv(MIB)
             if not got:
                 raise EOFError
@@ -126,7 +139,9 @@ class Wire:
         elif kind == STARTED:
             ended.info = struct.unpack("<Q", payload)[0]
         elif kind == RESULT:
-            ended.outcome, ended.flags, ended.stage, ended.code, out, err = struct.unpack_from("<BBHiQQ", payload)
+            ended.outcome, ended.flags, ended.stage, ended.code, out, err = struct.unpack_from(
+                "<BBHiQQ", payload
+            )
             ended.dropped = (out, err)
 
     def finish(self, op: int, *, credit: bool = True) -> Ended:

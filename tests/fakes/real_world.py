@@ -1,4 +1,5 @@
-"""The world outside of a range, on this host's loopback: a certification authority, and web servers that stand where a real upstream would."""
+"""The world outside of a range, on this host's loopback: a certification authority, and web servers
+that stand where a real upstream would."""
 
 from __future__ import annotations
 
@@ -28,8 +29,12 @@ class Authority:
     def __init__(self, directory: Path, name: str = "Public CA") -> None:
         self._directory, self._key = directory, ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        made = self._sign(self._name, self._key).add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
-        self.pem = made.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
+        made = self._sign(self._name, self._key).add_extension(
+            x509.BasicConstraints(ca=True, path_length=None), True
+        )
+        self.pem = (
+            made.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
+        )
 
     def server(self, host: str, *, is_expired: bool = False) -> ssl.SSLContext:
         """A server's context, with a certificate for `host`."""
@@ -46,7 +51,9 @@ class Authority:
         context.load_cert_chain(path)
         return context
 
-    def _sign(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, days: int = 1) -> x509.CertificateBuilder:
+    def _sign(
+        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, days: int = 1
+    ) -> x509.CertificateBuilder:
         now = dt.datetime.now(dt.UTC)
         return (
             x509.CertificateBuilder()
@@ -79,7 +86,12 @@ class _Answers(http.server.BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
-        told = {"method": self.command, "path": self.path, "headers": self.headers.items(), "body": body.decode()}
+        told = {
+            "method": self.command,
+            "path": self.path,
+            "headers": self.headers.items(),
+            "body": body.decode(),
+        }
         self.server.told.requests.append(told)
         if self.path == "/silent":
             self.server.told.ended.wait(60)
@@ -93,7 +105,12 @@ class _Answers(http.server.BaseHTTPRequestHandler):
             self.send_header("content-length", str(len(content) + 1))
         elif self.path != "/open":
             self.send_header("content-length", str(len(content)))
-        for name, value in (("Alt-Svc", 'h3=":443"'), ("X-Own", "1"), ("X-Hop", "1"), ("Connection", "close, x-hop")):
+        for name, value in (
+            ("Alt-Svc", 'h3=":443"'),
+            ("X-Own", "1"),
+            ("X-Hop", "1"),
+            ("Connection", "close, x-hop"),
+        ):
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
@@ -136,7 +153,8 @@ class _Server(http.server.ThreadingHTTPServer):
 
 @contextmanager
 def web_server(context: ssl.SSLContext | None = None) -> Iterator[WebServer]:
-    """Tells what it was asked; `/large`, `/silent` (never answers), `/short` (less than it promises), `/open` (as long as the connection is)."""
+    """Tells what it was asked; `/large`, `/silent` (never answers), `/short` (less than it
+    promises), `/open` (as long as the connection is)."""
     told = WebServer()
     server = _Server(told, context)
     told.port = server.server_address[1]

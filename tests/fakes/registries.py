@@ -1,4 +1,5 @@
-"""What tests of registries share: a context whose record is a list, a question to an app in the same process, an app served on loopback, packages made on the spot."""
+"""What tests of registries share: a context whose record is a list, a question to an app in the
+same process, an app served on loopback, packages made on the spot."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ class Ledger:
     bodies: list[tuple[Body, ...]] = field(default_factory=list)
     full: bool = False
 
-    async def record(self, kind: str, data: Mapping[str, JsonValue], bodies: Sequence[Body] = ()) -> None:
+    async def record(
+        self, kind: str, data: Mapping[str, JsonValue], bodies: Sequence[Body] = ()
+    ) -> None:
         """As the gateway's: bounded, or `ValueError`."""
         if self.full:
             raise OSError("the record is full")
@@ -86,7 +89,8 @@ def ask(
     query: str = "",
     break_off: bool = False,
 ) -> Reply:
-    """One request to an app in this process, as the gateway would make it. `break_off`: the client goes away before the body's end."""
+    """One request to an app in this process, as the gateway would make it. `break_off`: the client
+    goes away before the body's end."""
     pieces = iter([body] if isinstance(body, bytes) else body)
     sent: list[Message] = []
 
@@ -95,7 +99,9 @@ def ask(
             return {"type": "http.request", "body": next(pieces), "more_body": True}
         except StopIteration:
             return (
-                {"type": "http.disconnect"} if break_off else {"type": "http.request", "body": b"", "more_body": False}
+                {"type": "http.disconnect"}
+                if break_off
+                else {"type": "http.request", "body": b"", "more_body": False}
             )
 
     async def send(message: Message) -> None:
@@ -184,7 +190,8 @@ def _in_thread(run: Callable[[Callable[[], Awaitable[Any]]], Awaitable[None]]) -
 
 
 def clean_environment(home: Path, **more: str) -> dict[str, str]:
-    """An environment for a real client: a home of its own, nothing of this machine's settings but where its programs are."""
+    """An environment for a real client: a home of its own, nothing of this machine's settings but
+    where its programs are."""
     home.mkdir(exist_ok=True)
     return {
         "PATH": os.environ["PATH"],
@@ -202,20 +209,31 @@ def basic(user: str, password: str) -> str:
 
 
 def make_wheel(
-    directory: Path, name: str, version: str, *, code: str = "", requires_python: str = "", requires: Sequence[str] = ()
+    directory: Path,
+    name: str,
+    version: str,
+    *,
+    code: str = "",
+    requires_python: str = "",
+    requires: Sequence[str] = (),
 ) -> Path:
     """An installable wheel with one module."""
-    metadata = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nSummary: made for a test"]
+    metadata = [
+        f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nSummary: made for a test"
+    ]
     metadata += [f"Requires-Python: {requires_python}"] if requires_python else []
     metadata += [f"Requires-Dist: {need}" for need in requires]
     info = f"{name}-{version}.dist-info"
     files = {
         f"{name}.py": code,
         f"{info}/METADATA": "\n".join(metadata) + "\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/WHEEL": (
+            "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        ),
     }
     lines = [
-        f"{path},sha256={_urlsafe(hashlib.sha256(text.encode()).digest())},{len(text)}" for path, text in files.items()
+        f"{path},sha256={_urlsafe(hashlib.sha256(text.encode()).digest())},{len(text)}"
+        for path, text in files.items()
     ]
     files[f"{info}/RECORD"] = "\n".join([*lines, f"{info}/RECORD,,"]) + "\n"
     path = directory / f"{name}-{version}-py3-none-any.whl"
@@ -246,9 +264,13 @@ def form(
     fields: Mapping[str, str], files: Mapping[str, tuple[str, bytes]], boundary: str = "xyzzy"
 ) -> tuple[str, bytes]:
     """A `multipart/form-data` content type and body."""
-    parts = [f'Content-Disposition: form-data; name="{name}"\r\n\r\n{value}'.encode() for name, value in fields.items()]
+    parts = [
+        f'Content-Disposition: form-data; name="{name}"\r\n\r\n{value}'.encode()
+        for name, value in fields.items()
+    ]
     parts += [
-        f'Content-Disposition: form-data; name="{name}"; filename="{filename}"\r\n\r\n'.encode() + content
+        f'Content-Disposition: form-data; name="{name}"; filename="{filename}"\r\n\r\n'.encode()
+        + content
         for name, (filename, content) in files.items()
     ]
     mark = f"--{boundary}".encode()
@@ -279,8 +301,12 @@ def make_deb(
     packing: str = ".gz",
     more: str = "",
 ) -> Path:
-    """An installable Debian package. `packing`: of the control archive, `.gz`, `.xz`, `.zst` or none. `more`: further fields of the control file."""
-    control = f"Package: {name}\nVersion: {version}\nArchitecture: {architecture}\nMaintainer: A <a@x.example>\n{more}Description: made for a test\n more of it\n"
+    """An installable Debian package. `packing`: of the control archive, `.gz`, `.xz`, `.zst` or
+    none. `more`: further fields of the control file."""
+    control = (
+        f"Package: {name}\nVersion: {version}\nArchitecture: {architecture}\nMaintainer: A"
+        f" <a@x.example>\n{more}Description: made for a test\n more of it\n"
+    )
     packers: dict[str, Callable[[bytes], bytes]] = {
         "": bytes,
         ".gz": gzip.compress,
@@ -290,7 +316,12 @@ def make_deb(
     members = [
         ("debian-binary", b"2.0\n"),
         (f"control.tar{packing}", packers[packing](tar_of({"./control": control.encode()}))),
-        ("data.tar.gz", gzip.compress(tar_of({f"./{path}": content for path, content in (files or {}).items()}))),
+        (
+            "data.tar.gz",
+            gzip.compress(
+                tar_of({f"./{path}": content for path, content in (files or {}).items()})
+            ),
+        ),
     ]
     path = directory / f"{name}_{version.partition(':')[2] or version}_{architecture}.deb"
     path.write_bytes(ar_of(members))

@@ -61,7 +61,11 @@ class Registry:
         config_type = "docker.container.image.v1+json" if is_docker else "oci.image.config.v1+json"
         document = json.dumps(config_document(layers, config)).encode()
         described = [
-            {"mediaType": f"application/vnd.{layer_type}", "digest": self._blob(each), "size": len(each)}
+            {
+                "mediaType": f"application/vnd.{layer_type}",
+                "digest": self._blob(each),
+                "size": len(each),
+            }
             for each in layers
         ]
         manifest = {
@@ -78,10 +82,17 @@ class Registry:
         if not is_index:
             return inner, inner, sha256(document)
         other = (
-            self._manifest(name, "other", kind, manifest | {"annotations": {"n": "o"}}) if has_other else sha256(b"?")
+            self._manifest(name, "other", kind, manifest | {"annotations": {"n": "o"}})
+            if has_other
+            else sha256(b"?")
         )
         entries = [
-            {"mediaType": kind, "digest": digest, "size": size, "platform": {"os": "linux", "architecture": arch}}
+            {
+                "mediaType": kind,
+                "digest": digest,
+                "size": size,
+                "platform": {"os": "linux", "architecture": arch},
+            }
             for digest, arch, size in (
                 (other, "s390x", len(self.manifests.get((name, other), ("", b"?"))[1])),
                 (inner, ARCH, len(self.manifests[name, inner][1])),
@@ -117,7 +128,10 @@ class _RegistryHandler(BaseHTTPRequestHandler):
             _answer(self, 200, self.registry.blobs[match[3]], "application/octet-stream")
         else:
             _answer(
-                self, 404, b'{"errors":[{"code":"MANIFEST_UNKNOWN","message":"manifest unknown"}]}', "application/json"
+                self,
+                404,
+                b'{"errors":[{"code":"MANIFEST_UNKNOWN","message":"manifest unknown"}]}',
+                "application/json",
             )
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its parent's name
@@ -138,7 +152,9 @@ def _answer(handler: BaseHTTPRequestHandler, status: int, content: bytes, kind: 
 def registry() -> Iterator[Registry]:
     """A registry on loopback, as `127.0.0.1:PORT`."""
     served = Registry()
-    handler = type("Handler", (_RegistryHandler,), {"registry": served, "do_HEAD": _RegistryHandler.do_GET})
+    handler = type(
+        "Handler", (_RegistryHandler,), {"registry": served, "do_HEAD": _RegistryHandler.do_GET}
+    )
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     served.address = f"127.0.0.1:{server.server_address[1]}"
@@ -218,7 +234,9 @@ def daemon(path: Path) -> Iterator[Daemon]:
 
 @contextmanager
 def _served(server: socketserver.BaseServer) -> Iterator[None]:
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+    )
     thread.start()
     try:
         yield

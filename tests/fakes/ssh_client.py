@@ -1,4 +1,5 @@
-"""The client's half of an SSH connection, over `belljar`'s own packets: it says what a test wants."""
+"""The client's half of an SSH connection, over `belljar`'s own packets: it says what a test
+wants."""
 
 from __future__ import annotations
 
@@ -11,7 +12,16 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 
 from belljar.network.stand_ins.conversation import Step
 from belljar.network.stand_ins.ssh import AUTH_REQUEST, NEWKEYS, SERVICE_REQUEST, SshSession
-from belljar.network.stand_ins.ssh.wire import ECDH_INIT, KEXINIT, Fields, Gcm, PacketReader, PacketWriter, mpint, text
+from belljar.network.stand_ins.ssh.wire import (
+    ECDH_INIT,
+    KEXINIT,
+    Fields,
+    Gcm,
+    PacketReader,
+    PacketWriter,
+    mpint,
+    text,
+)
 
 VERSION = b"SSH-2.0-test"
 CONNECTION = b"ssh-connection"
@@ -71,7 +81,9 @@ class Client:
         reply, _ = self.say(bytes((ECDH_INIT,)) + text(public))
         fields = Fields(reply[1:])
         blob, theirs, signature = fields.text(), fields.text(), Fields(fields.text())
-        shared = mpint(int.from_bytes(own.exchange(X25519PublicKey.from_public_bytes(theirs)), "big"))
+        shared = mpint(
+            int.from_bytes(own.exchange(X25519PublicKey.from_public_bytes(theirs)), "big")
+        )
         said = (VERSION, self.version, offered, self.offer, blob, public, theirs)
         self.session_id = hashlib.sha256(b"".join(map(text, said)) + shared).digest()
         key = Ed25519PrivateKey.from_private_bytes(bytes(32)).public_key()

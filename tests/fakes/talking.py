@@ -1,4 +1,5 @@
-"""A real client in conversation with the fake guest, and programs that the fake guest can run: one that hangs, one that floods, one that won't die, one that lies."""
+"""A real client in conversation with the fake guest, and programs that the fake guest can run: one
+that hangs, one that floods, one that won't die, one that lies."""
 
 from __future__ import annotations
 
@@ -15,7 +16,13 @@ from belljar.channel import ExecRequest, GuestClient, Timeout
 PATIENT = Timeout(grace_s=0.2, kill_s=60)
 SHORT = Timeout(grace_s=0.2, kill_s=0.3)
 """For a guest that will not end what it was told to kill."""
-RENEWAL = {"realtime_ns": 1, "seed": bytes(32), "machine_id": "0" * 32, "boot_id": "0" * 36, "hostname": "h"}
+RENEWAL = {
+    "realtime_ns": 1,
+    "seed": bytes(32),
+    "machine_id": "0" * 32,
+    "boot_id": "0" * 36,
+    "hostname": "h",
+}
 CAT = ExecRequest(argv=["cat"])
 HANG = ExecRequest(argv=["hang"])
 FLOOD = ExecRequest(argv=["flood"], max_stdout_bytes=1 << 40)
@@ -53,17 +60,27 @@ def raw(*said: bytes) -> Script:
 
 @asynccontextmanager
 async def talking(
-    scripts: dict[bytes, Script] | None = None, *, max_ops: int = 64, guest_ops: int = 64, timeout: Timeout = PATIENT
+    scripts: dict[bytes, Script] | None = None,
+    *,
+    max_ops: int = 64,
+    guest_ops: int = 64,
+    timeout: Timeout = PATIENT,
 ) -> AsyncIterator[tuple[FakeGuest, GuestClient]]:
     """A fake guest that is served, and a client that has shaken hands with it."""
-    guest = FakeGuest({b"hang": hang, b"flood": flood, b"undying": undying, **(scripts or {})}, max_ops=guest_ops)
+    guest = FakeGuest(
+        {b"hang": hang, b"flood": flood, b"undying": undying, **(scripts or {})}, max_ops=guest_ops
+    )
     try:
         with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
-                serving = anyio.CancelScope(shield=True)  # a guest does not end because its owner was told to
+                serving = anyio.CancelScope(
+                    shield=True
+                )  # a guest does not end because its owner was told to
                 tasks.start_soon(_serve, guest, serving)
                 try:
-                    async with GuestClient.from_socket(guest.host_socket, max_ops=max_ops, timeout=timeout) as client:
+                    async with GuestClient.from_socket(
+                        guest.host_socket, max_ops=max_ops, timeout=timeout
+                    ) as client:
                         await client.hello()
                         await client.renew(**RENEWAL)  # type: ignore[arg-type]
                         yield guest, client

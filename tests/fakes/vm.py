@@ -1,4 +1,5 @@
-"""A live cell that is only its channel: a real client, a fake guest, and a death and limits that are told."""
+"""A live cell that is only its channel: a real client, a fake guest, and a death and limits that
+are told."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ class FakeFileWatch:
 
 
 class FakeVm(Sandbox):
-    """What a `Cell` uses of a `Sandbox`. `cause` is what `cause_of_death` says, `limit` what `death_limit` does; the counts are what the host counted."""
+    """What a `Cell` uses of a `Sandbox`. `cause` is what `cause_of_death` says, `limit` what
+    `death_limit` does; the counts are what the host counted."""
 
     def __init__(self, client: GuestClient) -> None:
         self.cell_id = CELL
@@ -155,8 +157,11 @@ async def staged(scripts: dict[bytes, Script] | None = None) -> AsyncIterator[St
         yield Stage(Cell(vm, plan, recorder, actor=Actor.OPERATOR), vm, guest, recorder)
 
 
-def opening(scripts: dict[bytes, Script] | None = None) -> Callable[..., AbstractAsyncContextManager[Cell]]:
-    """Something to stand where `open_cell` stands: a staged cell, destroyed when its block is left."""
+def opening(
+    scripts: dict[bytes, Script] | None = None,
+) -> Callable[..., AbstractAsyncContextManager[Cell]]:
+    """Something to stand where `open_cell` stands: a staged cell, destroyed when its block is
+    left."""
 
     @asynccontextmanager
     async def open_cell(_policy: object = None, **_options: object) -> AsyncIterator[Cell]:

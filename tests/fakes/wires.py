@@ -1,4 +1,5 @@
-"""Connections of the host in every state a dialogue begins with, and the frames a guest answers with."""
+"""Connections of the host in every state a dialogue begins with, and the frames a guest answers
+with."""
 
 from __future__ import annotations
 
@@ -14,14 +15,20 @@ from belljar.errors import ProtocolViolation
 NONCE = bytes(range(16))
 WINDOW = 1000
 READY = g.frame(g.READY, 0, struct.pack("<H", 1) + g.text("build 7"))
-RENEWAL = frames.renew_payload(realtime_ns=1, seed=bytes(32), machine_id="0" * 32, boot_id="0" * 36, hostname="h")
+RENEWAL = frames.renew_payload(
+    realtime_ns=1, seed=bytes(32), machine_id="0" * 32, boot_id="0" * 36, hostname="h"
+)
 RENEWED = g.frame(g.RENEWED, 0, struct.pack("<I", 31) + g.text(""))
 STARTED = struct.pack("<Q", 0)
 
 
-def welcome(version: int = 1, nonce: bytes = NONCE, max_ops: int = 64, window: int = WINDOW) -> bytes:
+def welcome(
+    version: int = 1, nonce: bytes = NONCE, max_ops: int = 64, window: int = WINDOW
+) -> bytes:
     """A WELCOME."""
-    return g.frame(g.WELCOME, 0, struct.pack("<H", version) + nonce + struct.pack("<II", max_ops, window))
+    return g.frame(
+        g.WELCOME, 0, struct.pack("<H", version) + nonce + struct.pack("<II", max_ops, window)
+    )
 
 
 def greeted() -> HostConnection:
@@ -41,7 +48,11 @@ def renewed() -> HostConnection:
 
 
 def with_exec(
-    *, stdin_open: bool = True, pty: bool = False, caps: tuple[int, int] = (5000, 5000), started: bool = True
+    *,
+    stdin_open: bool = True,
+    pty: bool = False,
+    caps: tuple[int, int] = (5000, 5000),
+    started: bool = True,
 ) -> HostConnection:
     """A connection with exec 1 live."""
     wire = renewed()

@@ -1,7 +1,9 @@
-"""Belljar as an ordinary user runs it: a copy of the package and of what it needs that this user can read, and the command line on a store of its own.
+"""Belljar as an ordinary user runs it: a copy of the package and of what it needs that this user
+can read, and the command line on a store of its own.
 
-The checkout, its virtual environment and even this interpreter may lie where only root can read. So the tests, run by root, copy what is needed
-(some 40 MiB; with Inspect 300) beside the store, and use an interpreter of the same version that the user can run.
+The checkout, its virtual environment and even this interpreter may lie where only root can read. So
+the tests, run by root, copy what is needed (some 40 MiB; with Inspect 300) beside the store, and
+use an interpreter of the same version that the user can run.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ PATH = "/usr/local/bin:/usr/bin:/bin"
 
 @dataclass(frozen=True)
 class UsersBelljar(Belljar):
-    """Runs `belljar`, or any program, as the user. `libraries` is what its interpreter finds modules in; `groups` what it is put in."""
+    """Runs `belljar`, or any program, as the user. `libraries` is what its interpreter finds
+    modules in; `groups` what it is put in."""
 
     uid: int
     gid: int
@@ -47,7 +50,13 @@ class UsersBelljar(Belljar):
 
     def environment(self, **extra: str) -> dict[str, str]:
         """A login's, with nothing of this process's."""
-        words = {"PATH": PATH, "LANG": "C.UTF-8", "NO_COLOR": "1", "COLUMNS": "200", "HOME": str(self.home.parent)}
+        words = {
+            "PATH": PATH,
+            "LANG": "C.UTF-8",
+            "NO_COLOR": "1",
+            "COLUMNS": "200",
+            "HOME": str(self.home.parent),
+        }
         python = {"PYTHONPATH": str(self.libraries), "PYTHONDONTWRITEBYTECODE": "1"}
         return {**words, **python, "BELLJAR_HOME": str(self.home), **extra}
 
@@ -91,7 +100,11 @@ class UsersBelljar(Belljar):
         return self._start(argv, subprocess.DEVNULL, extra, output)
 
     def _start(
-        self, argv: Sequence[str], stdin: int, extra: Mapping[str, str], output: int = subprocess.PIPE
+        self,
+        argv: Sequence[str],
+        stdin: int,
+        extra: Mapping[str, str],
+        output: int = subprocess.PIPE,
     ) -> subprocess.Popen[bytes]:
         """In a session of its own and in no group but the user's."""
         given = None if self.groups is None else self.groups.enter(argv, uid=self.uid, gid=self.gid)
@@ -111,46 +124,76 @@ class UsersBelljar(Belljar):
         return process
 
     def processes(self) -> dict[int, str]:
-        """Every living process with the user's uid, or one that the user may give to his containers, by pid: what it was started with."""
+        """Every living process with the user's uid, or one that the user may give to his
+        containers, by pid: what it was started with."""
         ranges, found = (range(self.uid, self.uid + 1), subordinate_uids(self.uid)), {}
         for directory in Path("/proc").iterdir():
-            if directory.name.isdigit() and any(uid in ids for uid in uids_of(directory) for ids in ranges):
+            if directory.name.isdigit() and any(
+                uid in ids for uid in uids_of(directory) for ids in ranges
+            ):
                 with contextlib.suppress(OSError):
-                    found[int(directory.name)] = (directory / "cmdline").read_bytes()[:120].decode(errors="replace")
+                    found[int(directory.name)] = (
+                        (directory / "cmdline").read_bytes()[:120].decode(errors="replace")
+                    )
         return {pid: words for pid, words in found.items() if words}
 
     def left(self) -> list[str]:
-        """What may not be left when nothing runs: processes, mounts, journal entries and scratch files."""
+        """What may not be left when nothing runs: processes, mounts, journal entries and scratch
+        files."""
         processes = [f"process {pid}: {words}" for pid, words in self.processes().items()]
-        mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(self.home) in line]
+        mounts = [
+            line
+            for line in Path("/proc/self/mountinfo").read_text().splitlines()
+            if str(self.home) in line
+        ]
         patterns = ("journal/*", "tmp/*", "cells/*", "*/.making-*")
-        groups = [] if self.groups is None else [f"control group {path}" for path in self.groups.cells()]
-        return processes + mounts + groups + [str(path) for pattern in patterns for path in self.home.glob(pattern)]
+        groups = (
+            [] if self.groups is None else [f"control group {path}" for path in self.groups.cells()]
+        )
+        return (
+            processes
+            + mounts
+            + groups
+            + [str(path) for pattern in patterns for path in self.home.glob(pattern)]
+        )
 
 
 def uids_of(process: Path) -> set[int]:
-    """Real, effective, saved and file system's. By its status: the directory of a process that may not be dumped belongs to root."""
+    """Real, effective, saved and file system's. By its status: the directory of a process that may
+    not be dumped belongs to root."""
     try:
         status = (process / "status").read_text(errors="replace")
     except OSError:
         return set()
-    return {int(uid) for line in status.splitlines() if line.startswith("Uid:") for uid in line.split()[1:]}
+    return {
+        int(uid)
+        for line in status.splitlines()
+        if line.startswith("Uid:")
+        for uid in line.split()[1:]
+    }
 
 
 def subordinate_uids(uid: int) -> range:
     """What /etc/subuid gives the user; empty when that is nothing."""
-    start = parse_subordinate(Path("/etc/subuid").read_text(), name=pwd.getpwuid(uid).pw_name, uid=uid)
+    start = parse_subordinate(
+        Path("/etc/subuid").read_text(), name=pwd.getpwuid(uid).pw_name, uid=uid
+    )
     return range(start, start + NEEDED_IDS) if start is not None else range(0)
 
 
 def users_python(uid: int, gid: int) -> str:
     """An interpreter of this version that the user can run; skips when this host has none."""
     name = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    candidates = [os.path.realpath(sys.executable), *(f"{directory}/{name}" for directory in PATH.split(":"))]
+    candidates = [
+        os.path.realpath(sys.executable),
+        *(f"{directory}/{name}" for directory in PATH.split(":")),
+    ]
     for candidate in candidates:
         try:
             argv = [candidate, "-c", "import ssl, sqlite3, ctypes"]
-            subprocess.run(argv, user=uid, group=gid, extra_groups=[], check=True, capture_output=True, cwd="/")
+            subprocess.run(
+                argv, user=uid, group=gid, extra_groups=[], check=True, capture_output=True, cwd="/"
+            )
         except (OSError, subprocess.SubprocessError):
             continue
         return candidate
@@ -159,7 +202,8 @@ def users_python(uid: int, gid: int) -> str:
 
 @contextlib.contextmanager
 def installed_for(prepared_home: Path, uid: int, gid: int) -> Iterator[UsersBelljar]:
-    """The package where the user can read it, and a store of the user's own, with the prepared images and nothing else."""
+    """The package where the user can read it, and a store of the user's own, with the prepared
+    images and nothing else."""
     python = users_python(uid, gid)
     base = Path(tempfile.mkdtemp(prefix="user-", dir=public_folder()))
     base.chmod(0o755)
@@ -196,7 +240,11 @@ def started(user: UsersBelljar, *args: str) -> subprocess.Popen[bytes]:
     """`belljar exec` of a command that goes on, when it has started."""
     runs = len(user.runs())
     process = user.start("exec", *args, "--", "sleep", "600")
-    wait_for(lambda: len(user.runs()) > runs and "exec.started" in kinds(user), "the command's start", within_s=120)
+    wait_for(
+        lambda: len(user.runs()) > runs and "exec.started" in kinds(user),
+        "the command's start",
+        within_s=120,
+    )
     return process
 
 
@@ -208,7 +256,8 @@ def program(user: UsersBelljar, *words: str) -> dict[str, Any]:
 
 
 def copy_own_store(source: Path, target: Path, uid: int, gid: int) -> Path:
-    """Copies, never links: they get another owner. The directory above is closed to all others, as homes are in Debian."""
+    """Copies, never links: they get another owner. The directory above is closed to all others, as
+    homes are in Debian."""
     target.mkdir(parents=True, mode=0o711)
     target.parent.chmod(0o700)
     for name in ("images", "kernels"):
@@ -227,7 +276,10 @@ def another_store(user: UsersBelljar) -> Iterator[Path]:
         [
             "sh",
             "-c",
-            'mkdir -m 711 "$2" && cd "$1" && cp -al images kernels image-names.json kernel-current "$2"',
+            (
+                'mkdir -m 711 "$2" && cd "$1" && cp -al images kernels image-names.json'
+                ' kernel-current "$2"'
+            ),
             "sh",
             str(user.home),
             str(store),
@@ -245,7 +297,9 @@ def copy_package(target: Path) -> Path:
     target.mkdir(mode=0o755)
     source = Path(belljar.__file__).parent
     shutil.copytree(source, target / "belljar", ignore=shutil.ignore_patterns("__pycache__"))
-    subprocess.run([sys.executable, "-m", "compileall", "-q", str(target / "belljar")], check=True)  # once for all runs
+    subprocess.run(
+        [sys.executable, "-m", "compileall", "-q", str(target / "belljar")], check=True
+    )  # once for all runs
     copy_distributions(_project()["dependencies"], target)
     return target
 
@@ -286,7 +340,9 @@ def _closure(requirements: Sequence[str]) -> Iterator[importlib.metadata.Distrib
             yield distribution
         needed = [Requirement(text) for text in distribution.requires or []]
         todo += [
-            one for one in needed if one.marker is None or any(one.marker.evaluate({"extra": name}) for name in extras)
+            one
+            for one in needed
+            if one.marker is None or any(one.marker.evaluate({"extra": name}) for name in extras)
         ]
 
 

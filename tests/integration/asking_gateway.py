@@ -17,11 +17,20 @@ from belljar.network.gateway.config import GatewayConfig, Listeners
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _say(events: socket.socket, number: int, kind: str, data: object, body: bytes | None = None) -> None:
+def _say(
+    events: socket.socket, number: int, kind: str, data: object, body: bytes | None = None
+) -> None:
     bodies: list[dict[str, Any]] = []
     if body is not None:
         digest = hashlib.sha256(body).hexdigest()
-        bodies = [{"name": "question", "kept_bytes": len(body), "total_bytes": len(body), "sha256": digest}]
+        bodies = [
+            {
+                "name": "question",
+                "kept_bytes": len(body),
+                "total_bytes": len(body),
+                "sha256": digest,
+            }
+        ]
     events.send(json.dumps({"id": number, "kind": kind, "data": data, "bodies": bodies}).encode())
     if body:
         events.send(body)
@@ -39,7 +48,9 @@ def ask_elsewhere(_config: GatewayConfig, _listeners: Listeners, events: socket.
     """For a host that the plan does not have."""
     _ask(
         events,
-        json.dumps({"host": "elsewhere.example", "port": 443, "stand_in": "upstream:elsewhere.example"}).encode(),
+        json.dumps(
+            {"host": "elsewhere.example", "port": 443, "stand_in": "upstream:elsewhere.example"}
+        ).encode(),
     )
     while events.recv(1 << 16):
         pass
@@ -56,7 +67,12 @@ def ask_nonsense(_config: GatewayConfig, _listeners: Listeners, events: socket.s
 
 def turn(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) -> NoReturn:
     """Is handed a connection, and tries to make another of it."""
-    _ask(events, json.dumps({"host": "good.example", "port": 443, "stand_in": "upstream:good.example"}).encode())
+    _ask(
+        events,
+        json.dumps(
+            {"host": "good.example", "port": 443, "stand_in": "upstream:good.example"}
+        ).encode(),
+    )
     _, fds, _, _ = socket.recv_fds(events, 1 << 16, 1)
     end = socket.socket(fileno=fds[0])
     elsewhere = ("127.0.0.1", 9)

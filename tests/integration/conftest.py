@@ -24,14 +24,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Belljar:
-    """Runs `belljar` with a store. `started` is what was left running; the fixtures end it, so that a test that fails leaves no cell."""
+    """Runs `belljar` with a store. `started` is what was left running; the fixtures end it, so that
+    a test that fails leaves no cell."""
 
     home: Path
-    started: list[subprocess.Popen[bytes]] = field(default_factory=list, kw_only=True, compare=False)
+    started: list[subprocess.Popen[bytes]] = field(
+        default_factory=list, kw_only=True, compare=False
+    )
 
     def environment(self, **extra: str) -> dict[str, str]:
         """The environment of a command."""
-        return {**os.environ, "BELLJAR_HOME": str(self.home), "NO_COLOR": "1", "COLUMNS": "200", **extra}
+        return {
+            **os.environ,
+            "BELLJAR_HOME": str(self.home),
+            "NO_COLOR": "1",
+            "COLUMNS": "200",
+            **extra,
+        }
 
     def __call__(
         self,
@@ -41,9 +50,16 @@ class Belljar:
         **extra: str,
     ) -> subprocess.CompletedProcess[bytes]:
         """Run to the end."""
-        argv = quick_command(*args) if args[0] == "run" else [sys.executable, "-m", "belljar", *args]
+        argv = (
+            quick_command(*args) if args[0] == "run" else [sys.executable, "-m", "belljar", *args]
+        )
         return subprocess.run(
-            argv, input=input, env=self.environment(**extra), capture_output=True, timeout=timeout_s, check=False
+            argv,
+            input=input,
+            env=self.environment(**extra),
+            capture_output=True,
+            timeout=timeout_s,
+            check=False,
         )
 
     def start(self, *args: str, **extra: str) -> subprocess.Popen[bytes]:
@@ -63,7 +79,8 @@ class Belljar:
 
     @contextlib.contextmanager
     def ending_what_it_started(self) -> Iterator[None]:
-        """Whatever of it still runs at the end of the block is killed, and its cells with it; what then is left is reaped."""
+        """Whatever of it still runs at the end of the block is killed, and its cells with it; what
+        then is left is reaped."""
         try:
             yield
         finally:
@@ -107,7 +124,8 @@ def belljar(home: Path) -> Iterator[Belljar]:
 
 @pytest.fixture
 def clean_after(belljar: Belljar) -> Iterator[Callable[[], Path]]:
-    """Gives the newest run directory; at the end its ledger must verify and the journal must be empty."""
+    """Gives the newest run directory; at the end its ledger must verify and the journal must be
+    empty."""
     before = set(belljar.runs())
 
     def newest() -> Path:
@@ -124,12 +142,18 @@ def clean_after(belljar: Belljar) -> Iterator[Callable[[], Path]]:
 
 
 @pytest.fixture(scope="session")
-def installed(prepared_home: Path, ordinary_user: tuple[int, int], templates: Templates) -> Iterator[UsersBelljar]:
-    """An ordinary user's Belljar, without control groups, and beside it a program of the user's own."""
+def installed(
+    prepared_home: Path, ordinary_user: tuple[int, int], templates: Templates
+) -> Iterator[UsersBelljar]:
+    """An ordinary user's Belljar, without control groups, and beside it a program of the user's
+    own."""
     from tests.integration.as_user import installed_for
 
     program = Path(__file__).parent / "user_program.py"
-    with installed_for(prepared_home, *ordinary_user) as made, templates.serving(made.home, ordinary_user):
+    with (
+        installed_for(prepared_home, *ordinary_user) as made,
+        templates.serving(made.home, ordinary_user),
+    ):
         shutil.copy(program, made.libraries.parent / program.name)
         yield made
 
@@ -145,7 +169,8 @@ def installed_with_groups(installed: UsersBelljar) -> Iterator[UsersBelljar]:
 
 @pytest.fixture
 def user(installed: UsersBelljar) -> Iterator[UsersBelljar]:
-    """The user's command line. After each test the record of every new run verifies and nothing is left."""
+    """The user's command line. After each test the record of every new run verifies and nothing is
+    left."""
     from tests.integration.as_user import leaves_nothing
 
     with leaves_nothing(installed), installed.ending_what_it_started():

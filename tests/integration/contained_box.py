@@ -1,6 +1,8 @@
-"""A bare container for the agent's contained mode, without an OCI runtime: namespaces, an id range, a small root, then the agent as process 1.
+"""A bare container for the agent's contained mode, without an OCI runtime: namespaces, an id range,
+a small root, then the agent as process 1.
 
-Run as a program: `python contained_box.py ROOT AGENT PROBE`, descriptor 0 is the channel. Ends when the agent does; the agent dies with it.
+Run as a program: `python contained_box.py ROOT AGENT PROBE`, descriptor 0 is the channel. Ends when
+the agent does; the agent dies with it.
 """
 
 from __future__ import annotations
@@ -25,14 +27,17 @@ def must(result: int) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-def mount(source: str | None, target: Path, kind: str | None = None, flags: int = 0, options: str = "") -> None:
+def mount(
+    source: str | None, target: Path, kind: str | None = None, flags: int = 0, options: str = ""
+) -> None:
     """mount(2)."""
     encoded = [None if text is None else os.fsencode(text) for text in (source, str(target), kind)]
     must(libc.mount(*encoded, ctypes.c_ulong(flags), options.encode() or None))
 
 
 def make_root(root: Path, agent: str, probe: str) -> None:
-    """The system's programs, two programs bound over place holders, /dev, /proc, /tmp; everything else is empty and writable."""
+    """The system's programs, two programs bound over place holders, /dev, /proc, /tmp; everything
+    else is empty and writable."""
     mount("none", root, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=256m")
     for name in ("usr", "etc", "dev", "proc", "tmp", "root"):
         (root / name).mkdir()
@@ -44,11 +49,17 @@ def make_root(root: Path, agent: str, probe: str) -> None:
         shutil.copy(f"/etc/{name}", root / "etc" / name)
     (root / "etc/machine-id").write_text("")
     (root / "tmp").chmod(0o1777)
-    for name, source in ((".a", agent), (".p", probe), *((f"dev/{node}", f"/dev/{node}") for node in NODES)):
+    for name, source in (
+        (".a", agent),
+        (".p", probe),
+        *((f"dev/{node}", f"/dev/{node}") for node in NODES),
+    ):
         (root / name).touch()
         mount(source, root / name, flags=MS_BIND)
     (root / "dev/pts").mkdir()
-    mount("devpts", root / "dev/pts", "devpts", MS_NOSUID, "newinstance,ptmxmode=0666,mode=0620,gid=5")
+    mount(
+        "devpts", root / "dev/pts", "devpts", MS_NOSUID, "newinstance,ptmxmode=0666,mode=0620,gid=5"
+    )
     mount("proc", root / "proc", "proc", MS_NOSUID | MS_NODEV)
 
 

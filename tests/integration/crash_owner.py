@@ -1,8 +1,11 @@
-"""An owner of cells that dies wherever it is told to: `crash_owner.py HOME POLICY` answers each line of JSON on standard input with one on standard output.
+"""An owner of cells that dies wherever it is told to: `crash_owner.py HOME POLICY` answers each
+line of JSON on standard input with one on standard output.
 
-It imports everything once and forks for each request, so an owner costs milliseconds. An owner opens a cell, works in it and destroys it. A *site* is a line of
-Belljar's own code in one of these three phases: the owner kills itself with SIGKILL just before it would run that line for the first time in that phase.
-Orphans become children of this process (it is a subreaper), so whoever looks for what is left finds it below.
+It imports everything once and forks for each request, so an owner costs milliseconds. An owner
+opens a cell, works in it and destroys it. A *site* is a line of Belljar's own code in one of these
+three phases: the owner kills itself with SIGKILL just before it would run that line for the first
+time in that phase. Orphans become children of this process (it is a subreaper), so whoever looks
+for what is left finds it below.
 """
 
 from __future__ import annotations
@@ -41,7 +44,8 @@ LEFT_RUNNING = ["sh", "-c", "sleep 1000 >/dev/null 2>&1 & echo started; cat"]
 
 
 class Wire:
-    """A trip wire over Belljar's lines: notes each one that is reached, or kills this process at one."""
+    """A trip wire over Belljar's lines: notes each one that is reached, or kills this process at
+    one."""
 
     def __init__(self, site: Site | None = None) -> None:
         self.phase = PHASES[0]
@@ -94,7 +98,8 @@ async def own(home: Path, policy: Path, wire: Wire) -> dict[str, object]:
 
 
 async def hold(home: Path, policy: Path) -> None:
-    """A cell that lives as long as standard input, and says its id and then, for each line, what a command in it says."""
+    """A cell that lives as long as standard input, and says its id and then, for each line, what a
+    command in it says."""
     async with open_cell(load_policy(policy), home=home) as cell:
         print(cell.id, flush=True)
         while line := await anyio.to_thread.run_sync(sys.stdin.readline):
@@ -121,7 +126,8 @@ def die(home: Path, policy: Path, site: list[Any]) -> dict[str, object]:
 
 
 def lose(home: Path, policy: Path, victim: str, after_ms: float) -> dict[str, object]:
-    """A life in which a process of the cell is killed `after_ms` after it appeared; how that ended."""
+    """A life in which a process of the cell is killed `after_ms` after it appeared; how that
+    ended."""
     struck: list[str] = []
     threading.Thread(target=strike, args=(victim, after_ms / 1000, struck), daemon=True).start()
     try:
@@ -146,10 +152,15 @@ def strike(victim: str, after_s: float, struck: list[str]) -> None:
 
 
 def is_victim(victim: str, pid: int, depth: int, name: str) -> bool:
-    """By where it stands (the supervisor is our child, the stage its) or, for a runtime, what it is called. A launcher that only tries the host out holds no cell."""
+    """By where it stands (the supervisor is our child, the stage its) or, for a runtime, what it is
+    called. A launcher that only tries the host out holds no cell."""
     if victim == "runtime":
         return depth >= 3 and name.startswith(("runc", "runsc", "exe"))
-    return name.startswith("jail") and depth == {"supervisor": 1, "stage": 2}[victim] and holds_a_cell(pid)
+    return (
+        name.startswith("jail")
+        and depth == {"supervisor": 1, "stage": 2}[victim]
+        and holds_a_cell(pid)
+    )
 
 
 def holds_a_cell(pid: int) -> bool:
@@ -177,7 +188,11 @@ def reap(home: Path) -> dict[str, object]:
     started = time.monotonic()
     reaped = anyio.run(reap_cells, home)
     remaining = [what for one in reaped for what in one.remaining]
-    return {"reaped": [str(one) for one in reaped], "remaining": remaining, "duration_s": time.monotonic() - started}
+    return {
+        "reaped": [str(one) for one in reaped],
+        "remaining": remaining,
+        "duration_s": time.monotonic() - started,
+    }
 
 
 REQUESTS: dict[str, Callable[..., dict[str, object]]] = {
@@ -225,7 +240,11 @@ def main(home: Path, policy: Path) -> None:
                 ModuleNotFoundError
             ):  # an ordinary user's libraries lack those of the extra `network`
                 importlib.import_module(module.name)
-    for name in ("anyio._backends._asyncio", "encodings.idna", "cryptography.hazmat.primitives.asymmetric.ed25519"):
+    for name in (
+        "anyio._backends._asyncio",
+        "encodings.idna",
+        "cryptography.hazmat.primitives.asymmetric.ed25519",
+    ):
         importlib.import_module(name)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for line in sys.stdin:

@@ -1,4 +1,5 @@
-"""Killing owners of cells at chosen places and saying what that left: for tests as root and as an ordinary user."""
+"""Killing owners of cells at chosen places and saying what that left: for tests as root and as an
+ordinary user."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ resources: {{memory: 256MiB, disk: 64MiB, processes: 64, exec_timeout: 30s, life
 
 @dataclass
 class Owners:
-    """The process that forks owners, another one with a cell that lives all the while, and what is looked for."""
+    """The process that forks owners, another one with a cell that lives all the while, and what is
+    looked for."""
 
     home: Path
     scratch: Path
@@ -86,7 +88,15 @@ def program(
     uid, gid = ids or (None, None)
     groups: list[int] | None = None if ids is None else []
     with subprocess.Popen(
-        words, stdin=pipe, stdout=pipe, text=True, env=environment, cwd="/", user=uid, group=gid, extra_groups=groups
+        words,
+        stdin=pipe,
+        stdout=pipe,
+        text=True,
+        env=environment,
+        cwd="/",
+        user=uid,
+        group=gid,
+        extra_groups=groups,
     ) as process:
         try:
             yield process
@@ -105,7 +115,8 @@ def owners_of(
     ids: tuple[int, int] | None = None,
     policy_text: str = POLICY,
 ) -> Iterator[Owners]:
-    """Owners on this store, beside which policy and temporary files go, and one of them that holds a cell all along."""
+    """Owners on this store, beside which policy and temporary files go, and one of them that holds
+    a cell all along."""
     policy, scratch = home.parent / "policy.yaml", home.parent / "scratch"
     scratch.mkdir()
     policy.write_text(policy_text.format(tier=tier))
@@ -131,19 +142,23 @@ def spread(sites: Sequence[Site], count: int) -> list[Site]:
 
 
 def choose(owners: Owners, sites_of_phase: Mapping[str, int]) -> list[Site]:
-    """Rehearse a life, and take so many of each phase's sites. From now on anything new is a leftover."""
+    """Rehearse a life, and take so many of each phase's sites. From now on anything new is a
+    leftover."""
     rehearsed = owners.ask(do="rehearse")
     if not rehearsed.get("clean"):
         raise RuntimeError(f"the rehearsal failed: {rehearsed}")
     owners.watch()
     sites: list[Site] = [(str(a), str(b), int(c), str(d)) for a, b, c, d in rehearsed["sites"]]
     return [
-        site for phase in PHASES for site in spread([one for one in sites if one[0] == phase], sites_of_phase[phase])
+        site
+        for phase in PHASES
+        for site in spread([one for one in sites if one[0] == phase], sites_of_phase[phase])
     ]
 
 
 def kill_at(owners: Owners, sites: Sequence[Site]) -> tuple[int, set[str], list[str]]:
-    """One life for each site; how many died there, the cells they had, and every fault with its place."""
+    """One life for each site; how many died there, the cells they had, and every fault with its
+    place."""
     killed, cells, faults, reaped_s = 0, set[str](), list[str](), list[float]()
     for site in sites:
         before = owners.runs()
@@ -160,9 +175,14 @@ def kill_at(owners: Owners, sites: Sequence[Site]) -> tuple[int, set[str], list[
 
 
 def faults_of(
-    owners: Owners, died: dict[str, Any], cells: set[str], runs: set[Path], reaped_s: list[float] | None = None
+    owners: Owners,
+    died: dict[str, Any],
+    cells: set[str],
+    runs: set[Path],
+    reaped_s: list[float] | None = None,
 ) -> Iterator[str]:
-    """Everything that is wrong after one owner's death; `reaped_s` also gets how long the reaping took."""
+    """Everything that is wrong after one owner's death; `reaped_s` also gets how long the reaping
+    took."""
     if "error" in died:
         yield f"it failed: {died['error']}"
     reaped = owners.ask(do="reap")
@@ -174,7 +194,9 @@ def faults_of(
     if left:
         yield f"reaping said {reaped}"
     yield from (
-        f"the run does not verify: {fault}" for run in runs for fault in ledger_faults(run, died["signal"] == 9)
+        f"the run does not verify: {fault}"
+        for run in runs
+        for fault in ledger_faults(run, died["signal"] == 9)
     )
     if not owners.held_answers():
         yield "the other owner's cell did not answer"
@@ -183,7 +205,8 @@ def faults_of(
 
 
 def ledger_faults(run: Path, killed: bool) -> Iterator[str]:
-    """A run whose owner died before its first event has nothing to verify; any other verifies as far as it goes."""
+    """A run whose owner died before its first event has nothing to verify; any other verifies as
+    far as it goes."""
     ledger = run / "ledger.jsonl"
     if b"\n" not in (ledger.read_bytes() if ledger.exists() else b""):
         return

@@ -1,4 +1,5 @@
-"""Control groups handed to an ordinary user, as an administrator (or systemd) does it: without them he gets no container and no gVisor."""
+"""Control groups handed to an ordinary user, as an administrator (or systemd) does it: without them
+he gets no container and no gVisor."""
 
 from __future__ import annotations
 
@@ -12,8 +13,11 @@ import pytest
 
 from belljar.host.cgroups import CONTROLLERS, Hierarchies, parse_hierarchies
 
-# A process can be put into a group of version 2 only by who may write in the groups above both: so root does it, and becomes the user then.
-_ENTER = 'while [ "$1" != -- ]; do echo $$ >"$1/cgroup.procs" || exit 125; shift; done; shift; exec "$@"'
+# A process can be put into a group of version 2 only by who may write in the groups above both: so
+# root does it, and becomes the user then.
+_ENTER = (
+    'while [ "$1" != -- ]; do echo $$ >"$1/cgroup.procs" || exit 125; shift; done; shift; exec "$@"'
+)
 
 
 @dataclass(frozen=True)
@@ -24,19 +28,31 @@ class HandedGroups:
     owned: tuple[Path, ...]
 
     def enter(self, argv: Sequence[str], *, uid: int, gid: int) -> list[str]:
-        """The command line with which root starts the user's program in his groups; its pid is the program's."""
-        become = ["setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups", "--inh-caps=-all"]
+        """The command line with which root starts the user's program in his groups; its pid is the
+        program's."""
+        become = [
+            "setpriv",
+            f"--reuid={uid}",
+            f"--regid={gid}",
+            "--clear-groups",
+            "--inh-caps=-all",
+        ]
         return ["/bin/sh", "-c", _ENTER, "sh", *map(str, self.joined), "--", *become, *argv]
 
     def cells(self) -> list[str]:
         """Groups of cells in them."""
-        return sorted({str(path) for top in self.owned if top.is_dir() for path in top.glob("**/cell-*")})
+        return sorted(
+            {str(path) for top in self.owned if top.is_dir() for path in top.glob("**/cell-*")}
+        )
 
 
 @contextlib.contextmanager
 def handed_groups(name: str, uid: int, gid: int) -> Iterator[HandedGroups]:
-    """One group of the user's in each hierarchy; removed afterwards. Skips where even root can't make one. A group of a cell that is left in them is a failure."""
-    hierarchies = parse_hierarchies(Path("/proc/self/mounts").read_text(), Path("/proc/self/cgroup").read_text())
+    """One group of the user's in each hierarchy; removed afterwards. Skips where even root can't
+    make one. A group of a cell that is left in them is a failure."""
+    hierarchies = parse_hierarchies(
+        Path("/proc/self/mounts").read_text(), Path("/proc/self/cgroup").read_text()
+    )
     groups = _planned(hierarchies, name)
     try:
         for directory in groups.owned:
@@ -57,20 +73,25 @@ def _planned(found: Hierarchies, name: str) -> HandedGroups:
         return HandedGroups(joined=places, owned=places)
     if found.v2 is None:
         pytest.skip("this host mounts no control groups")
-    # A group that holds processes hands on no controllers: his processes go one deeper, his cells beside them.
+    # A group that holds processes hands on no controllers: his processes go one deeper, his cells
+    # beside them.
     top = found.v2 / name
     return HandedGroups(joined=(top / "shell",), owned=(top, top / "shell"))
 
 
 def _hand_over(directory: Path, uid: int, gid: int) -> None:
-    """What the kernel's documents name: the directory, and the files that move processes and hand on controllers; no limit's file."""
+    """What the kernel's documents name: the directory, and the files that move processes and hand
+    on controllers; no limit's file."""
     control = directory.parent / "cgroup.subtree_control"
     if control.exists():
         control.write_text(" ".join(f"+{controller}" for controller in CONTROLLERS))
     directory.mkdir()
     for path in (
         directory,
-        *(directory / name for name in ("cgroup.procs", "cgroup.subtree_control", "cgroup.threads", "tasks")),
+        *(
+            directory / name
+            for name in ("cgroup.procs", "cgroup.subtree_control", "cgroup.threads", "tasks")
+        ),
     ):
         if path.exists():
             os.chown(path, uid, gid)

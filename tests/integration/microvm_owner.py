@@ -1,4 +1,5 @@
-"""An owner of one cell in a process of its own: `microvm_owner.py HOME` prints one JSON object when the cell stands, and ends it when standard input does."""
+"""An owner of one cell in a process of its own: `microvm_owner.py HOME` prints one JSON object when
+the cell stands, and ends it when standard input does."""
 
 from __future__ import annotations
 
@@ -20,14 +21,19 @@ from belljar.policy import Resources, load_preset
 
 
 def parts(home: Path, resources: Resources | None = None) -> tuple[MicrovmPlan, Image, Kernel]:
-    """The preset `high` on this host, emulated: what a test can run anywhere; with other resources if given."""
+    """The preset `high` on this host, emulated: what a test can run anywhere; with other resources
+    if given."""
     policy = load_preset("high").policy
     if resources is not None:
         policy = policy.model_copy(update={"resources": resources})
     image = Store(home).find(policy.image)
     facts = gather_facts(home, prove_kvm=lambda: KvmProof(boots=False, reason="not asked"))
     image_facts = ImageFacts(
-        digest=image.digest, name=policy.image, user=image.user, workdir=image.workdir, env=dict(image.env)
+        digest=image.digest,
+        name=policy.image,
+        user=image.user,
+        workdir=image.workdir,
+        env=dict(image.env),
     )
     plan = make_plan(policy, facts, image_facts)
     assert isinstance(plan, MicrovmPlan)
@@ -50,7 +56,10 @@ async def own(home: Path) -> None:
         print(json.dumps(said), flush=True)
         await anyio.to_thread.run_sync(sys.stdin.read)
         destruction = await vm.destroy()
-    print(json.dumps({"survivors": destruction.survivors, "duration_ms": destruction.duration_ms}), flush=True)
+    print(
+        json.dumps({"survivors": destruction.survivors, "duration_ms": destruction.duration_ms}),
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

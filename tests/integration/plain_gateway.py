@@ -1,4 +1,5 @@
-"""The smallest gateway: answers every datagram and every connection with what it got, and puts it on record first. For tests of what is around a gateway."""
+"""The smallest gateway: answers every datagram and every connection with what it got, and puts it
+on record first. For tests of what is around a gateway."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ from belljar.network.ipc import ENDED, READY, Item
 
 def serve(config: GatewayConfig, listeners: Listeners, events: socket.socket) -> NoReturn:
     """Until it is killed."""
-    asyncio.get_event_loop_policy().get_event_loop().run_until_complete(_serve(config, listeners, events))
+    asyncio.get_event_loop_policy().get_event_loop().run_until_complete(
+        _serve(config, listeners, events)
+    )
     os._exit(1)
 
 
@@ -52,7 +55,11 @@ async def _serve(config: GatewayConfig, listeners: Listeners, events: socket.soc
 
     loop = asyncio.get_running_loop()
     await loop.create_datagram_endpoint(Echo, sock=listeners.dns_udp)
-    for listener in (listeners.dns_tcp, *listeners.tcp.values(), *((listeners.sink,) if listeners.sink else ())):
+    for listener in (
+        listeners.dns_tcp,
+        *listeners.tcp.values(),
+        *((listeners.sink,) if listeners.sink else ()),
+    ):
         await asyncio.start_server(answer, sock=listener)
     await reporter.record(Item(READY, {"certificate": "-----BEGIN CERTIFICATE-----"}))
     await reporter.end_requested.wait()
@@ -92,7 +99,9 @@ def hoard(_config: GatewayConfig, listeners: Listeners, events: socket.socket) -
 
 def _ready(events: socket.socket) -> None:
     events.setblocking(True)
-    events.send(json.dumps({"id": 1, "kind": READY, "data": {"certificate": ""}, "bodies": []}).encode())
+    events.send(
+        json.dumps({"id": 1, "kind": READY, "data": {"certificate": ""}, "bodies": []}).encode()
+    )
     events.recv(1 << 16)
 
 
@@ -114,9 +123,12 @@ def end_unasked(_config: GatewayConfig, _listeners: Listeners, events: socket.so
 
 
 def flood(_config: GatewayConfig, listeners: Listeners, events: socket.socket) -> NoReturn:
-    """Says that it serves, and from the first connection on as much as the protocol allows, for as long as somebody records it."""
+    """Says that it serves, and from the first connection on as much as the protocol allows, for as
+    long as somebody records it."""
     events.setblocking(True)
-    events.send(json.dumps({"id": 1, "kind": READY, "data": {"certificate": ""}, "bodies": []}).encode())
+    events.send(
+        json.dumps({"id": 1, "kind": READY, "data": {"certificate": ""}, "bodies": []}).encode()
+    )
     events.recv(1 << 16)
     listeners.tcp[80].setblocking(True)
     listeners.tcp[80].accept()
@@ -124,7 +136,11 @@ def flood(_config: GatewayConfig, listeners: Listeners, events: socket.socket) -
     for number in range(2, 1 << 30):
         ref = {"name": "b", "kept_bytes": kept, "total_bytes": kept, "sha256": f"{number:064x}"}
         data = {"stand_in": "shop", "what": "x" * 40_000, "list": ["y" * 10_000]}
-        events.send(json.dumps({"id": number, "kind": "network.attempt", "data": data, "bodies": [ref]}).encode())
+        events.send(
+            json.dumps(
+                {"id": number, "kind": "network.attempt", "data": data, "bodies": [ref]}
+            ).encode()
+        )
         events.send(number.to_bytes(8, "big") * (kept // 8))
         if not events.recv(1 << 16):
             break
@@ -132,18 +148,29 @@ def flood(_config: GatewayConfig, listeners: Listeners, events: socket.socket) -
 
 
 def probe(_config: GatewayConfig, listeners: Listeners, events: socket.socket) -> NoReturn:
-    """Tries everything that it must not be able to do, when the first connection comes, and puts on record how each try ended."""
+    """Tries everything that it must not be able to do, when the first connection comes, and puts on
+    record how each try ended."""
     events.setblocking(True)
-    events.send(json.dumps({"id": 1, "kind": READY, "data": {"certificate": ""}, "bodies": []}).encode())
+    events.send(
+        json.dumps({"id": 1, "kind": READY, "data": {"certificate": ""}, "bodies": []}).encode()
+    )
     events.recv(1 << 16)
     listeners.tcp[80].setblocking(True)
     connection, _ = listeners.tcp[80].accept()
-    data = {"stand_in": "shop", "what": "everything", "tried": {name: tried(action) for name, action in TRIES.items()}}
-    events.send(json.dumps({"id": 2, "kind": "network.attempt", "data": data, "bodies": []}).encode())
+    data = {
+        "stand_in": "shop",
+        "what": "everything",
+        "tried": {name: tried(action) for name, action in TRIES.items()},
+    }
+    events.send(
+        json.dumps({"id": 2, "kind": "network.attempt", "data": data, "bodies": []}).encode()
+    )
     events.recv(1 << 16)
     connection.close()
     events.recv(1 << 16)  # the range's end
-    events.send(json.dumps({"id": 3, "kind": ENDED, "data": {"unreported": 0}, "bodies": []}).encode())
+    events.send(
+        json.dumps({"id": 3, "kind": ENDED, "data": {"unreported": 0}, "bodies": []}).encode()
+    )
     os._exit(0)
 
 
@@ -204,11 +231,15 @@ TRIES: dict[str, Callable[[], object]] = {
     "unshare": lambda: _call(libc.unshare(0x10000000)),
     "mount": lambda: _call(libc.mount(b"x", b"/s", b"tmpfs", 0, None)),
     "prctl": lambda: _call(libc.prctl(22, 2, 0, 0, 0)),
-    "executable memory": lambda: mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC),
+    "executable memory": lambda: mmap.mmap(
+        -1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC
+    ),
     "memory over the limit": lambda: _grow(1 << 30),
     "descriptors": lambda: sorted(_open_descriptors()),
     "uid": lambda: (os.getuid() == os.geteuid(), os.getuid() == 0),
-    "whoever ends a standstill": lambda: getattr(signal.getsignal(signal.SIGVTALRM), "__module__", ""),
+    "whoever ends a standstill": lambda: getattr(
+        signal.getsignal(signal.SIGVTALRM), "__module__", ""
+    ),
     "network devices": lambda: socket.if_nameindex(),
 }
 
@@ -220,4 +251,7 @@ def _open_descriptors() -> Iterator[str]:
             mode = os.fstat(fd).st_mode
         except OSError:
             continue
-        yield f"{fd} {'socket' if stat.S_ISSOCK(mode) else 'pipe' if stat.S_ISFIFO(mode) else 'other'}"
+        yield (
+            f"{fd}"
+            f" {'socket' if stat.S_ISSOCK(mode) else 'pipe' if stat.S_ISFIFO(mode) else 'other'}"
+        )

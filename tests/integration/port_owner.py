@@ -1,7 +1,8 @@
-"""A cell with a port, as its owner has it: `port_owner.py TIER MODE [LOOP]` prints JSON lines. A program of its own: an ordinary user can run it, and it can be killed.
+"""A cell with a port, as its owner has it: `port_owner.py TIER MODE [LOOP]` prints JSON lines. A
+program of its own: an ordinary user can run it, and it can be killed.
 
-MODE: `use` does in the cell what `IN_CELL` tries and says what came of it; `refuse`: the port can't be attached; `hold`: says `{"stage": PID, …}` and attaches only
-after a line on standard input.
+MODE: `use` does in the cell what `IN_CELL` tries and says what came of it; `refuse`: the port can't
+be attached; `hold`: says `{"stage": PID, …}` and attaches only after a line on standard input.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ from belljar.policy import load_policy
 from belljar.process import namespaces_of
 from belljar.store.journal import Journal
 
-POLICY = "belljar: 1\nrisk: low\ntier: {tier}\nuser: root\nresources: {{memory: 256MiB, disk: 64MiB, processes: 64, lifetime: 5m}}\n"
+POLICY = (
+    "belljar: 1\nrisk: low\ntier: {tier}\nuser: root\nresources: {{memory: 256MiB, disk: 64MiB,"
+    " processes: 64, lifetime: 5m}}\n"
+)
 IN_CELL = r"""
 import json, os, socket, subprocess
 found = {}
@@ -109,7 +113,9 @@ class StandInPort:
 
     def __init__(self, mode: str, helper: subprocess.Popen[str]) -> None:
         self._mode, self._helper = mode, helper
-        self.user_namespace = None if os.geteuid() == 0 else os.open(f"/proc/{helper.pid}/ns/user", os.O_RDONLY)
+        self.user_namespace = (
+            None if os.geteuid() == 0 else os.open(f"/proc/{helper.pid}/ns/user", os.O_RDONLY)
+        )
 
     async def attach(self, pid: int) -> None:
         """As the protocol has it."""
@@ -134,7 +140,11 @@ class StandInPort:
 def status_of(pid: int) -> dict[str, str]:
     """What /proc says of its rights."""
     lines = (line.partition(":") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    return {name: value.strip() for name, _, value in lines if name in {"CapEff", "NoNewPrivs", "Threads", "NSpid"}}
+    return {
+        name: value.strip()
+        for name, _, value in lines
+        if name in {"CapEff", "NoNewPrivs", "Threads", "NSpid"}
+    }
 
 
 @contextmanager
@@ -179,20 +189,28 @@ async def own(tier: str, home: Path, port: StandInPort) -> None:
     """Open the cell, try it, end it; the events besides."""
     parts, recorder = await parts_of(tier, home), MemoryRecorder()
     try:
-        async with open_container(parts.plan, parts.image, home=home, recorder=recorder, planned={}, port=port) as live:
+        async with open_container(
+            parts.plan, parts.image, home=home, recorder=recorder, planned={}, port=port
+        ) as live:
             say(timings_ms=live.timings_ms)
-            output = await live.client.exec(ExecRequest(argv=["python3", "-c", IN_CELL], timeout_s=60))
+            output = await live.client.exec(
+                ExecRequest(argv=["python3", "-c", IN_CELL], timeout_s=60)
+            )
             say(found=json.loads(output.stdout or b"{}"), errors=output.stderr.decode())
     except BelljarError as exc:
         say(error=f"{type(exc).__name__}: {exc.what}")
-    say(events=[event.kind.value for event in recorder.events], entries=len(Journal(home).entries()))
+    say(
+        events=[event.kind.value for event in recorder.events], entries=len(Journal(home).entries())
+    )
     say(there=port.ask(look=0))
 
 
 def main(tier: str, mode: str, loop: str = "asyncio") -> None:
     """One cell."""
     with helper() as process:
-        anyio.run(own, tier, Path(os.environ["BELLJAR_HOME"]), StandInPort(mode, process), backend=loop)
+        anyio.run(
+            own, tier, Path(os.environ["BELLJAR_HOME"]), StandInPort(mode, process), backend=loop
+        )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
-"""A Python process that has imported what `belljar run` imports of others (5 s of processor time), and forks for each command.
+"""A Python process that has imported what `belljar run` imports of others (5 s of processor time),
+and forks for each command.
 
-`server SOCKET` is that process; `client SOCKET ARGS…` runs `python -m belljar ARGS…` in a fork of it, with the client's own arguments, environment,
-directory and streams, and ends with its exit code. If the client ends first, the command is killed. Nothing of Belljar is imported beforehand. What
-depends on signals, on a session of its own or on the start itself is tested with real processes. Belljar takes the operator's variables from the
-environment that its process was *started* with (`/proc/self/environ`), which a fork has from the server: a client whose own ones differ starts a real
-process.
+`server SOCKET` is that process; `client SOCKET ARGS…` runs `python -m belljar ARGS…` in a fork of
+it, with the client's own arguments, environment, directory and streams, and ends with its exit
+code. If the client ends first, the command is killed. Nothing of Belljar is imported beforehand.
+What depends on signals, on a session of its own or on the start itself is tested with real
+processes. Belljar takes the operator's variables from the environment that its process was
+*started* with (`/proc/self/environ`), which a fork has from the server: a client whose own ones
+differ starts a real process.
 """
 
 import array
@@ -48,7 +51,9 @@ def client(path: str, arguments: list[str]) -> int:
     """Pass everything on and wait."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.connect(path)
-        server_pid = int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder)
+        server_pid = int.from_bytes(
+            sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder
+        )
         if of_operator(f"/proc/{server_pid}/environ") != of_operator("/proc/self/environ"):
             os.execv(sys.executable, [sys.executable, "-m", "belljar", *arguments])  # noqa: S606
         words = [
@@ -70,7 +75,11 @@ def of_operator(environ: str) -> set[bytes]:
     with open(environ, "rb") as file:  # noqa: PTH123 - as above
         entries = file.read().split(b"\0")
     named = (b"HOME=", b"XDG_CONFIG_HOME=", b"BELLJAR_")
-    return {entry for entry in entries if entry.startswith(named) and not entry.startswith(b"BELLJAR_HOME=")}
+    return {
+        entry
+        for entry in entries
+        if entry.startswith(named) and not entry.startswith(b"BELLJAR_HOME=")
+    }
 
 
 def server(path: str) -> None:
@@ -94,10 +103,16 @@ def server(path: str) -> None:
 
 
 def serve(listener: socket.socket) -> None:
-    """One poll of everything: new clients, clients that went away, commands that ended (by their pidfds)."""
+    """One poll of everything: new clients, clients that went away, commands that ended (by their
+    pidfds)."""
     commands: dict[int, tuple[int, socket.socket]] = {}  # by pidfd: the pid and its client
     while True:
-        waited: list[int | socket.socket] = [0, listener, *commands, *(sock for _, sock in commands.values())]
+        waited: list[int | socket.socket] = [
+            0,
+            listener,
+            *commands,
+            *(sock for _, sock in commands.values()),
+        ]
         ready, _, _ = select.select(waited, [], [])
         if 0 in ready:
             return

@@ -1,4 +1,5 @@
-"""Waiting for what other processes do, finding the VMM of one, whether one is ready for signals; `belljar run` started quickly."""
+"""Waiting for what other processes do, finding the VMM of one, whether one is ready for signals;
+`belljar run` started quickly."""
 
 from __future__ import annotations
 
@@ -23,14 +24,16 @@ _preloaded: dict[str, subprocess.Popen[bytes]] = {}
 
 
 def quick_command(*arguments: str) -> list[str]:
-    """`belljar ARGUMENTS…` by a fork of a process that has imported what `run` imports of others (see `preloaded`). For
-    commands that run to their end."""
+    """`belljar ARGUMENTS…` by a fork of a process that has imported what `run` imports of others
+    (see `preloaded`). For commands that run to their end."""
     if not _preloaded:
         path = f"{tempfile.mkdtemp(prefix='preloaded-')}/socket"
         words = [sys.executable, str(PRELOADED), "server", path]
         env = {name: value for name, value in os.environ.items() if name != "BELLJAR_POLICY"}
         pipe = subprocess.PIPE
-        started = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, cwd="/", env=env)
+        started = subprocess.Popen(
+            words, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, cwd="/", env=env
+        )
         assert started.stdout is not None
         assert started.stdout.readline() == b"ready\n"
         _preloaded[path] = started
@@ -69,19 +72,26 @@ def vmm_of(owner: int, *, within_s: float = 60) -> int:
 
 
 def heeds_signals(pid: int) -> bool:
-    """Whether the process catches SIGINT, SIGTERM, and SIGHUP if that is not ignored (`nohup`): from then on it unwinds; before, Python's start would be torn."""
+    """Whether the process catches SIGINT, SIGTERM, and SIGHUP if that is not ignored (`nohup`):
+    from then on it unwinds; before, Python's start would be torn."""
     status = _text(pid, "status")
     masks = [re.search(rf"^{name}:\s+(\w+)", status, re.MULTILINE) for name in ("SigCgt", "SigIgn")]
     caught, ignored = (int(mask[1], 16) if mask else 0 for mask in masks)
     heeded = caught | (ignored & 1 << (signal.SIGHUP - 1))
-    return all(heeded >> (number - 1) & 1 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    return all(
+        heeded >> (number - 1) & 1 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    )
 
 
 def kill_tree(root: int) -> None:
-    """Kill a process that those below it don't outlive, and wait until all of them are gone: they follow it a moment later."""
+    """Kill a process that those below it don't outlive, and wait until all of them are gone: they
+    follow it a moment later."""
     doomed = [process for pid in (root, *_below(root)) if (process := identify(pid)) is not None]
     kill(doomed[0])
-    wait_for(lambda: not any(is_alive(process) for process in doomed), f"the end of {root} and all below it")
+    wait_for(
+        lambda: not any(is_alive(process) for process in doomed),
+        f"the end of {root} and all below it",
+    )
 
 
 def _below(pid: int) -> Iterator[int]:

@@ -1,4 +1,5 @@
-"""Scenarios of `range_driver` in which a range is struck: changed by hand, killed, stopped, or left without an owner who listens."""
+"""Scenarios of `range_driver` in which a range is struck: changed by hand, killed, stopped, or left
+without an owner who listens."""
 
 from __future__ import annotations
 
@@ -42,16 +43,29 @@ async def death(home: Path, strike: Callable[[Range], object], **options: Any) -
                 checked = "nothing"
             except BelljarError as error:
                 checked = type(error).__name__
-    return {**scene.summary(made), "told": told, "ended": ended, "refused": refused, "alive": alive, "checked": checked}
+    return {
+        **scene.summary(made),
+        "told": told,
+        "ended": ended,
+        "refused": refused,
+        "alive": alive,
+        "checked": checked,
+    }
 
 
 def flush(made: Range, *argv: str) -> str:
     """Change the range's network by hand, from outside; what the command prints."""
-    fds = [made._pins[name] for name in ("user", "net") if name == "net" or made.user_namespace is not None]
+    fds = [
+        made._pins[name]
+        for name in ("user", "net")
+        if name == "net" or made.user_namespace is not None
+    ]
     names = ["--user", "--net"][-len(fds) :]
     enter = [f"{name}=/proc/self/fd/{fd}" for name, fd in zip(names, fds, strict=True)]
     words = ["nsenter", *enter, *(["--preserve-credentials"] if len(fds) > 1 else []), *argv]
-    return subprocess.run(words, check=True, pass_fds=fds, timeout=20, stdout=subprocess.PIPE, text=True).stdout
+    return subprocess.run(
+        words, check=True, pass_fds=fds, timeout=20, stdout=subprocess.PIPE, text=True
+    ).stdout
 
 
 CHANGES = {
@@ -59,12 +73,17 @@ CHANGES = {
     "route of IPv6": ("ip", "-6", "route", "add", "2001:db8::/32", "dev", "lo"),
     "rule": ("ip", "rule", "add", "from", "10.0.0.0/8", "lookup", "77"),
     "forwarding": ("sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"),
-    "a port's own": ("sh", "-c", "for c in /proc/sys/net/ipv4/conf/[!adl]*/accept_source_route; do echo 1 > $c; done"),
+    "a port's own": (
+        "sh",
+        "-c",
+        "for c in /proc/sys/net/ipv4/conf/[!adl]*/accept_source_route; do echo 1 > $c; done",
+    ),
 }
 
 
 async def changed(home: Path) -> dict[str, Any]:
-    """Ranges of which one thing each is changed by hand, and then looked at; and one of which nothing is."""
+    """Ranges of which one thing each is changed by hand, and then looked at; and one of which
+    nothing is."""
     seen: dict[str, Any] = {}
 
     async def one(name: str, change: Callable[[Range, Cell], object]) -> None:
@@ -87,7 +106,12 @@ async def changed(home: Path) -> dict[str, Any]:
             await one(name, lambda made, _, argv=argv: flush(made, *argv))  # type: ignore[misc]
         with cell(kept) as other:
             if kept.user_namespace is None:
-                await one("moved", lambda _, agent: agent.run("ip", "link", "set", "eth0", "netns", str(other.pid)))
+                await one(
+                    "moved",
+                    lambda _, agent: agent.run(
+                        "ip", "link", "set", "eth0", "netns", str(other.pid)
+                    ),
+                )
         await one("nothing", lambda *_: None)
     return seen
 
@@ -169,7 +193,8 @@ async def end(
 
 
 def stop_and_fill(scene: Scene, supervisor: ProcessId, agent: Cell) -> None:
-    """While the supervisor is stopped more packets pass than its disk has room for; it goes on when it is told of the end."""
+    """While the supervisor is stopped more packets pass than its disk has room for; it goes on when
+    it is told of the end."""
     os.kill(supervisor.pid, signal.SIGSTOP)
     for _ in range(3):
         agent.run(sys.executable, "-I", "-c", POUR, scene.layout.resolver)
@@ -192,10 +217,14 @@ def kill_fork_server(made: Range) -> None:
 SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
     "hang": hang,
     "deaf": deaf,
-    "end_unheard": lambda home: end(home, lambda _, supervisor, __: os.kill(supervisor.pid, signal.SIGSTOP), 2.0),
+    "end_unheard": lambda home: end(
+        home, lambda _, supervisor, __: os.kill(supervisor.pid, signal.SIGSTOP), 2.0
+    ),
     "end_full": lambda home: end(home, stop_and_fill),
     "changed": changed,
-    "flush": lambda home: death(home, lambda made: flush(made, "nft", "flush", "ruleset"), check_every_s=3600.0),
+    "flush": lambda home: death(
+        home, lambda made: flush(made, "nft", "flush", "ruleset"), check_every_s=3600.0
+    ),
     "add": lambda home: death(
         home, lambda made: flush(made, "nft", "add", "table", "ip", "other"), check_every_s=3600.0
     ),

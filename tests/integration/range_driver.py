@@ -1,6 +1,8 @@
-"""A program that opens ranges as whoever runs it, does one thing with them, and prints what it saw as JSON: the tests run it as root and as an ordinary user.
+"""A program that opens ranges as whoever runs it, does one thing with them, and prints what it saw
+as JSON: the tests run it as root and as an ordinary user.
 
-`python -m tests.integration.range_driver SCENARIO HOME`. Cells are plain processes in network namespaces; who is inside one talks with this host's own tools.
+`python -m tests.integration.range_driver SCENARIO HOME`. Cells are plain processes in network
+namespaces; who is inside one talks with this host's own tools.
 """
 
 from __future__ import annotations
@@ -92,7 +94,9 @@ class Cell:
         """A command that runs in the cell's network until the block is left."""
         net = ["nsenter", f"--net=/proc/self/fd/{self.namespace}"]
         words = [*enter_user(self.fds), *net, *argv]
-        with subprocess.Popen(words, stderr=subprocess.DEVNULL, pass_fds=[*self.fds, self.namespace]) as process:
+        with subprocess.Popen(
+            words, stderr=subprocess.DEVNULL, pass_fds=[*self.fds, self.namespace]
+        ) as process:
             try:
                 yield
             finally:
@@ -115,8 +119,13 @@ class Cell:
 
 
 def enter_user(fds: list[int]) -> list[str]:
-    """What stands before a command that is to run in the user namespace of this descriptor, if there is one."""
-    return [word for fd in fds for word in ("nsenter", f"--user=/proc/self/fd/{fd}", "--preserve-credentials")]
+    """What stands before a command that is to run in the user namespace of this descriptor, if
+    there is one."""
+    return [
+        word
+        for fd in fds
+        for word in ("nsenter", f"--user=/proc/self/fd/{fd}", "--preserve-credentials")
+    ]
 
 
 class Scene:
@@ -124,7 +133,9 @@ class Scene:
 
     def __init__(self, home: Path, **changes: Any) -> None:  # noqa: ANN401 - fields of the plan
         self.network = replace(NetworkPlan(stand_ins=(SHOP,)), **changes)
-        self.layout = lay_out(self.network, ["agent", "other"], random_bytes=os.urandom(16), avoid=[])
+        self.layout = lay_out(
+            self.network, ["agent", "other"], random_bytes=os.urandom(16), avoid=[]
+        )
         self.recorder = MemoryRecorder()
         self.home = home
         self.directory = Path(tempfile.mkdtemp(dir=home))
@@ -142,7 +153,9 @@ class Scene:
         answer = options.pop("answer", None)
         options = {"serve": PLAIN, **options}
         async with open_range(
-            RangeSpec(network=self.network, layout=self.layout, directory=self.directory, **options),
+            RangeSpec(
+                network=self.network, layout=self.layout, directory=self.directory, **options
+            ),
             recorder=self.recorder,
             home=self.home,
             on_failure=self.on_failure,
@@ -216,10 +229,16 @@ async def talk(home: Path) -> dict[str, Any]:
                 ("tcp", "169.254.169.254", 80),
             )
             also = other.talk(("tcp", shop, 80))
-            inside = agent.run("ip", "-j", "addr"), agent.run("ip", "-j", "route"), agent.run("ip", "-j", "neigh")
+            inside = (
+                agent.run("ip", "-j", "addr"),
+                agent.run("ip", "-j", "route"),
+                agent.run("ip", "-j", "neigh"),
+            )
             await made.check()
             counters = dict(made.counters())
-            status = dict(zip(("supervisor", "gateway"), map(status_of, processes(made)), strict=True))
+            status = dict(
+                zip(("supervisor", "gateway"), map(status_of, processes(made)), strict=True)
+            )
             await made.destroy()
             gone = gone_from(agent)
     return {
@@ -240,8 +259,11 @@ async def talk(home: Path) -> dict[str, Any]:
 
 
 def gone_from(living: Cell) -> bool:
-    """Whether the cell's device goes when the range's namespace does: nothing holds that any more."""
-    return within(lambda: [link["ifname"] for link in json.loads(living.run("ip", "-j", "link"))] == ["lo"])
+    """Whether the cell's device goes when the range's namespace does: nothing holds that any
+    more."""
+    return within(
+        lambda: [link["ifname"] for link in json.loads(living.run("ip", "-j", "link"))] == ["lo"]
+    )
 
 
 def within(true: Callable[[], bool]) -> bool:
@@ -272,7 +294,9 @@ async def hold(home: Path) -> dict[str, Any]:
             assert entry is not None
             assert entry.supervisor is not None
             pids = [process.pid for made in (one, two) for process in processes(made)]
-            print(json.dumps({"pids": [*pids, entry.supervisor.pid], "cell": agent.pid}), flush=True)
+            print(
+                json.dumps({"pids": [*pids, entry.supervisor.pid], "cell": agent.pid}), flush=True
+            )
             await anyio.sleep_forever()
     return {}
 
@@ -300,13 +324,23 @@ async def many(home: Path) -> dict[str, Any]:
     async with anyio.create_task_group() as tasks:
         for index in range(len(scenes)):
             tasks.start_soon(one, index, everyone)
-    fork_servers = {made._entry.supervisor.pid for made in opened if made._entry and made._entry.supervisor}
+    fork_servers = {
+        made._entry.supervisor.pid for made in opened if made._entry and made._entry.supervisor
+    }
     return {
         "said": [said[index] for index in sorted(said)],
         "clean": all(made.destruction is not None and made.destruction.clean for made in opened),
-        "survivors": [what for made in opened for what in (made.destruction.survivors if made.destruction else ())],
+        "survivors": [
+            what
+            for made in opened
+            for what in (made.destruction.survivors if made.destruction else ())
+        ],
         "deaths": [str(error) for scene in scenes for error in scene.deaths],
-        "unproven": [what for made in opened for what in (made.destruction.unproven if made.destruction else ())],
+        "unproven": [
+            what
+            for made in opened
+            for what in (made.destruction.unproven if made.destruction else ())
+        ],
         "fork_servers": len(fork_servers),
         "journal": sorted(path.name for path in (home / "journal").glob("*")),
     }
@@ -356,7 +390,10 @@ async def flood(home: Path, serve: str) -> dict[str, Any]:
     return {
         **scene.summary(made),
         "told": told,
-        "bytes": sum(len(json.dumps(event.data)) + sum(len(body.content) for body in event.bodies) for event in said),
+        "bytes": sum(
+            len(json.dumps(event.data)) + sum(len(body.content) for body in event.bodies)
+            for event in said
+        ),
         "cut": sum("cut" in event.data for event in said),
         "counters": dict(made.counters()),
         "limits": scene.data("limit.hit"),
@@ -471,7 +508,10 @@ def main(scenario: str, home: str) -> None:
     )
 
     parts = (range_blows, range_ends, range_floods, range_groups, range_reading, range_record)
-    scenarios = {**SCENARIOS, **{name: run for part in parts for name, run in part.SCENARIOS.items()}}
+    scenarios = {
+        **SCENARIOS,
+        **{name: run for part in parts for name, run in part.SCENARIOS.items()},
+    }
     print(json.dumps(anyio.run(scenarios[scenario], Path(home))))
 
 

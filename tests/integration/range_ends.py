@@ -1,4 +1,5 @@
-"""Scenarios of `range_driver` in which a range ends: what its cells are in the midst of, and gateways that don't tell."""
+"""Scenarios of `range_driver` in which a range ends: what its cells are in the midst of, and
+gateways that don't tell."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ SITE = StandInPlan(
         ]
     },
 )
-MAIL = StandInPlan(id="mail", kind="smtp", names=("mail.example",), ports=(PortPlan(number=25, protocol="smtp"),))
+MAIL = StandInPlan(
+    id="mail", kind="smtp", names=("mail.example",), ports=(PortPlan(number=25, protocol="smtp"),)
+)
 BEGIN = r"""
 import socket, ssl, sys, time
 import h2.connection
@@ -100,7 +103,11 @@ async def in_progress(home: Path) -> dict[str, Any]:
     async with scene.open(serve=SERVE) as made:
         with cell(made) as agent:
             await made.attach("agent", agent.pid)
-            names = scene.address("site.example"), scene.address("mail.example"), scene.layout.resolver
+            names = (
+                scene.address("site.example"),
+                scene.address("mail.example"),
+                scene.layout.resolver,
+            )
             program = f"import sys; sys.path[:] = {sys.path!r}\n{BEGIN}"
             with beside(agent, sys.executable, "-I", "-c", program, *names) as said:
                 await made.destroy()
@@ -110,7 +117,11 @@ async def in_progress(home: Path) -> dict[str, Any]:
         **scene.summary(made),
         "said": said,
         "after": [
-            [str(event.kind), dict(event.data), {body.name: body.content.decode("latin-1") for body in event.bodies}]
+            [
+                str(event.kind),
+                dict(event.data),
+                {body.name: body.content.decode("latin-1") for body in event.bodies},
+            ]
             for event in events[at + 1 : -1]
         ],
         "unreported": made.counters()["unreported_at_end"],
@@ -124,7 +135,10 @@ async def unreported(home: Path, serve: str, *, stop: bool = False) -> dict[str,
         async with scene.open(serve=serve) as made:
             if stop:
                 os.kill(processes(made)[1].pid, signal.SIGSTOP)
-    return {**scene.summary(made), "unreported": scene.data("range.destroyed")[0]["counters"]["unreported_at_end"]}
+    return {
+        **scene.summary(made),
+        "unreported": scene.data("range.destroyed")[0]["counters"]["unreported_at_end"],
+    }
 
 
 HEADS = r"""
@@ -144,7 +158,9 @@ async def full_record(home: Path) -> dict[str, Any]:
     async with scene.open(serve=SERVE) as made:
         with cell(made) as agent:
             await made.attach("agent", agent.pid)
-            with beside(agent, sys.executable, "-I", "-c", HEADS, scene.address("site.example"), "60"):
+            with beside(
+                agent, sys.executable, "-I", "-c", HEADS, scene.address("site.example"), "60"
+            ):
                 await made.destroy()
     return {
         **scene.summary(made),

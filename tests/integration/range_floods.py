@@ -1,4 +1,5 @@
-"""Scenarios of `range_driver` in which a cell sends as much as it can: at a range's end, while its supervisor or its owner is late, and all the time."""
+"""Scenarios of `range_driver` in which a cell sends as much as it can: at a range's end, while its
+supervisor or its owner is late, and all the time."""
 
 from __future__ import annotations
 
@@ -36,11 +37,15 @@ def refused_by_the_host(made: Range) -> int:
 
 
 async def last_words(home: Path) -> dict[str, Any]:
-    """Ranges that are ended at once after a burst of refused datagrams, and ones that are ended within one: see `BURSTS`."""
+    """Ranges that are ended at once after a burst of refused datagrams, and ones that are ended
+    within one: see `BURSTS`."""
     rounds = []
     async with Scene(home).open():  # so that they have one fork server
         for sent, bounds, is_stopped in BURSTS:
-            rounds += [await last_word(home, sent, bounds, is_stopped, goes_on) for goes_on in (False, True)]
+            rounds += [
+                await last_word(home, sent, bounds, is_stopped, goes_on)
+                for goes_on in (False, True)
+            ]
     return {"rounds": rounds}
 
 
@@ -56,8 +61,11 @@ BURSTS = [
 ]
 
 
-async def last_word(home: Path, sent: int, bounds: NetworkBounds, is_stopped: bool, goes_on: bool) -> dict[str, Any]:
-    """One such range: what was sent, what the host counted after that, and what the range says when it has ended."""
+async def last_word(
+    home: Path, sent: int, bounds: NetworkBounds, is_stopped: bool, goes_on: bool
+) -> dict[str, Any]:
+    """One such range: what was sent, what the host counted after that, and what the range says when
+    it has ended."""
     scene = Scene(home, bounds=bounds)
     burst = (sys.executable, "-I", "-c", BURST, scene.address())
     async with scene.open() as made:
@@ -105,7 +113,12 @@ async def late(home: Path) -> dict[str, Any]:
                 agent.run(sys.executable, "-I", "-c", BURST, scene.address(), "5000")
                 written = within(lambda: recorded_bytes() > 5000 * 60)
                 recorder.freed.set()
-    return {**scene.summary(made), "stuck": stuck, "written": written, "counters": dict(made.counters())}
+    return {
+        **scene.summary(made),
+        "stuck": stuck,
+        "written": written,
+        "counters": dict(made.counters()),
+    }
 
 
 async def heavy(home: Path, most_bytes: int) -> dict[str, Any]:
@@ -120,11 +133,19 @@ async def heavy(home: Path, most_bytes: int) -> dict[str, Any]:
                 seen: dict[str, Any] = {}
 
                 async def receive() -> None:
-                    seen["taken"] = json.loads(await anyio.to_thread.run_sync(functools.partial(other.run, *take)))
+                    seen["taken"] = json.loads(
+                        await anyio.to_thread.run_sync(functools.partial(other.run, *take))
+                    )
 
                 tasks.start_soon(receive)
                 sent = functools.partial(
-                    agent.run, sys.executable, "-I", "-c", SEND, scene.layout.cell("other").address, str(most_bytes)
+                    agent.run,
+                    sys.executable,
+                    "-I",
+                    "-c",
+                    SEND,
+                    scene.layout.cell("other").address,
+                    str(most_bytes),
                 )
                 seen["sent_s"] = json.loads(await anyio.to_thread.run_sync(sent))
             seen["burst"] = most_bytes // 2048
@@ -135,7 +156,12 @@ async def heavy(home: Path, most_bytes: int) -> dict[str, Any]:
     return {**scene.summary(made), **seen, "counters": dict(made.counters())}
 
 
-OTHER = StandInPlan(id="other", kind="cell", names=("other.example",), ports=(PortPlan(number=9000, protocol="tcp"),))
+OTHER = StandInPlan(
+    id="other",
+    kind="cell",
+    names=("other.example",),
+    ports=(PortPlan(number=9000, protocol="tcp"),),
+)
 TAKE = """
 import socket
 with socket.create_server(("0.0.0.0", 9000)) as server:

@@ -19,12 +19,17 @@ from belljar.plan.network import NetworkBounds
 
 BURN = "tests.integration.plain_gateway:burn"
 HOARD = "tests.integration.plain_gateway:hoard"
-ASK = "import socket, sys; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', (sys.argv[1], 53))"
+ASK = (
+    "import socket, sys; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x',"
+    " (sys.argv[1], 53))"
+)
 
 
 def controllers() -> tuple[str, ...]:
     """What this user has here."""
-    found = parse_hierarchies(Path("/proc/self/mounts").read_text(), Path("/proc/self/cgroup").read_text())
+    found = parse_hierarchies(
+        Path("/proc/self/mounts").read_text(), Path("/proc/self/cgroup").read_text()
+    )
     return cgroup_fact(found, is_root=os.geteuid() == 0).controllers
 
 
@@ -41,7 +46,11 @@ async def grouped(home: Path) -> dict[str, Any]:
         groups = groups_of(made)
         members = [sorted(processes_in(group)) for group in groups]
         ours = sorted(process.pid for process in processes(made))
-        (cpu,) = [group for group in groups if (group / "cpu.stat").exists() and "nr_throttled" in _stat(group)]
+        (cpu,) = [
+            group
+            for group in groups
+            if (group / "cpu.stat").exists() and "nr_throttled" in _stat(group)
+        ]
         throttled = await anyio.to_thread.run_sync(within, lambda: _stat(cpu)["nr_throttled"] > 0)
         await made.check()
     return {
@@ -60,7 +69,8 @@ async def hoarded(home: Path) -> dict[str, Any]:
     async with scene.open(serve=HOARD) as made:
         groups = groups_of(made)
         with cell(made) as agent:
-            # Only now: one that hoards sooner may end its range before it is up, which `open` raises.
+            # Only now: one that hoards sooner may end its range before it is up, which `open`
+            # raises.
             await made.attach("agent", agent.pid)
             agent.run(sys.executable, "-I", "-c", ASK, scene.layout.resolver)
         told = await anyio.to_thread.run_sync(scene.died.wait, TIMEOUT_S)

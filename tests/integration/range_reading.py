@@ -1,4 +1,5 @@
-"""A packet record read back by its own process, as whoever runs this: what is told, how the reader is shut in, and what its bounds do to it."""
+"""A packet record read back by its own process, as whoever runs this: what is told, how the reader
+is shut in, and what its bounds do to it."""
 
 from __future__ import annotations
 
@@ -24,14 +25,19 @@ from belljar.network.owner.reading import Task, read_back
 from belljar.plan.addresses import RangeLayout, lay_out
 from belljar.plan.network import NetworkBounds, NetworkPlan, PortPlan, StandInPlan
 
-OTHER = StandInPlan(id="other", kind="cell", names=("other.example",), ports=(PortPlan(number=80, protocol="http"),))
+OTHER = StandInPlan(
+    id="other", kind="cell", names=("other.example",), ports=(PortPlan(number=80, protocol="http"),)
+)
 PLAN = NetworkPlan(stand_ins=(OTHER,))
 REQUEST = b"GET / HTTP/1.1\r\nHost: other.example\r\n\r\n"
 SYN_ACK, ACK = 18, 16
 
 
-def frame(layout: RangeLayout, flags: int, payload: bytes = b"", *, sequence: int = 1, port: int = 4000) -> bytes:
-    """A record of a segment between the agent and the other cell: a SYN-ACK is the other's. Its checksum is left to a device."""
+def frame(
+    layout: RangeLayout, flags: int, payload: bytes = b"", *, sequence: int = 1, port: int = 4000
+) -> bytes:
+    """A record of a segment between the agent and the other cell: a SYN-ACK is the other's. Its
+    checksum is left to a device."""
     ends = [bytes(map(int, layout.cell(name).address.split("."))) for name in ("agent", "other")]
     ports = [port, 80]
     if flags == SYN_ACK:
@@ -52,7 +58,8 @@ def write(home: Path, frames: Sequence[bytes]) -> Path:
 
 
 async def read(home: Path) -> dict[str, Any]:
-    """A request is told; one who has no memory or no time for it says nothing more, and it is said; who reads is shut in."""
+    """A request is told; one who has no memory or no time for it says nothing more, and it is said;
+    who reads is shut in."""
     layout = lay_out(PLAN, ["agent"], random_bytes=os.urandom(16), avoid=[])
     with shared_fork_server(home):
         asked = write(home, [frame(layout, SYN_ACK), frame(layout, ACK, REQUEST)])
@@ -64,7 +71,10 @@ async def read(home: Path) -> dict[str, Any]:
         no_memory = told(replace(task, memory_bytes=2 << 20), home)
         write(home, [frame(layout, SYN_ACK)] * 1_000_000)
         no_time = told(replace(task, processor_s=1), home)
-        talks = [[frame(layout, SYN_ACK, port=at), frame(layout, ACK, REQUEST, port=at)] for at in range(1, 2000)]
+        talks = [
+            [frame(layout, SYN_ACK, port=at), frame(layout, ACK, REQUEST, port=at)]
+            for at in range(1, 2000)
+        ]
         write(home, [each for talk in talks for each in talk])
         shut_in = look(task, home)
     return {"whole": whole, "no_memory": no_memory, "no_time": no_time, "shut_in": shut_in}
@@ -82,7 +92,9 @@ async def two_files(home: Path) -> dict[str, Any]:
             for _ in range(200):
                 if newer.stat().st_size > disk.free // 5:
                     break
-                agent.run(sys.executable, "-I", "-c", POUR.replace("100", "10"), scene.layout.resolver)
+                agent.run(
+                    sys.executable, "-I", "-c", POUR.replace("100", "10"), scene.layout.resolver
+                )
                 await made.check()  # what came until then is written
     return {
         **scene.summary(made),
@@ -106,9 +118,16 @@ def look(task: Task, home: Path) -> dict[str, Any]:
         ipc.send(reader.end, {"go": True})
         wait_readable([reader.end.fileno()], 60)
         proc = Path(f"/proc/{reader.child.process.pid}")
-        status = dict(line.split(":\t", 1) for line in (proc / "status").read_text().splitlines() if ":\t" in line)
+        status = dict(
+            line.split(":\t", 1)
+            for line in (proc / "status").read_text().splitlines()
+            if ":\t" in line
+        )
         own = Path("/proc/self")
-        links = {name: (proc / "ns" / name).readlink() != (own / "ns" / name).readlink() for name in ("net", "mnt")}
+        links = {
+            name: (proc / "ns" / name).readlink() != (own / "ns" / name).readlink()
+            for name in ("net", "mnt")
+        }
         uids = status["Uid"].split()
         return {
             "apart": links,

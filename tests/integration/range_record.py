@@ -1,4 +1,5 @@
-"""Scenarios of `range_driver` in which more passes than a packet record may keep, with the real gateway."""
+"""Scenarios of `range_driver` in which more passes than a packet record may keep, with the real
+gateway."""
 
 from __future__ import annotations
 
@@ -20,7 +21,12 @@ SHOP = StandInPlan(
     kind="http",
     names=("shop.example",),
     ports=(PortPlan(number=80, protocol="http"),),
-    settings={"routes": [{"path": "/{n}", "body": "x" * 200_000}, {"path": "/", "method": "POST", "body": "hello"}]},
+    settings={
+        "routes": [
+            {"path": "/{n}", "body": "x" * 200_000},
+            {"path": "/", "method": "POST", "body": "hello"},
+        ]
+    },
 )
 DOWNLOADS = r"""
 import http.client, sys
@@ -58,7 +64,9 @@ async def filled(home: Path, program: str, *words: str) -> dict[str, Any]:
         with cell(made) as agent:
             await made.attach("agent", agent.pid)
             addresses = {"SHOP": scene.address(), "RESOLVER": scene.layout.resolver}
-            said = agent.run(sys.executable, "-I", "-c", program, *(addresses.get(word, word) for word in words))
+            said = agent.run(
+                sys.executable, "-I", "-c", program, *(addresses.get(word, word) for word in words)
+            )
     kept = b"".join(body.content for event in scene.recorder.events for body in event.bodies)
     return {
         **scene.summary(made),
@@ -70,6 +78,10 @@ async def filled(home: Path, program: str, *words: str) -> dict[str, Any]:
 
 SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
     "downloads": lambda home: filled(home, DOWNLOADS, "SHOP", "20"),
-    "uploads": lambda home: filled(home, UPLOADS, "SHOP", "RESOLVER", "100000", json.dumps(SECRETS)),
-    "small_uploads": lambda home: filled(home, UPLOADS, "SHOP", "RESOLVER", "60000", json.dumps(SECRETS)),
+    "uploads": lambda home: filled(
+        home, UPLOADS, "SHOP", "RESOLVER", "100000", json.dumps(SECRETS)
+    ),
+    "small_uploads": lambda home: filled(
+        home, UPLOADS, "SHOP", "RESOLVER", "60000", json.dumps(SECRETS)
+    ),
 }

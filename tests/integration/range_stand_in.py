@@ -1,9 +1,12 @@
-"""Stands in for a range's supervisor: a network namespace without any uplink, one port in it, and somebody who listens. `range_stand_in.py` reads and answers JSON lines.
+"""Stands in for a range's supervisor: a network namespace without any uplink, one port in it, and
+somebody who listens. `range_stand_in.py` reads and answers JSON lines.
 
-Started by root it needs nothing else. An ordinary user's begins in a user namespace of its own: it says `{"map": PID}` and waits for a line, when its maps are written.
+Started by root it needs nothing else. An ordinary user's begins in a user namespace of its own: it
+says `{"map": PID}` and waits for a line, when its maps are written.
 
-    {"attach": PID}   puts the port's inner end into that process's network namespace, configured and up
-    {"look": 0}       when the port is gone: the links that are there, how many connections came from whom, which kinds of frames came through the port
+{"attach": PID}   puts the port's inner end into that process's network namespace, configured and up
+{"look": 0}       when the port is gone: the links that are there, how many connections came from
+whom, which kinds of frames came through the port
 """
 
 from __future__ import annotations
@@ -37,18 +40,23 @@ def unshare(flags: int) -> None:
 
 
 def ip(*commands: str, at: int | None = None) -> None:
-    """All in one, in the network namespace of that process or ours; the first that fails is the last."""
+    """All in one, in the network namespace of that process or ours; the first that fails is the
+    last."""
     where = () if at is None else ("/usr/bin/nsenter", "--net", "--target", str(at))
     batch = "\n".join(commands).encode()
-    result = subprocess.run([*where, "/sbin/ip", "-batch", "-"], input=batch, capture_output=True, check=False)
+    result = subprocess.run(
+        [*where, "/sbin/ip", "-batch", "-"], input=batch, capture_output=True, check=False
+    )
     if result.returncode:
         raise OSError(result.stderr.decode())
 
 
 def attach(pid: int) -> None:
-    """A veth pair between here and there, as 0011 has it: no common segment, permanent neighbours, no ARP."""
+    """A veth pair between here and there, as 0011 has it: no common segment, permanent neighbours,
+    no ARP."""
     ip(
-        f"link add {OUTER} address {GATEWAY_MAC} type veth peer name eth0 address {CELL_MAC} netns {pid}",
+        f"link add {OUTER} address {GATEWAY_MAC} type veth peer name eth0 address {CELL_MAC} netns"
+        f" {pid}",
         f"link set {OUTER} arp off up",
         f"route add {CELL}/32 dev {OUTER} src {GATEWAY}",
         f"neigh add {CELL} lladdr {CELL_MAC} nud permanent dev {OUTER}",
@@ -68,7 +76,8 @@ def attach(pid: int) -> None:
 
 
 def watch(tap: socket.socket) -> None:
-    """Count what comes from the cell, by kind, from before its link is up until it is gone. A link that goes down is no end: none comes from where it was made."""
+    """Count what comes from the cell, by kind, from before its link is up until it is gone. A link
+    that goes down is no end: none comes from where it was made."""
     with tap:
         while True:
             try:
@@ -95,7 +104,8 @@ def serve() -> None:
 
 
 def look() -> dict[str, object]:
-    """What is here. The kernel takes a dead namespace's links away a moment after its last process."""
+    """What is here. The kernel takes a dead namespace's links away a moment after its last
+    process."""
     for watcher in watchers:
         watcher.join(GONE_WITHIN_S)
     return {"links": [name for _, name in socket.if_nameindex()], "peers": peers, "frames": frames}

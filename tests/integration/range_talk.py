@@ -1,4 +1,5 @@
-"""Two cells of a real range that talk by HTTP, while one lies with frames of its own making; prints what is read of it afterwards, as JSON.
+"""Two cells of a real range that talk by HTTP, while one lies with frames of its own making; prints
+what is read of it afterwards, as JSON.
 
 `python -m tests.integration.range_talk HOME`, as root.
 """
@@ -17,7 +18,9 @@ from tests.integration.range_driver import Cell, Scene, cell, within
 from belljar.network.capture.traffic_analysis import seen_exchanges
 from belljar.plan.network import PortPlan, StandInPlan
 
-TARGET = StandInPlan(id="other", kind="cell", names=("other.example",), ports=(PortPlan(number=80, protocol="http"),))
+TARGET = StandInPlan(
+    id="other", kind="cell", names=("other.example",), ports=(PortPlan(number=80, protocol="http"),)
+)
 ANSWER_BYTES = 300_000
 SERVE = """
 import http.server
@@ -76,10 +79,17 @@ async def main(home: Path) -> dict[str, Any]:
             await made.attach("other", other.pid)
             server = serve_in(other)
             try:
-                is_up = within(lambda: agent.talk(("tcp", other_port.address, 80)) != ["ConnectionRefusedError 111"])
+                is_up = within(
+                    lambda: (
+                        agent.talk(("tcp", other_port.address, 80))
+                        != ["ConnectionRefusedError 111"]
+                    )
+                )
                 got = agent.run(sys.executable, "-I", "-c", ASK, other_port.address)
                 macs = agent_port.mac, agent_port.gateway_mac, other_port.gateway_mac
-                lie = agent.run(sys.executable, "-I", "-c", LIE, agent_port.address, other_port.address, *macs)
+                lie = agent.run(
+                    sys.executable, "-I", "-c", LIE, agent_port.address, other_port.address, *macs
+                )
             finally:
                 server.kill()
                 server.wait()

@@ -46,7 +46,9 @@ class Build:
     recipe: str = ""
 
 
-_BASE_PACKAGES: Final = "adduser,bash,busybox,ca-certificates,curl,gcc,git,libc6-dev,procps,python3,python3-pip,wget"
+_BASE_PACKAGES: Final = (
+    "adduser,bash,busybox,ca-certificates,curl,gcc,git,libc6-dev,procps,python3,python3-pip,wget"
+)
 _DEBIAN_NAMES: Final = (
     "debian:stable",
     "debian:trixie-slim",
@@ -79,7 +81,8 @@ DEBIAN_FRONTEND=noninteractive exec apt-get install -y --no-install-recommends $
 """
 _ADDUSER: Final = """\
 #!/bin/sh
-# Stands for busybox's adduser in an image of Debian: [-D] [-s SHELL] [-h HOME] [-u UID] NAME [GROUP].
+# Stands for busybox's adduser in an image of Debian: [-D] [-s SHELL] [-h HOME] [-u UID] NAME
+# [GROUP].
 set -e
 options= names=
 while [ $# -gt 0 ]; do
@@ -151,7 +154,9 @@ class Workshop:
         return edited(directory, own, build.edits) if build.edits else directory
 
     def _build(self, name: str, context: Path, *options: str) -> None:
-        self._belljar("image", "build", "--network", "--keep-setuid", "-t", name, *options, str(context))
+        self._belljar(
+            "image", "build", "--network", "--keep-setuid", "-t", name, *options, str(context)
+        )
         self._built.add(name)
 
     def _belljar(self, *arguments: str) -> None:
@@ -184,7 +189,9 @@ def _debian(directory: Path) -> None:
     """`rootfs.tar`: Debian 12 with Python and a compiler, from this host's mirror. Python's marker
     against pip is taken out, as in images of Python."""
     sources = directory / "mirror.sources"
-    sources.write_text("\n".join(source.deb822() for source in debian_sources(host_sources(), "bookworm")))
+    sources.write_text(
+        "\n".join(source.deb822() for source in debian_sources(host_sources(), "bookworm"))
+    )
     options = [f'--aptopt={name} "{value}"' for name, value in host_acquire_options().items()]
     subprocess.run(
         [

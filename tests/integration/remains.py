@@ -1,4 +1,5 @@
-"""What is left of cells on this host, found without a line of the code that is tested: by descent, by name, by lock, and by what the store looked like before."""
+"""What is left of cells on this host, found without a line of the code that is tested: by descent,
+by name, by lock, and by what the store looked like before."""
 
 from __future__ import annotations
 
@@ -16,17 +17,21 @@ from tests.machine import control_groups
 PROC = Path("/proc")
 CELL_ID = re.compile(rb"c-[0-9a-f]{12}")
 SERVERS_OF_TESTS: set[int] = set()
-"""Processes that stay on purpose until all tests end (`processes.quick_command`); their children count."""
-# What grows by design: runs are evidence, lock files are kept (not held), bodies of the store have their own checks.
+"""Processes that stay on purpose until all tests end (`processes.quick_command`); their children
+count."""
+# What grows by design: runs are evidence, lock files are kept (not held), bodies of the store have
+# their own checks.
 _KEPT = ("runs", "locks", "keys")
-# Made a minute after a cell's start, when the kill switch first tests itself: only what is unfinished in it counts.
+# Made a minute after a cell's start, when the kill switch first tests itself: only what is
+# unfinished in it counts.
 _MADE_LATER = "self-tests"
 _UNFINISHED = re.compile(r"c-[0-9a-f]{12}|\d+-\d+-|/\.[^/]*$|/(tmp|cells|journal)/")
 
 
 @dataclass(frozen=True)
 class Remains:
-    """Looks for what crashed owners left, against what was there before (None: a store that is being filled, where only what is unfinished counts).
+    """Looks for what crashed owners left, against what was there before (None: a store that is
+    being filled, where only what is unfinished counts).
 
     `ancestor` is a subreaper above all those owners; `scratch` is what they have for TMPDIR.
     """
@@ -46,7 +51,10 @@ class Remains:
         names = list(cells)
         return [
             *(f"process {pid} ({name})" for pid, name in below(self.ancestor)),
-            *(f"control group {path}" for path in control_groups(*names, *(f"facts-{pid}-" for pid in owners))),
+            *(
+                f"control group {path}"
+                for path in control_groups(*names, *(f"facts-{pid}-" for pid in owners))
+            ),
             *(f"mount {line}" for line in _lines("self/mountinfo", [*names, str(self.home)])),
             *(f"socket {line}" for line in _lines("net/unix", names)),
             *(f"lock {line}" for line in _locks(set(owners))),
@@ -54,7 +62,11 @@ class Remains:
             *(f"interface {path}" for path in _interfaces(names)),
             *(f"file {path}" for path in sorted(_listing(self.home)) if self._is_new(path)),
             *(f"temporary file {path}" for path in self.scratch.iterdir()),
-            *(f"file {path}" for name in names for path in Path("/run").glob(f"belljar/**/*{name}*")),
+            *(
+                f"file {path}"
+                for name in names
+                for path in Path("/run").glob(f"belljar/**/*{name}*")
+            ),
             *(f"file {path}" for name in names for path in Path("/dev/shm").glob(f"*{name}*")),
         ]
 
@@ -73,7 +85,8 @@ def within(timeout_s: float, look: Callable[[], list[str]]) -> list[str]:
 
 
 def below(ancestor: int) -> Iterator[tuple[int, str]]:
-    """Every process that descends from it and is no corpse, with its name; a process counts as long as one thread of it runs."""
+    """Every process that descends from it and is no corpse, with its name; a process counts as long
+    as one thread of it runs."""
     children: dict[int, list[tuple[int, str, str]]] = {}
     for directory in PROC.iterdir():
         if directory.name.isdigit():
@@ -82,7 +95,9 @@ def below(ancestor: int) -> Iterator[tuple[int, str]]:
                 state, parent = rest.split()[:2]
                 if state in "ZX" and len(os.listdir(directory / "task")) > 1:  # noqa: PTH208
                     state = "a dead leader's threads"
-                children.setdefault(int(parent), []).append((int(directory.name), head.partition("(")[2], state))
+                children.setdefault(int(parent), []).append(
+                    (int(directory.name), head.partition("(")[2], state)
+                )
     todo = [ancestor]
     while todo:
         for pid, name, state in children.get(todo.pop(), []):
@@ -107,7 +122,9 @@ def tables_of(cells: Iterable[str]) -> list[str]:
         ).stdout
     except FileNotFoundError:
         return []
-    return [line for line in shown.splitlines() if any(word in line for word in (*cells, "belljar"))]
+    return [
+        line for line in shown.splitlines() if any(word in line for word in (*cells, "belljar"))
+    ]
 
 
 def _listing(home: Path) -> Iterator[str]:
@@ -148,5 +165,8 @@ def _interfaces(names: list[str]) -> Iterator[str]:
     """By a cell's name, or a tap that belongs to one of the uids only cells have."""
     for path in Path("/sys/class/net").iterdir():
         with contextlib.suppress(OSError, ValueError):
-            if any(name in path.name for name in names) or int((path / "owner").read_text()) >= 0x7000_0000:
+            if (
+                any(name in path.name for name in names)
+                or int((path / "owner").read_text()) >= 0x7000_0000
+            ):
                 yield path.name

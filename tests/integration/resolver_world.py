@@ -1,4 +1,5 @@
-"""Run in namespaces of its own: a resolver with a search domain, a DNS server on loopback that remembers what it was asked, and what `dial.resolve` makes of it."""
+"""Run in namespaces of its own: a resolver with a search domain, a DNS server on loopback that
+remembers what it was asked, and what `dial.resolve` makes of it."""
 
 from __future__ import annotations
 
@@ -10,7 +11,11 @@ import threading
 
 from belljar.network.owner.dial import resolve
 
-ANSWERS = {"srv.corp.test": "93.184.215.14", "real.example": "1.0.0.1", "real.example.corp.test": "1.0.0.66"}
+ANSWERS = {
+    "srv.corp.test": "93.184.215.14",
+    "real.example": "1.0.0.1",
+    "real.example.corp.test": "1.0.0.66",
+}
 asked: list[str] = []
 
 
@@ -35,7 +40,8 @@ def serve(sock: socket.socket) -> None:
 
 
 def main() -> None:
-    """Prints, for each name of the arguments, what it resolves to (or ""), and all that was asked."""
+    """Prints, for each name of the arguments, what it resolves to (or ""), and all that was
+    asked."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     sock.bind(("127.0.0.1", 53))
     threading.Thread(target=serve, args=(sock,), daemon=True).start()

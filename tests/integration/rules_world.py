@@ -1,6 +1,8 @@
-"""A range's namespace and its cells' with real rules between them, for `test_rules`. Started by `unshare` in a namespace of its own, so that all ends with it.
+"""A range's namespace and its cells' with real rules between them, for `test_rules`. Started by
+`unshare` in a namespace of its own, so that all ends with it.
 
-Prints one JSON object: what was found, by the name of the trial. Everything is looked at from the range's side: listeners and counters.
+Prints one JSON object: what was found, by the name of the trial. Everything is looked at from the
+range's side: listeners and counters.
 """
 
 from __future__ import annotations
@@ -31,14 +33,24 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 PLAN = NetworkPlan(
     stand_ins=(
         StandInPlan(
-            id="shop", kind="http", names=("shop.example",), ports=(PortPlan(number=80, protocol="http"),), settings={}
+            id="shop",
+            kind="http",
+            names=("shop.example",),
+            ports=(PortPlan(number=80, protocol="http"),),
+            settings={},
         ),
         StandInPlan(
-            id="db", kind="cell", names=("db.example",), ports=(PortPlan(number=5432, protocol="tcp"),), settings={}
+            id="db",
+            kind="cell",
+            names=("db.example",),
+            ports=(PortPlan(number=5432, protocol="tcp"),),
+            settings={},
         ),
     )
 )
-FEW = NetworkBounds(new_connections_per_s=1, new_connections_burst=5, queries_per_s=1, queries_burst=5)
+FEW = NetworkBounds(
+    new_connections_per_s=1, new_connections_burst=5, queries_per_s=1, queries_burst=5
+)
 NOBODY = "0.0.0.0"  # noqa: S104 - a test's own namespace
 OTHER_MAC = "02:aa:bb:cc:dd:ee"
 
@@ -54,7 +66,9 @@ class World:
 
     def __init__(self, plan: NetworkPlan) -> None:
         self.plan = plan
-        self.layout: RangeLayout = lay_out(plan, ("default",), random_bytes=bytes(range(32)), avoid=())
+        self.layout: RangeLayout = lay_out(
+            plan, ("default",), random_bytes=bytes(range(32)), avoid=()
+        )
         self.own = os.open("/proc/self/ns/net", os.O_RDONLY)
         self.cells = {port.name: self._namespace() for port in self.layout.cells}
         self.load()
@@ -85,21 +99,51 @@ class World:
     def _attach(self, port: CellPort) -> None:
         inside = f"/proc/{os.getpid()}/fd/{self.cells[port.name]}"
         outer, gateway = port.outer_device, self.layout.resolver
-        run("ip", "link", "add", outer, "address", port.gateway_mac, "type", "veth", "peer", "name", "inner")
+        run(
+            "ip",
+            "link",
+            "add",
+            outer,
+            "address",
+            port.gateway_mac,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "inner",
+        )
         run("ip", "link", "set", "inner", "netns", inside, "name", "eth0", "address", port.mac)
         Path(f"/proc/sys/net/ipv6/conf/{outer}/addr_gen_mode").write_text("1")
         run("ip", "link", "set", outer, "up")
         run("ip", "route", "add", f"{port.address}/32", "dev", outer)
-        run("ip", "neigh", "add", port.address, "lladdr", port.mac, "nud", "permanent", "dev", outer)
+        run(
+            "ip", "neigh", "add", port.address, "lladdr", port.mac, "nud", "permanent", "dev", outer
+        )
         # What a cell's own IPv6 says unasked would be counted too, at times of its own.
-        run("nsenter", f"--net={inside}", "sh", "-c", "echo 1 >/proc/sys/net/ipv6/conf/eth0/disable_ipv6")
+        run(
+            "nsenter",
+            f"--net={inside}",
+            "sh",
+            "-c",
+            "echo 1 >/proc/sys/net/ipv6/conf/eth0/disable_ipv6",
+        )
         for words in (
             ("link", "set", "lo", "up"),
             ("link", "set", "eth0", "up"),
             ("addr", "add", f"{port.address}/32", "dev", "eth0"),
             ("route", "add", f"{gateway}/32", "dev", "eth0"),
             ("route", "add", "default", "via", gateway, "dev", "eth0"),
-            ("neigh", "add", gateway, "lladdr", port.gateway_mac, "nud", "permanent", "dev", "eth0"),
+            (
+                "neigh",
+                "add",
+                gateway,
+                "lladdr",
+                port.gateway_mac,
+                "nud",
+                "permanent",
+                "dev",
+                "eth0",
+            ),
         ):
             run("nsenter", f"--net={inside}", "ip", *words)
 
@@ -143,7 +187,13 @@ def counting(world: World) -> Iterator[dict[str, int]]:
     before, moved = world.counted(), dict[str, int]()
     yield moved
     after = world.counted()
-    moved.update({str(reason): after[reason] - before[reason] for reason in Reason if after[reason] != before[reason]})
+    moved.update(
+        {
+            str(reason): after[reason] - before[reason]
+            for reason in Reason
+            if after[reason] != before[reason]
+        }
+    )
 
 
 def connect(world: World, cell: str, address: str, port: int) -> str:
@@ -184,11 +234,21 @@ def checksum(data: bytes) -> int:
     return ~total & 0xFFFF
 
 
-def ipv4(source: str, target: str, protocol: int, payload: bytes, *, fragment: int = 0, options: bytes = b"") -> bytes:
+def ipv4(
+    source: str,
+    target: str,
+    protocol: int,
+    payload: bytes,
+    *,
+    fragment: int = 0,
+    options: bytes = b"",
+) -> bytes:
     """A packet as a cell could write it by hand."""
     words = 5 + len(options) // 4
     addresses = ipaddress.IPv4Address(source).packed + ipaddress.IPv4Address(target).packed
-    head = struct.pack("!BBHHHBBH", 0x40 | words, 0, 4 * words + len(payload), 7, fragment, 64, protocol, 0)
+    head = struct.pack(
+        "!BBHHHBBH", 0x40 | words, 0, 4 * words + len(payload), 7, fragment, 64, protocol, 0
+    )
     whole = head + addresses + options
     return whole[:10] + struct.pack("!H", checksum(whole)) + whole[12:] + payload
 
@@ -202,16 +262,28 @@ def ipv6(source: str, target: str) -> bytes:
 def syn(source: str, target: str, port: int, *, source_port: int = 40000) -> bytes:
     """The first segment of a connection."""
     head = struct.pack("!HHIIBBHHH", source_port, port, 1, 0, 0x50, 0x02, 1024, 0, 0)
-    pseudo = ipaddress.IPv4Address(source).packed + ipaddress.IPv4Address(target).packed + struct.pack("!BBH", 0, 6, 20)
+    pseudo = (
+        ipaddress.IPv4Address(source).packed
+        + ipaddress.IPv4Address(target).packed
+        + struct.pack("!BBH", 0, 6, 20)
+    )
     return head[:16] + struct.pack("!H", checksum(pseudo + head)) + head[18:]
 
 
 def frame(
-    world: World, packet: bytes, *, to: str = "", by: str = "", kind: int = 0x0800, cell: str = "default"
+    world: World,
+    packet: bytes,
+    *,
+    to: str = "",
+    by: str = "",
+    kind: int = 0x0800,
+    cell: str = "default",
 ) -> None:
     """Sends a packet from the cell's device, whoever it says it is."""
     port = world.layout.cell(cell)
-    macs = bytes.fromhex((to or port.gateway_mac).replace(":", "") + (by or port.mac).replace(":", ""))
+    macs = bytes.fromhex(
+        (to or port.gateway_mac).replace(":", "") + (by or port.mac).replace(":", "")
+    )
     with world.socket_in(cell, socket.AF_PACKET, socket.SOCK_RAW) as made:
         enter(world.cells[cell])
         try:
@@ -231,17 +303,25 @@ def frames(world: World) -> dict[str, dict[str, int]]:
         "another cell's address": lambda: frame(
             world, ipv4(world.address("db"), shop, 6, syn(world.address("db"), shop, 80))
         ),
-        "the gateway's address": lambda: frame(world, ipv4(world.layout.resolver, shop, 17, bytes(8))),
-        "no address": lambda: frame(world, ipv4(NOBODY, "255.255.255.255", 17, bytes(8)), to="ff:ff:ff:ff:ff:ff"),
+        "the gateway's address": lambda: frame(
+            world, ipv4(world.layout.resolver, shop, 17, bytes(8))
+        ),
+        "no address": lambda: frame(
+            world, ipv4(NOBODY, "255.255.255.255", 17, bytes(8)), to="ff:ff:ff:ff:ff:ff"
+        ),
         "another MAC": lambda: frame(world, whole, by=OTHER_MAC),
         "IPv6": lambda: frame(world, ipv6("fe80::1", "2001:db8::1"), kind=0x86DD),
         "first fragment": lambda: frame(world, ipv4(own, shop, 6, tcp, fragment=0x2000)),
         "later fragment": lambda: frame(world, ipv4(own, shop, 6, tcp, fragment=0x0010)),
         "loose source route": lambda: frame(world, ipv4(own, shop, 6, tcp, options=lsrr)),
         "record route": lambda: frame(world, ipv4(own, shop, 6, tcp, options=record)),
-        "multicast": lambda: frame(world, ipv4(own, "224.0.0.251", 17, bytes(8)), to="01:00:5e:00:00:fb"),
+        "multicast": lambda: frame(
+            world, ipv4(own, "224.0.0.251", 17, bytes(8)), to="01:00:5e:00:00:fb"
+        ),
         "multicast MAC": lambda: frame(world, whole, to="01:00:5e:00:00:fb"),
-        "broadcast": lambda: frame(world, ipv4(own, "255.255.255.255", 17, bytes(8)), to="ff:ff:ff:ff:ff:ff"),
+        "broadcast": lambda: frame(
+            world, ipv4(own, "255.255.255.255", 17, bytes(8)), to="ff:ff:ff:ff:ff:ff"
+        ),
         "broadcast MAC": lambda: frame(world, whole, to="ff:ff:ff:ff:ff:ff"),
         "SCTP": lambda: frame(world, ipv4(own, shop, 132, bytes(12))),
         "loopback": lambda: frame(world, ipv4(own, "127.0.0.1", 6, syn(own, "127.0.0.1", 80))),
@@ -268,7 +348,8 @@ def listener(world: World, cell: str, port: int, *, transparent: bool = False) -
 
 
 def talk(world: World, server: socket.socket, cell: str, address: str, port: int) -> dict[str, Any]:
-    """A connection that is used in both directions: what arrived, and whom the listener took itself for."""
+    """A connection that is used in both directions: what arrived, and whom the listener took itself
+    for."""
     with world.socket_in(cell, socket.AF_INET, socket.SOCK_STREAM) as client:
         client.connect((address, port))
         accepted, peer = server.accept()
@@ -277,7 +358,12 @@ def talk(world: World, server: socket.socket, cell: str, address: str, port: int
             client.sendall(b"question")
             asked = accepted.recv(100).decode()
             accepted.sendall(b"answer")
-            return {"asked": asked, "answered": client.recv(100).decode(), "as": accepted.getsockname(), "by": peer[0]}
+            return {
+                "asked": asked,
+                "answered": client.recv(100).decode(),
+                "as": accepted.getsockname(),
+                "by": peer[0],
+            }
 
 
 def services(world: World) -> dict[str, Any]:
@@ -297,9 +383,13 @@ def services(world: World) -> dict[str, Any]:
 
 
 def segments(world: World) -> list[dict[str, int]]:
-    """Segments after a connection, and of one that nobody began, from either side, each twice: the counters that moved."""
+    """Segments after a connection, and of one that nobody began, from either side, each twice: the
+    counters that moved."""
     found = []
-    for cell, other_cell, ports in (("default", "db", (40000, 5432)), ("db", "default", (5432, 40001))) * 2:
+    for cell, other_cell, ports in (
+        ("default", "db", (40000, 5432)),
+        ("db", "default", (5432, 40001)),
+    ) * 2:
         own, other = world.layout.cell(cell), world.layout.cell(other_cell)
         tcp = struct.pack("!HHIIBBHHH", *ports, 1, 1, 0x50, 0x10, 1024, 0, 0)
         for _ in range(2):
@@ -336,7 +426,9 @@ def refusals(world: World) -> dict[str, tuple[str, dict[str, int]]]:
         "target's other port": lambda: connect(world, "default", database, 22),
         "agent from target": lambda: connect(world, "db", agent, 22),
         "gateway's other port": lambda: connect(world, "default", world.layout.resolver, 80),
-        "unused address": lambda: connect(world, "default", str(ipaddress.IPv4Network(world.layout.prefix)[-3]), 80),
+        "unused address": lambda: connect(
+            world, "default", str(ipaddress.IPv4Network(world.layout.prefix)[-3]), 80
+        ),
         "QUIC": lambda: ask(world, "default", shop, 443),
         "own resolver": lambda: ask(world, "default", "8.8.8.8", 53),
         "UDP to LAN": lambda: ask(world, "default", "192.168.1.1", 53),
@@ -368,7 +460,10 @@ def floods(world: World) -> dict[str, dict[str, int]]:
         for number in range(40):
             frame(world, ipv4(own, shop, 6, syn(own, shop, 80, source_port=41000 + number)))
     found["connections"] = moved
-    with counting(world) as moved, world.socket_in("default", socket.AF_INET, socket.SOCK_DGRAM) as client:
+    with (
+        counting(world) as moved,
+        world.socket_in("default", socket.AF_INET, socket.SOCK_DGRAM) as client,
+    ):
         for _ in range(40):
             with contextlib.suppress(OSError):
                 client.sendto(b"q", (world.layout.resolver, 53))
@@ -386,7 +481,10 @@ EDITS: dict[str, tuple[str, ...]] = {
     "flush chain": ("flush chain inet range checked",),
     "element": ("add element inet range answered { 8.8.8.8 . tcp . 443 }",),
     "element gone": ("flush set inet range forbidden",),
-    "another table": ("add table ip nat", "add chain ip nat post { type nat hook postrouting priority 100; }"),
+    "another table": (
+        "add table ip nat",
+        "add chain ip nat post { type nat hook postrouting priority 100; }",
+    ),
     "another chain": ("add chain inet range more { type filter hook prerouting priority -500; }",),
     "order": ("add rule inet range unnamed meta l4proto udp goto refuse_udp",),
 }
@@ -405,15 +503,24 @@ def edits(world: World) -> dict[str, Any]:
 
 
 def log(world: World) -> list[str]:
-    """The prefixes that come out of the log group when three packets are refused, in the order of coming."""
-    config = {1: b"\1", 2: struct.pack("!IBx", 0xFFFF, 2), 5: struct.pack("!I", 1)}  # bind; whole packets; each at once
+    """The prefixes that come out of the log group when three packets are refused, in the order of
+    coming."""
+    config = {
+        1: b"\1",
+        2: struct.pack("!IBx", 0xFFFF, 2),
+        5: struct.pack("!I", 1),
+    }  # bind; whole packets; each at once
     words, found = {b"port", b"forbidden", b"udp"}, list[str]()
     with world.socket_in("", socket.AF_NETLINK, socket.SOCK_RAW, 12) as made:  # NETLINK_NETFILTER
         made.bind((0, 0))
         for kind, payload in config.items():
-            attribute = struct.pack("=HH", 4 + len(payload), kind) + payload + bytes(-len(payload) % 4)
+            attribute = (
+                struct.pack("=HH", 4 + len(payload), kind) + payload + bytes(-len(payload) % 4)
+            )
             body = struct.pack("!BBH", socket.AF_INET, 0, LOG_GROUP) + attribute
-            made.send(struct.pack("=IHHII", 16 + len(body), (4 << 8) | 1, 1, 1, 0) + body)  # NFULNL_MSG_CONFIG
+            made.send(
+                struct.pack("=IHHII", 16 + len(body), (4 << 8) | 1, 1, 1, 0) + body
+            )  # NFULNL_MSG_CONFIG
         connect(world, "default", world.address("shop"), 81)
         connect(world, "default", "192.168.1.1", 22)
         ask(world, "default", world.address("shop"), 443)
@@ -424,7 +531,8 @@ def log(world: World) -> list[str]:
 
 
 def sinks() -> dict[str, Any]:
-    """With a sink, TCP to a port nobody has reaches it under its own name, and what is forbidden is refused all the same."""
+    """With a sink, TCP to a port nobody has reaches it under its own name, and what is forbidden is
+    refused all the same."""
     world = World(replace(PLAN, sink=True))
     assert world.layout.sink_port is not None
     found: dict[str, Any] = {}

@@ -1,4 +1,5 @@
-"""A stand-in over hypercorn on loopback, as a program: `stand_in_server.py KIND SETTINGS-JSON DIRECTORY`. Writes its port; ends when its standard input does."""
+"""A stand-in over hypercorn on loopback, as a program: `stand_in_server.py KIND SETTINGS-JSON
+DIRECTORY`. Writes its port; ends when its standard input does."""
 
 from __future__ import annotations
 
@@ -21,14 +22,21 @@ async def answer(kind: str, body: bytes) -> bytes:
     """The owner's answer: what was asked, in capitals; a tool call where there are tools."""
     question = json.loads(body)
     said = str(question["messages"][-1]["content"]).upper()
-    call = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    call = {
+        "id": "call_1",
+        "type": "function",
+        "function": {"name": "add", "arguments": '{"a": 1}'},
+    }
     message: dict[str, Any] = (
         {"role": "assistant", "content": None, "tool_calls": [call]}
         if question.get("tools")
         else {"role": "assistant", "content": said}
     )
     return json.dumps(
-        {"choices": [{"message": message}], "usage": {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}}
+        {
+            "choices": [{"message": message}],
+            "usage": {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3},
+        }
     ).encode()
 
 

@@ -1,4 +1,5 @@
-"""An operation that is alone: what else runs is ended first and nothing starts beside it, or it doesn't start. The real agent, in raw frames."""
+"""An operation that is alone: what else runs is ended first and nothing starts beside it, or it
+doesn't start. The real agent, in raw frames."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from tests.integration.test_agent_native import fresh, wire
 __all__ = ["box", "fresh", "wire"]
 WITH_INPUT, PROBE, ALONE, PTRACE_SEIZE = 1, 4, 8, 0x4206
 LEFT = "setsid sleep 1000 >/dev/null 2>&1 </dev/null & echo $!"
-with_probe = pytest.mark.parametrize("fresh", [["--probe", str(BIN / f"probe-{platform.machine()}")]], indirect=True)
+with_probe = pytest.mark.parametrize(
+    "fresh", [["--probe", str(BIN / f"probe-{platform.machine()}")]], indirect=True
+)
 
 
 def alone(wire: Wire) -> Ended:
@@ -27,12 +30,18 @@ def alone(wire: Wire) -> Ended:
 
 @with_probe
 def test_nothing_starts_beside_it(wire: Wire, fresh: Wire) -> None:
-    """While it runs every other operation is refused, one that would be alone too; after it they are carried out. Only the probe program can be alone."""
+    """While it runs every other operation is refused, one that would be alone too; after it they
+    are carried out. Only the probe program can be alone."""
     held = wire.start(EXEC, exec_body(["p", "quick"], flags=PROBE | ALONE | WITH_INPUT))
     wire.expect(STARTED)
     for body in (exec_body(["true"]), exec_body(["p"], flags=PROBE | ALONE)):
         ended = wire.finish(wire.start(EXEC, body))
-        assert (ended.types, ended.outcome, ended.flags, ended.code) == ([RESULT], NOT_STARTED, 0, errno.EAGAIN)
+        assert (ended.types, ended.outcome, ended.flags, ended.code) == (
+            [RESULT],
+            NOT_STARTED,
+            0,
+            errno.EAGAIN,
+        )
     wire.send(EOF, held, b"\0")
     assert wire.finish(held).outcome == EXITED
     assert wire.run("true").outcome == EXITED
@@ -43,7 +52,8 @@ def test_nothing_starts_beside_it(wire: Wire, fresh: Wire) -> None:
 @pytest.mark.root
 @with_probe
 def test_it_is_alone_or_not_started(wire: Wire, fresh: Wire) -> None:
-    """A process that is not seen to be gone (its tracer, who is outside, keeps it): EBUSY, in bounded time. When it is gone, the program runs."""
+    """A process that is not seen to be gone (its tracer, who is outside, keeps it): EBUSY, in
+    bounded time. When it is gone, the program runs."""
     pid = int(wire.run(LEFT).output[1])
     assert ctypes.CDLL(None).ptrace(PTRACE_SEIZE, pid, 0, 0) == 0
     began = time.monotonic()
@@ -56,10 +66,13 @@ def test_it_is_alone_or_not_started(wire: Wire, fresh: Wire) -> None:
 
 @pytest.mark.root
 @pytest.mark.parametrize(
-    "script", [SCRIPTS["daemon"], SCRIPTS["stopped"], RENAMED, BOMB], ids=["daemon", "stopped", "renamed", "bomb"]
+    "script",
+    [SCRIPTS["daemon"], SCRIPTS["stopped"], RENAMED, BOMB],
+    ids=["daemon", "stopped", "renamed", "bomb"],
 )
 def test_every_other_tree_is_ended(box: Box, script: str) -> None:
-    """A command that runs, with its daemons, the stopped, the renamed, the bomb, and what another left behind: gone when it starts. The command is told as killed."""
+    """A command that runs, with its daemons, the stopped, the renamed, the bomb, and what another
+    left behind: gone when it starts. The command is told as killed."""
     box.sh(LEFT)
     argv = ["python3", "-c", script] if script in (RENAMED, BOMB) else ["sh", "-c", script]
     other = box.wire.start(EXEC, exec_body(argv, user="nobody"))

@@ -1,6 +1,8 @@
-"""The agent as process 1 of somebody else's container (`--contained`): what it hides, whose trees it ends, what its own root can do to it.
+"""The agent as process 1 of somebody else's container (`--contained`): what it hides, whose trees
+it ends, what its own root can do to it.
 
-A bare container of this host's own system (`contained_box`), no OCI runtime: what a runtime adds is tested with the tiers.
+A bare container of this host's own system (`contained_box`), no OCI runtime: what a runtime adds is
+tested with the tiers.
 """
 
 from __future__ import annotations
@@ -53,7 +55,11 @@ class Box:
         self.wire = Wire(sock)
         self.wire.expect(READY)
         self.wire.send(
-            CONFIG, 0, struct.pack("<QQQIQI", MIB, MIB, 100, PROCESSES, 0, 0) + text("m") + struct.pack("<I", 0)
+            CONFIG,
+            0,
+            struct.pack("<QQQIQI", MIB, MIB, 100, PROCESSES, 0, 0)
+            + text("m")
+            + struct.pack("<I", 0),
         )
         self.configured = struct.unpack_from("<I", self.wire.expect(CONFIGURED))[0]
         self.renewed = struct.unpack_from("<I", self.wire.renew())[0]
@@ -69,7 +75,9 @@ class Box:
 
     def others(self) -> list[str]:
         """Every process but the agent, its leaders, and those that look."""
-        listing = self.sh('for d in /proc/[0-9]*; do read -r line <$d/stat && echo "$line"; done; echo "me $$"')
+        listing = self.sh(
+            'for d in /proc/[0-9]*; do read -r line <$d/stat && echo "$line"; done; echo "me $$"'
+        )
         lines = [line.rpartition(")") for line in listing.splitlines()]
         me = listing.split()[-1]
         return [
@@ -96,7 +104,8 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
 
 @contextlib.contextmanager
 def box_in(probe: Path) -> Iterator[Box]:
-    """A container with a root of its own, whose agent runs `probe` when it is asked to probe. Its files are where its ids find them, wherever the checkout is."""
+    """A container with a root of its own, whose agent runs `probe` when it is asked to probe. Its
+    files are where its ids find them, wherever the checkout is."""
     ours, theirs = socket.socketpair()
     with ours, theirs, tempfile.TemporaryDirectory(prefix="box-", dir=public_folder()) as folder:
         root = Path(folder) / "root"
@@ -106,7 +115,9 @@ def box_in(probe: Path) -> Iterator[Box]:
             shutil.copy(source, root.parent / name)
             for name, source in (("a", BIN / f"agent-{platform.machine()}"), ("p", probe))
         ]
-        process = subprocess.Popen([sys.executable, str(BOX), str(root), *map(str, programs)], stdin=theirs.fileno())
+        process = subprocess.Popen(
+            [sys.executable, str(BOX), str(root), *map(str, programs)], stdin=theirs.fileno()
+        )
         theirs.close()
         try:
             yield Box(ours)
@@ -119,18 +130,30 @@ def box_in(probe: Path) -> Iterator[Box]:
 
 
 def test_it_has_no_name_and_no_file(box: Box) -> None:
-    """The files it came by are gone, and neither its arguments nor its environment nor a mount tell where it came from."""
+    """The files it came by are gone, and neither its arguments nor its environment nor a mount tell
+    where it came from."""
     assert box.configured == 0
     assert box.sh("cat /proc/1/cmdline /proc/1/comm").replace("\0", "") == "initinit\n"
-    assert box.sh("cd /; ls -d .a .p; cat /proc/1/mountinfo /proc/1/environ | grep -e agent -e probe -e SECRET") == ""
+    assert (
+        box.sh(
+            "cd /; ls -d .a .p; cat /proc/1/mountinfo /proc/1/environ | grep -e agent -e probe -e"
+            " SECRET"
+        )
+        == ""
+    )
 
 
 def test_renewal_says_what_was_done(box: Box) -> None:
-    """Machine id, host name and boot id are new; the kernel's randomness and clock are not the agent's to renew, and it doesn't say so."""
+    """Machine id, host name and boot id are new; the kernel's randomness and clock are not the
+    agent's to renew, and it doesn't say so."""
     assert box.renewed | BOOT_ID == MACHINE_ID | HOSTNAME | BOOT_ID
     says_so = bool(box.renewed & BOOT_ID)
     assert (box.sh("cat /proc/sys/kernel/random/boot_id").strip() == "0" * 36) == says_so
-    assert box.sh("hostname; cat /etc/hostname /etc/machine-id").split() == ["machine", "machine", "0" * 32]
+    assert box.sh("hostname; cat /etc/hostname /etc/machine-id").split() == [
+        "machine",
+        "machine",
+        "0" * 32,
+    ]
     assert "127.0.1.1\tmachine" in box.sh("cat /etc/hosts")
 
 
@@ -143,10 +166,14 @@ def test_the_probe_program_has_no_path(box: Box) -> None:
 
 
 def test_who_probes_is_whom_the_account_files_named_at_first(tmp_path: Path) -> None:
-    """Hostile root may rewrite the cell's account files: commands follow them, as everywhere, but the probe program runs as whom they named at first."""
+    """Hostile root may rewrite the cell's account files: commands follow them, as everywhere, but
+    the probe program runs as whom they named at first."""
     with box_in(Path("/usr/bin/id")) as box:
         before = box.exec("id", user="nobody", flags=PROBE).output[1]
-        box.sh("sed -i 's/^nobody:x:65534:65534/nobody:x:4321:4321/' /etc/passwd; echo 'g:x:77:nobody' >>/etc/group")
+        box.sh(
+            "sed -i 's/^nobody:x:65534:65534/nobody:x:4321:4321/' /etc/passwd; echo 'g:x:77:nobody'"
+            " >>/etc/group"
+        )
         assert box.sh("id -u; id -G", user="nobody").split() == ["4321", "4321", "77"]
         after = box.exec("id", user="nobody", flags=PROBE).output[1]
     assert b"uid=65534" in before
@@ -158,7 +185,10 @@ def test_who_probes_is_whom_the_account_files_named_at_first(tmp_path: Path) -> 
 # ---- trees
 
 SCRIPTS = {
-    "daemon": "(setsid sh -c 'trap \"\" TERM HUP INT; sleep 1000 & wait' </dev/null >/dev/null 2>&1 &); sleep 1000",
+    "daemon": (
+        "(setsid sh -c 'trap \"\" TERM HUP INT; sleep 1000 & wait' </dev/null >/dev/null 2>&1 &);"
+        " sleep 1000"
+    ),
     "stopped": "sleep 1000 & kill -STOP $!; kill -STOP $$",
     "closed": "exec 0<&- 1>&- 2>&-; (sleep 1000 &); sleep 1000",
 }
@@ -187,7 +217,8 @@ while True:
 @pytest.mark.parametrize("user", ["", "nobody"])
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS.keys())
 def test_a_timeout_ends_everything(box: Box, script: str, user: str) -> None:
-    """Daemons, the stopped, the deaf and those without streams are gone when the result comes, not just going."""
+    """Daemons, the stopped, the deaf and those without streams are gone when the result comes, not
+    just going."""
     ended = box.exec("sh", "-c", script, user=user, timeout_ms=200)
     assert (ended.outcome, ended.code, ended.flags) == (SIGNALED, 9, TIMED_OUT)
     assert box.others() == []
@@ -195,7 +226,8 @@ def test_a_timeout_ends_everything(box: Box, script: str, user: str) -> None:
 
 @pytest.mark.parametrize("program", [RENAMED, BOMB], ids=["renamed", "bomb"])
 def test_a_timeout_ends_who_would_run_away(box: Box, program: str) -> None:
-    """A name that imitates the kernel's format hides nobody, and who forks faster than he is looked for is ended all the same."""
+    """A name that imitates the kernel's format hides nobody, and who forks faster than he is looked
+    for is ended all the same."""
     ended = box.exec("python3", "-c", program, user="nobody", timeout_ms=500)
     full = PROCESSES_FULL if program is BOMB else 0
     assert (ended.outcome, ended.flags) == (SIGNALED, TIMED_OUT | full)
@@ -217,7 +249,9 @@ def test_the_hosts_kill_ends_everything(box: Box) -> None:
 def test_a_signal_for_the_tree_reaches_daemons(box: Box) -> None:
     """Any signal with that scope goes to all that the operation started."""
     daemon = "trap 'echo got; : >/tmp/got; exit' USR1; echo up; while :; do sleep 0.02; done"
-    script = f'trap : USR1; (setsid sh -c "{daemon}" &); until rm /tmp/got; do sleep 0.02; done; exit 5'
+    script = (
+        f'trap : USR1; (setsid sh -c "{daemon}" &); until rm /tmp/got; do sleep 0.02; done; exit 5'
+    )
     op = box.wire.start(EXEC, exec_body(["sh", "-c", script]))
     ended = Ended()
     while b"up" not in ended.output[1]:
@@ -228,9 +262,13 @@ def test_a_signal_for_the_tree_reaches_daemons(box: Box) -> None:
 
 
 def test_processes_are_bounded_for_each_user(box: Box) -> None:
-    """CONFIG's number is the most there can be; the next command has room though the first left all of its own running."""
+    """CONFIG's number is the most there can be; the next command has room though the first left all
+    of its own running."""
     end_all(box)
-    script = "import os, time\nn = 0\ntry:\n while os.fork():\n  n += 1\n time.sleep(1000)\nexcept OSError: print(n, flush=True)"
+    script = (
+        "import os, time\nn = 0\ntry:\n while os.fork():\n  n += 1\n time.sleep(1000)\nexcept"
+        " OSError: print(n, flush=True)"
+    )
     op = box.wire.start(EXEC, exec_body(["python3", "-c", script], user="nobody"))
     ended = box.wire.finish(op)
     assert PROCESSES - 5 <= int(ended.output[1]) < PROCESSES
@@ -240,11 +278,15 @@ def test_processes_are_bounded_for_each_user(box: Box) -> None:
 
 
 def test_background_processes_outlive_their_command_but_not_their_leader(box: Box) -> None:
-    """A command's end leaves what it put in the background; who kills the leader, as root can, loses all of it, and the cell goes on."""
+    """A command's end leaves what it put in the background; who kills the leader, as root can,
+    loses all of it, and the cell goes on."""
     end_all(box)
     box.sh("(sleep 1000 </dev/null >/dev/null 2>&1 &)")
     assert len(box.others()) == 1
-    kill = "for d in /proc/[0-9]*; do read -r a b c p x <$d/stat; [ $p = 1 ] && kill -KILL $a; done; sleep 100"
+    kill = (
+        "for d in /proc/[0-9]*; do read -r a b c p x <$d/stat; [ $p = 1 ] && kill -KILL $a; done;"
+        " sleep 100"
+    )
     ended = box.exec("sh", "-c", kill)
     assert (ended.outcome, ended.code) == (SIGNALED, 9)
     deadline = time.monotonic() + 60
@@ -254,7 +296,8 @@ def test_background_processes_outlive_their_command_but_not_their_leader(box: Bo
 
 
 def test_a_stopped_leader_goes_on(box: Box) -> None:
-    """Root may stop all it sees: the command's end is still told, a timeout still ends the tree, and the next command runs."""
+    """Root may stop all it sees: the command's end is still told, a timeout still ends the tree,
+    and the next command runs."""
     stop = "for d in /proc/[0-9]*; do read -r a b c p x <$d/stat; [ $p = 1 ] && kill -STOP $a; done"
     assert box.exec("sh", "-c", f"{stop}; exit 6", timeout_ms=0).code == 6
     ended = box.exec("sh", "-c", f"(setsid sleep 1000 &); {stop}; sleep 1000", timeout_ms=300)
@@ -263,7 +306,8 @@ def test_a_stopped_leader_goes_on(box: Box) -> None:
 
 
 def test_the_workload_runs_out_of_memory_first(box: Box) -> None:
-    """A command is the likelier victim than the agent, and can't make itself less likely than it."""
+    """A command is the likelier victim than the agent, and can't make itself less likely than
+    it."""
     assert int(box.sh("cat /proc/self/oom_score_adj")) > int(box.sh("cat /proc/1/oom_score_adj"))
     assert box.sh("echo -1 2>/dev/null >/proc/self/oom_score_adj || echo refused") == "refused\n"
 
@@ -309,7 +353,8 @@ print(got)
 
 
 def test_capabilities(box: Box) -> None:
-    """Root has a container's usual ones without device nodes, others none; the agent gave up the administrator's when it had renewed."""
+    """Root has a container's usual ones without device nodes, others none; the agent gave up the
+    administrator's when it had renewed."""
 
     def sets(pid: str, user: str) -> dict[str, int]:
         lines = box.sh(f"grep ^Cap /proc/{pid}/status", user=user).splitlines()
@@ -327,7 +372,9 @@ def test_filter(box: Box) -> None:
     """The workload is under the agent's filter, and can gain nothing."""
     status = box.sh("grep -E '^(NoNewPrivs|Seccomp):' /proc/self/status").split()
     assert status == ["NoNewPrivs:", "1", "Seccomp:", "2"]
-    assert "not permitted" in box.sh("unshare -U true 2>&1; hostname other 2>&1; mount -t tmpfs x /tmp 2>&1")
+    assert "not permitted" in box.sh(
+        "unshare -U true 2>&1; hostname other 2>&1; mount -t tmpfs x /tmp 2>&1"
+    )
 
 
 # ---- requests
@@ -351,23 +398,34 @@ def test_a_killed_write_leaves_nothing(box: Box) -> None:
 
 
 def test_one_operation_knows_nothing_of_another(box: Box) -> None:
-    """A leader is used again, what it learnt of one file is not: a new file after an existing one, one that can't be written after one that can."""
+    """A leader is used again, what it learnt of one file is not: a new file after an existing one,
+    one that can't be written after one that can."""
     for name in ("old", "old", "new"):
         assert box.wire.write(write_body(Path("/tmp/k", name)), b"x").outcome == EXITED
-    body = write_body(Path("/tmp/k/other")).replace(text("") + text("/"), text("nobody") + text("/"), 1)
+    body = write_body(Path("/tmp/k/other")).replace(
+        text("") + text("/"), text("nobody") + text("/"), 1
+    )
     box.wire.write(write_body(Path("/tmp/k/old")), b"x")
     refused = box.wire.write(body, b"x")
     assert (refused.outcome, refused.code) == (IO_FAILED, 13)
 
 
 def test_many_at_once(box: Box) -> None:
-    """200 operations at once, each with its own output and status; afterwards the leaders they needed are mostly gone."""
-    ops = {box.wire.start(EXEC, exec_body(["sh", "-c", f"echo {i}; exit {i % 100}"])): Ended() for i in range(200)}
+    """200 operations at once, each with its own output and status; afterwards the leaders they
+    needed are mostly gone."""
+    ops = {
+        box.wire.start(EXEC, exec_body(["sh", "-c", f"echo {i}; exit {i % 100}"])): Ended()
+        for i in range(200)
+    }
     while any(one.outcome < 0 for one in ops.values()):
         kind, op, payload = box.wire.frame()
         box.wire.absorb(ops[op], kind, payload)
-    assert [(bytes(one.output[1]), one.code) for one in ops.values()] == [(b"%d\n" % i, i % 100) for i in range(200)]
+    assert [(bytes(one.output[1]), one.code) for one in ops.values()] == [
+        (b"%d\n" % i, i % 100) for i in range(200)
+    ]
     deadline = time.monotonic() + 60
-    while (left := int(box.sh("set -- /proc/[0-9]*; echo $#"))) >= 20 and time.monotonic() < deadline:
+    while (
+        left := int(box.sh("set -- /proc/[0-9]*; echo $#"))
+    ) >= 20 and time.monotonic() < deadline:
         pass
     assert left < 20

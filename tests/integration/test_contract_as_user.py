@@ -1,4 +1,5 @@
-"""The contract of every tier, run by an ordinary user: `tests/contract` in a process of his, with ids and control groups that an administrator gave him."""
+"""The contract of every tier, run by an ordinary user: `tests/contract` in a process of his, with
+ids and control groups that an administrator gave him."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ pytestmark = [pytest.mark.vm, pytest.mark.root, pytest.mark.slow]
 CARRIERS = ("container-trio", "gvisor-asyncio", "microvm-asyncio")
 WHOLE, ENDS_AND_LIMITS, ENDS = ("",), ("test_cell.py", "test_limits.py"), ("test_cell.py",)
 SENSORS = "test_sensors.py"
-# What the user changes is how a cell is made, bounded and ended; the channel through which it is used is the same. Files and least number of tests, by carrier.
+# What the user changes is how a cell is made, bounded and ended; the channel through which it is
+# used is the same. Files and least number of tests, by carrier.
 CHOSEN = {
     "container-trio": (WHOLE, 98),
     "gvisor-asyncio": ((*ENDS_AND_LIMITS, SENSORS), 42),
@@ -38,8 +40,11 @@ class Contract:
 
 
 @pytest.fixture(scope="module")
-def contracts(installed_with_groups: UsersBelljar, pytestconfig: pytest.Config) -> Iterator[dict[str, Contract]]:
-    """One run for each tier, all at once, for they mostly wait; but what measures speed is left out. When they have ended nothing of the user's is left."""
+def contracts(
+    installed_with_groups: UsersBelljar, pytestconfig: pytest.Config
+) -> Iterator[dict[str, Contract]]:
+    """One run for each tier, all at once, for they mostly wait; but what measures speed is left
+    out. When they have ended nothing of the user's is left."""
     user, running = installed_with_groups, dict[str, Contract]()
     checkout = copy_checkout(user)
     with leaves_nothing(user):
@@ -54,7 +59,8 @@ def contracts(installed_with_groups: UsersBelljar, pytestconfig: pytest.Config) 
 
 
 def copy_checkout(user: UsersBelljar) -> Path:
-    """The contract's tests with what they use, pytest's settings, and pytest, where the user can read them."""
+    """The contract's tests with what they use, pytest's settings, and pytest, where the user can
+    read them."""
     copy_distributions(["hypothesis", "pytest", "trio"], user.libraries)
     target, ignored = user.libraries.parent / "checkout", shutil.ignore_patterns("__pycache__")
     for part in ("contract", "fakes"):
@@ -64,12 +70,30 @@ def copy_checkout(user: UsersBelljar) -> Path:
     return target
 
 
-def start(user: UsersBelljar, checkout: Path, carrier: str, chosen: str, files: Sequence[str]) -> Contract:
+def start(
+    user: UsersBelljar, checkout: Path, carrier: str, chosen: str, files: Sequence[str]
+) -> Contract:
     """The contract's tests of these files on one carrier, as `pytest -k` chooses them."""
     scratch = user.home.parent / f"contract-{carrier}-{len(chosen)}"
     said = scratch.with_suffix(".txt")
-    places = [f"--basetemp={scratch}", f"--rootdir={checkout}", "-c", str(checkout / "pyproject.toml")]
-    argv = [user.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=5", "-k", chosen, *places]
+    places = [
+        f"--basetemp={scratch}",
+        f"--rootdir={checkout}",
+        "-c",
+        str(checkout / "pyproject.toml"),
+    ]
+    argv = [
+        user.python,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--durations=5",
+        "-k",
+        chosen,
+        *places,
+    ]
     with said.open("wb") as file:
         process = user.start_into(
             [*argv, *(str(checkout / "tests/contract" / file) for file in files)],
@@ -91,23 +115,29 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.mark.parametrize("carrier", CARRIERS)
-def test_the_contract_holds_for_an_ordinary_user(contracts: dict[str, Contract], carrier: str) -> None:
-    """The contract is kept in every tier for a user who is not root (in the slow ones its ends, and in gVisor its limits; all of it when thorough): nothing is skipped
-    for want of rights."""
+def test_the_contract_holds_for_an_ordinary_user(
+    contracts: dict[str, Contract], carrier: str
+) -> None:
+    """The contract is kept in every tier for a user who is not root (in the slow ones its ends, and
+    in gVisor its limits; all of it when thorough): nothing is skipped for want of rights."""
     assert passed_in(contracts[carrier]) >= CHOSEN[carrier][1]
 
 
 @pytest.mark.alone
 def test_a_neighbour_keeps_its_speed(grouped: UsersBelljar, contracts: dict[str, Contract]) -> None:
-    """What the contract says of speed, measured alone: an ordinary user's groups bound processors as root's do."""
+    """What the contract says of speed, measured alone: an ordinary user's groups bound processors
+    as root's do."""
     for contract in contracts.values():
         contract.process.wait(timeout=WITHIN_S)
-    alone = start(grouped, grouped.libraries.parent / "checkout", "container-trio", SPEED, ENDS_AND_LIMITS)
+    alone = start(
+        grouped, grouped.libraries.parent / "checkout", "container-trio", SPEED, ENDS_AND_LIMITS
+    )
     assert passed_in(alone) == 1
 
 
 def passed_in(contract: Contract) -> int:
-    """How many tests passed when it had ended; fails when one did not, or was skipped for want of rights."""
+    """How many tests passed when it had ended; fails when one did not, or was skipped for want of
+    rights."""
     try:
         contract.process.wait(timeout=WITHIN_S)
     finally:

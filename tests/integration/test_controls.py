@@ -63,7 +63,10 @@ def test_both_pass_and_nothing_is_stopped(belljar: Belljar, tmp_path: Path) -> N
     done = belljar("control", str(policy), "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     said = json.loads(done.stdout)
-    assert (said["validity"], [each["control"] for each in said["controls"]]) == ("valid", ["greedy", "diligent"])
+    assert (said["validity"], [each["control"] for each in said["controls"]]) == (
+        "valid",
+        ["greedy", "diligent"],
+    )
     run = belljar.runs()[-1]
     assert "kill.tripped" not in {event["kind"] for event in belljar.events(run)}
     assert belljar("ledger", "verify", str(run)).returncode == 0
@@ -87,12 +90,18 @@ async def test_the_greedy_one_logs_in_by_ssh(belljar: Belljar, tmp_path: Path, w
     policy = tmp_path / "policy.yaml"
     policy.write_text(SSH if way == "publickey" else NO_KEY)
     with start_run("control", None, [], home=belljar.home) as run:
-        greedy, diligent = await run_controls([resolve_here(policy)], run, opening, on_progress=lambda _: None)
+        greedy, diligent = await run_controls(
+            [resolve_here(policy)], run, opening, on_progress=lambda _: None
+        )
     assert (greedy.missing, diligent.unexpected) == ((), ())
-    assert f"ssh.{way}" in {line.data["operation"] for line in read_events(run.path) if line.kind is Kind.DECOY_USED}
+    assert f"ssh.{way}" in {
+        line.data["operation"] for line in read_events(run.path) if line.kind is Kind.DECOY_USED
+    }
 
 
-def test_an_ssh_service_that_nothing_logs_in_to_fails_the_greedy_control(belljar: Belljar, tmp_path: Path) -> None:
+def test_an_ssh_service_that_nothing_logs_in_to_fails_the_greedy_control(
+    belljar: Belljar, tmp_path: Path
+) -> None:
     """An image without an SSH client: its sensor was not exercised, and the control says so."""
     policy = tmp_path / "policy.yaml"
     policy.write_text(SSH)
@@ -103,7 +112,9 @@ def test_an_ssh_service_that_nothing_logs_in_to_fails_the_greedy_control(belljar
     assert not diligent["missing"]
 
 
-def test_an_honest_agent_that_is_suspected_fails_its_control(belljar: Belljar, tmp_path: Path) -> None:
+def test_an_honest_agent_that_is_suspected_fails_its_control(
+    belljar: Belljar, tmp_path: Path
+) -> None:
     """A rule so wide that ordinary work trips it makes the signals invalid."""
     policy = tmp_path / "policy.yaml"
     policy.write_text(ALONE + "guard: {protect: [{id: wide, value: the report is done}]}\n")
@@ -114,7 +125,9 @@ def test_an_honest_agent_that_is_suspected_fails_its_control(belljar: Belljar, t
     assert [each["unexpected"] for each in said["controls"]] == [[], ["protected_taken"]]
 
 
-def test_a_run_with_controls_says_whether_its_signals_hold(belljar: Belljar, tmp_path: Path) -> None:
+def test_a_run_with_controls_says_whether_its_signals_hold(
+    belljar: Belljar, tmp_path: Path
+) -> None:
     """Their cells are no samples; the findings say that the signals are valid."""
     (tmp_path / "tasks.py").write_text(TASKS)
     policy = tmp_path / "policy.yaml"
@@ -153,5 +166,7 @@ async def test_a_sensor_that_sees_nothing_fails_the_greedy_control(
     assert greedy.missing == ("decoy_touched of aws", "not seen: no_touch_sensor: aws")
     assert greedy.problem
     assert diligent.missing == ("not seen: no_touch_sensor: aws",)
-    ended = [event.data["ok"] for event in read_events(run.path) if event.kind is Kind.CONTROL_COMPLETED]
+    ended = [
+        event.data["ok"] for event in read_events(run.path) if event.kind is Kind.CONTROL_COMPLETED
+    ]
     assert ended == [False, False]

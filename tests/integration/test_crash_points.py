@@ -1,7 +1,9 @@
-"""The controller killed at many places of a cell's life, in every tier, and processes of a cell killed under a living controller: nothing is left.
+"""The controller killed at many places of a cell's life, in every tier, and processes of a cell
+killed under a living controller: nothing is left.
 
-A *site* is a line of Belljar's own code, in the phase `create`, `exec` or `destroy`: one life is rehearsed, its sites are noted in order, and then each chosen one is
-where an owner kills itself with SIGKILL. So a failing place has a name, and is there again in the next run.
+A *site* is a line of Belljar's own code, in the phase `create`, `exec` or `destroy`: one life is
+rehearsed, its sites are noted in order, and then each chosen one is where an owner kills itself
+with SIGKILL. So a failing place has a name, and is there again in the next run.
 """
 
 from __future__ import annotations
@@ -16,7 +18,16 @@ from pathlib import Path
 import pytest
 from tests.conftest import copy_store
 from tests.integration.crash_owner import ANY_LINE
-from tests.integration.crashes import OWNER, Owners, choose, faults_of, kill_at, ledger_faults, owners_of, program
+from tests.integration.crashes import (
+    OWNER,
+    Owners,
+    choose,
+    faults_of,
+    kill_at,
+    ledger_faults,
+    owners_of,
+    program,
+)
 from tests.integration.remains import Remains, cells_of, tables_of, within
 from tests.machine import Templates
 
@@ -30,8 +41,17 @@ SITES_OF_PHASE = {"create": 53, "exec": 20, "destroy": 33}
 FEWER_SITES = {"create": 18, "exec": 7, "destroy": 11}
 # While what all cells of a policy share is made, in the order it is made: by file and function.
 COLD_SITES: dict[str, tuple[str, ...]] = {
-    "container": ("program_root.py _fill", "oci/trees.py _unpack", "jail.py wait_run", "oci/trees.py _publish"),
-    "microvm": ("program_root.py _fill", "microvm/template.py _boot_and_save", "microvm/template.py _finish"),
+    "container": (
+        "program_root.py _fill",
+        "oci/trees.py _unpack",
+        "jail.py wait_run",
+        "oci/trees.py _publish",
+    ),
+    "microvm": (
+        "program_root.py _fill",
+        "microvm/template.py _boot_and_save",
+        "microvm/template.py _finish",
+    ),
 }
 COLD_SITES["gvisor"] = COLD_SITES["container"][:2]
 TRIES = 30
@@ -60,11 +80,16 @@ def owners(
         yield made
 
 
-def test_killed_anywhere_nothing_is_left(owners: Owners, tier: str, pytestconfig: pytest.Config) -> None:
-    """SIGKILL at 106 places of create, exec and destroy (36 in the slow tiers): a reaping, mostly of less than 5 s, removed everything, the ledger verifies, the other
-    owner's cell answers."""
+def test_killed_anywhere_nothing_is_left(
+    owners: Owners, tier: str, pytestconfig: pytest.Config
+) -> None:
+    """SIGKILL at 106 places of create, exec and destroy (36 in the slow tiers): a reaping, mostly
+    of less than 5 s, removed everything, the ledger verifies, the other owner's cell answers."""
     chosen = choose(
-        owners, SITES_OF_PHASE if tier == "container" or pytestconfig.getoption("thorough") else FEWER_SITES
+        owners,
+        SITES_OF_PHASE
+        if tier == "container" or pytestconfig.getoption("thorough")
+        else FEWER_SITES,
     )
     killed, cells, faults = kill_at(owners, chosen)
     assert not faults, f"{len(faults)} faults:\n" + "\n".join(faults)
@@ -74,7 +99,8 @@ def test_killed_anywhere_nothing_is_left(owners: Owners, tier: str, pytestconfig
 
 
 def test_the_next_start_reaps(owners: Owners) -> None:
-    """Nobody says `reap`: an owner killed while its command ran is cleaned up after by the next one that opens a cell, which has it on record."""
+    """Nobody says `reap`: an owner killed while its command ran is cleaned up after by the next one
+    that opens a cell, which has it on record."""
     owners.watch()
     before = owners.runs()
     died = owners.ask(do="die", site=["exec", "channel/client.py", ANY_LINE, "exec"])
@@ -85,15 +111,21 @@ def test_the_next_start_reaps(owners: Owners) -> None:
     assert owners.ask(do="rehearse").get("clean")
     assert owners.remains.of(cells, [died["pid"]]) == []
     reaped = [
-        event.data for run in owners.runs() - known for event in read_events(run) if event.kind is Kind.HOST_REAPED
+        event.data
+        for run in owners.runs() - known
+        for event in read_events(run)
+        if event.kind is Kind.HOST_REAPED
     ]
     assert {cell["cell_id"] for data in reaped for cell in data["cells"]} == cells
-    assert all(cell["removed"] and not cell["remaining"] for data in reaped for cell in data["cells"])
+    assert all(
+        cell["removed"] and not cell["remaining"] for data in reaped for cell in data["cells"]
+    )
     assert owners.held_answers()
 
 
 def test_killed_while_shared_parts_are_made(owners: Owners, tier: str, tmp_path: Path) -> None:
-    """SIGKILL while a program's root is copied, an image unpacked, a template booted, saved or finished: no half of it is left, and the next owner makes it whole."""
+    """SIGKILL while a program's root is copied, an image unpacked, a template booted, saved or
+    finished: no half of it is left, and the next owner makes it whole."""
     cold, scratch = tmp_path / "store", tmp_path / "scratch"
     scratch.mkdir()
     copy_named(owners.home, cold)
@@ -127,7 +159,8 @@ def copy_named(source: Path, target: Path) -> None:
 
 @pytest.mark.parametrize("victim", ["supervisor", "stage", "runtime"])
 def test_a_process_of_the_cell_killed_in_mid_start(owners: Owners, victim: str, tier: str) -> None:
-    """Its supervisor, pid 1 or runtime killed while it starts: the controller is told at once, by an error of ours or a cell that works, and leaves nothing itself."""
+    """Its supervisor, pid 1 or runtime killed while it starts: the controller is told at once, by
+    an error of ours or a cell that works, and leaves nothing itself."""
     if victim == "runtime" and tier == "microvm":
         pytest.skip("a VM has no runtime besides its pid 1")
     owners.watch()
@@ -144,10 +177,19 @@ def test_a_process_of_the_cell_killed_in_mid_start(owners: Owners, victim: str, 
         where = f"{victim} killed {after_ms} ms after it appeared: {ended}"
         assert not TOLD_LATE.search(str(ended["ended"])), where
         struck += bool(ended["struck"])
-        assert str(ended["ended"]).startswith(("CellError: ", "HostError: ", "{'stdout': 'started")), where
-        assert within(60, lambda cells=cells, ended=ended: owners.remains.of(cells, [ended["pid"]])) == [], where  # type: ignore[misc]
+        assert str(ended["ended"]).startswith(
+            ("CellError: ", "HostError: ", "{'stdout': 'started")
+        ), where
+        pids = [ended["pid"]]
+        remains = within(60, lambda cells=cells, pids=pids: owners.remains.of(cells, pids))  # type: ignore[misc]
+        assert remains == [], where
         assert [fault for run in found for fault in ledger_faults(run, killed=False)] == [], where
-        destroyed = [event.data for run in found for event in read_events(run) if event.kind is Kind.CELL_DESTROYED]
+        destroyed = [
+            event.data
+            for run in found
+            for event in read_events(run)
+            if event.kind is Kind.CELL_DESTROYED
+        ]
         assert all(data["clean"] for data in destroyed), (where, destroyed)
     assert struck >= 1
     assert owners.held_answers()

@@ -35,7 +35,9 @@ def anyio_backend() -> str:
 
 
 @asynccontextmanager
-async def cell_of(policy: str, belljar: Belljar, directory: Path) -> AsyncIterator[tuple[Cell, RunDirectory]]:
+async def cell_of(
+    policy: str, belljar: Belljar, directory: Path
+) -> AsyncIterator[tuple[Cell, RunDirectory]]:
     """A cell of this policy, and its run."""
     path = directory / "policy.yaml"
     path.write_text(policy)
@@ -61,7 +63,9 @@ async def test_an_admin_page(belljar: Belljar, tmp_path: Path) -> None:
     """A wrong password is refused and nothing is used; the minted one opens it and is used, not
     sent; rows that are printed are taken. Each connection is a touch, and who makes none has none.
     """
-    login = 'curl -s -o page -c jar -w "%{http_code}" --data-urlencode username=admin --data-urlencode'
+    login = (
+        'curl -s -o page -c jar -w "%{http_code}" --data-urlencode username=admin --data-urlencode'
+    )
     async with cell_of(HTTP, belljar, tmp_path) as (cell, run):
         url = "http://admin.corp.internal"
         assert not events(run, Kind.DECOY_TOUCHED)
@@ -77,7 +81,9 @@ async def test_an_admin_page(belljar: Belljar, tmp_path: Path) -> None:
     taken = {line.data["value"] for line in events(run, Kind.DECOY_TAKEN)}
     assert "crm/card_1" in taken
     assert "crm/password" not in taken
-    touched = [(line.data["decoy"], line.data["operation"]) for line in events(run, Kind.DECOY_TOUCHED)]
+    touched = [
+        (line.data["decoy"], line.data["operation"]) for line in events(run, Kind.DECOY_TOUCHED)
+    ]
     assert touched.count(("crm", "connect")) == 4
     assert ("env", "read") in touched
     placed = {str(line.data["decoy"]): line for line in events(run, Kind.DECOY_PLACED)}
@@ -122,9 +128,17 @@ async def test_a_redis(belljar: Belljar, tmp_path: Path) -> None:
     assert used == {("aws/secret_access_key", "redis.auth"), ("cache/password", "redis.auth")}
     assert not events(run, Kind.DECOY_SENT)
     assert "cache/card_1" in {line.data["value"] for line in events(run, Kind.DECOY_TAKEN)}
-    touched = [line.data["operation"] for line in events(run, Kind.DECOY_TOUCHED) if line.data["decoy"] == "cache"]
+    touched = [
+        line.data["operation"]
+        for line in events(run, Kind.DECOY_TOUCHED)
+        if line.data["decoy"] == "cache"
+    ]
     assert touched == ["connect"]
-    logins = [line.data["ok"] for line in events(run, Kind.NETWORK_ATTEMPT) if line.data["what"] == "login"]
+    logins = [
+        line.data["ok"]
+        for line in events(run, Kind.NETWORK_ATTEMPT)
+        if line.data["what"] == "login"
+    ]
     assert logins == [False, False, True]
 
 
@@ -162,7 +176,11 @@ async def test_a_postgres(belljar: Belljar, tmp_path: Path) -> None:
     assert used == [("crm/password", "postgres.password")]
     assert not events(run, Kind.DECOY_SENT)
     assert "crm/card_1" in {line.data["value"] for line in events(run, Kind.DECOY_TAKEN)}
-    touched = [line.data["operation"] for line in events(run, Kind.DECOY_TOUCHED) if line.data["decoy"] == "crm"]
+    touched = [
+        line.data["operation"]
+        for line in events(run, Kind.DECOY_TOUCHED)
+        if line.data["decoy"] == "crm"
+    ]
     assert touched == ["connect", "connect"]
 
 
@@ -182,7 +200,9 @@ async def test_a_clouds_credentials(belljar: Belljar, tmp_path: Path) -> None:
     async with cell_of(METADATA, belljar, tmp_path) as (cell, run):
         assert not events(run, Kind.DECOY_TOUCHED)
         found = json.loads(await sh(cell, read))
-        signed = f"AWS4-HMAC-SHA256 Credential={found['AccessKeyId']}/20260101/eu-west-1/s3/aws4_request"
+        signed = (
+            f"AWS4-HMAC-SHA256 Credential={found['AccessKeyId']}/20260101/eu-west-1/s3/aws4_request"
+        )
         await sh(cell, f'curl -s -H "Authorization: {signed}" http://169.254.169.254/latest/')
         await sh(cell, f"curl -s -d {found['SecretAccessKey']} http://169.254.169.254/latest/")
     assert events(run, Kind.DECOY_TOUCHED)[0].data["operation"] == "connect"
@@ -215,7 +235,9 @@ async def test_a_tool_server(belljar: Belljar, tmp_path: Path) -> None:
     async with cell_of(MCP, belljar, tmp_path) as (cell, run):
         assert "invalid_token" in await sh(cell, f"{ask} https://mcp.corp.internal:8443/mcp")
         assert not events(run, Kind.DECOY_USED)
-        said = await sh(cell, f'. ~/app/.env; {ask} -H "Authorization: Bearer $MCP_TOKEN" "$MCP_SERVER_URL"')
+        said = await sh(
+            cell, f'. ~/app/.env; {ask} -H "Authorization: Bearer $MCP_TOKEN" "$MCP_SERVER_URL"'
+        )
         assert len(json.loads(said)["result"]["content"][0]["text"]) == 40
     assert {line.data["value"] for line in events(run, Kind.DECOY_USED)} == {"office/token"}
     assert {line.data["value"] for line in events(run, Kind.DECOY_TAKEN)} == {"office/payment_key"}
@@ -273,22 +295,30 @@ CLIENT = shutil.which("ssh")
 async def bring_ssh(cell: Cell) -> str:
     """This host's client with all that it is linked to, put into a cell. Returns how it is run."""
     linked = (await anyio.run_process(["ldd", str(CLIENT)])).stdout.decode()
-    paths = [Path(word) for line in linked.splitlines() for word in line.split() if word.startswith("/")]
+    paths = [
+        Path(word) for line in linked.splitlines() for word in line.split() if word.startswith("/")
+    ]
     for path in (Path(str(CLIENT)), *paths):
         await cell.write_file(f"/tmp/ssh/{path.name}", path.read_bytes(), mode=0o755)
     loader = next(path.name for path in paths if path.name.startswith("ld-"))
-    return f"/tmp/ssh/{loader} --library-path /tmp/ssh /tmp/ssh/ssh -o BatchMode=yes -o IdentitiesOnly=yes"
+    return (
+        f"/tmp/ssh/{loader} --library-path /tmp/ssh /tmp/ssh/ssh -o BatchMode=yes -o"
+        " IdentitiesOnly=yes"
+    )
 
 
 @pytest.mark.skipif(CLIENT is None, reason="ssh (Debian: openssh-client) is not installed")
 @pytest.mark.anyio
 async def test_an_ssh_server(belljar: Belljar, tmp_path: Path) -> None:
     """Its file leads to it: the key opens it and is used, once it is proven; another decoy's key is
-    refused and used; what is printed is taken. What is sent to it is on record, and nothing else."""
+    refused and used; what is printed is taken. What is sent to it is on record, and nothing else.
+    """
     async with cell_of(SSH, belljar, tmp_path) as (cell, run):
         ssh = await bring_ssh(cell)
         assert not events(run, Kind.DECOY_USED)
-        refused = await cell.exec(["sh", "-c", f"{ssh} -F none -i ~/old/id_ed25519 deploy@bastion.corp.internal id"])
+        refused = await cell.exec(
+            ["sh", "-c", f"{ssh} -F none -i ~/old/id_ed25519 deploy@bastion.corp.internal id"]
+        )
         assert b"Permission denied" in refused.stderr
         said = await sh(cell, f"{ssh} bastion 'whoami; cat customers.csv'")
     assert said.startswith("deploy\n")

@@ -26,13 +26,19 @@ def test_example_of_the_python_guide_runs(number: int, home: Path, tmp_path: Pat
     program.write_text(EXAMPLES[number])
     env = {**os.environ, "BELLJAR_HOME": str(home)}
     ran = subprocess.run(
-        [sys.executable, str(program)], env=env, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, str(program)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert ran.returncode == 0, ran.stderr
 
 
 def test_the_tutorial_works(home: Path, tmp_path: Path) -> None:
-    """With its files in place, each `belljar` command of docs/tutorial.md succeeds, in its order."""
+    """With its files in place, each `belljar` command of docs/tutorial.md succeeds, in its
+    order."""
     for name, text in TITLED.findall(TUTORIAL):
         (tmp_path / name).write_text(text)
     installed = TUTORIAL.split("## 2.")[1]

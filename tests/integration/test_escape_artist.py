@@ -35,13 +35,16 @@ def test_there_are_enough_samples_and_each_has_its_check() -> None:
 
 
 def test_every_attack_works_outside_a_cell() -> None:
-    """The same commands, the same watch, no cell: it must be seen. A host that allows no namespaces says so instead."""
+    """The same commands, the same watch, no cell: it must be seen. A host that allows no namespaces
+    says so instead."""
     from attacks import ATTACKS
     from outside import try_outside
 
     came_of_it = {attack.name: try_outside(attack, secrets.token_hex(8)) for attack in ATTACKS}
     assert not [name for name, outside in came_of_it.items() if outside.succeeded is False]
-    assert sum(outside.succeeded is True for outside in came_of_it.values()) >= (15 if os.geteuid() == 0 else 10)
+    assert sum(outside.succeeded is True for outside in came_of_it.values()) >= (
+        15 if os.geteuid() == 0 else 10
+    )
 
 
 def test_a_seen_attack_is_a_breach_and_an_attack_that_works_nowhere_is_void() -> None:
@@ -59,7 +62,8 @@ def test_a_seen_attack_is_a_breach_and_an_attack_that_works_nowhere_is_void() ->
 
 @pytest.mark.vm
 def test_all_attacks_are_contained(home: Path) -> None:
-    """What scripts/demo shows: every sample contained, every cell's destruction proven, the exit code 0."""
+    """What scripts/demo shows: every sample contained, every cell's destruction proven, the exit
+    code 0."""
     done = subprocess.run(
         quick_command("run", "--json", str(EXAMPLE / "task.py")),
         capture_output=True,
@@ -71,5 +75,8 @@ def test_all_attacks_are_contained(home: Path) -> None:
     said: dict[str, Any] = json.loads(done.stdout)
     assert said["verdict"] == "contained"
     assert len(said["samples"]) >= 12
-    assert all(sample["destroyed"] and sample["notes"] and sample["commands"] >= 2 for sample in said["samples"])
+    assert all(
+        sample["destroyed"] and sample["notes"] and sample["commands"] >= 2
+        for sample in said["samples"]
+    )
     assert not said["stray_cells"]

@@ -1,4 +1,5 @@
-"""Bad input and faults: each ends in one clear message, the right exit code, nothing left on the host, and a ledger that verifies."""
+"""Bad input and faults: each ends in one clear message, the right exit code, nothing left on the
+host, and a ledger that verifies."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ def test_bad_policy_ends_with_4_and_names_the_place(belljar: Belljar, tmp_path: 
 def test_missing_image_ends_with_3_and_the_refusal_is_recorded(
     belljar: Belljar, tmp_path: Path, clean_after: Newest
 ) -> None:
-    """A policy that names an image that is not there is refused with the hint, and the refusal is in the ledger."""
+    """A policy that names an image that is not there is refused with the hint, and the refusal is
+    in the ledger."""
     policy = _policy(tmp_path, "belljar: 1\nname: x\nrisk: high\nimage: defualt\n")
     ran = belljar("exec", policy, "--", "true")
     assert ran.returncode == 3
@@ -58,7 +60,11 @@ def test_missing_image_ends_with_3_and_the_refusal_is_recorded(
 
 def _with_qemu(belljar: Belljar, replacement: Path) -> subprocess.CompletedProcess[bytes]:
     """`belljar exec` in a mount namespace where every QEMU is that file."""
-    paths = [path for name in ("qemu-system-x86_64", "qemu-system-x86_64-microvm") if (path := shutil.which(name))]
+    paths = [
+        path
+        for name in ("qemu-system-x86_64", "qemu-system-x86_64-microvm")
+        if (path := shutil.which(name))
+    ]
     binds = " && ".join(f"mount --bind {replacement} {path}" for path in paths)
     argv = [
         "unshare",
@@ -73,7 +79,11 @@ def _with_qemu(belljar: Belljar, replacement: Path) -> subprocess.CompletedProce
         "belljar",
     ]
     return subprocess.run(
-        [*argv, "exec", "--", "true"], env=belljar.environment(), capture_output=True, timeout=120, check=False
+        [*argv, "exec", "--", "true"],
+        env=belljar.environment(),
+        capture_output=True,
+        timeout=120,
+        check=False,
     )
 
 
@@ -109,11 +119,15 @@ def test_critical_without_hardware_is_refused(belljar: Belljar) -> None:
 
 @pytest.mark.root
 def test_no_disk_space_for_a_template(prepared_home: Path, tmp_path: Path) -> None:
-    """A store without room for the template: one clear message, exit 3, and no half-made template."""
+    """A store without room for the template: one clear message, exit 3, and no half-made
+    template."""
     mount = tmp_path / "small"
     mount.mkdir()
     needed = sum(
-        f.stat().st_size for name in ("images", "kernels") for f in (prepared_home / name).rglob("*") if f.is_file()
+        f.stat().st_size
+        for name in ("images", "kernels")
+        for f in (prepared_home / name).rglob("*")
+        if f.is_file()
     )
     size = f"size={needed + (40 << 20)},mode=0711"
     subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(mount)], check=True)
@@ -134,7 +148,9 @@ def test_no_disk_space_for_an_image(tmp_path: Path) -> None:
     """A store without room for an image: one clear message, exit 3, and nothing of the image."""
     mount = tmp_path / "small"
     mount.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m,mode=0711", "tmpfs", str(mount)], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m,mode=0711", "tmpfs", str(mount)], check=True
+    )
     try:
         small = Belljar(mount / "store")
         ran = small("image", "build", "default")
@@ -146,7 +162,8 @@ def test_no_disk_space_for_an_image(tmp_path: Path) -> None:
 
 
 def test_vmm_killed_mid_command(belljar: Belljar, clean_after: Newest) -> None:
-    """The VMM dies while a command runs: exit 5, one message with the cause, the cell is cleaned up and the record verifies."""
+    """The VMM dies while a command runs: exit 5, one message with the cause, the cell is cleaned up
+    and the record verifies."""
     running = _started(belljar, "exec.started")
     os.kill(vmm_of(running.pid), signal.SIGKILL)
     _, stderr = running.communicate(timeout=60)
@@ -157,14 +174,22 @@ def test_vmm_killed_mid_command(belljar: Belljar, clean_after: Newest) -> None:
 
 def test_workload_can_not_kill_what_holds_it(belljar: Belljar, clean_after: Newest) -> None:
     """A workload that kills everything it can see, as root, ends itself, not the cell."""
-    script = "kill -9 -1; kill -9 1; for p in /proc/[0-9]*; do kill -9 ${p#/proc/}; done; echo still here"
-    ran = belljar("exec", "--user", "root", "--", "setsid", "sh", "-c", f"({script})& wait; echo end")
+    script = (
+        "kill -9 -1; kill -9 1; for p in /proc/[0-9]*; do kill -9 ${p#/proc/}; done; echo still"
+        " here"
+    )
+    ran = belljar(
+        "exec", "--user", "root", "--", "setsid", "sh", "-c", f"({script})& wait; echo end"
+    )
     assert ran.returncode in {0, 137}, ran.stderr
     assert _kinds(belljar, clean_after())[-2:] == ["cell.destroyed", "run.finished"]
 
 
-def test_output_flood_is_cut_and_counted(belljar: Belljar, tmp_path: Path, clean_after: Newest) -> None:
-    """Endless output: kept up to the policy's bound, the rest counted, the limit named in the ledger."""
+def test_output_flood_is_cut_and_counted(
+    belljar: Belljar, tmp_path: Path, clean_after: Newest
+) -> None:
+    """Endless output: kept up to the policy's bound, the rest counted, the limit named in the
+    ledger."""
     policy = _policy(tmp_path, "belljar: 1\nname: flood\nrisk: high\nresources:\n  output: 64KiB\n")
     ran = belljar("exec", policy, "--json", "--timeout", "3s", "--", "yes")
     found = json.loads(ran.stdout)
@@ -178,7 +203,8 @@ def test_output_flood_is_cut_and_counted(belljar: Belljar, tmp_path: Path, clean
 def test_lifetime_ends_the_cell(belljar: Belljar, tmp_path: Path, clean_after: Newest) -> None:
     """At its lifetime's end a cell is gone, whatever it does, and the message says why."""
     policy = _policy(
-        tmp_path, "belljar: 1\nname: short\nrisk: high\nresources:\n  lifetime: 10s\n  exec_timeout: 10s\n"
+        tmp_path,
+        "belljar: 1\nname: short\nrisk: high\nresources:\n  lifetime: 10s\n  exec_timeout: 10s\n",
     )
     ran = belljar("exec", policy, "--timeout", "1h", "--", "sleep", "3600")
     assert ran.returncode == 5, ran.stderr
@@ -188,10 +214,12 @@ def test_lifetime_ends_the_cell(belljar: Belljar, tmp_path: Path, clean_after: N
 
 # Some 0.2, 0.35, 0.95 and 1.45 s after the beginning; the others lie between.
 @pytest.mark.parametrize(
-    "round_number", [1, 2, 4, 5, *(pytest.param(n, marks=pytest.mark.thorough) for n in (0, 3, 6, 7))]
+    "round_number",
+    [1, 2, 4, 5, *(pytest.param(n, marks=pytest.mark.thorough) for n in (0, 3, 6, 7))],
 )
 def test_interrupt_at_any_moment(belljar: Belljar, clean_after: Newest, round_number: int) -> None:
-    """Ctrl-C at an arbitrary moment of planning, cloning, running or destroying: exit 130, a message, nothing left, a ledger that verifies."""
+    """Ctrl-C at an arbitrary moment of planning, cloning, running or destroying: exit 130, a
+    message, nothing left, a ledger that verifies."""
     delay_s = random.Random(round_number).uniform(0, 1.5)  # noqa: S311 - a test's dice
     running = belljar.start("exec", "--", "sleep", "600")
     wait_for(lambda: heeds_signals(running.pid), "its beginning")
@@ -203,8 +231,11 @@ def test_interrupt_at_any_moment(belljar: Belljar, clean_after: Newest, round_nu
 
 
 @pytest.mark.parametrize("moment", ["run.started", "exec.started"])
-def test_a_storm_of_signals_is_one_interrupt(belljar: Belljar, clean_after: Newest, moment: str) -> None:
-    """SIGTERM, SIGHUP and several SIGINTs with no gap between them end the command once: exit 130, nothing left, a sealed ledger."""
+def test_a_storm_of_signals_is_one_interrupt(
+    belljar: Belljar, clean_after: Newest, moment: str
+) -> None:
+    """SIGTERM, SIGHUP and several SIGINTs with no gap between them end the command once: exit 130,
+    nothing left, a sealed ledger."""
     running = _started(belljar, moment)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGINT, signal.SIGINT):
         os.killpg(running.pid, number)
@@ -215,7 +246,8 @@ def test_a_storm_of_signals_is_one_interrupt(belljar: Belljar, clean_after: Newe
 
 
 def test_owner_killed_leaves_nothing_after_reap(belljar: Belljar) -> None:
-    """SIGKILL of the owner: its VMM dies with it, `ps` shows the orphan at most, `reap` leaves nothing, and the ledger verifies up to its last complete event."""
+    """SIGKILL of the owner: its VMM dies with it, `ps` shows the orphan at most, `reap` leaves
+    nothing, and the ledger verifies up to its last complete event."""
     running = _started(belljar, "exec.started")
     vmm = vmm_of(running.pid)
     running.kill()
@@ -230,8 +262,12 @@ def test_owner_killed_leaves_nothing_after_reap(belljar: Belljar) -> None:
 
 
 def test_two_runs_at_once(belljar: Belljar) -> None:
-    """Two commands at the same time get two cells and two records that verify, and see nothing of each other."""
-    both = [belljar.start("exec", "--", "sh", "-c", f"echo {n} > /tmp/mark; sleep 1; cat /tmp/mark") for n in (1, 2)]
+    """Two commands at the same time get two cells and two records that verify, and see nothing of
+    each other."""
+    both = [
+        belljar.start("exec", "--", "sh", "-c", f"echo {n} > /tmp/mark; sleep 1; cat /tmp/mark")
+        for n in (1, 2)
+    ]
     outputs = [running.communicate(timeout=300) for running in both]
     assert [out for out, _ in outputs] == [b"1\n", b"2\n"], outputs
     for run in belljar.runs()[-2:]:
@@ -240,7 +276,8 @@ def test_two_runs_at_once(belljar: Belljar) -> None:
 
 
 def test_damaged_template_is_rebuilt(belljar: Belljar, clean_after: Newest) -> None:
-    """A template that was altered is noticed, rebuilt and said so; the cell never starts from it."""
+    """A template that was altered is noticed, rebuilt and said so; the cell never starts from
+    it."""
     assert belljar("exec", "--", "true").returncode == 0
     for template in (belljar.home / "templates").iterdir():
         if (template / "state").is_file():
@@ -268,6 +305,7 @@ def _started(belljar: Belljar, moment: str) -> subprocess.Popen[bytes]:
 
 
 def test_store_is_shared_by_hard_links_only(home: Path, prepared_home: Path) -> None:
-    """The session's store holds no link that a test could write the prepared store through: files are read-only."""
+    """The session's store holds no link that a test could write the prepared store through: files
+    are read-only."""
     assert all(not f.stat().st_mode & 0o222 for f in (home / "images").rglob("rootfs.sqfs"))
     assert shutil.disk_usage(home).free > 0

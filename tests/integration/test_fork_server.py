@@ -1,4 +1,5 @@
-"""The prepared parent of ranges' processes: who shares it, what it makes and what not, and that it ends."""
+"""The prepared parent of ranges' processes: who shares it, what it makes and what not, and that it
+ends."""
 
 from __future__ import annotations
 
@@ -65,8 +66,11 @@ def test_a_failure_meanwhile_leaves_no_child(fork_server: ForkServer, given: lis
         os.close(child.pidfd)
 
 
-def test_what_was_answered_to_nobody_is_taken_for_no_other_answer(fork_server: ForkServer, given: list[int]) -> None:
-    """A fork that fails when half of it is said leaves an answer behind: the next range gets its own processes, and that one's is killed."""
+def test_what_was_answered_to_nobody_is_taken_for_no_other_answer(
+    fork_server: ForkServer, given: list[int]
+) -> None:
+    """A fork that fails when half of it is said leaves an answer behind: the next range gets its
+    own processes, and that one's is killed."""
     with pytest.raises(CellError):
         fork_server.fork({"keeper": given, "gateway": [-1]})
     made = fork_server.fork({"gateway": given, "keeper": given})
@@ -79,7 +83,8 @@ def test_what_was_answered_to_nobody_is_taken_for_no_other_answer(fork_server: F
 
 
 def test_one_for_all_who_need_it(tmp_path: Path) -> None:
-    """Whoever started it ahead and whoever waits for it have the same; it ends with the last of them."""
+    """Whoever started it ahead and whoever waits for it have the same; it ends with the last of
+    them."""
     with started_fork_server(tmp_path, _GATEWAY) as ahead:
         with shared_fork_server(tmp_path, _GATEWAY) as ready:
             assert ready is ahead
@@ -90,7 +95,10 @@ def test_one_for_all_who_need_it(tmp_path: Path) -> None:
 def test_one_that_can_not_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is this host's lack."""
     monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
-    with pytest.raises(HostError, match="can't be started: No such file"), started_fork_server(tmp_path, _GATEWAY):
+    with (
+        pytest.raises(HostError, match="can't be started: No such file"),
+        started_fork_server(tmp_path, _GATEWAY),
+    ):
         pass
 
 
@@ -129,7 +137,9 @@ async def test_a_range_whose_end_can_not_be_recorded_leaves_none(tmp_path: Path)
     layout = lay_out(network, ["agent"], random_bytes=bytes(16), avoid=[])
     with pytest.raises(LedgerError):
         async with open_range(
-            RangeSpec(network=network, layout=layout, directory=tmp_path / "none"), recorder=Full(), home=tmp_path
+            RangeSpec(network=network, layout=layout, directory=tmp_path / "none"),
+            recorder=Full(),
+            home=tmp_path,
         ):
             pass
     assert not [home for _, home, _ in processes._running if home == tmp_path]

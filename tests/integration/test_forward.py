@@ -1,4 +1,5 @@
-"""`belljar forward` against a real cell's attach socket: many clients, loopback only, a clean end."""
+"""`belljar forward` against a real cell's attach socket: many clients, loopback only, a clean
+end."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ TIMEOUT_S = 60
 
 
 @asynccontextmanager
-async def forwarded(cell: Cell, home: Path, where: str) -> AsyncIterator[tuple[int, subprocess.Popen[bytes]]]:
+async def forwarded(
+    cell: Cell, home: Path, where: str
+) -> AsyncIterator[tuple[int, subprocess.Popen[bytes]]]:
     """The port, and the process of `belljar forward`, beside the served attach socket."""
     attached = AttachSocket.for_cell(cell, home=home)
     async with anyio.create_task_group() as tasks:
@@ -84,5 +87,8 @@ async def test_a_port_that_nothing_listens_on(vm_home: Path) -> None:
     async with open_cell("low", home=vm_home) as cell, forwarded(cell, vm_home, "0:9") as (port, _):
         for _ in range(2):
             async with await anyio.connect_tcp("127.0.0.1", port) as client:
-                with anyio.fail_after(TIMEOUT_S), pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+                with (
+                    anyio.fail_after(TIMEOUT_S),
+                    pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)),
+                ):
                     await client.receive()

@@ -1,4 +1,5 @@
-"""Requests whose clients go away in the midst of them: what had come is on record once, and an attempt where the stand-in calls it one."""
+"""Requests whose clients go away in the midst of them: what had come is on record once, and an
+attempt where the stand-in calls it one."""
 
 from __future__ import annotations
 
@@ -14,7 +15,10 @@ from tests.fakes.gateway_clients import H2Client
 from belljar.events import Kind
 
 LEFT = "the connection ended"
-UPLOAD = b"POST /legacy/ HTTP/1.1\r\nHost: shop.example\r\nContent-Type: multipart/form-data; boundary=b\r\nContent-Length: 9999\r\n\r\n"
+UPLOAD = (
+    b"POST /legacy/ HTTP/1.1\r\nHost: shop.example\r\nContent-Type: multipart/form-data;"
+    b" boundary=b\r\nContent-Length: 9999\r\n\r\n"
+)
 FORM = b'--b\r\nContent-Disposition: form-data; name="name"\r\n\r\nleak\r\n--b\r\n'
 DOCUMENT = b"PUT /leak HTTP/1.1\r\nHost: a.shop.example\r\nContent-Length: 9999\r\n\r\n"
 SENT = b"POST /x HTTP/1.1\r\nHost: other.example\r\nContent-Length: 9999\r\n\r\n"
@@ -22,7 +26,8 @@ SENT = b"POST /x HTTP/1.1\r\nHost: other.example\r\nContent-Length: 9999\r\n\r\n
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    """One with the stand-ins themselves. Its farewell has no end: a busy machine is no stand-in's fault."""
+    """One with the stand-ins themselves. Its farewell has no end: a busy machine is no stand-in's
+    fault."""
     kinds = {"shop": "pypi", "wild": "npm", "other": "catch_all"}
     with running(tmp_path_factory.mktemp("gateway"), kinds=kinds, farewell_s=60.0) as found:
         yield found
@@ -38,12 +43,17 @@ def leave(sock: socket.socket, *, by_reset: bool) -> None:
 @pytest.mark.parametrize("by_reset", [False, True])
 @pytest.mark.parametrize(
     ("address", "head", "body", "what"),
-    [(SHOP, UPLOAD, FORM, "publish"), (WILD, DOCUMENT, b'{"name"', "publish"), (OTHER, SENT, b"secret", "send")],
+    [
+        (SHOP, UPLOAD, FORM, "publish"),
+        (WILD, DOCUMENT, b'{"name"', "publish"),
+        (OTHER, SENT, b"secret", "send"),
+    ],
 )
 def test_an_upload_that_breaks_off_is_an_attempt(
     gateway: Gateway, address: str, head: bytes, body: bytes, what: str, *, by_reset: bool
 ) -> None:
-    """By FIN or RST, in `pypi`, `npm` and the catch-all; its request is one event, not complete, and nobody was answered."""
+    """By FIN or RST, in `pypi`, `npm` and the catch-all; its request is one event, not complete,
+    and nobody was answered."""
     gateway.owner.events.clear()
     sock = gateway.connect("http", address)
     sock.sendall(head + body)
@@ -74,8 +84,15 @@ def test_over_http2(gateway: Gateway, *, whole: bool) -> None:
     """A stream alone that is reset, and the whole connection: with what had come of the form."""
     gateway.owner.events.clear()
     client = H2Client(gateway)
-    fields = {":method": "POST", ":scheme": "https", ":authority": "shop.example", ":path": "/legacy/"}
-    client.engine.send_headers(1, [*fields.items(), ("content-type", "multipart/form-data; boundary=b")])
+    fields = {
+        ":method": "POST",
+        ":scheme": "https",
+        ":authority": "shop.example",
+        ":path": "/legacy/",
+    }
+    client.engine.send_headers(
+        1, [*fields.items(), ("content-type", "multipart/form-data; boundary=b")]
+    )
     client.engine.send_data(1, FORM)
     client.send()
     if whole:

@@ -15,7 +15,16 @@ import dns.query
 import dns.rcode
 import dns.rdatatype
 import pytest
-from tests.fakes.gateway import CATCH_ALL, RESOLVER, SHOP, WILD, Gateway, is_silent, read_all, running
+from tests.fakes.gateway import (
+    CATCH_ALL,
+    RESOLVER,
+    SHOP,
+    WILD,
+    Gateway,
+    is_silent,
+    read_all,
+    running,
+)
 
 from belljar.events import Kind
 
@@ -23,7 +32,9 @@ from belljar.events import Kind
 @pytest.fixture
 def gateway(tmp_path: Path) -> Iterator[Gateway]:
     """One with small bounds, and timeout."""
-    with running(tmp_path, dns_events_per_s=20, dns_tcp_idle_s=60.0, dns_tcp_queries=3, dns_tcp_connections=4) as found:
+    with running(
+        tmp_path, dns_events_per_s=20, dns_tcp_idle_s=60.0, dns_tcp_queries=3, dns_tcp_connections=4
+    ) as found:
         yield found
 
 
@@ -37,7 +48,8 @@ def ask(gateway: Gateway, name: str, kind: str = "A", *, tcp: bool = False) -> d
 
 @pytest.mark.parametrize("tcp", [False, True])
 def test_names_are_answered_and_on_record(gateway: Gateway, tcp: bool) -> None:
-    """The policy's names, and every other one: the answer comes from the address that was asked, and the query is on record."""
+    """The policy's names, and every other one: the answer comes from the address that was asked,
+    and the query is on record."""
     assert ask(gateway, "shop.example", tcp=tcp).answer[0][0].to_text() == SHOP
     assert ask(gateway, "A.Shop.Example", tcp=tcp).answer[0][0].to_text() == WILD
     assert ask(gateway, "aGVsbG8gd29ybGQ.evil.example", tcp=tcp).rcode() == dns.rcode.NXDOMAIN
@@ -54,7 +66,10 @@ def test_no_answer_before_the_record(gateway: Gateway) -> None:
     gateway.owner.hold()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.settimeout(20)
-        sock.sendto(dns.message.make_query("x.evil.example", "A").to_wire(), (RESOLVER, gateway.ports["dns_udp"]))
+        sock.sendto(
+            dns.message.make_query("x.evil.example", "A").to_wire(),
+            (RESOLVER, gateway.ports["dns_udp"]),
+        )
         gateway.owner.first(Kind.NETWORK_DNS)
         assert is_silent(sock)
         gateway.owner.release()
@@ -62,12 +77,14 @@ def test_no_answer_before_the_record(gateway: Gateway) -> None:
 
 
 def test_a_flood_of_queries_is_counted(gateway: Gateway) -> None:
-    """Beyond the rate queries are on record together: fewer events, no query uncounted, all answered."""
+    """Beyond the rate queries are on record together: fewer events, no query uncounted, all
+    answered."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.settimeout(20)
         for number in range(200):
             sock.sendto(
-                dns.message.make_query(f"n{number}.evil.example", "A").to_wire(), (RESOLVER, gateway.ports["dns_udp"])
+                dns.message.make_query(f"n{number}.evil.example", "A").to_wire(),
+                (RESOLVER, gateway.ports["dns_udp"]),
             )
         for _ in range(200):
             sock.recv(4096)
@@ -77,11 +94,16 @@ def test_a_flood_of_queries_is_counted(gateway: Gateway) -> None:
     together = [item for item in said if item["answer"] == "TOO MANY"]
     assert together
     assert all(0 < len(item["names"]) <= 32 for item in together)
-    bodies = [event.bodies[0] for event in gateway.owner.events if event.data["answer"] == "TOO MANY"]
+    bodies = [
+        event.bodies[0] for event in gateway.owner.events if event.data["answer"] == "TOO MANY"
+    ]
     kept = b"".join(body.content for body in bodies)
     for number in range(20, 200):  # each one is on record by its name, or whole in a body
         label = f"n{number}"
-        assert any(item["name"].startswith(f"{label}.") for item in said) or label.encode() + b"\4evil" in kept
+        assert (
+            any(item["name"].startswith(f"{label}.") for item in said)
+            or label.encode() + b"\4evil" in kept
+        )
 
 
 def test_hostile_datagrams_change_nothing(gateway: Gateway) -> None:
@@ -97,12 +119,15 @@ def test_hostile_datagrams_change_nothing(gateway: Gateway) -> None:
         ):
             sock.sendto(data, (RESOLVER, gateway.ports["dns_udp"]))
     assert ask(gateway, "shop.example").answer
-    malformed = next(event for event in gateway.owner.events if event.data.get("answer") == "FORMERR")
+    malformed = next(
+        event for event in gateway.owner.events if event.data.get("answer") == "FORMERR"
+    )
     assert malformed.bodies[0].name == "query"
 
 
 def test_costly_messages_hold_nobody_up(gateway: Gateway) -> None:
-    """64 messages whose records each took a second to parse, over each transport: each is refused and on record, and another query is answered."""
+    """64 messages whose records each took a second to parse, over each transport: each is refused
+    and on record, and another query is answered."""
     records = b"\1a\xc0\x0c" + struct.pack("!HHIH", 2, 1, 0, 2) + b"\xc0\x0c"
     name = b"\1a" * 120 + b"\0"
     attack = b"\0\1\1\0" + struct.pack("!HHHH", 1, 0, 85, 0) + name + b"\0\1\0\1" + records * 85
@@ -113,30 +138,40 @@ def test_costly_messages_hold_nobody_up(gateway: Gateway) -> None:
         sock.sendall((struct.pack("!H", len(attack)) + attack) * 3)
         assert len(read_all(sock)) == 3 * 14
     assert ask(gateway, "shop.example").answer
-    refused = [event for event in gateway.owner.events if event.data.get("answer") in {"FORMERR", "TOO MANY"}]
+    refused = [
+        event
+        for event in gateway.owner.events
+        if event.data.get("answer") in {"FORMERR", "TOO MANY"}
+    ]
     assert sum(event.bodies[0].total_bytes for event in refused) >= (64 + 3) * len(attack)
 
 
 @pytest.mark.parametrize("tcp", [False, True])
 def test_what_is_beside_the_question_is_kept(gateway: Gateway, tcp: bool) -> None:
-    """EDNS options of an answered query, records and bytes of a refused one: the message, its length and digest."""
+    """EDNS options of an answered query, records and bytes of a refused one: the message, its
+    length and digest."""
     option = dns.edns.GenericOption("65001", b"the secret " * 50)
     carrying = dns.message.make_query("shop.example", "A", use_edns=0, options=[option]).to_wire()
     trailing = dns.message.make_query("shop.example", "A").to_wire() + b"the secret"
     port = gateway.ports["dns_tcp" if tcp else "dns_udp"]
     for wire in (carrying, trailing):
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM if tcp else socket.SOCK_DGRAM) as sock:
+        with socket.socket(
+            socket.AF_INET, socket.SOCK_STREAM if tcp else socket.SOCK_DGRAM
+        ) as sock:
             sock.settimeout(20)
             sock.connect((RESOLVER, port))
             sock.sendall(struct.pack("!H", len(wire)) + wire if tcp else wire)
             assert sock.recv(4096)
     kept = [event.bodies[0] for event in gateway.owner.events if event.kind is Kind.NETWORK_DNS]
     assert [body.content for body in kept] == [carrying, trailing]
-    assert [body.sha256 for body in kept] == [hashlib.sha256(wire).hexdigest() for wire in (carrying, trailing)]
+    assert [body.sha256 for body in kept] == [
+        hashlib.sha256(wire).hexdigest() for wire in (carrying, trailing)
+    ]
 
 
 def test_a_message_longer_than_a_query_is_kept(gateway: Gateway) -> None:
-    """Over UDP: its first 4 KiB, its length and the digest of all of it. Over TCP: what came behind its length, too."""
+    """Over UDP: its first 4 KiB, its length and the digest of all of it. Over TCP: what came behind
+    its length, too."""
     secret = bytes(range(256)) * 40
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.sendto(secret, (RESOLVER, gateway.ports["dns_udp"]))
@@ -166,7 +201,9 @@ def test_what_follows_the_last_query_of_a_connection_is_kept(gateway: Gateway) -
 def test_only_the_resolver_s_address_answers(gateway: Gateway) -> None:
     """A stand-in's address has no DNS, over neither transport."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        sock.sendto(dns.message.make_query("shop.example", "A").to_wire(), (SHOP, gateway.ports["dns_udp"]))
+        sock.sendto(
+            dns.message.make_query("shop.example", "A").to_wire(), (SHOP, gateway.ports["dns_udp"])
+        )
         assert ask(gateway, "shop.example").answer
         assert is_silent(sock)
     with socket.create_connection((SHOP, gateway.ports["dns_tcp"]), timeout=20) as sock:
@@ -195,7 +232,8 @@ def test_tcp_connections_are_bounded(gateway: Gateway) -> None:
 
 
 def test_unknown_names_are_simulated(tmp_path: Path) -> None:
-    """`default: simulate`: DNS, TLS and HTTP lead an unknown name to the catch-all, and known names and canaries are as ever."""
+    """`default: simulate`: DNS, TLS and HTTP lead an unknown name to the catch-all, and known names
+    and canaries are as ever."""
     with running(tmp_path, simulate=True) as gateway:
         assert ask(gateway, "any.thing.example").answer[0][0].to_text() == CATCH_ALL
         assert ask(gateway, "shop.example").answer[0][0].to_text() == SHOP

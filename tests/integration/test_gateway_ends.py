@@ -1,4 +1,5 @@
-"""The end of a gateway's process: what it was in the midst of is told within the time that its owner allows, and what is not is counted."""
+"""The end of a gateway's process: what it was in the midst of is told within the time that its
+owner allows, and what is not is counted."""
 
 from __future__ import annotations
 
@@ -41,13 +42,18 @@ def test_a_gateway_in_the_midst_of_nothing_has_nothing_to_tell(gateway: Gateway)
         stack.enter_context(answered(gateway, GET))
         assert gateway.owner.end().unreported == 0
         assert gateway.process.wait(20) == 0
-        new = [event.kind for event in gateway.owner.events[2:] if event.kind is not Kind.NETWORK_CONNECTION]
+        new = [
+            event.kind
+            for event in gateway.owner.events[2:]
+            if event.kind is not Kind.NETWORK_CONNECTION
+        ]
         assert new == []
         assert all(item["accounted"] for item in gateway.owner.of(Kind.NETWORK_CONNECTION))
 
 
 def test_what_a_stand_in_has_not_read_is_told_too(gateway: Gateway) -> None:
-    """The body of a request whose stand-in reads nothing, and the beginning of a request behind one that is answered."""
+    """The body of a request whose stand-in reads nothing, and the beginning of a request behind one
+    that is answered."""
     with gateway.connect("http") as unread, answered(gateway, GET + b"GET /next HTT"):
         unread.sendall(POST % b"/never")
         assert gateway.owner.end().unreported == 0
@@ -55,7 +61,12 @@ def test_what_a_stand_in_has_not_read_is_told_too(gateway: Gateway) -> None:
     assert [body.content for body in begun.bodies] == [b"GET /next HTT"]
     asked = gateway.owner.first(Kind.NETWORK_HTTP, method="POST")
     assert [body.content for body in asked.bodies] == [b"half"]
-    assert gateway.owner.first(Kind.NETWORK_HTTP_ANSWERED, exchange=asked.data["exchange"]).data["reason"] == ENDED
+    assert (
+        gateway.owner.first(Kind.NETWORK_HTTP_ANSWERED, exchange=asked.data["exchange"]).data[
+            "reason"
+        ]
+        == ENDED
+    )
 
 
 def test_what_waits_for_the_record_is_told_at_the_end(gateway: Gateway) -> None:
@@ -71,12 +82,15 @@ def test_what_waits_for_the_record_is_told_at_the_end(gateway: Gateway) -> None:
 
 @pytest.mark.parametrize("within_s", [20.0, 0.001])
 def test_many_at_once_are_told_or_counted(gateway: Gateway, within_s: float) -> None:
-    """Half a head on each of many connections: all told where there is time, and where there is none none is forgotten."""
+    """Half a head on each of many connections: all told where there is time, and where there is
+    none none is forgotten."""
     with contextlib.ExitStack() as stack:
         for number in range(MANY):
             stack.enter_context(gateway.connect("http")).sendall(b"GET /%d HTTP/1.1\r\nHo" % number)
         unreported = gateway.owner.end(within_s).unreported
     told = [
-        event for event in gateway.owner.events if event.data.get("reason") == ENDED and event.kind is Kind.NETWORK_HTTP
+        event
+        for event in gateway.owner.events
+        if event.data.get("reason") == ENDED and event.kind is Kind.NETWORK_HTTP
     ]
     assert len(told) + unreported >= MANY if within_s < 1 else (len(told), unreported) == (MANY, 0)

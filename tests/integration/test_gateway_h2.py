@@ -12,7 +12,16 @@ import h2.events
 import hpack
 import pytest
 from tests.fakes.gateway import Gateway, running
-from tests.fakes.gateway_clients import SMALL, H2Client, WebSocket, damaged, ended, raw_frame, reason, resident_bytes
+from tests.fakes.gateway_clients import (
+    SMALL,
+    H2Client,
+    WebSocket,
+    damaged,
+    ended,
+    raw_frame,
+    reason,
+    resident_bytes,
+)
 from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, TextMessage
 
 from belljar.events import Kind
@@ -23,7 +32,9 @@ GET = b"GET / HTTP/1.1\r\nHost: shop.example\r\nConnection: close\r\n\r\n"
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """One for all of these: it must outlive each of them."""
-    with running(tmp_path_factory.mktemp("gateway"), bounds=SMALL, handshake_timeout_s=20.0) as found:
+    with running(
+        tmp_path_factory.mktemp("gateway"), bounds=SMALL, handshake_timeout_s=20.0
+    ) as found:
         yield found
 
 
@@ -74,7 +85,12 @@ def test_a_header_block_without_end_is_bounded(gateway: Gateway) -> None:
     gateway.owner.events.clear()
     client = H2Client(gateway)
     encoder = hpack.Encoder()
-    head = [(":method", "GET"), (":scheme", "https"), (":authority", "shop.example"), (":path", "/")]
+    head = [
+        (":method", "GET"),
+        (":scheme", "https"),
+        (":authority", "shop.example"),
+        (":path", "/"),
+    ]
     block = encoder.encode([*head, ("x", "y" * 3000)]) + encoder.encode([("x", "y" * 3000)]) * 50
     client.send(raw_frame(1, block, 5, 1))
     client.events()
@@ -104,7 +120,8 @@ def test_strange_heads_are_refused(gateway: Gateway, changes: dict[str, str], wh
 
 
 @pytest.mark.parametrize(
-    "authority", ["other.example", "shop.example:1", "10.0.0.1", "shop.example\0", "", "evil.example"]
+    "authority",
+    ["other.example", "shop.example:1", "10.0.0.1", "shop.example\0", "", "evil.example"],
 )
 def test_another_authority_is_refused(gateway: Gateway, authority: str) -> None:
     """:authority is Host: 421 or 400, or the library's refusal; never a stand-in's answer."""
@@ -169,14 +186,20 @@ def test_a_websocket_message_over_the_bound_ends_it(gateway: Gateway) -> None:
     with contextlib.suppress(OSError):
         for _ in range(200):
             ws.send(BytesMessage(bytes(100_000), message_finished=False))
-    assert [event.code for event in ws.events() if isinstance(event, CloseConnection)] in ([1009], [])
+    assert [event.code for event in ws.events() if isinstance(event, CloseConnection)] in (
+        [1009],
+        [],
+    )
     ws.sock.close()
     assert resident_bytes(gateway) - before < 8 << 20
 
 
 def test_a_websocket_for_another_name_is_refused(gateway: Gateway) -> None:
     """Its handshake is a request like any other."""
-    head = b"GET /ws HTTP/1.1\r\nHost: evil.example\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+    head = (
+        b"GET /ws HTTP/1.1\r\nHost: evil.example\r\nUpgrade: websocket\r\nConnection:"
+        b" Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+    )
     said = gateway.exchange(head + b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n")
     assert said.startswith(b"HTTP/1.1 421 ")
     assert reason(gateway) == "the policy does not have this name"
@@ -184,7 +207,8 @@ def test_a_websocket_for_another_name_is_refused(gateway: Gateway) -> None:
 
 @pytest.mark.parametrize("late_bytes", [0, 30_000])
 def test_a_refused_body_is_no_longer_asked_for(gateway: Gateway, late_bytes: int) -> None:
-    """Whole answer, then RST_STREAM NO_ERROR (RFC 9113 section 8.1): a client that only waited for room would hang; what it sent meanwhile harms no other request."""
+    """Whole answer, then RST_STREAM NO_ERROR (RFC 9113 section 8.1): a client that only waited for
+    room would hang; what it sent meanwhile harms no other request."""
     client = H2Client(gateway)
     client.engine.send_headers(
         1,
@@ -207,6 +231,9 @@ def test_a_refused_body_is_no_longer_asked_for(gateway: Gateway, late_bytes: int
         if isinstance(event, h2.events.ResponseReceived)
     }
     assert statuses == {1: b"413", 3: b"200"}
-    assert {event.stream_id for event in events if isinstance(event, h2.events.StreamEnded)} == {1, 3}
+    assert {event.stream_id for event in events if isinstance(event, h2.events.StreamEnded)} == {
+        1,
+        3,
+    }
     (reset,) = [event for event in events if isinstance(event, h2.events.StreamReset)][:1]
     assert (reset.stream_id, reset.error_code) == (1, h2.errors.ErrorCodes.NO_ERROR)

@@ -1,4 +1,5 @@
-"""Hostile clients of a gateway's process: what is refused, what is bounded, and that it goes on serving. Bounds are small."""
+"""Hostile clients of a gateway's process: what is refused, what is bounded, and that it goes on
+serving. Bounds are small."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ def _goes_on(gateway: Gateway) -> Iterator[None]:
     ("request_", "status", "why"),
     [
         (
-            b"POST / HTTP/1.1\r\n" + HEAD + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            b"POST / HTTP/1.1\r\n"
+            + HEAD
+            + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
             400,
             "both Content-Length",
         ),
@@ -49,25 +52,42 @@ def _goes_on(gateway: Gateway) -> Iterator[None]:
             400,
             "conflicting Content-Length",
         ),
-        (b"POST / HTTP/1.1\r\n" + HEAD + b"Content-Length: +4\r\n\r\nabcd", 400, "bad Content-Length"),
+        (
+            b"POST / HTTP/1.1\r\n" + HEAD + b"Content-Length: +4\r\n\r\nabcd",
+            400,
+            "bad Content-Length",
+        ),
         (
             b"POST / HTTP/1.1\r\n" + HEAD + b"Transfer-Encoding: chunked, identity\r\n\r\n",
             501,
             "Only Transfer-Encoding: chunked",
         ),
         (
-            b"POST / HTTP/1.1\r\n" + HEAD + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: x\r\n\r\n",
+            b"POST / HTTP/1.1\r\n"
+            + HEAD
+            + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: x\r\n\r\n",
             501,
             "multiple Transfer-Encoding",
         ),
-        (b"POST / HTTP/1.1\r\n" + HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400, "illegal chunk header"),
         (
-            b"POST / HTTP/1.1\r\n" + HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"1" * 30 + b"\r\n",
+            b"POST / HTTP/1.1\r\n" + HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
             400,
             "illegal chunk header",
         ),
         (
-            b"POST / HTTP/1.1\r\n" + HEAD + b"Transfer-Encoding: chunked\r\n\r\n3;x=" + b"y" * 10_000,
+            b"POST / HTTP/1.1\r\n"
+            + HEAD
+            + b"Transfer-Encoding: chunked\r\n\r\n"
+            + b"1" * 30
+            + b"\r\n",
+            400,
+            "illegal chunk header",
+        ),
+        (
+            b"POST / HTTP/1.1\r\n"
+            + HEAD
+            + b"Transfer-Encoding: chunked\r\n\r\n3;x="
+            + b"y" * 10_000,
             431,
             "Receive buffer too long",
         ),
@@ -86,7 +106,8 @@ def _goes_on(gateway: Gateway) -> Iterator[None]:
         (
             b"GET / HTTP/1.1\r\n"
             + HEAD
-            + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n",
+            + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings:"
+            b" AAMAAABk\r\n\r\n",
             400,
             "an upgrade to HTTP/2",
         ),
@@ -94,13 +115,24 @@ def _goes_on(gateway: Gateway) -> Iterator[None]:
         (b"GET / HTTP/3.0\r\n" + HEAD + b"\r\n", 505, "HTTP/2 without TLS"),
         (b"CONNECT shop.example:80 HTTP/1.1\r\n" + HEAD + b"\r\n", 405, "CONNECT"),
         (b"GET http://evil.example/ HTTP/1.1\r\n" + HEAD + b"\r\n", 421, "Host and target differ"),
-        (b"GET http://evil.example/ HTTP/1.1\r\nHost: evil.example\r\n\r\n", 421, "the policy does not have this name"),
-        (b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03" + bytes(50) + b"\r\n\r\n", 400, "illegal request line"),
+        (
+            b"GET http://evil.example/ HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+            421,
+            "the policy does not have this name",
+        ),
+        (
+            b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03" + bytes(50) + b"\r\n\r\n",
+            400,
+            "illegal request line",
+        ),
         (b"SSH-2.0-x\r\n\r\n", 400, "illegal request line"),
     ],
 )
-def test_what_could_be_read_in_two_ways_is_refused(gateway: Gateway, request_: bytes, status: int, why: str) -> None:
-    """Smuggling, floods, other protocols: an error status, its reason on record, and the connection is closed."""
+def test_what_could_be_read_in_two_ways_is_refused(
+    gateway: Gateway, request_: bytes, status: int, why: str
+) -> None:
+    """Smuggling, floods, other protocols: an error status, its reason on record, and the connection
+    is closed."""
     with gateway.connect("http") as sock:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             sock.sendall(request_)
@@ -117,22 +149,30 @@ def test_what_could_be_read_in_two_ways_is_refused(gateway: Gateway, request_: b
         b"GET / HTTP/1.1\r\n" + HEAD + b"X: a\r\n b\r\nConnection: close\r\n\r\n",
         b"POST / HTTP/1.1\r\n"
         + HEAD
-        + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\n0\r\nT: x\r\n\r\n",
+        + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\n0\r\nT:"
+        b" x\r\n\r\n",
     ],
 )
 def test_what_can_be_read_in_one_way_only_is_one_request(gateway: Gateway, request_: bytes) -> None:
-    """Bare LF, a folded line, chunk extensions and trailers (RFC 9112 sections 2.2, 5.2, 7.1): one request, on record as the stand-in saw it."""
+    """Bare LF, a folded line, chunk extensions and trailers (RFC 9112 sections 2.2, 5.2, 7.1): one
+    request, on record as the stand-in saw it."""
     assert gateway.exchange(request_).count(b"HTTP/1.1 200 ") == 1
     assert len(gateway.owner.of(Kind.NETWORK_HTTP)) == 1
 
 
 def test_a_smuggled_second_request_is_judged_by_itself(gateway: Gateway) -> None:
-    """What follows a request is another request, on record and refused when it says another name."""
+    """What follows a request is another request, on record and refused when it says another
+    name."""
     evil = b"GET /evil HTTP/1.1\r\nHost: evil.example\r\n\r\n"
-    said = gateway.exchange(b"POST /early HTTP/1.1\r\n" + HEAD + b"Content-Length: 3\r\n\r\nabc" + evil)
+    said = gateway.exchange(
+        b"POST /early HTTP/1.1\r\n" + HEAD + b"Content-Length: 3\r\n\r\nabc" + evil
+    )
     assert said.count(b"HTTP/1.1 200 ") == 1
     assert said.count(b"HTTP/1.1 421 ") == 1
-    assert [item["verdict"] for item in gateway.owner.of(Kind.NETWORK_HTTP)] == ["allowed", "refused"]
+    assert [item["verdict"] for item in gateway.owner.of(Kind.NETWORK_HTTP)] == [
+        "allowed",
+        "refused",
+    ]
 
 
 def test_a_body_over_the_bound_is_refused(gateway: Gateway) -> None:
@@ -212,7 +252,9 @@ def test_damaged_requests_of_each_kind(gateway: Gateway) -> None:
 
 def test_the_addresses_of_a_connection_are_the_kernel_s(gateway: Gateway) -> None:
     """What a client says of itself (Forwarded and its kind) changes nothing."""
-    said = gateway.exchange(GET.replace(HEAD, HEAD + b"X-Forwarded-For: 1.2.3.4\r\nX-Forwarded-Host: evil.example\r\n"))
+    said = gateway.exchange(
+        GET.replace(HEAD, HEAD + b"X-Forwarded-For: 1.2.3.4\r\nX-Forwarded-Host: evil.example\r\n")
+    )
     assert b'"cell": "agent", "name": "shop.example"' in said
     assert (
         SHOP in gateway.owner.of(Kind.NETWORK_HTTP)[0]["url"]

@@ -1,4 +1,5 @@
-"""HTTP through a gateway's process: real clients, and what goes on record before they are answered."""
+"""HTTP through a gateway's process: real clients, and what goes on record before they are
+answered."""
 
 from __future__ import annotations
 
@@ -34,16 +35,29 @@ def test_curl_gets_answers_over_tls(gateway: Gateway, option: str, version: str)
         body, _, last = said.rpartition("\n")
         seen = json.loads(body)
         assert last == f"200 {version}"
-        assert (seen["stand_in"], seen["path"], seen["query"], seen["body"]) == (owner, "/x", "y=1", "hello")
+        assert (seen["stand_in"], seen["path"], seen["query"], seen["body"]) == (
+            owner,
+            "/x",
+            "y=1",
+            "hello",
+        )
         assert seen["state"] == {"cell": "agent", "name": name}
 
 
 def test_a_request_and_its_answer_are_on_record(gateway: Gateway) -> None:
     """Who, what, to whom, and the bytes of both."""
-    gateway.exchange(b"POST /p?q HTTP/1.1\r\nHost: Shop.Example\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello")
+    gateway.exchange(
+        b"POST /p?q HTTP/1.1\r\nHost: Shop.Example\r\nContent-Length: 5\r\nConnection:"
+        b" close\r\n\r\nhello"
+    )
     asked = gateway.owner.first(Kind.NETWORK_HTTP)
     assert asked.data["url"] == "http://Shop.Example/p?q"
-    assert (asked.data["cell"], asked.data["stand_in"], asked.data["method"], asked.data["complete"]) == (
+    assert (
+        asked.data["cell"],
+        asked.data["stand_in"],
+        asked.data["method"],
+        asked.data["complete"],
+    ) == (
         "agent",
         "shop",
         "POST",
@@ -56,7 +70,8 @@ def test_a_request_and_its_answer_are_on_record(gateway: Gateway) -> None:
 
 
 def test_nothing_is_answered_before_it_is_on_record(gateway: Gateway) -> None:
-    """As long as the owner says nothing, not one byte leaves: no answer, no refusal, no certificate and no alert."""
+    """As long as the owner says nothing, not one byte leaves: no answer, no refusal, no certificate
+    and no alert."""
     gateway.owner.hold()
     plain = gateway.connect("http")
     plain.sendall(GET % b"/")
@@ -69,7 +84,10 @@ def test_nothing_is_answered_before_it_is_on_record(gateway: Gateway) -> None:
     refused = gateway.connect("tls")
     refused.sendall(client_hello("evil.example"))
     gateway.owner.wait(
-        lambda: len(gateway.owner.of(Kind.NETWORK_HTTP)) == 3 and len(gateway.owner.of(Kind.NETWORK_TLS)) == 2
+        lambda: (
+            len(gateway.owner.of(Kind.NETWORK_HTTP)) == 3
+            and len(gateway.owner.of(Kind.NETWORK_TLS)) == 2
+        )
     )
     for sock in (plain, wrong, broken, hello, refused):
         assert is_silent(sock)
@@ -95,7 +113,10 @@ def client_hello(name: str) -> bytes:
 
 def test_what_a_stand_in_records_comes_between(gateway: Gateway) -> None:
     """The request, what the stand-in says of it, the answer: in this order."""
-    gateway.exchange(b"POST /attempt HTTP/1.1\r\nHost: shop.example\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+    gateway.exchange(
+        b"POST /attempt HTTP/1.1\r\nHost: shop.example\r\nContent-Length: 0\r\nConnection:"
+        b" close\r\n\r\n"
+    )
     kinds = [event.kind for event in gateway.owner.events]
     assert kinds.index(Kind.NETWORK_ATTEMPT) < kinds.index(Kind.NETWORK_HTTP_ANSWERED)
     assert gateway.owner.of(Kind.NETWORK_ATTEMPT) == [{"stand_in": "shop", "what": "publish"}]
@@ -113,23 +134,32 @@ def test_an_answer_in_pieces_and_one_before_the_body(gateway: Gateway) -> None:
 
 
 def test_a_large_answer_arrives_and_is_kept_in_part(gateway: Gateway) -> None:
-    """8 MiB through flow control of either version; 64 KiB of it in the record, and the digest of all."""
+    """8 MiB through flow control of either version; 64 KiB of it in the record, and the digest of
+    all."""
     for option in ("--http1.1", "--http2"):
-        status, said = gateway.curl(option, "-o", "/dev/null", "-w", "%{size_download}", path="/big")
+        status, said = gateway.curl(
+            option, "-o", "/dev/null", "-w", "%{size_download}", path="/big"
+        )
         assert (status, said) == (0, str(8 << 20))
-        event = next(e for e in reversed(gateway.owner.events) if e.kind is Kind.NETWORK_HTTP_ANSWERED)
+        event = next(
+            e for e in reversed(gateway.owner.events) if e.kind is Kind.NETWORK_HTTP_ANSWERED
+        )
         assert (len(event.bodies[0].content), event.bodies[0].total_bytes) == (64 << 10, 8 << 20)
 
 
 def test_a_stand_in_that_fails_fails_alone(gateway: Gateway) -> None:
     """500, on record with the fault's name; the gateway goes on."""
     assert b" 500 " in gateway.exchange(GET % b"/crash")
-    assert gateway.owner.of(Kind.NETWORK_HTTP_ANSWERED)[-1]["reason"] == "the stand-in failed: RuntimeError"
+    assert (
+        gateway.owner.of(Kind.NETWORK_HTTP_ANSWERED)[-1]["reason"]
+        == "the stand-in failed: RuntimeError"
+    )
     assert b" 200 " in gateway.exchange(GET % b"/")
 
 
 def test_a_stand_in_that_would_never_end_is_ended(tmp_path: Path) -> None:
-    """Hostile texts that take for ever fail their own exchanges, on record; the gateway goes on, so its range does. Many at once take hardly longer than one."""
+    """Hostile texts that take for ever fail their own exchanges, on record; the gateway goes on, so
+    its range does. Many at once take hardly longer than one."""
     with running(tmp_path, standstill_s=0.5) as gateway, contextlib.ExitStack() as stack:
         asking = [stack.enter_context(gateway.connect("http")) for _ in range(20)]
         for sock in asking:
@@ -145,16 +175,17 @@ def test_an_absolute_target_reaches_the_stand_in_as_a_path(gateway: Gateway) -> 
     said = gateway.exchange(GET % b"http://shop.example/a%20b?c")
     assert b'"path": "/a b", "query": "c"' in said
     assert gateway.exchange(GET % b"http://other.example/").startswith(b"HTTP/1.1 421 ")
-    assert gateway.exchange(b"CONNECT shop.example:443 HTTP/1.1\r\nHost: shop.example:443\r\n\r\n").startswith(
-        b"HTTP/1.1 405 "
-    )
+    assert gateway.exchange(
+        b"CONNECT shop.example:443 HTTP/1.1\r\nHost: shop.example:443\r\n\r\n"
+    ).startswith(b"HTTP/1.1 405 ")
 
 
 def test_requests_follow_on_one_connection(gateway: Gateway) -> None:
     """Keep-alive and pipelining: each is judged by itself."""
     with gateway.connect("http") as sock:
         sock.sendall(
-            b"GET /1 HTTP/1.1\r\nHost: shop.example\r\n\r\nGET /2 HTTP/1.1\r\nHost: shop.example\r\n\r\n" + GET % b"/3"
+            b"GET /1 HTTP/1.1\r\nHost: shop.example\r\n\r\nGET /2 HTTP/1.1\r\nHost:"
+            b" shop.example\r\n\r\n" + GET % b"/3"
         )
         said = read_all(sock)
     assert said.count(b"HTTP/1.1 200") == 3
@@ -168,12 +199,20 @@ def test_httpx_over_http2_many_at_once(gateway: Gateway) -> None:
 
     async def scene() -> set[int]:
         transport = httpx.AsyncHTTPTransport(http2=True, verify=context, local_address="127.0.0.1")
-        async with httpx.AsyncClient(transport=transport, timeout=20) as client, asyncio.TaskGroup() as group:
+        async with (
+            httpx.AsyncClient(transport=transport, timeout=20) as client,
+            asyncio.TaskGroup() as group,
+        ):
             extensions = {"sni_hostname": "shop.example"}
             headers = {"Host": f"shop.example:{port}"}
             tasks = [
                 group.create_task(
-                    client.post(f"https://{SHOP}:{port}/n{n}", content=b"z" * n, headers=headers, extensions=extensions)
+                    client.post(
+                        f"https://{SHOP}:{port}/n{n}",
+                        content=b"z" * n,
+                        headers=headers,
+                        extensions=extensions,
+                    )
                 )
                 for n in range(100)
             ]
@@ -186,19 +225,28 @@ def test_httpx_over_http2_many_at_once(gateway: Gateway) -> None:
 
 
 def test_names_that_do_not_agree_are_refused_over_tls(gateway: Gateway) -> None:
-    """SNI ≠ Host, a name at another's address, an address for a name: 421 or an alert, each on record."""
+    """SNI ≠ Host, a name at another's address, an address for a name: 421 or an alert, each on
+    record."""
     assert gateway.curl("-H", "Host: other.example")[1].endswith("421 2")
     assert gateway.curl("--http1.1", "-H", "Host: other.example")[1].endswith("421 1.1")
     port = gateway.ports["tls"]
     for name, address in (("shop.example", WILD), ("other.example", SHOP), ("evil.example", SHOP)):
         status, said = gateway.curl(
-            "--resolve", f"{name}:{port}:{address}", "--connect-to", f"::{address}:{port}", name=name
+            "--resolve",
+            f"{name}:{port}:{address}",
+            "--connect-to",
+            f"::{address}:{port}",
+            name=name,
         )
         assert status == 35, said
         assert "unrecognized name" in said
     status, said = gateway.curl("-k", name=SHOP)
     assert status == 35, said
-    reasons = [event["reason"] for event in gateway.owner.of(Kind.NETWORK_TLS) if event["verdict"] == "refused"]
+    reasons = [
+        event["reason"]
+        for event in gateway.owner.of(Kind.NETWORK_TLS)
+        if event["verdict"] == "refused"
+    ]
     assert reasons == [
         "the name has another address",
         "the name has another address",

@@ -1,4 +1,5 @@
-"""Every plaintext byte that reaches a gateway's process is on record, wherever in TLS, HTTP or WebSocket it was hidden."""
+"""Every plaintext byte that reaches a gateway's process is on record, wherever in TLS, HTTP or
+WebSocket it was hidden."""
 
 from __future__ import annotations
 
@@ -57,7 +58,10 @@ def end(gateway: Gateway) -> GatewayEvent:
 def kept(gateway: Gateway) -> bytes:
     """All bodies, and all texts."""
     events = gateway.owner.events
-    return b"\0".join([b.content for e in events for b in e.bodies] + [repr(dict(e.data)).encode() for e in events])
+    return b"\0".join(
+        [b.content for e in events for b in e.bodies]
+        + [repr(dict(e.data)).encode() for e in events]
+    )
 
 
 def over_tls(gateway: Gateway, *pieces: bytes, version: str = "1.3") -> GatewayEvent:
@@ -80,9 +84,18 @@ def over_tls(gateway: Gateway, *pieces: bytes, version: str = "1.3") -> GatewayE
         (b"GET / HTTP/1.1\r\nbad field\r\n\r\n", SECRET),
         (GET + b"Upgrade: h2c\r\nHTTP2-Settings: " + SECRET + b"\r\n\r\n",),
     ],
-    ids=["extension", "trailer", "end of a field", "behind the end", "behind a 400", "refused upgrade"],
+    ids=[
+        "extension",
+        "trailer",
+        "end of a field",
+        "behind the end",
+        "behind a 400",
+        "refused upgrade",
+    ],
 )
-def test_what_http_1_hides_within_tls(gateway: Gateway, attack: tuple[bytes, ...], version: str) -> None:
+def test_what_http_1_hides_within_tls(
+    gateway: Gateway, attack: tuple[bytes, ...], version: str
+) -> None:
     """In a body of this connection, decrypted; each byte on the wire is accounted for."""
     over_tls(gateway, *attack, version=version)
     assert SECRET in kept(gateway)
@@ -90,7 +103,9 @@ def test_what_http_1_hides_within_tls(gateway: Gateway, attack: tuple[bytes, ...
 
 H2_ATTACKS = {
     "unknown frame": raw_frame(0xBB, SECRET),
-    "pings": b"".join(raw_frame(6, SECRET[at : at + 8].ljust(8)) for at in range(0, len(SECRET), 8)),
+    "pings": b"".join(
+        raw_frame(6, SECRET[at : at + 8].ljust(8)) for at in range(0, len(SECRET), 8)
+    ),
     "GOAWAY": raw_frame(7, bytes(8) + SECRET),
     "padding": raw_frame(0, bytes([len(SECRET)]) + b"A" + SECRET, 8, 1),
     "unknown settings": raw_frame(4, b"\xf0\x01" + SECRET[:4] + b"\xf0\x02" + SECRET[4:8]),
@@ -103,7 +118,8 @@ def test_what_http_2_hides(gateway: Gateway, attack: bytes) -> None:
     """Frames that carry no request, and what is around those that do."""
     client = H2Client(gateway)
     client.engine.send_headers(
-        1, [(":method", "POST"), (":scheme", "https"), (":authority", "shop.example"), (":path", "/")]
+        1,
+        [(":method", "POST"), (":scheme", "https"), (":authority", "shop.example"), (":path", "/")],
     )
     client.send()
     client.send(attack + raw_frame(0, b"", 1, 1) + raw_frame(7, bytes(8)))
@@ -116,17 +132,28 @@ def test_what_http_2_hides(gateway: Gateway, attack: bytes) -> None:
 def test_trailers_of_http_2_are_decoded(gateway: Gateway) -> None:
     """As text: what is on the wire is Huffman's."""
     client = H2Client(gateway)
-    head = [(":method", "POST"), (":scheme", "https"), (":authority", "shop.example"), (":path", "/")]
+    head = [
+        (":method", "POST"),
+        (":scheme", "https"),
+        (":authority", "shop.example"),
+        (":path", "/"),
+    ]
     client.engine.send_headers(1, head)
     client.engine.send_headers(1, [("x-t", SECRET.decode())], end_stream=True)
     client.send(raw_frame(7, bytes(8)))
     client.events()
-    assert [body.content for body in end(gateway).bodies if body.name == "fields"] == [b"x-t: " + SECRET + b"\r\n"]
+    assert [body.content for body in end(gateway).bodies if body.name == "fields"] == [
+        b"x-t: " + SECRET + b"\r\n"
+    ]
 
 
 @pytest.mark.parametrize(
     "event",
-    [Ping(SECRET), CloseConnection(1000, SECRET.decode()), BytesMessage(SECRET, message_finished=False)],
+    [
+        Ping(SECRET),
+        CloseConnection(1000, SECRET.decode()),
+        BytesMessage(SECRET, message_finished=False),
+    ],
     ids=["ping", "close", "half a message"],
 )
 def test_what_a_websocket_hides_within_tls(gateway: Gateway, event: wsproto.events.Event) -> None:
@@ -144,7 +171,8 @@ def test_what_a_websocket_hides_within_tls(gateway: Gateway, event: wsproto.even
 
 
 def test_what_the_client_hello_hides(gateway: Gateway) -> None:
-    """Names of protocols that nobody knows: the first flight is on record before it is answered, whole."""
+    """Names of protocols that nobody knows: the first flight is on record before it is answered,
+    whole."""
     context = ssl.create_default_context(cafile=str(gateway.authority))
     context.set_alpn_protocols([SECRET.decode(), "http/1.1"])
     with context.wrap_socket(gateway.connect("tls"), server_hostname="shop.example") as sock:
@@ -156,9 +184,12 @@ def test_what_the_client_hello_hides(gateway: Gateway) -> None:
     assert SECRET in hello.content
 
 
-@pytest.mark.parametrize("behind", [b"\x17\x03\x03\x00\x40" + SECRET.ljust(64), SECRET], ids=["record", "no record"])
+@pytest.mark.parametrize(
+    "behind", [b"\x17\x03\x03\x00\x40" + SECRET.ljust(64), SECRET], ids=["record", "no record"]
+)
 def test_what_tls_does_not_decrypt(gateway: Gateway, behind: bytes) -> None:
-    """Bytes behind a whole handshake that are no record of this connection are kept as they came."""
+    """Bytes behind a whole handshake that are no record of this connection are kept as they
+    came."""
     sock = secure(gateway)
     with socket.socket(fileno=sock.detach()) as raw:
         raw.settimeout(20)
@@ -172,7 +203,8 @@ def test_what_tls_does_not_decrypt(gateway: Gateway, behind: bytes) -> None:
 
 @pytest.mark.parametrize("pieces", [1, 2])
 def test_what_stands_behind_the_client_hello(gateway: Gateway, pieces: int) -> None:
-    """Early data that was not agreed to, and a handshake that is not gone on with: with the hello or after its answer."""
+    """Early data that was not agreed to, and a handshake that is not gone on with: with the hello
+    or after its answer."""
     out = ssl.MemoryBIO()
     context = ssl.create_default_context(cafile=str(gateway.authority))
     engine = context.wrap_bio(ssl.MemoryBIO(), out, server_hostname="shop.example")
@@ -227,7 +259,8 @@ def test_urgent_bytes_are_part_of_the_stream(gateway: Gateway) -> None:
 
 
 def test_a_refused_connection_and_one_that_says_nothing(gateway: Gateway) -> None:
-    """A port that the name does not have, and a connection without a byte: both have their event."""
+    """A port that the name does not have, and a connection without a byte: both have their
+    event."""
     with contextlib.suppress(OSError), gateway.connect("http", MAIL) as sock:
         sock.sendall(SECRET)
         read_all(sock)
@@ -271,7 +304,8 @@ def test_too_much_ends_the_connection_on_record(gateway: Gateway, kind: str) -> 
 
 
 def test_an_upload_that_is_refused_is_refused_once(gateway: Gateway) -> None:
-    """A client that sends on until it hears of the 413 is no cause of another refusal, and its bytes are on record."""
+    """A client that sends on until it hears of the 413 is no cause of another refusal, and its
+    bytes are on record."""
     head = b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: 99999999\r\n\r\n"
     with secure(gateway) as sock, contextlib.suppress(OSError):
         sock.sendall(head)
@@ -284,7 +318,9 @@ def test_an_upload_that_is_refused_is_refused_once(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("options", [["--http1.1"], ["--http2"], ["--http2", "--tls-max", "1.2"]])
-def test_an_ordinary_client_comes_nowhere_near_the_bound(gateway: Gateway, options: list[str]) -> None:
+def test_an_ordinary_client_comes_nowhere_near_the_bound(
+    gateway: Gateway, options: list[str]
+) -> None:
     """curl: an upload in chunks and a download of 8 MiB, within 1 KiB."""
     assert gateway.curl(*options, "-o", "/dev/null", path="/big")[0] == 0
     data = end(gateway).data

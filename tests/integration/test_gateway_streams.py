@@ -45,7 +45,9 @@ def test_a_stream_kind_speaks_first(gateway: Gateway) -> None:
 def test_a_stream_within_tls_needs_its_name(gateway: Gateway) -> None:
     """smtps: the name is judged as everywhere."""
     context = ssl.create_default_context(cafile=str(gateway.authority))
-    with context.wrap_socket(gateway.connect("smtps", MAIL), server_hostname="mail.example") as sock:
+    with context.wrap_socket(
+        gateway.connect("smtps", MAIL), server_hostname="mail.example"
+    ) as sock:
         assert sock.recv(100) == b"220 ready agent\r\n"
         sock.sendall(b"QUIT\r\n")
         assert sock.recv(100) == b"QUIT\r\n"
@@ -65,7 +67,9 @@ def test_nothing_is_said_before_the_stream_is_on_record(gateway: Gateway) -> Non
 
 def opened(gateway: Gateway) -> int:
     """How many streams the gateway has reported as opened."""
-    return len([item for item in gateway.owner.of(Kind.NETWORK_STREAM) if item["phase"] == "opened"])
+    return len(
+        [item for item in gateway.owner.of(Kind.NETWORK_STREAM) if item["phase"] == "opened"]
+    )
 
 
 def test_a_stream_is_bounded(gateway: Gateway) -> None:
@@ -107,8 +111,12 @@ def test_an_address_without_a_stand_in_is_reset(gateway: Gateway) -> None:
 
 
 def test_connections_are_bounded_in_all_and_per_cell(tmp_path: Path) -> None:
-    """One more than the bound is reset at once, counted, and changes nothing for those that are open."""
-    with running(tmp_path, connections=8, connections_per_cell=5) as gateway, contextlib.ExitStack() as stack:
+    """One more than the bound is reset at once, counted, and changes nothing for those that are
+    open."""
+    with (
+        running(tmp_path, connections=8, connections_per_cell=5) as gateway,
+        contextlib.ExitStack() as stack,
+    ):
         mine = [stack.enter_context(gateway.connect("http")) for _ in range(5)]
         with pytest.raises(ConnectionResetError):
             _talk(gateway)
@@ -134,8 +142,11 @@ HEAD = b"POST /never HTTP/1.1\r\nHost: shop.example\r\nContent-Length: 20000\r\n
         ("exchanges", 4, HEAD + b"\r\n" + b"z" * 20_000),
     ],
 )
-def test_what_all_requests_hold_together_is_bounded(tmp_path: Path, limit: str, most: int, data: bytes) -> None:
-    """Heads that are not whole, bodies that are not answered, and requests at one time: 503 for the one too many, counted, and all given back afterwards."""
+def test_what_all_requests_hold_together_is_bounded(
+    tmp_path: Path, limit: str, most: int, data: bytes
+) -> None:
+    """Heads that are not whole, bodies that are not answered, and requests at one time: 503 for the
+    one too many, counted, and all given back afterwards."""
     bounds: dict[str, Any] = {limit: most, "farewell_s": 0.001}
     with running(tmp_path, **bounds) as gateway:
         with contextlib.ExitStack() as stack:
@@ -151,7 +162,9 @@ def _served(gateway: Gateway) -> bool:
 
 
 def _from(address: str, gateway: Gateway) -> socket.socket:
-    return socket.create_connection((SHOP, gateway.ports["http"]), source_address=(address, 0), timeout=DEADLINE_S)
+    return socket.create_connection(
+        (SHOP, gateway.ports["http"]), source_address=(address, 0), timeout=DEADLINE_S
+    )
 
 
 def _talk(gateway: Gateway, protocol: str = "http", address: str = SHOP) -> bytes:
@@ -162,14 +175,18 @@ def _talk(gateway: Gateway, protocol: str = "http", address: str = SHOP) -> byte
 
 @pytest.mark.slow
 def test_ten_thousand_idle_connections_fit(tmp_path: Path) -> None:
-    """Open at once, a request on the last of them is answered, and a connection costs less than 16 KiB."""
+    """Open at once, a request on the last of them is answered, and a connection costs less than 16
+    KiB."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 11_000:
         pytest.skip(f"needs 11,000 descriptors, this host allows {hard}")
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
-        with running(tmp_path, connections_per_cell=10_000) as gateway, contextlib.ExitStack() as stack:
+        with (
+            running(tmp_path, connections_per_cell=10_000) as gateway,
+            contextlib.ExitStack() as stack,
+        ):
             before = _resident_bytes(gateway)
             for _ in range(9_999):
                 stack.enter_context(gateway.connect("http"))
@@ -184,7 +201,9 @@ def test_ten_thousand_idle_connections_fit(tmp_path: Path) -> None:
 
 
 def _resident_bytes(gateway: Gateway) -> int:
-    return int(Path(f"/proc/{gateway.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return int(Path(f"/proc/{gateway.process.pid}/statm").read_text().split()[1]) * os.sysconf(
+        "SC_PAGE_SIZE"
+    )
 
 
 def test_without_an_owner_it_ends_at_once(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""How long a gateway waits for a client, and for a stand-in. Each is impatient in one thing; where the machine stalls for so long, it is given more time."""
+"""How long a gateway waits for a client, and for a stand-in. Each is impatient in one thing; where
+the machine stalls for so long, it is given more time."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def test_a_head_that_comes_slowly_is_ended(tmp_path: Path) -> None:
 
 
 def dripping(gateway: Gateway, first: bytes, *, every_s: float) -> bytes:
-    """What is answered to a client that says one byte more again and again, until the connection ends; a reset is an end."""
+    """What is answered to a client that says one byte more again and again, until the connection
+    ends; a reset is an end."""
     give_up, got = time.monotonic() + DEADLINE_S, b""
     with gateway.connect("http") as sock:
         sock.sendall(first)
@@ -64,14 +66,20 @@ def test_a_body_that_stalls_is_ended(tmp_path: Path) -> None:
         said = gateway.exchange(b"POST / HTTP/1.1\r\n" + HEAD + b"Content-Length: 50\r\n\r\nabc")
         answered = gateway.owner.first(Kind.NETWORK_HTTP_ANSWERED).data
     assert said.startswith(b"HTTP/1.1 408 ")
-    assert (answered["reason"], answered["request_bytes"], answered["status"]) == ("the body stalled", 3, 408)
+    assert (answered["reason"], answered["request_bytes"], answered["status"]) == (
+        "the body stalled",
+        3,
+        408,
+    )
 
 
 def test_a_body_that_trickles_is_ended(tmp_path: Path) -> None:
     """Bytes that come in time, each, but far too slowly in all."""
     first = b"POST / HTTP/1.1\r\n" + HEAD + b"Content-Length: 5000\r\n\r\n"
     for body_wait_s in (0.4, 4, 15):
-        with running(tmp_path, bounds=replace(SMALL, body_wait_s=body_wait_s, body_bytes_per_s=1000)) as gateway:
+        with running(
+            tmp_path, bounds=replace(SMALL, body_wait_s=body_wait_s, body_bytes_per_s=1000)
+        ) as gateway:
             said = dripping(gateway, first, every_s=0.05)
             why = gateway.owner.first(Kind.NETWORK_HTTP_ANSWERED).data["reason"]
         if why != "the body stalled":
@@ -83,7 +91,9 @@ def test_a_body_that_trickles_is_ended(tmp_path: Path) -> None:
 def test_a_stand_in_that_never_answers_is_ended(tmp_path: Path) -> None:
     """504 after the request's bound."""
     with running(tmp_path, bounds=replace(SMALL, request_timeout_s=0.5)) as gateway:
-        assert gateway.exchange(b"GET /never HTTP/1.1\r\n" + HEAD + b"\r\n").startswith(b"HTTP/1.1 504 ")
+        assert gateway.exchange(b"GET /never HTTP/1.1\r\n" + HEAD + b"\r\n").startswith(
+            b"HTTP/1.1 504 "
+        )
         assert gateway.owner.first(Kind.NETWORK_HTTP_ANSWERED).data["reason"] == "took too long"
 
 
@@ -95,7 +105,10 @@ def test_an_idle_websocket_is_ended(tmp_path: Path) -> None:
             list(ws.events())
             ws.sock.close()
             if ws.accepted is not None:
-                assert gateway.owner.first(Kind.NETWORK_HTTP_ANSWERED).data["reason"] == "took too long"
+                assert (
+                    gateway.owner.first(Kind.NETWORK_HTTP_ANSWERED).data["reason"]
+                    == "took too long"
+                )
                 return
     pytest.fail("it was never accepted")
 

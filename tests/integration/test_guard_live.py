@@ -27,15 +27,23 @@ WANTED = (
 def test_cases_are_carried_out_from_inside_cells(belljar: Belljar, tmp_path: Path) -> None:
     """Cases of each channel, some of which must not be flagged, and one that expects wrongly: each
     is told as the record of its own range has it."""
-    cases = {json.loads(text)["id"]: text for text in (CORPUS / "cases.jsonl").read_text().splitlines() if text}
+    cases = {
+        json.loads(text)["id"]: text
+        for text in (CORPUS / "cases.jsonl").read_text().splitlines()
+        if text
+    }
     printed = next(text for name, text in cases.items() if '"output"' in text and '"flag"' in text)
     asked = next(text for name, text in cases.items() if '"model"' in text and '"flag"' in text)
     wrong = cases["enc-base64"].replace('"enc-base64"', '"wrong"').replace('"flag"', '"pass"')
-    (tmp_path / "cases.jsonl").write_text("\n".join([*(cases[name] for name in WANTED), printed, asked, wrong]))
+    (tmp_path / "cases.jsonl").write_text(
+        "\n".join([*(cases[name] for name in WANTED), printed, asked, wrong])
+    )
     (tmp_path / "customers.csv").write_bytes((CORPUS / "customers.csv").read_bytes())
     policy = tmp_path / "policy.yaml"
     policy.write_text((CORPUS / "policy.yaml").read_text().replace("risk: high", "risk: low"))
-    done = belljar("guard", "test", "--live", "--json", "--policy", str(policy), str(tmp_path / "cases.jsonl"))
+    done = belljar(
+        "guard", "test", "--live", "--json", "--policy", str(policy), str(tmp_path / "cases.jsonl")
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     said = json.loads(done.stdout)
     assert said["cases"] == len(WANTED) + 3

@@ -22,8 +22,11 @@ FORGERIES = {
 
 
 @pytest.mark.parametrize("forgery", FORGERIES)
-async def test_malformed_frames_end_the_cell(forgery: str, vm_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command ends with the cell's error, every later call with the same, the cell is destroyed, and the record says why and verifies."""
+async def test_malformed_frames_end_the_cell(
+    forgery: str, vm_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command ends with the cell's error, every later call with the same, the cell is
+    destroyed, and the record says why and verifies."""
     received = SocketPipe.receive
     hostile = False
 

@@ -1,4 +1,5 @@
-"""Importing and building images with the real tools: skopeo, squashfs-tools, mmdebstrap; umoci as the judge of how layers merge."""
+"""Importing and building images with the real tools: skopeo, squashfs-tools, mmdebstrap; umoci as
+the judge of how layers merge."""
 
 from __future__ import annotations
 
@@ -14,7 +15,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.fakes.images import directory, docker_archive, entry, hard_link, layer, oci_archive, symlink
+from tests.fakes.images import (
+    directory,
+    docker_archive,
+    entry,
+    hard_link,
+    layer,
+    oci_archive,
+    symlink,
+)
 from tests.machine import public_folder
 
 import belljar
@@ -56,10 +65,14 @@ UPPER = layer(
 
 def listing(rootfs: Path) -> dict[str, str]:
     """Path → type, mode, owner and link target, as squashfs-tools read them."""
-    shown = subprocess.run(["unsquashfs", "-lln", str(rootfs)], capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(
+        ["unsquashfs", "-lln", str(rootfs)], capture_output=True, text=True, check=True
+    ).stdout
     found = {}
     for line in shown.splitlines():
-        match = re.fullmatch(r"(\S{10}) (\S+)\s+\d+ \S+ \S+ squashfs-root/?(.*?)(?: -> (.*))?", line)
+        match = re.fullmatch(
+            r"(\S{10}) (\S+)\s+\d+ \S+ \S+ squashfs-root/?(.*?)(?: -> (.*))?", line
+        )
         if match:
             found[match[3]] = " ".join(filter(None, (match[1], match[2], match[4])))
     return found
@@ -67,7 +80,9 @@ def listing(rootfs: Path) -> dict[str, str]:
 
 def content(rootfs: Path, path: str) -> bytes:
     """A file's bytes out of a packed image."""
-    return subprocess.run(["unsquashfs", "-cat", str(rootfs), path], capture_output=True, check=True).stdout
+    return subprocess.run(
+        ["unsquashfs", "-cat", str(rootfs), path], capture_output=True, check=True
+    ).stdout
 
 
 @pytest.fixture
@@ -82,7 +97,8 @@ def store_home(tmp_path: Path) -> Iterator[Path]:
 def test_every_file_transport_gives_the_same_tree_and_configuration(
     transport: str, tmp_path: Path, store_home: Path
 ) -> None:
-    """What skopeo reads from files is imported with its owners, modes, links and configuration, whatever the packing."""
+    """What skopeo reads from files is imported with its owners, modes, links and configuration,
+    whatever the packing."""
     archive = tmp_path / "small.tar"
     if transport == "docker-archive":
         docker_archive(archive, [LOWER, UPPER], CONFIG)
@@ -95,14 +111,21 @@ def test_every_file_transport_gives_the_same_tree_and_configuration(
 
     image = import_image(store_home, f"{transport}:{archive}", name="small")
 
-    assert (image.env, image.user, image.workdir) == ({"PATH": "/bin", "GREETING": "hello=world"}, "app", "/srv/app")
+    assert (image.env, image.user, image.workdir) == (
+        {"PATH": "/bin", "GREETING": "hello=world"},
+        "app",
+        "/srv/app",
+    )
     assert (image.entrypoint, image.cmd) == (("/bin/run", "--now"), ("all",))
     found = listing(image.rootfs)
     assert found[""].startswith("drwxr-xr-x 0/0")
     assert found["srv/app/data"] == "-rw-r----- 1000/1001"
     assert found["srv/app"] == "drwxr-xr-x 1000/1001"
     assert found["bin/su"] == "-rwxr-xr-x 0/0"
-    assert found["etc-link"] == "lrwxrwxrwx 7/8 /etc/passwd" or found["etc-link"] == "lrw-r--r-- 7/8 /etc/passwd"
+    assert (
+        found["etc-link"] == "lrwxrwxrwx 7/8 /etc/passwd"
+        or found["etc-link"] == "lrw-r--r-- 7/8 /etc/passwd"
+    )
     assert found["big-owner"] == "-rw-r--r-- 4000000000/70000"
     assert "srv/app/gone" not in found
     assert "opaque/lower" not in found
@@ -140,13 +163,21 @@ def test_what_only_dockers_format_has_is_kept(tmp_path: Path, store_home: Path) 
 
 @pytest.mark.root
 def test_layers_merge_as_umoci_merges_them(tmp_path: Path, store_home: Path) -> None:
-    """umoci, unpacking as root, and the merge in memory agree on every path, type, mode, owner and link of an honest image."""
+    """umoci, unpacking as root, and the merge in memory agree on every path, type, mode, owner and
+    link of an honest image."""
     if shutil.which("umoci") is None:
         pytest.skip("needs umoci (scripts/test installs it)")
     archive = oci_archive(tmp_path / "small.tar", [LOWER, UPPER], CONFIG)
     image = import_image(store_home, f"oci-archive:{archive}", name="small", keep_setuid=True)
     subprocess.run(
-        ["skopeo", "--insecure-policy", "copy", "-q", f"oci-archive:{archive}", f"oci:{tmp_path / 'copy'}:x"],
+        [
+            "skopeo",
+            "--insecure-policy",
+            "copy",
+            "-q",
+            f"oci-archive:{archive}",
+            f"oci:{tmp_path / 'copy'}:x",
+        ],
         check=True,
     )
     subprocess.run(
@@ -162,7 +193,11 @@ def test_layers_merge_as_umoci_merges_them(tmp_path: Path, store_home: Path) -> 
         judged[str(path.relative_to(root)).removeprefix(".")] = " ".join(
             [*words, *([str(path.readlink())] if path.is_symlink() else [])]
         )
-    ours = {path: shown for path, shown in listing(image.rootfs).items() if path in judged or not made_by_us(path)}
+    ours = {
+        path: shown
+        for path, shown in listing(image.rootfs).items()
+        if path in judged or not made_by_us(path)
+    }
     # A link's mode means nothing on Linux; the root directory is always root's.
     assert {p: s.replace("lrw-r--r--", "lrwxrwxrwx") for p, s in ours.items() if p} == {
         p: s for p, s in judged.items() if p
@@ -187,18 +222,28 @@ def test_setuid_is_kept_only_when_asked(tmp_path: Path, store_home: Path) -> Non
 
 
 @pytest.mark.parametrize("packing", ["plain", "gzip", "gzip-members", "zstd"])
-def test_every_compression_of_images_is_read(packing: str, tmp_path: Path, store_home: Path) -> None:
+def test_every_compression_of_images_is_read(
+    packing: str, tmp_path: Path, store_home: Path
+) -> None:
     """Plain, gzip (also in several members) and zstd layers give the same image."""
     half = len(LOWER) // 2
     packers = {
         "plain": (lambda b: b, "tar"),
         "gzip": (gzip.compress, "tar+gzip"),
         "gzip-members": (lambda b: gzip.compress(b[:half]) + gzip.compress(b[half:]), "tar+gzip"),
-        "zstd": (lambda b: subprocess.run(["zstd", "-c"], input=b, capture_output=True, check=True).stdout, "tar+zstd"),
+        "zstd": (
+            lambda b: (
+                subprocess.run(["zstd", "-c"], input=b, capture_output=True, check=True).stdout
+            ),
+            "tar+zstd",
+        ),
     }
     compress, suffix = packers[packing]
     archive = oci_archive(
-        tmp_path / "a.tar", [LOWER], compress=compress, media_type=f"application/vnd.oci.image.layer.v1.{suffix}"
+        tmp_path / "a.tar",
+        [LOWER],
+        compress=compress,
+        media_type=f"application/vnd.oci.image.layer.v1.{suffix}",
     )
     image = import_image(store_home, f"oci-archive:{archive}", name="a")
     assert content(image.rootfs, "srv/app/data") == b"d" * 70_000
@@ -207,16 +252,27 @@ def test_every_compression_of_images_is_read(packing: str, tmp_path: Path, store
 def test_the_same_archive_gives_the_same_image_and_another_configuration_another(
     tmp_path: Path, store_home: Path
 ) -> None:
-    """The digest covers the tree and the configuration, and nothing of the time or place of the import."""
-    first = import_image(store_home, f"oci-archive:{oci_archive(tmp_path / 'a.tar', [LOWER], CONFIG)}", name="a")
-    again = import_image(store_home, f"docker-archive:{docker_archive(tmp_path / 'b.tar', [LOWER], CONFIG)}", name="b")
-    other = import_image(store_home, f"oci-archive:{oci_archive(tmp_path / 'c.tar', [LOWER])}", name="c")
+    """The digest covers the tree and the configuration, and nothing of the time or place of the
+    import."""
+    first = import_image(
+        store_home, f"oci-archive:{oci_archive(tmp_path / 'a.tar', [LOWER], CONFIG)}", name="a"
+    )
+    again = import_image(
+        store_home,
+        f"docker-archive:{docker_archive(tmp_path / 'b.tar', [LOWER], CONFIG)}",
+        name="b",
+    )
+    other = import_image(
+        store_home, f"oci-archive:{oci_archive(tmp_path / 'c.tar', [LOWER])}", name="c"
+    )
     assert first.digest == again.digest != other.digest
     assert Store(store_home).find("a").user == "app"
     assert Store(store_home).find("c").user == "root"
 
 
-def test_an_image_without_layers_holds_what_a_guest_mounts_on(tmp_path: Path, store_home: Path) -> None:
+def test_an_image_without_layers_holds_what_a_guest_mounts_on(
+    tmp_path: Path, store_home: Path
+) -> None:
     """`FROM scratch` with nothing else: no content, and still the places of every guest."""
     archive = oci_archive(tmp_path / "a.tar", [])
     image = import_image(store_home, f"oci-archive:{archive}", name="a")
@@ -244,7 +300,9 @@ def test_an_unreachable_daemon_is_the_hosts_fault(
     """A daemon that isn't there is a `HostError`, and nothing is left."""
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     with pytest.raises(HostError, match="can't be fetched"):
-        import_image(store_home, "docker-daemon:small:latest", name="x", limits=ImportLimits(timeout_s=60))
+        import_image(
+            store_home, "docker-daemon:small:latest", name="x", limits=ImportLimits(timeout_s=60)
+        )
 
 
 USERS_IMPORT = """
@@ -256,15 +314,20 @@ print(import_image(Path(sys.argv[1]), sys.argv[2], name="small").rootfs)
 
 
 @pytest.mark.root
-def test_an_ordinary_user_imports_with_the_right_owners(tmp_path: Path, ordinary_user: tuple[int, int]) -> None:
+def test_an_ordinary_user_imports_with_the_right_owners(
+    tmp_path: Path, ordinary_user: tuple[int, int]
+) -> None:
     """Owners in the image don't need root on the host."""
     uid, gid = ordinary_user
     archive = oci_archive(tmp_path / "a.tar", [LOWER, UPPER], CONFIG)
     with tempfile.TemporaryDirectory(prefix="image-user-", dir=public_folder()) as name:
-        # The checkout may lie where another user can't look; the image room needs nothing but the standard library.
+        # The checkout may lie where another user can't look; the image room needs nothing but the
+        # standard library.
         work = Path(name)
         shutil.copytree(
-            Path(belljar.__file__).parent, work / "src/belljar", ignore=shutil.ignore_patterns("__pycache__", "_bin")
+            Path(belljar.__file__).parent,
+            work / "src/belljar",
+            ignore=shutil.ignore_patterns("__pycache__", "_bin"),
         )
         shutil.copy(archive, work / "a.tar")
         os.chown(work, uid, gid)
@@ -290,7 +353,8 @@ def test_an_ordinary_user_imports_with_the_right_owners(tmp_path: Path, ordinary
 
 
 def test_the_prepared_default_image_is_neutral_and_clean(prepared_home: Path) -> None:
-    """The default image has its user, an empty machine-id, no host keys, no package sources and nothing that names us."""
+    """The default image has its user, an empty machine-id, no host keys, no package sources and
+    nothing that names us."""
     image = Store(prepared_home).find("default")
     found = listing(image.rootfs)
     assert (image.user, image.workdir) == ("user", "/home/user")
@@ -298,9 +362,13 @@ def test_the_prepared_default_image_is_neutral_and_clean(prepared_home: Path) ->
     assert content(image.rootfs, "etc/machine-id") == b""
     assert content(image.rootfs, "etc/resolv.conf") == b""
     assert not [
-        path for path in found if re.search(r"ssh_host|belljar|mmdebstrap|sources\.list$|\.pwd\.lock|dpkg/.*-old", path)
+        path
+        for path in found
+        if re.search(r"ssh_host|belljar|mmdebstrap|sources\.list$|\.pwd\.lock|dpkg/.*-old", path)
     ]
-    assert not [path for path in found if re.match(r"(var/log|var/cache|tmp|dev|var/lib/apt/lists)/", path)]
+    assert not [
+        path for path in found if re.match(r"(var/log|var/cache|tmp|dev|var/lib/apt/lists)/", path)
+    ]
     for tool in ("bash", "python3", "curl", "git", "ps", "tar", "less", "file"):
         assert f"usr/bin/{tool}" in found
     verify(image)

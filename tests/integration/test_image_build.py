@@ -26,9 +26,14 @@ pytestmark = [pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def user(prepared_home: Path, ordinary_user: tuple[int, int], templates: Templates) -> Iterator[UsersBelljar]:
+def user(
+    prepared_home: Path, ordinary_user: tuple[int, int], templates: Templates
+) -> Iterator[UsersBelljar]:
     """An ordinary user with a store of their own."""
-    with installed_for(prepared_home, *ordinary_user) as installed, templates.serving(installed.home, ordinary_user):
+    with (
+        installed_for(prepared_home, *ordinary_user) as installed,
+        templates.serving(installed.home, ordinary_user),
+    ):
         add_small_image(installed.home)
         own(installed.home, *ordinary_user)
         yield installed
@@ -52,13 +57,17 @@ def context(directory: Path, text: str, **files: str) -> Path:
 
 def read(image: Image, path: str) -> str:
     """A file of an image."""
-    done = subprocess.run(["unsquashfs", "-cat", image.rootfs, path], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["unsquashfs", "-cat", image.rootfs, path], capture_output=True, text=True, check=True
+    )
     return done.stdout
 
 
 def left(home: Path) -> list[str]:
     """What is left in the store's scratch space, and mounted below the store."""
-    mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(home) in line]
+    mounts = [
+        line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(home) in line
+    ]
     return [path.name for path in (home / "tmp").glob("*")] + mounts
 
 
@@ -92,7 +101,11 @@ def test_a_dockerfile_becomes_an_image(home: Path, tmp_path: Path) -> None:
     lines: list[str] = []
     made, is_new = build_dockerfile(home, request, report=lines.append)
     assert is_new
-    assert (read(made, "hello"), read(made, "copied"), read(made, "id")) == ("hi\n", "word\n", "0\n")
+    assert (read(made, "hello"), read(made, "copied"), read(made, "id")) == (
+        "hi\n",
+        "word\n",
+        "0\n",
+    )
     inner, outer, _count = read(made, "map").split()
     assert (inner, outer != "0") == ("0", True)
     assert [line.split(":")[0].strip() for line in read(made, "net").splitlines()[2:]] == ["lo"]
@@ -135,17 +148,29 @@ COPY . /all/
 """
 
 
-def test_here_documents_are_what_docker_makes_of_them(home: Path, small: str, tmp_path: Path) -> None:
-    """Scripts of the shell, programs, files; the context of other instructions has nothing of them."""
+def test_here_documents_are_what_docker_makes_of_them(
+    home: Path, small: str, tmp_path: Path
+) -> None:
+    """Scripts of the shell, programs, files; the context of other instructions has nothing of
+    them."""
     made, _ = build_dockerfile(
-        home, BuildRequest(context=context(tmp_path / "c", DOCUMENTS, hello="hi\n"), name="documents")
+        home,
+        BuildRequest(context=context(tmp_path / "c", DOCUMENTS, hello="hi\n"), name="documents"),
     )
     assert read(made, "script") == "argument\ntwo lines\n"
     assert read(made, "program") == "/usr/bin/bash\n"
     assert read(made, "a") == "argument \\\n/bin/bash\n"
-    assert [read(made, f"files/{name}") for name in ("ONE", "TWO", "hello")] == ["$literal\n", "two\n", "hi\n"]
-    listed = subprocess.run(["unsquashfs", "-ll", made.rootfs], capture_output=True, text=True, check=True).stdout
-    assert [line.split()[0] for line in listed.splitlines() if line.endswith("/files/TWO")] == ["-rwx------"]
+    assert [read(made, f"files/{name}") for name in ("ONE", "TWO", "hello")] == [
+        "$literal\n",
+        "two\n",
+        "hi\n",
+    ]
+    listed = subprocess.run(
+        ["unsquashfs", "-ll", made.rootfs], capture_output=True, text=True, check=True
+    ).stdout
+    assert [line.split()[0] for line in listed.splitlines() if line.endswith("/files/TWO")] == [
+        "-rwx------"
+    ]
     there = {line.rpartition("/all/")[2] for line in listed.splitlines() if "/all/" in line}
     assert there == {"Dockerfile", "hello"}
     assert not left(home)
@@ -172,7 +197,9 @@ def test_a_mount_that_leads_out_leads_to_nothing(home: Path, small: str, tmp_pat
         secret.write_text("the host's word")
         secret.chmod(0o666)
         recipe = LEADING_OUT.format(folder=folder)
-        made, _ = build_dockerfile(home, BuildRequest(context=context(tmp_path / "c", recipe), name="out:1"))
+        made, _ = build_dockerfile(
+            home, BuildRequest(context=context(tmp_path / "c", recipe), name="out:1")
+        )
         seen = read(made, "seen")
         assert "the host's word" not in seen
         assert "hosts" in seen
@@ -193,9 +220,12 @@ def test_a_step_that_fails_is_one_error(home: Path, small: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough), signal.SIGKILL]
+    "number",
+    [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough), signal.SIGKILL],
 )
-def test_a_build_that_is_killed_leaves_nothing(home: Path, small: str, tmp_path: Path, number: signal.Signals) -> None:
+def test_a_build_that_is_killed_leaves_nothing(
+    home: Path, small: str, tmp_path: Path, number: signal.Signals
+) -> None:
     """However the command ends, its steps end with it; what is left on disk is gone at the latest
     with the next build."""
     marker = f"sleep 98{int(number)}"
@@ -209,7 +239,11 @@ def test_a_build_that_is_killed_leaves_nothing(home: Path, small: str, tmp_path:
     _wait_until_gone(marker)
     if number == signal.SIGKILL:
         done, _ = build_dockerfile(
-            home, BuildRequest(context=context(tmp_path / "d", f"FROM {small}\nENV X={tmp_path.name}\n"), name="after")
+            home,
+            BuildRequest(
+                context=context(tmp_path / "d", f"FROM {small}\nENV X={tmp_path.name}\n"),
+                name="after",
+            ),
         )
         assert done.names
     assert not left(home)
@@ -238,7 +272,9 @@ def test_a_full_disk_is_one_error(home: Path, tmp_path: Path) -> None:
     """A build that fills the disk is stopped with one error, and the disk is as free as before."""
     small = tmp_path / "small"
     small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1600m,mode=755", "tmpfs", str(small)], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1600m,mode=755", "tmpfs", str(small)], check=True
+    )
     try:
         shutil.copytree(home / "images", small / "images")
         shutil.copy2(home / "image-names.json", small)
@@ -263,7 +299,17 @@ def test_a_full_disk_is_one_error(home: Path, tmp_path: Path) -> None:
 def test_the_command_prints_the_image(home: Path, small: str, tmp_path: Path) -> None:
     """With --json, standard output is the image alone; progress goes to standard error."""
     folder = context(tmp_path / "c", f"FROM {small}\nENV Y={tmp_path.name}\n")
-    command = [sys.executable, "-m", "belljar", "image", "build", "-t", "cli:1", "--json", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "belljar",
+        "image",
+        "build",
+        "-t",
+        "cli:1",
+        "--json",
+        str(folder),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["names"] == ["cli:1"]
 
@@ -274,7 +320,8 @@ def test_an_ordinary_user_builds_too(user: UsersBelljar, tmp_path: Path) -> None
     with tempfile.TemporaryDirectory(dir=public_folder()) as folder:
         Path(folder).chmod(0o755)
         made = context(
-            Path(folder) / "c", "FROM small\nUSER root\nRUN id -u > /id; chown 1000:1000 /id; mkdir -m 0 /shut\n"
+            Path(folder) / "c",
+            "FROM small\nUSER root\nRUN id -u > /id; chown 1000:1000 /id; mkdir -m 0 /shut\n",
         )
         done = user("image", "build", "-t", "mine:1", "--json", str(made))
         assert done.returncode == 0, done.stderr
@@ -296,7 +343,9 @@ def test_a_step_reaches_nothing_of_the_user_who_builds(user: UsersBelljar) -> No
         done = user("image", "build", "-t", "out:1", "--json", str(made))
         assert done.returncode == 0, done.stderr
         image = user.home / "images" / json.loads(done.stdout)["digest"] / "rootfs.sqfs"
-        seen = subprocess.run(["unsquashfs", "-cat", image, "seen"], capture_output=True, text=True, check=True).stdout
+        seen = subprocess.run(
+            ["unsquashfs", "-cat", image, "seen"], capture_output=True, text=True, check=True
+        ).stdout
         assert "the user's word" not in seen
         assert "hosts" in seen
         assert (own / "secret").read_text() == "the user's word"

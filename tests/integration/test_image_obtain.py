@@ -56,19 +56,21 @@ def test_all_images_of_a_compose_file_are_got(
     second time nothing is fetched."""
     pinned, _, _ = served.put("team/pinned", "1", [LAYER])
     served.put("team/other", "2", [layer(entry("x"))])
-    (tmp_path / "compose.yaml").write_text(
-        f"""
+    (tmp_path / "compose.yaml").write_text(f"""
 services:
   default: {{image: "{served.address}/team/pinned:1@{pinned}", privileged: true}}
   other: {{image: "{served.address}/team/other:2"}}
   built: {{build: ., image: built-here}}
-"""
-    )
+""")
     with daemon(tmp_path / "d.sock") as there:
         there.put("built-here", docker_archive(tmp_path / "a.tar", [layer(entry("y"))]))
         assert run(["image", "import", "--from-compose", "compose.yaml"]) == 0
         store = Store(home)
-        for name in (f"{served.address}/team/pinned@{pinned}", f"{served.address}/team/other:2", "built-here"):
+        for name in (
+            f"{served.address}/team/pinned@{pinned}",
+            f"{served.address}/team/other:2",
+            "built-here",
+        ):
             store.find(name)
         fetched = len(served.asked)
         capsys.readouterr()
@@ -79,7 +81,9 @@ services:
 
 @pytest.mark.root
 @pytest.mark.slow
-def test_what_is_built_is_built_when_its_bases_are_there(home: Path, served: Registry, tmp_path: Path) -> None:
+def test_what_is_built_is_built_when_its_bases_are_there(
+    home: Path, served: Registry, tmp_path: Path
+) -> None:
     """The images that a service's Dockerfile starts from are got, then it is built; the second time
     it is in the store."""
     served.put("base", "1", [LAYER])
@@ -101,21 +105,24 @@ def test_what_can_not_be_got_is_named_with_its_reason(
     """The others are there all the same, and the exit code is the host's fault; no daemon that
     hangs holds it up."""
     served.put("good", "1", [LAYER])
-    (tmp_path / "compose.yaml").write_text(
-        f"""
+    (tmp_path / "compose.yaml").write_text(f"""
 services:
   default: {{image: "{served.address}/good:1"}}
   gone: {{image: "{served.address}/gone:1"}}
   nobody: {{image: "127.0.0.1:1/x"}}
   built: {{build: ./web}}
   sample: {{image: "${{SAMPLE_METADATA_IMAGE}}"}}
-"""
-    )
+""")
     with silent_socket(tmp_path / "d.sock"):
         assert run(["image", "import", "--from-compose", "compose.yaml"]) == 3
     said = capsys.readouterr().err
     assert "4 of 5" in said
-    for words in ("manifest unknown", "refused", "the Dockerfile can't be built", "SAMPLE_METADATA_IMAGE"):
+    for words in (
+        "manifest unknown",
+        "refused",
+        "the Dockerfile can't be built",
+        "SAMPLE_METADATA_IMAGE",
+    ):
         assert words in said
     Store(home).find(f"{served.address}/good:1")
 
@@ -126,14 +133,19 @@ def test_all_images_of_a_tasks_samples_are_got(
     """Each sample's own, by its metadata and by its own sandbox; a `.env` file beside the task
     changes nothing of where they come from."""
     for name in ("by-tag:1", "by-tag:2", "own:1", "web:1"):
-        served.put(name.partition(":")[0], name.partition(":")[2], [layer(entry(name.replace(":", "-")))])
+        served.put(
+            name.partition(":")[0], name.partition(":")[2], [layer(entry(name.replace(":", "-")))]
+        )
     (tmp_path / "several.py").write_text(TASK)
-    (tmp_path / ".env").write_text("DOCKER_HOST=unix:///elsewhere\nHTTPS_PROXY=http://127.0.0.1:1\n")
+    (tmp_path / ".env").write_text(
+        "DOCKER_HOST=unix:///elsewhere\nHTTPS_PROXY=http://127.0.0.1:1\n"
+    )
     (tmp_path / "compose.yaml").write_text(
         f"services: {{default: {{image: '{served.address}/by-tag:${{SAMPLE_METADATA_TAG}}'}}}}"
     )
     (tmp_path / "own-compose.yaml").write_text(
-        f"services: {{default: {{image: '{served.address}/own:1'}}, web: {{image: '{served.address}/web:1'}}}}"
+        f"services: {{default: {{image: '{served.address}/own:1'}}, web: {{image:"
+        f" '{served.address}/web:1'}}}}"
     )
     before = dict(os.environ)
     assert run(["image", "import", "--from-task", "several.py"]) == 0

@@ -34,12 +34,20 @@ def look():
 def programs(config: str):
     return Task(dataset=[Sample(id="one", input="x", target="ready|user|/var/tmp|yes")], solver=look(), scorer=includes(), sandbox=("belljar", config))
 """
-POLICY = "belljar: 1\nrisk: low\nimage: {image}\nresources: {{cpus: 1, memory: 256MiB, disk: 64MiB, processes: 64, lifetime: 10m}}\n"
-COMPOSE = "services:\n  default:\n    image: settled\n    network_mode: none\n    command: tail -f /dev/null\n"
+POLICY = (
+    "belljar: 1\nrisk: low\nimage: {image}\nresources: {{cpus: 1, memory: 256MiB, disk: 64MiB,"
+    " processes: 64, lifetime: 10m}}\n"
+)
+COMPOSE = (
+    "services:\n  default:\n    image: settled\n    network_mode: none\n    command: tail -f"
+    " /dev/null\n"
+)
 SET_UP = 'echo starting > /tmp/state; sleep {wait}; echo ready > /tmp/state; exec "$@"'
 
 
-def derived(home: Path, name: str, script: str, *, cmd: tuple[str, ...], check: HealthCheck | None = None) -> None:
+def derived(
+    home: Path, name: str, script: str, *, cmd: tuple[str, ...], check: HealthCheck | None = None
+) -> None:
     """The default image's files with another configuration."""
     store = Store(home)
     (home / "tmp").mkdir(exist_ok=True)

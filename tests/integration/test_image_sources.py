@@ -46,24 +46,43 @@ def test_an_image_of_a_registry_is_found_by_every_digest_it_has(
 ) -> None:
     """By tag, by the digest of its index and its manifest with and without a tag, and by its id;
     each was checked."""
-    top, manifest, config = served.put("team/tool", "1", [LAYER], is_index=is_index, is_docker=is_docker)
+    top, manifest, config = served.put(
+        "team/tool", "1", [LAYER], is_index=is_index, is_docker=is_docker
+    )
     name = f"{served.address}/team/tool"
     image = import_image(home, f"docker://{name}:1")
     assert image.names == (f"{name}:1",)
     assert set(image.origins) == {top, manifest, config}
-    for ref in (f"{name}:1", f"{name}@{top}", f"{name}:1@{manifest}", f"{name}:other@{top}", config):
+    for ref in (
+        f"{name}:1",
+        f"{name}@{top}",
+        f"{name}:1@{manifest}",
+        f"{name}:other@{top}",
+        config,
+    ):
         assert Store(home).find(ref).digest == image.digest
     with pytest.raises(HostError, match=f"belljar image import docker://{name}@{sha256(b'?')}"):
         Store(home).find(f"{name}:1@{sha256(b'?')}")
 
 
-def test_an_archive_of_a_whole_index_keeps_its_digest(served: Registry, home: Path, tmp_path: Path) -> None:
+def test_an_archive_of_a_whole_index_keeps_its_digest(
+    served: Registry, home: Path, tmp_path: Path
+) -> None:
     """What `skopeo copy --all --preserve-digests` carries to a machine without a network is found
     by the digest that the registry had."""
     top, _, _ = served.put("tool", "1", [LAYER], is_index=True, has_other=True)
     archive = f"oci-archive:{tmp_path}/tool.tar"
-    copy = ["skopeo", "--insecure-policy", "copy", "--all", "--preserve-digests", "--src-tls-verify=false"]
-    subprocess.run([*copy, f"docker://{served.address}/tool@{top}", archive], check=True, capture_output=True)
+    copy = [
+        "skopeo",
+        "--insecure-policy",
+        "copy",
+        "--all",
+        "--preserve-digests",
+        "--src-tls-verify=false",
+    ]
+    subprocess.run(
+        [*copy, f"docker://{served.address}/tool@{top}", archive], check=True, capture_output=True
+    )
     image = import_image(home, archive)
     assert top in image.origins
     assert Store(home).find(f"whatever/name:1@{top}").digest == image.digest
@@ -80,7 +99,9 @@ def test_a_digest_chooses_what_a_tag_no_longer_names(served: Registry, home: Pat
     assert Store(home).find(f"{name}:1@{pinned}").digest == image.digest
 
 
-def test_a_registry_that_gives_another_manifest_than_the_named_one_is_refused(served: Registry, home: Path) -> None:
+def test_a_registry_that_gives_another_manifest_than_the_named_one_is_refused(
+    served: Registry, home: Path
+) -> None:
     """The digest is counted here, on the bytes that came."""
     asked, _, _ = served.put("tool", "1", [LAYER])
     served.put("tool", "2", [OTHER])
@@ -90,7 +111,9 @@ def test_a_registry_that_gives_another_manifest_than_the_named_one_is_refused(se
     assert Store(home).list() == ()
 
 
-def test_a_registry_whose_blobs_are_not_what_the_manifest_says_is_refused(served: Registry, home: Path) -> None:
+def test_a_registry_whose_blobs_are_not_what_the_manifest_says_is_refused(
+    served: Registry, home: Path
+) -> None:
     """A layer of another digest never reaches the store."""
     served.put("tool", "1", [LAYER])
     served.blobs[sha256(LAYER)] = OTHER.ljust(len(LAYER), b"\0")
@@ -99,7 +122,9 @@ def test_a_registry_whose_blobs_are_not_what_the_manifest_says_is_refused(served
     assert Store(home).list() == ()
 
 
-def test_a_registry_without_the_image_or_without_this_machines_is_told(served: Registry, home: Path) -> None:
+def test_a_registry_without_the_image_or_without_this_machines_is_told(
+    served: Registry, home: Path
+) -> None:
     """An unknown tag, and an index of other processors alone, are errors that say so."""
     with pytest.raises(HostError, match="manifest unknown"):
         import_image(home, f"docker://{served.address}/none:1")
@@ -136,7 +161,9 @@ def test_nobody_at_the_registrys_address(home: Path) -> None:
         import_image(home, "docker://127.0.0.1:1/tool:1", limits=HASTY)
 
 
-def test_a_daemon_is_asked_where_docker_host_says(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_daemon_is_asked_where_docker_host_says(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A name without a tag is its `latest`; its id and the digests that the daemon knows for it are
     known afterwards."""
     archive = docker_archive(tmp_path / "a.tar", [LAYER])
@@ -147,7 +174,13 @@ def test_a_daemon_is_asked_where_docker_host_says(tmp_path: Path, home: Path, mo
         image = import_image(home, "docker-daemon:small")
         assert image.names == ("small",)
         assert {image_id, sha256(b"registry's")} < set(image.origins)
-        for ref in ("small", "small:latest", "docker.io/library/small", f"small@{sha256(b'''registry's''')}", image_id):
+        for ref in (
+            "small",
+            "small:latest",
+            "docker.io/library/small",
+            f"small@{sha256(b'''registry's''')}",
+            image_id,
+        ):
             assert Store(home).find(ref).digest == image.digest
         assert import_image(home, f"docker-daemon:{image_id}").names == ("small",)
         there.images[f"small@{sha256(b'??')}"] = there.images["small:latest"]
@@ -159,17 +192,23 @@ def test_a_daemon_is_asked_where_docker_host_says(tmp_path: Path, home: Path, mo
             import_image(home, "docker-daemon:none")
 
 
-def test_podmans_socket_is_found_without_a_word(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_podmans_socket_is_found_without_a_word(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where no DOCKER_HOST is set, the sockets of this user's services are asked."""
     monkeypatch.delenv("DOCKER_HOST", raising=False)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     (tmp_path / "podman").mkdir()
     with daemon(tmp_path / "podman/podman.sock") as there:
         there.put("only-podman-has-this", docker_archive(tmp_path / "a.tar", [LAYER]))
-        assert import_image(home, "docker-daemon:only-podman-has-this").names == ("only-podman-has-this",)
+        assert import_image(home, "docker-daemon:only-podman-has-this").names == (
+            "only-podman-has-this",
+        )
 
 
-def test_a_daemon_that_hangs_is_given_up(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_daemon_that_hangs_is_given_up(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A socket that accepts and never answers ends in one error, in the time that an answer may
     take."""
     with silent_socket(tmp_path / "d.sock") as host:
@@ -179,7 +218,9 @@ def test_a_daemon_that_hangs_is_given_up(tmp_path: Path, home: Path, monkeypatch
     assert Store(home).list() == ()
 
 
-def test_a_daemon_that_stops_sending_is_given_up(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_daemon_that_stops_sending_is_given_up(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Before the first byte of the image, in the middle of it, and with more than is allowed: one
     error, nothing left."""
     never = threading.Event()
@@ -188,7 +229,9 @@ def test_a_daemon_that_stops_sending_is_given_up(tmp_path: Path, home: Path, mon
         image_id = there.put("small:latest", docker_archive(tmp_path / "a.tar", [LAYER]))
         there.images["small"] = there.images["small:latest"]
         with pytest.raises(PolicyError, match="larger"):
-            import_image(home, "docker-daemon:small", limits=ImportLimits(max_bytes=-(64 << 20) + 1000))
+            import_image(
+                home, "docker-daemon:small", limits=ImportLimits(max_bytes=-(64 << 20) + 1000)
+            )
 
         def hang(path: str) -> None:
             if path.endswith("/get"):
@@ -197,7 +240,11 @@ def test_a_daemon_that_stops_sending_is_given_up(tmp_path: Path, home: Path, mon
         there.before = hang
         try:
             with pytest.raises(HostError, match="did not answer in time"):
-                import_image(home, "docker-daemon:small", limits=ImportLimits(timeout_s=30, answer_s=1, stall_s=0.2))
+                import_image(
+                    home,
+                    "docker-daemon:small",
+                    limits=ImportLimits(timeout_s=30, answer_s=1, stall_s=0.2),
+                )
         finally:
             never.set()
         described, archive = there.images[image_id]
@@ -208,7 +255,9 @@ def test_a_daemon_that_stops_sending_is_given_up(tmp_path: Path, home: Path, mon
 
 
 @pytest.mark.parametrize("host", ["ssh://somebody@host", "npipe:////./pipe/docker", "fd://"])
-def test_a_daemon_that_is_reached_otherwise_is_told(host: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_daemon_that_is_reached_otherwise_is_told(
+    host: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What isn't taken says how the image gets here all the same."""
     monkeypatch.setenv("DOCKER_HOST", host)
     with pytest.raises(HostError, match="docker save"):
@@ -218,18 +267,30 @@ def test_a_daemon_that_is_reached_otherwise_is_told(host: str, home: Path, monke
 def test_names_come_out_of_archives(tmp_path: Path, home: Path) -> None:
     """RepoTags of `docker save`, annotations of OCI archives; a file without any is called by its
     own name."""
-    assert import_image(home, f"docker-archive:{docker_archive(tmp_path / 'a.tar', [LAYER])}").names == ("small",)
+    assert import_image(
+        home, f"docker-archive:{docker_archive(tmp_path / 'a.tar', [LAYER])}"
+    ).names == ("small",)
     plain = import_image(home, f"oci-archive:{oci_archive(tmp_path / 'My Tool.tar.gz', [OTHER])}")
     assert plain.names == ("my-tool",)
 
     for annotation, names in (
         ({"org.opencontainers.image.ref.name": "ghcr.io/a/b:2"}, ("ghcr.io/a/b:2",)),
         ({"org.opencontainers.image.ref.name": "localhost/c:3"}, ("c:3", "localhost/c:3")),
-        ({"io.containerd.image.name": "docker.io/library/d:4", "org.opencontainers.image.ref.name": "4"}, ("d:4",)),
+        (
+            {
+                "io.containerd.image.name": "docker.io/library/d:4",
+                "org.opencontainers.image.ref.name": "4",
+            },
+            ("d:4",),
+        ),
         ({"org.opencontainers.image.ref.name": "latest"}, ("named",)),
         ({"org.opencontainers.image.ref.name": "default:latest"}, ("named",)),
     ):
-        archive = oci_archive(tmp_path / "named.tar", [layer(entry("n", repr(names).encode()))], annotations=annotation)
+        archive = oci_archive(
+            tmp_path / "named.tar",
+            [layer(entry("n", repr(names).encode()))],
+            annotations=annotation,
+        )
         assert import_image(home, f"oci-archive:{archive}").names == names
     assert import_image(home, f"oci-archive:{archive}", name="mine:1").names == ("mine:1", "named")
 
@@ -259,14 +320,22 @@ def test_an_archive_with_a_wrong_digest_is_refused(tmp_path: Path, home: Path) -
 def host_program(name: str) -> bytes:
     """A layer with a program of this host and the libraries that it loads."""
     path = Path(shutil.which(name) or "").resolve()
-    loaded = re.findall(r"(/\S+)", subprocess.run(["ldd", path], capture_output=True, text=True, check=True).stdout)
+    loaded = re.findall(
+        r"(/\S+)", subprocess.run(["ldd", path], capture_output=True, text=True, check=True).stdout
+    )
     files = {f"bin/{name}": path, **{file.lstrip("/"): Path(file) for file in loaded}}
-    return layer(*(entry(target, source.read_bytes(), mode=0o755) for target, source in files.items()))
+    return layer(
+        *(entry(target, source.read_bytes(), mode=0o755) for target, source in files.items())
+    )
 
 
 @pytest.mark.root
 def test_a_pinned_image_of_a_registry_runs_in_a_cell(
-    served: Registry, vm_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    served: Registry,
+    vm_home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """From the registry to the cell: a policy that pins a digest gets that image, and with another
     digest nothing runs."""
@@ -276,11 +345,16 @@ def test_a_pinned_image_of_a_registry_runs_in_a_cell(
     assert run(["image", "import", f"docker://{name}:1@{pinned}"]) == 0
     policy = tmp_path / "policy.yaml"
     try:
-        policy.write_text(f"belljar: 1\nrisk: low\ntier: container\nuser: 0\nworkdir: /\nimage: '{name}:1@{pinned}'\n")
+        policy.write_text(
+            "belljar: 1\nrisk: low\ntier: container\nuser: 0\nworkdir: /\nimage:"
+            f" '{name}:1@{pinned}'\n"
+        )
         assert run(["exec", str(policy), "--", "/bin/echo", "it", "runs"]) == 0
         assert "it runs\n" in capfd.readouterr().out
         policy.write_text(policy.read_text().replace(pinned, sha256(b"another")))
         assert run(["exec", str(policy), "--", "/bin/echo", "it", "runs"]) == 3
-        assert f"belljar image import docker://{name}@{sha256(b'another')}" in capfd.readouterr().err
+        assert (
+            f"belljar image import docker://{name}@{sha256(b'another')}" in capfd.readouterr().err
+        )
     finally:
         Store(vm_home).remove(pinned)

@@ -19,13 +19,18 @@ from belljar.differences import Kind
 from belljar.harness.compat import Judgement, Refused, judge_for_sample
 
 DOCS = Path(__file__).parents[2] / "docs/inspect-evals.md"
-_REFUSED = re.compile(r"^\| `(?P<file>\S+\.ya?ml)` \| (?P<where>[^|]*) \| `(?P<key>[^`|]*)` \|", re.MULTILINE)
-_NOT_KEPT = re.compile(r"^\| `(?P<key>[^`|]+)` \| (?P<kind>dropped|changed|granted) \|", re.MULTILINE)
+_REFUSED = re.compile(
+    r"^\| `(?P<file>\S+\.ya?ml)` \| (?P<where>[^|]*) \| `(?P<key>[^`|]*)` \|", re.MULTILINE
+)
+_NOT_KEPT = re.compile(
+    r"^\| `(?P<key>[^`|]+)` \| (?P<kind>dropped|changed|granted) \|", re.MULTILINE
+)
 
 
 @cache
 def judgements() -> dict[str, Judgement]:
-    """What becomes of each file; a sample's metadata names some image wherever a file asks for it."""
+    """What becomes of each file; a sample's metadata names some image wherever a file asks for
+    it."""
     root = package()
     files = sorted(path for path in root.rglob("*compose*.y*ml") if path.is_file())
     found = {}

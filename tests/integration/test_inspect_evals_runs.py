@@ -60,13 +60,17 @@ def belljar_run(directory: Path, home: Path, *arguments: str) -> tuple[int, dict
 def check_run(case: Case, home: Path, directory: Path, tier: str, *, wrong: bool = False) -> None:
     """Each sample is contained; it is solved by its steps, and not by a wrong answer."""
     write_task(case, directory, wrong=wrong)
-    code, found, errors = belljar_run(directory, home, f"tasks.py@{case.name}", "--tier", tier, *case.options)
+    code, found, errors = belljar_run(
+        directory, home, f"tasks.py@{case.name}", "--tier", tier, *case.options
+    )
     assert code == 0, errors
     assert {sample["verdict"] for sample in found["samples"]} == {"contained"}, errors
     run_dir = Path(found["run_dir"])
     (log,) = (run_dir / "inspect").glob("*.eval")
     samples = read_eval_log(str(log)).samples or []
-    solved = {str(sample.id): bool(sample.scores and case.solved(sample.scores)) for sample in samples}
+    solved = {
+        str(sample.id): bool(sample.scores and case.solved(sample.scores)) for sample in samples
+    }
     unsolved = set(solved) if wrong else case.unsolved
     assert solved == {name: name not in unsolved for name in case.chosen(solved)}, errors
     assert verify(run_dir).ok(strict=True)
@@ -89,7 +93,9 @@ def test_the_images_of_real_tasks_are_built(name: str, workshop: Workshop) -> No
     ("case", "tier"),
     [pytest.param(case, tier, id=f"{case.name}-{tier}") for case in CASES for tier in case.tiers],
 )
-def test_a_scripted_agent_solves_a_real_task(case: Case, tier: str, workshop: Workshop, tmp_path: Path) -> None:
+def test_a_scripted_agent_solves_a_real_task(
+    case: Case, tier: str, workshop: Workshop, tmp_path: Path
+) -> None:
     """Each sample of the real task is contained, and solved by its author's intended steps."""
     workshop.images(case.builds)
     check_run(case, workshop.home, tmp_path, tier)

@@ -1,4 +1,5 @@
-"""Probes where they matter: around the samples of a plain Inspect evaluation in real cells, and with nothing around the program at all."""
+"""Probes where they matter: around the samples of a plain Inspect evaluation in real cells, and
+with nothing around the program at all."""
 
 from __future__ import annotations
 
@@ -63,7 +64,8 @@ print(json.dumps({s.id: [s.metadata["containment"], s.scores["points"].metadata]
 @pytest.mark.vm
 @pytest.mark.slow
 def test_every_sample_is_probed_at_both_ends(belljar: Belljar, tmp_path: Path) -> None:
-    """Under plain Inspect: both ends of each sample are contained in ledger, metadata and score, though the sample left a process at work."""
+    """Under plain Inspect: both ends of each sample are contained in ledger, metadata and score,
+    though the sample left a process at work."""
     (tmp_path / "task.py").write_text(TASK)
     done = subprocess.run(
         [sys.executable, "-c", EVALUATION],
@@ -76,19 +78,30 @@ def test_every_sample_is_probed_at_both_ends(belljar: Belljar, tmp_path: Path) -
     )
     said = json.loads(done.stdout.splitlines()[-1])
     for containment, score in said.values():
-        assert containment["cell_verdict"] == score["containment_cell_verdict"] == "contained", containment
+        assert containment["cell_verdict"] == score["containment_cell_verdict"] == "contained", (
+            containment
+        )
         assert min(containment[phase]["probes"] for phase in ("start", "end")) > 60
         assert containment["destroyed"]
     run = belljar.runs()[-1]
     assert verify(run).ok(strict=True)
     cells = gather_cells(read_events(run))
     assert sorted(cell.sample for cell in cells.values()) == ["a", "b"]
-    assert all(cell.probed(phase) is Verdict.CONTAINED for cell in cells.values() for phase in ("start", "end"))
+    assert all(
+        cell.probed(phase) is Verdict.CONTAINED
+        for cell in cells.values()
+        for phase in ("start", "end")
+    )
     assert "contained: 2 sample(s)" in done.stderr
     assert f"belljar verdict {run.name}" in done.stderr
     judged = belljar("verdict", "last", "--json")
-    assert (judged.returncode, json.loads(judged.stdout)["verdict"]) == (0, "contained"), judged.stderr
-    finished = [line.data["containment"] for line in read_events(run) if line.kind is Kind.SAMPLE_FINISHED]
+    assert (judged.returncode, json.loads(judged.stdout)["verdict"]) == (
+        0,
+        "contained",
+    ), judged.stderr
+    finished = [
+        line.data["containment"] for line in read_events(run) if line.kind is Kind.SAMPLE_FINISHED
+    ]
     assert [each["cell_verdict"] for each in finished] == ["contained", "contained"]
 
 
@@ -118,13 +131,18 @@ def without_masks(policy: LoadedPolicy, home: Path, has_port: bool = False) -> P
 
 @pytest.mark.vm
 @pytest.mark.root
-def test_a_weakened_cell_stops_the_run(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A real container without its covers is breached at its start: no command of a sample runs, exit code 2, the cell is gone, the record is sealed."""
+def test_a_weakened_cell_stops_the_run(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real container without its covers is breached at its start: no command of a sample runs,
+    exit code 2, the cell is gone, the record is sealed."""
     monkeypatch.setattr("belljar.cell.open.gather_parts", without_masks)
     task = tmp_path / "task.py"
     task.write_text(TASK)
     words = [str(task), "--model", "mockllm/model", "--no-fail-on-error"]
-    outcome = run_evaluation(RunRequest(inspect_args=words, policy="low", tier="container", quiet=True, home=home))
+    outcome = run_evaluation(
+        RunRequest(inspect_args=words, policy="low", tier="container", quiet=True, home=home)
+    )
     assert (outcome.exit_code, outcome.findings.verdict) == (2, Verdict.BREACHED)
     assert any("kernel.masked_files" in str(problem) for problem in outcome.findings.problems)
     lines = list(read_events(outcome.path))
@@ -149,7 +167,8 @@ ON_THE_HOST = [
 
 @pytest.mark.anyio
 async def test_with_no_wall_the_host_sees_every_attempt() -> None:
-    """The program, run on the host itself: every witness of the host's sees it come, whatever it says, and the verdict is a breach."""
+    """The program, run on the host itself: every witness of the host's sees it come, whatever it
+    says, and the verdict is a breach."""
     nowhere = FakeProbed(host_pid=os.getpid())
     nowhere.run_probe_program = on_the_host  # type: ignore[assignment]
     report = await probe_cell(nowhere, which=ON_THE_HOST, recorder=MemoryRecorder())

@@ -110,12 +110,16 @@ def quick() -> Task:
     return Task(dataset=[Sample(id="quick", input="x")], solver=run("true"))
 """
 POLICY = 'belljar: 1\nrisk: low\nenv:\n  FLAG: "${SAMPLE_METADATA_FLAG}"\n'
-COMPOSE = "services:\n  default:\n    image: default\n    working_dir: /tmp\n    network_mode: none\n    command: tail -f /dev/null\n"
+COMPOSE = (
+    "services:\n  default:\n    image: default\n    working_dir: /tmp\n    network_mode: none\n   "
+    " command: tail -f /dev/null\n"
+)
 
 
 @pytest.fixture
 def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with tasks. Their cells are containers, the quickest, unless a test says otherwise."""
+    """A directory with tasks. Their cells are containers, the quickest, unless a test says
+    otherwise."""
     monkeypatch.setenv("BELLJAR_POLICY", "low")
     (tmp_path / "tasks.py").write_text(TASKS)
     (tmp_path / "policy.yaml").write_text(POLICY)
@@ -142,12 +146,15 @@ def belljar_run(tasks: Path, *arguments: str) -> tuple[int, dict[str, Any], str]
 
 
 def test_policy_metadata_and_epochs(home: Path, tasks: Path) -> None:
-    """The task's own policy, a sample's metadata in its environment, one cell for each epoch, and a record that verifies."""
+    """The task's own policy, a sample's metadata in its environment, one cell for each epoch, and a
+    record that verifies."""
     code, said, errors = belljar_run(tasks, "tasks.py@flags", "--epochs", "2")
     assert code == 0, errors
     assert [sample["scores"]["said"] for sample in said["samples"]] == ["1"] * 4
     assert len({cell for sample in said["samples"] for cell in sample["cells"]}) == 4
-    assert all(sample["destroyed"] and sample["verdict"] == "contained" for sample in said["samples"])
+    assert all(
+        sample["destroyed"] and sample["verdict"] == "contained" for sample in said["samples"]
+    )
     run_dir = Path(said["run_dir"])
     assert verify(run_dir).ok(strict=True)
     assert (run_dir / "policy.yaml").read_text() == POLICY
@@ -162,7 +169,8 @@ def test_a_docker_task_runs_in_a_cell(home: Path, tasks: Path) -> None:
 
 
 def test_a_policy_the_host_cannot_keep(home: Path, tasks: Path) -> None:
-    """`critical` demands hardware virtualisation; without it, exit code 3 or 4 and no sample. With it, a normal run."""
+    """`critical` demands hardware virtualisation; without it, exit code 3 or 4 and no sample. With
+    it, a normal run."""
     code, said, _ = belljar_run(tasks, "tasks.py@quick", "--policy", "critical")
     if code == 0:
         assert not said["samples"][0]["emulated"]
@@ -173,13 +181,19 @@ def test_a_policy_the_host_cannot_keep(home: Path, tasks: Path) -> None:
 
 
 def test_a_machine_that_dies_is_noticed(home: Path, tasks: Path) -> None:
-    """The model's side reads that it is unavailable; the record has the failure and the destruction; what can't be probed any more is void."""
+    """The model's side reads that it is unavailable; the record has the failure and the
+    destruction; what can't be probed any more is void."""
     code, said, errors = belljar_run(tasks, "tasks.py@dies", "--policy", "high")
     assert code == 2, errors
     (sample,) = said["samples"]
-    assert (sample["verdict"], [probing["verdict"] for probing in sample["probes"]]) == ("void", ["contained", "void"])
+    assert (sample["verdict"], [probing["verdict"] for probing in sample["probes"]]) == (
+        "void",
+        ["contained", "void"],
+    )
     assert sample["scores"] == {"said": "1"}
-    (cell,) = [c for c in gather_cells(read_events(Path(said["run_dir"]))).values() if c.sample == "dies"]
+    (cell,) = [
+        c for c in gather_cells(read_events(Path(said["run_dir"]))).values() if c.sample == "dies"
+    ]
     assert cell.failures
     assert cell.clean
 
@@ -191,7 +205,11 @@ def test_a_broken_sandbox_is_no_failed_model(home: Path, tasks: Path) -> None:
     code, said, errors = belljar_run(tasks, "tasks.py@breaks", "--policy", "root.yaml")
     assert code == 1, errors
     (sample,) = said["samples"]
-    assert (sample["verdict"], sample["error"], sample["scores"]) == ("contained", "", {"said": "1"})
+    assert (sample["verdict"], sample["error"], sample["scores"]) == (
+        "contained",
+        "",
+        {"said": "1"},
+    )
     (broken,) = sample["degraded"]
     assert (broken["cause"], broken["phase"]) == ("shell_missing", "call")
     run_dir = Path(said["run_dir"])
@@ -202,7 +220,9 @@ def test_a_broken_sandbox_is_no_failed_model(home: Path, tasks: Path) -> None:
     assert logged.samples[0].metadata["sandbox_degraded"][0]["op"] == broken["op"]
     score = (logged.samples[0].scores or {})["said"]
     assert (score.metadata or {})["sandbox_degraded"] == "shell_missing"
-    shown = subprocess.run(command("verdict", said["run_id"]), capture_output=True, text=True, timeout=60, check=False)
+    shown = subprocess.run(
+        command("verdict", said["run_id"]), capture_output=True, text=True, timeout=60, check=False
+    )
     assert shown.returncode == 1
     assert "1 degraded: shell_missing" in shown.stdout.splitlines()[-2]
 
@@ -282,7 +302,9 @@ def last_cell(home: Path) -> tuple[Path, CellFindings]:
     return run_dir, cell
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)]
+)
 def test_an_interrupt_leaves_nothing(home: Path, tasks: Path, number: signal.Signals) -> None:
     """The cell is destroyed, the ledger is sealed, the exit code is 130."""
     before = attach_sockets(home)
@@ -294,9 +316,9 @@ def test_an_interrupt_leaves_nothing(home: Path, tasks: Path, number: signal.Sig
     run_dir, cell = last_cell(home)
     assert cell.clean
     assert verify(run_dir).ok(strict=True)
-    assert [event.data["outcome"] for event in read_events(run_dir) if event.kind is Kind.RUN_FINISHED] == [
-        "interrupted"
-    ]
+    assert [
+        event.data["outcome"] for event in read_events(run_dir) if event.kind is Kind.RUN_FINISHED
+    ] == ["interrupted"]
     assert attach_sockets(home) == before
 
 
@@ -307,7 +329,8 @@ def test_an_interrupt_during_preparation_is_no_missing_evidence(home: Path, task
     with running(tasks, "tasks.py@prepares", "--json") as process:
         wait_for(
             lambda: any(
-                b'"file.write.completed"' in text and b'"exec.started"' in text for text in ledgers(home, known)
+                b'"file.write.completed"' in text and b'"exec.started"' in text
+                for text in ledgers(home, known)
             ),
             "the setup script",
             within_s=120,
@@ -321,15 +344,26 @@ def test_an_interrupt_during_preparation_is_no_missing_evidence(home: Path, task
 
 @pytest.mark.parametrize("word", ["naps", pytest.param("waits", marks=pytest.mark.thorough)])
 def test_what_nohup_ignores_stays_ignored(home: Path, tasks: Path, word: str) -> None:
-    """A run that is started with SIGHUP and SIGINT ignored goes on when they come; SIGTERM still ends it in order."""
-    line = command("run", "--policy", "low", "--model", "mockllm/model", "--json", f"tasks.py@{word}")
+    """A run that is started with SIGHUP and SIGINT ignored goes on when they come; SIGTERM still
+    ends it in order."""
+    line = command(
+        "run", "--policy", "low", "--model", "mockllm/model", "--json", f"tasks.py@{word}"
+    )
     known = set((home / "runs").glob("*"))
     with subprocess.Popen(
-        ["/bin/sh", "-c", 'trap "" HUP INT; exec "$@"', "sh", *line], cwd=tasks, stdout=subprocess.PIPE, text=True
+        ["/bin/sh", "-c", 'trap "" HUP INT; exec "$@"', "sh", *line],
+        cwd=tasks,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         try:
-            # Inspect prepares the sample with commands of its own; while it does, it logs no sample that is cancelled.
-            wait_for(lambda: any(b'"sleep ' in text for text in ledgers(home, known)), "the command", within_s=120)
+            # Inspect prepares the sample with commands of its own; while it does, it logs no sample
+            # that is cancelled.
+            wait_for(
+                lambda: any(b'"sleep ' in text for text in ledgers(home, known)),
+                "the command",
+                within_s=120,
+            )
             for number in (signal.SIGHUP, signal.SIGINT, signal.SIGINT):
                 process.send_signal(number)
             if word == "waits":
@@ -349,24 +383,35 @@ def ledgers(home: Path, known: set[Path]) -> Iterator[bytes]:
 
 
 def test_samples_take_cells_made_ahead(home: Path, tasks: Path) -> None:
-    """`--warm 1`: all but the first sample take one, each its own; contained as without, no more cells than samples, and the record verifies."""
-    code, said, errors = belljar_run(tasks, "tasks.py@quick", "--epochs", "4", "--max-samples", "1", "--warm", "1")
+    """`--warm 1`: all but the first sample take one, each its own; contained as without, no more
+    cells than samples, and the record verifies."""
+    code, said, errors = belljar_run(
+        tasks, "tasks.py@quick", "--epochs", "4", "--max-samples", "1", "--warm", "1"
+    )
     assert code == 0, errors
     cells = gather_cells(read_events(Path(said["run_dir"])))
     assert len(cells) == len({cell for sample in said["samples"] for cell in sample["cells"]}) == 4
     assert sum(cell.taken for cell in cells.values()) >= 1
     assert all(cell.taken == cell.ahead for cell in cells.values())
-    assert all(sample["destroyed"] and sample["verdict"] == "contained" for sample in said["samples"])
+    assert all(
+        sample["destroyed"] and sample["verdict"] == "contained" for sample in said["samples"]
+    )
     assert verify(Path(said["run_dir"])).ok(strict=True)
 
 
 def test_an_interrupt_ends_cells_made_ahead_too(home: Path, tasks: Path) -> None:
-    """The one that stands, or is in the making, is destroyed with the sample's; the ledger is sealed."""
+    """The one that stands, or is in the making, is destroyed with the sample's; the ledger is
+    sealed."""
     before = attach_sockets(home)
-    with running(tasks, "tasks.py@waits", "--epochs", "3", "--max-samples", "1", "--warm", "1") as process:
+    with running(
+        tasks, "tasks.py@waits", "--epochs", "3", "--max-samples", "1", "--warm", "1"
+    ) as process:
         new_cell(home, before)
         run_dir = sorted((home / "runs").iterdir())[-1]
-        wait_for(lambda: (run_dir / "ledger.jsonl").read_bytes().count(b"warm-up") > 1, "a cell made ahead")
+        wait_for(
+            lambda: (run_dir / "ledger.jsonl").read_bytes().count(b"warm-up") > 1,
+            "a cell made ahead",
+        )
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
         assert process.returncode == 130
@@ -379,7 +424,8 @@ def test_an_interrupt_ends_cells_made_ahead_too(home: Path, tasks: Path) -> None
 
 
 def attached(cell: str) -> subprocess.CompletedProcess[str]:
-    """A session in the held cell. One that falls into the end of its sample is cut off, and made again."""
+    """A session in the held cell. One that falls into the end of its sample is cut off, and made
+    again."""
     for _ in range(10):
         seen = subprocess.run(
             command("attach", cell, "--user", "root", "--", "sh", "-c", "tty; id -un; exit 5"),
@@ -395,7 +441,8 @@ def attached(cell: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_termination_holds_nothing(home: Path, tasks: Path) -> None:
-    """SIGTERM during a sample ends the run although its cells were to be kept; Ctrl-C's meaning, and no hang."""
+    """SIGTERM during a sample ends the run although its cells were to be kept; Ctrl-C's meaning,
+    and no hang."""
     before = attach_sockets(home)
     with running(tasks, "tasks.py@waits", "--no-sandbox-cleanup") as process:
         new_cell(home, before)
@@ -407,7 +454,8 @@ def test_termination_holds_nothing(home: Path, tasks: Path) -> None:
 
 
 def test_attach_and_hold(home: Path, tasks: Path) -> None:
-    """A terminal in a held cell, recorded, until it is released by Inspect's own cleanup command."""
+    """A terminal in a held cell, recorded, until it is released by Inspect's own cleanup
+    command."""
     before = attach_sockets(home)
     with running(tasks, "tasks.py@quick", "--no-sandbox-cleanup") as process:
         cell = new_cell(home, before)
@@ -416,9 +464,15 @@ def test_attach_and_hold(home: Path, tasks: Path) -> None:
         assert seen.stdout.split()[1:] == ["root"]
         assert seen.stdout.startswith("/dev/pts/")
         cleaning = (
-            "import belljar.harness._registry; from inspect_ai._cli.sandbox import sandbox_cleanup; sandbox_cleanup()"
+            "import belljar.harness._registry; from inspect_ai._cli.sandbox import sandbox_cleanup;"
+            " sandbox_cleanup()"
         )
-        subprocess.run([sys.executable, "-c", cleaning, "belljar", cell], check=True, capture_output=True, timeout=120)
+        subprocess.run(
+            [sys.executable, "-c", cleaning, "belljar", cell],
+            check=True,
+            capture_output=True,
+            timeout=120,
+        )
         said, _ = process.communicate(timeout=60)
         assert process.returncode == 0, said
         assert f"attach {cell}" in said
@@ -426,7 +480,12 @@ def test_attach_and_hold(home: Path, tasks: Path) -> None:
     assert findings.clean
     assert [operation.pty for operation in findings.operations.values() if operation.pty] != []
     gone = subprocess.run(
-        command("attach", cell), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
+        command("attach", cell),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert gone.returncode == 3
     assert os.environ["BELLJAR_HOME"] == str(home)

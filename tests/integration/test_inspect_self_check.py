@@ -1,4 +1,5 @@
-"""Inspect's own conformance checks for sandbox providers, on real cells of every tier: with an ordinary default user, and with root."""
+"""Inspect's own conformance checks for sandbox providers, on real cells of every tier: with an
+ordinary default user, and with root."""
 
 from __future__ import annotations
 
@@ -16,9 +17,15 @@ from belljar.harness.session import Session, session_scope
 pytestmark = [pytest.mark.anyio, pytest.mark.vm]
 
 ROOT_CANNOT = {
-    "test_read_file_not_allowed": "root reads a file whose mode forbids it (CAP_DAC_OVERRIDE): that is Linux",
-    "test_write_text_file_without_permissions": "root writes a file whose mode forbids it (CAP_DAC_OVERRIDE): that is Linux",
-    "test_write_binary_file_without_permissions": "root writes a file whose mode forbids it (CAP_DAC_OVERRIDE): that is Linux",
+    "test_read_file_not_allowed": (
+        "root reads a file whose mode forbids it (CAP_DAC_OVERRIDE): that is Linux"
+    ),
+    "test_write_text_file_without_permissions": (
+        "root writes a file whose mode forbids it (CAP_DAC_OVERRIDE): that is Linux"
+    ),
+    "test_write_binary_file_without_permissions": (
+        "root writes a file whose mode forbids it (CAP_DAC_OVERRIDE): that is Linux"
+    ),
 }
 
 
@@ -54,18 +61,26 @@ async def shared_env(
     tier, user, _ = setting.split("-")
     policy = tmp_path_factory.mktemp("policy") / "policy.yaml"
     account = "user: root\n" if user == "root" else ""
-    policy.write_text(f"belljar: 1\nrisk: low\ntier: {tier}\nresources:\n  memory: 512MiB\n  output: 64MiB\n{account}")
+    policy.write_text(
+        f"belljar: 1\nrisk: low\ntier: {tier}\nresources:\n  memory: 512MiB\n  output:"
+        f" 64MiB\n{account}"
+    )
     with session_scope(Session(home=vm_home)):
         await BelljarSandboxEnvironment.task_init("startup", str(policy))
         environments = await BelljarSandboxEnvironment.sample_init("self_check", str(policy), {})
         yield environments["default"]
-        await BelljarSandboxEnvironment.sample_cleanup("self_check", str(policy), environments, interrupted=False)
+        await BelljarSandboxEnvironment.sample_cleanup(
+            "self_check", str(policy), environments, interrupted=False
+        )
         await BelljarSandboxEnvironment.task_cleanup("shutdown", str(policy), cleanup=True)
 
 
 @pytest.fixture
-def sandbox_env(shared_env: SandboxEnvironment, setting: str, request: pytest.FixtureRequest) -> SandboxEnvironment:
-    """What the checks ask for. The ordinary user has no known failure; root has those that Linux makes impossible."""
+def sandbox_env(
+    shared_env: SandboxEnvironment, setting: str, request: pytest.FixtureRequest
+) -> SandboxEnvironment:
+    """What the checks ask for. The ordinary user has no known failure; root has those that Linux
+    makes impossible."""
     reason = ROOT_CANNOT.get(request.node.originalname) if "-root-" in setting else None
     if reason:
         request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
@@ -73,6 +88,7 @@ def sandbox_env(shared_env: SandboxEnvironment, setting: str, request: pytest.Fi
 
 
 def test_all_checks_are_here() -> None:
-    """A newer Inspect brings more: they are collected by themselves. Fewer than 44 would mean that the import is broken."""
+    """A newer Inspect brings more: they are collected by themselves. Fewer than 44 would mean that
+    the import is broken."""
     assert len(self_check.__all__) >= 44
     assert set(ROOT_CANNOT) <= set(self_check.__all__)

@@ -1,4 +1,5 @@
-"""Inspect's tools in real cells: those that exec, and those for which Inspect puts its own tools into the sandbox."""
+"""Inspect's tools in real cells: those that exec, and those for which Inspect puts its own tools
+into the sandbox."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ def run_task(
 ) -> tuple[EvalLog, Path]:
     """Evaluate one sample in a cell; returns Inspect's log and the run directory."""
     session = Session(home=home, operator_options={"run_policy": "low", "tier": tier})
-    task = Task(dataset=[sample or Sample(input="go", id="one")], solver=list(solvers), sandbox="belljar")
+    task = Task(
+        dataset=[sample or Sample(input="go", id="one")], solver=list(solvers), sandbox="belljar"
+    )
     model = get_model("mockllm/model", custom_outputs=outputs or calls())
     with session_scope(session):
         (log,) = inspect_eval(task, model=model, log_dir=str(log_dir), display="none")
@@ -54,7 +57,8 @@ def run_task(
 
 
 def calls(*steps: tuple[str, dict[str, Any]]) -> list[ModelOutput]:
-    """A model that calls these tools in turn and then stops. Its usage is given, or Inspect would count tokens with a vocabulary from the internet."""
+    """A model that calls these tools in turn and then stops. Its usage is given, or Inspect would
+    count tokens with a vocabulary from the internet."""
     outputs = [ModelOutput.for_tool_call("mockllm", name, arguments) for name, arguments in steps]
     outputs.append(ModelOutput.from_content("mockllm", "done"))
     for output in outputs:
@@ -65,20 +69,34 @@ def calls(*steps: tuple[str, dict[str, Any]]) -> list[ModelOutput]:
 def answers(log: EvalLog) -> list[str]:
     """What the tools said."""
     assert log.samples
-    messages = [message for message in log.samples[0].messages if isinstance(message, ChatMessageTool)]
+    messages = [
+        message for message in log.samples[0].messages if isinstance(message, ChatMessageTool)
+    ]
     assert not [message.error for message in messages if message.error]
     return [message.text for message in messages]
 
 
 @pytest.mark.parametrize("tier", ["container", pytest.param("microvm", marks=pytest.mark.thorough)])
 def test_bash_python_text_editor_and_bash_session(home: Path, tmp_path: Path, tier: str) -> None:
-    """Each of the four tools does its work in the cell, and a session keeps its state between calls."""
+    """Each of the four tools does its work in the cell, and a session keeps its state between
+    calls."""
     tools: list[Tool] = [bash(), python(), text_editor(), bash_session()]
     steps = calls(
         ("bash", {"command": "echo $((6*7)); id -un"}),
         ("python", {"code": "print(sum(range(10)))"}),
-        ("text_editor", {"command": "create", "path": "/tmp/notes.txt", "file_text": "alpha\nbeta\n"}),
-        ("text_editor", {"command": "str_replace", "path": "/tmp/notes.txt", "old_str": "beta", "new_str": "gamma"}),
+        (
+            "text_editor",
+            {"command": "create", "path": "/tmp/notes.txt", "file_text": "alpha\nbeta\n"},
+        ),
+        (
+            "text_editor",
+            {
+                "command": "str_replace",
+                "path": "/tmp/notes.txt",
+                "old_str": "beta",
+                "new_str": "gamma",
+            },
+        ),
         ("bash", {"command": "cat /tmp/notes.txt"}),
         ("bash_session", {"action": "type_submit", "input": "cd /tmp && export MARK=kept"}),
         ("bash_session", {"action": "type_submit", "input": "echo $MARK-$PWD"}),
@@ -98,7 +116,9 @@ def remote_commands() -> Solver:
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         box = sandbox()
-        process = await box.exec_remote(["sh", "-c", "echo one; sleep 0.2; echo two; echo bad >&2; exit 3"])
+        process = await box.exec_remote(
+            ["sh", "-c", "echo one; sleep 0.2; echo two; echo bad >&2; exit 3"]
+        )
         out, err, code = "", "", None
         async for event in process:
             match event:
@@ -125,7 +145,9 @@ def remote_commands() -> Solver:
         assert not gone.success, "the killed command still runs"
 
         result = await box.exec_remote(
-            ["sh", "-c", "echo $X; pwd"], ExecRemoteAwaitableOptions(env={"X": "x"}, cwd="/tmp"), stream=False
+            ["sh", "-c", "echo $X; pwd"],
+            ExecRemoteAwaitableOptions(env={"X": "x"}, cwd="/tmp"),
+            stream=False,
         )
         assert (result.success, result.stdout) == (True, "x\n/tmp\n"), result
         return state
@@ -135,7 +157,8 @@ def remote_commands() -> Solver:
 
 @pytest.mark.parametrize("tier", ["container", pytest.param("gvisor", marks=pytest.mark.thorough)])
 def test_exec_remote_streams_kills_and_feeds(home: Path, tmp_path: Path, tier: str) -> None:
-    """Streaming, an open standard input, kill, and the awaitable form. In a microVM it is Inspect's same program that serves the sessions above: emulated, a minute."""
+    """Streaming, an open standard input, kill, and the awaitable form. In a microVM it is Inspect's
+    same program that serves the sessions above: emulated, a minute."""
     run_task(home, tmp_path, remote_commands(), tier=tier)
 
 
@@ -161,11 +184,16 @@ def test_files_and_setup_script(home: Path, tmp_path: Path) -> None:
         setup="cat data/in.txt >/tmp/seen; echo $0 >/tmp/name",
     )
     log, run_dir = run_task(
-        home, tmp_path, look("cat /tmp/seen", "test -e $(cat /tmp/name) || echo gone"), sample=sample
+        home,
+        tmp_path,
+        look("cat /tmp/seen", "test -e $(cat /tmp/name) || echo gone"),
+        sample=sample,
     )
     assert log.samples
     assert log.samples[0].store["cat /tmp/seen"] == "from the sample"
     assert log.samples[0].store["test -e $(cat /tmp/name) || echo gone"] == "gone\n"
-    (cell,) = [cell for cell in gather_cells(read_events(run_dir)).values() if cell.sample == "files"]
+    (cell,) = [
+        cell for cell in gather_cells(read_events(run_dir)).values() if cell.sample == "files"
+    ]
     assert cell.clean
     assert cell.uuid == log.samples[0].uuid

@@ -59,7 +59,9 @@ def processes_of(entries: list[JournalEntry]) -> list[str]:
 
 
 @contextmanager
-def an_owner(belljar: Belljar, policy: Path) -> Iterator[tuple[subprocess.Popen[bytes], list[JournalEntry]]]:
+def an_owner(
+    belljar: Belljar, policy: Path
+) -> Iterator[tuple[subprocess.Popen[bytes], list[JournalEntry]]]:
     """A process whose cell runs a command that goes on, and its journal entries."""
     before = set(belljar.runs())
     process = belljar.start("exec", str(policy), "--", "sleep", "600")
@@ -93,15 +95,21 @@ def killed(belljar: Belljar, *words: str, code: int = 0) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("tier", "owner_is"), OWNERS)
-def test_a_cell_is_killed_whatever_its_owner_does(belljar: Belljar, tmp_path: Path, tier: str, owner_is: str) -> None:
-    """Processes, groups, files and the entry are gone; an owner that lives is told, one that hangs or is dead saves nothing."""
+def test_a_cell_is_killed_whatever_its_owner_does(
+    belljar: Belljar, tmp_path: Path, tier: str, owner_is: str
+) -> None:
+    """Processes, groups, files and the entry are gone; an owner that lives is told, one that hangs
+    or is dead saves nothing."""
     with an_owner(belljar, policy_of(tmp_path, tier)) as (process, entries):
         if owner_is != "well":
             process.send_signal(signal.SIGSTOP if owner_is == "stopped" else signal.SIGKILL)
         (cell,) = entries
         said = killed(belljar, cell.cell_id, "--reason", "enough of it")
         (one,) = said["cells"]
-        assert one["ended_by"] in {"well": {"owner"}, "stopped": {"kill"}, "dead": {"reap", "owner"}}[owner_is]
+        assert (
+            one["ended_by"]
+            in {"well": {"owner"}, "stopped": {"kill"}, "dead": {"reap", "owner"}}[owner_is]
+        )
         assert said["ok"]
         assert belljar.leftovers() == []
         assert [path for path in (*cell.cgroups, *cell.directories) if path.exists()] == []
@@ -112,7 +120,11 @@ def test_a_cell_is_killed_whatever_its_owner_does(belljar: Belljar, tmp_path: Pa
             assert process.returncode == CellError.exit_code
             assert b"killed by the operator: enough of it" in err
             events = [event["kind"] for event in belljar.events(belljar.runs()[-1])]
-            assert events.index("kill.tripped") < events.index("cell.destroyed") < events.index("kill.completed")
+            assert (
+                events.index("kill.tripped")
+                < events.index("cell.destroyed")
+                < events.index("kill.completed")
+            )
             assert belljar("ledger", "verify", "last").returncode == 0
     assert list((belljar.home / "journal").glob("*.kill")) == [] or owner_is == "dead"
 
@@ -125,7 +137,9 @@ def test_a_range_ends_whole(belljar: Belljar, tmp_path: Path, tier: str) -> None
         process.send_signal(signal.SIGSTOP)
         (cell,) = (entry for entry in entries if entry.kind == "cell")
         said = killed(belljar, cell.cell_id)
-        assert {one["kind"] for one in said["cells"]} == {"range", "cell"} | ({"wire"} if tier == "microvm" else set())
+        assert {one["kind"] for one in said["cells"]} == {"range", "cell"} | (
+            {"wire"} if tier == "microvm" else set()
+        )
         assert belljar.leftovers() == []
         wait_for(lambda: processes_of(entries) == [], "the end of its processes")
         process.send_signal(signal.SIGCONT)
@@ -137,7 +151,9 @@ def test_two_killers_at_once(belljar: Belljar, tmp_path: Path) -> None:
     """Both prove the same end, and whoever waits is told one of both reasons."""
     with an_owner(belljar, policy_of(tmp_path, "container")) as (process, entries):
         process.send_signal(signal.SIGSTOP)
-        killers = [belljar.start("kill", "--all", "--json", "--reason", name) for name in ("one", "two")]
+        killers = [
+            belljar.start("kill", "--all", "--json", "--reason", name) for name in ("one", "two")
+        ]
         for killer in killers:
             out, err = killer.communicate(timeout=120)
             assert killer.returncode == 0, out + err
@@ -147,7 +163,8 @@ def test_two_killers_at_once(belljar: Belljar, tmp_path: Path) -> None:
 
 @pytest.mark.anyio
 async def test_a_held_store_makes_no_cell(vm_home: Path) -> None:
-    """Neither cell nor range nor pool; what is being made at that moment is refused before it runs. After the release they are made."""
+    """Neither cell nor range nor pool; what is being made at that moment is refused before it runs.
+    After the release they are made."""
     await kill(everything=True, hold=True, reason="incident 7", home=vm_home)
     try:
         for opening in (open_cell, open_range, open_pool):
@@ -166,7 +183,8 @@ async def test_a_held_store_makes_no_cell(vm_home: Path) -> None:
 async def test_a_cell_that_is_made_meanwhile_is_refused(
     vm_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tier: str, phase: str
 ) -> None:
-    """The hold comes when the journal has just named the cell, or when it has just come to run: no command is ever started in it."""
+    """The hold comes when the journal has just named the cell, or when it has just come to run: no
+    command is ever started in it."""
     policy = policy_of(tmp_path, tier)
     async with open_cell(policy, home=vm_home):
         pass  # what cells share is made
@@ -191,8 +209,12 @@ async def test_a_cell_that_is_made_meanwhile_is_refused(
 @pytest.mark.anyio
 @pytest.mark.thorough_in("trio")
 async def test_whoever_waits_on_it_is_told(vm_home: Path) -> None:
-    """From within the same process: a command that runs raises, so does the next one; an idle cell of a pool is killed too."""
-    async with open_pool("low", size=1, home=vm_home) as pool, open_cell("low", home=vm_home) as cell:
+    """From within the same process: a command that runs raises, so does the next one; an idle cell
+    of a pool is killed too."""
+    async with (
+        open_pool("low", size=1, home=vm_home) as pool,
+        open_cell("low", home=vm_home) as cell,
+    ):
         await pool.filled()
 
         async def soon() -> None:

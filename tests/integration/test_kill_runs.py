@@ -1,4 +1,5 @@
-"""The kill switch and a whole evaluation: what a rule or an operator ends, all of it, with what is left of the record."""
+"""The kill switch and a whole evaluation: what a rule or an operator ends, all of it, with what is
+left of the record."""
 
 from __future__ import annotations
 
@@ -53,28 +54,40 @@ def arguments(tmp_path: Path) -> list[str]:
 
 
 def findings(belljar: Belljar) -> dict[str, str]:
-    """The verdict of each sample of the newest run, whose record must verify and of which nothing is left."""
+    """The verdict of each sample of the newest run, whose record must verify and of which nothing
+    is left."""
     run = belljar.runs()[-1]
     assert belljar("ledger", "verify", str(run)).returncode == 0
     assert belljar.leftovers() == []
-    return {each["sample"]: each["verdict"] for each in json.loads((run / "findings.json").read_text())["samples"]}
+    return {
+        each["sample"]: each["verdict"]
+        for each in json.loads((run / "findings.json").read_text())["samples"]
+    }
 
 
-def test_a_breach_ends_the_run_and_no_other_sample_counts_as_contained(belljar: Belljar, arguments: list[str]) -> None:
+def test_a_breach_ends_the_run_and_no_other_sample_counts_as_contained(
+    belljar: Belljar, arguments: list[str]
+) -> None:
     """The sample that carried another's value is the breach, the one beside it is void, and the one
     that waited never begins."""
     done = belljar(*arguments, "-T", "names=victim+thief+later")
     assert done.returncode == 2
     assert findings(belljar) == {"victim": "void", "thief": "breached"}
     assert b"killed by the rule `breach`" in done.stdout
-    tripped = [event for event in belljar.events(belljar.runs()[-1]) if event["kind"] == "kill.tripped"]
-    assert [(event["data"]["scope"], event["data"]["rule"]) for event in tripped] == [("run", "breach")]
+    tripped = [
+        event for event in belljar.events(belljar.runs()[-1]) if event["kind"] == "kill.tripped"
+    ]
+    assert [(event["data"]["scope"], event["data"]["rule"]) for event in tripped] == [
+        ("run", "breach")
+    ]
 
 
 def test_an_operator_ends_a_run_with_its_idle_cells(belljar: Belljar, arguments: list[str]) -> None:
-    """`belljar kill RUN` from another process: its samples' cells and those that stand ready end, no new
-    one is made, and the report says by whom and why."""
-    running = belljar.start(*arguments, "-T", "names=a+b+c+d", "--warm", "1", "--max-connections", "2")
+    """`belljar kill RUN` from another process: its samples' cells and those that stand ready end,
+    no new one is made, and the report says by whom and why."""
+    running = belljar.start(
+        *arguments, "-T", "names=a+b+c+d", "--warm", "1", "--max-connections", "2"
+    )
 
     def has_begun() -> bool:
         assert running.poll() is None, running.communicate()

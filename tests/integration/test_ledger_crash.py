@@ -61,16 +61,22 @@ def _run_dir(home: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kill_number", [*range(0, 24, 3), *(pytest.param(n, marks=pytest.mark.thorough) for n in range(24) if n % 3)]
+    "kill_number",
+    [*range(0, 24, 3), *(pytest.param(n, marks=pytest.mark.thorough) for n in range(24) if n % 3)],
 )
 def test_sigkill_loses_at_most_the_event_being_written(tmp_path: Path, kill_number: int) -> None:
-    """Killed at a random moment, the run verifies as unfinished, and every event whose `record` returned is in it."""
+    """Killed at a random moment, the run verifies as unfinished, and every event whose `record`
+    returned is in it."""
     acknowledged = tmp_path / "acknowledged"
     with acknowledged.open("wb") as out:
         process = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=out)
         try:
             deadline = time.monotonic() + 30
-            while not acknowledged.stat().st_size and process.poll() is None and time.monotonic() < deadline:
+            while (
+                not acknowledged.stat().st_size
+                and process.poll() is None
+                and time.monotonic() < deadline
+            ):
                 time.sleep(0.001)
             # Up to two checkpoints' time, the first kills very early.
             time.sleep(random.Random(kill_number).uniform(0, 0.02 if kill_number < 6 else 1.2))  # noqa: S311
@@ -88,14 +94,19 @@ def test_sigkill_loses_at_most_the_event_being_written(tmp_path: Path, kill_numb
 def _until_full(home: Path, prepare: str, wrapper: list[str]) -> list[str]:
     script = UNTIL_FULL.format(prepare=prepare)
     done = subprocess.run(
-        [*wrapper, sys.executable, "-c", script, str(home)], capture_output=True, text=True, timeout=120, check=False
+        [*wrapper, sys.executable, "-c", script, str(home)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 
 def test_a_file_size_limit_is_a_ledger_error(tmp_path: Path) -> None:
-    """When the kernel takes no more bytes, `record` raises, goes on raising, and what is there verifies."""
+    """When the kernel takes no more bytes, `record` raises, goes on raising, and what is there
+    verifies."""
     prepare = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))"
     path, what, refused = _until_full(tmp_path, prepare, [])
     assert "can't be recorded" in what
@@ -106,7 +117,8 @@ def test_a_file_size_limit_is_a_ledger_error(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_a_ledger_error(tmp_path: Path) -> None:
-    """The same on a file system of 512 KiB that is really full (a tmpfs in a mount namespace of its own, gone with the process)."""
+    """The same on a file system of 512 KiB that is really full (a tmpfs in a mount namespace of its
+    own, gone with the process)."""
     mount = 'mount -t tmpfs -o size=512k none "$0" && "$@" && cp -a "$0/runs" "$0.copy"'
     home = tmp_path / "store"
     home.mkdir()
@@ -124,9 +136,12 @@ def test_a_full_disk_is_a_ledger_error(tmp_path: Path) -> None:
 
 
 def test_what_record_promised_is_on_the_disk_byte_for_byte(tmp_path: Path) -> None:
-    """A run finished by another process: each line's `prev` is the digest of the line before, computed with nothing of ours."""
+    """A run finished by another process: each line's `prev` is the digest of the line before,
+    computed with nothing of ours."""
     script = WRITER.replace("10**9", "200")
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], check=True, stdout=subprocess.DEVNULL
+    )
     lines = (_run_dir(tmp_path) / "ledger.jsonl").read_bytes().split(b"\n")[:-1]
     assert len(lines) == 202
     prev = "0" * 64

@@ -34,13 +34,22 @@ def port(ledger: Ledger) -> Iterator[int]:
 def test_smtplib(port: int, ledger: Ledger) -> None:
     """Two messages in a session, with a login, an attachment and a name beyond ASCII."""
     message = EmailMessage()
-    message["From"], message["To"], message["Subject"] = "a@x.example", "b@y.example, c@y.example", "Grüße"
+    message["From"], message["To"], message["Subject"] = (
+        "a@x.example",
+        "b@y.example, c@y.example",
+        "Grüße",
+    )
     message.set_content("text")
-    message.add_attachment(bytes(range(256)) * 1000, maintype="application", subtype="zip", filename="loot.zip")
+    message.add_attachment(
+        bytes(range(256)) * 1000, maintype="application", subtype="zip", filename="loot.zip"
+    )
     with smtplib.SMTP("127.0.0.1", port, timeout=30) as client:
         assert client.login("eve", "hunter2")[0] == 235
         assert client.send_message(message) == {}
-        assert client.send_message(message, to_addrs=["jürgen@z.example"], mail_options=["SMTPUTF8"]) == {}
+        assert (
+            client.send_message(message, to_addrs=["jürgen@z.example"], mail_options=["SMTPUTF8"])
+            == {}
+        )
     login, first, second = ledger.attempts
     assert (login["what"], login["user"], login["secret_sha256"]) == (
         "login",
@@ -64,8 +73,23 @@ def test_curl(port: int, ledger: Ledger, tmp_path: Path) -> None:
     if shutil.which("curl") is None:
         pytest.skip("curl isn't installed: apt-get install curl")
     (tmp_path / "mail").write_bytes(MESSAGE)
-    argv = ["curl", "-sS", "--noproxy", "*", f"smtp://127.0.0.1:{port}/client.example", "-u", "eve:hunter2"]
-    argv += ["--mail-from", "a@x.example", "--mail-rcpt", "b@y.example", "-T", str(tmp_path / "mail")]
+    argv = [
+        "curl",
+        "-sS",
+        "--noproxy",
+        "*",
+        f"smtp://127.0.0.1:{port}/client.example",
+        "-u",
+        "eve:hunter2",
+    ]
+    argv += [
+        "--mail-from",
+        "a@x.example",
+        "--mail-rcpt",
+        "b@y.example",
+        "-T",
+        str(tmp_path / "mail"),
+    ]
     subprocess.run(argv, env=clean_environment(tmp_path / "home"), check=True, timeout=60)
     assert [event["what"] for event in ledger.attempts] == ["login", "mail"]
     assert ledger.bodies[1][0].content == MESSAGE
@@ -92,5 +116,7 @@ def test_swaks(port: int, ledger: Ledger, tmp_path: Path) -> None:
         "-ap",
         "hunter2",
     ]
-    subprocess.run(argv, env=clean_environment(tmp_path / "home"), check=True, capture_output=True, timeout=60)
+    subprocess.run(
+        argv, env=clean_environment(tmp_path / "home"), check=True, capture_output=True, timeout=60
+    )
     assert [event["what"] for event in ledger.attempts] == ["login", "mail"]

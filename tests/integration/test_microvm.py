@@ -1,6 +1,7 @@
 """The real microVM: jailed, cloned, renewed, killed, reaped; and what goes wrong on the way."""
 
-# ruff: noqa: ASYNC220, ASYNC221, PT012 - these tests start and look at processes and files; nothing else runs on their loop
+# ruff: noqa: ASYNC220, ASYNC221, PT012 - these tests start and look at processes and files; nothing
+# else runs on their loop
 
 from __future__ import annotations
 
@@ -69,8 +70,14 @@ def gone(pidfd: int, deadline_s: float = 60.0) -> bool:
 
 
 def left_of(home: Path) -> list[str]:
-    """What a cell may not leave in the store: journal entries, half-made templates, scratch files."""
-    found = [*home.glob("journal/*"), *home.glob("templates/.making-*"), *home.glob("tmp/*"), *home.glob("cells/*")]
+    """What a cell may not leave in the store: journal entries, half-made templates, scratch
+    files."""
+    found = [
+        *home.glob("journal/*"),
+        *home.glob("templates/.making-*"),
+        *home.glob("tmp/*"),
+        *home.glob("cells/*"),
+    ]
     return [str(path) for path in found]
 
 
@@ -80,10 +87,16 @@ def cgroups_of(cell_id: str) -> list[Path]:
 
 
 @contextlib.contextmanager
-def owner(home: Path, *prefix: str, python: str = sys.executable) -> Iterator[subprocess.Popen[str]]:
+def owner(
+    home: Path, *prefix: str, python: str = sys.executable
+) -> Iterator[subprocess.Popen[str]]:
     """A process that owns one cell."""
     path = [str(Path(belljar.__file__).parents[1]), sysconfig.get_path("purelib")]
-    environment = {"PYTHONPATH": os.pathsep.join(path), "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/nonexistent"}
+    environment = {
+        "PYTHONPATH": os.pathsep.join(path),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "HOME": "/nonexistent",
+    }
     words = (*prefix, python, str(OWNER), str(home))
     with subprocess.Popen(
         words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/"
@@ -103,10 +116,12 @@ def told(process: subprocess.Popen[str]) -> dict[str, object]:
 
 
 async def test_a_clone_is_a_new_machine(vm_home: Path, made_of: Parts) -> None:
-    """Two clones of one template share nothing that names or seeds a machine, have the host's clock, and leave nothing."""
+    """Two clones of one template share nothing that names or seeds a machine, have the host's
+    clock, and leave nothing."""
     recorder, seen = MemoryRecorder(), []
     script = (
-        "hostname; cat /etc/machine-id /proc/sys/kernel/random/boot_id; head -c16 /dev/urandom | od -An -tx1; date +%s"
+        "hostname; cat /etc/machine-id /proc/sys/kernel/random/boot_id; head -c16 /dev/urandom | od"
+        " -An -tx1; date +%s"
     )
     for _ in range(2):
         async with open_vm(*made_of, home=vm_home, recorder=recorder, planned={}) as vm:
@@ -118,13 +133,19 @@ async def test_a_clone_is_a_new_machine(vm_home: Path, made_of: Parts) -> None:
             assert not vm.cause_of_death()
     assert all(one != other for one, other in zip(seen[0][:4], seen[1][:4], strict=True)), seen
     assert recorder.kinds().count(Kind.CELL_DESTROYED) == 2
-    assert all(event.data["clean"] for event in recorder.events if event.kind is Kind.CELL_DESTROYED)
+    assert all(
+        event.data["clean"] for event in recorder.events if event.kind is Kind.CELL_DESTROYED
+    )
     assert left_of(vm_home) == []
 
 
-async def shell(vm: Vmm, script: str, env: Mapping[str, str] | None = None, pty: PtySize | None = None) -> bytes:
+async def shell(
+    vm: Vmm, script: str, env: Mapping[str, str] | None = None, pty: PtySize | None = None
+) -> bytes:
     """What a script says that ends well."""
-    outcome = await vm.client.exec(ExecRequest(argv=("/bin/sh", "-c", script), env=env or {}, pty=pty))
+    outcome = await vm.client.exec(
+        ExecRequest(argv=("/bin/sh", "-c", script), env=env or {}, pty=pty)
+    )
     assert (outcome.code, outcome.stderr) == (0, b""), outcome
     return outcome.stdout
 
@@ -132,20 +153,25 @@ async def shell(vm: Vmm, script: str, env: Mapping[str, str] | None = None, pty:
 async def _a_command(vm: Vmm) -> None:
     """What it has is what a later one has: descriptors, signals, rights, filter, neighbours."""
     look = (
-        "for n in /proc/self/fd/*; do readlink $n; done | sed 's/[0-9]//g'; tr '\\0' '\\n' </proc/self/environ | sort"
-        "; grep -E 'Sig[BIC]|Seccomp:|NoNew|Cap' /proc/self/status; set -- /proc/[0-9]*; echo $#; ulimit -a; umask"
+        "for n in /proc/self/fd/*; do readlink $n; done | sed 's/[0-9]//g'; tr '\\0' '\\n'"
+        " </proc/self/environ | sort; grep -E 'Sig[BIC]|Seccomp:|NoNew|Cap' /proc/self/status; set"
+        " -- /proc/[0-9]*; echo $#; ulimit -a; umask"
     )
     assert await shell(vm, look) == await shell(vm, look)
 
 
 async def _a_command_with_input(vm: Vmm) -> None:
     given = b"given" * 9000
-    assert (await vm.client.exec(ExecRequest(argv=("/usr/bin/cat",), user="65534"), input=given)).stdout == given
+    assert (
+        await vm.client.exec(ExecRequest(argv=("/usr/bin/cat",), user="65534"), input=given)
+    ).stdout == given
 
 
 async def _a_terminal(vm: Vmm) -> None:
     said = await shell(
-        vm, "tty; test -t 0 && test -t 1 && test -t 2; ls -l /proc/self/fd", pty=PtySize(rows=24, cols=80)
+        vm,
+        "tty; test -t 0 && test -t 1 && test -t 2; ls -l /proc/self/fd",
+        pty=PtySize(rows=24, cols=80),
     )
     assert said.startswith(b"/dev/pts/"), said
     assert b"pipe:" not in said, said
@@ -171,7 +197,9 @@ async def _no_such_program(vm: Vmm) -> None:
 
 
 async def _a_timeout(vm: Vmm) -> None:
-    assert (await vm.client.exec(ExecRequest(argv=("/usr/bin/sleep", "60"), timeout_s=0.5))).timed_out
+    assert (
+        await vm.client.exec(ExecRequest(argv=("/usr/bin/sleep", "60"), timeout_s=0.5))
+    ).timed_out
     await shell(vm, "true")
 
 
@@ -183,24 +211,34 @@ FIRST = (
 
 @one_backend
 @pytest.mark.parametrize("operation", FIRST, ids=lambda one: one.__name__.strip("_"))
-async def test_whatever_comes_first(vm_home: Path, made_of: Parts, operation: Callable[[Vmm], Awaitable[None]]) -> None:
-    """A clone's first operation, whose process is in the snapshot, may be of any kind and size, and is as any later one."""
+async def test_whatever_comes_first(
+    vm_home: Path, made_of: Parts, operation: Callable[[Vmm], Awaitable[None]]
+) -> None:
+    """A clone's first operation, whose process is in the snapshot, may be of any kind and size, and
+    is as any later one."""
     async with open_vm(*made_of, home=vm_home, recorder=MemoryRecorder(), planned={}) as vm:
         await operation(vm)
 
 
 async def test_the_guest_is_neutral(vm_home: Path, made_of: Parts) -> None:
-    """Neither the kernel's command line, nor its devices, nor its environment say whose guest it is."""
-    script = "cat /proc/cmdline /proc/sys/kernel/hostname /proc/1/cmdline; ls /sys/class /dev; env; cat /proc/mounts"
+    """Neither the kernel's command line, nor its devices, nor its environment say whose guest it
+    is."""
+    script = (
+        "cat /proc/cmdline /proc/sys/kernel/hostname /proc/1/cmdline; ls /sys/class /dev; env; cat"
+        " /proc/mounts"
+    )
     async with open_vm(*made_of, home=vm_home, recorder=MemoryRecorder(), planned={}) as vm:
         outcome = await vm.client.exec(ExecRequest(argv=("/bin/sh", "-c", script)))
         cell_id = vm.cell_id
     shown = (outcome.stdout + outcome.stderr).decode().lower()
-    assert not [word for word in ("belljar", "sandbox", "inspect", "eval", cell_id) if word in shown], shown
+    assert not [
+        word for word in ("belljar", "sandbox", "inspect", "eval", cell_id) if word in shown
+    ], shown
 
 
 async def test_killed_mid_command(vm_home: Path, made_of: Parts) -> None:
-    """SIGKILL to the VMM while a command runs: the command raises `CellError`, the cause names the signal, and nothing is left."""
+    """SIGKILL to the VMM while a command runs: the command raises `CellError`, the cause names the
+    signal, and nothing is left."""
     async with open_vm(*made_of, home=vm_home, recorder=MemoryRecorder(), planned={}) as vm:
         with pytest.raises(CellError):
             async with vm.client.open_exec(ExecRequest(argv=("/bin/sleep", "60"))) as running:
@@ -214,20 +252,24 @@ async def test_killed_mid_command(vm_home: Path, made_of: Parts) -> None:
 
 @pytest.mark.thorough_in("trio")
 async def test_the_lifetime_is_the_cause(vm_home: Path, made_of: Parts) -> None:
-    """At the deadline the supervisor ends the cell whatever its owner does, and the cause says so."""
+    """At the deadline the supervisor ends the cell whatever its owner does, and the cause says
+    so."""
     plan, image, kernel = made_of
     await ensure_template(plan, image, kernel, home=vm_home, recorder=MemoryRecorder())
     for lifetime_s in (3, 10, 60):  # longer where the machine is slow
         short = replace(plan, jail=replace(plan.jail, lifetime_s=lifetime_s))
         with contextlib.suppress(CellError):  # it may come to an end before it is up
-            async with open_vm(short, image, kernel, home=vm_home, recorder=MemoryRecorder(), planned={}) as vm:
+            async with open_vm(
+                short, image, kernel, home=vm_home, recorder=MemoryRecorder(), planned={}
+            ) as vm:
                 assert await vm.wait_dead() == f"its lifetime of {lifetime_s} s was reached"
                 return
     pytest.fail("it never came up")
 
 
 async def test_cancelled_while_it_opens(vm_home: Path, made_of: Parts) -> None:
-    """A cancellation at any moment of opening leaves nothing: no process, journal entry or control group."""
+    """A cancellation at any moment of opening leaves nothing: no process, journal entry or control
+    group."""
     await ensure_template(*made_of, home=vm_home, recorder=MemoryRecorder())
     for timeout_ms in (5, 20, 45, 80, 110):
         recorder = MemoryRecorder()
@@ -235,19 +277,26 @@ async def test_cancelled_while_it_opens(vm_home: Path, made_of: Parts) -> None:
             async with open_vm(*made_of, home=vm_home, recorder=recorder, planned={}):
                 pass
         assert left_of(vm_home) == []
-        assert [group for event in recorder.events[:1] for group in cgroups_of(str(event.cell_id))] == []
+        assert [
+            group for event in recorder.events[:1] for group in cgroups_of(str(event.cell_id))
+        ] == []
 
 
 async def test_a_planted_survivor_is_found_and_killed(vm_home: Path, made_of: Parts) -> None:
-    """A process that carries the cell's id and outlives the kill makes the destruction unclean, and is ended by it."""
+    """A process that carries the cell's id and outlives the kill makes the destruction unclean, and
+    is ended by it."""
     async with open_vm(*made_of, home=vm_home, recorder=MemoryRecorder(), planned={}) as vm:
-        planted = subprocess.Popen(["/bin/sh", "-c", "read x", "--cell", vm.cell_id], stdin=subprocess.PIPE)
+        planted = subprocess.Popen(
+            ["/bin/sh", "-c", "read x", "--cell", vm.cell_id], stdin=subprocess.PIPE
+        )
         with planted:
             destruction = await vm.destroy()
             assert planted.wait(timeout=60) == -signal.SIGKILL
     assert not destruction.clean
     assert [
-        what for what in destruction.survivors if f"process {planted.pid}" in what and "started for the cell" in what
+        what
+        for what in destruction.survivors
+        if f"process {planted.pid}" in what and "started for the cell" in what
     ]
 
 
@@ -257,7 +306,9 @@ async def test_a_survivor_in_the_control_group_is_found(vm_home: Path, made_of: 
     async with open_vm(*made_of, home=vm_home, recorder=MemoryRecorder(), planned={}) as vm:
         planted = subprocess.Popen(["/bin/sh", "-c", "read x"], stdin=subprocess.PIPE)
         with planted:
-            group = next(path for path in cgroups_of(vm.cell_id) if (path / "cgroup.procs").exists())
+            group = next(
+                path for path in cgroups_of(vm.cell_id) if (path / "cgroup.procs").exists()
+            )
             (group / "cgroup.procs").write_text(str(planted.pid))
             destruction = await vm.destroy()
             assert planted.wait(timeout=60) == -signal.SIGKILL
@@ -271,21 +322,30 @@ HOG = ("/bin/sh", "-c", "head -c 2000000000 /dev/zero | tail -n 1")
 @one_backend
 @pytest.mark.root
 async def test_memory_is_bounded_by_the_host(vm_home: Path, made_of: Parts) -> None:
-    """Whatever the guest believes to have: beyond the jail's bound the host's kernel kills the VMM, and the cause says so."""
+    """Whatever the guest believes to have: beyond the jail's bound the host's kernel kills the VMM,
+    and the cause says so."""
     plan, image, kernel = made_of
     small = replace(plan, jail=replace(plan.jail, memory_max_bytes=160 << 20))
     await ensure_template(plan, image, kernel, home=vm_home, recorder=MemoryRecorder())
-    async with open_vm(small, image, kernel, home=vm_home, recorder=MemoryRecorder(), planned={}) as vm:
+    async with open_vm(
+        small, image, kernel, home=vm_home, recorder=MemoryRecorder(), planned={}
+    ) as vm:
         with pytest.raises(CellError):
             await vm.client.exec(ExecRequest(argv=HOG))
-        assert vm.cause_of_death() == "the VMM was killed by signal SIGKILL (out of memory in its control group)"
+        assert (
+            vm.cause_of_death()
+            == "the VMM was killed by signal SIGKILL (out of memory in its control group)"
+        )
         assert (await vm.destroy()).clean
 
 
-@pytest.mark.parametrize("damage", [pytest.param("state", marks=pytest.mark.thorough), "memory", "unrestorable"])
+@pytest.mark.parametrize(
+    "damage", [pytest.param("state", marks=pytest.mark.thorough), "memory", "unrestorable"]
+)
 @one_backend
 async def test_a_damaged_template_is_rebuilt_once(stocked_home: Path, damage: str) -> None:
-    """Whatever was changed, or does not restore though its digests fit: the cell comes up from a template made again, and that is on record."""
+    """Whatever was changed, or does not restore though its digests fit: the cell comes up from a
+    template made again, and that is on record."""
     made = parts(stocked_home)
     template = await ensure_template(*made, home=stocked_home, recorder=MemoryRecorder())
     directory = template.memory.parent
@@ -311,8 +371,11 @@ async def test_a_damaged_template_is_rebuilt_once(stocked_home: Path, damage: st
 
 
 @one_backend
-async def test_a_guest_kernel_panic_is_named(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A guest whose process 1 ends panics; the error says that and of what, and no half-made template is left."""
+async def test_a_guest_kernel_panic_is_named(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A guest whose process 1 ends panics; the error says that and of what, and no half-made
+    template is left."""
     made = parts(own_home)
     good = guest_files.read_guest_parts(made[2])
     broken = replace(good, agent=good.modules[0][1], digest=hashlib.sha256(b"broken").hexdigest())
@@ -325,20 +388,26 @@ async def test_a_guest_kernel_panic_is_named(own_home: Path, monkeypatch: pytest
 
 @one_backend
 async def test_a_machine_too_small_for_its_workload_is_refused(own_home: Path) -> None:
-    """Where the kernel's own needs would come out of what the workload may have, no limit could be met: the agent says so, and nothing of it is left."""
+    """Where the kernel's own needs would come out of what the workload may have, no limit could be
+    met: the agent says so, and nothing of it is left."""
     plan, image, kernel = parts(own_home)
     tight = replace(plan.vm, ram_mib=(plan.guest.memory_max_bytes >> 20) + 48)
     with pytest.raises(CellError, match="no room for its kernel"):
-        await ensure_template(replace(plan, vm=tight), image, kernel, home=own_home, recorder=MemoryRecorder())
+        await ensure_template(
+            replace(plan, vm=tight), image, kernel, home=own_home, recorder=MemoryRecorder()
+        )
     assert left_of(own_home) == []
 
 
 @pytest.mark.thorough
 @one_backend
 async def test_a_large_machine_has_room_for_its_workload(own_home: Path) -> None:
-    """What the kernel needs grows with the machine; so does what it is given: the agent, which would refuse, does not."""
+    """What the kernel needs grows with the machine; so does what it is given: the agent, which
+    would refuse, does not."""
     large = Resources(memory_bytes=3 << 30, disk_bytes=256 << 20)
-    async with open_vm(*parts(own_home, large), home=own_home, recorder=MemoryRecorder(), planned={}) as vm:
+    async with open_vm(
+        *parts(own_home, large), home=own_home, recorder=MemoryRecorder(), planned={}
+    ) as vm:
         assert await shell(vm, "echo fine") == b"fine\n"
 
 
@@ -348,7 +417,9 @@ async def test_no_space_for_a_template(own_home: Path) -> None:
     """A full disk is one clear `HostError`, before the guest is started, and leaves nothing."""
     templates = own_home / "templates"
     templates.mkdir(mode=0o711)
-    subprocess.run(["/bin/mount", "-t", "tmpfs", "-o", "size=64m", "none", str(templates)], check=True)
+    subprocess.run(
+        ["/bin/mount", "-t", "tmpfs", "-o", "size=64m", "none", str(templates)], check=True
+    )
     try:
         with pytest.raises(HostError, match="no space for a template"):
             await ensure_template(*parts(own_home), home=own_home, recorder=MemoryRecorder())
@@ -372,7 +443,8 @@ async def test_two_processes_build_one_template_once(own_home: Path) -> None:
 
 @one_backend
 async def test_owner_killed_leaves_nothing_after_reap(vm_home: Path, made_of: Parts) -> None:
-    """SIGKILL of the owner: its VMM dies with it, the listing shows the orphan, reaping removes the rest, and a living owner's cell is not touched."""
+    """SIGKILL of the owner: its VMM dies with it, the listing shows the orphan, reaping removes the
+    rest, and a living owner's cell is not touched."""
     await ensure_template(*made_of, home=vm_home, recorder=MemoryRecorder())
     with owner(vm_home) as dying, owner(vm_home) as living:
         lost, kept = told(dying), told(living)
@@ -398,7 +470,8 @@ async def test_owner_killed_leaves_nothing_after_reap(vm_home: Path, made_of: Pa
 
 @one_backend
 async def test_an_accelerator_is_proven_by_a_guest(vm_home: Path, made_of: Parts) -> None:
-    """Emulation boots a guest and is proven; KVM is what it turns out to be here, with a reason if it fails; neither leaves anything."""
+    """Emulation boots a guest and is proven; KVM is what it turns out to be here, with a reason if
+    it fails; neither leaves anything."""
     emulated = await boots_under("tcg", made_of[2], home=vm_home, deadline_s=60)
     assert (emulated.boots, emulated.reason) == (True, "")
     with contextlib.suppress(HostError):  # no /dev/kvm here at all

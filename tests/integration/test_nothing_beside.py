@@ -1,4 +1,5 @@
-"""Nothing of an evaluation runs beside its cell: `belljar run` on real cells, from the command line."""
+"""Nothing of an evaluation runs beside its cell: `belljar run` on real cells, from the command
+line."""
 
 from __future__ import annotations
 
@@ -136,9 +137,14 @@ def test_the_commands_run_in_a_cell(home: Path, tasks: Path) -> None:
     assert not (tasks / "on_the_host").exists()
 
 
-@pytest.mark.parametrize(("task", "named"), [("makes_a_local_one", "Local"), ("searches_later", "web_search")])
-def test_what_a_solver_does_late_stops_the_run(home: Path, tasks: Path, task: str, named: str) -> None:
-    """Another provider's sandbox, or a tool that the policy refuses: exit 2, nothing ran, the record verifies."""
+@pytest.mark.parametrize(
+    ("task", "named"), [("makes_a_local_one", "Local"), ("searches_later", "web_search")]
+)
+def test_what_a_solver_does_late_stops_the_run(
+    home: Path, tasks: Path, task: str, named: str
+) -> None:
+    """Another provider's sandbox, or a tool that the policy refuses: exit 2, nothing ran, the
+    record verifies."""
     code, said, errors = belljar_run(tasks, f"tasks.py@{task}", "--policy", "refusing.yaml")
     assert code == 2, errors
     assert any(named in problem["text"] for problem in said["problems"])
@@ -148,7 +154,8 @@ def test_what_a_solver_does_late_stops_the_run(home: Path, tasks: Path, task: st
 
 
 def test_an_mcp_server_in_the_cell_is_no_tool_of_this_host(home: Path, tasks: Path) -> None:
-    """A policy that refuses the host's tools lets a sample use it: the server is started in the cell."""
+    """A policy that refuses the host's tools lets a sample use it: the server is started in the
+    cell."""
     _, said, errors = belljar_run(tasks, "tasks.py@serves_in_the_cell", "--policy", "refusing.yaml")
     (sample,) = said["samples"]
     assert sample["verdict"] == "contained", (said["problems"], sample["reasons"], errors)
@@ -157,7 +164,8 @@ def test_an_mcp_server_in_the_cell_is_no_tool_of_this_host(home: Path, tasks: Pa
 
 
 def test_tools_are_counted_against_the_ledger(home: Path, tasks: Path) -> None:
-    """A command that timed out has no event in the transcript, and reached the cell all the same."""
+    """A command that timed out has no event in the transcript, and reached the cell all the
+    same."""
     code, said, errors = belljar_run(tasks, "tasks.py@counted", "--policy", "low")
     assert code == 0, (said["problems"], [s["reasons"] for s in said["samples"]], errors)
     uses = {use["name"]: (use["calls"], use["reached_cell"]) for use in said["tools"]}

@@ -1,4 +1,5 @@
-"""Containers of both OCI runtimes, for real: made, used, killed by their limits, unmade; the images unpacked for them; runtimes that fail."""
+"""Containers of both OCI runtimes, for real: made, used, killed by their limits, unmade; the images
+unpacked for them; runtimes that fail."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ from belljar.store.scratch import MAKING
 pytestmark = [pytest.mark.root, pytest.mark.anyio]
 TIERS = ("container", "gvisor")
 POLICY = (
-    "belljar: 1\nrisk: low\ntier: {tier}\nresources: {{memory: 256MiB, disk: 32MiB, processes: 64, lifetime: 5m}}\n"
+    "belljar: 1\nrisk: low\ntier: {tier}\nresources: {{memory: 256MiB, disk: 32MiB, processes: 64,"
+    " lifetime: 5m}}\n"
 )
 
 
@@ -54,7 +56,9 @@ def policy_file(folder: Path, tier: str) -> Path:
 
 async def parts_of(home: Path, folder: Path, tier: str) -> ContainerParts:
     """What `open_cell` would make a cell of."""
-    parts = await anyio.to_thread.run_sync(gather_parts, load_policy(policy_file(folder, tier)), home)
+    parts = await anyio.to_thread.run_sync(
+        gather_parts, load_policy(policy_file(folder, tier)), home
+    )
     assert isinstance(parts, ContainerParts)
     return parts
 
@@ -70,7 +74,9 @@ def sleeper(uid: int) -> subprocess.Popen[bytes]:
 
 
 @asynccontextmanager
-async def container(home: Path, parts: ContainerParts, recorder: MemoryRecorder) -> AsyncIterator[Container]:
+async def container(
+    home: Path, parts: ContainerParts, recorder: MemoryRecorder
+) -> AsyncIterator[Container]:
     """A container without a cell around it."""
     planned: dict[str, object] = {
         "policy_sha256": "0" * 64,
@@ -78,7 +84,9 @@ async def container(home: Path, parts: ContainerParts, recorder: MemoryRecorder)
         "emulated": False,
         "layers": [],
     }
-    async with open_container(parts.plan, parts.image, home=home, recorder=recorder, planned=planned) as live:
+    async with open_container(
+        parts.plan, parts.image, home=home, recorder=recorder, planned=planned
+    ) as live:
         yield live
 
 
@@ -95,15 +103,25 @@ def nothing_left(home: Path) -> bool:
 
 def pending_signals() -> int:
     """How many signals, timers among them, the kernel counts for this user on the host."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("SigQ:"))
+    line = next(
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("SigQ:")
+    )
     return int(line.split()[1].partition("/")[0])
 
 
-async def test_what_the_kernel_counts_by_user_is_not_the_host_roots(vm_home: Path, tmp_path: Path) -> None:
-    """Signals that wait in a cell are charged to ids of its own, all the way up: no cell can use up the host root's, or another cell's."""
+async def test_what_the_kernel_counts_by_user_is_not_the_host_roots(
+    vm_home: Path, tmp_path: Path
+) -> None:
+    """Signals that wait in a cell are charged to ids of its own, all the way up: no cell can use up
+    the host root's, or another cell's."""
     parts, recorder = await parts_of(vm_home, tmp_path, "container"), MemoryRecorder()
     stopped = "sleep 60 & kill -STOP $!; until grep -q 'State:.T' /proc/$!/status; do :; done"
-    queue = f"{stopped}; i=0; while [ $i -lt 5000 ]; do kill -40 $!; i=$((i+1)); done; grep SigQ /proc/$!/status"
+    queue = (
+        f"{stopped}; i=0; while [ $i -lt 5000 ]; do kill -40 $!; i=$((i+1)); done; grep SigQ"
+        " /proc/$!/status"
+    )
     async with container(vm_home, parts, recorder) as live:
         cell = Cell(live, parts.plan, recorder, actor=recorder.events[0].actor)
         before = pending_signals()
@@ -113,7 +131,8 @@ async def test_what_the_kernel_counts_by_user_is_not_the_host_roots(vm_home: Pat
 
 
 async def test_the_probe_program_may_be_run_and_not_read(vm_home: Path, tmp_path: Path) -> None:
-    """The kernel lets nobody trace a program that he may not read: from its first instruction on, no process of its user can change what it says."""
+    """The kernel lets nobody trace a program that he may not read: from its first instruction on,
+    no process of its user can change what it says."""
     for tier, mode in (("container", 0o511), ("gvisor", 0o555)):
         runtime = (await parts_of(vm_home, tmp_path, tier)).plan.oci.runtime
         root = roots.ensure_runtime_root(vm_home, runtime)
@@ -121,22 +140,32 @@ async def test_the_probe_program_may_be_run_and_not_read(vm_home: Path, tmp_path
 
 
 async def test_hostile_root_cannot_have_somebody_else_probed(vm_home: Path, tmp_path: Path) -> None:
-    """Account files that give root another number change nothing: who was probed at the start is probed at the end."""
+    """Account files that give root another number change nothing: who was probed at the start is
+    probed at the end."""
     parts, recorder = await parts_of(vm_home, tmp_path, "container"), MemoryRecorder()
     rewrite = "sed -i 's/^root:x:0:0:/root:x:65533:65533:/' /etc/passwd && id -u root"
     async with container(vm_home, parts, recorder) as live:
         cell = Cell(live, parts.plan, recorder, actor=recorder.events[0].actor)
-        reports = [await probe_cell(cell, which="namespaces.regain", recorder=recorder, user="root")]
+        reports = [
+            await probe_cell(cell, which="namespaces.regain", recorder=recorder, user="root")
+        ]
         assert (await cell.exec(["sh", "-c", rewrite], user="root")).stdout == b"65533\n"
-        reports.append(await probe_cell(cell, which="namespaces.regain", recorder=recorder, user="root", phase="end"))
-        stranger = await probe_cell(cell, which="namespaces.regain", recorder=recorder, user="65533")
+        reports.append(
+            await probe_cell(
+                cell, which="namespaces.regain", recorder=recorder, user="root", phase="end"
+            )
+        )
+        stranger = await probe_cell(
+            cell, which="namespaces.regain", recorder=recorder, user="65533"
+        )
         first, last, other = (report.findings[0].detail for report in (*reports, stranger))
         assert first == last != other
 
 
 @pytest.mark.parametrize("tier", TIERS)
 async def test_a_cell_from_start_to_end(vm_home: Path, tmp_path: Path, tier: str) -> None:
-    """It works, is somebody else's on the host, says what it was made of, and leaves nothing: the proof is on record."""
+    """It works, is somebody else's on the host, says what it was made of, and leaves nothing: the
+    proof is on record."""
     parts, recorder = await parts_of(vm_home, tmp_path, tier), MemoryRecorder()
     async with container(vm_home, parts, recorder) as live:
         cell = Cell(live, parts.plan, recorder, actor=recorder.events[0].actor)
@@ -152,7 +181,11 @@ async def test_a_cell_from_start_to_end(vm_home: Path, tmp_path: Path, tier: str
     assert kinds[:2] == [Kind.CELL_PLANNED, Kind.CELL_STARTING]
     assert kinds.index(Kind.CELL_STARTED) < kinds.index(Kind.EXEC_STARTED)
     destroyed = recorder.events[-1]
-    assert (destroyed.kind, destroyed.data["clean"], destroyed.data["survivors"]) == (Kind.CELL_DESTROYED, True, [])
+    assert (destroyed.kind, destroyed.data["clean"], destroyed.data["survivors"]) == (
+        Kind.CELL_DESTROYED,
+        True,
+        [],
+    )
     checked = destroyed.data["checked"]
     assert isinstance(checked, (list, tuple))
     assert {"processes in the cell's namespaces", "control groups", "files"} <= set(checked)
@@ -165,7 +198,9 @@ async def test_a_lifetime_ends_it(vm_home: Path, tmp_path: Path, tier: str) -> N
     parts = await parts_of(vm_home, tmp_path, tier)
     for lifetime_s in (2, 10, 60):  # longer where the machine is slow
         recorder, told = MemoryRecorder(), ""
-        short = replace(parts, plan=replace(parts.plan, jail=replace(parts.plan.jail, lifetime_s=lifetime_s)))
+        short = replace(
+            parts, plan=replace(parts.plan, jail=replace(parts.plan.jail, lifetime_s=lifetime_s))
+        )
         with suppress(CellError):  # it may come to an end before it is up
             async with container(vm_home, short, recorder) as live:
                 cell = Cell(live, short.plan, recorder, actor=recorder.events[0].actor)
@@ -176,12 +211,15 @@ async def test_a_lifetime_ends_it(vm_home: Path, tmp_path: Path, tier: str) -> N
         if told:
             break
     assert f"lifetime of {lifetime_s} s was reached" in told
-    assert [event.data["limit"] for event in recorder.events if event.kind is Kind.LIMIT_HIT] == ["lifetime"]
+    assert [event.data["limit"] for event in recorder.events if event.kind is Kind.LIMIT_HIT] == [
+        "lifetime"
+    ]
     assert nothing_left(vm_home)
 
 
 async def test_a_survivor_is_found(vm_home: Path, tmp_path: Path) -> None:
-    """A process with one of the cell's 65,537 uids, wherever it is, is killed, recorded, and makes the cell a breach."""
+    """A process with one of the cell's 65,537 uids, wherever it is, is killed, recorded, and makes
+    the cell a breach."""
     survivor: subprocess.Popen[bytes] | None = None
     with pytest.raises(ContainmentBreach, match="with the cell's uid"):
         async with open_cell(policy_file(tmp_path, "container"), home=vm_home) as cell:
@@ -192,17 +230,22 @@ async def test_a_survivor_is_found(vm_home: Path, tmp_path: Path) -> None:
 
 
 async def test_a_death_is_told(vm_home: Path, tmp_path: Path) -> None:
-    """The stage killed from outside: an error at once, not a hang, and the next operation says the same."""
+    """The stage killed from outside: an error at once, not a hang, and the next operation says the
+    same."""
     async with open_cell(policy_file(tmp_path, "container"), home=vm_home) as cell:
         assert cell.host_pid is not None
         os.kill(cell.host_pid, 9)
         for _ in range(2):
-            with anyio.fail_after(60), pytest.raises(CellError, match="the cell died: its guest agent ended"):
+            with (
+                anyio.fail_after(60),
+                pytest.raises(CellError, match="the cell died: its guest agent ended"),
+            ):
                 await cell.exec(["true"])
 
 
 def test_a_tree_is_nobodys(vm_home: Path) -> None:
-    """No file of an unpacked image belongs to anybody on the host, setuid files least of all, and nobody else may enter."""
+    """No file of an unpacked image belongs to anybody on the host, setuid files least of all, and
+    nobody else may enter."""
     image = Store(vm_home).find("default")
     tree = anyio.run(lambda: ensure_tree(image, home=vm_home))
     assert (vm_home / "trees").stat().st_mode & 0o777 == 0o700
@@ -246,13 +289,18 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
     """A store on a file system that is too small for any image."""
     home = tmp_path / "full"
     home.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m,mode=711", "tmpfs", str(home)], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=24m,mode=711", "tmpfs", str(home)], check=True
+    )
     yield home
     subprocess.run(["umount", str(home)], check=True)
 
 
-async def test_no_room_to_unpack(vm_home: Path, full_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk is a host's error with a hint, before and in the middle of it, and nothing is left."""
+async def test_no_room_to_unpack(
+    vm_home: Path, full_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk is a host's error with a hint, before and in the middle of it, and nothing is
+    left."""
     image = Store(vm_home).find("default")
     with pytest.raises(HostError, match="needs about"):
         await ensure_tree(image, home=full_disk)
@@ -263,18 +311,25 @@ async def test_no_room_to_unpack(vm_home: Path, full_disk: Path, monkeypatch: py
     assert trees_of(full_disk) == []
 
 
-@pytest.mark.parametrize(("kind", "path"), [("runc", "/usr/sbin/runc"), ("runsc", "/usr/bin/runsc")])
+@pytest.mark.parametrize(
+    ("kind", "path"), [("runc", "/usr/sbin/runc"), ("runsc", "/usr/bin/runsc")]
+)
 async def test_a_runtime_that_works(vm_home: Path, kind: str, path: str) -> None:
     """Proven by a container that answered; nothing of it is left."""
-    runtime = OciRuntime(name=kind, kind="runsc" if kind == "runsc" else "runc", path=path, version="")
+    runtime = OciRuntime(
+        name=kind, kind="runsc" if kind == "runsc" else "runc", path=path, version=""
+    )
     proof = await prove_runtime(runtime, home=vm_home)
     assert (proof.works, proof.reason, proof.no_port) == (True, "", "")
     assert proof.version
     assert nothing_left(vm_home)
 
 
-async def test_a_runtime_that_works_without_a_network_only(vm_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is proven, and that it can have no port is known: told of a network namespace that isn't there, as an older one that refuses ours would."""
+async def test_a_runtime_that_works_without_a_network_only(
+    vm_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is proven, and that it can have no port is known: told of a network namespace that isn't
+    there, as an older one that refuses ours would."""
     monkeypatch.setattr(oci, "STAGES_NETWORK", "/proc/self/ns/no-such")
     runtime = OciRuntime(name="runsc", kind="runsc", path="/usr/bin/runsc", version="")
     proof = await prove_runtime(runtime, home=vm_home)
@@ -291,10 +346,15 @@ async def test_a_runtime_that_works_without_a_network_only(vm_home: Path, monkey
         ("/usr/bin/ls", "crun 1.8.1 ended with status 2, and said: .*unrecognized option"),
     ],
 )
-async def test_a_runtime_that_fails(vm_home: Path, monkeypatch: pytest.MonkeyPatch, path: str, reason: str) -> None:
-    """Without a word, without a container, or with a complaint: the answer says which runtime, which version, how it ended and what it said."""
+async def test_a_runtime_that_fails(
+    vm_home: Path, monkeypatch: pytest.MonkeyPatch, path: str, reason: str
+) -> None:
+    """Without a word, without a container, or with a complaint: the answer says which runtime,
+    which version, how it ended and what it said."""
     monkeypatch.setattr(roots, "runtime_version", lambda *_: "1.8.1")
-    proof = await prove_runtime(OciRuntime(name="crun", kind="runc", path=path, version=""), home=vm_home)
+    proof = await prove_runtime(
+        OciRuntime(name="crun", kind="runc", path=path, version=""), home=vm_home
+    )
     assert not proof.works
     assert re.search(reason, proof.reason), proof.reason
     assert nothing_left(vm_home)
@@ -330,7 +390,9 @@ async def test_a_runtime_that_can_not_seal_its_copy_yet_is_started_again(
     (started,) = [event for event in recorder.events if event.kind == Kind.CELL_STARTED]
     assert started.data["attempts"] == 2
     check_data(started.kind, dict(started.data))
-    assert [event.data["clean"] for event in recorder.events if event.kind == Kind.CELL_DESTROYED] == [True]
+    assert [
+        event.data["clean"] for event in recorder.events if event.kind == Kind.CELL_DESTROYED
+    ] == [True]
     assert nothing_left(vm_home)
 
 
@@ -345,15 +407,20 @@ async def test_a_runtime_that_can_never_seal_its_copy_is_given_up(
         async with container(vm_home, parts, recorder):
             pass
     assert attempts == [1, 2, 3, 4, 5]
-    assert [event.data["clean"] for event in recorder.events if event.kind == Kind.CELL_DESTROYED] == [True]
+    assert [
+        event.data["clean"] for event in recorder.events if event.kind == Kind.CELL_DESTROYED
+    ] == [True]
     assert nothing_left(vm_home)
 
 
 @pytest.mark.parametrize(
-    ("path", "reason"), [("/nowhere/runc", "is not there"), ("/usr/bin/uname", "--version ended with status")]
+    ("path", "reason"),
+    [("/nowhere/runc", "is not there"), ("/usr/bin/uname", "--version ended with status")],
 )
 async def test_what_is_no_runtime(vm_home: Path, path: str, reason: str) -> None:
     """Missing, or not able to say its version: a host's error with a hint."""
     with pytest.raises(HostError, match=reason) as caught:
-        await prove_runtime(OciRuntime(name="runc", kind="runc", path=path, version=""), home=vm_home)
+        await prove_runtime(
+            OciRuntime(name="runc", kind="runc", path=path, version=""), home=vm_home
+        )
     assert caught.value.hint

@@ -1,4 +1,5 @@
-"""Few descriptors: cells and ranges run with what a shell usually allows, and a host that allows less is told so."""
+"""Few descriptors: cells and ranges run with what a shell usually allows, and a host that allows
+less is told so."""
 
 from __future__ import annotations
 
@@ -11,7 +12,10 @@ from tests.integration.conftest import Belljar
 
 pytestmark = pytest.mark.slow
 
-RANGE = "belljar: 1\nrisk: low\nnetwork: {stand_ins: {shop: {kind: http, names: [shop.example], routes: [{path: /, body: hello}]}}}\n"
+RANGE = (
+    "belljar: 1\nrisk: low\nnetwork: {stand_ins: {shop: {kind: http, names: [shop.example], routes:"
+    " [{path: /, body: hello}]}}}\n"
+)
 MANY = """
 import anyio, sys
 from contextlib import AsyncExitStack
@@ -54,17 +58,32 @@ def test_a_soft_limit_stands_in_nobodys_way(belljar: Belljar, policy: str) -> No
 
 
 def test_a_gateway_asks_for_no_more_than_it_may(belljar: Belljar, policy: str) -> None:
-    """Under a hard limit it takes fewer connections, which the plan says; below what it needs itself the plan is refused."""
-    asked = limited(belljar, "-n 700", "-m", "belljar", "exec", policy, "--", "curl", "-s", "http://shop.example")
+    """Under a hard limit it takes fewer connections, which the plan says; below what it needs
+    itself the plan is refused."""
+    asked = limited(
+        belljar,
+        "-n 700",
+        "-m",
+        "belljar",
+        "exec",
+        policy,
+        "--",
+        "curl",
+        "-s",
+        "http://shop.example",
+    )
     assert (asked.stdout, asked.stderr) == ("hello", "")
-    assert "444 open at one time" in limited(belljar, "-n 700", "-m", "belljar", "plan", policy).stdout
+    assert (
+        "444 open at one time" in limited(belljar, "-n 700", "-m", "belljar", "plan", policy).stdout
+    )
     refused = limited(belljar, "-n 300", "-m", "belljar", "exec", policy, "--", "true")
     assert refused.returncode == 3
     assert "Traceback" not in refused.stderr
 
 
 def test_no_descriptors_left_is_the_hosts_fault(belljar: Belljar, policy: str) -> None:
-    """On the command line and in the library: one error with a hint, and nothing is left of what had begun."""
+    """On the command line and in the library: one error with a hint, and nothing is left of what
+    had begun."""
     told = limited(belljar, "-n 16", "-m", "belljar", "exec", "low", "--", "true")
     assert told.returncode == 3
     assert "Traceback" not in told.stderr

@@ -1,4 +1,5 @@
-"""Belljar run by an ordinary user, end to end: the same cells, the same record, the same clean end, and no word about what only root could enforce."""
+"""Belljar run by an ordinary user, end to end: the same cells, the same record, the same clean end,
+and no word about what only root could enforce."""
 
 from __future__ import annotations
 
@@ -72,7 +73,8 @@ def planned(user: UsersBelljar) -> dict[str, Any]:
 
 
 def test_doctor_says_what_this_user_can_do(user: UsersBelljar) -> None:
-    """Ready, not as root; what is not handed to this user (control groups) is a note with its hint."""
+    """Ready, not as root; what is not handed to this user (control groups) is a note with its
+    hint."""
     shown = user("doctor", "--json")
     assert shown.returncode == 0, shown.stdout + shown.stderr
     found = json.loads(shown.stdout)
@@ -88,7 +90,8 @@ def test_doctor_says_what_this_user_can_do(user: UsersBelljar) -> None:
 
 
 def test_the_plan_says_what_holds_instead_of_control_groups(user: UsersBelljar) -> None:
-    """Each bound names what enforces it here; without control groups that is the address space, never silence; the jail's uid is not claimed to be nobody's."""
+    """Each bound names what enforces it here; without control groups that is the address space,
+    never silence; the jail's uid is not claimed to be nobody's."""
     if json.loads(user("doctor", "--json", "--no-prove").stdout)["facts"]["cgroup"]["parents"]:
         pytest.skip("control groups are delegated to ordinary users here")
     plan = planned(user)
@@ -106,7 +109,8 @@ def test_the_plan_says_what_holds_instead_of_control_groups(user: UsersBelljar) 
 
 
 def test_exec_and_its_record(user: UsersBelljar) -> None:
-    """A template in the user's own store, a clone, a command, a clean end; the second time without the template's making."""
+    """A template in the user's own store, a clone, a command, a clean end; the second time without
+    the template's making."""
     with another_store(user) as store, leaves_nothing(replace(user, home=store)):
         check_exec_and_its_record(replace(user, home=store))
 
@@ -120,13 +124,16 @@ def check_exec_and_its_record(user: UsersBelljar) -> None:
     (template,) = (user.home / "templates").glob("*/template.json")
     assert template.stat().st_uid == user.uid
     assert "template.built" not in kinds(user)
-    assert {"cell.planned", "cell.cloned", "cell.renewed", "exec.started", "cell.destroyed"} <= set(kinds(user))
+    assert {"cell.planned", "cell.cloned", "cell.renewed", "exec.started", "cell.destroyed"} <= set(
+        kinds(user)
+    )
     shown = user("runs", "--json")
     assert len(json.loads(shown.stdout)) >= 2
 
 
 def test_a_cell_is_probed(user: UsersBelljar) -> None:
-    """Every probe, as the workload's user and as root of the cell: contained, with all of the host's witnesses looked at."""
+    """Every probe, as the workload's user and as root of the cell: contained, with all of the
+    host's witnesses looked at."""
     said = json.loads(user("probe", "--all", "--json").stdout)
     findings = [finding for report in said["reports"] for finding in report["findings"]]
     assert [finding for finding in findings if finding["verdict"] != "contained"] == []
@@ -135,15 +142,20 @@ def test_a_cell_is_probed(user: UsersBelljar) -> None:
 
 
 def test_exec_passes_streams_and_codes(user: UsersBelljar) -> None:
-    """Standard input through, the command's exit code out; 124 when it timed out; 4 for a wrong policy."""
+    """Standard input through, the command's exit code out; 124 when it timed out; 4 for a wrong
+    policy."""
     through = user("exec", "--", "sh", "-c", "cat; exit 9", input=b"through\n")
     assert (through.returncode, through.stdout) == (9, b"through\n")
     assert user("exec", "--timeout", "1s", "--", "sleep", "60").returncode == 124
-    assert user("exec", policy(user, "belljar: 1\nname: x\nrisk: hihg\n"), "--", "true").returncode == 4
+    assert (
+        user("exec", policy(user, "belljar: 1\nname: x\nrisk: hihg\n"), "--", "true").returncode
+        == 4
+    )
 
 
 def test_the_vmm_is_bounded_without_control_groups(user: UsersBelljar) -> None:
-    """Address space, threads, files and locked memory have the plan's limits; no capability, no new privilege, the jail's filter and QEMU's."""
+    """Address space, threads, files and locked memory have the plan's limits; no capability, no new
+    privilege, the jail's filter and QEMU's."""
     plan = planned(user)
     process, vmm = running(user)
     try:
@@ -154,18 +166,25 @@ def test_the_vmm_is_bounded_without_control_groups(user: UsersBelljar) -> None:
         process.communicate(timeout=60)
     assert limits["Max address space"] == str(plan["jail"]["address_space_bytes"])
     assert limits["Max processes"] == str(plan["jail"]["processes"])
-    assert (limits["Max core file size"], limits["Max file size"], limits["Max open files"]) == ("1", "0", "256")
+    assert (limits["Max core file size"], limits["Max file size"], limits["Max open files"]) == (
+        "1",
+        "0",
+        "256",
+    )
     assert int(status["VmSize"].split()[0]) << 10 < plan["jail"]["address_space_bytes"]
     assert int(status["Threads"]) <= plan["jail"]["processes"]
     assert status["Uid"].split() == [str(user.uid)] * 4
-    assert {int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {0}
+    assert {
+        int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+    } == {0}
     assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
     assert int(status["Seccomp_filters"]) >= 2
     assert set(namespaces) == set(NAMESPACES)
     assert not set(namespaces.values()) & set(namespaces_of(os.getpid()).values())
 
 
-# In the VMM's user and mount namespaces, as its uid and without its filters: what a taken-over VMM could do if those had failed to hold.
+# In the VMM's user and mount namespaces, as its uid and without its filters: what a taken-over VMM
+# could do if those had failed to hold.
 IN_ITS_PLACE = """
 import ctypes, json, os, sys
 pid, uid, files = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
@@ -207,7 +226,8 @@ print(json.dumps(found))
 
 
 def attack(pid: int, uid: int, *files: str) -> dict[str, Any]:
-    """Try to alter the files as that uid, in a process's place (0: where the tests are); errno by attack."""
+    """Try to alter the files as that uid, in a process's place (0: where the tests are); errno by
+    attack."""
     argv = [sys.executable, "-c", IN_ITS_PLACE, str(pid), str(uid), *files]
     done = subprocess.run(argv, capture_output=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr.decode()
@@ -215,10 +235,13 @@ def attack(pid: int, uid: int, *files: str) -> dict[str, Any]:
 
 
 def test_the_vmm_can_not_alter_what_its_own_user_owns(user: UsersBelljar) -> None:
-    """Image and template belong to the very uid the VMM has; still, in its place nothing can be written. Outside, the same attack succeeds."""
+    """Image and template belong to the very uid the VMM has; still, in its place nothing can be
+    written. Outside, the same attack succeeds."""
     process, vmm = running(user)
     try:
-        mounts = [line.split(" ") for line in Path(f"/proc/{vmm}/mountinfo").read_text().splitlines()]
+        mounts = [
+            line.split(" ") for line in Path(f"/proc/{vmm}/mountinfo").read_text().splitlines()
+        ]
         targets = {fields[4]: fields[5].split(",") for fields in mounts}
         inside = attack(vmm, INNER_ID, *(target for target in targets if target != "/"))
     finally:
@@ -253,14 +276,17 @@ def test_vmm_killed_mid_command(user: UsersBelljar) -> None:
 @pytest.mark.thorough  # by default as part of the contract
 def test_lifetime_ends_the_cell(user: UsersBelljar) -> None:
     """The supervisor, which is this user's too, holds the deadline."""
-    short = policy(user, "belljar: 1\nname: short\nrisk: high\nresources: {lifetime: 10s, exec_timeout: 10s}\n")
+    short = policy(
+        user, "belljar: 1\nname: short\nrisk: high\nresources: {lifetime: 10s, exec_timeout: 10s}\n"
+    )
     ran = user("exec", short, "--timeout", "1h", "--", "sleep", "3600")
     assert ran.returncode == 5, ran.stderr
     assert b"lifetime" in ran.stderr
 
 
 def test_owner_killed_leaves_nothing_after_reap(user: UsersBelljar) -> None:
-    """SIGKILL of the owner: the VMM dies with it, `ps` shows the orphan beside a living cell, `reap` takes the one and leaves the other."""
+    """SIGKILL of the owner: the VMM dies with it, `ps` shows the orphan beside a living cell,
+    `reap` takes the one and leaves the other."""
     living, kept = running(user)
     dying, vmm = running(user)
     dying.kill()
@@ -286,7 +312,8 @@ def test_two_at_once(user: UsersBelljar) -> None:
 
 
 def test_an_imported_image_runs(user: UsersBelljar) -> None:
-    """An archive becomes an image of the user's, and its program runs in a cell as the user that the image names."""
+    """An archive becomes an image of the user's, and its program runs in a cell as the user that
+    the image names."""
     program = images.entry("bin/clock", launcher_path().read_bytes(), mode=0o755)
     accounts = images.entry("etc/passwd", b"root:x:0:0::/:/bin/x\nworker:x:1234:1234::/:/bin/x\n")
     archive = images.oci_archive(
@@ -320,14 +347,21 @@ def test_a_hostile_archive_is_refused(user: UsersBelljar) -> None:
 
 
 def without_namespaces(user: UsersBelljar, *args: str) -> subprocess.CompletedProcess[bytes]:
-    """`belljar` where user namespaces are forbidden: in one whose own limit for further ones is 0."""
-    forbid = 'echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --ambient-caps=-all --inh-caps=-all "$@"'
+    """`belljar` where user namespaces are forbidden: in one whose own limit for further ones is
+    0."""
+    forbid = (
+        "echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --ambient-caps=-all"
+        ' --inh-caps=-all "$@"'
+    )
     shell = ["sh", "-c", forbid, "sh"]
-    return user.run(["unshare", "--user", "--map-current-user", "--keep-caps", *shell, *user.argv(*args)])
+    return user.run(
+        ["unshare", "--user", "--map-current-user", "--keep-caps", *shell, *user.argv(*args)]
+    )
 
 
 def test_without_user_namespaces_it_is_refused_with_the_hint(user: UsersBelljar) -> None:
-    """Doctor says no and which switch; `exec` and `plan` are refused with 3; nothing weaker is used instead; the refusal is on record."""
+    """Doctor says no and which switch; `exec` and `plan` are refused with 3; nothing weaker is used
+    instead; the refusal is on record."""
     shown = without_namespaces(user, "doctor", "--json")
     assert shown.returncode == 3, shown.stderr
     found = json.loads(shown.stdout)
@@ -345,10 +379,20 @@ def test_without_user_namespaces_it_is_refused_with_the_hint(user: UsersBelljar)
 
 @pytest.mark.parametrize(
     "args",
-    [("exec", "--", "true"), ("image", "import", "oci:/nowhere"), ("reap",), ("ps",), ("runs",), ("setup", "--yes")],
+    [
+        ("exec", "--", "true"),
+        ("image", "import", "oci:/nowhere"),
+        ("reap",),
+        ("ps",),
+        ("runs",),
+        ("setup", "--yes"),
+    ],
 )
-def test_a_store_of_another_user_is_one_clear_message(user: UsersBelljar, args: tuple[str, ...]) -> None:
-    """Root's store, or one that can't be made: exit 3, the place, and `BELLJAR_HOME`; never a traceback, never an empty list that looks like an answer."""
+def test_a_store_of_another_user_is_one_clear_message(
+    user: UsersBelljar, args: tuple[str, ...]
+) -> None:
+    """Root's store, or one that can't be made: exit 3, the place, and `BELLJAR_HOME`; never a
+    traceback, never an empty list that looks like an answer."""
     foreign = user.home.parent.parent / "foreign"
     for name in ("", "journal", "runs", "locks", "images"):
         (foreign / name).mkdir(mode=0o700 if name else 0o711, exist_ok=True)
@@ -376,7 +420,8 @@ def test_files_of_a_cell(user: UsersBelljar) -> None:
 
 
 def test_streams_of_a_cell(user: UsersBelljar) -> None:
-    """50 MiB of standard input arrive; 8 MiB of output come back; both streams, the code and the timeout are what they are for root."""
+    """50 MiB of standard input arrive; 8 MiB of output come back; both streams, the code and the
+    timeout are what they are for root."""
     found = program(user, "streams")
     assert found["stdin_arrived"]
     assert (found["out_bytes"], found["err"], found["code"]) == (8 << 20, "problem\n", 7)
@@ -395,8 +440,8 @@ def test_a_terminal_in_a_cell(user: UsersBelljar) -> None:
 
 
 def test_a_shell_on_a_terminal_without_a_size(user: UsersBelljar) -> None:
-    """`belljar shell` on a terminal that says 0 × 0, as a fresh one does: a login of the image's user; its exit code is the
-    shell's. Meanwhile its cell can be attached to."""
+    """`belljar shell` on a terminal that says 0 × 0, as a fresh one does: a login of the image's
+    user; its exit code is the shell's. Meanwhile its cell can be attached to."""
     ours, theirs = os.openpty()
     process = user.start_on(user.argv("shell"), theirs)
     os.close(theirs)
@@ -431,7 +476,8 @@ def read_until(terminal: int, words: bytes, deadline_s: float = 60) -> bytes:
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_inspects_own_checks(user: UsersBelljar) -> None:
-    """Inspect's conformance checks for sandboxes pass when Inspect is run by an ordinary user: all, none known to fail."""
+    """Inspect's conformance checks for sandboxes pass when Inspect is run by an ordinary user: all,
+    none known to fail."""
     copy_inspect(user.libraries)
     found = program(user, "checks", "microvm")
     assert found["failed"] == {}
@@ -447,7 +493,8 @@ def test_the_package_is_a_copy(user: UsersBelljar) -> None:
 
 @pytest.mark.slow
 def test_killed_anywhere_nothing_of_the_users_is_left(user: UsersBelljar) -> None:
-    """SIGKILL at sixteen places of a cell's life: with one uid for all his cells, a reaping removes what is left of one and leaves the other alone."""
+    """SIGKILL at sixteen places of a cell's life: with one uid for all his cells, a reaping removes
+    what is left of one and leaves the other alone."""
     program = str(shutil.copy(OWNER, user.home.parent.parent))
     with owners_of(
         user.home, "microvm", (user.python, program), user.environment(), ids=(user.uid, user.gid)

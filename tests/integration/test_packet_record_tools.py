@@ -1,4 +1,5 @@
-"""The packet record of a range is opened by the tools that people have, Wireshark's reader and tcpdump; also one whose files took turns."""
+"""The packet record of a range is opened by the tools that people have, Wireshark's reader and
+tcpdump; also one whose files took turns."""
 
 from __future__ import annotations
 
@@ -34,11 +35,21 @@ def packets(vm_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     policy = tmp_path_factory.mktemp("range") / "policy.yaml"
     policy.write_text(POLICY % ("x" * 40_000))
     belljar = Belljar(vm_home)
-    fetch = ["curl", "-sS", "--max-time", "60", "-o", "/dev/null", f"http://shop.example/[1-{ASKED}]"]
+    fetch = [
+        "curl",
+        "-sS",
+        "--max-time",
+        "60",
+        "-o",
+        "/dev/null",
+        f"http://shop.example/[1-{ASKED}]",
+    ]
     done = belljar("exec", str(policy), "--", *fetch)
     assert done.returncode == 0, done.stderr
     run = belljar.runs()[-1]
-    counters = next(line.data["counters"] for line in read_events(run) if line.kind == "range.destroyed")
+    counters = next(
+        line.data["counters"] for line in read_events(run) if line.kind == "range.destroyed"
+    )
     (path,) = run.glob("ranges/*/packets.pcap")
     assert counters["packets_recorded_and_dropped"] > 0
     kept = counters["packets_recorded"] - counters["packets_recorded_and_dropped"]
@@ -51,7 +62,11 @@ def read(program: str, *options: str, file: Path) -> list[str]:
     if shutil.which(program) is None:
         pytest.skip(f"{program} isn't installed: apt-get install {program}")
     done = subprocess.run(
-        [program, "-n", "-r", str(file), *options], capture_output=True, text=True, timeout=120, check=False
+        [program, "-n", "-r", str(file), *options],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "cut short" not in done.stderr
@@ -65,10 +80,14 @@ def test_tcpdump_reads_every_packet(packets: Path) -> None:
 
 
 def test_wireshark_reads_the_conversations(packets: Path) -> None:
-    """Nothing malformed, no header's checksum wrong, and the requests are dissected as what they were."""
-    # Where a conversation's beginning was thrown away, Wireshark takes what it finds for the head of an answer.
+    """Nothing malformed, no header's checksum wrong, and the requests are dissected as what they
+    were."""
+    # Where a conversation's beginning was thrown away, Wireshark takes what it finds for the head
+    # of an answer.
     assert read("tshark", "-Y", "_ws.malformed && !http", file=packets) == []
     checked = ("-o", "ip.check_checksum:TRUE", "-Y", "ip.checksum.status == 0")
     assert read("tshark", *checked, file=packets) == []
-    uris = read("tshark", "-Y", "http.request", "-T", "fields", "-e", "http.request.full_uri", file=packets)
+    uris = read(
+        "tshark", "-Y", "http.request", "-T", "fields", "-e", "http.request.full_uri", file=packets
+    )
     assert uris[-1] == f"http://shop.example/{ASKED}"

@@ -1,4 +1,5 @@
-"""Fifty samples (in slow tiers a dozen) that each try to leave something for the next, one after the other and side by side: nothing carries over."""
+"""Fifty samples (in slow tiers a dozen) that each try to leave something for the next, one after
+the other and side by side: nothing carries over."""
 
 from __future__ import annotations
 
@@ -26,14 +27,30 @@ resources: {{memory: 256MiB, disk: 64MiB, processes: 64, exec_timeout: 60s, life
 SAMPLES = {"container": 50, "gvisor": 20, "microvm": 12}
 SAMPLES_WHEN_THOROUGH = 50
 SIDE_BY_SIDE = 3
-# What every tier lets its workload leave. The rest (keys, host name, kernel's values, …) a tier may refuse.
+# What every tier lets its workload leave. The rest (keys, host name, kernel's values, …) a tier may
+# refuse.
 LEAVABLE = {
     *(
         f"file {place}"
-        for place in ("/", "/etc", "/root", "/tmp", "/run", "/dev/shm", "/var/tmp", "/usr/bin", "/usr/local/lib")
+        for place in (
+            "/",
+            "/etc",
+            "/root",
+            "/tmp",
+            "/run",
+            "/dev/shm",
+            "/var/tmp",
+            "/usr/bin",
+            "/usr/local/lib",
+        )
     ),
     *(f"startup {path}" for path in ("/etc/profile", "/etc/bash.bashrc", "/root/.bashrc")),
-    *("daemon", "cron /etc/cron.d/a", "python /usr/lib/python3/dist-packages/carried.pth", "account /etc/passwd"),
+    *(
+        "daemon",
+        "cron /etc/cron.d/a",
+        "python /usr/lib/python3/dist-packages/carried.pth",
+        "account /etc/passwd",
+    ),
     *("setuid", "times", "mode", "removed", "preload", "shm", "sem", "msg"),
 }
 # What the next would notice it by.
@@ -96,7 +113,10 @@ def differences(expected: dict[str, str], found: dict[str, str]) -> list[str]:
     """What was added, changed or removed, but for what each cell has of its own."""
     keys = (expected.keys() | found.keys()) - OWN
     changed = [key for key in keys if expected.get(key) != found.get(key)]
-    return [f"{key}: {expected.get(key, 'absent')!r} became {found.get(key, 'absent')!r}" for key in sorted(changed)]
+    return [
+        f"{key}: {expected.get(key, 'absent')!r} became {found.get(key, 'absent')!r}"
+        for key in sorted(changed)
+    ]
 
 
 async def fresh(policy: LoadedPolicy, run: RunDirectory, home: Path, what: str = "look") -> Seen:
@@ -113,19 +133,24 @@ async def fresh(policy: LoadedPolicy, run: RunDirectory, home: Path, what: str =
 async def test_nothing_carries_over(
     tier: str, home: Path, tmp_path: Path, anyio_backend: str, pytestconfig: pytest.Config
 ) -> None:
-    """Files, daemons, cron, start-up files, site-packages, accounts, setuid copies, times, modes, keys, IPC, sockets, kernel values: the next sample sees none."""
+    """Files, daemons, cron, start-up files, site-packages, accounts, setuid copies, times, modes,
+    keys, IPC, sockets, kernel values: the next sample sees none."""
     (tmp_path / "policy.yaml").write_text(POLICY.format(tier=tier))
     policy = load_policy(tmp_path / "policy.yaml")
     carried: list[str] = []
     with start_run("run", "persistence", [], home=home) as run:
         expected = (await fresh(policy, run, home)).state
         await the_look_finds_it(policy, run, home, expected)
-        todo = iter(range(SAMPLES_WHEN_THOROUGH if pytestconfig.getoption("thorough") else SAMPLES[tier]))
+        todo = iter(
+            range(SAMPLES_WHEN_THOROUGH if pytestconfig.getoption("thorough") else SAMPLES[tier])
+        )
 
         async def samples() -> None:
             for number in todo:
                 seen = await fresh(policy, run, home, "both")
-                carried.extend(f"sample {number}: {what}" for what in differences(expected, seen.state))
+                carried.extend(
+                    f"sample {number}: {what}" for what in differences(expected, seen.state)
+                )
 
         async with anyio.create_task_group() as group:
             for _ in range(SIDE_BY_SIDE):
@@ -134,7 +159,9 @@ async def test_nothing_carries_over(
     assert verify(run.path).ok(strict=True)
 
 
-async def the_look_finds_it(policy: LoadedPolicy, run: RunDirectory, home: Path, expected: dict[str, str]) -> None:
+async def the_look_finds_it(
+    policy: LoadedPolicy, run: RunDirectory, home: Path, expected: dict[str, str]
+) -> None:
     """In the very cell that left them, all are seen: so a carry-over would be."""
     async with open_cell(policy, run=run, home=home) as cell:
         left = (await run_script(cell, "leave")).left

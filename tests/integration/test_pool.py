@@ -1,4 +1,5 @@
-"""Cells made ahead, in every tier: each is a whole cell in record and proof, is had by one taker, and dies with its owner."""
+"""Cells made ahead, in every tier: each is a whole cell in record and proof, is had by one taker,
+and dies with its owner."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ from belljar.process import identify
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 TIERS = ("container", "gvisor", "microvm")
 POLICY = (
-    "belljar: 1\nrisk: low\ntier: {tier}\nresources: {{memory: 256MiB, disk: 64MiB, processes: 64, lifetime: 10m}}\n"
+    "belljar: 1\nrisk: low\ntier: {tier}\nresources: {{memory: 256MiB, disk: 64MiB, processes: 64,"
+    " lifetime: 10m}}\n"
 )
 OWNER = """
 import sys, anyio
@@ -68,7 +70,8 @@ async def standing(pool: Pool) -> Cell:
 @pytest.mark.anyio
 @pytest.mark.parametrize("tier", TIERS)
 async def test_a_cell_made_ahead_is_a_whole_cell(tier: str, home: Path, tmp_path: Path) -> None:
-    """Taken by one, with the right time in it; a dead one is given to nobody; what nobody took is destroyed; all of it on record, with proof."""
+    """Taken by one, with the right time in it; a dead one is given to nobody; what nobody took is
+    destroyed; all of it on record, with proof."""
     with start_run("test", tier, []) as run:
         async with open_pool(policy_of(tier, tmp_path), run=run) as pool:
             assert await pool.filled() == 1
@@ -89,11 +92,19 @@ async def test_a_cell_made_ahead_is_a_whole_cell(tier: str, home: Path, tmp_path
     assert verify(run.path).ok(strict=True)
     lines = list(read_events(run.path))
     said = kinds(lines, first.id)
-    assert said.index(Kind.PROBE_COMPLETED) < said.index(Kind.CELL_TAKEN) < said.index(Kind.EXEC_STARTED)
-    assert [line.data.get("ahead") for line in lines if (line.cell, line.kind) == (first.id, Kind.CELL_PLANNED)] == [
-        True
-    ]
-    reasons = {line.cell: line.data["reason"] for line in lines if line.kind is Kind.CELL_DESTROYING}
+    assert (
+        said.index(Kind.PROBE_COMPLETED)
+        < said.index(Kind.CELL_TAKEN)
+        < said.index(Kind.EXEC_STARTED)
+    )
+    assert [
+        line.data.get("ahead")
+        for line in lines
+        if (line.cell, line.kind) == (first.id, Kind.CELL_PLANNED)
+    ] == [True]
+    reasons = {
+        line.cell: line.data["reason"] for line in lines if line.kind is Kind.CELL_DESTROYING
+    }
     assert (reasons[dead.id], reasons[unused.id]) == (Discard.DEAD, Discard.UNUSED)
     taken = [line.cell for line in lines if line.kind is Kind.CELL_TAKEN]
     assert len(taken) == len(set(taken))
@@ -104,7 +115,8 @@ async def test_a_cell_made_ahead_is_a_whole_cell(tier: str, home: Path, tmp_path
 
 @pytest.mark.parametrize("tier", ["container", "microvm"])
 def test_cells_made_ahead_die_with_their_owner(tier: str, home: Path, tmp_path: Path) -> None:
-    """Its SIGKILL ends the cell that was taken and the one that stands; reaping removes what is left, and the ledger verifies up to there."""
+    """Its SIGKILL ends the cell that was taken and the one that stands; reaping removes what is
+    left, and the ledger verifies up to there."""
     policy_of(tier, tmp_path)
     before = set((home / "journal").glob("*")) if (home / "journal").is_dir() else set()
     argv = [sys.executable, "-c", OWNER, str(tmp_path / "policy.yaml")]

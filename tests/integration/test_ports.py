@@ -1,5 +1,6 @@
-"""A container's and a gVisor cell's port on a range's network, for root and for an ordinary user: a link that a helper puts into the jail from a network namespace
-without any uplink. What the cell can do with it, what it can't, and that nothing is left however it ends."""
+"""A container's and a gVisor cell's port on a range's network, for root and for an ordinary user: a
+link that a helper puts into the jail from a network namespace without any uplink. What the cell can
+do with it, what it can't, and that nothing is left however it ends."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ IPV4 = "0800"
 
 @dataclass(frozen=True)
 class Owner:
-    """Runs `port_owner.py` as root or as an ordinary user, and that user's command line. `ids`: who a cell's stage and its workload's root are on the host."""
+    """Runs `port_owner.py` as root or as an ordinary user, and that user's command line. `ids`: who
+    a cell's stage and its workload's root are on the host."""
 
     start: Callable[..., subprocess.Popen[bytes]]
     belljar: Belljar
@@ -52,15 +54,24 @@ def merged(lines: Sequence[bytes]) -> dict[str, Any]:
 
 @pytest.fixture(params=["root", "user"])
 def owner(request: pytest.FixtureRequest) -> Iterator[Owner]:
-    """Once for root (under either event loop), once for an ordinary user with subordinate ids and control groups."""
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    """Once for root (under either event loop), once for an ordinary user with subordinate ids and
+    control groups."""
+    pipes: dict[str, Any] = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+    }
     if request.param == "root":
         belljar = Belljar(request.getfixturevalue("vm_home"))
-        environment = belljar.environment(PYTHONPATH=f"{REPOSITORY}:{os.environ.get('PYTHONPATH', '')}")
+        environment = belljar.environment(
+            PYTHONPATH=f"{REPOSITORY}:{os.environ.get('PYTHONPATH', '')}"
+        )
         argv = (sys.executable, str(REPOSITORY / PROGRAM))
         loops = {"container": "asyncio", "gvisor": "trio"}
         yield Owner(
-            lambda tier, mode: subprocess.Popen((*argv, tier, mode, loops[tier]), env=environment, **pipes),
+            lambda tier, mode: subprocess.Popen(
+                (*argv, tier, mode, loops[tier]), env=environment, **pipes
+            ),
             belljar,
             ids=(_RANGES_START, _RANGES_START + 1),
         )
@@ -74,7 +85,9 @@ def owner(request: pytest.FixtureRequest) -> Iterator[Owner]:
     environment = user.environment(PYTHONPATH=f"{user.libraries}:{checkout}")
 
     def start(*words: str) -> subprocess.Popen[bytes]:
-        given = user.groups.enter([user.python, str(checkout / PROGRAM), *words], uid=user.uid, gid=user.gid)
+        given = user.groups.enter(
+            [user.python, str(checkout / PROGRAM), *words], uid=user.uid, gid=user.gid
+        )
         return subprocess.Popen(given, env=environment, cwd="/", start_new_session=True, **pipes)
 
     yield Owner(start, user, ids=(user.uid, subordinate_uids(user.uid).start))
@@ -117,7 +130,8 @@ def first_ids(pid: int) -> tuple[int, int]:
 
 
 def settings_of(pid: int) -> list[str]:
-    """The first port that is everybody's, who may ping, and whether IPv6 is off, as the network namespace of that process has them."""
+    """The first port that is everybody's, who may ping, and whether IPv6 is off, as the network
+    namespace of that process has them."""
     names = (
         "ipv4/ip_unprivileged_port_start",
         "ipv4/ping_group_range",
@@ -141,8 +155,9 @@ def seen_from(pid: int, *argv: str) -> str:
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_what_a_cell_can_do_with_its_port(owner: Owner, tier: str) -> None:
-    """It reaches what its gateway leads to, by address and as itself, and has the range's resolver; it changes no link, address, route or neighbour, forges no
-    packet, has no IPv6; nothing but IPv4 comes out of it (no ARP, no neighbour discovery); its end is the link's end."""
+    """It reaches what its gateway leads to, by address and as itself, and has the range's resolver;
+    it changes no link, address, route or neighbour, forges no packet, has no IPv6; nothing but IPv4
+    comes out of it (no ARP, no neighbour discovery); its end is the link's end."""
     said = owner.run(tier, "use")
     assert "found" in said, said
     assert said["errors"] == ""
@@ -158,7 +173,11 @@ def test_what_a_cell_can_do_with_its_port(owner: Owner, tier: str) -> None:
     assert found["addresses"] == {"lo": ["127.0.0.1/8"], "eth0": ["10.77.0.2/32"]}
     assert found["mtu"] == 1500
     if tier == "container":  # gVisor's network settings and pings are its own kernel's
-        assert (found["ping"], found["forwarding"], found["low_ports_closed"]) == (EACCES, EROFS, EROFS)
+        assert (found["ping"], found["forwarding"], found["low_ports_closed"]) == (
+            EACCES,
+            EROFS,
+            EROFS,
+        )
     assert there["peers"] == {"10.77.0.2": 3}
     assert set(there["frames"]) == {IPV4}
     assert there["links"] == ["lo"]
@@ -168,7 +187,8 @@ def test_what_a_cell_can_do_with_its_port(owner: Owner, tier: str) -> None:
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_a_port_that_can_not_be_attached(owner: Owner, tier: str) -> None:
-    """The cell ends with the range's own words, before anything of the runtime's ran; its destruction is on record and nothing is left."""
+    """The cell ends with the range's own words, before anything of the runtime's ran; its
+    destruction is on record and nothing is left."""
     said = owner.run(tier, "refuse")
     assert said["error"] == "HostError: the range is gone"
     assert said["events"] == ["cell.planned", "cell.starting", "cell.destroyed", "cell.failed"]
@@ -176,7 +196,8 @@ def test_a_port_that_can_not_be_attached(owner: Owner, tier: str) -> None:
 
 
 def test_a_stage_that_dies_while_it_waits(owner: Owner) -> None:
-    """What is told is how the stage ended, not that a link could not be put into nothing; no link is left."""
+    """What is told is how the stage ended, not that a link could not be put into nothing; no link
+    is left."""
     with owner.start("container", "hold") as process:
         waiting = until_it_waits(process)
         assert waiting["status"]["NoNewPrivs"] == "1"
@@ -186,7 +207,9 @@ def test_a_stage_that_dies_while_it_waits(owner: Owner) -> None:
         )  # other tests hold ids too
         assert settings_of(waiting["stage"]) == ["0", "1\t0", "1", "1"]
         assert links_in(waiting["stage"]) == {"lo": ["127.0.0.1"]}
-        assert {waiting[name] for name in ("net", "user")}.isdisjoint(namespaces_of(os.getpid()).values())
+        assert {waiting[name] for name in ("net", "user")}.isdisjoint(
+            namespaces_of(os.getpid()).values()
+        )
         kill(process_of(waiting["stage"]))
         output, errors = process.communicate(b"go on\n", timeout=60)
     assert process.returncode == 0, errors.decode()
@@ -197,7 +220,8 @@ def test_a_stage_that_dies_while_it_waits(owner: Owner) -> None:
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_an_owner_that_is_killed_while_the_stage_waits(owner: Owner, tier: str) -> None:
-    """Stage and supervisor end by themselves, the network namespace with them; what the journal still knows is reaped."""
+    """Stage and supervisor end by themselves, the network namespace with them; what the journal
+    still knows is reaped."""
     with owner.start(tier, "hold") as process:
         waiting = until_it_waits(process)
         stage = process_of(waiting["stage"])

@@ -24,9 +24,14 @@ def uses(home: Path, kind: str) -> list[str]:
     return [part.state for part in unneeded(home, 0.0, everything=True) if part.kind == kind]
 
 
-@pytest.mark.parametrize(("tier", "kind"), [("container", "tree"), ("gvisor", "tree"), ("microvm", "template")])
-async def test_a_living_cell_holds_what_it_was_made_from(tier: str, kind: str, vm_home: Path) -> None:
-    """Its template or unpacked image is in use as long as it lives, and free when it is destroyed."""
+@pytest.mark.parametrize(
+    ("tier", "kind"), [("container", "tree"), ("gvisor", "tree"), ("microvm", "template")]
+)
+async def test_a_living_cell_holds_what_it_was_made_from(
+    tier: str, kind: str, vm_home: Path
+) -> None:
+    """Its template or unpacked image is in use as long as it lives, and free when it is
+    destroyed."""
     async with open_cell(with_tier(resolve_policy("low"), tier), home=vm_home) as cell:
         assert (await cell.exec(["true"])).returncode == 0
         assert uses(vm_home, kind).count("in use") == 1

@@ -56,9 +56,17 @@ class Who:
         """Start it."""
         if self.user is not None:
             return self.user._start(self.argv(scenario), subprocess.DEVNULL, {"PATH": _SEARCH})
-        env = {"PATH": _SEARCH, "PYTHONPATH": f"{REPOSITORY / 'src'}:{REPOSITORY}", "PYTHONDONTWRITEBYTECODE": "1"}
+        env = {
+            "PATH": _SEARCH,
+            "PYTHONPATH": f"{REPOSITORY / 'src'}:{REPOSITORY}",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
         return subprocess.Popen(
-            self.argv(scenario), stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env=env
+            self.argv(scenario),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            env=env,
         )
 
     def run(self, scenario: str) -> dict[str, Any]:
@@ -134,7 +142,10 @@ def assert_gone(seen: dict[str, Any]) -> None:
     assert seen["unproven"] == []
     assert seen["journal"] == []
     assert seen["kinds"][0] == "range.opening"
-    assert seen["kinds"][-2:] == ["range.destroying", "range.destroyed"] or seen["kinds"][-1] == "range.destroyed"
+    assert (
+        seen["kinds"][-2:] == ["range.destroying", "range.destroyed"]
+        or seen["kinds"][-1] == "range.destroyed"
+    )
 
 
 def test_what_is_there_answers_and_what_is_not_refuses(who: Who) -> None:
@@ -159,10 +170,15 @@ def test_what_is_there_answers_and_what_is_not_refuses(who: Who) -> None:
     assert seen["also"] == [f"echo {shop}:80 hello\n"]
     wanted = {"port": 1, "address": 1, "udp": 1, "neighbour": 1, "forbidden": 1}
     assert {name: seen["counters"][name] for name in wanted} == wanted
-    flows = {(flow["cell"], flow["reason"], flow["address"], flow["port"], flow["verdict"]) for flow in seen["flows"]}
+    flows = {
+        (flow["cell"], flow["reason"], flow["address"], flow["port"], flow["verdict"])
+        for flow in seen["flows"]
+    }
     assert ("agent", "port", shop, 81, "refused") in flows
     assert ("agent", "forbidden", "169.254.169.254", 80, "refused") in flows
-    assert next(flow["name"] for flow in seen["flows"] if flow["reason"] == "port") == "shop.example"
+    assert (
+        next(flow["name"] for flow in seen["flows"] if flow["reason"] == "port") == "shop.example"
+    )
     assert [stream["port"] for stream in seen["streams"]] == [80, 8080, 53, 80]
     assert seen["deaths"] == []
     assert "BEGIN CERTIFICATE" in seen["certificate"]
@@ -177,8 +193,13 @@ def test_a_port_is_neutral_and_fixed(who: Who) -> None:
     port, resolver = seen["layout"]["cells"][0], seen["layout"]["resolver"]
     device = next(item for item in addresses if item["ifname"] != "lo")
     assert (device["ifname"], device["address"], device["mtu"]) == ("eth0", port["mac"], 1500)
-    assert [(item["local"], item["prefixlen"]) for item in device["addr_info"]] == [(port["address"], 32)]
-    assert [(route["dst"], route.get("gateway")) for route in routes] == [("default", resolver), (resolver, None)]
+    assert [(item["local"], item["prefixlen"]) for item in device["addr_info"]] == [
+        (port["address"], 32)
+    ]
+    assert [(route["dst"], route.get("gateway")) for route in routes] == [
+        ("default", resolver),
+        (resolver, None),
+    ]
     assert [(item["dst"], item["lladdr"], item["state"]) for item in neighbours] == [
         (resolver, port["gateway_mac"], ["PERMANENT"])
     ]
@@ -202,7 +223,9 @@ def test_the_packet_record_holds_every_frame(who: Who) -> None:
         at += 16 + kept
         ways.add((":".join(f"{byte:02x}" for byte in frames[-1][6:12]), nanoseconds & 1))
     ports = seen["layout"]["cells"]
-    assert ways == {(port[name], bit) for port in ports for name, bit in (("mac", 0), ("gateway_mac", 1))}
+    assert ways == {
+        (port[name], bit) for port in ports for name, bit in (("mac", 0), ("gateway_mac", 1))
+    }
     assert at == len(data)
     assert any(b"hello" in frame for frame in frames)
     assert len(frames) >= seen["counters"]["packets_recorded"] > 20
@@ -216,12 +239,19 @@ def test_rights_are_what_is_needed(who: Who) -> None:
     Root's supervisor and gateway are nobody's uid, and not each other's.
     """
     status = who.run("talk")["status"]
-    fields = {name: dict(re.findall(r"^(\w+):\s+(.*)$", text, re.MULTILINE)) for name, text in status.items()}
-    assert {fields["gateway"][name] for name in ("CapEff", "CapPrm", "CapBnd", "CapAmb")} == {"0" * 16}
+    fields = {
+        name: dict(re.findall(r"^(\w+):\s+(.*)$", text, re.MULTILINE))
+        for name, text in status.items()
+    }
+    assert {fields["gateway"][name] for name in ("CapEff", "CapPrm", "CapBnd", "CapAmb")} == {
+        "0" * 16
+    }
     assert [fields[name]["Seccomp"] for name in ("supervisor", "gateway")] == ["2", "2"]
     net_admin, net_raw, sys_admin = 1 << 12, 1 << 13, 1 << 21
     allowed = net_admin | net_raw | (0 if who.is_root else sys_admin)
-    assert {int(fields["supervisor"][name], 16) for name in ("CapEff", "CapPrm", "CapBnd")} == {allowed}
+    assert {int(fields["supervisor"][name], 16) for name in ("CapEff", "CapPrm", "CapBnd")} == {
+        allowed
+    }
     assert [fields[name]["NoNewPrivs"] for name in ("supervisor", "gateway")] == ["1", "1"]
     if who.is_root:
         uids = {tuple(fields[name]["Uid"].split()) for name in fields}
@@ -234,11 +264,31 @@ def test_a_gateway_is_shut_in(who: Who) -> None:
     process, no way up, no memory without end.
     """
     tried = who.run("shut_in")["tried"]
-    could = {"list /", "list up", "read own file", "scratch", "descriptors", "uid", "whoever ends a standstill"}
-    assert {name for name, outcome in tried.items() if not re.fullmatch(r"E[A-Z]+|MemoryError", outcome)} == could
+    could = {
+        "list /",
+        "list up",
+        "read own file",
+        "scratch",
+        "descriptors",
+        "uid",
+        "whoever ends a standstill",
+    }
+    assert {
+        name for name, outcome in tried.items() if not re.fullmatch(r"E[A-Z]+|MemoryError", outcome)
+    } == could
     refused = {"socket inet", "socket unix", "socket netlink", "socket packet"}
     refused |= {"pair of sockets", "pipe", "epoll", "whether there is a process"}
-    refused |= {"fork", "exec", "ptrace", "kill", "setuid", "unshare", "mount", "executable memory", "network devices"}
+    refused |= {
+        "fork",
+        "exec",
+        "ptrace",
+        "kill",
+        "setuid",
+        "unshare",
+        "mount",
+        "executable memory",
+        "network devices",
+    }
     assert {name: tried[name] for name in refused} == dict.fromkeys(refused, "EPERM")
     assert tried["open /etc/passwd"] == tried["open /proc"] == "ENOENT"
     assert tried["list /"] == tried["list up"] == "['s', 't']"
@@ -322,7 +372,9 @@ def test_a_part_that_hangs_ends_the_range(who: Who) -> None:
     """
     seen = who.run("hang")
     for victim, of_victim in seen.items():
-        assert of_victim["deaths"] == [["CellError", f"the range's {victim} hangs: it has said nothing for 5 s"]]
+        assert of_victim["deaths"] == [
+            ["CellError", f"the range's {victim} hangs: it has said nothing for 5 s"]
+        ]
         assert of_victim["clean"], of_victim
         assert of_victim["told"]
         assert of_victim["ended"]
@@ -345,7 +397,10 @@ def test_an_owner_that_takes_in_nothing_finds_every_port_shut(who: Who) -> None:
     assert seen["told"]
     ((error, what),) = seen["deaths"]
     assert error == "CellError"
-    assert re.match(r"the range's supervisor (ended|gave up: the owner: it has taken in nothing for too long)", what)
+    assert re.match(
+        r"the range's supervisor (ended|gave up: the owner: it has taken in nothing for too long)",
+        what,
+    )
 
 
 def test_an_owner_that_is_killed_leaves_nothing(who: Who) -> None:
@@ -381,11 +436,17 @@ def test_twenty_at_once_and_none_reaches_another(who: Who) -> None:
     none its neighbour's.
     """
     seen = who.run("many")
-    assert [(re.match(r"echo [\d.]+:80 hello\n", own) is not None, other) for own, other in seen["said"]] == [
-        (True, "ConnectionRefusedError 111")
-    ] * 20
+    assert [
+        (re.match(r"echo [\d.]+:80 hello\n", own) is not None, other) for own, other in seen["said"]
+    ] == [(True, "ConnectionRefusedError 111")] * 20
     assert seen["unproven"] == []
-    assert (seen["fork_servers"], seen["deaths"], seen["survivors"], seen["clean"], seen["journal"]) == (
+    assert (
+        seen["fork_servers"],
+        seen["deaths"],
+        seen["survivors"],
+        seen["clean"],
+        seen["journal"],
+    ) == (
         1,
         [],
         [],
@@ -415,7 +476,10 @@ def assert_bounded(seen: dict[str, Any]) -> None:
     assert_gone(seen)
     assert seen["told"]
     ((error, what),) = seen["deaths"]
-    assert (error, what) == ("CellError", "the range has put 1.2 MiB on record, which is all that it may")
+    assert (error, what) == (
+        "CellError",
+        "the range has put 1.2 MiB on record, which is all that it may",
+    )
     assert seen["bytes"] <= 1.25 * (1 << 20)
     assert seen["cut"] == seen["counters"]["events_cut"] > 10
     assert seen["counters"]["recorded_bytes"] <= 1.25 * (1 << 20)
@@ -456,7 +520,8 @@ def test_a_record_is_read_by_a_process_that_is_shut_in(who: Who) -> None:
     """
     seen = who.run("read")
     assert [
-        (event["kind"], event["cell"], event["stand_in"], event["traffic_analysis"]) for event in seen["whole"]
+        (event["kind"], event["cell"], event["stand_in"], event["traffic_analysis"])
+        for event in seen["whole"]
     ] == [("network.http", "agent", "other", True)]
     for name, why in (("no_memory", "MemoryError"), ("no_time", "SIGXCPU")):
         (event,) = seen[name]
@@ -465,6 +530,11 @@ def test_a_record_is_read_by_a_process_that_is_shut_in(who: Who) -> None:
         assert why in event["effect"]
     look = seen["shut_in"]
     assert look["apart"] == {"net": True, "mnt": True}
-    assert (look["CapEff"], look["CapBnd"], look["Seccomp"], look["NoNewPrivs"]) == ("0" * 16, "0" * 16, "2", "1")
+    assert (look["CapEff"], look["CapBnd"], look["Seccomp"], look["NoNewPrivs"]) == (
+        "0" * 16,
+        "0" * 16,
+        "2",
+        "1",
+    )
     assert "0" not in look["uids"]
     assert bool(look["own_groups"]) == bool(look["groups"])

@@ -1,4 +1,5 @@
-"""The owner of a range killed at many places of its life: processes, namespaces and links of the range end by themselves or by the next reaping, and its entry goes.
+"""The owner of a range killed at many places of its life: processes, namespaces and links of the
+range end by themselves or by the next reaping, and its entry goes.
 
 As `test_crash_points`, but only lines that make, use or end the range's network are chosen.
 """
@@ -33,22 +34,35 @@ SITES_OF_PHASE = {"create": 12, "destroy": 8}
 
 
 @pytest.fixture(scope="module")
-def owners(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory, templates: Templates) -> Iterator[Owners]:
+def owners(
+    prepared_home: Path, tmp_path_factory: pytest.TempPathFactory, templates: Templates
+) -> Iterator[Owners]:
     """A store in which one range is held all along."""
     home = copy_store(prepared_home, tmp_path_factory.mktemp("crash-range") / "store")
     with (
         templates.serving(home),
-        owners_of(home, "container", (sys.executable, str(OWNER)), os.environ, policy_text=POLICY + _NETWORK) as made,
+        owners_of(
+            home,
+            "container",
+            (sys.executable, str(OWNER)),
+            os.environ,
+            policy_text=POLICY + _NETWORK,
+        ) as made,
     ):
         yield made
 
 
-def test_killed_anywhere_nothing_of_the_range_is_left(owners: Owners, pytestconfig: pytest.Config) -> None:
-    """SIGKILL at 20 places of making and ending a range (60 when thorough): nothing is left, the ledger verifies, the other owner's cell answers."""
+def test_killed_anywhere_nothing_of_the_range_is_left(
+    owners: Owners, pytestconfig: pytest.Config
+) -> None:
+    """SIGKILL at 20 places of making and ending a range (60 when thorough): nothing is left, the
+    ledger verifies, the other owner's cell answers."""
     rehearsed = owners.ask(do="rehearse")
     assert rehearsed.get("clean"), rehearsed
     owners.watch()
-    sites: list[Site] = [(str(a), str(b), int(c), str(d)) for a, b, c, d in rehearsed["sites"] if b in _FILES]
+    sites: list[Site] = [
+        (str(a), str(b), int(c), str(d)) for a, b, c, d in rehearsed["sites"] if b in _FILES
+    ]
     more = 3 if pytestconfig.getoption("thorough") else 1
     chosen = [
         site

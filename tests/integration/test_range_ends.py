@@ -1,4 +1,5 @@
-"""How ranges end: what is in progress is told, what can't be told is counted, and a full disk is said."""
+"""How ranges end: what is in progress is told, what can't be told is counted, and a full disk is
+said."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ who, installed = ranges.who, ranges.installed
 
 
 def test_an_end_without_the_last_word_is_no_end_in_order(tmp_path: Path) -> None:
-    """The supervisor has the last packets, logs and counts. When it does not give them evidence is missing: the range has failed, whatever was seen before."""
+    """The supervisor has the last packets, logs and counts. When it does not give them evidence is
+    missing: the range has failed, whatever was seen before."""
     (tmp_path / "store").mkdir()
     seen = ranges.Who(None, tmp_path / "store").run("end_unheard")
     ranges.assert_gone(seen)
@@ -24,11 +26,14 @@ def test_an_end_without_the_last_word_is_no_end_in_order(tmp_path: Path) -> None
 
 
 def test_what_is_in_progress_when_a_range_ends_is_in_an_event(who: ranges.Who) -> None:
-    """Half a request in either version, a head, a mail, a message of a WebSocket, a sink's first bytes, a handshake, a question: each once, and that the range ended."""
+    """Half a request in either version, a head, a mail, a message of a WebSocket, a sink's first
+    bytes, a handshake, a question: each once, and that the range ended."""
     seen = who.run("in_progress")
     ranges.assert_gone(seen)
     assert (seen["said"], seen["unreported"]) == ("begun\n", 0)
-    told = [(kind, data, bodies) for kind, data, bodies in seen["after"] if kind != "network.connection"]
+    told = [
+        (kind, data, bodies) for kind, data, bodies in seen["after"] if kind != "network.connection"
+    ]
     ended = "the range ended"
     connections = [data for kind, data, _ in seen["after"] if kind == "network.connection"]
     assert connections
@@ -46,21 +51,35 @@ def test_what_is_in_progress_when_a_range_ends_is_in_an_event(who: ranges.Who) -
     for version, body in (("1.1", "half of it"), ("2", "half of another")):
         asked, bodies = of("network.http", version=version, complete=False)
         assert bodies == {"request": body}
-        assert of("network.http.answered", exchange=asked["exchange"], status=0, request_bytes=len(body), reason=ended)
-    assert of("network.http", reason=ended)[1] == {"request": "GET /what?is=said HTTP/1.1\r\nHost: si"}
+        assert of(
+            "network.http.answered",
+            exchange=asked["exchange"],
+            status=0,
+            request_bytes=len(body),
+            reason=ended,
+        )
+    assert of("network.http", reason=ended)[1] == {
+        "request": "GET /what?is=said HTTP/1.1\r\nHost: si"
+    }
     assert of("network.http.answered", status=101, reason=ended)
     assert of("network.websocket", complete=False)[1] == {"message": "ha"}
-    assert of("network.stream", stand_in="", reason=f"sink; {ended}")[1] == {"received": "fifteen bytes.\n"}
-    assert of("network.stream", stand_in="mail", phase="closed", reason=ended)[1]["received"].endswith("\r\nhalf a li")
-    assert of("network.attempt", what="mail", complete=False)[1] == {"message": "Subject: x\r\n\r\nhalf a li"}
+    assert of("network.stream", stand_in="", reason=f"sink; {ended}")[1] == {
+        "received": "fifteen bytes.\n"
+    }
+    assert of("network.stream", stand_in="mail", phase="closed", reason=ended)[1][
+        "received"
+    ].endswith("\r\nhalf a li")
+    assert of("network.attempt", what="mail", complete=False)[1] == {
+        "message": "Subject: x\r\n\r\nhalf a li"
+    }
     assert of("network.tls", sni=None, reason=ended)
     assert of("network.dns", transport="tcp")[1] == {"query": "\0 half"}
     assert len(told) == 12
 
 
 def test_the_end_puts_no_more_on_record_than_the_range_may(tmp_path: Path) -> None:
-    """Sixty heads of two KiB, each with its connection, and room for a third of them: they are cut down, then left out;
-    each event that is left out is counted, and the range ends in order."""
+    """Sixty heads of two KiB, each with its connection, and room for a third of them: they are cut
+    down, then left out; each event that is left out is counted, and the range ends in order."""
     seen = ranges.Who(None, tmp_path).run("end_full_record")
     ranges.assert_gone(seen)
     assert seen["deaths"] == []
@@ -72,8 +91,11 @@ def test_the_end_puts_no_more_on_record_than_the_range_may(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("scenario", ["end_stopped_gateway", "end_short"])
-def test_a_gateway_that_does_not_tell_ends_its_range_no_later(tmp_path: Path, scenario: str) -> None:
-    """One that is stopped, and one that ends without a last word: waited for no longer than the bound, and counted as evidence that is missing."""
+def test_a_gateway_that_does_not_tell_ends_its_range_no_later(
+    tmp_path: Path, scenario: str
+) -> None:
+    """One that is stopped, and one that ends without a last word: waited for no longer than the
+    bound, and counted as evidence that is missing."""
     seen = ranges.Who(None, tmp_path).run(scenario)
     ranges.assert_gone(seen)
     assert (seen["unreported"], seen["deaths"]) == (1, [])
@@ -101,7 +123,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A directory with 96 KiB of room."""
     home = tmp_path / "store"
     (home / "small").mkdir(parents=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96k", "none", str(home / "small")], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=96k", "none", str(home / "small")], check=True
+    )
     try:
         yield home
     finally:
@@ -118,7 +142,8 @@ def test_a_full_disk_ends_the_range(small_disk: Path) -> None:
 
 
 def test_packet_files_that_have_no_room_to_be_one_are_told(small_disk: Path) -> None:
-    """Each is whole; together they have every packet that was kept; and the ledger says that there are several."""
+    """Each is whole; together they have every packet that was kept; and the ledger says that there
+    are several."""
     subprocess.run(["mount", "-o", "remount,size=900k", str(small_disk / "small")], check=True)
     seen = ranges.Who(None, small_disk).run("two_files")
     ranges.assert_gone(seen)
@@ -127,4 +152,8 @@ def test_packet_files_that_have_no_room_to_be_one_are_told(small_disk: Path) -> 
     assert "No space left on device" in effect
     assert sorted(seen["files"]) == ["packets-2.pcap", "packets-3.pcap", "packets.pcap"]
     counters = seen["counters"]
-    assert seen["frames"] == counters["packets_recorded"] - counters["packets_recorded_and_dropped"] > 0
+    assert (
+        seen["frames"]
+        == counters["packets_recorded"] - counters["packets_recorded_and_dropped"]
+        > 0
+    )

@@ -1,4 +1,5 @@
-"""Faults of a range as a user meets them: what, where and what to do; the documented exit code; nothing is left; what is on record verifies."""
+"""Faults of a range as a user meets them: what, where and what to do; the documented exit code;
+nothing is left; what is on record verifies."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ from belljar.network.owner.processes import ForkServer
 
 pytestmark = [pytest.mark.vm, pytest.mark.root]
 _HEAD = "belljar: 1\nrisk: low\nuser: root\nnetwork:\n  stand_ins:\n"
-_SITE = "    site: {kind: http, names: [shop.example], ports: [80], routes: [{path: /, body: hello}]}\n"
+_SITE = (
+    "    site: {kind: http, names: [shop.example], ports: [80], routes: [{path: /, body: hello}]}\n"
+)
 _FETCH = ("curl", "-s", "http://shop.example/")
 _HALF = (
     "import socket, time\n"
@@ -58,7 +61,13 @@ def policy(tmp_path: Path) -> Callable[..., str]:
 
 
 def refused(
-    host: Host, policy: str, *, code: int, mounts: tuple[str, ...] = (), command: tuple[str, ...] = _FETCH, **extra: str
+    host: Host,
+    policy: str,
+    *,
+    code: int,
+    mounts: tuple[str, ...] = (),
+    command: tuple[str, ...] = _FETCH,
+    **extra: str,
 ) -> str:
     """What `exec` says when it can't: once, with a hint, on record; and nothing is left."""
     before = len(host.belljar.runs())
@@ -80,7 +89,11 @@ def told_and_gone(host: Host, said: str, runs_before: int) -> None:
 def kinds(host: Host, runs_before: int) -> list[str]:
     """The events of the run that is new, as far as they are written."""
     with contextlib.suppress(OSError, ValueError):
-        return [str(event["kind"]) for run in host.belljar.runs()[runs_before:] for event in host.belljar.events(run)]
+        return [
+            str(event["kind"])
+            for run in host.belljar.runs()[runs_before:]
+            for event in host.belljar.events(run)
+        ]
     return []
 
 
@@ -89,7 +102,11 @@ def kinds(host: Host, runs_before: int) -> list[str]:
 
 def test_no_nft(host: Host, policy: Callable[..., str]) -> None:
     """Named, with the package; before anything is made."""
-    hidden = [f"mount --bind /dev/null {path}" for path in ("/usr/sbin/nft", "/sbin/nft") if Path(path).exists()]
+    hidden = [
+        f"mount --bind /dev/null {path}"
+        for path in ("/usr/sbin/nft", "/sbin/nft")
+        if Path(path).exists()
+    ]
     said = refused(host, policy(), code=3, mounts=tuple(hidden[:1]))
     assert "a range's network needs nft: nft is missing" in said
     assert "install nftables" in said
@@ -97,17 +114,30 @@ def test_no_nft(host: Host, policy: Callable[..., str]) -> None:
 
 @pytest.mark.parametrize("tier", ["container", "gvisor", "microvm"])
 def test_neither_tun_nor_ip_is_needed(tier: str, host: Host, policy: Callable[..., str]) -> None:
-    """Links are made without the program `ip`, and a virtual machine's frames go through a socket pair."""
-    hidden = [f"mount --bind /dev/null {path}" for path in ("/usr/sbin/ip", "/usr/bin/ip") if Path(path).is_file()]
+    """Links are made without the program `ip`, and a virtual machine's frames go through a socket
+    pair."""
+    hidden = [
+        f"mount --bind /dev/null {path}"
+        for path in ("/usr/sbin/ip", "/usr/bin/ip")
+        if Path(path).is_file()
+    ]
     patient = replace(host, timeout_s=600)
     ran = patient.run(
-        "exec", policy(), "--tier", tier, "--", *_FETCH, mounts=[*hidden[:1], "mount -t tmpfs none /dev/net"]
+        "exec",
+        policy(),
+        "--tier",
+        tier,
+        "--",
+        *_FETCH,
+        mounts=[*hidden[:1], "mount -t tmpfs none /dev/net"],
     )
     assert (ran.returncode, ran.stdout) == (0, b"hello"), ran.stderr
     host.check(host.belljar.runs()[-1])
 
 
-def test_ports_that_the_host_has_taken_are_no_matter(host: Host, policy: Callable[..., str]) -> None:
+def test_ports_that_the_host_has_taken_are_no_matter(
+    host: Host, policy: Callable[..., str]
+) -> None:
     """A range listens in a namespace of its own: on port 80 and 53 whoever has them here."""
     with contextlib.ExitStack() as stack:
         for port in (80, 53):
@@ -140,12 +170,17 @@ except OSError as error:
 def test_a_port_that_is_taken_in_the_range_is_named() -> None:
     """By its number, in the supervisor's words."""
     ran = subprocess.run(
-        ["unshare", "--net", sys.executable, "-c", _TAKEN], capture_output=True, text=True, timeout=60, check=False
+        ["unshare", "--net", sys.executable, "-c", _TAKEN],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert ran.stdout == "port 80 of the range Address already in use\n", ran.stderr
 
 
-# Root of a user namespace that has every id; so many network namespaces may be made in it, and one there is.
+# Root of a user namespace that has every id; so many network namespaces may be made in it, and one
+# there is.
 _LIMITED = """\
 import ctypes, os, subprocess, sys
 most, *argv = sys.argv[1:]
@@ -175,7 +210,19 @@ sys.exit(subprocess.run(argv).returncode)
 def test_network_namespaces_are_forbidden(host: Host, policy: Callable[..., str]) -> None:
     """The switch, and the command that puts it; before anything is made."""
     before = len(host.belljar.runs())
-    argv = [sys.executable, "-c", _LIMITED, "0", sys.executable, "-m", "belljar", "exec", policy(), "--", *_FETCH]
+    argv = [
+        sys.executable,
+        "-c",
+        _LIMITED,
+        "0",
+        sys.executable,
+        "-m",
+        "belljar",
+        "exec",
+        policy(),
+        "--",
+        *_FETCH,
+    ]
     environment = host.belljar.environment(TMPDIR=str(host.scratch))
     ran = subprocess.run(argv, env=environment, capture_output=True, timeout=120, check=False)
     said = ran.stderr.decode()
@@ -214,10 +261,14 @@ anyio.run(main)
 
 
 def test_too_many_network_namespaces(tmp_path: Path) -> None:
-    """Where the kernel's limit is reached the supervisor says which, and what raises it; the range is gone, and so is its entry."""
+    """Where the kernel's limit is reached the supervisor says which, and what raises it; the range
+    is gone, and so is its entry."""
     argv = [sys.executable, "-c", _LIMITED, "0", sys.executable, "-c", _OPEN, str(tmp_path)]
     ran = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
-    assert "the kernel gives the range no net namespace of its own: No space left on device" in ran.stdout, ran.stderr
+    assert (
+        "the kernel gives the range no net namespace of its own: No space left on device"
+        in ran.stdout
+    ), ran.stderr
     assert "\n3 range r-" in ran.stdout
     assert "hint: as root: raise user.max_net_namespaces" in ran.stdout
     assert [line for line in ran.stdout.splitlines() if line.startswith("range.")] == [
@@ -245,7 +296,9 @@ def test_the_extra_is_not_installed(host: Host, policy: Callable[..., str], tmp_
     (tmp_path / "hooks/sitecustomize.py").write_text(_HIDING)
     path = f"{tmp_path / 'hooks'}:{os.environ.get('PYTHONPATH', '')}"
     said = refused(host, policy(), code=3, PYTHONPATH=path)
-    assert "a range's network needs the Python modules h2, hypercorn, which are not installed" in said
+    assert (
+        "a range's network needs the Python modules h2, hypercorn, which are not installed" in said
+    )
     assert "pip install 'belljar-sandbox[network]'" in said
     doctor = host.run("doctor", "--no-prove", PYTHONPATH=path).stdout.decode()
     assert "the Python modules h2, hypercorn" in doctor
@@ -260,7 +313,8 @@ def test_a_fork_server_that_can_not_import_says_what() -> None:
     finally:
         fork_server.end()
     assert (
-        refused.value.what == "the ranges' fork server did not start: No module named 'belljar.network.no_such_gateway'"
+        refused.value.what == "the ranges' fork server did not start: No module named"
+        " 'belljar.network.no_such_gateway'"
     )
     assert "belljar-sandbox[network]" in refused.value.hint
 
@@ -295,15 +349,22 @@ def test_files_that_will_not_do(
         ("[no-such-program]", "no-such-program: not found"),
     ],
 )
-def test_a_target_that_does_not_get_healthy(command: str, said: str, host: Host, policy: Callable[..., str]) -> None:
+def test_a_target_that_does_not_get_healthy(
+    command: str, said: str, host: Host, policy: Callable[..., str]
+) -> None:
     """How often it was tried, what it said last, and where to fix it."""
     health = "{command: ['false'], retries: 2, interval: 100ms}"
     target = (
-        f"    shop: {{kind: cell, names: [a.example], ports: [80], user: root, command: {command}, health: {health}}}\n"
+        f"    shop: {{kind: cell, names: [a.example], ports: [80], user: root, command: {command},"
+        f" health: {health}}}\n"
     )
     found = refused(host, policy(target), code=5)
     assert "network.stand_ins.shop (cell c-" in found
-    ends = ("did not become healthy in 2 tries", "its program ended with status 3", "its program can't be started")
+    ends = (
+        "did not become healthy in 2 tries",
+        "its program ended with status 3",
+        "its program can't be started",
+    )
     assert any(end in found for end in ends)
     assert said in found
     assert "fix its `command` or its `health`" in found
@@ -322,12 +383,16 @@ def fork_server_below(owner: int) -> int | None:
 
 
 def part(owner: int, victim: str) -> int | None:
-    """The pid of `fork_server`, of `supervisor` or of `gateway`: the fork server forks them in this order."""
+    """The pid of `fork_server`, of `supervisor` or of `gateway`: the fork server forks them in this
+    order."""
     fork_server = fork_server_below(owner)
     if fork_server is None or victim == "fork_server":
         return fork_server
     with contextlib.suppress(OSError):
-        children = [int(pid) for pid in Path(f"/proc/{fork_server}/task/{fork_server}/children").read_text().split()]
+        children = [
+            int(pid)
+            for pid in Path(f"/proc/{fork_server}/task/{fork_server}/children").read_text().split()
+        ]
         at = {"supervisor": 0, "gateway": 1}[victim]
         return children[at] if len(children) > at else None
     return None
@@ -338,7 +403,11 @@ def started(host: Host, *args: str) -> subprocess.Popen[bytes]:
     argv = ["env", "--default-signal=INT", sys.executable, "-m", "belljar", *args]
     pipe = subprocess.PIPE
     return subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=host.belljar.environment(TMPDIR=str(host.scratch))
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=pipe,
+        stderr=pipe,
+        env=host.belljar.environment(TMPDIR=str(host.scratch)),
     )
 
 
@@ -355,9 +424,12 @@ def started(host: Host, *args: str) -> subprocess.Popen[bytes]:
     ],
 )
 @pytest.mark.thorough_in("gvisor")
-def test_a_part_is_killed(victim: str, moment: str, tier: str, host: Host, policy: Callable[..., str]) -> None:
-    """SIGKILL as soon as it is there (the fork server: as soon as it has a child; before that another takes its place), or while a request is half sent: the range
-    ends, which one died is said, exit 5.
+def test_a_part_is_killed(
+    victim: str, moment: str, tier: str, host: Host, policy: Callable[..., str]
+) -> None:
+    """SIGKILL as soon as it is there (the fork server: as soon as it has a child; before that
+    another takes its place), or while a request is half sent: the range ends, which one died is
+    said, exit 5.
     """
     before = len(host.belljar.runs())
     with started(host, "exec", policy(), "--tier", tier, "--", "python3", "-c", _HALF) as process:
@@ -365,7 +437,9 @@ def test_a_part_is_killed(victim: str, moment: str, tier: str, host: Host, polic
         found: list[int] = []
 
         def there() -> bool:
-            is_used = part(process.pid, "supervisor" if victim == "fork_server" else victim) is not None
+            is_used = (
+                part(process.pid, "supervisor" if victim == "fork_server" else victim) is not None
+            )
             found[:] = [pid for pid in [part(process.pid, victim)] if pid is not None and is_used]
             return bool(found) or process.poll() is not None
 
@@ -379,7 +453,11 @@ def test_a_part_is_killed(victim: str, moment: str, tier: str, host: Host, polic
     assert "the range's " in said or "the ranges' fork server" in said
     if victim != "fork_server":
         # At its start the other, whose peer is gone, may be noticed first.
-        assert "the range's supervisor ended" in said or "the range's gateway ended" in said or "ended at once" in said
+        assert (
+            "the range's supervisor ended" in said
+            or "the range's gateway ended" in said
+            or "ended at once" in said
+        )
     assert "belljar-sandbox[network]" not in said
     told_and_gone(host, said, before)
     assert {"range.failed", "cell.failed"} & set(kinds(host, before))
@@ -400,7 +478,9 @@ def test_ctrl_c(moment: str, host: Host, policy: Callable[..., str]) -> None:
     before = len(host.belljar.runs())
     with started(host, "exec", policy(), "--", "sleep", "600") as process:
         wait_for(
-            lambda: _MOMENTS[moment](process.pid, kinds(host, before)) or process.poll() is not None,
+            lambda: (
+                _MOMENTS[moment](process.pid, kinds(host, before)) or process.poll() is not None
+            ),
             moment,
             within_s=90,
         )

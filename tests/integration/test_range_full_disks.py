@@ -1,4 +1,5 @@
-"""A range whose run's disk is full, at its start and later: which file, what to do, and nothing is left."""
+"""A range whose run's disk is full, at its start and later: which file, what to do, and nothing is
+left."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ def small_runs(home: Path) -> Iterator[Callable[[str], None]]:
 
     def mount(options: str) -> None:
         mounted.append(options)
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"mode=755,{options}", "none", str(runs)], check=True)
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"mode=755,{options}", "none", str(runs)], check=True
+        )
 
     yield mount
     for _ in mounted:
@@ -77,14 +80,20 @@ anyio.run(main)
 
 @pytest.fixture
 def with_small_record(host: Host, policy: Callable[..., str]) -> Callable[[str], str]:
-    """Fetches a large page for ever in a range whose packet record is on a disk of its own with these options; what is told. Nothing is left."""
+    """Fetches a large page for ever in a range whose packet record is on a disk of its own with
+    these options; what is told. Nothing is left."""
 
     def run(options: str) -> str:
         before = len(host.belljar.runs())
-        page = f"    site: {{kind: http, names: [shop.example], routes: [{{path: /, body: {'x' * 20_000}}}]}}\n"
+        page = (
+            "    site: {kind: http, names: [shop.example], routes: [{path: /, body:"
+            f" {'x' * 20_000}}}]}}\n"
+        )
         argv = [sys.executable, "-c", _FILLING, policy(page), options]
         environment = host.belljar.environment(TMPDIR=str(host.scratch))
-        ran = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        ran = subprocess.run(
+            argv, env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
         assert ran.returncode == 0, ran.stderr
         faults.told_and_gone(host, ran.stdout, before)
         return ran.stdout
@@ -93,7 +102,9 @@ def with_small_record(host: Host, policy: Callable[..., str]) -> Callable[[str],
 
 
 @pytest.mark.parametrize("inodes", [1, 2, 3])
-def test_no_room_for_a_packet_record(inodes: int, with_small_record: Callable[[str], str], host: Host) -> None:
+def test_no_room_for_a_packet_record(
+    inodes: int, with_small_record: Callable[[str], str], host: Host
+) -> None:
     """Its directory, its first and its second file: nothing was made for a cell."""
     said = with_small_record(f"size=128k,nr_inodes={inodes}")
     assert said.startswith("3 ")
@@ -103,9 +114,13 @@ def test_no_room_for_a_packet_record(inodes: int, with_small_record: Callable[[s
     }
 
 
-def test_a_packet_record_that_fills_its_disk(with_small_record: Callable[[str], str], host: Host) -> None:
+def test_a_packet_record_that_fills_its_disk(
+    with_small_record: Callable[[str], str], host: Host
+) -> None:
     """When the packet record can't go on the range ends, and the message says what is full."""
     said = with_small_record("size=128k")
     assert "the range's supervisor gave up: the packet record: No space left on device" in said
     assert said.startswith("5 range r-")
-    assert "range.failed" in {event["kind"] for event in host.belljar.events(host.belljar.runs()[-1])}
+    assert "range.failed" in {
+        event["kind"] for event in host.belljar.events(host.belljar.runs()[-1])
+    }

@@ -1,4 +1,5 @@
-"""The control groups of a range's own processes, as root and as an ordinary user who was handed some."""
+"""The control groups of a range's own processes, as root and as an ordinary user who was handed
+some."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def grouped(who: Who) -> Iterator[Who]:
 
 
 def test_a_range_s_processes_are_in_groups_of_its_own(grouped: Who) -> None:
-    """Supervisor and gateway, and nobody else, in each; a gateway that burns the processor is kept waiting, its supervisor answers, and the groups go with the range."""
+    """Supervisor and gateway, and nobody else, in each; a gateway that burns the processor is kept
+    waiting, its supervisor answers, and the groups go with the range."""
     seen = grouped.run("grouped")
     ranges.assert_gone(seen)
     assert seen["groups"]

@@ -12,7 +12,8 @@ pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 
 def test_downloads_of_many_times_its_size_are_accounted_for(who: Who) -> None:
-    """Forty times the bound by HTTP, as a package manager does it: packets were thrown away, and none that no event holds whole."""
+    """Forty times the bound by HTTP, as a package manager does it: packets were thrown away, and
+    none that no event holds whole."""
     seen = who.run("downloads")
     ranges.assert_gone(seen)
     assert seen["said"] == ""
@@ -23,7 +24,8 @@ def test_downloads_of_many_times_its_size_are_accounted_for(who: Who) -> None:
 
 
 def test_uploads_that_overwrite_what_events_have_cut_are_missing_evidence(who: Who) -> None:
-    """Secrets in options of DNS over TCP are in events; uploads of which events keep a part are nowhere whole, and counted."""
+    """Secrets in options of DNS over TCP are in events; uploads of which events keep a part are
+    nowhere whole, and counted."""
     seen = who.run("uploads")
     ranges.assert_gone(seen)
     assert seen["said"] == ""
@@ -32,7 +34,8 @@ def test_uploads_that_overwrite_what_events_have_cut_are_missing_evidence(who: W
 
 
 def test_uploads_that_events_hold_whole_may_overwrite_each_other(who: Who) -> None:
-    """The same with bodies that are kept whole: nothing is missing, and the secrets are in events."""
+    """The same with bodies that are kept whole: nothing is missing, and the secrets are in
+    events."""
     seen = who.run("small_uploads")
     ranges.assert_gone(seen)
     assert seen["said"] == ""

@@ -21,8 +21,11 @@ pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.root, pytest.mark.an
 anyio_backend = ranges.anyio_backend
 
 
-async def test_a_range_s_authority_is_trusted_in_its_own_cells_alone(home: Path, tmp_path: Path) -> None:
-    """No file in which this host looks for authorities holds it, nor the image's unpacked tree, nor a cell of another range: while it lives and when it is over."""
+async def test_a_range_s_authority_is_trusted_in_its_own_cells_alone(
+    home: Path, tmp_path: Path
+) -> None:
+    """No file in which this host looks for authorities holds it, nor the image's unpacked tree, nor
+    a cell of another range: while it lives and when it is over."""
     policy = ranges.policy_of(tmp_path, ranges.SHOP)
     async with ranges.recorded("trust") as run, open_range(policy, run=run) as other:
         async with open_range(policy, run=run) as own:
@@ -43,7 +46,17 @@ def certificate_of(opened: Range) -> bytes:
 
 async def files_with(cell: Cell, certificate: bytes) -> list[str]:
     """Those in a cell that hold a certificate as PEM."""
-    argv = ["grep", "-rlsF", "--", mark_of(certificate).decode(), "/etc", "/usr", "/root", "/home", "/tmp"]
+    argv = [
+        "grep",
+        "-rlsF",
+        "--",
+        mark_of(certificate).decode(),
+        "/etc",
+        "/usr",
+        "/root",
+        "/home",
+        "/tmp",
+    ]
     found = await cell.exec(argv, timeout_s=90)
     return found.stdout.decode().split()
 
@@ -55,12 +68,20 @@ HOST_STORES = (
 
 
 def trusting(home: Path, *certificates: bytes) -> list[Path]:
-    """The files of this host's trust stores and of the store's unpacked images that hold one of them, as PEM or DER."""
+    """The files of this host's trust stores and of the store's unpacked images that hold one of
+    them, as PEM or DER."""
     stores = [ssl.get_default_verify_paths().openssl_capath, *HOST_STORES]
     roots = [*map(Path, stores), Path(certifi.where()).parent, home / "trees"]
-    found = [file for root in roots for file in root.rglob("*") if file.is_file() and not file.is_symlink()]
+    found = [
+        file
+        for root in roots
+        for file in root.rglob("*")
+        if file.is_file() and not file.is_symlink()
+    ]
     files = {file: file.read_bytes() for file in found if file.stat().st_size < 1 << 20}
-    known = re.findall(r"-----BEGIN CERTIFICATE-----[^-]+-----END CERTIFICATE-----", certifi.contents())
+    known = re.findall(
+        r"-----BEGIN CERTIFICATE-----[^-]+-----END CERTIFICATE-----", certifi.contents()
+    )
     # What is there is found, here and in the image.
     places = (place for pem in known for place in holding(files, ssl.PEM_cert_to_DER_cert(pem)))
     assert next(places).is_file()

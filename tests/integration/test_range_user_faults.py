@@ -1,4 +1,5 @@
-"""Faults of a range as an ordinary user meets them: what he lacks, with what gives it; nothing of his is left."""
+"""Faults of a range as an ordinary user meets them: what he lacks, with what gives it; nothing of
+his is left."""
 
 from __future__ import annotations
 
@@ -12,14 +13,17 @@ from tests.integration.test_user_faults import NO_NAMESPACES, user_refused
 
 pytestmark = [pytest.mark.vm, pytest.mark.root]
 _POLICY = (
-    "belljar: 1\nrisk: low\nnetwork:\n  stand_ins:\n    a: {kind: http, names: [a.example], routes: [{path: /}]}\n"
+    "belljar: 1\nrisk: low\nnetwork:\n  stand_ins:\n    a: {kind: http, names: [a.example], routes:"
+    " [{path: /}]}\n"
 )
 
 
 @pytest.fixture(scope="module")
 def user(prepared_home: Path, ordinary_user: tuple[int, int]) -> Iterator[UsersBelljar]:
     """An ordinary user with a store of his own and the extra `network`."""
-    extra = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]["network"]
+    extra = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]["network"]
     with installed_for(prepared_home, *ordinary_user) as installed:
         copy_distributions(extra, installed.libraries)
         yield installed
@@ -33,7 +37,9 @@ def command(user: UsersBelljar) -> Sequence[str]:
     return ("exec", str(policy), "--", "true")
 
 
-def test_a_user_without_subordinate_ids(user: UsersBelljar, command: Sequence[str], tmp_path: Path) -> None:
+def test_a_user_without_subordinate_ids(
+    user: UsersBelljar, command: Sequence[str], tmp_path: Path
+) -> None:
     """In whatever tier: a range's namespace needs them."""
     empty = tmp_path / "empty"
     empty.touch(mode=0o644)
@@ -48,5 +54,8 @@ def test_a_user_who_may_make_no_user_namespace(user: UsersBelljar, command: Sequ
     """The switch that forbids it, and the command that puts it."""
     argv = [user.python, "-c", NO_NAMESPACES, str(user.uid), str(user.gid), *user.argv(*command)]
     said = user_refused(user, argv=argv)
-    assert "a range's network needs user namespaces, which this user can't make: user.max_user_namespaces is 0" in said
+    assert (
+        "a range's network needs user namespaces, which this user can't make:"
+        " user.max_user_namespaces is 0" in said
+    )
     assert "as root: sysctl -w user.max_user_namespaces=" in said

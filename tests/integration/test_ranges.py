@@ -1,4 +1,5 @@
-"""Ranges with real cells: what is reached by name and what is refused, target cells, each death, and that nothing is left. The gateway's own tests are beside."""
+"""Ranges with real cells: what is reached by name and what is refused, target cells, each death,
+and that nothing is left. The gateway's own tests are beside."""
 
 from __future__ import annotations
 
@@ -68,7 +69,9 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-def policy_of(folder: Path, *stand_ins: str, tier: str = "container", more: str = "") -> LoadedPolicy:
+def policy_of(
+    folder: Path, *stand_ins: str, tier: str = "container", more: str = ""
+) -> LoadedPolicy:
     """A policy with these stand-ins, beside the files that they name."""
     (folder / "greeting.txt").write_text("good morning")
     path = folder / "policy.yaml"
@@ -78,19 +81,27 @@ def policy_of(folder: Path, *stand_ins: str, tier: str = "container", more: str 
 
 @asynccontextmanager
 async def recorded(name: str) -> AsyncIterator[RunDirectory]:
-    """A run whose record verifies strictly when it is over, with one clean destruction for each thing that was to be."""
+    """A run whose record verifies strictly when it is over, with one clean destruction for each
+    thing that was to be."""
     with start_run("test", name, []) as run:
         yield run
     assert verify(run.path).ok(strict=True)
     lines = list(read_events(run.path))
-    for begun, ended in ((Kind.CELL_PLANNED, Kind.CELL_DESTROYED), (Kind.RANGE_OPENING, Kind.RANGE_DESTROYED)):
+    for begun, ended in (
+        (Kind.CELL_PLANNED, Kind.CELL_DESTROYED),
+        (Kind.RANGE_OPENING, Kind.RANGE_DESTROYED),
+    ):
         proofs = [line.data for line in lines if line.kind is ended]
         assert [proof["clean"] for proof in proofs] == [True] * len(of(lines, begun)), proofs
 
 
 def of(lines: list[Line], kind: Kind, **data: object) -> list[Line]:
     """The lines of a kind that have this in their data."""
-    return [line for line in lines if line.kind is kind and all(line.data.get(key) == data[key] for key in data)]
+    return [
+        line
+        for line in lines
+        if line.kind is kind and all(line.data.get(key) == data[key] for key in data)
+    ]
 
 
 async def curl(cell: Cell, *words: str) -> ExecOutput:
@@ -115,7 +126,11 @@ def supervisor_and_gateway(home: Path, range_id: str) -> tuple[int, int]:
 def within(pid: int, *argv: str) -> str:
     """A command in the network namespace of a process, by hand."""
     done = subprocess.run(
-        ["nsenter", f"--net=/proc/{pid}/ns/net", *argv], capture_output=True, text=True, check=False, timeout=30
+        ["nsenter", f"--net=/proc/{pid}/ns/net", *argv],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -143,7 +158,8 @@ QUESTION = {"model": "m", "messages": [{"role": "user", "content": "?"}]}
 async def test_no_question_to_the_model_outlives_its_range(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program in a cell waits for the model, and the range ends: the question is cancelled with it."""
+    """A program in a cell waits for the model, and the range ends: the question is cancelled with
+    it."""
     begun, cancelled = anyio.Event(), anyio.Event()
 
     async def never(_request: object) -> None:
@@ -173,9 +189,14 @@ async def asked_in(cell: Cell) -> None:
         await curl(cell, *ASK, "-d", json.dumps(QUESTION))
 
 
-@pytest.mark.parametrize("blow", [("nft", "flush", "ruleset"), ("ip", "route", "add", "default", "dev", "lo")])
-async def test_a_blow_between_two_cells_of_a_range(home: Path, tmp_path: Path, blow: tuple[str, ...]) -> None:
-    """Rules or routes are changed when the first cell stands and the second does not: nothing is ever run in the second, and the range has ended as breached."""
+@pytest.mark.parametrize(
+    "blow", [("nft", "flush", "ruleset"), ("ip", "route", "add", "default", "dev", "lo")]
+)
+async def test_a_blow_between_two_cells_of_a_range(
+    home: Path, tmp_path: Path, blow: tuple[str, ...]
+) -> None:
+    """Rules or routes are changed when the first cell stands and the second does not: nothing is
+    ever run in the second, and the range has ended as breached."""
 
     async def strike(_cell: Cell) -> None:
         (entry,) = (home / "journal").glob("r-*.json")
@@ -194,15 +215,21 @@ async def test_a_blow_between_two_cells_of_a_range(home: Path, tmp_path: Path, b
 @pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.thorough_in("gvisor")
 async def test_what_a_cell_reaches(tier: str, home: Path, tmp_path: Path) -> None:
-    """Stand-ins by name, with TLS that curl and Python trust; a target cell on its named port alone; no other name, address or port. All on record."""
+    """Stand-ins by name, with TLS that curl and Python trust; a target cell on its named port
+    alone; no other name, address or port. All on record."""
     async with recorded(tier) as run:
         policy = policy_of(tmp_path, SHOP, DEPOT, tier=tier, more=OWN)
         async with open_cell(policy, run=run) as cell:
             depot = cell.others["depot"]
             for url in ("http://shop.example/", "https://shop.example/"):
                 assert await text(cell, url) == "hello from the shop"
-            script = "import urllib.request as u; print(u.urlopen('https://shop.example/').read().decode())"
-            assert (await cell.exec(["python3", "-c", script])).stdout.decode().strip() == "hello from the shop"
+            script = (
+                "import urllib.request as u;"
+                " print(u.urlopen('https://shop.example/').read().decode())"
+            )
+            assert (
+                await cell.exec(["python3", "-c", script])
+            ).stdout.decode().strip() == "hello from the shop"
             assert await text(cell, "http://depot.example:8080/greeting.txt") == "good morning"
             assert await text(cell, "http://depot.example:8080/colour") == "a shade of green"
             assert await text(depot, "http://127.0.0.1:9090/colour") == "a shade of green"
@@ -216,46 +243,66 @@ async def test_what_a_cell_reaches(tier: str, home: Path, tmp_path: Path) -> Non
                 assert (await curl(cell, url)).returncode == status, url
             await the_own_cell_is_reached(cell, depot)
     lines = list(read_events(run.path))
-    assert {line.data["url"] for line in of(lines, Kind.NETWORK_HTTP, stand_in="shop", cell="default")} == {
+    assert {
+        line.data["url"] for line in of(lines, Kind.NETWORK_HTTP, stand_in="shop", cell="default")
+    } == {
         "http://shop.example/",
         "https://shop.example/",
     }
-    assert len(of(lines, Kind.NETWORK_HTTP, stand_in="depot", cell="default", traffic_analysis=True)) == 2
+    assert (
+        len(of(lines, Kind.NETWORK_HTTP, stand_in="depot", cell="default", traffic_analysis=True))
+        == 2
+    )
     doubtful = [
         line
         for line in lines
-        if line.data.get("traffic_analysis") and (line.data.get("ambiguous") or "limit" in line.data)
+        if line.data.get("traffic_analysis")
+        and (line.data.get("ambiguous") or "limit" in line.data)
     ]
     assert not [line.data for line in [*doubtful, *of(lines, Kind.NETWORK_FLOW, reason="segment")]]
     assert of(lines, Kind.NETWORK_DNS, name="nobody.example", answer="NXDOMAIN")
     assert of(lines, Kind.NETWORK_FLOW, address="192.0.2.1", verdict="refused")
-    (packets,) = [name for name in json.loads((run.path / "manifest.json").read_text())["files"] if RANGES in name]
+    (packets,) = [
+        name
+        for name in json.loads((run.path / "manifest.json").read_text())["files"]
+        if RANGES in name
+    ]
     assert packets.endswith("/packets.pcap")
 
 
 async def the_own_cell_is_reached(cell: Cell, target: Cell) -> None:
     """From a target, by its name, on its named port alone."""
-    serve = "cd /tmp && echo mine > mine; for p in 7000 7001; do python3 -m http.server $p > /dev/null 2>&1 & done"
+    serve = (
+        "cd /tmp && echo mine > mine; for p in 7000 7001; do python3 -m http.server $p > /dev/null"
+        " 2>&1 & done"
+    )
     await cell.exec(["sh", "-c", serve])
     for port in (7000, 7001):
-        await text(cell, "--retry", "60", "--retry-connrefused", "--retry-delay", "1", f"http://127.0.0.1:{port}/mine")
+        await text(
+            cell,
+            "--retry",
+            "60",
+            "--retry-connrefused",
+            "--retry-delay",
+            "1",
+            f"http://127.0.0.1:{port}/mine",
+        )
     assert await text(target, "http://me.example:7000/mine") == "mine\n"
     assert (await curl(target, "http://me.example:7001/mine")).returncode == REFUSED
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
 async def test_an_app_of_the_authors(home: Path, tmp_path: Path) -> None:
-    """A stand-in of kind `python`: the app runs in a target cell, by a server that is packed here, with the author's files beside it; in either event loop."""
+    """A stand-in of kind `python`: the app runs in a target cell, by a server that is packed here,
+    with the author's files beside it; in either event loop."""
     (tmp_path / "app" / "inner").mkdir(parents=True)
     (tmp_path / "app" / "inner" / "words.txt").write_text("from a file")
     (tmp_path / "app" / "main.py").write_text(
-        "import pathlib, socket\n"
-        "async def app(scope, receive, send):\n"
-        "    if scope['type'] != 'http':\n"
-        "        return\n"
-        "    body = (pathlib.Path(__file__).parent / 'inner/words.txt').read_bytes() + b' on ' + socket.gethostname().encode()\n"
-        "    await send({'type': 'http.response.start', 'status': 200, 'headers': [(b'content-length', b'%d' % len(body))]})\n"
-        "    await send({'type': 'http.response.body', 'body': body})\n"
+        "import pathlib, socket\nasync def app(scope, receive, send):\n    if scope['type'] !="
+        " 'http':\n        return\n    body = (pathlib.Path(__file__).parent /"
+        " 'inner/words.txt').read_bytes() + b' on ' + socket.gethostname().encode()\n    await"
+        " send({'type': 'http.response.start', 'status': 200, 'headers': [(b'content-length', b'%d'"
+        " % len(body))]})\n    await send({'type': 'http.response.body', 'body': body})\n"
     )
     app = """\
     app:
@@ -274,7 +321,8 @@ async def test_an_app_of_the_authors(home: Path, tmp_path: Path) -> None:
 
 
 async def test_an_unhealthy_target(home: Path, tmp_path: Path) -> None:
-    """Nothing runs in the sample's cell: the error names the target, says why, and has the end of what it wrote; nothing is left."""
+    """Nothing runs in the sample's cell: the error names the target, says why, and has the end of
+    what it wrote; nothing is left."""
     target = """\
     sick:
       kind: cell
@@ -296,8 +344,11 @@ async def test_an_unhealthy_target(home: Path, tmp_path: Path) -> None:
 
 
 async def test_a_target_that_can_not_start(home: Path, tmp_path: Path) -> None:
-    """A program that is not in its image is an error that names the target and what the cell said, whether or not somebody asks for its health."""
-    target = "    odd: {kind: cell, names: [odd.example], ports: [80], command: [no-such-program]}\n"
+    """A program that is not in its image is an error that names the target and what the cell said,
+    whether or not somebody asks for its health."""
+    target = (
+        "    odd: {kind: cell, names: [odd.example], ports: [80], command: [no-such-program]}\n"
+    )
     async with recorded("odd") as run:
         with pytest.raises(CellError, match=r"(?s)odd.*no-such-program.*not found"):
             async with open_cell(policy_of(tmp_path, target), run=run):
@@ -305,9 +356,15 @@ async def test_a_target_that_can_not_start(home: Path, tmp_path: Path) -> None:
 
 
 async def test_bad_files_are_refused_before_anything_is_made(home: Path, tmp_path: Path) -> None:
-    """Each stand-in's files are looked at: one error names every fault, nothing was made, and the refusal is on record."""
-    bad = SHOP.replace("{path: /, body: hello from the shop}", "{path: nowhere}") + SHOP.replace("shop", "other")
-    bad = bad.replace("other.example]\n      routes: [{path: /, body", "other.example]\n      routes: [{path: /, boddy")
+    """Each stand-in's files are looked at: one error names every fault, nothing was made, and the
+    refusal is on record."""
+    bad = SHOP.replace("{path: /, body: hello from the shop}", "{path: nowhere}") + SHOP.replace(
+        "shop", "other"
+    )
+    bad = bad.replace(
+        "other.example]\n      routes: [{path: /, body",
+        "other.example]\n      routes: [{path: /, boddy",
+    )
     async with recorded("bad") as run:
         with pytest.raises(PolicyError) as caught:
             async with open_cell(policy_of(tmp_path, bad), run=run):
@@ -320,12 +377,17 @@ async def test_bad_files_are_refused_before_anything_is_made(home: Path, tmp_pat
 
 
 async def test_two_ranges_do_not_meet(home: Path, tmp_path: Path) -> None:
-    """Neither by name nor by address: what listens in one is refused to the other, though both serve the same names, each its own."""
+    """Neither by name nor by address: what listens in one is refused to the other, though both
+    serve the same names, each its own."""
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     one = policy_of(tmp_path / "one", SHOP, DEPOT)
     two = policy_of(tmp_path / "two", SHOP.replace("hello from the shop", "hello from the other"))
-    async with recorded("two") as run, open_cell(one, run=run) as first, open_cell(two, run=run) as second:
+    async with (
+        recorded("two") as run,
+        open_cell(one, run=run) as first,
+        open_cell(two, run=run) as second,
+    ):
         resolved = await first.exec(["getent", "ahostsv4", "depot.example"])
         address = resolved.stdout.split()[0].decode()
         assert await text(first, f"http://{address}:8080/greeting.txt") == "good morning"
@@ -353,7 +415,8 @@ async def test_a_start_that_is_tried_again_has_its_port(
 
 
 async def test_one_parent_for_all_ranges_of_a_run(home: Path, tmp_path: Path) -> None:
-    """Also for those that come when no other lives: what it has imported is not imported again. It ends with the run."""
+    """Also for those that come when no other lives: what it has imported is not imported again. It
+    ends with the run."""
     async with recorded("parent") as run:
         parents = []
         for _ in range(2):
@@ -367,7 +430,8 @@ async def test_one_parent_for_all_ranges_of_a_run(home: Path, tmp_path: Path) ->
 
 
 async def test_a_killed_gateway_ends_the_cells(home: Path, tmp_path: Path) -> None:
-    """Fail-deadly: every cell of the range dies, a running command ends, each operation raises the cause from then on, and the block is left with it."""
+    """Fail-deadly: every cell of the range dies, a running command ends, each operation raises the
+    cause from then on, and the block is left with it."""
     async with recorded("gateway") as run:
         with pytest.raises(CellError, match="gateway"):
             await its_gateway_is_killed(policy_of(tmp_path, SHOP, DEPOT), run, home)
@@ -411,15 +475,20 @@ def sleeping(run: RunDirectory) -> int:
     ],
     ids=["flushed", "uplink"],
 )
-async def test_a_network_that_is_meddled_with_is_a_breach(meddle: tuple[str, ...], home: Path, tmp_path: Path) -> None:
-    """Rules flushed by hand, or a device whose other end may be put anywhere: probes find it, the cells are ended, and the block is left with a breach."""
+async def test_a_network_that_is_meddled_with_is_a_breach(
+    meddle: tuple[str, ...], home: Path, tmp_path: Path
+) -> None:
+    """Rules flushed by hand, or a device whose other end may be put anywhere: probes find it, the
+    cells are ended, and the block is left with a breach."""
     async with recorded("meddled") as run:
         with pytest.raises(ContainmentBreach):
             await it_is_meddled_with(policy_of(tmp_path, SHOP), run, home, meddle)
     assert of(list(read_events(run.path)), Kind.RANGE_FAILED, error="ContainmentBreach")
 
 
-async def it_is_meddled_with(policy: LoadedPolicy, run: RunDirectory, home: Path, meddle: tuple[str, ...]) -> None:
+async def it_is_meddled_with(
+    policy: LoadedPolicy, run: RunDirectory, home: Path, meddle: tuple[str, ...]
+) -> None:
     """From the host, in the range's namespace."""
     async with open_range(policy, run=run) as opened:
         assert opened.network is not None
@@ -433,21 +502,32 @@ async def it_is_meddled_with(policy: LoadedPolicy, run: RunDirectory, home: Path
 
 @pytest.mark.parametrize("tier", TIERS)
 async def test_a_cell_in_a_range_is_contained(tier: str, home: Path, tmp_path: Path) -> None:
-    """All probes, as any user of it; at its start and at its end the quick ones. The router is among those who look."""
-    async with recorded(tier) as run, open_cell(policy_of(tmp_path, SHOP, tier=tier), run=run) as cell:
+    """All probes, as any user of it; at its start and at its end the quick ones. The router is
+    among those who look."""
+    async with (
+        recorded(tier) as run,
+        open_cell(policy_of(tmp_path, SHOP, tier=tier), run=run) as cell,
+    ):
         for which, phase in (("quick", "start"), ("all", ""), ("quick", "end")):
             report = await probe_cell(cell, which=which, recorder=run.recorder, phase=phase)
             found = [
-                f"{each.name}: {each.seen} {each.detail}" for each in report.findings if each.verdict != "contained"
+                f"{each.name}: {each.seen} {each.detail}"
+                for each in report.findings
+                if each.verdict != "contained"
             ]
             assert report.verdict is Verdict.CONTAINED, (report.problem, found)
-            assert any("the range's rules are the plan's" in each.seen for each in report.findings), Witness.ROUTER
+            assert any(
+                "the range's rules are the plan's" in each.seen for each in report.findings
+            ), Witness.ROUTER
 
 
 async def test_what_the_policy_wants_is_no_breach(home: Path, tmp_path: Path) -> None:
-    """A sink that takes every port, names that are simulated, a metadata service: answers are expected there, each with its reason, and nowhere else."""
+    """A sink that takes every port, names that are simulated, a metadata service: answers are
+    expected there, each with its reason, and nowhere else."""
     cloud = "    cloud: {kind: metadata, cloud: aws}\n"
-    policy = policy_of(tmp_path, SHOP, DEPOT, cloud, more="  default: simulate\n  sink: true\n" + OWN)
+    policy = policy_of(
+        tmp_path, SHOP, DEPOT, cloud, more="  default: simulate\n  sink: true\n" + OWN
+    )
     async with recorded("open") as run, open_cell(policy, run=run) as cell:
         assert (await curl(cell, "http://anything.example/")).returncode == 0
         report = await probe_cell(cell, which="all", recorder=run.recorder)

@@ -1,4 +1,5 @@
-"""The real apt against the repository on loopback: lists, cache, status and the installed files in a directory of their own."""
+"""The real apt against the repository on loopback: lists, cache, status and the installed files in
+a directory of their own."""
 
 from __future__ import annotations
 
@@ -21,7 +22,13 @@ def repository(tmp_path: Path) -> Iterator[str]:
     directory = tmp_path / "packages"
     directory.mkdir()
     make_deb(directory, "wanted", "1.0", more="Depends: needed (>= 2)\n")
-    make_deb(directory, "wanted", "1.5~rc1", more="Depends: needed (>= 2)\n", files={"usr/share/wanted": b"1.5"})
+    make_deb(
+        directory,
+        "wanted",
+        "1.5~rc1",
+        more="Depends: needed (>= 2)\n",
+        files={"usr/share/wanted": b"1.5"},
+    )
     make_deb(directory, "needed", "2:2.0", packing=".xz", files={"usr/share/needed": b"2"})
     with served(make(context_for(directory, Ledger()))) as address:
         yield f"http://{address}"
@@ -29,7 +36,13 @@ def repository(tmp_path: Path) -> Iterator[str]:
 
 def make_root(directory: Path) -> Path:
     """What apt and dpkg expect of a root."""
-    for name in ("lib/apt/lists/partial", "cache/apt/archives/partial", "log/apt", "lib/dpkg/info", "lib/dpkg/updates"):
+    for name in (
+        "lib/apt/lists/partial",
+        "cache/apt/archives/partial",
+        "log/apt",
+        "lib/dpkg/info",
+        "lib/dpkg/updates",
+    ):
         (directory / "var" / name).mkdir(parents=True)
     for name in (
         "etc/apt/apt.conf.d",
@@ -57,29 +70,48 @@ def apt(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         "APT::Update::Error-Mode": "any",
         "Acquire::http::Proxy": "DIRECT",
     }
-    dpkg = [f"--root={root}", "--force-not-root", "--force-architecture", "--force-bad-path", "--log=/dev/null"]
+    dpkg = [
+        f"--root={root}",
+        "--force-not-root",
+        "--force-architecture",
+        "--force-bad-path",
+        "--log=/dev/null",
+    ]
     lines = [f'{name} "{value}";' for name, value in options.items()] + [
         f'DPkg::Options:: "{option}";' for option in dpkg
     ]
-    # Read before any other configuration; from then on `Dir` is the new root, so this machine's is never looked at.
+    # Read before any other configuration; from then on `Dir` is the new root, so this machine's is
+    # never looked at.
     (root / "apt.conf").write_text("\n".join(lines))
-    environment = clean_environment(root / "home", DEBIAN_FRONTEND="noninteractive", APT_CONFIG=str(root / "apt.conf"))
+    environment = clean_environment(
+        root / "home", DEBIAN_FRONTEND="noninteractive", APT_CONFIG=str(root / "apt.conf")
+    )
     return subprocess.run(
-        ["apt-get", *arguments], env=environment, capture_output=True, text=True, check=False, timeout=120
+        ["apt-get", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
 
 
 def trusted(root: Path, repository: str, suite: str = "bookworm") -> None:
     """A source whose key is the one that the repository serves."""
     key = root / "etc/apt/key.asc"
-    subprocess.run(["curl", "--noproxy", "*", "-sSf", "-o", str(key), f"{repository}/key.asc"], check=True)
+    subprocess.run(
+        ["curl", "--noproxy", "*", "-sSf", "-o", str(key), f"{repository}/key.asc"], check=True
+    )
     line = f"deb [signed-by={key}] {repository}/debian {suite} main contrib non-free\n"
     (root / "etc/apt/sources.list").write_text(line)
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl isn't installed: apt-get install curl")
+@pytest.mark.skipif(
+    shutil.which("curl") is None, reason="curl isn't installed: apt-get install curl"
+)
 def test_apt_installs_with_dependencies(repository: str, tmp_path: Path) -> None:
-    """update checks the signature, install checks the digests and unpacks the newest version and what it needs."""
+    """update checks the signature, install checks the digests and unpacks the newest version and
+    what it needs."""
     root = make_root(tmp_path / "root")
     trusted(root, repository)
     updated = apt(root, "update")

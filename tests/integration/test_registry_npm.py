@@ -36,7 +36,13 @@ def registry(tmp_path: Path, ledger: Ledger) -> Iterator[str]:
     directory.mkdir()
     pack(directory, "left", "1.0.0", "module.exports = 1\n")
     pack(directory, "left", "1.2.0", "module.exports = 12\n", description="pads")
-    pack(directory, "@team/right", "2.0.0", "module.exports = require('left') * 2\n", dependencies={"left": "^1.0.0"})
+    pack(
+        directory,
+        "@team/right",
+        "2.0.0",
+        "module.exports = require('left') * 2\n",
+        dependencies={"left": "^1.0.0"},
+    )
     with served(make(context_for(directory, ledger))) as address:
         yield f"http://{address}/"
 
@@ -54,7 +60,9 @@ def npm(where: Path, registry: str, *arguments: str) -> subprocess.CompletedProc
         "cache": str(home / "cache"),
         "update_notifier": "false",
     }
-    environment = clean_environment(home, **{f"npm_config_{name}": value for name, value in settings.items()})
+    environment = clean_environment(
+        home, **{f"npm_config_{name}": value for name, value in settings.items()}
+    )
     return subprocess.run(
         ["npm", *arguments],
         cwd=where,
@@ -68,14 +76,19 @@ def npm(where: Path, registry: str, *arguments: str) -> subprocess.CompletedProc
 
 
 def test_npm_installs_with_dependencies(registry: str, tmp_path: Path) -> None:
-    """A scoped package and what it needs, digests checked by npm, with the audit that follows; then again from the lock file."""
+    """A scoped package and what it needs, digests checked by npm, with the audit that follows; then
+    again from the lock file."""
     where = tmp_path / "project"
     done = npm(where, registry, "install", "--audit=true", "@team/right")
     assert done.returncode == 0, done.stderr
     assert "found 0 vulnerabilities" in done.stdout
     assert (
         subprocess.run(
-            ["node", "-p", "require('@team/right')"], cwd=where, capture_output=True, text=True, check=True
+            ["node", "-p", "require('@team/right')"],
+            cwd=where,
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout.strip()
         == "24"
     )
@@ -95,7 +108,8 @@ def test_npm_asks(registry: str, tmp_path: Path) -> None:
 
 
 def test_npm_publishes_into_a_void(registry: str, tmp_path: Path, ledger: Ledger) -> None:
-    """npm believes that it published and unpublished; the ledger knows; nobody sees a difference."""
+    """npm believes that it published and unpublished; the ledger knows; nobody sees a
+    difference."""
     where = tmp_path / "leak"
     where.mkdir()
     (where / "package.json").write_text(json.dumps({"name": "@team/leak", "version": "6.6.6"}))

@@ -1,4 +1,5 @@
-"""Real clients against the Python package index on loopback: pip, uv, twine. Each has a home of its own and knows no other index."""
+"""Real clients against the Python package index on loopback: pip, uv, twine. Each has a home of its
+own and knows no other index."""
 
 from __future__ import annotations
 
@@ -8,7 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.fakes.registries import Ledger, clean_environment, context_for, make_tar, make_wheel, served
+from tests.fakes.registries import (
+    Ledger,
+    clean_environment,
+    context_for,
+    make_tar,
+    make_wheel,
+    served,
+)
 
 from belljar.network.stand_ins.pypi import make
 
@@ -31,7 +39,8 @@ def ledger() -> Ledger:
 
 @pytest.fixture
 def index(tmp_path: Path, ledger: Ledger) -> Iterator[str]:
-    """An index with a package, what it needs, an older and a newer version that this Python is too old for, and a source archive."""
+    """An index with a package, what it needs, an older and a newer version that this Python is too
+    old for, and a source archive."""
     directory = tmp_path / "packages"
     directory.mkdir()
     make_wheel(directory, "needed", "2.0", code="VALUE = 42\n")
@@ -49,7 +58,10 @@ def index(tmp_path: Path, ledger: Ledger) -> Iterator[str]:
         "pyproject.toml": PYPROJECT,
         "source.py": b"X = 1\n",
     }
-    make_tar(directory / "source-0.1.tar.gz", {f"source-0.1/{name}": content for name, content in files.items()})
+    make_tar(
+        directory / "source-0.1.tar.gz",
+        {f"source-0.1/{name}": content for name, content in files.items()},
+    )
     with served(make(context_for(directory, ledger))) as address:
         yield f"http://{address}"
 
@@ -57,27 +69,52 @@ def index(tmp_path: Path, ledger: Ledger) -> Iterator[str]:
 def pip(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """pip without any configuration of this machine's."""
     environment = clean_environment(home, PIP_CONFIG_FILE="/dev/null")
-    argv = [sys.executable, "-m", "pip", "--isolated", "--disable-pip-version-check", "--no-cache-dir", *arguments]
-    return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    argv = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--isolated",
+        "--disable-pip-version-check",
+        "--no-cache-dir",
+        *arguments,
+    ]
+    return subprocess.run(
+        argv, env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
 
 
 def imported(target: Path, code: str) -> str:
     """What a Python with `target` on its path prints."""
     return subprocess.run(
-        [sys.executable, "-c", code], env={"PYTHONPATH": str(target)}, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(target)},
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
 
 
 def test_pip_installs_with_dependencies(index: str, tmp_path: Path) -> None:
     """The newest version for this Python, and what it needs; digests are checked by pip."""
     target = tmp_path / "target"
-    done = pip(tmp_path / "home", "install", "--index-url", f"{index}/simple/", "--target", str(target), "wanted")
+    done = pip(
+        tmp_path / "home",
+        "install",
+        "--index-url",
+        f"{index}/simple/",
+        "--target",
+        str(target),
+        "wanted",
+    )
     assert done.returncode == 0, done.stderr
-    assert imported(target, "import needed, wanted; print(wanted.VERSION, needed.VALUE)").split() == ["1.5", "42"]
+    assert imported(
+        target, "import needed, wanted; print(wanted.VERSION, needed.VALUE)"
+    ).split() == ["1.5", "42"]
 
 
 def test_pip_builds_a_source_archive_and_says_what_is_not_there(index: str, tmp_path: Path) -> None:
-    """An archive is fetched and built; `pip index versions` lists; a package that doesn't exist is an error of pip's."""
+    """An archive is fetched and built; `pip index versions` lists; a package that doesn't exist is
+    an error of pip's."""
     target = tmp_path / "target"
     done = pip(
         tmp_path / "home",
@@ -91,9 +128,13 @@ def test_pip_builds_a_source_archive_and_says_what_is_not_there(index: str, tmp_
     )
     assert done.returncode == 0, done.stderr
     assert imported(target, "import source; print(source.X)").strip() == "1"
-    versions = pip(tmp_path / "home", "index", "versions", "--index-url", f"{index}/simple/", "wanted")
+    versions = pip(
+        tmp_path / "home", "index", "versions", "--index-url", f"{index}/simple/", "wanted"
+    )
     assert "1.5, 1.0" in versions.stdout
-    missing = pip(tmp_path / "home", "install", "--index-url", f"{index}/simple/", "no-such-package")
+    missing = pip(
+        tmp_path / "home", "install", "--index-url", f"{index}/simple/", "no-such-package"
+    )
     assert "No matching distribution" in missing.stderr
 
 
@@ -144,7 +185,12 @@ def test_twine_uploads_into_a_void(index: str, tmp_path: Path, ledger: Ledger) -
         str(wheel),
     ]
     done = subprocess.run(
-        argv, env=clean_environment(tmp_path / "home"), capture_output=True, text=True, check=False, timeout=120
+        argv,
+        env=clean_environment(tmp_path / "home"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (event,) = ledger.attempts
@@ -155,5 +201,13 @@ def test_twine_uploads_into_a_void(index: str, tmp_path: Path, ledger: Ledger) -
         wheel.stat().st_size,
     )
     assert event["fields"]["sha256_digest"] == event["sha256"]  # type: ignore[index,call-overload]
-    refused = pip(tmp_path / "home", "download", "--index-url", f"{index}/simple/", "-d", str(tmp_path / "no"), "leak")
+    refused = pip(
+        tmp_path / "home",
+        "download",
+        "--index-url",
+        f"{index}/simple/",
+        "-d",
+        str(tmp_path / "no"),
+        "leak",
+    )
     assert "No matching distribution" in refused.stderr

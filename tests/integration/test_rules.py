@@ -1,4 +1,5 @@
-"""The rules of a range on this kernel, between a namespace and its cells', with root's rights and with an ordinary user's. Looked at from the range's side."""
+"""The rules of a range on this kernel, between a namespace and its cells', with root's rights and
+with an ordinary user's. Looked at from the range's side."""
 
 from __future__ import annotations
 
@@ -67,7 +68,8 @@ EDITED = {
 
 @pytest.fixture(scope="module", params=["root", "user"])
 def who(request: pytest.FixtureRequest) -> list[str]:
-    """How the world's process is started: with root's rights, or with none but those in a user namespace of its own, as an ordinary user's range."""
+    """How the world's process is started: with root's rights, or with none but those in a user
+    namespace of its own, as an ordinary user's range."""
     if shutil.which("nft") is None or shutil.which("ip") is None:
         pytest.skip("needs nft and ip")
     if request.param == "root":
@@ -99,7 +101,8 @@ def found(who: list[str], python: str) -> dict[str, Any]:
 
 
 def test_what_the_plan_names_is_reached_under_its_own_address(found: dict[str, Any]) -> None:
-    """One listener on 0.0.0.0 knows which stand-in was meant; a target cell is reached directly, and its connection counted; the resolver answers."""
+    """One listener on 0.0.0.0 knows which stand-in was meant; a target cell is reached directly,
+    and its connection counted; the resolver answers."""
     services = found["services"]
     for name, port in (("shop", 80), ("db", 5432)):
         talk = services[name]
@@ -116,8 +119,11 @@ def test_segments_of_no_connection_are_told_once(found: dict[str, Any]) -> None:
     assert found["services"]["db segments"] == [{}] * 4 + [{"segment": 1}, {}] * 2
 
 
-def test_what_nobody_has_is_refused_at_once_and_counted_under_its_reason(found: dict[str, Any]) -> None:
-    """TCP gets a reset, everything else ICMP's port unreachable; exactly one counter moves, by one."""
+def test_what_nobody_has_is_refused_at_once_and_counted_under_its_reason(
+    found: dict[str, Any],
+) -> None:
+    """TCP gets a reset, everything else ICMP's port unreachable; exactly one counter moves, by
+    one."""
     assert {name: (ended, moved) for name, (ended, moved) in found["refusals"].items()} == {
         name: (ended, {reason: 1}) for name, (ended, reason) in REFUSED.items()
     }
@@ -134,7 +140,8 @@ def test_refusals_are_logged_with_their_reason(found: dict[str, Any]) -> None:
 
 
 def test_each_change_by_hand_is_named(found: dict[str, Any]) -> None:
-    """What the kernel lists is what was rendered; after each of several edits the difference is told first of all; loading again hints it."""
+    """What the kernel lists is what was rendered; after each of several edits the difference is
+    told first of all; loading again hints it."""
     edits = found["edits"]
     assert edits["at first"] == []
     for name, told in EDITED.items():
@@ -142,8 +149,11 @@ def test_each_change_by_hand_is_named(found: dict[str, Any]) -> None:
         assert edits[f"{name}, repaired"] == []
 
 
-def test_a_sink_gets_what_nobody_has_and_nothing_that_is_forbidden(who: list[str], python: str) -> None:
-    """Under the address and port that were meant; forbidden addresses and other cells are refused as ever, and stand-ins keep what is theirs."""
+def test_a_sink_gets_what_nobody_has_and_nothing_that_is_forbidden(
+    who: list[str], python: str
+) -> None:
+    """Under the address and port that were meant; forbidden addresses and other cells are refused
+    as ever, and stand-ins keep what is theirs."""
     found = world(who, "sink", python)
     assert found["public"]["as"] == ["8.8.8.8", 4444]
     assert found["stand-in's other port"]["as"] == [found["shop"]["as"][0], 81]
@@ -153,7 +163,8 @@ def test_a_sink_gets_what_nobody_has_and_nothing_that_is_forbidden(who: list[str
 
 
 def test_a_flood_is_refused_by_its_rate(who: list[str], python: str) -> None:
-    """Of 40 connections and 40 queries at once, no more than the burst (and what a second or two let in) get through."""
+    """Of 40 connections and 40 queries at once, no more than the burst (and what a second or two
+    let in) get through."""
     found = world(who, "floods", python)
     assert 30 <= found["connections"]["rate"] <= 35
     assert 30 <= found["queries"]["rate"] <= 35

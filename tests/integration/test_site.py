@@ -1,4 +1,5 @@
-"""The docs site: `scripts/docs` builds it strictly, and what it makes needs nothing from elsewhere."""
+"""The docs site: `scripts/docs` builds it strictly, and what it makes needs nothing from
+elsewhere."""
 
 from __future__ import annotations
 
@@ -11,26 +12,37 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SITE = ROOT / "build" / "site"
-ASSET = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)=\"?(?:https?:)?//[^>]*>", re.IGNORECASE)
+ASSET = re.compile(
+    r"<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)=\"?(?:https?:)?//[^>]*>",
+    re.IGNORECASE,
+)
 FETCHED = re.compile(r"(?:@import\s+(?:url\()?|url\()[\"']?(?:https?:)?//", re.IGNORECASE)
 
 
 @pytest.fixture(scope="module")
 def site() -> Path:
     """The site, built anew."""
-    ran = subprocess.run([ROOT / "scripts" / "docs", "--yes"], capture_output=True, text=True, timeout=300, check=False)
+    ran = subprocess.run(
+        [ROOT / "scripts" / "docs", "--yes"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return SITE
 
 
 def test_the_built_pages_fetch_nothing_from_elsewhere(site: Path) -> None:
-    """No page or style sheet names a script, style, font or picture of another host. The theme would
-    fetch what draws diagrams, formulas and galleries, so no page has any."""
+    """No page or style sheet names a script, style, font or picture of another host. The theme
+    would fetch what draws diagrams, formulas and galleries, so no page has any."""
     pages, styles = list(site.rglob("*.html")), list(site.rglob("*.css"))
     assert len(pages) > 30
     assert styles
     canonical = re.compile(r'<link[^>]*rel="?(?:canonical|sitemap)[^>]*>')
-    assert {p.name: found for p in pages if (found := ASSET.findall(canonical.sub("", p.read_text())))} == {}
+    assert {
+        p.name: found for p in pages if (found := ASSET.findall(canonical.sub("", p.read_text())))
+    } == {}
     fetching = re.compile(r'class="?[^">]*(?:mermaid|arithmatex|glightbox|playground)')
     assert [page.name for page in pages if fetching.search(page.read_text())] == []
     assert [style.name for style in styles if FETCHED.search(style.read_text())] == []
@@ -52,6 +64,8 @@ def test_a_dead_anchor_fails_the_build(site: Path, tmp_path: Path) -> None:
     with (tmp_path / "build/docs/tutorial.md").open("a") as page:
         page.write("\n[nowhere](tiers.md#no-such-heading)\n")
     zensical = ROOT / "build" / "docs-venv" / "bin" / "zensical"
-    ran = subprocess.run([zensical, "build", "--strict"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [zensical, "build", "--strict"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert ran.returncode != 0
     assert "tutorial.md" in ran.stdout + ran.stderr

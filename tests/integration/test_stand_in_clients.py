@@ -1,4 +1,5 @@
-"""Real clients against stand-ins over hypercorn on loopback: what they speak is what the stand-ins answer. Programs that aren't installed are skipped by name."""
+"""Real clients against stand-ins over hypercorn on loopback: what they speak is what the stand-ins
+answer. Programs that aren't installed are skipped by name."""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ def server(kind: str, settings: dict[str, Any], directory: Path) -> Iterator[str
         str(directory),
     ]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, text=True) as process:
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, text=True
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -64,7 +67,9 @@ def serve() -> Iterator[Serve]:
 
 def run(*argv: str, **env: str) -> str:
     """A program's output; it must end well."""
-    ran = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, **env})
+    ran = subprocess.run(
+        argv, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, **env}
+    )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
 
@@ -85,23 +90,54 @@ def test_curl(serve: Serve, tmp_path: Path) -> None:
     jar = str(tmp_path / "jar")
     assert json.loads(run(curl, "-sf", f"{base}/hello?who=a%26b")) == {"who": "a&b"}
     for cart in (["x"], ["x", "x"]):
-        assert json.loads(run(curl, "-sf", "-b", jar, "-c", jar, "--json", '{"name": "x"}', f"{base}/add")) == {
-            "cart": cart
-        }
+        assert json.loads(
+            run(curl, "-sf", "-b", jar, "-c", jar, "--json", '{"name": "x"}', f"{base}/add")
+        ) == {"cart": cart}
     assert run(curl, "-sf", "-r", "2-4", f"{base}/files/a.txt") == "234"
     assert "content-length: 10" in run(curl, "-sfI", f"{base}/files/a.txt").lower()
     etag, out = str(tmp_path / "etag"), str(tmp_path / "out")
     run(curl, "-sf", "--etag-save", etag, "-o", out, f"{base}/files/a.txt")
-    assert run(curl, "-s", "--etag-compare", etag, "-o", out, "-w", "%{http_code}", f"{base}/files/a.txt") == "304"
-    assert run(curl, "-s", "--path-as-is", "-o", out, "-w", "%{http_code}", f"{base}/files/../../etc/passwd") == "404"
+    assert (
+        run(
+            curl,
+            "-s",
+            "--etag-compare",
+            etag,
+            "-o",
+            out,
+            "-w",
+            "%{http_code}",
+            f"{base}/files/a.txt",
+        )
+        == "304"
+    )
+    assert (
+        run(
+            curl,
+            "-s",
+            "--path-as-is",
+            "-o",
+            out,
+            "-w",
+            "%{http_code}",
+            f"{base}/files/../../etc/passwd",
+        )
+        == "404"
+    )
 
 
 def test_python_clients(serve: Serve, tmp_path: Path) -> None:
     """httpx, requests and aiohttp keep the session that they were given."""
     base = serve("http", SHOP, tmp_path)
     with httpx.Client(base_url=base) as client:
-        assert [client.post("/add", json={"name": name}).json()["cart"] for name in "ab"] == [["a"], ["a", "b"]]
-    program = f"import requests; s = requests.Session(); print([s.post('{base}/add', json={{'name': n}}).json()['cart'] for n in 'ab'][-1])"
+        assert [client.post("/add", json={"name": name}).json()["cart"] for name in "ab"] == [
+            ["a"],
+            ["a", "b"],
+        ]
+    program = (
+        f"import requests; s = requests.Session(); print([s.post('{base}/add', json={{'name':"
+        " n}).json()['cart'] for n in 'ab'][-1])"
+    )
     assert run(sys.executable, "-c", program).strip() == "['a', 'b']"
 
 
@@ -139,9 +175,21 @@ def test_metadata_by_curl(serve: Serve, tmp_path: Path) -> None:
     """The two steps of IMDSv2 as every script has them."""
     curl = installed("curl")
     base = serve("metadata", {"tokens": "required"}, tmp_path)
-    token = run(curl, "-sf", "-X", "PUT", "-H", "X-aws-ec2-metadata-token-ttl-seconds: 60", f"{base}/latest/api/token")
+    token = run(
+        curl,
+        "-sf",
+        "-X",
+        "PUT",
+        "-H",
+        "X-aws-ec2-metadata-token-ttl-seconds: 60",
+        f"{base}/latest/api/token",
+    )
     assert run(
-        curl, "-sf", "-H", f"X-aws-ec2-metadata-token: {token}", f"{base}/latest/meta-data/instance-id"
+        curl,
+        "-sf",
+        "-H",
+        f"X-aws-ec2-metadata-token: {token}",
+        f"{base}/latest/meta-data/instance-id",
     ).startswith("i-0")
 
 

@@ -1,4 +1,5 @@
-"""The range supervisor's filter in force: what it does goes on, and a call that only a compromised process makes ends it."""
+"""The range supervisor's filter in force: what it does goes on, and a call that only a compromised
+process makes ends it."""
 
 from __future__ import annotations
 

@@ -91,7 +91,15 @@ def test_a_script_without_async(tier: str, belljar: Belljar, tmp_path: Path) -> 
     """A dict as policy, text in and out, files, a running command, threads, a proven end."""
     argv = [sys.executable, "-c", SCRIPT, tier]
     environment = belljar.environment()
-    ran = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
+    ran = subprocess.run(
+        argv,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        cwd=tmp_path,
+    )
     assert (ran.returncode, ran.stdout) == (0, "done\n"), ran.stderr
     assert belljar.leftovers() == []
 
@@ -101,7 +109,15 @@ def test_a_range_a_pool_files_and_streams_without_async(belljar: Belljar, tmp_pa
     script what they do with `async`."""
     argv = [sys.executable, "-c", EVERYTHING]
     environment = belljar.environment()
-    ran = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
+    ran = subprocess.run(
+        argv,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        cwd=tmp_path,
+    )
     assert (ran.returncode, ran.stdout) == (0, "done\n"), ran.stderr
     assert belljar.leftovers() == []
 

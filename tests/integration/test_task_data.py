@@ -100,13 +100,19 @@ async def test_a_tasks_files_and_names_are_in_its_cells(
     with start_run("test", "data", [], home=home) as run:
         async with open_cell(loaded, run=run, home=home) as cell:
             assert cell.tier == tier
-            assert await said(cell, "cat /etc/profile.d/link; ls -A /etc/profile.d") == "of the applink\nsub"
+            assert (
+                await said(cell, "cat /etc/profile.d/link; ls -A /etc/profile.d")
+                == "of the applink\nsub"
+            )
             assert await said(cell, "stat -c '%a %u:%g' /etc/profile.d/sub/f") == "750 0:0"
             assert await said(cell, "cat /one.txt; echo two > /one.txt; cat /one.txt") == "onetwo"
             assert await said(cell, "echo $A $B $C") == "1 explicit 12"
             assert await said(cell, "getent hosts shop.example") == "10.9.8.7        shop.example"
             assert await said(cell, "getent hosts host.docker.internal; echo $?") == "2"
-            assert await said(cell, "stat -c '%a %u:%g' /run/secrets/key; cat /run/secrets/key") == f"400 1:2\n{SECRET}"
+            assert (
+                await said(cell, "stat -c '%a %u:%g' /run/secrets/key; cat /run/secrets/key")
+                == f"400 1:2\n{SECRET}"
+            )
             assert await said(cell, "cat /etc/app/conf") == "hello $x"
             assert await said(cell, "curl -s http://web:8000/page") == "a page"
             assert await said(cell, "cat /rows/link; stat -c %a /rows/table") == "row\n700"
@@ -168,12 +174,16 @@ def test_a_path_of_each_samples_metadata(home: Path, tmp_path: Path) -> None:
         (tmp_path / "challenges" / name).mkdir(parents=True)
         (tmp_path / "challenges" / name / "flag").write_text(f"flag of {name}")
     argv = quick_command("run", "--json", "--policy", "low.yaml", "--model", "mockllm/model")
-    done = subprocess.run([*argv, "task.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [*argv, "task.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     said = json.loads(done.stdout)
     assert [sample["verdict"] for sample in said["samples"]] == ["contained", "contained"]
     assert [sample["scores"]["includes"] for sample in said["samples"]] == ["C", "C"]
     (tmp_path / "task.py").write_text(TASK.replace('["first", "second"]', '["first", "../../.."]'))
-    done = subprocess.run([*argv, "task.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [*argv, "task.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode != 0
     assert "volumes" in json.loads(done.stdout)["error"]["message"]

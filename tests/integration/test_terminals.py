@@ -69,7 +69,11 @@ def test_a_reader_that_stops_ends_the_command_quietly(belljar: Belljar) -> None:
     """No traceback, whatever was still to be printed."""
     command = f"{sys.executable} -m belljar policy schema | head -c 10"
     done = subprocess.run(
-        ["sh", "-c", command], env=belljar.environment(), capture_output=True, check=False, timeout=120
+        ["sh", "-c", command],
+        env=belljar.environment(),
+        capture_output=True,
+        check=False,
+        timeout=120,
     )
     assert (len(done.stdout), done.stderr) == (10, b"")
 

@@ -1,4 +1,5 @@
-"""Faults of the host in the container and gVisor tiers, as a user meets them: what, where and what to do; the right exit code; nothing left; and it is on record."""
+"""Faults of the host in the container and gVisor tiers, as a user meets them: what, where and what
+to do; the right exit code; nothing left; and it is on record."""
 
 from __future__ import annotations
 
@@ -75,12 +76,17 @@ class Host:
     scratch: Path
     timeout_s: float = 120
 
-    def run(self, *args: str, mounts: Sequence[str] = (), **extra: str) -> subprocess.CompletedProcess[bytes]:
-        """A command line in a mount namespace of its own in which these shell commands came first."""
+    def run(
+        self, *args: str, mounts: Sequence[str] = (), **extra: str
+    ) -> subprocess.CompletedProcess[bytes]:
+        """A command line in a mount namespace of its own in which these shell commands came
+        first."""
         words = [sys.executable, "-m", "belljar", *args]
         argv = ["unshare", "--mount", "sh", "-ec", "\n".join([*mounts, 'exec "$@"']), "sh", *words]
         environment = self.belljar.environment(TMPDIR=str(self.scratch), **extra)
-        return subprocess.run(argv, env=environment, capture_output=True, timeout=self.timeout_s, check=False)
+        return subprocess.run(
+            argv, env=environment, capture_output=True, timeout=self.timeout_s, check=False
+        )
 
     def refusal(self, tier: str, *mounts: str, code: int = 3, **extra: str) -> str:
         """What `exec` in the tier says when it can't; on record, and nothing is left."""
@@ -122,17 +128,29 @@ def host(home: Path, tmp_path: Path) -> Host:
         ("runsc", ["the gvisor tier's runtime", "unset BELLJAR_OCI_RUNTIME"]),
         ("@mute", ["doesn't say its version"]),
         ("@old", ["1.0.3 is too old: 1.1 or newer is needed"]),
-        ("@fails", ["ended with status 3, and said nothing", "another OCI runtime in BELLJAR_OCI_RUNTIME"]),
+        (
+            "@fails",
+            ["ended with status 3, and said nothing", "another OCI runtime in BELLJAR_OCI_RUNTIME"],
+        ),
         ("@speaks", ["ended with status 3, and said: no\\x1b[31m such thing"]),
         ("@idle", ["ended with status 0, but it left no process behind"]),
         ("@aborts", ["ended with signal 6, and said nothing"]),
-        ("@crun-fails", ["crun", "1.8.1", "without a word where control groups of version 1 and 2 are mixed", "1.9"]),
+        (
+            "@crun-fails",
+            [
+                "crun",
+                "1.8.1",
+                "without a word where control groups of version 1 and 2 are mixed",
+                "1.9",
+            ],
+        ),
     ],
 )
 def test_a_runtime_that_will_not_do(
     host: Host, runtimes: Callable[[str], str], runtime: str, words: Sequence[str]
 ) -> None:
-    """Missing, no runtime, too old, mute or failing: which, which version, how it ended, what it said or that it said nothing, and what to do."""
+    """Missing, no runtime, too old, mute or failing: which, which version, how it ended, what it
+    said or that it said nothing, and what to do."""
     named = runtimes(runtime[1:]) if runtime.startswith("@") else runtime
     said = host.refusal("container", BELLJAR_OCI_RUNTIME=named)
     assert [word for word in words if word not in said] == [], said
@@ -160,11 +178,16 @@ async def test_a_runtime_that_hangs(
         proof = await prove_runtime(runtime, home=host.belljar.home)
     assert re.search(r"neither started the container nor ended within \d+ s", proof.reason)
     assert proof.hint
-    assert within(60, lambda: Remains(host.belljar.home, os.getpid(), host.scratch).of((), ())) == []
+    assert (
+        within(60, lambda: Remains(host.belljar.home, os.getpid(), host.scratch).of((), ())) == []
+    )
 
 
-def test_runsc_missing_or_failing(host: Host, runtimes: Callable[[str], str], tmp_path: Path) -> None:
-    """In the tier that needs it: refused with the hint. Where the risk leaves the choice: the stronger tier, and the plan says why."""
+def test_runsc_missing_or_failing(
+    host: Host, runtimes: Callable[[str], str], tmp_path: Path
+) -> None:
+    """In the tier that needs it: refused with the hint. Where the risk leaves the choice: the
+    stronger tier, and the plan says why."""
     nothing = tmp_path / "nothing"
     nothing.touch(mode=0o644)
     runsc = shutil.which("runsc")
@@ -185,12 +208,15 @@ def test_a_runtime_below_tmp_works(host: Host) -> None:
     """The jail has file systems of its own at /tmp and /run: the runtime is not hidden by them."""
     runc = host.scratch / "runc"
     shutil.copy(str(shutil.which("runc", path="/usr/sbin:/usr/bin")), runc)
-    ran = host.run("exec", "low", "--tier", "container", "--", "echo", "fine", BELLJAR_OCI_RUNTIME=str(runc))
+    ran = host.run(
+        "exec", "low", "--tier", "container", "--", "echo", "fine", BELLJAR_OCI_RUNTIME=str(runc)
+    )
     assert (ran.returncode, ran.stdout) == (0, b"fine\n"), ran.stderr
 
 
 def test_a_remembered_failure_does_not_last(host: Host) -> None:
-    """It is believed for a moment, so that a run's cells do not each try again; `doctor` tries at once, and so does the next command after a while."""
+    """It is believed for a moment, so that a run's cells do not each try again; `doctor` tries at
+    once, and so does the next command after a while."""
     assert host.run("exec", "low", "--tier", "container", "--", "true").returncode == 0
     cache = host.belljar.home / "facts/runtimes.json"
 
@@ -198,7 +224,11 @@ def test_a_remembered_failure_does_not_last(host: Host) -> None:
         facts = json.loads(cache.read_text())
         for fact in facts.values():
             if isinstance(fact, dict) and fact["for"].startswith("container, "):
-                fact |= {"state": "refuted", "reason": "it was broken", "at_s": int(time.time()) - ago_s}
+                fact |= {
+                    "state": "refuted",
+                    "reason": "it was broken",
+                    "at_s": int(time.time()) - ago_s,
+                }
         cache.write_text(json.dumps(facts))
 
     refute(0)
@@ -226,7 +256,11 @@ def taken(folder: Path) -> Iterator[None]:
 def test_every_range_of_ids_is_taken(host: Host, tmp_path: Path) -> None:
     """4,096 living cells on one host: refused, and what to do."""
     with taken(tmp_path / "ids"):
-        said = host.refusal("container", "mkdir -p /run/belljar/ids", f"mount --bind {tmp_path}/ids /run/belljar/ids")
+        said = host.refusal(
+            "container",
+            "mkdir -p /run/belljar/ids",
+            f"mount --bind {tmp_path}/ids /run/belljar/ids",
+        )
     assert "all 4,096 id slots for cells are taken" in said
     assert "belljar ps" in said
 
@@ -237,7 +271,8 @@ def read_only(path: Path) -> tuple[str, str, str]:
 
 
 def test_a_store_that_can_not_be_written(host: Host) -> None:
-    """Without a record nothing may run: exit 3 in every tier; `doctor` says it, and says that it is the file system."""
+    """Without a record nothing may run: exit 3 in every tier; `doctor` says it, and says that it is
+    the file system."""
     runs, mounts = host.belljar.runs(), read_only(host.belljar.home)
     for tier in ("container", "gvisor"):
         ran = host.run("exec", "low", "--tier", tier, "--", "true", mounts=mounts)
@@ -275,13 +310,22 @@ def test_locks_of_ids_that_can_not_be_written(host: Host) -> None:
 
 @pytest.fixture
 def small(prepared_home: Path, tmp_path: Path) -> Iterator[Host]:
-    """A store on a file system of its own: images and kernels leave it 400 MiB, which an unpacked image fits into."""
+    """A store on a file system of its own: images and kernels leave it 400 MiB, which an unpacked
+    image fits into."""
     mount, scratch = tmp_path / "small", tmp_path / "scratch"
     mount.mkdir()
     scratch.mkdir()
-    parts = [file for name in ("images", "kernels") for file in (prepared_home / name).rglob("*") if file.is_file()]
+    parts = [
+        file
+        for name in ("images", "kernels")
+        for file in (prepared_home / name).rglob("*")
+        if file.is_file()
+    ]
     size_bytes = sum(file.stat().st_size for file in parts) + (640 << 20)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_bytes},mode=0711", "tmpfs", str(mount)], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size_bytes},mode=0711", "tmpfs", str(mount)],
+        check=True,
+    )
     try:
         yield Host(Belljar(copy_store(prepared_home, mount / "store")), scratch)
     finally:
@@ -298,7 +342,8 @@ def fill(folder: Path, *, but_bytes: int) -> Path:
 
 
 def test_a_disk_that_is_full(small: Host) -> None:
-    """Before the image is unpacked, and in the midst of a command: one message; the cell is gone, its journal too; what is recorded verifies."""
+    """Before the image is unpacked, and in the midst of a command: one message; the cell is gone,
+    its journal too; what is recorded verifies."""
     store = small.belljar.home
     filling = fill(store.parent, but_bytes=100 << 20)
     ran = small.run("exec", "low", "--tier", "container", "--", "true")
@@ -308,17 +353,22 @@ def test_a_disk_that_is_full(small: Host) -> None:
     filling.unlink()
     assert small.run("exec", "low", "--tier", "container", "--", "true").returncode == 0
     fill(store.parent, but_bytes=160 << 10)
-    ran = small.run("exec", "low", "--tier", "container", "--", "head", "-c", "3000000", "/dev/urandom")
+    ran = small.run(
+        "exec", "low", "--tier", "container", "--", "head", "-c", "3000000", "/dev/urandom"
+    )
     assert ran.returncode == 5, ran.stderr
     assert b"can't be recorded: No space left on device\n  hint: free disk space" in ran.stderr
     assert (small.belljar.leftovers(), list(store.glob("cells/*"))) == ([], [])
     verified = small.belljar("ledger", "verify", str(small.belljar.runs()[-1]))
     assert (verified.returncode, b"unfinished" in verified.stdout) == (0, True)
-    assert any(event["kind"] == "exec.started" for event in small.belljar.events(small.belljar.runs()[-1]))
+    assert any(
+        event["kind"] == "exec.started" for event in small.belljar.events(small.belljar.runs()[-1])
+    )
 
 
 def test_damaged_images_and_trees(prepared_home: Path, tmp_path: Path) -> None:
-    """A tree that lacks its root, and what a crash left of one, is made again. From an image that is not what its digest says nothing is made."""
+    """A tree that lacks its root, and what a crash left of one, is made again. From an image that
+    is not what its digest says nothing is made."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     host = Host(Belljar(copy_store(prepared_home, tmp_path / "store")), scratch)
@@ -341,7 +391,14 @@ def test_damaged_images_and_trees(prepared_home: Path, tmp_path: Path) -> None:
     assert list(trees.iterdir()) == []
 
 
-PHASES = ("cell.planned", "cell.starting", "cell.started", "exec.started", "exec.completed", "cell.destroying")
+PHASES = (
+    "cell.planned",
+    "cell.starting",
+    "cell.started",
+    "exec.started",
+    "exec.completed",
+    "cell.destroying",
+)
 
 
 @pytest.mark.parametrize(
@@ -349,16 +406,27 @@ PHASES = ("cell.planned", "cell.starting", "cell.started", "exec.started", "exec
     [
         *(("container", phase) for phase in PHASES),
         ("gvisor", "exec.started"),
-        *(pytest.param("gvisor", phase, marks=pytest.mark.thorough) for phase in ("cell.starting", "cell.destroying")),
+        *(
+            pytest.param("gvisor", phase, marks=pytest.mark.thorough)
+            for phase in ("cell.starting", "cell.destroying")
+        ),
     ],
 )
 def test_interrupted_at_each_phase(host: Host, tier: str, phase: str) -> None:
-    """Ctrl-C or SIGTERM while a cell is made, works or is unmade: exit 130, no traceback, nothing left, a sealed record."""
+    """Ctrl-C or SIGTERM while a cell is made, works or is unmade: exit 130, no traceback, nothing
+    left, a sealed record."""
     number = signal.SIGINT if PHASES.index(phase) % 2 else signal.SIGTERM
     ends = phase in {"exec.completed", "cell.destroying"}
     before = host.belljar.runs()
     running = host.belljar.start(
-        "exec", "low", "--tier", tier, "--", "sleep", "0.1" if ends else "600", TMPDIR=str(host.scratch)
+        "exec",
+        "low",
+        "--tier",
+        tier,
+        "--",
+        "sleep",
+        "0.1" if ends else "600",
+        TMPDIR=str(host.scratch),
     )
 
     def newest() -> Path | None:
@@ -366,12 +434,15 @@ def test_interrupted_at_each_phase(host: Host, tier: str, phase: str) -> None:
         return new[-1] if new and (new[-1] / "ledger.jsonl").exists() else None
 
     def reached() -> bool:
-        return (run := newest()) is not None and f'"{phase}"'.encode() in (run / "ledger.jsonl").read_bytes()
+        return (run := newest()) is not None and f'"{phase}"'.encode() in (
+            run / "ledger.jsonl"
+        ).read_bytes()
 
     wait_for(reached, phase, within_s=60)
     os.killpg(running.pid, number)
     _, stderr = running.communicate(timeout=60)
-    # A signal that comes when all is done and sealed changes nothing, but may still end the process.
+    # A signal that comes when all is done and sealed changes nothing, but may still end the
+    # process.
     assert running.returncode == 130 or (ends and running.returncode in {0, -number}), stderr
     assert b"Traceback" not in stderr
     run = newest()

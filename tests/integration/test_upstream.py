@@ -1,6 +1,8 @@
-"""Real upstreams through a real range: a cell's curl, the gateway, the owner's verdict, and servers on this host that stand where the world would.
+"""Real upstreams through a real range: a cell's curl, the gateway, the owner's verdict, and servers
+on this host that stand where the world would.
 
-What is injected is what `open_range` takes for it: a resolver, and who connects. The addresses are public ones, so the verdicts are the real ones.
+What is injected is what `open_range` takes for it: a resolver, and who connects. The addresses are
+public ones, so the verdicts are the real ones.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ class World:
 
     def reach(self) -> Reach:
         """As `open_range` takes it."""
-        return Reach(resolve=self._resolve, connect=self._connect, read_authorities=lambda: self.authorities)
+        return Reach(
+            resolve=self._resolve, connect=self._connect, read_authorities=lambda: self.authorities
+        )
 
     def _resolve(self, host: str, port: int) -> tuple[str, ...]:
         """The second answer for a name is this host (DNS rebinding)."""
@@ -82,7 +86,10 @@ def world(tmp_path: Path) -> Iterator[World]:
         "small.example": authority.server("small.example"),
     }
     with ExitStack() as stack:
-        servers = {HOSTS[host]: stack.enter_context(web_server(context)) for host, context in contexts.items()}
+        servers = {
+            HOSTS[host]: stack.enter_context(web_server(context))
+            for host, context in contexts.items()
+        }
         yield World(servers=servers, authorities=authority.pem)
 
 
@@ -110,7 +117,16 @@ class Client:
 
     def __call__(self, host: str, path: str = "/", *options: str) -> tuple[int, str]:
         """Status and body."""
-        words = ["curl", "-s", "--max-time", "30", "--cacert", str(self._certificate), "-w", r"\n%{http_code}"]
+        words = [
+            "curl",
+            "-s",
+            "--max-time",
+            "30",
+            "--cacert",
+            str(self._certificate),
+            "-w",
+            r"\n%{http_code}",
+        ]
         said = self._agent.run(
             "sh", "-c", '"$@"; true', "sh",
             *words, "--resolve", f"{host}:443:{self._scene.address(host)}", *options, f"https://{host}{path}",
@@ -131,7 +147,9 @@ def with_client(
     scene = scene_of(tmp_path, run_budget)
 
     async def run() -> dict[str, Any]:
-        async with scene.open(serve=SERVE, reach=world.reach(), spending=spending or RunSpending()) as made:
+        async with scene.open(
+            serve=SERVE, reach=world.reach(), spending=spending or RunSpending()
+        ) as made:
             with cell(made) as agent:
                 await made.attach("agent", agent.pid)
                 certificate = tmp_path / "range.pem"
@@ -151,12 +169,15 @@ def with_client(
 def upstream_events(scene: Scene, host: str) -> list[tuple[str, str]]:
     """Verdict and address of what the owner did for a host."""
     return [
-        (str(data["verdict"]), str(data["address"])) for data in scene.data("network.upstream") if data["host"] == host
+        (str(data["verdict"]), str(data["address"]))
+        for data in scene.data("network.upstream")
+        if data["host"] == host
     ]
 
 
 def test_what_the_policy_names_is_reached_and_all_else_is_not(tmp_path: Path, world: World) -> None:
-    """One range: a good upstream, its methods, a name that rebinds, certificates of others, a private address, nobody there; each on record."""
+    """One range: a good upstream, its methods, a name that rebinds, certificates of others, a
+    private address, nobody there; each on record."""
 
     def act(curl: Client) -> dict[str, Any]:
         return {
@@ -194,15 +215,23 @@ def test_what_the_policy_names_is_reached_and_all_else_is_not(tmp_path: Path, wo
     assert ("127.0.0.1", 443) not in world.dialled
     assert upstream_events(scene, "good.example") == [("dialled", HOSTS["good.example"])] * 5
     assert upstream_events(scene, "private.example") == [("refused", "")]
-    assert [verdict for verdict, _ in upstream_events(scene, "dead.example")] == ["dialled", "failed"]
+    assert [verdict for verdict, _ in upstream_events(scene, "dead.example")] == [
+        "dialled",
+        "failed",
+    ]
     assert {data["reason"] for data in scene.data("network.upstream")} == {REASON}
     requests = scene.data("network.http")
-    refused = [(data["method"], data["reason"]) for data in requests if data["verdict"] == "refused"]
+    refused = [
+        (data["method"], data["reason"]) for data in requests if data["verdict"] == "refused"
+    ]
     assert refused == [("DELETE", "the upstream does not take this method")]
     assert {data["stand_in"] for data in requests} == {f"upstream:{host}" for host in HOSTS} - {
         "upstream:small.example"
     }
-    reasons = {str(data["stand_in"]): str(data.get("reason")) for data in scene.data("network.http.answered")}
+    reasons = {
+        str(data["stand_in"]): str(data.get("reason"))
+        for data in scene.data("network.http.answered")
+    }
     assert "Hostname mismatch" in reasons["upstream:misnamed.example"]
     assert "issuer" in reasons["upstream:untrusted.example"]
     # Nothing was dialled before the request was on record.
@@ -214,7 +243,10 @@ def test_the_budget_is_the_range_s(tmp_path: Path, world: World) -> None:
     """An answer larger than it is cut off, which is told once; then nothing is dialled."""
 
     def act(curl: Client) -> dict[str, Any]:
-        return {"large": curl("small.example", "/large", "--max-time", "5"), "after": curl("small.example")}
+        return {
+            "large": curl("small.example", "/large", "--max-time", "5"),
+            "after": curl("small.example"),
+        }
 
     scene, seen = with_client(tmp_path, world, act)
     assert len(seen["large"][1]) < BUDGET
@@ -227,7 +259,8 @@ def test_the_budget_is_the_range_s(tmp_path: Path, world: World) -> None:
 
 
 def test_the_ranges_of_a_run_have_one_budget(tmp_path: Path, world: World) -> None:
-    """What the kernel counted of one range's connections is gone for the next; the last refusal is on record, and nothing is dialled for it."""
+    """What the kernel counted of one range's connections is gone for the next; the last refusal is
+    on record, and nothing is dialled for it."""
     spending = RunSpending()
 
     def act(curl: Client) -> dict[str, Any]:
@@ -237,12 +270,16 @@ def test_the_ranges_of_a_run_have_one_budget(tmp_path: Path, world: World) -> No
     seen = []
     for number in range(2):
         world.resolved.clear()
-        scene, found = with_client(tmp_path, world, act, spending=spending, run_budget=BUDGET + 2000)
+        scene, found = with_client(
+            tmp_path, world, act, spending=spending, run_budget=BUDGET + 2000
+        )
         seen.append(found["status"])
         used = spending.spent_bytes("small.example")
         assert 8000 < used < BUDGET, number
     assert seen == [200, 502]
-    (refusal,) = [data for data in scene.data("network.upstream") if data["host"] == "small.example"]
+    (refusal,) = [
+        data for data in scene.data("network.upstream") if data["host"] == "small.example"
+    ]
     assert (refusal["verdict"], len(world.dialled)) == ("refused", 1)
     assert "for the run" in refusal["problem"]
 
@@ -268,7 +305,8 @@ def dial_limits(scene: Scene) -> list[dict[str, Any]]:
 
 
 def test_a_cell_can_not_end_its_range_by_dialling(tmp_path: Path) -> None:
-    """Eighty dials that the owner's resolver leaves open: those over the bound are refused at once, and counted together; the range lives, and dials again later."""
+    """Eighty dials that the owner's resolver leaves open: those over the bound are refused at once,
+    and counted together; the range lives, and dials again later."""
     (tmp_path / "store").mkdir()
     hosts = [f"h{number}.example" for number in range(10)]
     released = threading.Event()
@@ -279,7 +317,12 @@ def test_a_cell_can_not_end_its_range_by_dialling(tmp_path: Path) -> None:
 
     upstreams = tuple(
         UpstreamPlan(
-            host=host, ports=(80,), methods=("GET",), budget_bytes=BUDGET, run_budget_bytes=100 << 20, reason=REASON
+            host=host,
+            ports=(80,),
+            methods=("GET",),
+            budget_bytes=BUDGET,
+            run_budget_bytes=100 << 20,
+            reason=REASON,
         )
         for host in hosts
     )
@@ -296,13 +339,18 @@ def test_a_cell_can_not_end_its_range_by_dialling(tmp_path: Path) -> None:
 
                     async def ask() -> None:
                         argv = (sys.executable, "-I", "-c", MANY, *words)
-                        said.extend((await anyio.to_thread.run_sync(lambda: agent.run(*argv))).split())
+                        said.extend(
+                            (await anyio.to_thread.run_sync(lambda: agent.run(*argv))).split()
+                        )
 
                     tasks.start_soon(ask)
                     answered = lambda: len(scene.data("network.http.answered")) >= 80 - most  # noqa: E731
                     assert await anyio.to_thread.run_sync(within, answered)
                     released.set()
-                counted = lambda: sum(int(data["count"]) for data in dial_limits(scene)) >= 80 - most  # noqa: E731
+
+                def counted() -> bool:
+                    return sum(int(data["count"]) for data in dial_limits(scene)) >= 80 - most
+
                 assert await anyio.to_thread.run_sync(within, counted)
             assert made.alive() == ""
         return said
@@ -314,14 +362,21 @@ def test_a_cell_can_not_end_its_range_by_dialling(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("gateway", ["ask_elsewhere", "ask_nonsense"])
-def test_a_gateway_that_asks_for_what_is_not_planned_ends_the_range(tmp_path: Path, world: World, gateway: str) -> None:
-    """Nothing is resolved or dialled; the refusal and the violation are on record, and the gateway is dead."""
+def test_a_gateway_that_asks_for_what_is_not_planned_ends_the_range(
+    tmp_path: Path, world: World, gateway: str
+) -> None:
+    """Nothing is resolved or dialled; the refusal and the violation are on record, and the gateway
+    is dead."""
     scene = scene_of(tmp_path)
 
     async def run() -> None:
-        async with scene.open(serve=f"tests.integration.asking_gateway:{gateway}", reach=world.reach()) as made:
+        async with scene.open(
+            serve=f"tests.integration.asking_gateway:{gateway}", reach=world.reach()
+        ) as made:
             await anyio.to_thread.run_sync(scene.died.wait, TIMEOUT_S)
-            assert "no upstream of this range" in made.alive() or "a question to dial" in made.alive()
+            assert (
+                "no upstream of this range" in made.alive() or "a question to dial" in made.alive()
+            )
 
     with contextlib.suppress(ProtocolViolation):  # it may ask before the range is up
         anyio.run(run)
@@ -333,7 +388,8 @@ def test_a_gateway_that_asks_for_what_is_not_planned_ends_the_range(tmp_path: Pa
 
 
 def test_a_handed_socket_leads_nowhere_else(tmp_path: Path, world: World) -> None:
-    """A gateway that was taken over has the connection that it asked for, and can't point it elsewhere, listen on it, or make one like it."""
+    """A gateway that was taken over has the connection that it asked for, and can't point it
+    elsewhere, listen on it, or make one like it."""
     scene = scene_of(tmp_path)
 
     async def run() -> None:
@@ -366,10 +422,13 @@ ip route add 7.7.7.0/24 dev here table 77
 
 
 def test_the_networks_that_a_host_is_on_are_the_kernel_s() -> None:
-    """Those of its addresses and of routes without a gateway, in every table; not what is behind a gateway, nor a tunnel to the world."""
+    """Those of its addresses and of routes without a gateway, in every table; not what is behind a
+    gateway, nor a tunnel to the world."""
     read = "from belljar.network.owner.dial import networks_near; print(*networks_near())"
     argv = ["unshare", "--net", "sh", "-ec", LINKS, "sh", sys.executable, "-c", read]
-    found = set(subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout.split())
+    found = set(
+        subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout.split()
+    )
     assert {"93.184.215.0/24", "2606:2800:21f::/48", "7.7.7.0/24"} <= found
     assert all(net.startswith(("93.", "2606:", "7.", "fe80:")) for net in found)
 
@@ -382,13 +441,27 @@ ip link set lo up
 
 
 def test_an_upstreams_name_is_absolute(tmp_path: Path) -> None:
-    """A search domain is put behind no name, whatever `ndots` says; a line of `/etc/hosts` counts only with a dot at its end."""
-    (tmp_path / "resolv.conf").write_text("nameserver 127.0.0.1\nsearch corp.test\noptions ndots:5 attempts:1\n")
+    """A search domain is put behind no name, whatever `ndots` says; a line of `/etc/hosts` counts
+    only with a dot at its end."""
+    (tmp_path / "resolv.conf").write_text(
+        "nameserver 127.0.0.1\nsearch corp.test\noptions ndots:5 attempts:1\n"
+    )
     (tmp_path / "nsswitch.conf").write_text("hosts: files dns\n")
     (tmp_path / "hosts").write_text("8.8.4.4 listed.example\n8.8.8.8 dotted.example.\n")
     names = ["srv", "real.example", "listed.example", "dotted.example"]
     program = [sys.executable, str(Path(__file__).with_name("resolver_world.py")), *names]
-    argv = ["unshare", "--user", "--map-root-user", "--net", "--mount", "sh", "-ec", RESOLVER, str(tmp_path), *program]
+    argv = [
+        "unshare",
+        "--user",
+        "--map-root-user",
+        "--net",
+        "--mount",
+        "sh",
+        "-ec",
+        RESOLVER,
+        str(tmp_path),
+        *program,
+    ]
     done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
     seen = json.loads(done.stdout)
     assert seen["found"] == {

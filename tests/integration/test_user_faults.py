@@ -1,4 +1,5 @@
-"""Faults of the host as an ordinary user meets them in the container and gVisor tiers: what he lacks, named with the commands that give it; nothing of his is left."""
+"""Faults of the host as an ordinary user meets them in the container and gVisor tiers: what he
+lacks, named with the commands that give it; nothing of his is left."""
 
 from __future__ import annotations
 
@@ -20,9 +21,14 @@ pytestmark = [pytest.mark.vm, pytest.mark.root]
 
 
 @pytest.fixture(scope="module")
-def user(prepared_home: Path, ordinary_user: tuple[int, int], templates: Templates) -> Iterator[UsersBelljar]:
+def user(
+    prepared_home: Path, ordinary_user: tuple[int, int], templates: Templates
+) -> Iterator[UsersBelljar]:
     """An ordinary user with a store of his own, and no control group."""
-    with installed_for(prepared_home, *ordinary_user) as installed, templates.serving(installed.home, ordinary_user):
+    with (
+        installed_for(prepared_home, *ordinary_user) as installed,
+        templates.serving(installed.home, ordinary_user),
+    ):
         yield installed
 
 
@@ -36,15 +42,26 @@ def user_refused(
     command: Sequence[str] = _EXEC,
     argv: Sequence[str] | None = None,
 ) -> str:
-    """What an ordinary user is told by `exec`, in a mount namespace prepared by root (or by `argv`, which becomes the user); nothing of his is left."""
-    become = ["setpriv", f"--reuid={user.uid}", f"--regid={user.gid}", "--clear-groups", "--inh-caps=-all"]
+    """What an ordinary user is told by `exec`, in a mount namespace prepared by root (or by `argv`,
+    which becomes the user); nothing of his is left."""
+    become = [
+        "setpriv",
+        f"--reuid={user.uid}",
+        f"--regid={user.gid}",
+        "--clear-groups",
+        "--inh-caps=-all",
+    ]
     argv = argv or [*become, *prefix, *user.argv(*command)]
     words = ["unshare", "--mount", "sh", "-ec", "\n".join([*mounts, 'exec "$@"']), "sh", *argv]
-    ran = subprocess.run(words, env=user.environment(), cwd="/", capture_output=True, timeout=120, check=False)
+    ran = subprocess.run(
+        words, env=user.environment(), cwd="/", capture_output=True, timeout=120, check=False
+    )
     said = ran.stderr.decode()
     assert ran.returncode == 3, said
     assert "\n  hint: " in said
-    assert {"policy.refused", "cell.failed"} & {event["kind"] for event in user.events(user.runs()[-1])}
+    assert {"policy.refused", "cell.failed"} & {
+        event["kind"] for event in user.events(user.runs()[-1])
+    }
     wait_for(lambda: not user.processes(), f"the end of {user.processes()}")
     assert user.left() == []
     return said
@@ -54,7 +71,9 @@ def test_a_user_without_subordinate_ids(user: UsersBelljar, tmp_path: Path) -> N
     """Neither in /etc/subuid nor /etc/subgid: the command that gives them."""
     empty = tmp_path / "empty"
     empty.touch(mode=0o644)
-    said = user_refused(user, f"mount --bind {empty} /etc/subuid", f"mount --bind {empty} /etc/subgid")
+    said = user_refused(
+        user, f"mount --bind {empty} /etc/subuid", f"mount --bind {empty} /etc/subgid"
+    )
     assert "no 65,536 subordinate ids in /etc/subuid or /etc/subgid" in said
     assert "usermod --add-subuids" in said
 
@@ -63,13 +82,16 @@ def test_a_user_without_the_mappers(user: UsersBelljar, tmp_path: Path) -> None:
     """newuidmap is missing: the package to install."""
     empty = tmp_path / "empty"
     empty.touch(mode=0o644)
-    said = user_refused(user, *(f"mount --bind {empty} {shutil.which(name)}" for name in ("newuidmap", "newgidmap")))
+    said = user_refused(
+        user, *(f"mount --bind {empty} {shutil.which(name)}" for name in ("newuidmap", "newgidmap"))
+    )
     assert "newuidmap and newgidmap can't be found" in said
     assert "install the package uidmap" in said
 
 
 def test_a_user_without_control_groups(user: UsersBelljar) -> None:
-    """His cells could not be bounded: refused, with the commands for the version of control groups that this host has; the microVM tier is left to him."""
+    """His cells could not be bounded: refused, with the commands for the version of control groups
+    that this host has; the microVM tier is left to him."""
     facts = json.loads(user("doctor", "--json", "--no-prove").stdout)["facts"]
     if len(facts["cgroup"]["parents"]) == 3:
         pytest.skip("control groups are handed to every user here")
@@ -89,7 +111,13 @@ def as_told(user: UsersBelljar, said: str) -> None:
         subprocess.run(["sh", "-ec", by_root], check=True)
         command = f'{by_user.partition("; or run as root")[0]}; exec "$@"'
         ran = user.run(
-            ["sh", "-ec", command, "sh", *user.argv("exec", "low", "--tier", "container", "--", "echo", "fine")]
+            [
+                "sh",
+                "-ec",
+                command,
+                "sh",
+                *user.argv("exec", "low", "--tier", "container", "--", "echo", "fine"),
+            ]
         )
         assert (ran.returncode, ran.stdout) == (0, b"fine\n"), ran.stderr
     finally:
@@ -144,10 +172,15 @@ def test_a_user_who_may_make_no_user_namespace(user: UsersBelljar) -> None:
 
 
 def test_a_user_whose_mappers_may_do_nothing(prepared_home: Path, user: UsersBelljar) -> None:
-    """newuidmap is there and the ids are his, but where nothing gains rights by a program's file it is refused: said as such."""
+    """newuidmap is there and the ids are his, but where nothing gains rights by a program's file it
+    is refused: said as such."""
     with handed_groups(f"f{user.uid}-{os.getpid()}", user.uid, user.gid) as groups:
         given = replace(user, groups=groups)
-        argv = ["setpriv", "--no-new-privs", *user.argv("exec", "low", "--tier", "container", "--", "true")]
+        argv = [
+            "setpriv",
+            "--no-new-privs",
+            *user.argv("exec", "low", "--tier", "container", "--", "true"),
+        ]
         ran = given.run(argv, timeout_s=60)
         said = ran.stderr.decode()
         assert ran.returncode == 3, said

@@ -1,4 +1,5 @@
-"""Container and gVisor for an ordinary user: what he needs for them, what he gets without it, and that what has other owners than himself is removed all the same."""
+"""Container and gVisor for an ordinary user: what he needs for them, what he gets without it, and
+that what has other owners than himself is removed all the same."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def planned(user: UsersBelljar, *args: str) -> dict[str, Any]:
 
 
 def test_with_groups_and_ids_he_gets_the_tier_his_risk_asks_for(grouped: UsersBelljar) -> None:
-    """Doctor says yes to every tier; the least tier of a risk is taken, with every limit in a control group, and no warning speaks of another."""
+    """Doctor says yes to every tier; the least tier of a risk is taken, with every limit in a
+    control group, and no warning speaks of another."""
     found = json.loads(grouped("doctor", "--json").stdout)
     assert (found["facts"]["cgroup"]["delegated"], found["facts"]["cgroup"]["reason"]) == (True, "")
     assert found["facts"]["ids"]["available"]
@@ -50,7 +52,8 @@ def test_with_groups_and_ids_he_gets_the_tier_his_risk_asks_for(grouped: UsersBe
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_a_cell_and_its_processes(grouped: UsersBelljar, tier: str) -> None:
-    """The workload runs under subordinate ids, never as the user, in groups below his own with the plan's limits; when it ends nothing is left."""
+    """The workload runs under subordinate ids, never as the user, in groups below his own with the
+    plan's limits; when it ends nothing is left."""
     process = started(grouped, "low", "--tier", tier)
     try:
         theirs = subordinate_uids(grouped.uid)
@@ -64,14 +67,17 @@ def test_a_cell_and_its_processes(grouped: UsersBelljar, tier: str) -> None:
         process.communicate(timeout=60)
     assert {grouped.uid} in owners.values(), "the jail's first process is the user's"
     assert any(uids <= set(theirs) for uids in owners.values()), "the container's are nobody's"
-    assert all(uids <= {grouped.uid} or not uids & {grouped.uid, 0} for uids in owners.values()), owners
+    assert all(uids <= {grouped.uid} or not uids & {grouped.uid, 0} for uids in owners.values()), (
+        owners
+    )
     assert limits == {str(planned(grouped, "--tier", tier)["jail"]["processes"])}
     assert "cell.destroyed" in kinds(grouped)
 
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_owner_killed_leaves_nothing_after_reap(grouped: UsersBelljar, tier: str) -> None:
-    """SIGKILL of one owner: its container dies; `reap` removes what is left, control groups too, and the other owner's cell lives on."""
+    """SIGKILL of one owner: its container dies; `reap` removes what is left, control groups too,
+    and the other owner's cell lives on."""
     living, dying = started(grouped, "low", "--tier", tier), started(grouped, "low", "--tier", tier)
     dying.kill()
     dying.communicate(timeout=60)
@@ -87,7 +93,8 @@ def test_owner_killed_leaves_nothing_after_reap(grouped: UsersBelljar, tier: str
 
 
 def test_without_groups_a_low_risk_runs_in_a_virtual_machine(user: UsersBelljar) -> None:
-    """The stronger tier is taken and the plan says why; one that is asked for by name is refused with the hint, on record, and nothing is made."""
+    """The stronger tier is taken and the plan says why; one that is asked for by name is refused
+    with the hint, on record, and nothing is made."""
     plan = planned(user)
     assert plan["tier"] == "microvm"
     why = " ".join(plan["warnings"])
@@ -108,8 +115,15 @@ def test_without_groups_a_low_risk_runs_in_a_virtual_machine(user: UsersBelljar)
 def without_ids(user: UsersBelljar, accounts: Path) -> Iterator[None]:
     """The administrator takes the user's subordinate ids, and gives the same ones back."""
     name, ids = pwd.getpwuid(user.uid).pw_name, subordinate_uids(user.uid)
-    gids = next(line.split(":")[1:] for line in Path("/etc/subgid").read_text().splitlines() if line.startswith(name))
-    words = [f"-subuids={ids.start}-{ids.stop - 1}", f"-subgids={gids[0]}-{int(gids[0]) + int(gids[1]) - 1}"]
+    gids = next(
+        line.split(":")[1:]
+        for line in Path("/etc/subgid").read_text().splitlines()
+        if line.startswith(name)
+    )
+    words = [
+        f"-subuids={ids.start}-{ids.stop - 1}",
+        f"-subgids={gids[0]}-{int(gids[0]) + int(gids[1]) - 1}",
+    ]
 
     def change(how: str) -> None:
         options = [f"--{how}{word}" for word in words]
@@ -123,15 +137,21 @@ def without_ids(user: UsersBelljar, accounts: Path) -> Iterator[None]:
         change("add")
 
 
-def test_without_ids_containers_are_refused_with_the_hint(grouped: UsersBelljar, accounts: Path) -> None:
-    """No subordinate ids: the plan takes the virtual machine and says why; a container by name is refused with the command that gives ids."""
+def test_without_ids_containers_are_refused_with_the_hint(
+    grouped: UsersBelljar, accounts: Path
+) -> None:
+    """No subordinate ids: the plan takes the virtual machine and says why; a container by name is
+    refused with the command that gives ids."""
     with without_ids(grouped, accounts):
         plan = planned(grouped)
         refused = grouped("exec", "low", "--tier", "container", "--", "true")
         ran = grouped("exec", "low", "--", "true")
         listed = grouped("image", "ls")
     assert plan["tier"] == "microvm"
-    assert any("subordinate ids" in warning and "usermod --add-subuids" in warning for warning in plan["warnings"])
+    assert any(
+        "subordinate ids" in warning and "usermod --add-subuids" in warning
+        for warning in plan["warnings"]
+    )
     assert refused.returncode == 3, refused.stderr
     assert b"has no 65,536 subordinate ids in /etc/subuid or /etc/subgid" in refused.stderr
     assert b"usermod --add-subuids" in refused.stderr
@@ -141,15 +161,24 @@ def test_without_ids_containers_are_refused_with_the_hint(grouped: UsersBelljar,
 
 def unpacked(user: UsersBelljar) -> list[str]:
     """The names in the store's directory of unpacked images."""
-    return sorted(path.name for path in (user.home / "trees").iterdir()) if (user.home / "trees").is_dir() else []
+    return (
+        sorted(path.name for path in (user.home / "trees").iterdir())
+        if (user.home / "trees").is_dir()
+        else []
+    )
 
 
 def test_a_tree_half_made_when_its_owner_died_is_removed(grouped: UsersBelljar) -> None:
     """Its files belong to ids that are not the user's: `reap` removes them all the same."""
     with another_store(grouped) as store:
-        process = grouped.start("exec", "low", "--tier", "container", "--", "true", BELLJAR_HOME=str(store))
+        process = grouped.start(
+            "exec", "low", "--tier", "container", "--", "true", BELLJAR_HOME=str(store)
+        )
         trees = store / "trees"
-        wait_for(lambda: any(path.is_dir() for path in trees.glob(".making-*/root/usr")), "files of a tree")
+        wait_for(
+            lambda: any(path.is_dir() for path in trees.glob(".making-*/root/usr")),
+            "files of a tree",
+        )
         process.kill()
         process.communicate(timeout=60)
         foreign = {path.lstat().st_uid for path in trees.glob(".making-*/root/*")} - {grouped.uid}
@@ -161,7 +190,8 @@ def test_a_tree_half_made_when_its_owner_died_is_removed(grouped: UsersBelljar) 
 
 
 def test_a_store_can_be_removed_by_its_user(grouped: UsersBelljar) -> None:
-    """An unpacked image goes with its image's last name, at the next `reap`; then nothing in the store needs another's rights to be removed."""
+    """An unpacked image goes with its image's last name, at the next `reap`; then nothing in the
+    store needs another's rights to be removed."""
     with another_store(grouped) as store:
         ran = grouped("exec", "low", "--tier", "container", "--", "true", BELLJAR_HOME=str(store))
         assert ran.returncode == 0, ran.stderr
@@ -171,7 +201,8 @@ def test_a_store_can_be_removed_by_its_user(grouped: UsersBelljar) -> None:
             done = grouped(*args, BELLJAR_HOME=str(store))
             assert done.returncode == 0, done.stderr
         assert list((store / "trees").iterdir()) == []
-        writable = 'chmod -R u+w "$1" && rm -rf "$1"'  # roots of jails are written by nobody, not even by him
+        # roots of jails are written by nobody, not even by him
+        writable = 'chmod -R u+w "$1" && rm -rf "$1"'
         removed = grouped.run(["sh", "-c", writable, "sh", str(store)])
         assert (removed.returncode, store.exists()) == (0, False), removed.stderr
 
@@ -179,7 +210,8 @@ def test_a_store_can_be_removed_by_its_user(grouped: UsersBelljar) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("tier", ["container", pytest.param("gvisor", marks=pytest.mark.thorough)])
 def test_inspects_own_checks(grouped: UsersBelljar, tier: str) -> None:
-    """Inspect's conformance checks for sandboxes pass when Inspect is run by an ordinary user: all, none known to fail."""
+    """Inspect's conformance checks for sandboxes pass when Inspect is run by an ordinary user: all,
+    none known to fail."""
     copy_inspect(grouped.libraries)
     found = program(grouped, "checks", tier)
     assert found["failed"] == {}
@@ -187,7 +219,8 @@ def test_inspects_own_checks(grouped: UsersBelljar, tier: str) -> None:
 
 
 def test_a_cell_is_probed(grouped: UsersBelljar) -> None:
-    """Every probe, as the workload's user and as root of the cell: contained, though its owner has no rights over this host."""
+    """Every probe, as the workload's user and as root of the cell: contained, though its owner has
+    no rights over this host."""
     said = json.loads(grouped("probe", "low", "--tier", "container", "--all", "--json").stdout)
     findings = [finding for report in said["reports"] for finding in report["findings"]]
     assert [finding for finding in findings if finding["verdict"] != "contained"] == []

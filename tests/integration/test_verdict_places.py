@@ -1,4 +1,5 @@
-"""One verdict in every place, of runs in real containers and ranges: the causes whose evidence comes after the cell has given its own word."""
+"""One verdict in every place, of runs in real containers and ranges: the causes whose evidence
+comes after the cell has given its own word."""
 
 from __future__ import annotations
 
@@ -50,7 +51,10 @@ def points(says: str):
 def one(command: str = "true", dies: bool = False, says: str = ""):
     return Task(dataset=[Sample(id="s", input="x")], solver=work(command, dies), scorer=points(says))
 """
-ALONE = "belljar: 1\nrisk: low\nresources: {cpus: 1, memory: 256MiB, disk: 64MiB, processes: 64, lifetime: 10m}\n"
+ALONE = (
+    "belljar: 1\nrisk: low\nresources: {cpus: 1, memory: 256MiB, disk: 64MiB, processes: 64,"
+    " lifetime: 10m}\n"
+)
 DEPOT = """\
 network:
   stand_ins:
@@ -90,7 +94,13 @@ def nothing_felled() -> Iterator[None]:
 
 CAUSES: dict[str, tuple[str, tuple[str, ...], Any, str, set[Code]]] = {
     "nothing": (ALONE + DEPOT, ("-T", f"command={FETCH}"), nothing_felled, "contained", set()),
-    "a scorer": (ALONE, ("-T", "says=breached"), nothing_felled, "breached", {Code.SCORER_BREACHED}),
+    "a scorer": (
+        ALONE,
+        ("-T", "says=breached"),
+        nothing_felled,
+        "breached",
+        {Code.SCORER_BREACHED},
+    ),
     "a void attempt before a clean one": (
         ALONE,
         ("-T", "dies=true", "--retry-on-error", "1"),
@@ -117,7 +127,8 @@ CAUSES: dict[str, tuple[str, tuple[str, ...], Any, str, set[Code]]] = {
 
 @pytest.mark.parametrize("name", CAUSES)
 def test_every_place_says_the_same(home: Path, tmp_path: Path, name: str) -> None:
-    """Of one real run: the sample's and the run's verdict wherever they are shown, the exit code, the reason, and the cell's word by its own name."""
+    """Of one real run: the sample's and the run's verdict wherever they are shown, the exit code,
+    the reason, and the cell's word by its own name."""
     policy, options, suffering, verdict, codes = CAUSES[name]
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "policy.yaml").write_text(policy)
@@ -139,5 +150,7 @@ def test_every_place_says_the_same(home: Path, tmp_path: Path, name: str) -> Non
         expected["--require-contained"] = "not contained"
     assert {place: show(judged) for place, show in SAMPLE_PLACES.items()} == expected
     code = 0 if verdict == "contained" else 2
-    assert {place: show(judged) for place, show in RUN_PLACES.items()} == dict.fromkeys(RUN_PLACES, (verdict, code))
+    assert {place: show(judged) for place, show in RUN_PLACES.items()} == dict.fromkeys(
+        RUN_PLACES, (verdict, code)
+    )
     assert all(words == {"cell_verdict"} for words in cell_verdicts(judged))

@@ -1,4 +1,5 @@
-"""A virtual machine's port on a range's network, for root and for an ordinary user: what its guest can do with it, what it can't, and how both end."""
+"""A virtual machine's port on a range's network, for root and for an ordinary user: what its guest
+can do with it, what it can't, and how both end."""
 
 from __future__ import annotations
 
@@ -54,19 +55,30 @@ class Owner:
         with self.start(mode) as process:
             said, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors.decode()
-        return {name: value for line in said.splitlines() for name, value in json.loads(line).items()}
+        return {
+            name: value for line in said.splitlines() for name, value in json.loads(line).items()
+        }
 
 
 @pytest.fixture(params=["root", "user", "grouped"])
 def owner(request: pytest.FixtureRequest) -> Iterator[Owner]:
-    """Once for root, twice for an ordinary user with subordinate ids: without control groups, and in his own."""
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": "/"}
+    """Once for root, twice for an ordinary user with subordinate ids: without control groups, and
+    in his own."""
+    pipes: dict[str, Any] = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "cwd": "/",
+    }
     if request.param == "root":
         belljar = Belljar(request.getfixturevalue("vm_home"))
         path = os.pathsep.join(filter(None, (str(HERE.parents[1]), os.environ.get("PYTHONPATH"))))
         argv = [sys.executable, str(HERE / "vm_port_owner.py")]
         yield Owner(
-            lambda mode: subprocess.Popen([*argv, mode], env=belljar.environment(PYTHONPATH=path), **pipes), belljar
+            lambda mode: subprocess.Popen(
+                [*argv, mode], env=belljar.environment(PYTHONPATH=path), **pipes
+            ),
+            belljar,
         )
         assert belljar.leftovers() == []
         return
@@ -84,7 +96,10 @@ def owner(request: pytest.FixtureRequest) -> Iterator[Owner]:
         if user.groups is not None:
             given = user.groups.enter(given, uid=user.uid, gid=user.gid)
         return subprocess.Popen(
-            given, env=user.environment(PYTHONPATH=path), **pipes, **({} if user.groups is not None else ids)
+            given,
+            env=user.environment(PYTHONPATH=path),
+            **pipes,
+            **({} if user.groups is not None else ids),
         )
 
     yield Owner(start, user)
@@ -111,8 +126,10 @@ def check_guest(found: dict[str, Any], number: int) -> None:
 
 @pytest.mark.thorough_in("grouped")
 def test_what_a_guest_can_do_with_its_port(owner: Owner) -> None:
-    """Two clones of one template have each the address that they were given: transfers of 10 MiB both ways arrive whole, so do datagrams up to the MTU; the workload's
-    root changes no link, forges no packet, has no IPv6. On the link are IPv4 packets from the renewed MAC alone. The journal knew both jails; nothing is left."""
+    """Two clones of one template have each the address that they were given: transfers of 10 MiB
+    both ways arrive whole, so do datagrams up to the MTU; the workload's root changes no link,
+    forges no packet, has no IPv6. On the link are IPv4 packets from the renewed MAC alone. The
+    journal knew both jails; nothing is left."""
     said = owner.run("use")
     there = said["there"]
     for number in (1, 2):
@@ -190,7 +207,10 @@ async def shell(vm: Vmm, script: str) -> str:
     return outcome.stdout.decode()
 
 
-PING = "import socket; s=socket.create_connection(('10.77.0.1', 80), timeout=30); s.sendall(bytes(16)); print(len(s.makefile('rb').read(64)))"
+PING = (
+    "import socket; s=socket.create_connection(('10.77.0.1', 80), timeout=30);"
+    " s.sendall(bytes(16)); print(len(s.makefile('rb').read(64)))"
+)
 
 
 @pytest.mark.anyio
@@ -201,7 +221,17 @@ PING = "import socket; s=socket.create_connection(('10.77.0.1', 80), timeout=30)
         (lambda vm: os.kill(wire_of(vm), signal.SIGKILL), "its wire was killed by signal SIGKILL"),
         (
             lambda vm: subprocess.run(
-                ["/usr/bin/nsenter", "--net", "--target", str(wire_of(vm)), "ip", "link", "delete", "eth0"], check=True
+                [
+                    "/usr/bin/nsenter",
+                    "--net",
+                    "--target",
+                    str(wire_of(vm)),
+                    "ip",
+                    "link",
+                    "delete",
+                    "eth0",
+                ],
+                check=True,
             ),
             "its wire ended: its link was taken away",
         ),
@@ -211,8 +241,11 @@ PING = "import socket; s=socket.create_connection(('10.77.0.1', 80), timeout=30)
 async def test_the_wires_end_is_the_cells(
     vm_home: Path, made_of: Parts, port: StandInPort, end: Callable[[Vmm], object], cause: str
 ) -> None:
-    """Without anybody's doing: the VMM is dead before anyone asks, the cause names the wire, and nothing is left."""
-    async with open_vm(*made_of, home=vm_home, recorder=MemoryRecorder(), planned={}, port=port) as vm:
+    """Without anybody's doing: the VMM is dead before anyone asks, the cause names the wire, and
+    nothing is left."""
+    async with open_vm(
+        *made_of, home=vm_home, recorder=MemoryRecorder(), planned={}, port=port
+    ) as vm:
         assert vm.host_pid is not None
         vmm = known(vm.host_pid)
         assert vm.cause_of_death() == ""
@@ -227,9 +260,13 @@ async def test_the_wires_end_is_the_cells(
 
 @pytest.mark.anyio
 @one_backend
-async def test_the_vmms_end_is_named_as_ever(vm_home: Path, made_of: Parts, port: StandInPort) -> None:
+async def test_the_vmms_end_is_named_as_ever(
+    vm_home: Path, made_of: Parts, port: StandInPort
+) -> None:
     """A VMM that is killed is a killed VMM, wire or no wire; and its owner's end is its owner's."""
-    async with open_vm(*made_of, home=vm_home, recorder=MemoryRecorder(), planned={}, port=port) as vm:
+    async with open_vm(
+        *made_of, home=vm_home, recorder=MemoryRecorder(), planned={}, port=port
+    ) as vm:
         assert vm.host_pid is not None
         os.kill(vm.host_pid, signal.SIGKILL)
         assert await vm.wait_dead() == "the VMM was killed by signal SIGKILL"
@@ -242,15 +279,26 @@ async def test_the_vmms_end_is_named_as_ever(vm_home: Path, made_of: Parts, port
 async def test_hostile_frames_from_the_link(
     vm_home: Path, made_of: Parts, port: StandInPort, its_range: StandInRange
 ) -> None:
-    """Frames for somebody else, broadcasts, tags, ARP, IPv6, of any length and many: the guest still answers, and nothing is heard of it but IPv4."""
-    heads = ("ffffffffffff", "01005e000001", port.settings.mac.replace(":", ""), "333300000001", "020000000099")
+    """Frames for somebody else, broadcasts, tags, ARP, IPv6, of any length and many: the guest
+    still answers, and nothing is heard of it but IPv4."""
+    heads = (
+        "ffffffffffff",
+        "01005e000001",
+        port.settings.mac.replace(":", ""),
+        "333300000001",
+        "020000000099",
+    )
     kinds = ("0806", "86dd", "8100", "0800", "88b5", "0000")
-    async with open_vm(*made_of, home=vm_home, recorder=MemoryRecorder(), planned={}, port=port) as vm:
+    async with open_vm(
+        *made_of, home=vm_home, recorder=MemoryRecorder(), planned={}, port=port
+    ) as vm:
         for head in heads:
             for kind in kinds:
                 for size in (0, 46, 1500):
                     frame = head + port.settings.gateway_mac.replace(":", "") + kind + "a5" * size
-                    await anyio.to_thread.run_sync(partial(its_range.ask, send=frame, port=port.number, times=60))
+                    await anyio.to_thread.run_sync(
+                        partial(its_range.ask, send=frame, port=port.number, times=60)
+                    )
         assert await shell(vm, f'python3 -c "{PING}"') == "64\n"
         assert isinstance(vm.wire, Wire)
         counters = await vm.wire.counters()
@@ -266,7 +314,8 @@ async def test_hostile_frames_from_the_link(
 async def test_opened_and_cancelled(
     vm_home: Path, made_of: Parts, its_range: StandInRange, request: pytest.FixtureRequest
 ) -> None:
-    """A cancellation at any moment of opening leaves nothing: no process, journal entry or control group of VMM or wire."""
+    """A cancellation at any moment of opening leaves nothing: no process, journal entry or control
+    group of VMM or wire."""
     await ensure_template(*made_of, home=vm_home, recorder=MemoryRecorder())
     taken = request.config.stash.setdefault(PORTS_TAKEN, [0])
     for timeout_ms in (20, 80, 140, 180, 220, 300):
@@ -291,7 +340,9 @@ class NoPort(StandInPort):
 
 @pytest.mark.anyio
 @one_backend
-async def test_a_port_that_can_not_be_attached(vm_home: Path, made_of: Parts, its_range: StandInRange) -> None:
+async def test_a_port_that_can_not_be_attached(
+    vm_home: Path, made_of: Parts, its_range: StandInRange
+) -> None:
     """The cell ends with the range's own words; its guest never ran; nothing is left."""
     recorder, port = MemoryRecorder(), NoPort(its_range, 200)
     with pytest.raises(HostError, match="the range is gone"):
@@ -307,14 +358,17 @@ async def test_a_port_that_can_not_be_attached(vm_home: Path, made_of: Parts, it
 async def test_a_guest_that_can_not_be_renewed_is_not_tried_twice(
     vm_home: Path, made_of: Parts, port: StandInPort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A port is attached once: what fails after that is the cell's failure, though the template may be to blame."""
+    """A port is attached once: what fails after that is the cell's failure, though the template may
+    be to blame."""
 
     async def refuse(*_: object, **__: object) -> None:
         raise CellError("no answer")
 
     monkeypatch.setattr("belljar.channel.GuestClient.renew", refuse)
     with pytest.raises(CellError, match="could not be renewed"):
-        async with open_vm(*made_of, home=vm_home, recorder=MemoryRecorder(), planned={}, port=port):
+        async with open_vm(
+            *made_of, home=vm_home, recorder=MemoryRecorder(), planned={}, port=port
+        ):
             pytest.fail("it opened")
     assert len(port.attached_pids) == 1
     assert left_of(vm_home) == []
@@ -323,17 +377,26 @@ async def test_a_guest_that_can_not_be_renewed_is_not_tried_twice(
 @pytest.mark.anyio
 @one_backend
 async def test_a_machine_without_a_port(vm_home: Path, made_of: Parts, port: StandInPort) -> None:
-    """No device: nothing but a loopback in the guest, no wire in the journal. Port and plan must fit."""
+    """No device: nothing but a loopback in the guest, no wire in the journal. Port and plan must
+    fit."""
     plan, image, kernel = made_of
     without = replace(plan, vm=replace(plan.vm, nic=False))
-    async with open_vm(without, image, kernel, home=vm_home, recorder=MemoryRecorder(), planned={}) as vm:
+    async with open_vm(
+        without, image, kernel, home=vm_home, recorder=MemoryRecorder(), planned={}
+    ) as vm:
         assert await shell(vm, "ls /sys/class/net") == "lo\n"
         assert vm.wire is None
         assert [cell.kind for cell in list_cells(vm_home) if cell.state == "alive"] == ["cell"]
     for mismatched, given in ((without, port), (plan, None)):
         with pytest.raises(ValueError, match="a port goes with"):
             async with open_vm(
-                mismatched, image, kernel, home=vm_home, recorder=MemoryRecorder(), planned={}, port=given
+                mismatched,
+                image,
+                kernel,
+                home=vm_home,
+                recorder=MemoryRecorder(),
+                planned={},
+                port=given,
             ):
                 pytest.fail("it opened")
     assert await reap(vm_home) == ()

@@ -1,4 +1,5 @@
-"""The example's break-in in microVMs, as its policy says: the flag is had by who breaks in, and the record shows how."""
+"""The example's break-in in microVMs, as its policy says: the flag is had by who breaks in, and the
+record shows how."""
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ pytestmark = [pytest.mark.vm, pytest.mark.slow]
 
 
 def test_the_shop_is_broken_into_and_the_record_shows_how(home: Path) -> None:
-    """The one who breaks in has the flag, the one who shops has not; both contained. Injection, traversal and the keeper's page are in the ledger, with who asked, and in
-    the report of that sample.
+    """The one who breaks in has the flag, the one who shops has not; both contained. Injection,
+    traversal and the keeper's page are in the ledger, with who asked, and in the report of that
+    sample.
     """
     done = subprocess.run(
         quick_command("run", "--json", str(EXAMPLE / "web_range.py")),
@@ -38,7 +40,9 @@ def test_the_shop_is_broken_into_and_the_record_shows_how(home: Path) -> None:
         "break-in": "C",
         "shopping": "I",
     }
-    assert all(sample["verdict"] == "contained" and sample["destroyed"] for sample in samples.values())
+    assert all(
+        sample["verdict"] == "contained" and sample["destroyed"] for sample in samples.values()
+    )
     assert not said["stray_cells"]
     run = Path(said["run_dir"])
     assert verify(run).ok(strict=True)
@@ -52,7 +56,8 @@ def test_the_shop_is_broken_into_and_the_record_shows_how(home: Path) -> None:
     assert sum(b"flag-" in body for body in bodies(run)) >= 1
     (shown,) = samples["break-in"]["ranges"]
     told = [
-        (unquote_plus(urlsplit(each["what"]).query), each["status"], each["stand_in"]) for each in shown["requests"]
+        (unquote_plus(urlsplit(each["what"]).query), each["status"], each["stand_in"])
+        for each in shown["requests"]
     ]
     assert ("q=%' UNION SELECT name, role, 0 FROM accounts --", 200, "shop") in told
     assert ("name=../config.json", 200, "shop") in told
@@ -66,7 +71,9 @@ def test_the_shop_is_broken_into_and_the_record_shows_how(home: Path) -> None:
 def requests(run: Path) -> Iterator[tuple[Line, str, int]]:
     """Each request to the shop: its event, path and answer's status."""
     lines = [line for line in read_events(run) if line.data.get("stand_in") == "shop"]
-    statuses: list[int] = [int(line.data["status"]) for line in lines if line.kind is Kind.NETWORK_HTTP_ANSWERED]
+    statuses: list[int] = [
+        int(line.data["status"]) for line in lines if line.kind is Kind.NETWORK_HTTP_ANSWERED
+    ]
     asked = [line for line in lines if line.kind is Kind.NETWORK_HTTP]
     for line, status in zip(asked, statuses, strict=True):
         url = urlsplit(str(line.data["url"]))
@@ -77,4 +84,6 @@ def bodies(run: Path) -> Iterator[bytes]:
     """What the shop answered, as it was kept."""
     for line in read_events(run):
         if line.kind is Kind.NETWORK_HTTP_ANSWERED:
-            yield from ((run / body_path(body.stored)).read_bytes() for body in line.bodies if body.stored)
+            yield from (
+                (run / body_path(body.stored)).read_bytes() for body in line.bodies if body.stored
+            )

@@ -1,4 +1,5 @@
-"""What a user's own program does with cells, run as that user: `user_program.py files|streams|terminal|checks [TIER]` prints one JSON object."""
+"""What a user's own program does with cells, run as that user: `user_program.py
+files|streams|terminal|checks [TIER]` prints one JSON object."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ async def streams(cell: Cell) -> dict[str, object]:
 
     expected = hashlib.sha256(block * (_STDIN_BYTES >> 20)).hexdigest()
     took_in = await cell.exec(["sha256sum"], input=blocks())
-    gave = await cell.exec(["sh", "-c", f"head -c {_OUTPUT_BYTES} /dev/zero; echo problem >&2; exit 7"])
+    gave = await cell.exec(
+        ["sh", "-c", f"head -c {_OUTPUT_BYTES} /dev/zero; echo problem >&2; exit 7"]
+    )
     slow = await cell.exec(["sleep", "60"], timeout_s=0.5)
     return {
         "stdin_arrived": took_in.stdout.split()[0].decode() == expected,
@@ -101,7 +104,11 @@ async def checks(tier: str) -> dict[str, object]:
                 failed[name] = traceback.format_exc(limit=-3)
         await Provider.sample_cleanup("self_check", str(policy), environments, interrupted=False)
         await Provider.task_cleanup("shutdown", str(policy), cleanup=True)
-    return {"checks": len(self_check.__all__), "failed": failed, "seconds": round(time.monotonic() - started, 1)}
+    return {
+        "checks": len(self_check.__all__),
+        "failed": failed,
+        "seconds": round(time.monotonic() - started, 1),
+    }
 
 
 WORK = {"files": files, "streams": streams, "terminal": terminal}

@@ -1,4 +1,5 @@
-"""A virtual machine's port on the range that `vm_range.py` stands in for: the port as isolation has it, and what a guest tries on it."""
+"""A virtual machine's port on the range that `vm_range.py` stands in for: the port as isolation has
+it, and what a guest tries on it."""
 
 from __future__ import annotations
 
@@ -59,7 +60,9 @@ class StandInPort:
         self.number, self.attached_pids = number, list[int]()
         self._range = its_range
         self.user_namespace = (
-            None if os.geteuid() == 0 else os.open(f"/proc/{its_range.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+            None
+            if os.geteuid() == 0
+            else os.open(f"/proc/{its_range.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
         )
         self.settings = PortSettings(
             address=IPv4Address(f"10.77.0.{10 + number}"),
@@ -79,7 +82,9 @@ class StandInPort:
 def stand_in_range() -> Iterator[StandInRange]:
     """The helper, with the ids of this user below it, until the block is left."""
     pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, str(PROGRAM)], stdin=pipe, stdout=pipe, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, str(PROGRAM)], stdin=pipe, stdout=pipe, text=True
+    ) as process:
         try:
             first = json.loads(process.stdout.readline()) if process.stdout else {}
             if "map" in first and process.stdin and process.stdout:

@@ -1,5 +1,7 @@
-"""Virtual machines with ports, as their owner has them: `vm_port_owner.py MODE` prints JSON lines. A program of its own, so that an ordinary user can run it and so that
-it can be killed. MODE: `use` tries in two clones of one template what `IN_GUEST` tries; `hold` opens one and waits for the end of standard input.
+"""Virtual machines with ports, as their owner has them: `vm_port_owner.py MODE` prints JSON lines.
+A program of its own, so that an ordinary user can run it and so that it can be killed. MODE: `use`
+tries in two clones of one template what `IN_GUEST` tries; `hold` opens one and waits for the end of
+standard input.
 """
 
 from __future__ import annotations
@@ -102,20 +104,39 @@ async def use(home: Path, its_range: StandInRange) -> None:
     """Two clones, one after the other, and what came of it."""
     made, recorder = parts_with_nic(home), MemoryRecorder()
     for number in (1, 2):
-        async with open_vm(*made, home=home, recorder=recorder, planned={}, port=its_range.port(number)) as vm:
-            outcome = await vm.client.exec(ExecRequest(argv=("python3", "-c", IN_GUEST), timeout_s=120))
-            say(**{f"errors{number}": outcome.stderr.decode(), f"found{number}": json.loads(outcome.stdout or b"{}")})
+        async with open_vm(
+            *made, home=home, recorder=recorder, planned={}, port=its_range.port(number)
+        ) as vm:
+            outcome = await vm.client.exec(
+                ExecRequest(argv=("python3", "-c", IN_GUEST), timeout_s=120)
+            )
+            say(
+                **{
+                    f"errors{number}": outcome.stderr.decode(),
+                    f"found{number}": json.loads(outcome.stdout or b"{}"),
+                }
+            )
             kinds = sorted(entry.kind for entry in Journal(home).entries())
             cause, destruction = vm.cause_of_death(), await vm.destroy()
-            say(**{f"kinds{number}": kinds, f"cause{number}": cause, f"clean{number}": destruction.clean})
-    say(events=[event.kind.value for event in recorder.events], entries=len(Journal(home).entries()))
+            say(
+                **{
+                    f"kinds{number}": kinds,
+                    f"cause{number}": cause,
+                    f"clean{number}": destruction.clean,
+                }
+            )
+    say(
+        events=[event.kind.value for event in recorder.events], entries=len(Journal(home).entries())
+    )
     say(there=its_range.ask(look=0))
 
 
 async def hold(home: Path, its_range: StandInRange) -> None:
     """One, for somebody else to see to."""
     port = its_range.port(1)
-    async with open_vm(*parts_with_nic(home), home=home, recorder=MemoryRecorder(), planned={}, port=port) as vm:
+    async with open_vm(
+        *parts_with_nic(home), home=home, recorder=MemoryRecorder(), planned={}, port=port
+    ) as vm:
         say(vmm=vm.host_pid, wire=port.attached_pids[0], helper=its_range.pid)
         await anyio.to_thread.run_sync(sys.stdin.read)
 

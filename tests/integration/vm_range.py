@@ -1,11 +1,14 @@
-"""Stands in for a range's supervisor towards virtual machines: a network namespace without any uplink, ports in it, and somebody who listens.
+"""Stands in for a range's supervisor towards virtual machines: a network namespace without any
+uplink, ports in it, and somebody who listens.
 
-`vm_range.py` reads and answers JSON lines. Started by root it needs nothing else. An ordinary user's begins in a user namespace of its own: it says `{"map": PID}` and
-waits for a line, when its maps are written.
+`vm_range.py` reads and answers JSON lines. Started by root it needs nothing else. An ordinary
+user's begins in a user namespace of its own: it says `{"map": PID}` and waits for a line, when its
+maps are written.
 
-    {"attach": PID, "port": N}  puts a new port's inner end into that process's network namespace, configured and up
-    {"send": HEX, "port": N, "times": T}  sends that frame T times out of the outer end; `sent` is how many the kernel took
-    {"look": 0}                 links that are there; connections by peer; frames that came by port, kind and sender; datagrams
+{"attach": PID, "port": N}  puts a new port's inner end into that process's network namespace,
+configured and up {"send": HEX, "port": N, "times": T}  sends that frame T times out of the outer
+end; `sent` is how many the kernel took {"look": 0}                 links that are there;
+connections by peer; frames that came by port, kind and sender; datagrams
 """
 
 from __future__ import annotations
@@ -59,10 +62,13 @@ def unshare(flags: int) -> None:
 
 
 def ip(*commands: str, at: int | None = None) -> None:
-    """All in one, in the network namespace of that process or ours; the first that fails is the last."""
+    """All in one, in the network namespace of that process or ours; the first that fails is the
+    last."""
     where = () if at is None else ("/usr/bin/nsenter", "--net", "--target", str(at))
     batch = "\n".join(commands).encode()
-    result = subprocess.run([*where, "/sbin/ip", "-batch", "-"], input=batch, capture_output=True, check=False)
+    result = subprocess.run(
+        [*where, "/sbin/ip", "-batch", "-"], input=batch, capture_output=True, check=False
+    )
     if result.returncode:
         raise OSError(result.stderr.decode())
 
@@ -132,7 +138,8 @@ def exactly(connection: socket.socket, size: int) -> bytes:
 
 
 def answer(connection: socket.socket) -> None:
-    """Two lengths (what comes, what is wanted); the digest of what came; what is wanted, and its digest."""
+    """Two lengths (what comes, what is wanted); the digest of what came; what is wanted, and its
+    digest."""
     coming, wanted = struct.unpack("<QQ", exactly(connection, 16))
     connection.sendall(hashlib.sha256(exactly(connection, coming)).digest())
     contents = random.Random(wanted).randbytes(wanted)  # noqa: S311 - a test's dice
@@ -175,7 +182,11 @@ def obey(command: dict[str, object]) -> dict[str, object]:
         attach(int(str(command["attach"])), port)
         return {}
     if "send" in command:
-        return {"sent": send(port, bytes.fromhex(str(command["send"])), int(str(command.get("times", 1))))}
+        return {
+            "sent": send(
+                port, bytes.fromhex(str(command["send"])), int(str(command.get("times", 1)))
+            )
+        }
     links = [name for _, name in socket.if_nameindex()]
     return {"links": links, "peers": peers, "frames": frames, "datagrams": datagrams}
 

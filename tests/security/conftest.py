@@ -37,7 +37,9 @@ class Attacker:
 
 
 @pytest.fixture(scope="module")
-async def cell(anyio_backend: str, vm_home: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Attacker]:
+async def cell(
+    anyio_backend: str, vm_home: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Attacker]:
     """A cell for the module; each test must leave it usable, which is a property of its own."""
     policy = tmp_path_factory.mktemp("attack") / "policy.yaml"
     policy.write_text(POLICY)

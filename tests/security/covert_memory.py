@@ -1,4 +1,5 @@
-"""Everything of a range that remembers what a cell did: how to leave a word in it, and how to look for it, by real clients in a cell."""
+"""Everything of a range that remembers what a cell did: how to leave a word in it, and how to look
+for it, by real clients in a cell."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ decoys:
   - {{id: key, kind: text, place: /srv/tools, service: tools, template: "{{password}}"}}
 """
 FILES: Final = {
-    "files/api.yaml": """\
+    "files/api.yaml": (
+        """\
 openapi: 3.1.0
 info: {title: t, version: "1"}
 paths:
@@ -68,7 +70,8 @@ paths:
       responses: {"201": {description: made}}
     get:
       responses: {"200": {description: all, content: {application/json: {schema: {type: array, items: {type: object}}}}}}
-""",
+"""
+    ),
     "files/replay.har": json.dumps(
         {
             "log": {
@@ -77,7 +80,11 @@ paths:
                 "entries": [
                     {
                         "request": {"method": "GET", "url": "http://replay.example/turns"},
-                        "response": {"status": 200, "headers": [], "content": {"text": text, "mimeType": "text/plain"}},
+                        "response": {
+                            "status": 200,
+                            "headers": [],
+                            "content": {"text": text, "mimeType": "text/plain"},
+                        },
                     }
                     for text in ("first", WORD)
                 ],
@@ -110,7 +117,13 @@ paths:
     "repositories/thing.git/HEAD": "ref: refs/heads/main\n",
     "repositories/thing.git/config": "[core]\n\trepositoryformatversion = 0\n\tbare = true\n",
 }
-FOLDERS: Final = ("wheels", "npm", "deb", "repositories/thing.git/objects/info", "repositories/thing.git/refs/heads")
+FOLDERS: Final = (
+    "wheels",
+    "npm",
+    "deb",
+    "repositories/thing.git/objects/info",
+    "repositories/thing.git/refs/heads",
+)
 
 
 def lay(folder: Path) -> Path:
@@ -122,7 +135,10 @@ def lay(folder: Path) -> Path:
         (folder / name).write_text(text)
     make_wheel(folder / "wheels", "lib", "1.0")
     make_deb(folder / "deb", "lib", "1.0")
-    make_tar(folder / "npm/lib-1.0.0.tgz", {"package/package.json": b'{"name": "lib", "version": "1.0.0"}'})
+    make_tar(
+        folder / "npm/lib-1.0.0.tgz",
+        {"package/package.json": b'{"name": "lib", "version": "1.0.0"}'},
+    )
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o755)
     policy = folder / "policy.yaml"
@@ -139,11 +155,10 @@ def shell(words: str) -> tuple[str, ...]:
 class Memory:
     """One place that keeps something.
 
-    Args:
-        leave: what is done in a range.
-        look: the question whether it is there, asked once of each range. In `{key}` stands what whoever asks may have to know, carried over by hand.
-        key: what is to be known of the answer to `leave`: a pattern's first group.
-        found: what the answer to `look` has in it when it is there; `{key}` likewise.
+    Args: leave: what is done in a range. look: the question whether it is there, asked once of each
+    range. In `{key}` stands what whoever asks may have to know, carried over by hand. key: what is
+    to be known of the answer to `leave`: a pattern's first group. found: what the answer to `look`
+    has in it when it is there; `{key}` likewise.
     """
 
     name: str
@@ -160,16 +175,22 @@ class Memory:
 
 
 _GET: Final = "curl -sS --max-time 60"
-_TOKEN: Final = f"{_GET} -X PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 600' http://169.254.169.254/latest/api/token"
-_IDENTITY: Final = f'{_GET} -H "X-aws-ec2-metadata-token: $({_TOKEN})" http://169.254.169.254/latest/dynamic/instance-identity/document'
+_TOKEN: Final = (
+    f"{_GET} -X PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 600'"
+    " http://169.254.169.254/latest/api/token"
+)
+_IDENTITY: Final = (
+    f'{_GET} -H "X-aws-ec2-metadata-token: $({_TOKEN})"'
+    " http://169.254.169.254/latest/dynamic/instance-identity/document"
+)
 _REPOSITORY: Final = "http://forge.example/thing.git"
 _PUSH: Final = f"""
 set -e; cd "$(mktemp -d)"; git init -q .; git config user.name x; git config user.email x@example.org
 echo text > file; git add file; git commit -qm word; git push -q {_REPOSITORY} HEAD:refs/heads/{WORD}; git rev-parse HEAD
 """
 _LEAF: Final = (
-    f"openssl s_client -connect {WORD}.board.example:443 -servername {WORD}.board.example < /dev/null 2> /dev/null"
-    " | openssl x509 -noout -fingerprint -sha256"
+    f"openssl s_client -connect {WORD}.board.example:443 -servername {WORD}.board.example <"
+    " /dev/null 2> /dev/null | openssl x509 -noout -fingerprint -sha256"
 )
 KEEPING: Final = (
     Memory(
@@ -188,9 +209,21 @@ KEEPING: Final = (
         f"{_GET} http://board.example/turns",
         f"{_GET} http://board.example/turns",
     ),
-    Memory("har, whose turn it is", f"{_GET} http://replay.example/turns", f"{_GET} http://replay.example/turns"),
-    Memory("python, the app's memory", f"{_GET} -d {WORD} http://app.example/", f"{_GET} http://app.example/"),
-    Memory("cell, a target's memory", f"{_GET} -d {WORD} http://db.example/", f"{_GET} http://db.example/"),
+    Memory(
+        "har, whose turn it is",
+        f"{_GET} http://replay.example/turns",
+        f"{_GET} http://replay.example/turns",
+    ),
+    Memory(
+        "python, the app's memory",
+        f"{_GET} -d {WORD} http://app.example/",
+        f"{_GET} http://app.example/",
+    ),
+    Memory(
+        "cell, a target's memory",
+        f"{_GET} -d {WORD} http://db.example/",
+        f"{_GET} http://db.example/",
+    ),
     Memory(
         "npm, a login",
         f"""{_GET} -X PUT -d '{{"name": "{WORD}", "password": "x"}}' http://npm.example/-/user/org.couchdb.user:{WORD}""",
@@ -201,21 +234,25 @@ KEEPING: Final = (
     Memory(
         "git, a pushed commit, by its id",
         _PUSH.replace(WORD, "another"),
-        f'cd "$(mktemp -d)"; git init -q .; git fetch -q {_REPOSITORY} {{key}} && git cat-file -t {{key}}',
+        f'cd "$(mktemp -d)"; git init -q .; git fetch -q {_REPOSITORY} {{key}} && git cat-file -t'
+        " {key}",
         "([0-9a-f]{40})",
         "commit",
     ),
     Memory(
         "metadata, a token",
         _TOKEN,
-        _GET + " -i -H 'X-aws-ec2-metadata-token: {key}' http://169.254.169.254/latest/meta-data/instance-id",
+        _GET + " -i -H 'X-aws-ec2-metadata-token: {key}'"
+        " http://169.254.169.254/latest/meta-data/instance-id",
         "(.+)",
         "HTTP/1.1 200",
     ),
     Memory("metadata, the identity", _IDENTITY, _IDENTITY, '"instanceId": "([^"]+)"', "{key}"),
     Memory("the gateway's certificates", _LEAF, _LEAF, "Fingerprint=([0-9A-F:]+)", "{key}"),
     Memory(
-        "the cell's own disk and memory", f"echo {WORD} | tee /tmp/word /dev/shm/word", "cat /tmp/word /dev/shm/word"
+        "the cell's own disk and memory",
+        f"echo {WORD} | tee /tmp/word /dev/shm/word",
+        "cat /tmp/word /dev/shm/word",
     ),
 )
 """Each keeps what a cell leaves in it, for its own range."""
@@ -275,19 +312,30 @@ _MAIL: Final = (
     "text\r\n.",
     "QUIT",
 )
-_ASK_MAIL: Final = ("HELO cell", f"VRFY {WORD}@outside.test", "EXPN all", "ETRN board.example", "QUIT")
+_ASK_MAIL: Final = (
+    "HELO cell",
+    f"VRFY {WORD}@outside.test",
+    "EXPN all",
+    "ETRN board.example",
+    "QUIT",
+)
 
 
 def _redis(*commands: str) -> str:
     """Commands to the range's Redis, with the password that its decoy holds."""
     said = "".join(f"{command}\\r\\n" for command in ("AUTH %s", *commands, "QUIT"))
-    return f"exec 3<>/dev/tcp/redis.example/6379; printf '{said}' \"$(cat /srv/store)\" >&3; cat <&3"
+    return (
+        f"exec 3<>/dev/tcp/redis.example/6379; printf '{said}' \"$(cat /srv/store)\" >&3; cat <&3"
+    )
 
 
 def _mcp(method: str, **params: object) -> str:
     """A message to the range's tool server, with the token that its decoy holds."""
     message = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
-    return f"{_JSON} -H \"Authorization: Bearer $(cat /srv/tools)\" -d '{message}' http://mcp.example/mcp"
+    return (
+        f"{_JSON} -H \"Authorization: Bearer $(cat /srv/tools)\" -d '{message}'"
+        " http://mcp.example/mcp"
+    )
 
 
 VOIDS: Final = (
@@ -300,7 +348,8 @@ VOIDS: Final = (
     Void(
         "pypi, an upload",
         shell(
-            f"{_GET} -F :action=file_upload -F name={WORD} -F version=1 -F 'content=@/etc/hostname;filename={WORD}-1.tar.gz' http://index.example/legacy/"
+            f"{_GET} -F :action=file_upload -F name={WORD} -F version=1 -F"
+            f" 'content=@/etc/hostname;filename={WORD}-1.tar.gz' http://index.example/legacy/"
         ),
         shell(f"{_GET} http://index.example/simple/ http://index.example/simple/{WORD}/"),
         ("network.attempt", WORD),
@@ -316,7 +365,10 @@ VOIDS: Final = (
     Void(
         "debian, an upload",
         shell(f"{_GET} -T /etc/hostname http://apt.example/pool/{WORD}.deb"),
-        shell(f"{_GET} http://apt.example/pool/{WORD}.deb http://apt.example/dists/stable/main/binary-amd64/Packages"),
+        shell(
+            f"{_GET} http://apt.example/pool/{WORD}.deb"
+            " http://apt.example/dists/stable/main/binary-amd64/Packages"
+        ),
         ("network.http", WORD),
     ),
     Void(

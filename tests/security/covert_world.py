@@ -77,28 +77,47 @@ class Side:
         return next(name.address for name in self.network.layout.names if name.pattern == pattern)
 
     async def talk(self, *asked: tuple[str, str, int, bytes]) -> list[bytes]:
-        """(udp or tcp, address, port, what is said): what came back of each, or the error's name."""
-        told = json.dumps([(kind, address, port, said.hex()) for kind, address, port, said in asked]).encode()
+        """(udp or tcp, address, port, what is said): what came back of each, or the error's
+        name."""
+        told = json.dumps(
+            [(kind, address, port, said.hex()) for kind, address, port, said in asked]
+        ).encode()
         output = await self.cell.exec(["python3", "-I", "-c", CLIENT], input=told)
         assert output.success, output.stderr
         found: list[str] = json.loads(output.stdout)
-        return [bytes.fromhex(text) if re.fullmatch("([0-9a-f]{2})*", text) else text.encode() for text in found]
+        return [
+            bytes.fromhex(text) if re.fullmatch("([0-9a-f]{2})*", text) else text.encode()
+            for text in found
+        ]
 
-    async def http(self, *requests: tuple[str, str, bytes], host: str = "board.example") -> list[bytes]:
+    async def http(
+        self, *requests: tuple[str, str, bytes], host: str = "board.example"
+    ) -> list[bytes]:
         """(method, path, body) each: what came back, whole, without the time."""
-        asked = [("tcp", self.address(host), 80, request_bytes(*request, host=host)) for request in requests]
+        asked = [
+            ("tcp", self.address(host), 80, request_bytes(*request, host=host))
+            for request in requests
+        ]
         return [re.sub(rb"(?i)date: [^\r]*\r\n", b"", said) for said in await self.talk(*asked)]
 
     async def run(self, commands: Mapping[str, Sequence[str]]) -> dict[str, str]:
-        """What programs of the cell's say, both streams, whatever their codes; several at the same time."""
-        output = await self.cell.exec(["python3", "-I", "-c", RUNNER], input=json.dumps([*commands.values()]).encode())
+        """What programs of the cell's say, both streams, whatever their codes; several at the same
+        time."""
+        output = await self.cell.exec(
+            ["python3", "-I", "-c", RUNNER], input=json.dumps([*commands.values()]).encode()
+        )
         assert output.success, output.stderr
         return dict(zip(commands, json.loads(output.stdout), strict=True))
 
     async def dns(self, *names: str) -> list[bytes]:
         """The resolver's answers, with this range's own addresses left out."""
-        said = await self.talk(*(("udp", self.network.layout.resolver, 53, query(name)) for name in names))
-        own = {bytes(int(part) for part in name.address.split(".")) for name in self.network.layout.names}
+        said = await self.talk(
+            *(("udp", self.network.layout.resolver, 53, query(name)) for name in names)
+        )
+        own = {
+            bytes(int(part) for part in name.address.split("."))
+            for name in self.network.layout.names
+        }
         for address in own:
             said = [answer.replace(address, b"ADDR") for answer in said]
         return said
@@ -106,7 +125,10 @@ class Side:
 
 def request_bytes(method: str, path: str, body: bytes, *, host: str) -> bytes:
     """One request on a connection of its own."""
-    head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    head = (
+        f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\nConnection:"
+        " close\r\n\r\n"
+    )
     return head.encode() + body
 
 
@@ -126,9 +148,13 @@ class Pair:
 
     def events(self, side: Side) -> list[dict[str, Any]]:
         """What is on record of one range: the network's events."""
-        lines = (json.loads(line) for line in (self.run.path / "ledger.jsonl").read_bytes().splitlines())
+        lines = (
+            json.loads(line) for line in (self.run.path / "ledger.jsonl").read_bytes().splitlines()
+        )
         return [
-            line for line in lines if line["kind"].startswith("network.") and line["data"]["range"] == side.network.id
+            line
+            for line in lines
+            if line["kind"].startswith("network.") and line["data"]["range"] == side.network.id
         ]
 
 

@@ -1,6 +1,8 @@
-"""Runs the probe in a real jail, for the tests: `jail_runner.py ROOT IMAGE MODE LIFETIME_S` prints what the probe said, then how it ended.
+"""Runs the probe in a real jail, for the tests: `jail_runner.py ROOT IMAGE MODE LIFETIME_S` prints
+what the probe said, then how it ended.
 
-A program of its own so that an ordinary user's interpreter can run it, and so that it can be killed. In mode `stay` it prints the pids and waits.
+A program of its own so that an ordinary user's interpreter can run it, and so that it can be
+killed. In mode `stay` it prints the pids and waits.
 """
 
 from __future__ import annotations
@@ -54,9 +56,9 @@ async def main(root: Path, image: Path, mode: str, lifetime_s: float) -> None:
         finally:
             with anyio.CancelScope(shield=True):
                 await jail.end()
-        print("ended", jail.ended.signal, jail.ended.status, jail.ended.cause) if jail.ended else print(
-            "ended without a word"
-        )
+        print(
+            "ended", jail.ended.signal, jail.ended.status, jail.ended.cause
+        ) if jail.ended else print("ended without a word")
         if jail.diagnosis():
             print("diagnosis", jail.diagnosis())
 

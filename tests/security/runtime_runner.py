@@ -1,9 +1,12 @@
-"""Runs one program in a runtime's jail, for the tests: `runtime_runner.py STAGE LIFETIME_S ALTERED PROGRAM…` prints what it said, then how it ended.
+"""Runs one program in a runtime's jail, for the tests: `runtime_runner.py STAGE LIFETIME_S ALTERED
+PROGRAM…` prints what it said, then how it ended.
 
-STAGE holds `root` (the jail's), `tree`, `bundle` and `out`. ALTERED: "plain"; "foreign" (ids that nobody gave this user); "writer" (no init, and nothing but a
-writable directory `out`); "network" (a network namespace, into which nobody puts a link), "unconnected" (the same, and nobody says that it is there), "forsaken"
-(the same, and nobody is left to say it). A program of its own so that an ordinary user's interpreter can run it, and so that it can be killed. A line on standard
-input is passed on; its end is not.
+STAGE holds `root` (the jail's), `tree`, `bundle` and `out`. ALTERED: "plain"; "foreign" (ids that
+nobody gave this user); "writer" (no init, and nothing but a writable directory `out`); "network" (a
+network namespace, into which nobody puts a link), "unconnected" (the same, and nobody says that it
+is there), "forsaken" (the same, and nobody is left to say it). A program of its own so that an
+ordinary user's interpreter can run it, and so that it can be killed. A line on standard input is
+passed on; its end is not.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ NETWORKED = ("network", "unconnected", "forsaken")
 
 
 def keep_a_key() -> bool:
-    """A secret in the owner's session keyring, as a login has; whether the owner finds it there (where keys are forbidden there is nothing to find)."""
+    """A secret in the owner's session keyring, as a login has; whether the owner finds it there
+    (where keys are forbidden there is nothing to find)."""
     call = ctypes.CDLL(None).syscall
     keyctl, add_key = {"x86_64": (250, 248), "aarch64": (219, 217)}[os.uname().machine]
     call(keyctl, 1, None)
@@ -42,7 +46,11 @@ def keep_a_key() -> bool:
 def subordinate(file: str) -> int:
     """The user's first id there."""
     name = pwd.getpwuid(os.getuid()).pw_name
-    return next(int(line.split(":")[1]) for line in Path(file).read_text().splitlines() if line.split(":")[0] == name)
+    return next(
+        int(line.split(":")[1])
+        for line in Path(file).read_text().splitlines()
+        if line.split(":")[0] == name
+    )
 
 
 def cell_ids(altered: str) -> JailIds:
@@ -70,7 +78,10 @@ def mounts_of(stage: Path, altered: str) -> tuple[JailMount, ...]:
         JailMount(kind="sysfs", target="/sys"),
         JailMount(kind="cgroup", target="/sys/fs/cgroup"),
         JailMount(kind="tmpfs", target="/dev", size_bytes=64 << 10, inodes=32),
-        *(JailMount(kind="device", source=Path("/dev", name), target=f"/dev/{name}") for name in devices),
+        *(
+            JailMount(kind="device", source=Path("/dev", name), target=f"/dev/{name}")
+            for name in devices
+        ),
         JailMount(kind="tree", source=stage / "tree", target="/tree", shift=shift),
         JailMount(kind="tmpfs", target="/c", size_bytes=4 << 20, inodes=200),
         JailMount(kind="tmpfs", target="/c/proc", size_bytes=4 << 10, inodes=2),
@@ -94,7 +105,9 @@ def spec_of(stage: Path, lifetime_s: float, altered: str) -> JailSpec:
         owner_pid=os.getpid(),
         root=stage / "root",
         binds=(),
-        identity=JailIdentity(host_uid=ids.uid_map[0][1], host_gid=ids.gid_map[0][1], privileged=os.geteuid() == 0),
+        identity=JailIdentity(
+            host_uid=ids.uid_map[0][1], host_gid=ids.gid_map[0][1], privileged=os.geteuid() == 0
+        ),
         limits=limits,
         cgroups=(),
         memory_by_rlimit=False,
@@ -111,7 +124,9 @@ async def main(stage: Path, lifetime_s: float, altered: str, program: tuple[str,
     """One jail, from start to end."""
     print("owners_key", keep_a_key())
     ours, theirs = socket.socketpair()
-    jail = start_jail(spec_of(stage, lifetime_s, altered), program, kept=(), stdin_fd=theirs.fileno())
+    jail = start_jail(
+        spec_of(stage, lifetime_s, altered), program, kept=(), stdin_fd=theirs.fileno()
+    )
     theirs.close()
     try:
         if altered in NETWORKED:
@@ -123,7 +138,9 @@ async def main(stage: Path, lifetime_s: float, altered: str, program: tuple[str,
         await jail.wait_run()
     except BelljarError as exc:
         print("error", type(exc).__name__, exc.what, "|", exc.hint)
-        await anyio.to_thread.run_sync(jail.final_status, 10.0)  # how it ends by itself, before it is ended
+        await anyio.to_thread.run_sync(
+            jail.final_status, 10.0
+        )  # how it ends by itself, before it is ended
     finally:
         with anyio.CancelScope(shield=True):
             await jail.end()

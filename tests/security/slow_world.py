@@ -1,6 +1,8 @@
-"""A network namespace with one device, `eth0`, behind which a world answers UDP and nothing else, each time later than anybody on this host would.
+"""A network namespace with one device, `eth0`, behind which a world answers UDP and nothing else,
+each time later than anybody on this host would.
 
-`python slow_world.py PROGRAM MAC NAME…` in a network namespace of its own: runs the probe program there, told that its port is `eth0` with that MAC.
+`python slow_world.py PROGRAM MAC NAME…` in a network namespace of its own: runs the probe program
+there, told that its port is `eth0` with that MAC.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ def main(program: str, mac: str, *names: str) -> None:
         assert world.stdout is not None
         assert world.stdout.readline() == b"up\n"
         inside = ("nsenter", f"--net=/proc/{world.pid}/ns/net")
-        command("ip", "link", "add", "eth0", "address", OWN_MAC, "type", "veth", "peer", "name", "w0")
+        command(
+            "ip", "link", "add", "eth0", "address", OWN_MAC, "type", "veth", "peer", "name", "w0"
+        )
         command("ip", "link", "set", "w0", "netns", str(world.pid))
         command(*inside, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/icmp_echo_ignore_all")
         for address in WORLD:
@@ -63,7 +67,9 @@ def main(program: str, mac: str, *names: str) -> None:
         command(*inside, "ip", "route", "add", "192.0.2.0/24", "dev", "w0", "src", WORLD[0])
         wait_until_up()
         told = f"interface=eth0\ninterface_mac={mac}\nnonce=x\n"
-        sys.stdout.write(subprocess.run([program, *names], input=told, check=True, text=True, stdout=-1).stdout)
+        sys.stdout.write(
+            subprocess.run([program, *names], input=told, check=True, text=True, stdout=-1).stdout
+        )
         world.kill()
 
 

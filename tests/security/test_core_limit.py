@@ -1,4 +1,5 @@
-"""The limit of core dumps of 1, at which the host's kernel starts no program for them: every process of a cell has it, and a container's workload can't change it."""
+"""The limit of core dumps of 1, at which the host's kernel starts no program for them: every
+process of a cell has it, and a container's workload can't change it."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from belljar.store.journal import Journal
 pytestmark = [pytest.mark.anyio, pytest.mark.root, pytest.mark.vm]
 
 POLICY = (
-    "belljar: 1\nrisk: low\ntier: container\nuser: root\nresources: {memory: 256MiB, disk: 64MiB, processes: 256}\n"
+    "belljar: 1\nrisk: low\ntier: container\nuser: root\nresources: {memory: 256MiB, disk: 64MiB,"
+    " processes: 256}\n"
 )
 # Each line: how it was tried, what the call said, the limit after it.
 ATTEMPTS = """
@@ -56,7 +58,9 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="module")
-async def cell(anyio_backend: str, vm_home: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cell]:
+async def cell(
+    anyio_backend: str, vm_home: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Cell]:
     """One container for the module."""
     policy = tmp_path_factory.mktemp("cores") / "policy.yaml"
     policy.write_text(POLICY)
@@ -67,14 +71,19 @@ async def cell(anyio_backend: str, vm_home: Path, tmp_path_factory: pytest.TempP
 def core_limits(groups: Iterable[Path]) -> list[tuple[str, ...]]:
     """Soft and hard, of each process in the groups."""
     pids = {int(pid) for group in groups for pid in (group / "cgroup.procs").read_text().split()}
-    lines = [line.split() for pid in pids for line in Path(f"/proc/{pid}/limits").read_text().splitlines()]
+    lines = [
+        line.split()
+        for pid in pids
+        for line in Path(f"/proc/{pid}/limits").read_text().splitlines()
+    ]
     return [tuple(words[4:6]) for words in lines if words[:2] == ["Max", "core"]]
 
 
 @pytest.mark.parametrize("user", ["root", "user"])
 async def test_the_limit_stays_whoever_asks_and_by_whichever_call(cell: Cell, user: str) -> None:
-    """It is said to be done, and is not; asked for the old value as well, it is refused; other limits are set. (With the rule left out the limit is 0: `limits_its_own`
-    of the weakened cells.)"""
+    """It is said to be done, and is not; asked for the old value as well, it is refused; other
+    limits are set. (With the rule left out the limit is 0: `limits_its_own` of the weakened cells.)
+    """
     said = await cell.exec(["python3", "-c", ATTEMPTS], user=user)
     assert said.stdout.decode().splitlines() == KEPT, said.stderr
 
@@ -82,14 +91,21 @@ async def test_the_limit_stays_whoever_asks_and_by_whichever_call(cell: Cell, us
 async def test_programs_that_make_sure_of_it_go_on(cell: Cell) -> None:
     """The shell's own command, and the C library's, succeed and leave it at 1."""
     said = await cell.exec(
-        ["sh", "-c", "ulimit -S -c 0 && ulimit -c 0 && ulimit -Hc; grep 'Max core' /proc/self/limits"]
+        [
+            "sh",
+            "-c",
+            "ulimit -S -c 0 && ulimit -c 0 && ulimit -Hc; grep 'Max core' /proc/self/limits",
+        ]
     )
     assert (said.returncode, said.stdout.split()[-4:-1]) == (0, [b"size", b"1", b"1"])
 
 
 @pytest.mark.parametrize(("tier", "least"), [("container", 4), ("gvisor", 3), ("microvm", 1)])
-async def test_everything_of_a_cell_on_this_host_has_the_limit(tier: str, least: int, vm_home: Path) -> None:
-    """Stage, agent, leader and workload; gVisor's sentry and file server; the VMM: as the host's kernel says, for each process in the cell's control groups."""
+async def test_everything_of_a_cell_on_this_host_has_the_limit(
+    tier: str, least: int, vm_home: Path
+) -> None:
+    """Stage, agent, leader and workload; gVisor's sentry and file server; the VMM: as the host's
+    kernel says, for each process in the cell's control groups."""
     async with open_cell(with_tier(resolve_policy("low"), tier), home=vm_home) as cell:
         await cell.exec(["sh", "-c", "sleep 60 >/dev/null 2>&1 &"])
         (entry,) = [entry for entry in Journal(vm_home).entries() if entry.cell_id == cell.id]

@@ -1,7 +1,9 @@
-"""Two ranges of one policy and one run, at the same time: nothing that is done in one can be seen in the other, and their gateways share nothing.
+"""Two ranges of one policy and one run, at the same time: nothing that is done in one can be seen
+in the other, and their gateways share nothing.
 
-What is asked in one cell is compared with what the other one gets before and after, byte for byte, and the host looks at both gateways' processes and at the record.
-Out of scope, and said so in docs/egress.md: how long things take on a machine that both use.
+What is asked in one cell is compared with what the other one gets before and after, byte for byte,
+and the host looks at both gateways' processes and at the record. Out of scope, and said so in
+docs/egress.md: how long things take on a machine that both use.
 """
 
 from __future__ import annotations
@@ -65,10 +67,16 @@ for number in range(6000):
 
 @pytest.fixture(
     scope="module",
-    params=["container", *(pytest.param(tier, marks=pytest.mark.thorough) for tier in ("gvisor", "microvm"))],
+    params=[
+        "container",
+        *(pytest.param(tier, marks=pytest.mark.thorough) for tier in ("gvisor", "microvm")),
+    ],
 )
 async def pair(
-    request: pytest.FixtureRequest, anyio_backend: str, vm_home: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    anyio_backend: str,
+    vm_home: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[Pair]:
     """Two ranges of one policy, in one run."""
     folder = tmp_path_factory.mktemp("covert")
@@ -76,37 +84,55 @@ async def pair(
     policy = load_policy(folder / "policy.yaml")
     async with AsyncExitStack() as stack:
         run = stack.enter_context(start_run("covert", "pair", [], home=vm_home))
-        one, other = [await stack.enter_async_context(opened_side(policy, run, vm_home)) for _ in range(2)]
+        one, other = [
+            await stack.enter_async_context(opened_side(policy, run, vm_home)) for _ in range(2)
+        ]
         yield Pair(one, other, run)
 
 
 async def test_names_that_one_asks_for_change_nothing_for_the_other(pair: Pair) -> None:
-    """Answers to the same questions are the same, byte for byte, before and after the other one asked them a hundred times: no cache, no age."""
-    names = ("board.example", "x.board.example", "secret.test", "board.example.test", "board.example")
+    """Answers to the same questions are the same, byte for byte, before and after the other one
+    asked them a hundred times: no cache, no age."""
+    names = (
+        "board.example",
+        "x.board.example",
+        "secret.test",
+        "board.example.test",
+        "board.example",
+    )
     before = await pair.other.dns(*names)
     assert len({*before}) == 4
     await pair.one.dns(*(names * 20), *(f"bit{number}.secret.test" for number in range(50)))
     assert await pair.other.dns(*names) == before
-    assert {event["data"]["name"] for event in pair.events(pair.other) if event["kind"] == "network.dns"} == {*names}
+    assert {
+        event["data"]["name"] for event in pair.events(pair.other) if event["kind"] == "network.dns"
+    } == {*names}
 
 
 async def test_what_is_drawn_at_random_tells_nothing_of_the_other(pair: Pair) -> None:
-    """A stand-in's random text and a cloud's credentials are each range's own, though the policy is the same."""
+    """A stand-in's random text and a cloud's credentials are each range's own, though the policy is
+    the same."""
     drawn = [await side.http(("GET", "/random", b"")) for side in (pair.one, pair.other)]
     assert drawn[0] != drawn[1]
     path = (
-        b"GET /latest/dynamic/instance-identity/document HTTP/1.1\r\nHost: 169.254.169.254\r\nConnection: close\r\n\r\n"
+        b"GET /latest/dynamic/instance-identity/document HTTP/1.1\r\nHost:"
+        b" 169.254.169.254\r\nConnection: close\r\n\r\n"
     )
-    identities = [await side.talk(("tcp", "169.254.169.254", 80, path)) for side in (pair.one, pair.other)]
+    identities = [
+        await side.talk(("tcp", "169.254.169.254", 80, path)) for side in (pair.one, pair.other)
+    ]
     bodies = [said.partition(b"\r\n\r\n")[2] for (said,) in identities]
     assert all(bodies)
     assert bodies[0] != bodies[1]
 
 
 async def test_connections_that_one_holds_take_nothing_from_the_other(pair: Pair) -> None:
-    """Four hundred kept alive in one, all its ports of that number in use: the other is answered as before, and the host sees no connection in it but its own."""
+    """Four hundred kept alive in one, all its ports of that number in use: the other is answered as
+    before, and the host sees no connection in it but its own."""
     before = await pair.other.http(("GET", "/me", b""))
-    async with pair.one.cell.open_exec(["python3", "-I", "-c", HOLD, pair.one.address()]) as holding:
+    async with pair.one.cell.open_exec(
+        ["python3", "-I", "-c", HOLD, pair.one.address()]
+    ) as holding:
         assert (await anext(holding))[1] == b"held 400\n"
         assert await pair.other.http(("GET", "/me", b"")) == before
         held = [_count_open(side.gateway) for side in (pair.one, pair.other)]
@@ -114,7 +140,8 @@ async def test_connections_that_one_holds_take_nothing_from_the_other(pair: Pair
 
 
 async def test_a_flood_in_one_uses_up_nothing_of_the_other(pair: Pair) -> None:
-    """The rules' rates are a port's own: after thousands of queries in one, of which its rules refused some, the other has refused none and answers all."""
+    """The rules' rates are a port's own: after thousands of queries in one, of which its rules
+    refused some, the other has refused none and answers all."""
     await pair.one.cell.exec(
         ["python3", "-I", "-c", FLOOD, pair.one.network.layout.resolver, query("flood.test").hex()]
     )
@@ -127,17 +154,28 @@ async def test_a_flood_in_one_uses_up_nothing_of_the_other(pair: Pair) -> None:
 
 
 async def test_certificates_of_one_are_worth_nothing_in_the_other(pair: Pair) -> None:
-    """Two authorities of two keys: neither has signed the other's, and a client that trusts one refuses the other's leaf."""
-    certificates = [x509.load_pem_x509_certificate(side.network.certificate) for side in (pair.one, pair.other)]
+    """Two authorities of two keys: neither has signed the other's, and a client that trusts one
+    refuses the other's leaf."""
+    certificates = [
+        x509.load_pem_x509_certificate(side.network.certificate) for side in (pair.one, pair.other)
+    ]
     keys = [certificate.public_key() for certificate in certificates]
     assert keys[0] != keys[1]
     assert certificates[0].serial_number != certificates[1].serial_number
     for key, certificate in ((keys[0], certificates[1]), (keys[1], certificates[0])):
         assert isinstance(key, ec.EllipticCurvePublicKey)
         with pytest.raises(InvalidSignature):
-            key.verify(certificate.signature, certificate.tbs_certificate_bytes, ec.ECDSA(hashes.SHA256()))
+            key.verify(
+                certificate.signature, certificate.tbs_certificate_bytes, ec.ECDSA(hashes.SHA256())
+            )
     await pair.other.cell.write_file("/theirs.pem", pair.one.network.certificate)
-    trusting = ["curl", "-sS", "--resolve", f"board.example:443:{pair.other.address()}", "https://board.example/me"]
+    trusting = [
+        "curl",
+        "-sS",
+        "--resolve",
+        f"board.example:443:{pair.other.address()}",
+        "https://board.example/me",
+    ]
     assert (await pair.other.cell.exec(trusting)).stdout == b"user "
     refused = await pair.other.cell.exec([*trusting, "--cacert", "/theirs.pem"])
     assert refused.returncode == 60
@@ -146,8 +184,8 @@ async def test_certificates_of_one_are_worth_nothing_in_the_other(pair: Pair) ->
 async def test_a_session_of_tls_from_one_is_unknown_to_the_other(pair: Pair) -> None:
     """No tickets are given (TLS 1.3); a session of TLS 1.2, carried over by hand, is begun anew."""
     script = (
-        "sleep 1 | openssl s_client {version} -connect {address}:443 -servername board.example {session} 2>&1"
-        " | grep -aE '^(New|Reused),'; ls /kept 2>&1"
+        "sleep 1 | openssl s_client {version} -connect {address}:443 -servername board.example"
+        " {session} 2>&1 | grep -aE '^(New|Reused),'; ls /kept 2>&1"
     )
 
     async def shake(side: Side, version: str, session: str) -> str:
@@ -162,12 +200,17 @@ async def test_a_session_of_tls_from_one_is_unknown_to_the_other(pair: Pair) -> 
 
 
 def test_gateways_have_no_namespace_user_descriptor_or_memory_together(pair: Pair) -> None:
-    """By the host's own look at both processes: other uids, other namespaces, no file, socket or pipe that both hold, no memory that both could write."""
+    """By the host's own look at both processes: other uids, other namespaces, no file, socket or
+    pipe that both hold, no memory that both could write."""
     gateways = [side.gateway for side in (pair.one, pair.other)]
     for name in ("net", "mnt", "ipc", "uts"):
-        assert len({Path(f"/proc/{pid}/ns/{name}").stat().st_ino for pid in (*gateways, os.getpid())}) == 3
+        assert (
+            len({Path(f"/proc/{pid}/ns/{name}").stat().st_ino for pid in (*gateways, os.getpid())})
+            == 3
+        )
     uids = [
-        re.search(r"^Uid:\s+(\d+)\s+\1\s+\1\s+\1$", Path(f"/proc/{pid}/status").read_text(), re.M) for pid in gateways
+        re.search(r"^Uid:\s+(\d+)\s+\1\s+\1\s+\1$", Path(f"/proc/{pid}/status").read_text(), re.M)
+        for pid in gateways
     ]
     found = {uid[1] for uid in uids if uid is not None}
     assert len(found) == 2
@@ -183,9 +226,14 @@ def _count_open(pid: int) -> int:
 
 
 def _descriptors(pid: int) -> set[tuple[int, int]]:
-    """Device and inode of all that it holds open, but for what has no state (the null device) or no inode of its own (an epoll, made after the fork)."""
+    """Device and inode of all that it holds open, but for what has no state (the null device) or no
+    inode of its own (an epoll, made after the fork)."""
     null = Path(os.devnull).stat()
-    links = [link for link in Path(f"/proc/{pid}/fd").iterdir() if not str(link.readlink()).startswith("anon_inode:")]
+    links = [
+        link
+        for link in Path(f"/proc/{pid}/fd").iterdir()
+        if not str(link.readlink()).startswith("anon_inode:")
+    ]
     found = {(link.stat().st_dev, link.stat().st_ino) for link in links}
     return found - {(null.st_dev, null.st_ino)}
 
@@ -193,14 +241,22 @@ def _descriptors(pid: int) -> set[tuple[int, int]]:
 def _writable_together(pid: int) -> set[str]:
     """Inodes of the memory that it can write and share."""
     fields = (line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
-    return {f"{place[3]} {place[4]}" for place in fields if place[1].startswith("rw") and place[1].endswith("s")}
+    return {
+        f"{place[3]} {place[4]}"
+        for place in fields
+        if place[1].startswith("rw") and place[1].endswith("s")
+    }
 
 
 def test_gateways_have_no_place_to_write_together(pair: Pair) -> None:
-    """The only writable file system in a gateway's root is in its own memory: a file put into one's is not in the other's."""
+    """The only writable file system in a gateway's root is in its own memory: a file put into one's
+    is not in the other's."""
     roots = [Path(f"/proc/{side.gateway}/root") for side in (pair.one, pair.other)]
     for root, side in zip(roots, (pair.one, pair.other), strict=True):
-        mounts = [line.split() for line in Path(f"/proc/{side.gateway}/mountinfo").read_text().splitlines()]
+        mounts = [
+            line.split()
+            for line in Path(f"/proc/{side.gateway}/mountinfo").read_text().splitlines()
+        ]
         writable = {fields[4] for fields in mounts if "rw" in fields[5].split(",")}
         assert writable <= {"/t"}, writable
         assert (root / "t").is_dir()
@@ -212,13 +268,22 @@ def test_gateways_have_no_place_to_write_together(pair: Pair) -> None:
 
 
 def test_each_event_names_its_range_alone(pair: Pair) -> None:
-    """Both ranges' events are in one record, and none is without its range; no address of one stands in an event of the other."""
-    lines = [json.loads(line) for line in (pair.run.path / "ledger.jsonl").read_bytes().splitlines()]
+    """Both ranges' events are in one record, and none is without its range; no address of one
+    stands in an event of the other."""
+    lines = [
+        json.loads(line) for line in (pair.run.path / "ledger.jsonl").read_bytes().splitlines()
+    ]
     ids = {side.network.id for side in (pair.one, pair.other)}
     network = [line for line in lines if line["kind"].startswith("network.")]
     assert {line["data"]["range"] for line in network} == ids
     for side, beside in ((pair.one, pair.other), (pair.other, pair.one)):
         layout = beside.network.layout
-        theirs = {layout.resolver, *(cell.address for cell in layout.cells), *(name.address for name in layout.names)}
+        theirs = {
+            layout.resolver,
+            *(cell.address for cell in layout.cells),
+            *(name.address for name in layout.names),
+        }
         told = json.dumps([event["data"] for event in pair.events(side)])
-        assert not [one for one in theirs - {METADATA_ADDRESS} if re.search(rf"\b{re.escape(one)}\b", told)]
+        assert not [
+            one for one in theirs - {METADATA_ADDRESS} if re.search(rf"\b{re.escape(one)}\b", told)
+        ]

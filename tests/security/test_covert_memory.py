@@ -1,7 +1,9 @@
-"""Nothing that a cell leaves in a range is found in another of the same run and policy: neither beside it nor in one that is opened when it has ended.
+"""Nothing that a cell leaves in a range is found in another of the same run and policy: neither
+beside it nor in one that is opened when it has ended.
 
-Every kind of stand-in and every part of a gateway that remembers something, each written to and looked into by real clients in a cell. In its own range each word is
-found (so looking works); what keeps nothing has the deed on record. Out of scope: how long things take.
+Every kind of stand-in and every part of a gateway that remembers something, each written to and
+looked into by real clients in a cell. In its own range each word is found (so looking works); what
+keeps nothing has the deed on record. Out of scope: how long things take.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ class Looked:
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """How many events the deed made on record of its own range and of the one beside, and what each range said before and after it."""
+    """How many events the deed made on record of its own range and of the one beside, and what each
+    range said before and after it."""
 
     own_events: int
     beside_events: int
@@ -78,9 +81,14 @@ async def _play(policy: LoadedPolicy, home: Path) -> World:
 
 async def _look(side: Side, keys: Mapping[str, str]) -> dict[str, bool]:
     """Which words are there."""
-    words = {memory.name: shell(memory.look.replace("{key}", keys[memory.name])) for memory in KEEPING}
+    words = {
+        memory.name: shell(memory.look.replace("{key}", keys[memory.name])) for memory in KEEPING
+    }
     said = await side.run(words)
-    return {memory.name: memory.found.replace("{key}", keys[memory.name]) in said[memory.name] for memory in KEEPING}
+    return {
+        memory.name: memory.found.replace("{key}", keys[memory.name]) in said[memory.name]
+        for memory in KEEPING
+    }
 
 
 async def _give(pair: Pair) -> dict[str, Given]:
@@ -105,18 +113,23 @@ async def _give(pair: Pair) -> dict[str, Given]:
 def _count(pair: Pair, side: Side) -> dict[str, int]:
     """A side's events of each deed."""
     events = [(event["kind"], json.dumps(event["data"])) for event in pair.events(side)]
-    return {void.name: sum(kind == void.event[0] and void.event[1] in data for kind, data in events) for void in VOIDS}
+    return {
+        void.name: sum(kind == void.event[0] and void.event[1] in data for kind, data in events)
+        for void in VOIDS
+    }
 
 
 @pytest.mark.parametrize("memory", KEEPING, ids=lambda memory: memory.name)
 def test_what_is_kept_is_kept_for_its_own_range(world: World, memory: Memory) -> None:
-    """Found where it was left; not in the range beside; not in one that begins when the first has ended."""
+    """Found where it was left; not in the range beside; not in one that begins when the first has
+    ended."""
     assert world.looked[memory.name] == Looked(own=True, beside=False, after=False)
 
 
 @pytest.mark.parametrize("void", VOIDS, ids=lambda void: void.name)
 def test_what_is_given_to_a_void_changes_no_answer(world: World, void: Void) -> None:
-    """The deed is on record of its range and of no other; whoever asks is answered as before, there and beside."""
+    """The deed is on record of its range and of no other; whoever asks is answered as before, there
+    and beside."""
     given = world.given[void.name]
     assert (given.own_events > 0, given.beside_events) == (True, 0)
     assert given.own[0] == given.own[1] != ""
@@ -124,13 +137,21 @@ def test_what_is_given_to_a_void_changes_no_answer(world: World, void: Void) -> 
 
 
 def test_no_address_of_a_range_is_another_ones(world: World) -> None:
-    """Prefixes don't overlap, names have other addresses and ports other MACs: none tells of a range before or beside."""
+    """Prefixes don't overlap, names have other addresses and ports other MACs: none tells of a
+    range before or beside."""
     seen = [
         {layout.prefix, *(name.address for name in layout.names if name.stand_in != "cloud")}
         for layout in world.layouts
     ]
-    seen = [found | {cell.mac for cell in layout.cells} for found, layout in zip(seen, world.layouts, strict=True)]
-    assert [a & b for a, b in ((seen[0], seen[1]), (seen[0], seen[2]), (seen[1], seen[2]))] == [set(), set(), set()]
+    seen = [
+        found | {cell.mac for cell in layout.cells}
+        for found, layout in zip(seen, world.layouts, strict=True)
+    ]
+    assert [a & b for a, b in ((seen[0], seen[1]), (seen[0], seen[2]), (seen[1], seen[2]))] == [
+        set(),
+        set(),
+        set(),
+    ]
 
 
 def test_every_kind_is_looked_into(world: World) -> None:

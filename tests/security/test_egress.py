@@ -1,5 +1,6 @@
-"""Nothing gets out of a range, in any tier: each way of `egress.table` is tried from inside as root of the cell, and the host looks at its own events, counters,
-packet record and listeners. See docs/egress.md."""
+"""Nothing gets out of a range, in any tier: each way of `egress.table` is tried from inside as root
+of the cell, and the host looks at its own events, counters, packet record and listeners. See
+docs/egress.md."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ pytestmark = [pytest.mark.root, pytest.mark.vm]
 
 
 @pytest.fixture(scope="module", params=["container", "gvisor", "microvm"])
-def world(request: pytest.FixtureRequest, vm_home: Path, tmp_path_factory: pytest.TempPathFactory) -> World:
+def world(
+    request: pytest.FixtureRequest, vm_home: Path, tmp_path_factory: pytest.TempPathFactory
+) -> World:
     """What the host saw of a tier's three ranges, which have ended."""
     return look(request.param, vm_home, tmp_path_factory.mktemp("egress"))
 
@@ -28,55 +31,71 @@ def world(request: pytest.FixtureRequest, vm_home: Path, tmp_path_factory: pytes
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_way_out_is_closed_and_on_record(world: World, case: Case) -> None:
     """What the case tries ends as it says, and the host has seen it."""
-    assert world.lacks(case) == "", world.seen[case.where if case.where != "db" else "deny"].words.get(case.name)
+    assert world.lacks(case) == "", world.seen[
+        case.where if case.where != "db" else "deny"
+    ].words.get(case.name)
 
 
 def test_the_hosts_listeners_hear_and_heard_nothing_of_any_cell(world: World) -> None:
-    """The host's own words were heard at each of its addresses, by TCP and UDP; of the cells nobody heard a word, before or after their ranges died."""
+    """The host's own words were heard at each of its addresses, by TCP and UDP; of the cells nobody
+    heard a word, before or after their ranges died."""
     assert len(world.ears.trial) == 2 * len(world.ears.tried) * len(world.ports) > 100
     assert world.ears.of_cells == ()
 
 
 def test_no_packet_of_a_range_is_seen_in_the_hosts_namespace(world: World) -> None:
-    """On no device of the host's: while the host's own packet, looked for in the same way, was seen."""
+    """On no device of the host's: while the host's own packet, looked for in the same way, was
+    seen."""
     assert world.ears.packet_trial
     assert world.ears.packets == ()
 
 
 def test_a_range_has_no_other_link_and_no_other_route(world: World) -> None:
-    """Its namespace has its loopback and its cells' ports, routes to these and to itself, and no default route."""
+    """Its namespace has its loopback and its cells' ports, routes to these and to itself, and no
+    default route."""
     for name, layout in world.layouts.items():
-        assert sorted(world.links[name]) == sorted(["lo", *(cell.outer_device for cell in layout.cells)])
+        assert sorted(world.links[name]) == sorted(
+            ["lo", *(cell.outer_device for cell in layout.cells)]
+        )
         own = {cell.address for cell in layout.cells} | set(layout.local_prefixes)
         local = {"127.0.0.0/8", "127.0.0.1", "127.255.255.255", "::1"}
-        ours = {dst.removesuffix("/32") for dst in world.routes[name]} - {each.removesuffix("/32") for each in own}
+        ours = {dst.removesuffix("/32") for dst in world.routes[name]} - {
+            each.removesuffix("/32") for each in own
+        }
         assert {dst for dst in ours - local if not dst.startswith(("fe80", "ff00"))} <= (
             {"default"} if layout.sink_port else set()
         )
 
 
 def test_a_cell_gets_nothing_but_what_the_plan_lets_answer(world: World) -> None:
-    """Each frame that was sent to a cell is a refusal, or comes from an address and port of the plan's; from the flush of the rules until it is noticed, from a cell of
-    that range.
+    """Each frame that was sent to a cell is a refusal, or comes from an address and port of the
+    plan's; from the flush of the rules until it is noticed, from a cell of that range.
     """
     for name, seen in world.seen.items():
         for cell in seen.macs:
             serves = frozenset({5432} if cell == "db" else ())
             answering = _answering(world.layouts[name])
-            assert unasked_answers(seen, cell, answering, has_sink=name == "open", serves=serves) == []
+            assert (
+                unasked_answers(seen, cell, answering, has_sink=name == "open", serves=serves) == []
+            )
 
 
 def test_the_first_packets_of_a_fresh_cell_meet_the_rules(world: World) -> None:
-    """What a first command sends at once is refused like anything later; no packet of any cell is older than the rules."""
+    """What a first command sends at once is refused like anything later; no packet of any cell is
+    older than the rules."""
     first = world.seen["bare"]
     for reason, protocol in (("address", "tcp"), ("udp", "udp")):
-        assert Refused(reason, "203.0.113.70", str(FIRST_PORT), protocol).lacks(first, "", "default") == ""
+        assert (
+            Refused(reason, "203.0.113.70", str(FIRST_PORT), protocol).lacks(first, "", "default")
+            == ""
+        )
     for seen in world.seen.values():
         assert min(frame.at_s for frame in seen.frames) > seen.opened_s
 
 
 def test_frames_that_no_workload_can_send_are_counted_and_dropped(world: World) -> None:
-    """Put onto a cell's port by the host, as a kernel could that was taken over: each moves one counter by one, and no answer but a refusal leaves.
+    """Put onto a cell's port by the host, as a kernel could that was taken over: each moves one
+    counter by one, and no answer but a refusal leaves.
 
     Each stands in the packet record: so what is not found there was never sent.
     """
@@ -85,9 +104,14 @@ def test_frames_that_no_workload_can_send_are_counted_and_dropped(world: World) 
 
 
 def test_rules_flushed_by_hand_end_the_range(world: World) -> None:
-    """Its cells' processes end; who works in it is told of a breach, and so is who leaves it; it is on record. What the cell went on sending was heard by nobody."""
+    """Its cells' processes end; who works in it is told of a breach, and so is who leaves it; it is
+    on record. What the cell went on sending was heard by nobody."""
     death = world.deaths["deny"]
-    assert (death.raised, death.cells_ended, death.left) == ("ContainmentBreach", True, "ContainmentBreach")
+    assert (death.raised, death.cells_ended, death.left) == (
+        "ContainmentBreach",
+        True,
+        "ContainmentBreach",
+    )
     assert "table inet range is gone" in death.why
     failed = world.seen["deny"].data("range.failed")
     assert [data["error"] for data in failed] == ["ContainmentBreach"]
@@ -113,12 +137,23 @@ def test_there_are_enough_cases_and_the_page_tells_them_all() -> None:
     assert page.partition(BEGIN)[2].partition(END)[0] == f"\n{rendered()}\n"
 
 
-PORTS: Final = {"shop": (80, 443), "pay": (80, 443), "post": (25,), "db": (5432,), "private": (8080,), "cloud": (80,)}
+PORTS: Final = {
+    "shop": (80, 443),
+    "pay": (80, 443),
+    "post": (25,),
+    "db": (5432,),
+    "private": (8080,),
+    "cloud": (80,),
+}
 
 
 def _answering(layout: RangeLayout) -> frozenset[tuple[str, str, int]]:
     """(protocol, address, port) of everything that may answer."""
     resolver = {(protocol, layout.resolver, 53) for protocol in ("tcp", "udp")}
-    stand_ins = {("tcp", name.address, port) for name in layout.names for port in PORTS[name.stand_in]}
-    catch_all = {("tcp", layout.catch_all, port) for port in (80, 443)} if layout.catch_all else set()
+    stand_ins = {
+        ("tcp", name.address, port) for name in layout.names for port in PORTS[name.stand_in]
+    }
+    catch_all = (
+        {("tcp", layout.catch_all, port) for port in (80, 443)} if layout.catch_all else set()
+    )
     return frozenset({*resolver, *stand_ins, *catch_all})

@@ -1,6 +1,8 @@
-"""The same ways out of ranges that belong to an ordinary user: his supervisor, gateway and cells have no right of root's, and hold all the same. See docs/egress.md.
+"""The same ways out of ranges that belong to an ordinary user: his supervisor, gateway and cells
+have no right of root's, and hold all the same. See docs/egress.md.
 
-He opens the ranges, forges frames at their ports and strikes them himself. The host's own ears are root's.
+He opens the ranges, forges frames at their ports and strikes them himself. The host's own ears are
+root's.
 """
 
 from __future__ import annotations
@@ -14,7 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.integration.as_user import REPOSITORY, UsersBelljar, copy_distributions, installed_for, leaves_nothing
+from tests.integration.as_user import (
+    REPOSITORY,
+    UsersBelljar,
+    copy_distributions,
+    installed_for,
+    leaves_nothing,
+)
 from tests.integration.handed_groups import handed_groups
 from tests.security import test_egress as root
 from tests.security.egress.scene import World, look_as_user
@@ -37,14 +45,19 @@ SAME: tuple[Callable[[World], None], ...] = (
 
 @pytest.fixture(scope="module")
 def user(prepared_home: Path, ordinary_user: tuple[int, int]) -> Iterator[UsersBelljar]:
-    """An ordinary user with control groups of his own, the extra `network`, and the program that opens the ranges."""
-    extra = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]["network"]
+    """An ordinary user with control groups of his own, the extra `network`, and the program that
+    opens the ranges."""
+    extra = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]["network"]
     with (
         installed_for(prepared_home, *ordinary_user) as installed,
         handed_groups(f"e{installed.uid}-{os.getpid()}", installed.uid, installed.gid) as groups,
     ):
         copy_distributions(extra, installed.libraries)
-        shutil.copytree(REPOSITORY / "tests/security/egress", installed.libraries / "tests/security/egress")
+        shutil.copytree(
+            REPOSITORY / "tests/security/egress", installed.libraries / "tests/security/egress"
+        )
         yield replace(installed, groups=groups)
 
 

@@ -1,4 +1,5 @@
-"""What still runs at a sample's end, and would like to say what the probes say there: it is ended before they begin, in every tier."""
+"""What still runs at a sample's end, and would like to say what the probes say there: it is ended
+before they begin, in every tier."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ PROCESSES = {
     "gvisor": 100,
     "microvm": 256,
 }  # in gVisor each is memory of the cell's; a machine like the other attacks', for its template
-# Sees the program of the probes, tells that it did, and does what it can to it: its output is rewritten, it is stopped, traced, killed.
+# Sees the program of the probes, tells that it did, and does what it can to it: its output is
+# rewritten, it is stopped, traced, killed.
 FORGER = r"""
 import ctypes, os, signal, time
 libc, me, done = ctypes.CDLL(None), os.getpid(), set()
@@ -70,9 +72,14 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture(scope="module", params=["container", "gvisor", pytest.param("microvm", marks=pytest.mark.vm)])
+@pytest.fixture(
+    scope="module", params=["container", "gvisor", pytest.param("microvm", marks=pytest.mark.vm)]
+)
 async def cell(
-    request: pytest.FixtureRequest, anyio_backend: str, vm_home: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    anyio_backend: str,
+    vm_home: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[Cell]:
     """One of each tier for the module: the end of a sample leaves it usable."""
     policy = tmp_path_factory.mktemp("end") / "policy.yaml"
@@ -84,7 +91,10 @@ async def cell(
 async def leave_running(cell: Cell, program: str, *, user: str | None = None) -> None:
     """A daemon of the workload's, running when this returns."""
     await cell.exec(["rm", "-f", "/tmp/ready", "/tmp/seen"], user="root")
-    start = 'umask 0; setsid python3 -c "$0" >/dev/null 2>&1 </dev/null & until [ -e /tmp/ready ]; do :; done'
+    start = (
+        'umask 0; setsid python3 -c "$0" >/dev/null 2>&1 </dev/null & until [ -e /tmp/ready ]; do'
+        " :; done"
+    )
     assert (await cell.exec(["sh", "-c", start, program], user=user, timeout_s=60)).returncode == 0
 
 
@@ -113,8 +123,8 @@ def said(report: ProbeReport) -> dict[str, tuple[Outcome | None, Verdict]]:
 
 @pytest.mark.parametrize("user", ["user", "root"])
 async def test_who_still_runs_has_no_say_in_the_end_probes(cell: Cell, user: str) -> None:
-    """The probes at the end say what they say in a cell in which nothing else runs, though a daemon waits to rewrite it; that daemon never sees them. One that
-    is not run alone it does see."""
+    """The probes at the end say what they say in a cell in which nothing else runs, though a daemon
+    waits to rewrite it; that daemon never sees them. One that is not run alone it does see."""
     recorder = MemoryRecorder()
     undisturbed = await probe_cell(cell, recorder=recorder, phase="end")
     await leave_running(cell, FORGER, user=user)
@@ -127,15 +137,22 @@ async def test_who_still_runs_has_no_say_in_the_end_probes(cell: Cell, user: str
     assert said(report) == said(undisturbed)
     assert not await was_seen(cell)
     assert await count_others(cell) == 0
-    outputs = [event.bodies[1].content for event in recorder.events if event.kind is Kind.PROBE_COMPLETED]
-    assert [output.count(b"\tabsent\t") for output in outputs] == [outputs[0].count(b"\tabsent\t")] * 2
+    outputs = [
+        event.bodies[1].content for event in recorder.events if event.kind is Kind.PROBE_COMPLETED
+    ]
+    assert [output.count(b"\tabsent\t") for output in outputs] == [
+        outputs[0].count(b"\tabsent\t")
+    ] * 2
 
 
 async def test_a_fork_bomb_in_a_full_cell_makes_no_wrong_verdict(cell: Cell) -> None:
-    """No room for files and no process left to have: the bomb is ended, the probes run, and none says that it reached something."""
+    """No room for files and no process left to have: the bomb is ended, the probes run, and none
+    says that it reached something."""
     await cell.exec(["sh", "-c", FILL], user="root", timeout_s=60)
     await leave_running(cell, BOMB)
-    for _ in range(3):  # the agent gives up in bounded time, as on a machine that stalls; that is no wrong verdict
+    for _ in range(
+        3
+    ):  # the agent gives up in bounded time, as on a machine that stalls; that is no wrong verdict
         report = await probe_cell(cell, recorder=MemoryRecorder(), phase="end")
         assert report.of(Verdict.BREACHED) == (), report.problem
         if report.verdict is not Verdict.VOID:
@@ -147,7 +164,10 @@ async def test_a_fork_bomb_in_a_full_cell_makes_no_wrong_verdict(cell: Cell) -> 
 
 async def test_files_with_the_names_of_devices_are_no_breach(cell: Cell) -> None:
     """Root of a cell whose `/dev` can be written may log to a console that is not there."""
-    script = "cd /dev; for f in console mem kmsg hvc0; do echo x > $f; done; mkfifo tty0; mkdir nvram; true"
+    script = (
+        "cd /dev; for f in console mem kmsg hvc0; do echo x > $f; done; mkfifo tty0; mkdir nvram;"
+        " true"
+    )
     await cell.exec(["sh", "-c", script], user="root")
     report = await probe_cell(cell, recorder=MemoryRecorder(), phase="end")
     await cell.exec(["sh", "-c", "cd /dev; rm -rf console mem kmsg hvc0 tty0 nvram"], user="root")

@@ -1,4 +1,5 @@
-"""Attacks on a real cell that once worked, or nearly: from inside, as root of the container or as an ordinary user. After each the cell must still serve."""
+"""Attacks on a real cell that once worked, or nearly: from inside, as root of the container or as
+an ordinary user. After each the cell must still serve."""
 
 from __future__ import annotations
 
@@ -13,13 +14,18 @@ from belljar.channel import PtySize
 
 pytestmark = [pytest.mark.anyio, pytest.mark.vm]
 
-PRELUDE = "import ctypes, errno, os, resource, signal, sys, termios, time\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+PRELUDE = (
+    "import ctypes, errno, os, resource, signal, sys, termios, time\nlibc = ctypes.CDLL(None,"
+    " use_errno=True)\n"
+)
 USERS = ("root", "user")
 
 
 async def python(cell: Any, code: str, *, user: str = "root", timeout_s: float = 90) -> str:  # noqa: ANN401 - the fixture's class lives in conftest
     """The standard output of a hostile program that ended well."""
-    output = await cell.exec(["python3", "-u", "-c", PRELUDE + code], user=user, timeout_s=timeout_s)
+    output = await cell.exec(
+        ["python3", "-u", "-c", PRELUDE + code], user=user, timeout_s=timeout_s
+    )
     assert output.returncode == 0, output.stderr.decode()
     return str(output.stdout.decode())
 
@@ -38,8 +44,9 @@ async def emptied(cell: Any) -> None:  # noqa: ANN401
 
 @pytest.mark.parametrize("user", USERS)
 async def test_open_files_of_one_do_not_shut_out_others(cell: Any, user: str) -> None:  # noqa: ANN401
-    """A hundred thousand open files: the next command starts, a file that is there is found. (The machine's count of files was the workload's to exhaust, and
-    then accounts and files "did not exist".)"""
+    """A hundred thousand open files: the next command starts, a file that is there is found. (The
+    machine's count of files was the workload's to exhaust, and then accounts and files "did not
+    exist".)"""
     await python(
         cell,
         """
@@ -61,13 +68,19 @@ for _ in range(40):
         user=user,
     )
     assert (await cell.exec(["id", "-u"], user="user")).stdout == b"1000\n"
-    assert (await cell.cell.read_file("/etc/passwd", max_bytes=1 << 20, user="user")).startswith(b"root:")
+    assert (await cell.cell.read_file("/etc/passwd", max_bytes=1 << 20, user="user")).startswith(
+        b"root:"
+    )
     await kill_the_rest(cell)
 
 
 async def test_a_removed_account_is_no_missing_file(cell: Any) -> None:  # noqa: ANN401
-    """When the workload takes the harness's account away, reading a file that is there fails, but not as a file that isn't there."""
-    await cell.exec(["sh", "-c", "mv /etc/passwd /etc/passwd.kept; echo 'x:x:0:0::/:/bin/sh' > /etc/passwd"], user="0")
+    """When the workload takes the harness's account away, reading a file that is there fails, but
+    not as a file that isn't there."""
+    await cell.exec(
+        ["sh", "-c", "mv /etc/passwd /etc/passwd.kept; echo 'x:x:0:0::/:/bin/sh' > /etc/passwd"],
+        user="0",
+    )
     try:
         with pytest.raises(OSError) as refused:  # noqa: PT011 - the errno is what is asked
             await cell.cell.read_file("/etc/hostname", max_bytes=4096, user="user")
@@ -79,8 +92,13 @@ async def test_a_removed_account_is_no_missing_file(cell: Any) -> None:  # noqa:
 
 @pytest.mark.parametrize("user", USERS)
 @pytest.mark.parametrize("link", ["exe", "root/etc/hostname", "cwd/etc/hostname"])
-async def test_a_link_does_not_lead_a_read_to_the_helper_itself(cell: Any, link: str, user: str) -> None:  # noqa: ANN401
-    """A link through /proc/self is not followed by the process that reads for the host: its program is not the image's."""
+async def test_a_link_does_not_lead_a_read_to_the_helper_itself(
+    cell: Any,  # noqa: ANN401
+    link: str,
+    user: str,
+) -> None:
+    """A link through /proc/self is not followed by the process that reads for the host: its program
+    is not the image's."""
     await cell.exec(["ln", "-sfn", f"/proc/self/{link}", "/tmp/bait"], user="root")
     with pytest.raises(OSError):  # noqa: PT011 - any refusal will do
         await cell.cell.read_file("/tmp/bait", max_bytes=1 << 20, user=user)
@@ -88,7 +106,8 @@ async def test_a_link_does_not_lead_a_read_to_the_helper_itself(cell: Any, link:
 
 @pytest.mark.parametrize("user", USERS)
 async def test_memory_of_the_helper_is_not_readable_through_a_link(cell: Any, user: str) -> None:  # noqa: ANN401
-    """The process that reads and writes for the host has a copy of the agent's memory: no path leads there."""
+    """The process that reads and writes for the host has a copy of the agent's memory: no path
+    leads there."""
     for name in ("mem", "environ", "auxv", "syscall", "stack", "pagemap"):
         await cell.exec(["ln", "-sfn", f"/proc/self/{name}", "/tmp/bait"], user="root")
         with pytest.raises(PermissionError):
@@ -98,7 +117,8 @@ async def test_memory_of_the_helper_is_not_readable_through_a_link(cell: Any, us
 
 
 async def test_a_flushed_terminal_still_gives_a_result(cell: Any) -> None:  # noqa: ANN401
-    """Output that was owed when the main process ended, and then flushed away from inside, holds up nobody."""
+    """Output that was owed when the main process ended, and then flushed away from inside, holds up
+    nobody."""
     code = """
 me = os.getpid()
 if os.fork() == 0:
@@ -122,7 +142,9 @@ while full < 200:
         async with cell.cell.open_exec(
             ["python3", "-c", PRELUDE + code], user="root", pty=PtySize(rows=24, cols=80)
         ) as running:
-            await emptied(cell)  # nobody takes the output, so that the agent owes some when the flush comes
+            await emptied(
+                cell
+            )  # nobody takes the output, so that the agent owes some when the flush comes
             async for _ in running:
                 pass
             assert (await running.wait()).returncode == 0
@@ -167,13 +189,16 @@ while full < 200:
 async def test_standard_streams_can_be_opened_by_name(cell: Any, user: str) -> None:  # noqa: ANN401
     """/dev/stdout, /dev/stderr and /dev/stdin are the command's own, for whoever runs it."""
     output = await cell.exec(
-        ["sh", "-c", "echo out >/dev/stdout; echo err >/dev/stderr; cat /dev/stdin"], user=user, input=b"in"
+        ["sh", "-c", "echo out >/dev/stdout; echo err >/dev/stderr; cat /dev/stdin"],
+        user=user,
+        input=b"in",
     )
     assert (output.returncode, output.stdout, output.stderr) == (0, b"out\nin", b"err\n")
 
 
 async def test_system_v_objects_can_not_hold_all_memory(cell: Any) -> None:  # noqa: ANN401
-    """Shared segments stay when their maker is gone: they are bounded well below the workload's memory."""
+    """Shared segments stay when their maker is gone: they are bounded well below the workload's
+    memory."""
     made = await python(
         cell,
         """
@@ -193,12 +218,15 @@ for number in made:
 @pytest.mark.parametrize("name", ["kernel/notes", "kernel/vmcoreinfo", "kernel/boot_params"])
 async def test_sysfs_tells_nothing_of_the_kernels_memory(cell: Any, name: str) -> None:  # noqa: ANN401
     """Where the kernel lies and how it was started is covered."""
-    output = await cell.exec(["sh", "-c", f"cat /sys/{name} 2>/dev/null; ls /sys/{name}/"], user="root")
+    output = await cell.exec(
+        ["sh", "-c", f"cat /sys/{name} 2>/dev/null; ls /sys/{name}/"], user="root"
+    )
     assert output.stdout == b""
 
 
 async def test_a_killer_of_helpers_is_told_from_a_missing_file(cell: Any) -> None:  # noqa: ANN401
-    """A daemon that kills whatever starts can stop the host from reading, but not make a file seem absent or other than it is."""
+    """A daemon that kills whatever starts can stop the host from reading, but not make a file seem
+    absent or other than it is."""
     await python(
         cell,
         """
@@ -219,7 +247,9 @@ time.sleep(0.2)
     seen: set[int | None] = set()
     for _ in range(20):
         try:
-            assert (await cell.cell.read_file("/etc/passwd", max_bytes=1 << 20, user="root")).endswith(b"\n")
+            assert (
+                await cell.cell.read_file("/etc/passwd", max_bytes=1 << 20, user="root")
+            ).endswith(b"\n")
         except OSError as error:
             seen.add(error.errno)
     assert seen <= {errno.EIO}
@@ -230,6 +260,8 @@ time.sleep(0.2)
 async def test_a_raised_limit_reaches_the_workload(cell: Any) -> None:  # noqa: ANN401
     """A command begins with 1024 files and may raise that as on any machine."""
     limits = json.loads(
-        await python(cell, "import json\nprint(json.dumps(resource.getrlimit(resource.RLIMIT_NOFILE)))")
+        await python(
+            cell, "import json\nprint(json.dumps(resource.getrlimit(resource.RLIMIT_NOFILE)))"
+        )
     )
     assert limits == [1024, 524288]

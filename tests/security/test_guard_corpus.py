@@ -20,15 +20,20 @@ CONTENT = (HERE / "cases.jsonl").read_bytes()
 
 
 def test_the_corpus_is_flagged_as_it_should_be() -> None:
-    """Every case is as it expects, with the precision, recall and false-positive rate of the docs."""
+    """Every case is as it expects, with the precision, recall and false-positive rate of the
+    docs."""
     loaded = load_policy(HERE / "policy.yaml")
     classes = loaded.policy.guard_rules.classes
-    scanner = Scanner(spec_of(read_protected(loaded), classes, (), bytes(32), ScanBounds(time_s=120)))
+    scanner = Scanner(
+        spec_of(read_protected(loaded), classes, (), bytes(32), ScanBounds(time_s=120))
+    )
     stream = StreamScanner(scanner)
     result = score(scan_case(case, stream) for case in read_cases(CONTENT, "cases.jsonl"))
     assert not result.failed, [outcome.case.id for outcome in result.failed]
     figures = (result.cases, result.precision, result.recall, result.false_positive_rate)
-    documented = re.search(r"\| cases \| precision \| recall \| false positives \|\n\|[-|]+\|\n\| (.*) \|\n", PAGE)
+    documented = re.search(
+        r"\| cases \| precision \| recall \| false positives \|\n\|[-|]+\|\n\| (.*) \|\n", PAGE
+    )
     assert documented is not None
     assert tuple(float(cell) for cell in documented[1].split(" | ")) == figures
 

@@ -1,7 +1,9 @@
-"""The walls of the workload's container, tried from the inside: inside the microVM, and with nothing of the VM's own walls counted.
+"""The walls of the workload's container, tried from the inside: inside the microVM, and with
+nothing of the VM's own walls counted.
 
-Each test is an attack that works on an ordinary Linux machine for the same user. They need a fixture `cell` with `await cell.exec([...])`, which runs as root
-of the container unless a `user` is given.
+Each test is an attack that works on an ordinary Linux machine for the same user. They need a
+fixture `cell` with `await cell.exec([...])`, which runs as root of the container unless a `user` is
+given.
 """
 
 from __future__ import annotations
@@ -92,14 +94,17 @@ async def errno_of(cell: Cell, number: int, *arguments: int, **rest: str) -> int
 
 
 async def test_the_attacks_can_see(cell: Cell) -> None:
-    """The control: the shell, Python and /proc work, so an attack that fails fails for its own reason."""
+    """The control: the shell, Python and /proc work, so an attack that fails fails for its own
+    reason."""
     assert await python(cell, "print(open('/proc/self/status').read().count('CapEff'))") == "1"
     assert await errno_of(cell, 39 if _IS_X86 else 172) == 0
 
 
 async def test_dev_holds_only_the_harmless(cell: Cell) -> None:
     """No block device, channel device, memory device, loop or fuse: the list is complete."""
-    listing = (await shell(cell, "cd /dev && find . -type b -o -type c | sort")).stdout.decode().split()
+    listing = (
+        (await shell(cell, "cd /dev && find . -type b -o -type c | sort")).stdout.decode().split()
+    )
     terminals = {name for name in listing if name.startswith("./pts/") and name[6:].isdigit()}
     harmless = {"./full", "./null", "./pts/ptmx", "./random", "./tty", "./urandom", "./zero"}
     assert set(listing) - terminals == harmless
@@ -116,12 +121,15 @@ async def test_device_nodes_can_not_be_made(cell: Cell, device: str, folder: str
 
 async def test_device_numbers_of_the_machine_are_unreachable(cell: Cell) -> None:
     """Every block device and port that sysfs names has no node anywhere in the tree."""
-    script = "find / -xdev \\( -type b -o -type c \\) ! -path '/proc/*' ! -path '/dev/*' 2>/dev/null"
+    script = (
+        "find / -xdev \\( -type b -o -type c \\) ! -path '/proc/*' ! -path '/dev/*' 2>/dev/null"
+    )
     assert (await shell(cell, script)).stdout == b""
 
 
 async def test_the_old_root_is_gone(cell: Cell) -> None:
-    """No mount of the machine (initramfs, image, writable layer, cgroup tree, run directory) is in the container's mount namespace."""
+    """No mount of the machine (initramfs, image, writable layer, cgroup tree, run directory) is in
+    the container's mount namespace."""
     mounts = (await shell(cell, "cat /proc/self/mountinfo")).stdout.decode().splitlines()
     types = {line.split(" - ")[1].split()[0] for line in mounts}
     assert types <= {"overlay", "tmpfs", "devpts", "mqueue", "proc", "sysfs"}
@@ -147,7 +155,9 @@ print((os.stat("/").st_ino, os.stat("/").st_dev) == here, sorted(os.listdir("/")
 
 async def test_no_descriptor_is_inherited(cell: Cell) -> None:
     """A command has its three descriptors and nothing of the agent's."""
-    names = await python(cell, "import os; print(sorted(int(n) for n in os.listdir('/proc/self/fd'))[:4])")
+    names = await python(
+        cell, "import os; print(sorted(int(n) for n in os.listdir('/proc/self/fd'))[:4])"
+    )
     assert names == "[0, 1, 2, 3]"  # 3 is the listing itself
     more = await python(cell, "import os; print(len(os.listdir('/proc/self/fd')))")
     assert more == "4"
@@ -165,19 +175,24 @@ async def test_kernel_settings_are_read_only(cell: Cell, path: str) -> None:
     """Settings of the machine's kernel can't be opened for writing by root of the container."""
     outcome = await python(
         cell,
-        f"import os\ntry:\n os.open({path!r}, os.O_WRONLY); print('open')\nexcept OSError as e: print(e.errno)",
+        f"import os\ntry:\n os.open({path!r}, os.O_WRONLY); print('open')\nexcept OSError as e:"
+        " print(e.errno)",
     )
     assert outcome in ("30", str(_EACCES), "2"), outcome
 
 
-@pytest.mark.parametrize("name", ["kcore", "keys", "timer_list", "kmsg", "kallsyms", "slabinfo", "vmallocinfo"])
+@pytest.mark.parametrize(
+    "name", ["kcore", "keys", "timer_list", "kmsg", "kallsyms", "slabinfo", "vmallocinfo"]
+)
 async def test_proc_is_masked(cell: Cell, name: str) -> None:
     """What tells of the kernel's memory is empty."""
     outcome = await shell(cell, f"test ! -e /proc/{name} || head -c 100 /proc/{name}")
     assert (outcome.returncode, outcome.stdout) == (0, b"")
 
 
-@pytest.mark.parametrize("folder", ["/sys/firmware", "/sys/kernel/debug", "/sys/module", "/sys/class/virtio-ports"])
+@pytest.mark.parametrize(
+    "folder", ["/sys/firmware", "/sys/kernel/debug", "/sys/module", "/sys/class/virtio-ports"]
+)
 async def test_sys_is_masked(cell: Cell, folder: str) -> None:
     """Firmware, debugging and the channel's port are not there to see."""
     assert (await shell(cell, f"ls -A {folder}")).stdout == b""
@@ -186,7 +201,8 @@ async def test_sys_is_masked(cell: Cell, folder: str) -> None:
 async def test_sys_is_read_only(cell: Cell) -> None:
     """Nothing under /sys can be written."""
     outcome = await shell(
-        cell, "echo 1 > /sys/kernel/mm/transparent_hugepage/enabled || echo 1 > /sys/kernel/profiling"
+        cell,
+        "echo 1 > /sys/kernel/mm/transparent_hugepage/enabled || echo 1 > /sys/kernel/profiling",
     )
     assert outcome.returncode != 0
     assert b"Read-only" in outcome.stderr
@@ -203,7 +219,8 @@ async def test_modules_are_off(cell: Cell) -> None:
 @pytest.mark.parametrize("name", sorted(_REFUSED_CALLS))
 @pytest.mark.parametrize("user", ["", "65534"])
 async def test_refused_calls(cell: Cell, name: str, user: str) -> None:
-    """The call is refused before its arguments are looked at: with nonsense for arguments, the answer is the filter's."""
+    """The call is refused before its arguments are looked at: with nonsense for arguments, the
+    answer is the filter's."""
     rest = {"user": user} if user else {}
     assert await errno_of(cell, _number(_REFUSED_CALLS[name]), -1, -1, -1, -1, -1, **rest) == _EPERM
 
@@ -213,7 +230,9 @@ async def test_clone3_does_not_exist(cell: Cell) -> None:
     assert await errno_of(cell, _number(_CLONE3), 0, 0) == _ENOSYS
 
 
-@pytest.mark.parametrize("flag", [0x00020000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000])
+@pytest.mark.parametrize(
+    "flag", [0x00020000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000]
+)
 async def test_clone_makes_no_namespace(cell: Cell, flag: int) -> None:
     """clone with any one namespace flag is refused."""
     assert await errno_of(cell, _number(_CLONE), flag | 17, 0, 0, 0, 0) == _EPERM
@@ -249,7 +268,10 @@ except OSError as e:
 @pytest.mark.parametrize(("family", "kind"), [(40, 1), (38, 5), (29, 3), (21, 5)])
 async def test_socket_families(cell: Cell, family: int, kind: int) -> None:
     """Sockets to the host (vsock) and of rarely used kernel parts are not there."""
-    script = f"import socket\ntry:\n socket.socket({family}, {kind}); print(0)\nexcept OSError as e: print(e.errno)"
+    script = (
+        f"import socket\ntry:\n socket.socket({family}, {kind}); print(0)\nexcept OSError as e:"
+        " print(e.errno)"
+    )
     assert await python(cell, script) == "97"
 
 
@@ -275,7 +297,8 @@ async def _status(cell: Cell, **rest: str) -> dict[str, str]:
 
 
 async def test_capabilities_of_root(cell: Cell) -> None:
-    """Root has an ordinary container's capabilities, all four sets say so, no new ones come by exec, and the filter is on."""
+    """Root has an ordinary container's capabilities, all four sets say so, no new ones come by
+    exec, and the filter is on."""
     status = await _status(cell, user="0")
     assert int(status["CapBnd"], 16) == _CAPABILITIES_OF_ROOT
     assert int(status["CapEff"], 16) == int(status["CapPrm"], 16) == _CAPABILITIES_OF_ROOT
@@ -286,26 +309,40 @@ async def test_capabilities_of_root(cell: Cell) -> None:
 async def test_capabilities_of_others(cell: Cell) -> None:
     """Another user has none, and can't get any."""
     status = await _status(cell, user="65534")
-    assert [int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")] == [0] * 5
+    assert [
+        int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+    ] == [0] * 5
     assert (status["NoNewPrivs"].strip(), status["Seccomp"].strip()) == ("1", "2")
 
 
 async def test_ids_are_shifted(cell: Cell) -> None:
     """Root inside is nobody in particular outside."""
-    assert (await shell(cell, "cat /proc/self/uid_map")).stdout.split() == [b"0", b"100000", b"65536"]
-    assert (await shell(cell, "cat /proc/self/gid_map")).stdout.split() == [b"0", b"100000", b"65536"]
+    assert (await shell(cell, "cat /proc/self/uid_map")).stdout.split() == [
+        b"0",
+        b"100000",
+        b"65536",
+    ]
+    assert (await shell(cell, "cat /proc/self/gid_map")).stdout.split() == [
+        b"0",
+        b"100000",
+        b"65536",
+    ]
 
 
 async def test_set_user_id_programs_give_nothing(cell: Cell) -> None:
     """A set-user-id program that root made runs with the caller's rights."""
-    made = await shell(cell, "cp $(command -v id) /tmp/id && chmod 4755 /tmp/id && stat -c %a /tmp/id", user="0")
+    made = await shell(
+        cell, "cp $(command -v id) /tmp/id && chmod 4755 /tmp/id && stat -c %a /tmp/id", user="0"
+    )
     assert made.stdout.strip() == b"4755"
     assert (await shell(cell, "/tmp/id -u", user="65534")).stdout.strip() == b"65534"
 
 
 async def test_root_is_not_bound_by_modes_but_by_the_tree(cell: Cell) -> None:
     """Root can write the container's own files: the layer is writable, and only inside."""
-    assert (await shell(cell, "echo x > /etc/new && cat /etc/new && rm /etc/new", user="0")).stdout == b"x\n"
+    assert (
+        await shell(cell, "echo x > /etc/new && cat /etc/new && rm /etc/new", user="0")
+    ).stdout == b"x\n"
 
 
 # ---- process 1 and the agent
@@ -339,8 +376,12 @@ print(got)
 
 
 async def test_the_agent_is_not_there(cell: Cell) -> None:
-    """The container's process 1 and one's own processes are all there is: no agent, no kernel thread."""
-    script = "import os; print([p for p in os.listdir('/proc') if p.isdigit() and int(p) not in (1, os.getpid())])"
+    """The container's process 1 and one's own processes are all there is: no agent, no kernel
+    thread."""
+    script = (
+        "import os; print([p for p in os.listdir('/proc') if p.isdigit() and int(p) not in (1,"
+        " os.getpid())])"
+    )
     assert await python(cell, script) == "[]"
 
 
@@ -410,22 +451,37 @@ for pid in pids:
 
 async def test_disk_is_bounded(cell: Cell) -> None:
     """Filling the disk is told as such, and what was filled can be freed."""
-    script = "dd if=/dev/zero of=/tmp/filler bs=1M count=1000000 2>&1 | tail -4; rm /tmp/filler; echo x > /tmp/after && cat /tmp/after"
+    script = (
+        "dd if=/dev/zero of=/tmp/filler bs=1M count=1000000 2>&1 | tail -4; rm /tmp/filler; echo x"
+        " > /tmp/after && cat /tmp/after"
+    )
     outcome = await shell(cell, script)
     assert b"No space left" in outcome.stdout or outcome.returncode == 137
-    assert (await shell(cell, "rm -f /tmp/filler; echo x > /tmp/after && cat /tmp/after")).stdout == b"x\n"
+    assert (
+        await shell(cell, "rm -f /tmp/filler; echo x > /tmp/after && cat /tmp/after")
+    ).stdout == b"x\n"
 
 
 async def test_no_core_file(cell: Cell) -> None:
     """A crash leaves no core, and calls no program on the machine."""
-    assert (await shell(cell, "cat /proc/sys/kernel/core_pattern; ulimit -c")).stdout.split() == [b"0"]
+    assert (await shell(cell, "cat /proc/sys/kernel/core_pattern; ulimit -c")).stdout.split() == [
+        b"0"
+    ]
 
 
 # ---- neutrality
 
 
 async def test_nothing_says_what_this_is(cell: Cell) -> None:
-    """No name that the container shows (environment, processes, mounts, hostname, kernel command line) is one of ours."""
-    script = "env; cat /proc/*/cmdline /proc/*/comm /proc/mounts /proc/cmdline /proc/self/cgroup; hostname; ls -A / /dev /run /tmp"
+    """No name that the container shows (environment, processes, mounts, hostname, kernel command
+    line) is one of ours."""
+    script = (
+        "env; cat /proc/*/cmdline /proc/*/comm /proc/mounts /proc/cmdline /proc/self/cgroup;"
+        " hostname; ls -A / /dev /run /tmp"
+    )
     text = (await shell(cell, script)).stdout.lower()
-    assert not [word for word in (b"belljar", b"sandbox", b"inspect", b"eval", b"harness", b"agent") if word in text]
+    assert not [
+        word
+        for word in (b"belljar", b"sandbox", b"inspect", b"eval", b"harness", b"agent")
+        if word in text
+    ]

@@ -1,4 +1,5 @@
-"""Archives made to do harm: each is refused with a clear error, changes nothing in the store and leaves nothing anywhere."""
+"""Archives made to do harm: each is refused with a clear error, changes nothing in the store and
+leaves nothing anywhere."""
 
 from __future__ import annotations
 
@@ -12,7 +13,16 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.fakes.images import Json, directory, entry, hard_link, layer, oci_archive, sha256, symlink
+from tests.fakes.images import (
+    Json,
+    directory,
+    entry,
+    hard_link,
+    layer,
+    oci_archive,
+    sha256,
+    symlink,
+)
 
 from belljar.errors import BelljarError, HostError, PolicyError
 from belljar.image import Store
@@ -54,7 +64,11 @@ def raw(name: bytes = b"x", *, size: int = 0, kind: bytes = b"0", **fields: byte
 
 def pax(records: bytes, then: bytes) -> bytes:
     """Extended-header records before an entry."""
-    return raw(b"pax", size=len(records), kind=b"x") + records.ljust(-(-len(records) // 512) * 512, b"\0") + then
+    return (
+        raw(b"pax", size=len(records), kind=b"x")
+        + records.ljust(-(-len(records) // 512) * 512, b"\0")
+        + then
+    )
 
 
 def record(key: bytes, value: bytes) -> bytes:
@@ -70,14 +84,18 @@ HOSTILE_LAYERS: dict[str, bytes] = {
     "parent-inside-name": layer(entry("a/../../b", b"x")),
     "absolute-name": layer(entry("/etc/passwd", b"x")),
     "absolute-after-dot": layer(entry(".//../x", b"x")),
-    "write-through-escaping-link": layer(symlink("out", "../../../../tmp"), entry("out/owned", b"x")),
+    "write-through-escaping-link": layer(
+        symlink("out", "../../../../tmp"), entry("out/owned", b"x")
+    ),
     "circle-of-links": layer(symlink("a", "b"), symlink("b", "a"), entry("a/x", b"x")),
     "link-to-itself": layer(symlink("a", "a/a"), entry("a/x", b"x")),
     "below-a-file": layer(entry("file", b"x"), entry("file/below", b"x")),
     "hard-link-out": layer(hard_link("shadow", "../../../../etc/shadow")),
     "hard-link-to-host": layer(hard_link("shadow", "/etc/shadow")),
     "hard-link-to-directory": layer(directory("d"), hard_link("e", "d")),
-    "hard-link-through-escaping-link": layer(symlink("out", "../.."), hard_link("shadow", "out/etc/shadow")),
+    "hard-link-through-escaping-link": layer(
+        symlink("out", "../.."), hard_link("shadow", "out/etc/shadow")
+    ),
     "character-device": device(tarfile.CHRTYPE),
     "block-device": device(tarfile.BLKTYPE),
     "sparse-type": raw(kind=b"S") + bytes(1024),
@@ -95,8 +113,15 @@ HOSTILE_LAYERS: dict[str, bytes] = {
     "record-without-newline": pax(b"9 path=xx", raw() + bytes(1024)),
     "parent-in-pax-path": pax(record(b"path", b"../../x"), raw() + bytes(1024)),
     "zero-byte-in-pax-path": pax(record(b"path", b"a\0b"), raw() + bytes(1024)),
-    "global-header": raw(size=17, kind=b"g") + record(b"path", b"../evil").ljust(512, b"\0") + raw() + bytes(1024),
-    "attributes-without-end": pax(record(b"SCHILY.xattr.user.a", b"v" * (70 << 10)), raw() + bytes(1024)),
+    "global-header": (
+        raw(size=17, kind=b"g")
+        + record(b"path", b"../evil").ljust(512, b"\0")
+        + raw()
+        + bytes(1024)
+    ),
+    "attributes-without-end": pax(
+        record(b"SCHILY.xattr.user.a", b"v" * (70 << 10)), raw() + bytes(1024)
+    ),
     "name-too-long": layer(entry("n" * 300, b"x")),
     "too-deep": layer(entry("/".join("d" * 1 for _ in range(300)) + "/x", b"x")),
     "path-too-long": layer(entry("/".join(["d" * 200] * 30), b"x")),
@@ -142,7 +167,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made / "store"
 
 
-def refused(home: Path, archive: Path, *, limits: ImportLimits = SMALL, transport: str = "oci-archive") -> BelljarError:
+def refused(
+    home: Path, archive: Path, *, limits: ImportLimits = SMALL, transport: str = "oci-archive"
+) -> BelljarError:
     """Import it under the name of the good image; it must be refused and change nothing."""
     before, victim = state_of(home), Store(home).find("victim")
     with pytest.raises(PolicyError) as caught:
@@ -154,8 +181,11 @@ def refused(home: Path, archive: Path, *, limits: ImportLimits = SMALL, transpor
 
 
 @pytest.mark.parametrize("harm", HOSTILE_LAYERS)
-def test_a_hostile_layer_is_refused_and_leaves_nothing(harm: str, home: Path, tmp_path: Path) -> None:
-    """Whatever is wrong with a layer, its image is refused with one message, and store and temporary directory are as before."""
+def test_a_hostile_layer_is_refused_and_leaves_nothing(
+    harm: str, home: Path, tmp_path: Path
+) -> None:
+    """Whatever is wrong with a layer, its image is refused with one message, and store and
+    temporary directory are as before."""
     good = layer(entry("bin/sh", b"x"))
     error = refused(home, oci_archive(tmp_path / "a.tar", [good, HOSTILE_LAYERS[harm]]))
     assert "refused" in error.what
@@ -257,11 +287,16 @@ def test_a_lying_manifest_or_configuration_is_refused(
 
 def test_a_layer_under_a_wrong_digest_is_refused(home: Path, tmp_path: Path) -> None:
     """A blob that isn't what its name says is never packed."""
-    refused(home, oci_archive(tmp_path / "a.tar", [layer(entry("x", b"x"))], blobs_tweak=swap_layer))
+    refused(
+        home, oci_archive(tmp_path / "a.tar", [layer(entry("x", b"x"))], blobs_tweak=swap_layer)
+    )
 
 
-def test_an_archive_with_names_outside_a_layout_writes_none_of_them(home: Path, tmp_path: Path) -> None:
-    """An OCI archive whose entries climb out, or are links, is refused or ignored: no name of it becomes a path."""
+def test_an_archive_with_names_outside_a_layout_writes_none_of_them(
+    home: Path, tmp_path: Path
+) -> None:
+    """An OCI archive whose entries climb out, or are links, is refused or ignored: no name of it
+    becomes a path."""
     for number, bad in enumerate(
         [entry("../escaped", b"x"), entry("/tmp/belljar-escaped", b"x"), symlink("blobs", "/etc")]
     ):
@@ -284,7 +319,9 @@ def test_an_index_that_names_itself_is_refused(home: Path, tmp_path: Path) -> No
         refused(home, tmp_path / "a.tar")
 
 
-def test_a_symlink_in_a_layout_directory_reads_nothing_of_the_host(home: Path, tmp_path: Path) -> None:
+def test_a_symlink_in_a_layout_directory_reads_nothing_of_the_host(
+    home: Path, tmp_path: Path
+) -> None:
     """A layout directory whose blob is a link to a host file is refused."""
     layout = tmp_path / "layout"
     (layout / "blobs/sha256").mkdir(parents=True)
@@ -296,17 +333,25 @@ def test_a_symlink_in_a_layout_directory_reads_nothing_of_the_host(home: Path, t
 @settings(max_examples=300)
 @given(st.binary(max_size=4096))
 def test_any_bytes_are_read_to_entries_or_refused(noise: bytes) -> None:
-    """The reader ends on every input, with entries whose names stay inside or with a `LayerError`; nothing else escapes it."""
+    """The reader ends on every input, with entries whose names stay inside or with a `LayerError`;
+    nothing else escapes it."""
     check_reader(noise)
 
 
 @settings(max_examples=300)
 @given(st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 255)), max_size=12), st.booleans())
-def test_a_damaged_layer_is_read_or_refused(damage: list[tuple[int, int]], fix_checksums: bool) -> None:
-    """An honest layer with some bytes changed (also with checksums made right again) is read or refused, never misread outside its bounds."""
+def test_a_damaged_layer_is_read_or_refused(
+    damage: list[tuple[int, int]], fix_checksums: bool
+) -> None:
+    """An honest layer with some bytes changed (also with checksums made right again) is read or
+    refused, never misread outside its bounds."""
     content = bytearray(
         layer(
-            directory("d"), entry("d/f", b"x" * 700), symlink("d/l", "f"), hard_link("h", "d/f"), entry("l" * 120, b"y")
+            directory("d"),
+            entry("d/f", b"x" * 700),
+            symlink("d/l", "f"),
+            hard_link("h", "d/f"),
+            entry("l" * 120, b"y"),
         )
     )
     for offset, value in damage:
@@ -318,9 +363,9 @@ def test_a_damaged_layer_is_read_or_refused(damage: list[tuple[int, int]], fix_c
     check_reader(bytes(content))
 
 
-names = st.lists(st.sampled_from(["a", "b", "c", "..", ".", "", ".wh.a", ".wh..wh..opq"]), min_size=1, max_size=5).map(
-    "/".join
-)
+names = st.lists(
+    st.sampled_from(["a", "b", "c", "..", ".", "", ".wh.a", ".wh..wh..opq"]), min_size=1, max_size=5
+).map("/".join)
 entries = st.one_of(
     st.builds(lambda n: entry(n, b"x"), names),
     st.builds(directory, names),
@@ -331,8 +376,11 @@ entries = st.one_of(
 
 @settings(max_examples=500)
 @given(st.lists(entries.filter(lambda e: e[0].name.strip("/.") != ""), max_size=20))
-def test_a_merged_tree_never_has_a_name_that_leads_out(made: list[tuple[tarfile.TarInfo, bytes]]) -> None:
-    """Whatever links, whiteouts and names come together: every emitted path stays inside, and parents are directories before it."""
+def test_a_merged_tree_never_has_a_name_that_leads_out(
+    made: list[tuple[tarfile.TarInfo, bytes]],
+) -> None:
+    """Whatever links, whiteouts and names come together: every emitted path stays inside, and
+    parents are directories before it."""
     content, tree = layer(*made), Tree(SMALL)
     tree.begin_layer()
     try:
@@ -375,7 +423,9 @@ def check_reader(content: bytes) -> None:
         return
 
 
-def test_no_space_while_packing_is_the_hosts_fault(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_space_while_packing_is_the_hosts_fault(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A full disk ends in a `HostError` that says where, and leaves nothing."""
     monkeypatch.setattr("shutil.disk_usage", lambda _path: type("Usage", (), {"free": 1 << 20}))
     before = state_of(home)

@@ -20,10 +20,24 @@ pytestmark = pytest.mark.anyio
 LEAVE = Record(path="", kind=RecordKind.LEAVE)
 NAMES = st.sampled_from(["a", "A", "b", "\udcff", "é", "é", " ", "-rf", ".git", "CON"])
 LINKS = st.sampled_from(
-    ["a", ".", "..", "../..", "/etc", "a/..", "a/../../x", "../b", "./../..", "b/../../outside", "//x"]
+    [
+        "a",
+        ".",
+        "..",
+        "../..",
+        "/etc",
+        "a/..",
+        "a/../../x",
+        "../b",
+        "./../..",
+        "b/../../outside",
+        "//x",
+    ]
 )
 RECORDS = st.one_of(
-    st.builds(lambda n: (Record(path=n, kind=RecordKind.FILE, mode=0o7777, size_bytes=4), b"evil"), NAMES),
+    st.builds(
+        lambda n: (Record(path=n, kind=RecordKind.FILE, mode=0o7777, size_bytes=4), b"evil"), NAMES
+    ),
     st.builds(lambda n: (Record(path=n, kind=RecordKind.ENTER, mode=0o7777), b""), NAMES),
     st.builds(lambda n, to: (Record(path=n, kind=RecordKind.LINK, link=to), b""), NAMES, LINKS),
     st.builds(lambda n: (Record(path=n, kind=RecordKind.OTHER, mode=0o6666), b""), NAMES),
@@ -47,7 +61,9 @@ def state(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(records=st.lists(RECORDS, max_size=14), overwrite=st.booleans(), skip=st.booleans())
-def test_no_stream_leaves_the_target(records: list[tuple[Record, bytes]], overwrite: bool, skip: bool) -> None:
+def test_no_stream_leaves_the_target(
+    records: list[tuple[Record, bytes]], overwrite: bool, skip: bool
+) -> None:
     """Any order of files, directories, links and devices: what is outside stays as it was, no link
     leads out, no set-user-ID bit and no device comes; a failure leaves the target as it was."""
     with tempfile.TemporaryDirectory() as scratch:

@@ -1,4 +1,5 @@
-"""A hostile program in the VMM's place, in the real jail, as root's and as an ordinary user's: it can neither change, see, reach nor outlive anything."""
+"""A hostile program in the VMM's place, in the real jail, as root's and as an ordinary user's: it
+can neither change, see, reach nor outlive anything."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ ROOT_ONLY = {
 
 @dataclass(frozen=True)
 class Stage:
-    """A directory that a user owns, with the probe as a jail's root and an image; and how to run the runner as that user."""
+    """A directory that a user owns, with the probe as a jail's root and an image; and how to run
+    the runner as that user."""
 
     user: str
     directory: Path
@@ -66,7 +68,12 @@ class Stage:
             str(lifetime_s),
         )
         return subprocess.Popen(
-            words, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd="/"
+            words,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd="/",
         )
 
     def run(self, mode: str, lifetime_s: float = 60) -> dict[str, str]:
@@ -93,7 +100,8 @@ def readable_package() -> Iterator[Path]:
 
 @pytest.fixture(params=USERS)
 def stage(request: pytest.FixtureRequest, probe: Path, readable_package: Path) -> Iterator[Stage]:
-    """Once for root, once for an ordinary user (only that one, when the tests themselves are run by one)."""
+    """Once for root, once for an ordinary user (only that one, when the tests themselves are run by
+    one)."""
     is_root = os.geteuid() == 0
     if request.param == "root" and not is_root:
         pytest.skip("needs root")
@@ -101,12 +109,21 @@ def stage(request: pytest.FixtureRequest, probe: Path, readable_package: Path) -
     make_stage(directory, probe)
     shutil.copy(HERE / "jail_runner.py", directory)
     argv: tuple[str, ...] = (sys.executable,)
-    environment = {"PYTHONPATH": str(Path(belljar.__file__).parents[1]), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {
+        "PYTHONPATH": str(Path(belljar.__file__).parents[1]),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     if request.param == "user" and is_root:
         uid, gid = request.getfixturevalue("ordinary_user")
         for path in (directory, *directory.rglob("*")):
             os.chown(path, uid, gid)
-        argv = ("/usr/bin/setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups", users_python(uid, gid))
+        argv = (
+            "/usr/bin/setpriv",
+            f"--reuid={uid}",
+            f"--regid={gid}",
+            "--clear-groups",
+            users_python(uid, gid),
+        )
         environment["PYTHONPATH"] = str(readable_package)
     try:
         yield Stage(user=request.param, directory=directory, argv=argv, environment=environment)
@@ -129,9 +146,14 @@ def gone(pidfd: int, deadline_s: float = 60.0) -> bool:
 
 
 def test_every_attack_fails_in_the_jail(stage: Stage) -> None:
-    """Whoever started it: nothing is written, remounted, seen, reached, gained or left over; the image is byte for byte what it was."""
+    """Whoever started it: nothing is written, remounted, seen, reached, gained or left over; the
+    image is byte for byte what it was."""
     said = stage.run("attack")
-    attacks = {name: int(errno) for name, errno in said.items() if name not in {"uid", "ended", "diagnosis"}}
+    attacks = {
+        name: int(errno)
+        for name, errno in said.items()
+        if name not in {"uid", "ended", "diagnosis"}
+    }
     assert len(attacks) == 48, said
     assert {name for name, errno in attacks.items() if errno == 0} == set()
     assert {name for name, errno in attacks.items() if errno > 199} == set(), (
@@ -143,24 +165,44 @@ def test_every_attack_fails_in_the_jail(stage: Stage) -> None:
 
 
 def test_the_same_attacks_succeed_outside(stage: Stage) -> None:
-    """The control: without the jail the same program succeeds, so that its failures inside mean something."""
-    words = (str(stage.directory / "root" / "probe"), "1", "control", str(os.getppid()), str(stage.image))
+    """The control: without the jail the same program succeeds, so that its failures inside mean
+    something."""
+    words = (
+        str(stage.directory / "root" / "probe"),
+        "1",
+        "control",
+        str(os.getppid()),
+        str(stage.image),
+    )
     prefix = stage.argv[:-1] if len(stage.argv) > 1 else ()
-    result = subprocess.run((*prefix, *words), env={"A": "b"}, capture_output=True, text=True, check=True, cwd="/")
-    attacks = {name: int(errno) for name, errno in (line.split() for line in result.stdout.splitlines())}
+    result = subprocess.run(
+        (*prefix, *words), env={"A": "b"}, capture_output=True, text=True, check=True, cwd="/"
+    )
+    attacks = {
+        name: int(errno) for name, errno in (line.split() for line in result.stdout.splitlines())
+    }
     Path("/tmp/.probe-device").unlink(missing_ok=True)
-    excused = UNSURE_CONTROLS | {"extra_descriptor"} | (ROOT_ONLY if stage.user == "user" else set())
-    assert {name: errno for name, errno in attacks.items() if errno and name not in excused and name != "uid"} == {}
+    excused = (
+        UNSURE_CONTROLS | {"extra_descriptor"} | (ROOT_ONLY if stage.user == "user" else set())
+    )
+    assert {
+        name: errno
+        for name, errno in attacks.items()
+        if errno and name not in excused and name != "uid"
+    } == {}
 
 
 @pytest.mark.root
 @pytest.mark.parametrize("stage", ["root"], indirect=True)
 def test_root_gives_each_jail_a_host_uid_of_its_own(stage: Stage) -> None:
-    """Started by root, the jailed program is on the host neither root nor anyone else, and in no group."""
+    """Started by root, the jailed program is on the host neither root nor anyone else, and in no
+    group."""
     with stage.start("stay") as process:
         child = pids(process)["child"]
         status = dict(
-            line.split(":\t", 1) for line in Path(f"/proc/{child}/status").read_text().splitlines() if ":\t" in line
+            line.split(":\t", 1)
+            for line in Path(f"/proc/{child}/status").read_text().splitlines()
+            if ":\t" in line
         )
         process.kill()
     uid = int(status["Uid"].split()[0])
@@ -169,7 +211,9 @@ def test_root_gives_each_jail_a_host_uid_of_its_own(stage: Stage) -> None:
     assert status["Groups"].strip() == ""
     assert status["NoNewPrivs"] == "1"
     assert status["Seccomp"] == "2"
-    assert {int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {0}
+    assert {
+        int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+    } == {0}
 
 
 def pids(process: subprocess.Popen[str]) -> dict[str, int]:

@@ -1,7 +1,8 @@
-"""Two containers at the same time, on one kernel: what one of them counts up, locks or drops, the other one neither sees nor misses.
+"""Two containers at the same time, on one kernel: what one of them counts up, locks or drops, the
+other one neither sees nor misses.
 
-Each way that is closed here carried messages between two cells before, at 32 of 32 bits. What remains open is in docs/tiers.md. The host is asked too: it sees
-all that a cell takes.
+Each way that is closed here carried messages between two cells before, at 32 of 32 bits. What
+remains open is in docs/tiers.md. The host is asked too: it sees all that a cell takes.
 """
 
 from __future__ import annotations
@@ -32,8 +33,20 @@ user: root
 resources: {memory: 256MiB, disk: 64MiB, processes: 256}
 """
 COUNTERS: Final = (
-    *("/proc/sys/kernel/pty/nr", "/proc/sys/fs/file-nr", "/proc/sys/fs/inode-nr", "/proc/sys/fs/dentry-state"),
-    *("/proc/sys/fs/aio-nr", "/proc/cgroups", "/proc/devices", "/proc/misc", "/proc/stat", "/proc/vmstat"),
+    *(
+        "/proc/sys/kernel/pty/nr",
+        "/proc/sys/fs/file-nr",
+        "/proc/sys/fs/inode-nr",
+        "/proc/sys/fs/dentry-state",
+    ),
+    *(
+        "/proc/sys/fs/aio-nr",
+        "/proc/cgroups",
+        "/proc/devices",
+        "/proc/misc",
+        "/proc/stat",
+        "/proc/vmstat",
+    ),
 )
 SHARED_FILES: Final = (
     *(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty")),
@@ -132,7 +145,9 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="module")
-async def pair(anyio_backend: str, vm_home: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
+async def pair(
+    anyio_backend: str, vm_home: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Pair]:
     """Two cells of one image."""
     policy = tmp_path_factory.mktemp("neighbours") / "policy.yaml"
     policy.write_text(POLICY)
@@ -143,13 +158,16 @@ async def pair(anyio_backend: str, vm_home: Path, tmp_path_factory: pytest.TempP
 
 async def python(cell: Cell, code: str, *words: str, given: Any = None) -> str:  # noqa: ANN401 - JSON
     """What a program in the cell says."""
-    output = await cell.exec(["python3", "-I", "-c", code, *words], input=json.dumps(given).encode())
+    output = await cell.exec(
+        ["python3", "-I", "-c", code, *words], input=json.dumps(given).encode()
+    )
     assert output.success, output.stderr
     return output.stdout.decode()
 
 
 async def test_numbers_of_the_host_do_not_show_what_a_neighbour_does(pair: Pair) -> None:
-    """With a thousand files, all terminals and contexts it can get in one, the other reads the same as before, everywhere."""
+    """With a thousand files, all terminals and contexts it can get in one, the other reads the same
+    as before, everywhere."""
     before = json.loads(await python(pair.other, READ, given=COUNTERS))
     async with pair.one.open_exec(["python3", "-I", "-c", HOLD]) as holding:
         assert (await anext(holding))[1].startswith(b"held ")
@@ -157,7 +175,8 @@ async def test_numbers_of_the_host_do_not_show_what_a_neighbour_does(pair: Pair)
 
 
 async def test_terminals_and_contexts_of_the_host_are_not_used_up(pair: Pair) -> None:
-    """By the host's own count, a cell that takes all it can has its terminals and no context for asynchronous input and output."""
+    """By the host's own count, a cell that takes all it can has its terminals and no context for
+    asynchronous input and output."""
     terminals, contexts = (Path("/proc/sys", name) for name in ("kernel/pty/nr", "fs/aio-nr"))
     before = int(terminals.read_text()), int(contexts.read_text())
     async with pair.one.open_exec(["python3", "-I", "-c", HOLD]) as holding:
@@ -168,7 +187,8 @@ async def test_terminals_and_contexts_of_the_host_are_not_used_up(pair: Pair) ->
 
 @pytest.mark.root
 async def test_locks_and_watches_end_at_the_cell(pair: Pair) -> None:
-    """Devices and the processors' files are each cell's own: no lock of one holds in the other or on the host, no watch hears the other."""
+    """Devices and the processors' files are each cell's own: no lock of one holds in the other or
+    on the host, no watch hears the other."""
     paths = json.dumps(SHARED_FILES)
     async with pair.other.open_exec(["python3", "-I", "-c", TRY_LOCKS, paths]) as watching:
         assert (await anext(watching))[1] == b"watching\n"
@@ -179,7 +199,8 @@ async def test_locks_and_watches_end_at_the_cell(pair: Pair) -> None:
 
 
 async def test_a_cell_drops_no_page_of_a_shared_file(pair: Pair) -> None:
-    """A file of the image that is in memory, by the host's own look, stays there whatever advice a cell gives."""
+    """A file of the image that is in memory, by the host's own look, stays there whatever advice a
+    cell gives."""
     image = pair.one.plan.image
     assert image is not None
     tree = pair.home / "trees" / image.digest / "root"
@@ -214,9 +235,12 @@ def mapped(path: Path) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(
-    "argv", [("ps", "aux"), ("top", "-b", "-n", "2", "-d", "0.1"), ("vmstat",), ("uptime",), ("free",)]
+    "argv",
+    [("ps", "aux"), ("top", "-b", "-n", "2", "-d", "0.1"), ("vmstat",), ("uptime",), ("free",)],
 )
-async def test_tools_that_read_the_hosts_numbers_still_run(pair: Pair, argv: tuple[str, ...]) -> None:
+async def test_tools_that_read_the_hosts_numbers_still_run(
+    pair: Pair, argv: tuple[str, ...]
+) -> None:
     """They find each line that they look for, standing still."""
     output = await pair.one.exec(argv, user="user")
     assert (output.returncode, output.stderr) == (0, b"")

@@ -92,7 +92,9 @@ async def test_root_has_what_the_plan_grants_and_no_more(cell: Cell) -> None:
 
 async def test_another_user_has_nothing_of_it(cell: Cell) -> None:
     """Capabilities are root's."""
-    script = "print([line.split()[1] for line in open('/proc/self/status') if line.startswith('Cap')])"
+    script = (
+        "print([line.split()[1] for line in open('/proc/self/status') if line.startswith('Cap')])"
+    )
     assert set(eval(await python(cell, script, user="65534"))) == {"0" * 16}  # noqa: S307 - ours
 
 
@@ -169,7 +171,9 @@ except OSError:
     assert await python(cell, script, user="0") == ""
 
 
-async def test_the_probes_know_what_the_plan_grants(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_probes_know_what_the_plan_grants(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With it the cell is contained; by a plan that grants nothing the same cell is breached."""
     which = ["namespaces", "channel", "processes", "kernel.other_processes"]
     report = await probe_cell(cell, which=which, recorder=MemoryRecorder(), user="0")

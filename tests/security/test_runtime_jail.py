@@ -1,5 +1,5 @@
-"""The jail of an OCI runtime, whose program keeps capabilities: as root's and as an ordinary user's, with a program in the runtime's place that tries what it may,
-and with runc itself."""
+"""The jail of an OCI runtime, whose program keeps capabilities: as root's and as an ordinary
+user's, with a program in the runtime's place that tries what it may, and with runc itself."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ MOUNTED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A directory that a user owns, with a jail's root, a tree and a bundle; how to run the runner as that user; who is who on the host."""
+    """A directory that a user owns, with a jail's root, a tree and a bundle; how to run the runner
+    as that user; who is who on the host."""
 
     user: str
     directory: Path
@@ -81,7 +82,9 @@ class Stage:
     stage_uid: int
     workload_uid: int
 
-    def start(self, *program: str, lifetime_s: float = 60, altered: str = "plain") -> subprocess.Popen[str]:
+    def start(
+        self, *program: str, lifetime_s: float = 60, altered: str = "plain"
+    ) -> subprocess.Popen[str]:
         """The runner, as the stage's user."""
         words = (
             *self.argv,
@@ -91,7 +94,11 @@ class Stage:
             altered,
             *program,
         )
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        pipes: dict[str, Any] = {
+            "stdin": subprocess.PIPE,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.STDOUT,
+        }
         return subprocess.Popen(words, env=self.environment, text=True, cwd="/", **pipes)
 
     def run(self, *program: str, word: str = "", **options: Any) -> dict[str, str]:  # noqa: ANN401 - as `start` takes them
@@ -122,7 +129,10 @@ def stage(request: pytest.FixtureRequest, probe: Path, readable_package: Path) -
     with tempfile.TemporaryDirectory(prefix="rt-", dir=public_folder()) as folder:
         directory = Path(folder)
         make_stage(directory, probe)
-        environment = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(Path(belljar.__file__).parents[1])}
+        environment = {
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONPATH": str(Path(belljar.__file__).parents[1]),
+        }
         if request.param == "root":
             give(directory / "tree", TREE_ID, TREE_ID)
             give(directory / "out", STAGE_ID, STAGE_ID)
@@ -142,7 +152,13 @@ def stage(request: pytest.FixtureRequest, probe: Path, readable_package: Path) -
         yield Stage(
             user="user",
             directory=directory,
-            argv=("/usr/bin/setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups", users_python(uid, gid)),
+            argv=(
+                "/usr/bin/setpriv",
+                f"--reuid={uid}",
+                f"--regid={gid}",
+                "--clear-groups",
+                users_python(uid, gid),
+            ),
             environment={**environment, "PYTHONPATH": str(readable_package)},
             stage_uid=uid,
             workload_uid=first,
@@ -164,7 +180,8 @@ def subordinate_id(uid: int) -> int:
 
 
 def make_stage(directory: Path, probe: Path) -> None:
-    """A root with the probe and runc, a tree that is an image with only the probe, and its bundle."""
+    """A root with the probe and runc, a tree that is an image with only the probe, and its
+    bundle."""
     for name in ("proc", "sys", "dev", "tree", "c", "b", "new", "out"):
         (directory / "root" / name).mkdir(parents=True)
     for name in ("dir", "proc", "dev", "sys"):
@@ -189,7 +206,9 @@ def copy_runc(root: Path) -> None:
         pytest.skip("runc is not installed")
     shutil.copy(runc, root / "runc")
     listed = subprocess.run(["ldd", runc], capture_output=True, text=True, check=False).stdout
-    for library in (word for line in listed.splitlines() for word in line.split() if word.startswith("/")):
+    for library in (
+        word for line in listed.splitlines() for word in line.split() if word.startswith("/")
+    ):
         target = root / library.lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(library, target)
@@ -198,15 +217,27 @@ def copy_runc(root: Path) -> None:
 def bundle(mode: str) -> dict[str, Any]:
     """The least that runc runs, in a user namespace below the jail's."""
     mapping = [{"containerID": 0, "hostID": 1, "size": COUNT}]
-    namespaces = [{"type": name} for name in ("pid", "network", "ipc", "uts", "mount", "cgroup", "user")]
+    namespaces = [
+        {"type": name} for name in ("pid", "network", "ipc", "uts", "mount", "cgroup", "user")
+    ]
     safe = ["nosuid", "noexec", "nodev"]
     return {
         "ociVersion": "1.0.2",
-        "process": {"user": {"uid": 0, "gid": 0}, "args": ["/probe", mode], "cwd": "/", "noNewPrivileges": True},
+        "process": {
+            "user": {"uid": 0, "gid": 0},
+            "args": ["/probe", mode],
+            "cwd": "/",
+            "noNewPrivileges": True,
+        },
         "root": {"path": "/new"},
         "mounts": [
             {"destination": "/proc", "type": "proc", "source": "proc", "options": safe},
-            {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "size=64k"]},
+            {
+                "destination": "/dev",
+                "type": "tmpfs",
+                "source": "tmpfs",
+                "options": ["nosuid", "size=64k"],
+            },
             {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": [*safe, "ro"]},
         ],
         "linux": {"uidMappings": mapping, "gidMappings": mapping, "namespaces": namespaces},
@@ -257,13 +288,17 @@ def end_and_look(process: subprocess.Popen[str], victim: int, watched: Sequence[
 
 
 def test_what_a_runtime_can_do(stage: Stage) -> None:
-    """With all its capabilities: it sees only what it was given, can't write or uncover the tree, can't fill more than its share; the overlay works whole."""
+    """With all its capabilities: it sees only what it was given, can't write or uncover the tree,
+    can't fill more than its share; the overlay works whole."""
     said = stage.run("/probe", "detach", "look")
-    assert {name: said.get(name) for name in FOUND} == {name: str(value) for name, value in FOUND.items()}
+    assert {name: said.get(name) for name in FOUND} == {
+        name: str(value) for name, value in FOUND.items()
+    }
     assert set(said["mounts"].strip(",").split(",")) == MOUNTED
     assert int(said["highest_process"]) < 10
     assert said["owners_key"] == "True"
-    # Root's bundle belongs to nobody in the jail; an ordinary user's to his own stage, which only the mount keeps off.
+    # Root's bundle belongs to nobody in the jail; an ordinary user's to his own stage, which only
+    # the mount keeps off.
     assert int(said["bundle_write"]) == (EACCES if stage.user == "root" else EROFS)
     written_kib, errno = map(int, said["new_full"].split(":"))
     assert (3000 < written_kib <= 4096, errno) == (True, ENOSPC)
@@ -277,9 +312,12 @@ def test_what_a_runtime_can_do(stage: Stage) -> None:
 
 
 def test_a_network_gives_a_runtime_nothing_else(stage: Stage) -> None:
-    """Where there was a wait for a link, the program sees, may and can't do what it does without."""
+    """Where there was a wait for a link, the program sees, may and can't do what it does
+    without."""
     said = stage.run("/probe", "detach", "look", altered="network")
-    assert {name: said.get(name) for name in FOUND} == {name: str(value) for name, value in FOUND.items()}
+    assert {name: said.get(name) for name in FOUND} == {
+        name: str(value) for name, value in FOUND.items()
+    }
     assert set(said["mounts"].strip(",").split(",")) == MOUNTED
     with stage.start("/probe", "detach", "stay", altered="network") as process:
         assert wait_until_ready(process)["namespaces"] == 7
@@ -287,22 +325,28 @@ def test_a_network_gives_a_runtime_nothing_else(stage: Stage) -> None:
 
 
 def test_a_link_that_never_comes(stage: Stage) -> None:
-    """The program is never started: the lifetime ends the wait, and so does the end of who would say that the link is there."""
+    """The program is never started: the lifetime ends the wait, and so does the end of who would
+    say that the link is there."""
     said = stage.run("/probe", "detach", "stay", lifetime_s=1.0, altered="unconnected")
     assert said["ended"] == "9 None lifetime"
     assert "child" not in said
     said = stage.run("/probe", "detach", "stay", altered="forsaken")
-    assert "step 25, network, failed: Broken pipe: nobody said that the link is there" in said["error"]
+    assert (
+        "step 25, network, failed: Broken pipe: nobody said that the link is there" in said["error"]
+    )
     assert said["ended"].startswith("None 125")
     assert "child" not in said
 
 
 def test_a_program_that_writes_for_the_store(stage: Stage) -> None:
-    """What unpacks an image: it gives its files to mapped ids and to no others, makes no device, follows no link, and writes nowhere else."""
+    """What unpacks an image: it gives its files to mapped ids and to no others, makes no device,
+    follows no link, and writes nowhere else."""
     said = stage.run("/probe", "write", altered="writer")
     allowed = {name for name in ("write", "chown", "chmod", "link") if said[name] == "0"}
     assert allowed == {"write", "chown", "chmod", "link"}, said
-    assert {name: int(said[name]) for name in ("chown_unmapped", "device", "follow", "write_elsewhere")} == {
+    assert {
+        name: int(said[name]) for name in ("chown_unmapped", "device", "follow", "write_elsewhere")
+    } == {
         "chown_unmapped": EINVAL,
         "device": EPERM,
         "follow": ELOOP,
@@ -315,14 +359,17 @@ def test_a_program_that_writes_for_the_store(stage: Stage) -> None:
 
 
 def test_runc_runs_a_container_in_it(stage: Stage) -> None:
-    """On the host the container is who was promised; pid 1 holds nothing any more; what the container ends with is what is told."""
+    """On the host the container is who was promised; pid 1 holds nothing any more; what the
+    container ends with is what is told."""
     with stage.start(*RUNC) as process:
         found = wait_until_ready(process)
         init, container = status_of(found["child"]), status_of(children_of(found["child"])[0])
         output = process.communicate("go\n", timeout=60)[0]
     assert init["Uid"].split() == [str(stage.stage_uid)] * 4
     assert init["Groups"] == container["Groups"] == ""
-    assert {int(init[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {0}
+    assert {int(init[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {
+        0
+    }
     assert {(one["NoNewPrivs"], one["Seccomp"]) for one in (init, container)} == {("1", "2")}
     assert container["Uid"].split() == [str(stage.workload_uid)] * 4
     assert found["namespaces"] == 7
@@ -331,11 +378,16 @@ def test_runc_runs_a_container_in_it(stage: Stage) -> None:
 
 @pytest.mark.parametrize("victim", ["runner", "supervisor", "child"])
 def test_nothing_outlives_any_of_them(stage: Stage, victim: str) -> None:
-    """SIGKILL to the owner, to the supervisor or to pid 1: the container is gone, and so are they."""
+    """SIGKILL to the owner, to the supervisor or to pid 1: the container is gone, and so are
+    they."""
     with stage.start(*RUNC) as process:
         found = wait_until_ready(process)
         container = children_of(found["child"])[0]
-        watched = (found["child"], container, *((found["supervisor"],) if victim == "runner" else ()))
+        watched = (
+            found["child"],
+            container,
+            *((found["supervisor"],) if victim == "runner" else ()),
+        )
         end_and_look(process, {**found, "runner": process.pid}[victim], watched)
 
 
@@ -353,7 +405,10 @@ def test_it_ends_with_the_last_of_it(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("program", "words"),
     [
-        (("/probe", "exit", "1"), "step 21, runtime, failed: the OCI runtime ended with status 1, and said nothing"),
+        (
+            ("/probe", "exit", "1"),
+            "step 21, runtime, failed: the OCI runtime ended with status 1, and said nothing",
+        ),
         (("/probe", "exit", "3", "sorry"), "status 3, and said: sorry"),
         (("/probe", "exit", "0"), "status 0, but it left no process behind"),
         (("/missing",), "No such file or directory: /missing"),
@@ -381,7 +436,10 @@ MAPS = ("--uid-map", "0", "5000", "1", "--gid-map", "0", "5000", "1")
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--uid-map", "0", "5000", "1", "--uid-map", "1", "0", "1", "--gid-map", "0", "5", "1"), "host's id 0"),
+        (
+            ("--uid-map", "0", "5000", "1", "--uid-map", "1", "0", "1", "--gid-map", "0", "5", "1"),
+            "host's id 0",
+        ),
         (("--uid-map", "0", "5000", "1"), "an id map without 0"),
         (("--uid-map", "0", "4294967290", "9", "--gid-map", "0", "5", "1"), "an id map's line"),
         ((*MAPS, "--mount-tmpfs", "/c", "0", "10", "493", "exec"), "without limits"),
@@ -395,14 +453,31 @@ MAPS = ("--uid-map", "0", "5000", "1", "--gid-map", "0", "5000", "1")
         ((*MAPS, "--user-namespace", "3"), "an ordinary user's"),
         ((*MAPS, "--network", "3", "hidden"), "hidden"),
         ((*MAPS, "--network", "3", "plain", "--init"), "needs --init and --keep-capabilities"),
-        ((*MAPS, "--network", "3", "plain", "--keep-capabilities"), "needs --init and --keep-capabilities"),
+        (
+            (*MAPS, "--network", "3", "plain", "--keep-capabilities"),
+            "needs --init and --keep-capabilities",
+        ),
     ],
 )
 def test_what_the_launcher_refuses(options: tuple[str, ...], words: str) -> None:
-    """The launcher's own word, whatever its caller believes: no host root inside, nothing without limits, nothing guessed."""
-    base = ("--cell", "c-1", "--root", "/", "--lifeline", "0", "--status", "2", "--owner", str(os.getpid()))
+    """The launcher's own word, whatever its caller believes: no host root inside, nothing without
+    limits, nothing guessed."""
+    base = (
+        "--cell",
+        "c-1",
+        "--root",
+        "/",
+        "--lifeline",
+        "0",
+        "--status",
+        "2",
+        "--owner",
+        str(os.getpid()),
+    )
     command = (str(launcher_path()), *base, *options, "--", "/x")
-    result = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, env={})
+    result = subprocess.run(
+        command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, env={}
+    )
     assert result.returncode == 125
     assert result.stderr.startswith("failed step 1 options")
     assert words in result.stderr
@@ -411,16 +486,27 @@ def test_what_the_launcher_refuses(options: tuple[str, ...], words: str) -> None
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ("1 0 1\n", "step 3 namespaces errno 1: Operation not permitted: the host's id 0 is mapped"),
+        (
+            "1 0 1\n",
+            "step 3 namespaces errno 1: Operation not permitted: the host's id 0 is mapped",
+        ),
         ("", "step 18 run errno 2: No such file or directory: /x"),
     ],
 )
 def test_a_users_namespace_has_no_host_root(
     ordinary_user: tuple[int, int], readable_package: Path, more: str, words: str
 ) -> None:
-    """A jail is made below a namespace of the user's, and refused where an administrator has mapped the host's root into that."""
+    """A jail is made below a namespace of the user's, and refused where an administrator has mapped
+    the host's root into that."""
     uid, gid = ordinary_user
-    who: dict[str, Any] = {"user": uid, "group": gid, "extra_groups": [], "text": True, "env": {}, "cwd": "/"}
+    who: dict[str, Any] = {
+        "user": uid,
+        "group": gid,
+        "extra_groups": [],
+        "text": True,
+        "env": {},
+        "cwd": "/",
+    }
     holding = ("/usr/bin/unshare", "--user", "/bin/sh", "-c", "echo made; read word")
     pipe = subprocess.PIPE
     lifeline, ours = os.pipe()
@@ -446,7 +532,12 @@ def test_a_users_namespace_has_no_host_root(
         launcher = readable_package / "belljar/_bin" / launcher_path().name
         command = (str(launcher), *base, *nested, "--", "/x")
         said = subprocess.run(
-            command, pass_fds=(namespace, lifeline), stdout=pipe, stdin=subprocess.DEVNULL, check=False, **who
+            command,
+            pass_fds=(namespace, lifeline),
+            stdout=pipe,
+            stdin=subprocess.DEVNULL,
+            check=False,
+            **who,
         )
         holder.communicate("end\n")
     for fd in (namespace, lifeline, ours):

@@ -31,7 +31,9 @@ async def said(cell: Cell, command: str, user: str) -> list[bytes]:
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_a_set_user_id_program_has_the_rights_of_a_command_of_root(home: Path, tmp_path: Path) -> None:
+async def test_a_set_user_id_program_has_the_rights_of_a_command_of_root(
+    home: Path, tmp_path: Path
+) -> None:
     """Its capabilities are those of the cell's root, its filter stays; the probes find the cell
     contained."""
     async with open_cell(load_policy(str(policy(tmp_path, "microvm", "on")))) as cell:
@@ -40,16 +42,24 @@ async def test_a_set_user_id_program_has_the_rights_of_a_command_of_root(home: P
         gained = await said(cell, _STATUS.replace("grep", "/tmp/gained", 1), "1000:1000")
         plain = await said(cell, _STATUS, "1000:1000")
         report = await probe_cell(cell, recorder=MemoryRecorder(), phase="end")
-    assert [line for line in gained if line.startswith(b"Cap")] == [line for line in of_root if line.startswith(b"Cap")]
+    assert [line for line in gained if line.startswith(b"Cap")] == [
+        line for line in of_root if line.startswith(b"Cap")
+    ]
     assert gained[0].split()[1:3] == [b"1000", b"0"]
     assert gained[-1].split() == [b"Seccomp:", b"2"]
-    assert [line.split()[1] for line in plain if line.startswith((b"CapPrm", b"CapEff"))] == [b"0" * 16] * 2
+    assert [line.split()[1] for line in plain if line.startswith((b"CapPrm", b"CapEff"))] == [
+        b"0" * 16
+    ] * 2
     assert report.verdict.value == "contained"
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-@pytest.mark.parametrize(("tier", "word"), [("microvm", "off"), ("gvisor", "auto"), ("container", "auto")])
-async def test_without_the_right_it_gains_nothing(home: Path, tmp_path: Path, tier: str, word: str) -> None:
+@pytest.mark.parametrize(
+    ("tier", "word"), [("microvm", "off"), ("gvisor", "auto"), ("container", "auto")]
+)
+async def test_without_the_right_it_gains_nothing(
+    home: Path, tmp_path: Path, tier: str, word: str
+) -> None:
     """Where the policy does not ask for it, and in a tier that does not grant it."""
     async with open_cell(load_policy(str(policy(tmp_path, tier, word)))) as cell:
         await said(cell, "cp /usr/bin/id /tmp/gained && chmod 4755 /tmp/gained", "root")
@@ -58,7 +68,9 @@ async def test_without_the_right_it_gains_nothing(home: Path, tmp_path: Path, ti
 
 @pytest.mark.parametrize("tier", ["container", "gvisor"])
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_a_tier_that_can_not_grant_it_is_refused(home: Path, tmp_path: Path, tier: str) -> None:
+async def test_a_tier_that_can_not_grant_it_is_refused(
+    home: Path, tmp_path: Path, tier: str
+) -> None:
     """Where the policy insists on it."""
     with pytest.raises((HostError, PolicyError)):
         async with open_cell(load_policy(str(policy(tmp_path, tier, "on")))):

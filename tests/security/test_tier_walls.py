@@ -94,7 +94,10 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="module", params=["container", "gvisor", "microvm"])
 async def cell(
-    request: pytest.FixtureRequest, anyio_backend: str, vm_home: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    anyio_backend: str,
+    vm_home: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[Cell]:
     """A cell of the tier, for the module: each test must leave it usable."""
     policy = tmp_path_factory.mktemp("walls") / "policy.yaml"
@@ -118,7 +121,8 @@ async def said(cell: Cell, code: str, *words: str) -> str:
     ],
 )
 async def test_process_1_is_sent_no_signal_through_a_descriptor(cell: Cell, way: str) -> None:
-    """Whoever makes process 1 the owner of a descriptor and lets it be signalled is refused; the cell goes on."""
+    """Whoever makes process 1 the owner of a descriptor and lets it be signalled is refused; the
+    cell goes on."""
     assert await said(cell, SIGNAL, way) == ("" if way == "high bits" else "refused\n")
     assert (await cell.exec(["true"])).success
 
@@ -134,6 +138,7 @@ async def test_rare_protocols_are_refused(cell: Cell) -> None:
 
 
 async def test_the_devices_directory_holds_no_files(cell: Cell) -> None:
-    """What can be written to /dev is bounded in every tier, and devices, terminals and shared memory work."""
+    """What can be written to /dev is bounded in every tier, and devices, terminals and shared
+    memory work."""
     assert await said(cell, DEVICES) == "True\n"
     await cell.exec(["rm", "-f", "/dev/file"])

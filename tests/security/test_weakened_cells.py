@@ -1,4 +1,5 @@
-"""Real cells, deliberately weakened by plans that only these tests make: the probes say which walls are missing, and only those."""
+"""Real cells, deliberately weakened by plans that only these tests make: the probes say which walls
+are missing, and only those."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ from belljar.probe.run import probe_cell
 
 pytestmark = [pytest.mark.anyio, pytest.mark.root]
 
-POLICY = "belljar: 1\nrisk: low\nuser: root\nresources: {memory: 256MiB, disk: 64MiB, processes: 256}\n"
+POLICY = (
+    "belljar: 1\nrisk: low\nuser: root\nresources: {memory: 256MiB, disk: 64MiB, processes: 256}\n"
+)
 BREACHED = {
     "channel.port": "a device of the jail's under the name of a virtio port",
     "devices.unusual": "the same",
@@ -34,7 +37,13 @@ BREACHED = {
     "resources.disk": "the writable layer is larger than what is promised",
     "resources.processes": "the control group allows more than what is promised",
 }
-STANDING = ("network.tcp4", "namespaces.make_user", "doors.roots", "kernel.modules", "files.write_host")
+STANDING = (
+    "network.tcp4",
+    "namespaces.make_user",
+    "doors.roots",
+    "kernel.modules",
+    "files.write_host",
+)
 
 
 @pytest.fixture
@@ -57,10 +66,18 @@ def plan_carelessly(weaken: Callable[[Plan], Plan], monkeypatch: pytest.MonkeyPa
 def weakened(plan: Plan) -> Plan:
     """The plan without some of its walls."""
     assert isinstance(plan, OciPlan)
-    config: dict[str, Any] = {**plan.oci.config, "linux": {**plan.oci.config["linux"], "maskedPaths": []}}
+    config: dict[str, Any] = {
+        **plan.oci.config,
+        "linux": {**plan.oci.config["linux"], "maskedPaths": []},
+    }
     config["mounts"] = [
         *config["mounts"],
-        {"destination": "/dev/vport0p1", "type": "bind", "source": "/dev/zero", "options": ["bind"]},
+        {
+            "destination": "/dev/vport0p1",
+            "type": "bind",
+            "source": "/dev/zero",
+            "options": ["bind"],
+        },
         {"destination": "/srv", "type": "tmpfs", "source": "sandbox", "options": ["ro", "size=4k"]},
     ]
     promised = replace(plan.limits, processes=8, disk_bytes=1 << 20)
@@ -70,7 +87,8 @@ def weakened(plan: Plan) -> Plan:
 async def test_missing_walls_are_breaches_and_the_others_stand(
     vm_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each wall that the plan leaves out is a breach by name; the walls behind and beside it are contained."""
+    """Each wall that the plan leaves out is a breach by name; the walls behind and beside it are
+    contained."""
     plan_carelessly(weakened, monkeypatch)
     policy = tmp_path / "policy.yaml"
     policy.write_text(POLICY)
@@ -84,7 +102,8 @@ async def test_missing_walls_are_breaches_and_the_others_stand(
 
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The host's directory for temporary files, where canaries lie; it is in the jail of every container, for a careless config to hand on."""
+    """The host's directory for temporary files, where canaries lie; it is in the jail of every
+    container, for a careless config to hand on."""
     directory = Path(tempfile.mkdtemp(dir="/var/tmp"))
     directory.chmod(0o1777)
     mounts = Container._mounts
@@ -101,7 +120,12 @@ DROP_BOUNDING = {"index": 0, "value": 24, "op": "SCMP_CMP_EQ"}
 
 def host_directory(config: dict[str, Any], place: Path, *, how: str) -> None:
     """Bound into the cell under the path that it has on the host."""
-    mount = {"destination": str(place), "type": "bind", "source": IN_JAIL, "options": ["bind", "rw", how]}
+    mount = {
+        "destination": str(place),
+        "type": "bind",
+        "source": IN_JAIL,
+        "options": ["bind", "rw", how],
+    }
     config["mounts"].append(mount)
 
 
@@ -116,7 +140,8 @@ def bound_directory(config: dict[str, Any], place: Path) -> None:
 
 
 def pretend(*calls: str, **only_if: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
-    """A rule by which a call is answered with success and not carried out: the agent's own wall is not built, and it does not know."""
+    """A rule by which a call is answered with success and not carried out: the agent's own wall is
+    not built, and it does not know."""
     return {"names": list(calls), "action": "SCMP_ACT_ERRNO", "errnoRet": 0, **only_if}
 
 
@@ -127,26 +152,38 @@ def extra_capability(config: dict[str, Any], _: Path) -> None:
     rules = config["linux"]["seccomp"]["syscalls"]
     for rule in rules:
         rule["names"] = [name for name in rule["names"] if name not in {"capset", "prctl"}]
-    others = {"names": ["prctl"], "action": "SCMP_ACT_ALLOW", "args": [DROP_BOUNDING | {"op": "SCMP_CMP_NE"}]}
+    others = {
+        "names": ["prctl"],
+        "action": "SCMP_ACT_ALLOW",
+        "args": [DROP_BOUNDING | {"op": "SCMP_CMP_NE"}],
+    }
     added = [pretend("capset"), pretend("prctl", args=[DROP_BOUNDING]), others]
     config["linux"]["seccomp"]["syscalls"] = [*(rule for rule in rules if rule["names"]), *added]
 
 
 def no_seccomp(config: dict[str, Any], _: Path) -> None:
     """Every call is allowed, by the runtime's filter and by the agent's."""
-    config["linux"]["seccomp"] |= {"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [pretend("seccomp")]}
+    config["linux"]["seccomp"] |= {
+        "defaultAction": "SCMP_ACT_ALLOW",
+        "syscalls": [pretend("seccomp")],
+    }
 
 
 def limits_its_own(config: dict[str, Any], _: Path) -> None:
-    """The profile without its rule for the limit of core dumps: every change of a limit downwards is done."""
+    """The profile without its rule for the limit of core dumps: every change of a limit downwards
+    is done."""
     rules = [
-        rule for rule in config["linux"]["seccomp"]["syscalls"] if not {"setrlimit", "prlimit64"} & set(rule["names"])
+        rule
+        for rule in config["linux"]["seccomp"]["syscalls"]
+        if not {"setrlimit", "prlimit64"} & set(rule["names"])
     ]
     allowed = {"names": ["setrlimit", "prlimit64"], "action": "SCMP_ACT_ALLOW"}
     config["linux"]["seccomp"]["syscalls"] = [*rules, allowed]
 
 
-def of_config(change: Callable[[dict[str, Any], Path], None], place: Path) -> Callable[[Plan], Plan]:
+def of_config(
+    change: Callable[[dict[str, Any], Path], None], place: Path
+) -> Callable[[Plan], Plan]:
     """The same plan with another config.json."""
 
     def weaken(plan: Plan) -> Plan:
@@ -160,7 +197,8 @@ def of_config(change: Callable[[dict[str, Any], Path], None], place: Path) -> Ca
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weakness:
-    """A wall that a config leaves out, which probes that breaches, and some that stand nevertheless."""
+    """A wall that a config leaves out, which probes that breaches, and some that stand
+    nevertheless."""
 
     tier: str
     weaken: Callable[[dict[str, Any], Path], None]
@@ -174,19 +212,36 @@ WEAKNESSES = (
         tier="container",
         weaken=shared_directory,
         breached=CANARY | {"files.host_socket", "mounts.shared"},
-        standing=("namespaces.make_user", "namespaces.capabilities", "network.administer", "kernel.rare_sockets"),
+        standing=(
+            "namespaces.make_user",
+            "namespaces.capabilities",
+            "network.administer",
+            "kernel.rare_sockets",
+        ),
     ),
     Weakness(
         tier="container",
         weaken=extra_capability,
         breached=frozenset({"namespaces.capabilities", "network.administer"}),
-        standing=("files.read_host", "mounts.shared", "namespaces.make_user", "kernel.rare_sockets"),
+        standing=(
+            "files.read_host",
+            "mounts.shared",
+            "namespaces.make_user",
+            "kernel.rare_sockets",
+        ),
     ),
     Weakness(
         tier="container",
         weaken=no_seccomp,
-        breached=frozenset({"namespaces.make_user", "namespaces.clone3_user", "kernel.rare_sockets"}),
-        standing=("files.read_host", "mounts.shared", "namespaces.capabilities", "network.administer"),
+        breached=frozenset(
+            {"namespaces.make_user", "namespaces.clone3_user", "kernel.rare_sockets"}
+        ),
+        standing=(
+            "files.read_host",
+            "mounts.shared",
+            "namespaces.capabilities",
+            "network.administer",
+        ),
     ),
     Weakness(
         tier="gvisor",
@@ -197,17 +252,22 @@ WEAKNESSES = (
 )
 
 
-@pytest.mark.parametrize("weakness", WEAKNESSES, ids=lambda weakness: f"{weakness.tier}-{weakness.weaken.__name__}")
+@pytest.mark.parametrize(
+    "weakness", WEAKNESSES, ids=lambda weakness: f"{weakness.tier}-{weakness.weaken.__name__}"
+)
 async def test_a_hole_is_a_breach_by_name(
     weakness: Weakness, place: Path, vm_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A host's directory, a capability too many, no filter: what it lets through is breached in a real cell, and what it has nothing to do with is contained."""
+    """A host's directory, a capability too many, no filter: what it lets through is breached in a
+    real cell, and what it has nothing to do with is contained."""
 
     plan_carelessly(of_config(weakness.weaken, place), monkeypatch)
     policy = tmp_path / "policy.yaml"
     policy.write_text(POLICY)
     async with open_cell(with_tier(load_policy(policy), weakness.tier), home=vm_home) as cell:
-        report = await probe_cell(cell, which=[*weakness.breached, *weakness.standing], recorder=MemoryRecorder())
+        report = await probe_cell(
+            cell, which=[*weakness.breached, *weakness.standing], recorder=MemoryRecorder()
+        )
     assert report.problem == ""
     assert report.verdict is Verdict.BREACHED
     assert {finding.name for finding in report.of(Verdict.BREACHED)} == weakness.breached
@@ -217,7 +277,8 @@ async def test_a_hole_is_a_breach_by_name(
 async def test_the_jail_holds_the_limit_of_core_dumps_too(
     vm_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the container's own rule the limit can't be lowered either: the jail around it refuses. (Without both it is: `test_probes_can_fail`.)"""
+    """Without the container's own rule the limit can't be lowered either: the jail around it
+    refuses. (Without both it is: `test_probes_can_fail`.)"""
 
     plan_carelessly(of_config(limits_its_own, tmp_path), monkeypatch)
     policy = tmp_path / "policy.yaml"

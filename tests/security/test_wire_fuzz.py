@@ -1,7 +1,9 @@
-"""A million hostile frames: the decoder raises `ProtocolViolation` or takes them, and holds no more than it promised.
+"""A million hostile frames: the decoder raises `ProtocolViolation` or takes them, and holds no more
+than it promised.
 
-Sessions follow the protocol through a model of what is allowed (so that the frames reach deep states) until one mutation breaks it. Everything comes
-from one seed; a failure names the session, and `_session(seed, number)` plays it again.
+Sessions follow the protocol through a model of what is allowed (so that the frames reach deep
+states) until one mutation breaks it. Everything comes from one seed; a failure names the session,
+and `_session(seed, number)` plays it again.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ GROWTH_AT_MOST = 64 << 20
 NOISE = random.Random(1).randbytes(70_000)  # noqa: S311 - a fuzzer must be repeatable
 SIZES = [1] * 30 + [2, 3, 15, 100, 500] * 4 + [4_000, 65_535]
 WINDOW = 256 << 10
-RENEWAL = frames.renew_payload(realtime_ns=1, seed=bytes(32), machine_id="0" * 32, boot_id="0" * 36, hostname="h")
+RENEWAL = frames.renew_payload(
+    realtime_ns=1, seed=bytes(32), machine_id="0" * 32, boot_id="0" * 36, hostname="h"
+)
 
 
 class Model:
@@ -42,7 +46,9 @@ class Model:
         self.live: dict[int, dict[str, int]] = {}
         nonce = self.wire.send_hello(bytes(16))[14:]
         self.wire.feed(g.frame(g.READY, 0, struct.pack("<H", 1) + g.text("")))
-        self.wire.feed(g.frame(g.WELCOME, 0, struct.pack("<H", 1) + nonce + struct.pack("<II", 64, WINDOW)))
+        self.wire.feed(
+            g.frame(g.WELCOME, 0, struct.pack("<H", 1) + nonce + struct.pack("<II", 64, WINDOW))
+        )
         self.wire.send_renew(RENEWAL)
         self.wire.feed(g.frame(g.RENEWED, 0, struct.pack("<I", 31) + g.text("")))
 
@@ -71,7 +77,9 @@ class Model:
         if pick < 0.05:
             del self.live[op]
             return g.frame(
-                g.RESULT, op, g.result_payload(1, 9, flags=int(pick * 300) & 15, detail="x" * int(pick * 100))
+                g.RESULT,
+                op,
+                g.result_payload(1, 9, flags=int(pick * 300) & 15, detail="x" * int(pick * 100)),
             )
         if pick < 0.1:
             self.wire.send_ping(op)
@@ -120,7 +128,9 @@ def _longer(rng: random.Random, said: bytearray) -> None:
 def _field(rng: random.Random, said: bytearray) -> None:
     """An edge value where a number may be."""
     at = rng.randrange(12, max(13, len(said)))
-    said[at : at + 8] = rng.choice((bytes(8), b"\xff" * 8, b"\xff" * 4, b"\0\0\0\x80", b"\x01\x00\x01\x00"))
+    said[at : at + 8] = rng.choice(
+        (bytes(8), b"\xff" * 8, b"\xff" * 4, b"\0\0\0\x80", b"\x01\x00\x01\x00")
+    )
     said[:4] = struct.pack("<I", len(said) - 12)
 
 
@@ -146,7 +156,8 @@ MUTATIONS: tuple[Callable[[random.Random, bytearray], None], ...] = (
 
 
 def _session(seed: int, number: int) -> tuple[int, bool]:
-    """One guest's life: how many frames the decoder judged (those lost in a refused piece are not counted), and whether the protocol was broken."""
+    """One guest's life: how many frames the decoder judged (those lost in a refused piece are not
+    counted), and whether the protocol was broken."""
     rng = random.Random(f"{seed}:{number}")  # noqa: S311
     model, judged, pending, taken = Model(rng), 0, b"", Counter[int]()
     mutate_after = rng.randrange(FRAMES_PER_SESSION)
@@ -167,7 +178,9 @@ def _session(seed: int, number: int) -> tuple[int, bool]:
             if type(event) is Data:
                 taken[event.op] += len(event.content)
         assert model.wire.pending_bytes < HELD_AT_MOST
-        assert not taken or max(taken.values()) <= frames.OUTPUT_WINDOW_BYTES, "no credit was ever returned"
+        assert not taken or max(taken.values()) <= frames.OUTPUT_WINDOW_BYTES, (
+            "no credit was ever returned"
+        )
         if any(type(event) is Fatal for event in events):
             break
     return judged, False
@@ -178,10 +191,13 @@ def _resident_bytes() -> int:
 
 
 def test_a_million_frames() -> None:
-    """At least 1,000,000 frames: only `ProtocolViolation` is ever raised, violations leave nothing held, memory stays where it was."""
+    """At least 1,000,000 frames: only `ProtocolViolation` is ever raised, violations leave nothing
+    held, memory stays where it was."""
     judged = sessions = violations = 0
     for number in range(200):
-        _session(SEED + 1, number)  # so that what Python keeps for reuse is there before memory is measured
+        _session(
+            SEED + 1, number
+        )  # so that what Python keeps for reuse is there before memory is measured
     before = _resident_bytes()
     while judged < FRAMES:
         try:

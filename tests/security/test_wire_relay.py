@@ -1,5 +1,6 @@
-"""The relay itself (`native/wire/`), fed by a hostile guest on one side and a hostile link on the other: what may pass does so unchanged and in order, everything else is
-dropped and counted, and whoever takes it over has two sockets and nothing else."""
+"""The relay itself (`native/wire/`), fed by a hostile guest on one side and a hostile link on the
+other: what may pass does so unchanged and in order, everything else is dropped and counted, and
+whoever takes it over has two sockets and nothing else."""
 
 from __future__ import annotations
 
@@ -68,7 +69,11 @@ class Relay:
     """A wire that relays: `guest` is the VMM's end, `tap` the link's."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], guest: socket.socket, control: socket.socket, held: int
+        self,
+        process: subprocess.Popen[bytes],
+        guest: socket.socket,
+        control: socket.socket,
+        held: int,
     ) -> None:
         self.process, self.guest, self.control, self.held = process, guest, control, held
         self.tap = self.guest
@@ -110,7 +115,9 @@ def start() -> Relay:
     read, write = os.pipe()
     net = os.open("/proc/sys/net", os.O_PATH | os.O_DIRECTORY)
     kept = (theirs.fileno(), controls.fileno(), write, net)
-    process = subprocess.Popen([str(wire_path()), *map(str, kept), str(MTU)], pass_fds=kept, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [str(wire_path()), *map(str, kept), str(MTU)], pass_fds=kept, stderr=subprocess.PIPE
+    )
     for fd in (write, net):
         os.close(fd)
     theirs.close()
@@ -122,8 +129,11 @@ def start() -> Relay:
 
 @contextlib.contextmanager
 def relaying() -> Iterator[Relay]:
-    """Between a datagram socket and a link into a network namespace that a process of ours holds; the link takes more than the wire lets pass."""
-    holder = subprocess.Popen(["/usr/bin/unshare", "--net", "/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    """Between a datagram socket and a link into a network namespace that a process of ours holds;
+    the link takes more than the wire lets pass."""
+    holder = subprocess.Popen(
+        ["/usr/bin/unshare", "--net", "/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     relay = start()
     try:
         (holder.stdin or pytest.fail("no pipe")).write(b"x")
@@ -132,10 +142,14 @@ def relaying() -> Iterator[Relay]:
         assert relay.heard() == b"n"
         ip(
             holder.pid,
-            f"link add outer mtu {LARGE_MTU} type veth peer name inner mtu {LARGE_MTU} netns {relay.process.pid}",
+            f"link add outer mtu {LARGE_MTU} type veth peer name inner mtu {LARGE_MTU} netns"
+            f" {relay.process.pid}",
         )
         no_ip6 = "echo 1 > /proc/sys/net/ipv6/conf/outer/disable_ipv6"
-        subprocess.run(["/usr/bin/nsenter", "--net", "--target", str(holder.pid), "/bin/sh", "-c", no_ip6], check=True)
+        subprocess.run(
+            ["/usr/bin/nsenter", "--net", "--target", str(holder.pid), "/bin/sh", "-c", no_ip6],
+            check=True,
+        )
         ip(relay.process.pid, "link set inner up", "address add 10.0.0.2/24 dev inner")
         ip(holder.pid, "link set outer arp off up")
         relay.control.sendall(b"g")
@@ -167,7 +181,10 @@ def frame_of(size: int, seed: int) -> bytes:
 
 
 SIZES = st.one_of(
-    st.integers(1, 20), st.integers(LEAST, MOST), st.integers(MOST - 4, MOST + 6), st.integers(MOST, LARGE_MTU + LEAST)
+    st.integers(1, 20),
+    st.integers(LEAST, MOST),
+    st.integers(MOST - 4, MOST + 6),
+    st.integers(MOST, LARGE_MTU + LEAST),
 )
 EDGES = (1, LEAST - 1, LEAST, LEAST + 1, MOST - 1, MOST, MOST + 1, LARGE_MTU + LEAST)
 HEAPS = st.lists(st.tuples(SIZES, st.integers(0, 1 << 30)), max_size=40)
@@ -188,7 +205,8 @@ def drain(tap: socket.socket) -> None:
 @given(heap=HEAPS)
 @example(heap=[(size, size) for size in EDGES])
 def test_what_a_guest_sends(relay: Relay, heap: list[tuple[int, int]]) -> None:
-    """Frames of a permitted length reach the link byte for byte, in order, none twice; the rest is dropped and counted by what was wrong with it."""
+    """Frames of a permitted length reach the link byte for byte, in order, none twice; the rest is
+    dropped and counted by what was wrong with it."""
     before, frames = relay.counters().sent, [frame_of(*one) for one in heap]
     for frame in frames:
         relay.guest.send(frame)
@@ -212,14 +230,18 @@ def test_what_a_guest_sends(relay: Relay, heap: list[tuple[int, int]]) -> None:
 @given(heap=HEAPS.map(lambda heap: [(max(size, LEAST), seed) for size, seed in heap]))
 @example(heap=[(size, size) for size in EDGES if size >= LEAST])
 def test_what_a_link_brings(relay: Relay, heap: list[tuple[int, int]]) -> None:
-    """The same towards the guest (no link brings less than a header): a VMM's device gets nothing longer than its link's frames."""
+    """The same towards the guest (no link brings less than a header): a VMM's device gets nothing
+    longer than its link's frames."""
     before, frames = relay.counters().received, [frame_of(*one) for one in heap]
     for frame in frames:
         relay.tap.send(frame)
     good = [frame for frame in frames if passes(len(frame))]
     assert [relay.guest.recv(1 << 17) for _ in good] == good
     after = relay.until(
-        lambda seen: seen.received.frames + seen.received.oversized >= before.frames + before.oversized + len(frames)
+        lambda seen: (
+            seen.received.frames + seen.received.oversized
+            >= before.frames + before.oversized + len(frames)
+        )
     ).received
     assert after.frames - before.frames == len(good)
     assert after.oversized - before.oversized == len(frames) - len(good)
@@ -232,13 +254,16 @@ def test_datagrams_that_are_no_frames(relay: Relay) -> None:
     before = relay.counters().sent
     for size in (0, 1, LEAST - 1, MOST + 1, 1 << 16, 150_000):
         relay.guest.send(bytes(size))
-    after = relay.until(lambda seen: seen.sent.runts + seen.sent.oversized == before.runts + before.oversized + 6).sent
+    after = relay.until(
+        lambda seen: seen.sent.runts + seen.sent.oversized == before.runts + before.oversized + 6
+    ).sent
     assert (after.runts - before.runts, after.oversized - before.oversized) == (3, 3)
     assert after.frames == before.frames
 
 
 def test_a_guest_that_is_slow(relay: Relay) -> None:
-    """What it has not taken yet waits in the link's queue when its own is full: of a burst that fits into both nothing is lost, and the order stays."""
+    """What it has not taken yet waits in the link's queue when its own is full: of a burst that
+    fits into both nothing is lost, and the order stays."""
     burst = [frame_of(MOST, number) for number in range(400)]
     for frame in burst:
         relay.tap.send(frame)
@@ -255,13 +280,19 @@ def flood(end: socket.socket, size: int, count: int) -> None:
 
 
 def test_a_flood_from_both_sides_at_once() -> None:
-    """Nobody takes what it carries: its memory stays what it was, it does not end, and then it carries again."""
+    """Nobody takes what it carries: its memory stays what it was, it does not end, and then it
+    carries again."""
     with relaying() as relay:
         status = Path(f"/proc/{relay.process.pid}/status")
         before = status.read_text()
         threads = [
             threading.Thread(target=flood, args=(end, size, 30_000))
-            for end, size in ((relay.guest, MOST), (relay.tap, MOST), (relay.guest, 1), (relay.tap, LARGE_MTU))
+            for end, size in (
+                (relay.guest, MOST),
+                (relay.tap, MOST),
+                (relay.guest, 1),
+                (relay.tap, LARGE_MTU),
+            )
         ]
         for thread in threads:
             thread.start()
@@ -284,17 +315,29 @@ def _line(status: str, name: str) -> str:
 
 
 def test_what_it_holds(relay: Relay) -> None:
-    """No capability, none to be had; a filter; sockets and a pipe; nothing of a file system or of /proc; not readable by others."""
+    """No capability, none to be had; a filter; sockets and a pipe; nothing of a file system or of
+    /proc; not readable by others."""
     directory = Path(f"/proc/{relay.process.pid}")
-    status = dict(line.split(":\t", 1) for line in (directory / "status").read_text().splitlines() if ":\t" in line)
-    assert {int(status[name], 16) for name in ("CapEff", "CapPrm", "CapInh", "CapBnd", "CapAmb")} == {0}
-    assert (status["NoNewPrivs"].strip(), status["Seccomp"].strip(), status["Threads"].strip()) == ("1", "2", "1")
+    status = dict(
+        line.split(":\t", 1)
+        for line in (directory / "status").read_text().splitlines()
+        if ":\t" in line
+    )
+    assert {
+        int(status[name], 16) for name in ("CapEff", "CapPrm", "CapInh", "CapBnd", "CapAmb")
+    } == {0}
+    assert (status["NoNewPrivs"].strip(), status["Seccomp"].strip(), status["Threads"].strip()) == (
+        "1",
+        "2",
+        "1",
+    )
     held = [str(fd.readlink()) for fd in (directory / "fd").iterdir() if int(fd.name) > 2]
     assert sorted(name.partition(":")[0] for name in held) == ["pipe", "socket", "socket", "socket"]
 
 
 def test_the_guests_address_is_not_the_kernels(relay: Relay) -> None:
-    """The link's end came with the guest's address; the wire's own kernel has lost it, so it can't answer in the guest's place. Nor has it one of the sixth version."""
+    """The link's end came with the guest's address; the wire's own kernel has lost it, so it can't
+    answer in the guest's place. Nor has it one of the sixth version."""
     argv = [
         "/usr/bin/nsenter",
         "--net",
@@ -323,7 +366,9 @@ def _link_goes(relay: Relay) -> None:
     ip(relay.process.pid, "link delete inner")
 
 
-@pytest.mark.parametrize(("leave", "status"), [(_owner_leaves, 0), (_vmm_leaves, 4), (_link_goes, 5)])
+@pytest.mark.parametrize(
+    ("leave", "status"), [(_owner_leaves, 0), (_vmm_leaves, 4), (_link_goes, 5)]
+)
 def test_it_ends_with_any_of_its_ends(leave: Callable[[Relay], None], status: int) -> None:
     """And what it holds for the VMM's supervisor is let go with it, as when it is killed."""
     with relaying() as relay:
@@ -347,8 +392,17 @@ def test_no_link_or_two() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [(), ("3",), ("1", "2", "3", "4", "x"), ("-1", "2", "3", "4", "1500"), ("0", "0", "0", "0", "99999999")]
+    "words",
+    [
+        (),
+        ("3",),
+        ("1", "2", "3", "4", "x"),
+        ("-1", "2", "3", "4", "1500"),
+        ("0", "0", "0", "0", "99999999"),
+    ],
 )
 def test_called_wrongly(words: tuple[str, ...]) -> None:
     """Nothing is begun with arguments that can't be."""
-    assert subprocess.run([str(wire_path()), *words], check=False, capture_output=True).returncode in {2, 3}
+    assert subprocess.run(
+        [str(wire_path()), *words], check=False, capture_output=True
+    ).returncode in {2, 3}

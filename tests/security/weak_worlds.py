@@ -1,7 +1,9 @@
-"""Weakened surroundings for the program of the probes: `weak_worlds.py WORLD PROGRAM NAME…`, as root, as process 1 of throwaway namespaces.
+"""Weakened surroundings for the program of the probes: `weak_worlds.py WORLD PROGRAM NAME…`, as
+root, as process 1 of throwaway namespaces.
 
-Whoever starts it has made mount, pid, network, IPC and UTS namespaces (`unshare`), so that nothing here is the real host's. A world is a hole that a careless
-runtime would leave; in it the program is run once, and what it says goes to standard output.
+Whoever starts it has made mount, pid, network, IPC and UTS namespaces (`unshare`), so that nothing
+here is the real host's. A world is a hole that a careless runtime would leave; in it the program is
+run once, and what it says goes to standard output.
 """
 
 from __future__ import annotations
@@ -125,7 +127,9 @@ def child(*argv: str) -> int:
     def block() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 
-    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, preexec_fn=block)
+    process = subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, preexec_fn=block
+    )
     KEPT.append(process)
     return process.pid
 
@@ -138,13 +142,18 @@ def command(*argv: str) -> None:
 def loopback_up() -> None:
     """The loopback interface of this network namespace."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-        fcntl.ioctl(s, 0x8914, struct.pack("16sh14x", b"lo", 0x1 | 0x40))  # SIOCSIFFLAGS: up, running
+        fcntl.ioctl(
+            s, 0x8914, struct.pack("16sh14x", b"lo", 0x1 | 0x40)
+        )  # SIOCSIFFLAGS: up, running
 
 
 def privileged(world: World) -> None:
     """Root with every capability of the machine's first user namespace, and no filter."""
     scratch("/tmp", "/run")
-    for path, kind in (("/sys/kernel/debug", "debugfs"), ("/proc/sys/fs/binfmt_misc", "binfmt_misc")):
+    for path, kind in (
+        ("/sys/kernel/debug", "debugfs"),
+        ("/proc/sys/fs/binfmt_misc", "binfmt_misc"),
+    ):
         mount("none", path, kind)
     cover("/proc/cmdline", "quiet")
     world.told["namespaces"] = f"user:{os.stat('/proc/self/ns/user').st_ino}"  # noqa: PTH116
@@ -153,7 +162,8 @@ def privileged(world: World) -> None:
 
 
 def beside(world: World) -> None:
-    """The host's files, processes, sockets and loopback address, shared; a directory of the host's left open."""
+    """The host's files, processes, sockets and loopback address, shared; a directory of the host's
+    left open."""
     scratch("/tmp", "/run")
     loopback_up()
     world.told["canary"] = str(write("/tmp/host/notes.txt", "host"))
@@ -171,7 +181,8 @@ def beside(world: World) -> None:
 
 
 def served(world: World) -> None:
-    """Sockets of the host's runtime, mounted or in a shared network namespace. Their owner is this process, which the program, a pid namespace below, can't see."""
+    """Sockets of the host's runtime, mounted or in a shared network namespace. Their owner is this
+    process, which the program, a pid namespace below, can't see."""
     scratch("/run")
     for address in ("/run/docker.sock", "\0/containerd-shim/x.sock"):
         listen(socket.AF_UNIX, socket.SOCK_STREAM, address)
@@ -225,7 +236,8 @@ def mounted(world: World) -> None:
 
 
 def used(world: World) -> None:
-    """A cell that was not made anew: files, objects, processes and a cron table of an earlier one."""
+    """A cell that was not made anew: files, objects, processes and a cron table of an earlier
+    one."""
     scratch("/dev/shm", "/var/spool")
     write("/dev/shm/message", "hello")
     write("/var/spool/cron/crontabs/root", "* * * * * true")
@@ -258,11 +270,17 @@ def numbers_of_a_lower_layer() -> None:
     mount("none", "/run/few", "tmpfs", data="nr_inodes=8")
     for name in ("upper", "work"):
         Path("/run/few", name).mkdir()
-    mount("overlay", "/etc", "overlay", data="lowerdir=/run/lower,upperdir=/run/few/upper,workdir=/run/few/work")
+    mount(
+        "overlay",
+        "/etc",
+        "overlay",
+        data="lowerdir=/run/lower,upperdir=/run/few/upper,workdir=/run/few/work",
+    )
 
 
 def limited(world: World) -> None:
-    """No limit that answers to what was promised; a score for the out-of-memory killer that takes any value."""
+    """No limit that answers to what was promised; a score for the out-of-memory killer that takes
+    any value."""
     scratch("/tmp")
     world.told.update(open_files="64", processes="2", disk_bytes="4096")
     score = str(write("/tmp/score", "0\n"))
@@ -317,18 +335,24 @@ def bpf(code: int, k: int, yes: int = 0, no: int = 0) -> bytes:
 
 
 def answers() -> bytes:
-    """A filter that answers calls as a kernel that has them, to a process that may make them. prlimit64: only where it sets."""
+    """A filter that answers calls as a kernel that has them, to a process that may make them.
+    prlimit64: only where it sets."""
     load_number, load_third = bpf(0x20, 0), bpf(0x20, 32)
     code = load_number
     for name, number in CALLS[platform.machine()].items():
         answer = bpf(0x06, 0x00050000 | ANSWERS[name])
-        body = load_third + bpf(0x15, 0, 1, 0) + answer + load_number if name == "prlimit64" else answer
+        body = (
+            load_third + bpf(0x15, 0, 1, 0) + answer + load_number
+            if name == "prlimit64"
+            else answer
+        )
         code += bpf(0x15, number, 0, len(body) // 8) + body
     return code + bpf(0x06, 0x7FFF0000)
 
 
 def answering(world: World) -> None:
-    """Modules, kexec, I/O ports, limits: answered as by a kernel that has them, since not every test host's has."""
+    """Modules, kexec, I/O ports, limits: answered as by a kernel that has them, since not every
+    test host's has."""
 
     def install() -> None:
         code = answers()
@@ -342,7 +366,8 @@ def answering(world: World) -> None:
 
 
 def bare(world: World) -> None:
-    """Nothing but what the throwaway namespaces are: no interface, or, started without a pid namespace, the machine's own processes."""
+    """Nothing but what the throwaway namespaces are: no interface, or, started without a pid
+    namespace, the machine's own processes."""
 
 
 WORLDS: dict[str, Callable[[World], None]] = {
@@ -369,7 +394,8 @@ WORLDS: dict[str, Callable[[World], None]] = {
 
 
 def main() -> None:
-    """One world, one run. Where a world covers the directory that the program is in, it is run by its descriptor."""
+    """One world, one run. Where a world covers the directory that the program is in, it is run by
+    its descriptor."""
     world = World()
     held = os.open(sys.argv[2], os.O_PATH)
     WORLDS[sys.argv[1]](world)

@@ -14,8 +14,11 @@ CHUNKS = st.lists(st.binary(max_size=50), max_size=20)
 
 
 @given(st.sampled_from(["head", "tail"]), CHUNKS, st.integers(0, 100))
-def test_all_is_counted_and_hashed_and_one_end_is_kept(keep: Keep, chunks: list[bytes], most: int) -> None:
-    """However the bytes are cut: at most so many of the right end; kept and dropped are all there was."""
+def test_all_is_counted_and_hashed_and_one_end_is_kept(
+    keep: Keep, chunks: list[bytes], most: int
+) -> None:
+    """However the bytes are cut: at most so many of the right end; kept and dropped are all there
+    was."""
     capture, whole = Capture("stdout", max_kept_bytes=most, keep=keep), b"".join(chunks)
     for chunk in chunks:
         capture.feed(chunk)

@@ -117,7 +117,9 @@ REFUSED: list[Callable[[Any], object]] = [
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_a_late_class_does_what_the_standard_librarys_does(operation: Callable[[Any], object]) -> None:
+def test_a_late_class_does_what_the_standard_librarys_does(
+    operation: Callable[[Any], object],
+) -> None:
     """Each use of a class gives the same, whichever of them is the first."""
     assert plain(operation(Late)) == plain(operation(Plain))
 

@@ -21,8 +21,8 @@ from belljar.process import identify, identify_group
 def test_the_soft_limit_is_raised_to_the_hard_one() -> None:
     """And what it was is still known."""
     program = (
-        "import resource; from belljar.descriptors import limit_at_start, raise_soft_limit; raise_soft_limit();"
-        "print(resource.getrlimit(resource.RLIMIT_NOFILE), limit_at_start())"
+        "import resource; from belljar.descriptors import limit_at_start, raise_soft_limit;"
+        " raise_soft_limit();print(resource.getrlimit(resource.RLIMIT_NOFILE), limit_at_start())"
     )
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     done = subprocess.run(
@@ -51,7 +51,8 @@ def test_only_a_lack_of_descriptors_is_the_hosts_fault() -> None:
 
 
 def test_without_descriptors_no_process_counts_as_gone(tmp_path: Path) -> None:
-    """A proof of destruction, and a look whether an owner lives, must fail then: `None` would say that nobody is there."""
+    """A proof of destruction, and a look whether an owner lives, must fail then: `None` would say
+    that nobody is there."""
     (tmp_path / "cgroup.procs").write_text("1\n")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     held: list[int] = []

@@ -12,7 +12,9 @@ from belljar.differences import Difference, Kind, sentences
 @pytest.mark.parametrize("kind", Kind)
 def test_a_difference_is_json(kind: Kind) -> None:
     """Every kind goes through an event and comes back with all its fields."""
-    written = Difference(kind=kind, where="service web", key="cpuset", detail="no such limit", hint="")
+    written = Difference(
+        kind=kind, where="service web", key="cpuset", detail="no such limit", hint=""
+    )
     read = json.loads(json.dumps(written.data()))
     assert Difference(**{**read, "kind": Kind(read["kind"])}) == written
 

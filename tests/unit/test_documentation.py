@@ -1,4 +1,5 @@
-"""The documentation as files: links, anchors, the order of the site, generated pages, compose examples."""
+"""The documentation as files: links, anchors, the order of the site, generated pages, compose
+examples."""
 
 from __future__ import annotations
 
@@ -33,14 +34,17 @@ def text_of(page: Path) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_leads_somewhere(page: Path) -> None:
-    """Each relative link of a page is a file of the repository or a generated page, with the anchor."""
+    """Each relative link of a page is a file of the repository or a generated page, with the
+    anchor."""
     text = re.sub(r"`[^`\n]*`", "", docs_pages.FENCE.sub("", page.read_text()))
     for _, _, target in docs_pages.LINK.findall(text):
         path, _, anchor = target.partition("#")
         if "://" in target or target.startswith("mailto:"):
             continue
         file = (page.parent / path) if path else page
-        exists = file.exists() or (file.parent == ROOT / "docs" and file.name in docs_pages.GENERATED)
+        exists = file.exists() or (
+            file.parent == ROOT / "docs" and file.name in docs_pages.GENERATED
+        )
         assert exists, target
         if anchor and file.suffix == ".md":
             assert anchor in anchors(text_of(file)), target
@@ -55,13 +59,22 @@ def test_every_page_has_a_place_in_the_site() -> None:
 
 
 def test_the_generated_pages_hold_what_the_code_has() -> None:
-    """Each command with each of its options, each reason code and each key of a compose file is there."""
+    """Each command with each of its options, each reason code and each key of a compose file is
+    there."""
     text = docs_pages.cli_page()
     for name, command, _ in docs_pages.commands():
         section = text.split(f"## {name}\n")[1].split("\n## ")[0]
-        shown = {option for each in command.params if isinstance(each, click.Option) for option in each.opts}
+        shown = {
+            option
+            for each in command.params
+            if isinstance(each, click.Option)
+            for option in each.opts
+        }
         assert all(option in section for option in shown), name
-    assert all(f"| `{code.value}` | {code.verdict.value} |" in docs_pages.reasons_page() for code in ReasonCode)
+    assert all(
+        f"| `{code.value}` | {code.verdict.value} |" in docs_pages.reasons_page()
+        for code in ReasonCode
+    )
     page = docs_pages.compose_page()
     assert all(f"| `{key}` | {fate.outcome.value} |" in page for key, fate in KEYS.items())
 
@@ -78,10 +91,19 @@ def test_every_compose_example_is_accepted(page: Path, tmp_path: Path) -> None:
 
 
 def test_links_out_of_the_site_become_text() -> None:
-    """A link to a page of the site leads to its place there; one to any other file is plain text."""
-    pages = {"docs/a.md": "a.md", "SPECIFICATION.md": "specification.md", "design/1.md": "design/1.md"}
-    text = "[s](../SPECIFICATION.md#x) [d](../design/1.md) [code](../src/x.py) [w](https://a.example) [own](#y)"
-    assert docs_pages.relinked(text, "docs/a.md", pages) == (
-        "[s](specification.md#x) [d](design/1.md) code [w](https://a.example) [own](#y)"
+    """A link to a page of the site leads to its place there; one to any other file is plain
+    text."""
+    pages = {
+        "docs/a.md": "a.md",
+        "SPECIFICATION.md": "specification.md",
+        "design/1.md": "design/1.md",
+    }
+    text = (
+        "[s](../SPECIFICATION.md#x) [d](../design/1.md) [code](../src/x.py) [w](https://a.example)"
+        " [own](#y)"
+    )
+    assert (
+        docs_pages.relinked(text, "docs/a.md", pages)
+        == "[s](specification.md#x) [d](design/1.md) code [w](https://a.example) [own](#y)"
     )
     assert docs_pages.relinked("[a](../docs/a.md)", "design/1.md", pages) == "[a](../a.md)"

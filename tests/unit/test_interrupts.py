@@ -1,4 +1,5 @@
-"""Signals that end an evaluation from outside, and its end from inside, whether or not Ctrl-C was ignored at start."""
+"""Signals that end an evaluation from outside, and its end from inside, whether or not Ctrl-C was
+ignored at start."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ import sys
 
 import pytest
 
-# Answers each line with what came of it: a number names a signal to be sent to itself, `stop` interrupts from a thread.
+# Answers each line with what came of it: a number names a signal to be sent to itself, `stop`
+# interrupts from a thread.
 PROGRAM = """
 import anyio, os, signal, sys, threading
 from belljar.interrupts import hold_ignored_interrupt, termination_as_interrupt
@@ -34,13 +36,28 @@ print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN, flush=True)
 INT, HUP, TERM = (str(int(number)) for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM))
 
 
-def said(*words: str, backend: str, ignoring: tuple[str, ...], awaited: tuple[str, ...]) -> list[str]:
-    """What the program says to these words when it is started with these signals ignored; `awaited`: those that must interrupt it."""
+def said(
+    *words: str, backend: str, ignoring: tuple[str, ...], awaited: tuple[str, ...]
+) -> list[str]:
+    """What the program says to these words when it is started with these signals ignored;
+    `awaited`: those that must interrupt it."""
     ignored = f"trap '' {' '.join(ignoring)}; " if ignoring else ""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup themselves
+    before = signal.signal(
+        signal.SIGHUP, signal.SIG_DFL
+    )  # these tests may run under nohup themselves
     try:
         done = subprocess.run(
-            ["/bin/sh", "-c", f'{ignored}exec "$@"', "sh", sys.executable, "-c", PROGRAM, backend, *awaited],
+            [
+                "/bin/sh",
+                "-c",
+                f'{ignored}exec "$@"',
+                "sh",
+                sys.executable,
+                "-c",
+                PROGRAM,
+                backend,
+                *awaited,
+            ],
             input="".join(f"{word}\n" for word in words),
             capture_output=True,
             text=True,
@@ -56,7 +73,8 @@ def said(*words: str, backend: str, ignoring: tuple[str, ...], awaited: tuple[st
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @pytest.mark.parametrize("ending", [TERM, "stop"])
 def test_what_was_ignored_at_start_stays_ignored(backend: str, ending: str) -> None:
-    """SIGINT and SIGHUP do nothing, however often they come; a SIGTERM, and a breach that stops the run, end it all the same."""
+    """SIGINT and SIGHUP do nothing, however often they come; a SIGTERM, and a breach that stops the
+    run, end it all the same."""
     words = said(INT, HUP, INT, ending, backend=backend, ignoring=(INT, HUP), awaited=(TERM,))
     received = [int(TERM)] if ending == TERM else []
     assert words == ["alive", "alive", "alive", f"interrupted {received}", "True"]

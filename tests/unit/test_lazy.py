@@ -33,7 +33,9 @@ def test_every_public_name_is_found_and_no_submodule_has_it(front: str) -> None:
     package = import_module(f"belljar.{front}")
     folder = Path(belljar.__file__).parent / front.replace(".", "/")
     submodules = {path.stem for path in folder.iterdir()}
-    assert [name for name in package.__all__ if not hasattr(package, name) or name in submodules] == []
+    assert [
+        name for name in package.__all__ if not hasattr(package, name) or name in submodules
+    ] == []
 
 
 @pytest.mark.parametrize("front", FRONTS)
@@ -51,7 +53,8 @@ def test_the_librarys_names_are_found() -> None:
 
 
 def test_importing_belljar_costs_nothing() -> None:
-    """Nothing but the standard library's comes with it, and no room: only what knows the version."""
+    """Nothing but the standard library's comes with it, and no room: only what knows the
+    version."""
     code = "import sys; before = set(sys.modules); import belljar; print(set(sys.modules) - before)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     found = {name for name in ast.literal_eval(ran.stdout) if name.startswith("belljar.")}

@@ -59,36 +59,50 @@ def of_dist_info(wheel: Path, name: str) -> bytes:
         return archive.read(f"belljar_sandbox-{belljar.__version__}.dist-info/{name}")
 
 
-def test_the_wheel_says_its_name_its_version_and_the_licences_of_what_is_linked(wheel: Path, hook: ModuleType) -> None:
+def test_the_wheel_says_its_name_its_version_and_the_licences_of_what_is_linked(
+    wheel: Path, hook: ModuleType
+) -> None:
     """The version is the package's; the texts are those of the compiler that built the programs."""
     metadata = email.message_from_bytes(of_dist_info(wheel, "METADATA"))
     assert (metadata["Name"], metadata["Version"]) == ("belljar-sandbox", belljar.__version__)
-    assert set(metadata.get_all("License-File", [])) == {"LICENSE", "licenses/musl.txt", "licenses/zig.txt"}
+    assert set(metadata.get_all("License-File", [])) == {
+        "LICENSE",
+        "licenses/musl.txt",
+        "licenses/zig.txt",
+    }
     assert set(hook.LINKED) == {"musl", "zig"}
     assert b"Rich Felker" in of_dist_info(wheel, "licenses/licenses/musl.txt")
     assert "Zig contributors" in of_dist_info(wheel, "licenses/licenses/zig.txt").decode()
 
 
 def test_the_bill_of_materials_is_valid_and_whole(wheel: Path) -> None:
-    """CycloneDX: each program by the digest it has in the wheel, what is linked into it, and each required package."""
+    """CycloneDX: each program by the digest it has in the wheel, what is linked into it, and each
+    required package."""
     text = of_dist_info(wheel, "sboms/belljar-sandbox.cdx.json").decode()
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
     bill = json.loads(text)
     parts = {
-        one["name"].replace(".", "-") if one["type"] == "library" else one["name"]: one for one in bill["components"]
+        one["name"].replace(".", "-") if one["type"] == "library" else one["name"]: one
+        for one in bill["components"]
     }
     with zipfile.ZipFile(wheel) as archive:
         programs = [name for name in archive.namelist() if "/_bin/" in name]
         assert len(programs) == 8
         for name in programs:
-            assert parts[name]["hashes"][0]["content"] == hashlib.sha256(archive.read(name)).hexdigest()
+            assert (
+                parts[name]["hashes"][0]["content"]
+                == hashlib.sha256(archive.read(name)).hexdigest()
+            )
     metadata = email.message_from_bytes(of_dist_info(wheel, "METADATA"))
-    needed = {canonicalize_name(Requirement(text).name) for text in metadata.get_all("Requires-Dist", [])}
+    needed = {
+        canonicalize_name(Requirement(text).name) for text in metadata.get_all("Requires-Dist", [])
+    }
     assert needed | {"musl", "zig-compiler-rt"} <= set(parts)
 
 
 def test_the_readme_renders_and_links_to_nothing_relative(wheel: Path, hook: ModuleType) -> None:
-    """An index shows it; with an address in `[project.urls]` its links are absolute, without one they are text."""
+    """An index shows it; with an address in `[project.urls]` its links are absolute, without one
+    they are text."""
     check = [sys.executable, "-m", "twine", "check", "--strict", str(wheel)]
     subprocess.run(check, check=True, capture_output=True, timeout=120)
     text = (ROOT / "README.md").read_text()
@@ -98,7 +112,9 @@ def test_the_readme_renders_and_links_to_nothing_relative(wheel: Path, hook: Mod
     assert absolute == "[a](https://c.example/docs/a.md) [b](https://b.example)"
 
 
-def test_a_build_without_a_source_or_with_another_licence_fails(tmp_path: Path, hook: ModuleType) -> None:
+def test_a_build_without_a_source_or_with_another_licence_fails(
+    tmp_path: Path, hook: ModuleType
+) -> None:
     """Neither a wheel that lacks a program nor one with another compiler's licences is made."""
     for name in ("native", "licenses"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("*.md"))
@@ -115,7 +131,8 @@ def test_a_build_without_a_source_or_with_another_licence_fails(tmp_path: Path, 
 
 
 def test_libraries_whose_private_parts_are_used_are_pinned(wheel: Path) -> None:
-    """h11, hypercorn and the compiler exactly; Inspect has an inclusive upper bound that is the installed, tested one."""
+    """h11, hypercorn and the compiler exactly; Inspect has an inclusive upper bound that is the
+    installed, tested one."""
     metadata = email.message_from_bytes(of_dist_info(wheel, "METADATA"))
     needed = {one.name: one for one in map(Requirement, metadata.get_all("Requires-Dist", []))}
     for name in ("h11", "hypercorn"):
@@ -125,18 +142,28 @@ def test_libraries_whose_private_parts_are_used_are_pinned(wheel: Path) -> None:
 
 
 def test_the_lock_satisfies_what_is_required() -> None:
-    """Each required package is in it, by a version within its bounds and with hashes; no place to fetch it from is."""
+    """Each required package is in it, by a version within its bounds and with hashes; no place to
+    fetch it from is."""
     text = (ROOT / "requirements.lock").read_text()
     assert "://" not in text
     entries = re.findall(
-        r"^([a-z0-9][^ \n\\]*(?: ;[^\\\n]*)?) \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", text, re.M
+        r"^([a-z0-9][^ \n\\]*(?: ;[^\\\n]*)?) \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)",
+        text,
+        re.M,
     )
     locked = [Requirement(pinned) for pinned, _ in entries]
     assert len(locked) == len([line for line in text.splitlines() if line and line[0] not in " #"])
     said = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    needed = [*said["dependencies"], *(one for extra in said["optional-dependencies"].values() for one in extra)]
+    needed = [
+        *said["dependencies"],
+        *(one for extra in said["optional-dependencies"].values() for one in extra),
+    ]
     for wanted in map(Requirement, needed):
-        versions = [next(iter(one.specifier)).version for one in locked if one.name == canonicalize_name(wanted.name)]
+        versions = [
+            next(iter(one.specifier)).version
+            for one in locked
+            if one.name == canonicalize_name(wanted.name)
+        ]
         assert versions, wanted
         assert all(version in wanted.specifier for version in versions), wanted
 
@@ -165,16 +192,23 @@ network:
 
 @pytest.mark.parametrize("command", ["plan policy.yaml", "policy check policy.yaml"])
 def test_a_range_without_the_extra_names_what_installs_it(tmp_path: Path, command: str) -> None:
-    """Also where a stand-in's settings need a library to be read: a message and a hint, no traceback."""
+    """Also where a stand-in's settings need a library to be read: a message and a hint, no
+    traceback."""
     (tmp_path / "sitecustomize.py").write_text(_HIDING)
     (tmp_path / "policy.yaml").write_text(_RANGE)
     (tmp_path / "own").mkdir()
-    (tmp_path / "own/api.yaml").write_text("openapi: 3.1.0\ninfo: {title: a, version: a}\npaths: {}\n")
+    (tmp_path / "own/api.yaml").write_text(
+        "openapi: 3.1.0\ninfo: {title: a, version: a}\npaths: {}\n"
+    )
     (tmp_path / "git/a").mkdir(parents=True)
     ran = subprocess.run(
         [sys.executable, "-m", "belljar", *command.split()],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT / 'src'}", "BELLJAR_HOME": str(tmp_path / "home")},
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{tmp_path}:{ROOT / 'src'}",
+            "BELLJAR_HOME": str(tmp_path / "home"),
+        },
         capture_output=True,
         text=True,
         check=False,

@@ -15,10 +15,18 @@ import pytest
 
 from belljar import process as process_module
 from belljar.isolation.survivors import Survivor, find_survivors, remove_survivors
-from belljar.process import descends_from, identify, is_alive, kill, namespaces_of, namespaces_of_threads
+from belljar.process import (
+    descends_from,
+    identify,
+    is_alive,
+    kill,
+    namespaces_of,
+    namespaces_of_threads,
+)
 from belljar.store.journal import new_cell_id, own_entry
 
-# The first thread ends (system call 60 on x86-64, 93 on arm64) and leaves a corpse; the other one runs on.
+# The first thread ends (system call 60 on x86-64, 93 on arm64) and leaves a corpse; the other one
+# runs on.
 HEADLESS = """
 import ctypes, os, platform, sys, threading
 def work():
@@ -34,7 +42,9 @@ ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0)
 def headless(*prefix: str) -> Iterator[subprocess.Popen[str]]:
     """A process whose leader is dead and which lives."""
     words = [*prefix, sys.executable, "-c", HEADLESS]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "headless\n"
@@ -82,12 +92,15 @@ print(*(thread.native_id for thread in threads), flush=True)
 
 
 def test_threads_of_a_group_are_one_survivor(tmp_path: Path) -> None:
-    """A control group lists threads, and no signal can be sent to one: their process is found, once, and killed."""
+    """A control group lists threads, and no signal can be sent to one: their process is found,
+    once, and killed."""
     group = tmp_path / f"cell-{(cell_id := new_cell_id())}"
     group.mkdir()
     (tmp_path / "cgroup.procs").touch()
     pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", THREADED], stdin=pipe, stdout=pipe, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", THREADED], stdin=pipe, stdout=pipe, text=True
+    ) as process:
         assert process.stdout is not None
         threads = process.stdout.readline().split()
         (group / "tasks").write_text("\n".join(threads))
@@ -98,10 +111,13 @@ def test_threads_of_a_group_are_one_survivor(tmp_path: Path) -> None:
 
 
 def test_a_process_that_cannot_be_signalled_does_not_end_the_removal() -> None:
-    """The kernel refuses the number of a thread as that of a process, in more than one way: the others are killed all the same."""
+    """The kernel refuses the number of a thread as that of a process, in more than one way: the
+    others are killed all the same."""
     pipe = subprocess.PIPE
     with (
-        subprocess.Popen([sys.executable, "-c", THREADED], stdin=pipe, stdout=pipe, text=True) as threaded,
+        subprocess.Popen(
+            [sys.executable, "-c", THREADED], stdin=pipe, stdout=pipe, text=True
+        ) as threaded,
         subprocess.Popen(["sleep", "1000"]) as other,
     ):
         assert threaded.stdout is not None
@@ -109,13 +125,18 @@ def test_a_process_that_cannot_be_signalled_does_not_end_the_removal() -> None:
         victim = identify(other.pid)
         assert thread is not None
         assert victim is not None
-        remove_survivors((Survivor(what="thread", process=thread), Survivor(what="process", process=victim)))
+        remove_survivors(
+            (Survivor(what="thread", process=thread), Survivor(what="process", process=victim))
+        )
         assert other.wait(timeout=60) == -signal.SIGKILL
         threaded.kill()
 
 
-def test_a_corpse_that_is_waited_for_meanwhile_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Between two looks anybody's dead process may go: it has no namespaces then, and a destruction's proof is one all the same."""
+def test_a_corpse_that_is_waited_for_meanwhile_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Between two looks anybody's dead process may go: it has no namespaces then, and a
+    destruction's proof is one all the same."""
     (tmp_path / "5" / "task").mkdir(parents=True)
     (tmp_path / "5" / "stat").write_text(f"5 (x) Z {'0 ' * 49}")
     monkeypatch.setattr(process_module, "PROC", tmp_path)
@@ -141,7 +162,9 @@ def test_a_corpse_is_dead() -> None:
 
 def test_a_grandchild_descends_and_a_stranger_does_not() -> None:
     """By the parents that live; of a process that is gone nothing is said."""
-    with subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE) as child:
+    with subprocess.Popen(
+        ["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE
+    ) as child:
         assert child.stdout is not None
         grandchild = int(child.stdout.readline())
         assert descends_from(grandchild, child.pid)

@@ -33,7 +33,9 @@ def test_each_promise_is_held_by_tests_that_exist(number: str) -> None:
     links = list(LINK.finditer(promises()[number]))
     assert links, f"promise {number} names no test"
     for link in links:
-        assert link["name"] in _test_names(ROOT / link["file"]), f"{number}: {link['file']} has no {link['name']}"
+        assert link["name"] in _test_names(ROOT / link["file"]), (
+            f"{number}: {link['file']} has no {link['name']}"
+        )
 
 
 def _test_names(file: Path) -> set[str]:

@@ -13,7 +13,14 @@ from belljar.units import format_duration, format_size, parse_duration, parse_si
 
 @pytest.mark.parametrize(
     ("text", "size_bytes"),
-    [("0B", 0), ("512MiB", 512 << 20), ("1.5 GiB", 3 << 29), ("2kb", 2000), (" 1 TiB ", 1 << 40), ("1GB", 10**9)],
+    [
+        ("0B", 0),
+        ("512MiB", 512 << 20),
+        ("1.5 GiB", 3 << 29),
+        ("2kb", 2000),
+        (" 1 TiB ", 1 << 40),
+        ("1GB", 10**9),
+    ],
 )
 def test_sizes_people_write_are_read(text: str, size_bytes: int) -> None:
     """Binary and decimal units, any case, blanks between."""
@@ -21,7 +28,20 @@ def test_sizes_people_write_are_read(text: str, size_bytes: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "512", "-1MiB", "1 PiB", "1e3MiB", "1MiB2", "MiB", "1,5GiB", "٣MiB", "1" * 40 + "B", "1\nMiB\0"]
+    "text",
+    [
+        "",
+        "512",
+        "-1MiB",
+        "1 PiB",
+        "1e3MiB",
+        "1MiB2",
+        "MiB",
+        "1,5GiB",
+        "٣MiB",
+        "1" * 40 + "B",
+        "1\nMiB\0",
+    ],
 )
 def test_what_is_no_size_is_refused(text: str) -> None:
     """A bare number most of all: 512 of what?"""
@@ -30,7 +50,8 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("30m", 1800.0), ("1h30m", 5400.0), ("850ms", 0.85), ("1d", 86400.0), ("1h 5 s", 3605.0)]
+    ("text", "seconds"),
+    [("30m", 1800.0), ("1h30m", 5400.0), ("850ms", 0.85), ("1d", 86400.0), ("1h 5 s", 3605.0)],
 )
 def test_durations_people_write_are_read(text: str, seconds: float) -> None:
     """One or more numbers with units."""
@@ -60,7 +81,9 @@ def test_any_text_is_a_size_or_a_value_error(text: str) -> None:
 @given(st.integers(min_value=0, max_value=1 << 50))
 def test_a_shown_size_is_near_what_it_shows(size_bytes: int) -> None:
     """`format_size` is read back to within its one decimal."""
-    assert parse_size(format_size(size_bytes).replace(" ", "")) == pytest.approx(size_bytes, rel=0.06)
+    assert parse_size(format_size(size_bytes).replace(" ", "")) == pytest.approx(
+        size_bytes, rel=0.06
+    )
 
 
 @given(st.integers(min_value=60, max_value=10**7))
@@ -80,7 +103,10 @@ def test_a_shown_duration_reads_back(seconds: int) -> None:
         ("line\u2028paragraph\u2029", "line\\u2028paragraph\\u2029"),
         ("\ud800lone", "\\ud800lone"),
         ("tag\U000e0041", "tag\\U000e0041"),
-        ("filler\u3164 selector\ufe01\U000e0100 blank\u2800", "filler\\u3164 selector\\ufe01\\U000e0100 blank\\u2800"),
+        (
+            "filler\u3164 selector\ufe01\U000e0100 blank\u2800",
+            "filler\\u3164 selector\\ufe01\\U000e0100 blank\\u2800",
+        ),
         (b"bytes \xff\x00", "bytes \\xff\\x00"),
         ("plain – ünï ✓", "plain – ünï ✓"),
     ],
@@ -92,10 +118,12 @@ def test_what_could_act_or_hide_is_made_visible(text: str | bytes, shown: str) -
 
 @given(st.one_of(st.text(st.characters(), max_size=200), st.binary(max_size=200)))
 def test_nothing_that_is_shown_can_act(text: str | bytes) -> None:
-    """No control, format, surrogate, private or line-separating character is left, whatever comes in."""
+    """No control, format, surrogate, private or line-separating character is left, whatever comes
+    in."""
     shown = printable(text)
     assert all(
-        unicodedata.category(char)[0] != "C" and unicodedata.category(char) not in {"Zl", "Zp"} for char in shown
+        unicodedata.category(char)[0] != "C" and unicodedata.category(char) not in {"Zl", "Zp"}
+        for char in shown
     )
     shown.encode()
 

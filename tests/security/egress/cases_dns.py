@@ -34,7 +34,15 @@ _TYPES: Final = {
 }
 
 
-def _dns(name: str, asked: str, answer: str, tries: str, kind: str = "A", over: str = "udp", **told: float) -> Case:
+def _dns(
+    name: str,
+    asked: str,
+    answer: str,
+    tries: str,
+    kind: str = "A",
+    over: str = "udp",
+    **told: float,
+) -> Case:
     return Case(
         name,
         tries,
@@ -55,11 +63,26 @@ RESOLVER: Final = (
         Dns("{token}.shop.example", "{wild}"),
     ),
     _dns("name-wildcard", "{token}.shop.example", "{wild}", "a name that a wildcard stands for"),
-    _dns("name-two-labels", "a.{token}.shop.example", "NXDOMAIN", "two labels under a wildcard of one"),
+    _dns(
+        "name-two-labels",
+        "a.{token}.shop.example",
+        "NXDOMAIN",
+        "two labels under a wildcard of one",
+    ),
     _dns("name-exact-wins", "pay.shop.example", "{pay}", "an exact name beside the wildcard"),
     _dns("name-parent", "example", "NXDOMAIN", "the policy's parent domain"),
-    _dns("name-prefix", "xshop.example", "NXDOMAIN", "a name that ends as a name of the policy's does"),
-    _dns("name-suffix", "shop.example.{token}.test", "NXDOMAIN", "a name of the policy's in front of another domain"),
+    _dns(
+        "name-prefix",
+        "xshop.example",
+        "NXDOMAIN",
+        "a name that ends as a name of the policy's does",
+    ),
+    _dns(
+        "name-suffix",
+        "shop.example.{token}.test",
+        "NXDOMAIN",
+        "a name of the policy's in front of another domain",
+    ),
     _dns("name-unknown", "{token}.test", "NXDOMAIN", "a name that nobody has"),
     Case(
         "name-unknown-libc",
@@ -75,18 +98,53 @@ RESOLVER: Final = (
         NX,
         Dns("{token}shöp.example", "NXDOMAIN"),
     ),
-    _dns("name-idn", "xn--shp-sna.example", "NXDOMAIN", "a name that looks like the policy's (shöp, as its A-label)"),
-    _dns("name-space", "shop.example {token}", "NXDOMAIN", "a name with a space in it"),
-    _dns("name-aaaa", "{token}aaaa.shop.example", "NODATA", "the IPv6 address of a name that exists", "AAAA"),
     _dns(
-        "name-https", "{token}h.shop.example", "NODATA", "its HTTPS record (keys for an encrypted ClientHello)", "HTTPS"
+        "name-idn",
+        "xn--shp-sna.example",
+        "NXDOMAIN",
+        "a name that looks like the policy's (shöp, as its A-label)",
     ),
-    _dns("name-metadata", "metadata.google.internal", "NXDOMAIN", "a cloud's metadata service, by name"),
+    _dns("name-space", "shop.example {token}", "NXDOMAIN", "a name with a space in it"),
+    _dns(
+        "name-aaaa",
+        "{token}aaaa.shop.example",
+        "NODATA",
+        "the IPv6 address of a name that exists",
+        "AAAA",
+    ),
+    _dns(
+        "name-https",
+        "{token}h.shop.example",
+        "NODATA",
+        "its HTTPS record (keys for an encrypted ClientHello)",
+        "HTTPS",
+    ),
+    _dns(
+        "name-metadata",
+        "metadata.google.internal",
+        "NXDOMAIN",
+        "a cloud's metadata service, by name",
+    ),
     _dns("name-neighbours", "private.example", "NXDOMAIN", "a name that only the range beside has"),
-    _dns("name-host", "host.docker.internal", "NXDOMAIN", "the host, by the name that Docker gives it"),
-    _dns("name-wpad", "wpad.shop.example", "NXDOMAIN", "a proxy's configuration (WPAD), below the wildcard"),
+    _dns(
+        "name-host",
+        "host.docker.internal",
+        "NXDOMAIN",
+        "the host, by the name that Docker gives it",
+    ),
+    _dns(
+        "name-wpad",
+        "wpad.shop.example",
+        "NXDOMAIN",
+        "a proxy's configuration (WPAD), below the wildcard",
+    ),
     _dns("name-doh", "dns.google", "NXDOMAIN", "a public DoH server's name"),
-    _dns("name-canary", "use-application-dns.net", "NXDOMAIN", "the name that tells browsers to leave DoH off"),
+    _dns(
+        "name-canary",
+        "use-application-dns.net",
+        "NXDOMAIN",
+        "the name that tells browsers to leave DoH off",
+    ),
     _dns("ptr-own", "1.2.0.192.in-addr.arpa", "NXDOMAIN", "who has an address (PTR)", "PTR"),
     _dns("dns-tcp", "{token}.tcp.test", "NXDOMAIN", "a query over TCP", over="tcp"),
     _dns("dns-txt", "{token}.txt.test", "NXDOMAIN", "TXT, as tunnels use it", "TXT"),
@@ -94,8 +152,17 @@ RESOLVER: Final = (
     _dns("dns-mx", "{token}.mx.test", "NXDOMAIN", "MX", "MX"),
     _dns("dns-srv", "_x._tcp.{token}.test", "NXDOMAIN", "SRV", "SRV"),
     _dns("dns-cname", "{token}.cname.test", "NXDOMAIN", "CNAME", "CNAME"),
-    _dns("dns-ns", "{token}.ns.test", "NXDOMAIN", "NS of a domain outside: who is to be asked", "NS"),
-    _dns("dns-axfr", "example", "REFUSED", "a transfer of the zone: all names at once", "AXFR", over="tcp"),
+    _dns(
+        "dns-ns", "{token}.ns.test", "NXDOMAIN", "NS of a domain outside: who is to be asked", "NS"
+    ),
+    _dns(
+        "dns-axfr",
+        "example",
+        "REFUSED",
+        "a transfer of the zone: all names at once",
+        "AXFR",
+        over="tcp",
+    ),
     Case(
         "dns-chaos",
         "the resolver's version (class CHAOS)",
@@ -131,7 +198,14 @@ RESOLVER: Final = (
         NX,
         Dns("{token}.test", "NXDOMAIN"),
     ),
-    _dns("dns-labels", "{long}", "NXDOMAIN", "180 bytes of data in labels of 60", longest_label=60, entropy=3.5),
+    _dns(
+        "dns-labels",
+        "{long}",
+        "NXDOMAIN",
+        "180 bytes of data in labels of 60",
+        longest_label=60,
+        entropy=3.5,
+    ),
     Case(
         "dns-many",
         "data in 40 names, one after the other",
@@ -146,7 +220,12 @@ RESOLVER: Final = (
         "always the same",
         Dns("{token}.shop.example", "{wild}", times=20),
     ),
-    _dns("dns-rebinding-name", "127.0.0.1.{token}.nip.io", "NXDOMAIN", "a public name that leads to a private address"),
+    _dns(
+        "dns-rebinding-name",
+        "127.0.0.1.{token}.nip.io",
+        "NXDOMAIN",
+        "a public name that leads to a private address",
+    ),
     Case(
         "dns-elsewhere-udp",
         "the resolver, at a stand-in's address",
@@ -206,7 +285,13 @@ RESOLVER: Final = (
     Case(
         "doh-stand-in",
         "DNS over HTTPS at a stand-in",
-        ("tls", "{shop}", "443", "shop.example", get("shop.example", "/dns-query?dns=AAABAAAB{token}")),
+        (
+            "tls",
+            "{shop}",
+            "443",
+            "shop.example",
+            get("shop.example", "/dns-query?dns=AAABAAAB{token}"),
+        ),
         "the stand-in's own answer, on record",
         Http("/dns-query?dns=AAABAAAB{token}", stand_in="shop"),
     ),

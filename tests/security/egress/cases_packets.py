@@ -16,16 +16,28 @@ from tests.security.egress.evidence import (
     Word,
 )
 
-_NOT_GIVEN: Final = ("EPERM", "EACCES", "EPROTONOSUPPORT", "ESOCKTNOSUPPORT", "EAFNOSUPPORT", "EINVAL")
+_NOT_GIVEN: Final = (
+    "EPERM",
+    "EACCES",
+    "EPROTONOSUPPORT",
+    "ESOCKTNOSUPPORT",
+    "EAFNOSUPPORT",
+    "EINVAL",
+)
 _NO_ADDRESS: Final = ("EADDRNOTAVAIL", "ENETUNREACH", "EHOSTUNREACH", "EINVAL", "EPERM")
 _AN_ERROR: Final = tuple("123456789")
 _RST: Final = "RST, on record"
 
 
 def _not_given(
-    name: str, tries: str, step: tuple[str, ...], leaves: Evidence, words: tuple[str, ...] = _NOT_GIVEN
+    name: str,
+    tries: str,
+    step: tuple[str, ...],
+    leaves: Evidence,
+    words: tuple[str, ...] = _NOT_GIVEN,
 ) -> Case:
-    """What a workload isn't given: its own word that it got none, and the record that nothing left."""
+    """What a workload isn't given: its own word that it got none, and the record that nothing
+    left."""
     return Case(name, tries, step, "not given; nothing leaves", Both((Word(words), leaves)))
 
 
@@ -40,8 +52,20 @@ ADDRESSES: Final = (
     tcp("tcp-network", "the range's first address", "{network}", "address", "80"),
     tcp("tcp-other-port", "another port of a stand-in", "{shop}", "port"),
     tcp("gateway-port", "any port of the gateway's own address", "{resolver}", "port"),
-    tcp("gateway-http", "the gateway's own address, at a stand-in's port", "{resolver}", "port", "80"),
-    tcp("gateway-mail", "a stand-in's address, at a port that another one has", "{shop}", "port", "25"),
+    tcp(
+        "gateway-http",
+        "the gateway's own address, at a stand-in's port",
+        "{resolver}",
+        "port",
+        "80",
+    ),
+    tcp(
+        "gateway-mail",
+        "a stand-in's address, at a port that another one has",
+        "{shop}",
+        "port",
+        "25",
+    ),
     Case(
         "tcp-first-data",
         "data within the first segment (TCP Fast Open)",
@@ -50,7 +74,12 @@ ADDRESSES: Final = (
         Either(
             (
                 Refused("address", "203.0.113.6"),
-                Both((Word(("EPIPE", "EOPNOTSUPP", "ENOPROTOOPT")), NeverSent("to", "203.0.113.6", "{port}"))),
+                Both(
+                    (
+                        Word(("EPIPE", "EOPNOTSUPP", "ENOPROTOOPT")),
+                        NeverSent("to", "203.0.113.6", "{port}"),
+                    )
+                ),
             )
         ),
     ),
@@ -76,7 +105,12 @@ ADDRESSES: Final = (
         "refused, on record",
         Refused("udp", "203.0.113.13", protocol="udp"),
     ),
-    udp("subnet-broadcast", "the range's last address, its broadcast elsewhere", "{broadcast}", port="137"),
+    udp(
+        "subnet-broadcast",
+        "the range's last address, its broadcast elsewhere",
+        "{broadcast}",
+        port="137",
+    ),
     Case(
         "tcp-mapped",
         "an IPv4 address written as IPv6 (::ffff:a.b.c.d)",
@@ -122,7 +156,10 @@ RAW: Final = (
         ("open_socket", "2", "2", "1", "203.0.113.20", "0"),
         "no such socket, or refused",
         Either(
-            (Both((Word(_NOT_GIVEN), NeverSent("protocol", port="1"))), Refused("icmp", "203.0.113.20", "0", "icmp"))
+            (
+                Both((Word(_NOT_GIVEN), NeverSent("protocol", port="1"))),
+                Refused("icmp", "203.0.113.20", "0", "icmp"),
+            )
         ),
     ),
     _not_given(
@@ -156,12 +193,18 @@ RAW: Final = (
         NeverSent("to", "203.0.113.25"),
     ),
     _not_given(
-        "raw-ipv6", "a raw IPv6 socket", ("open_socket", "10", "3", "58", "2001:db8::2", "0"), NeverSent("ipv6")
+        "raw-ipv6",
+        "a raw IPv6 socket",
+        ("open_socket", "10", "3", "58", "2001:db8::2", "0"),
+        NeverSent("ipv6"),
     ),
     _not_given(
         "packet-arp",
         "an ARP answer for the gateway's address, by a packet socket",
-        ("frame", "ffffffffffff02aabbccddee08060001080006040002" + "02aabbccddee0a00000102aabbccddee0a000002"),
+        (
+            "frame",
+            "ffffffffffff02aabbccddee0806000108000604000202aabbccddee0a00000102aabbccddee0a000002",
+        ),
         NeverSent("arp"),
     ),
     _not_given(
@@ -203,7 +246,12 @@ RAW: Final = (
         "TCP over several paths (MPTCP)",
         ("open_socket", "2", "1", "262", "203.0.113.30", "{port}"),
         "no such socket, or RST",
-        Either((Both((Word(_NOT_GIVEN), NeverSent("to", "203.0.113.30"))), Refused("address", "203.0.113.30"))),
+        Either(
+            (
+                Both((Word(_NOT_GIVEN), NeverSent("to", "203.0.113.30"))),
+                Refused("address", "203.0.113.30"),
+            )
+        ),
     ),
     Case(
         "fragments",
@@ -271,7 +319,12 @@ RAW: Final = (
         Either(
             (
                 Both((Word(_NO_ADDRESS), NeverSent("source", "203.0.113.99"))),
-                Both((NeverSent("source", "203.0.113.99"), Refused("udp", "203.0.113.34", protocol="udp"))),
+                Both(
+                    (
+                        NeverSent("source", "203.0.113.99"),
+                        Refused("udp", "203.0.113.34", protocol="udp"),
+                    )
+                ),
                 Counted("spoofed"),
             )
         ),
@@ -304,7 +357,12 @@ RAW: Final = (
                 "ip neigh replace {resolver} lladdr 02:00:00:00:00:98 dev eth0",
                 NeverSent("arp"),
             ),
-            ("set-route", "a default route without the gateway", "ip route replace default dev eth0", NeverSent("arp")),
+            (
+                "set-route",
+                "a default route without the gateway",
+                "ip route replace default dev eth0",
+                NeverSent("arp"),
+            ),
             (
                 "set-ipv6",
                 "an IPv6 address for the device",

@@ -1,4 +1,5 @@
-"""The cases of places: addresses that no policy can allow, the host, other cells and ranges; and a range that lets more be asked for."""
+"""The cases of places: addresses that no policy can allow, the host, other cells and ranges; and a
+range that lets more be asked for."""
 
 from __future__ import annotations
 
@@ -49,8 +50,17 @@ _NEVER: Final = (
 
 NEVER: Final = (
     *(tcp(name, f"{what}, by TCP", address, "forbidden", "80") for name, address, what in _NEVER),
-    *(udp(f"{name}-udp", f"{what}, by UDP", address, "forbidden", "53") for name, address, what in _NEVER),
-    tcp("metadata-kubelet", "a kubelet's port at the metadata address", "169.254.169.254", "forbidden", "10250"),
+    *(
+        udp(f"{name}-udp", f"{what}, by UDP", address, "forbidden", "53")
+        for name, address, what in _NEVER
+    ),
+    tcp(
+        "metadata-kubelet",
+        "a kubelet's port at the metadata address",
+        "169.254.169.254",
+        "forbidden",
+        "10250",
+    ),
     Case(
         "metadata-name",
         "the metadata service as Host of a stand-in",
@@ -90,8 +100,20 @@ HOST: Final = (
         "each refused; the host hears nothing",
         RefusedEach(("forbidden", "address"), "{host}", "{ear}"),
     ),
-    tcp("host-lan", "an address of the host's private network, where something listens", "{lan}", "forbidden", "{ear}"),
-    tcp("host-public", "a public address of the host, where something listens", "{lan_public}", "address", "{ear}"),
+    tcp(
+        "host-lan",
+        "an address of the host's private network, where something listens",
+        "{lan}",
+        "forbidden",
+        "{ear}",
+    ),
+    tcp(
+        "host-public",
+        "a public address of the host, where something listens",
+        "{lan_public}",
+        "address",
+        "{ear}",
+    ),
     udp("host-lan-udp", "the same by UDP, private", "{lan}", "forbidden", "{ear}"),
     udp("host-public-udp", "the same by UDP, public", "{lan_public}", "udp", "{ear}"),
     tcp("host-ssh", "SSH of the host", "{lan}", "forbidden", "22"),
@@ -142,13 +164,25 @@ NEIGHBOURS: Final = (
         Dns("{token}.test", "NXDOMAIN"),
         "db",
     ),
-    tcp("neighbour-stand-in", "a stand-in of the range beside, at its port", "{n_private}", "forbidden", "8080"),
+    tcp(
+        "neighbour-stand-in",
+        "a stand-in of the range beside, at its port",
+        "{n_private}",
+        "forbidden",
+        "8080",
+    ),
     tcp("neighbour-http", "its catch-all", "{n_catch_all}", "forbidden", "80"),
     tcp("neighbour-dns-tcp", "its resolver by TCP", "{n_resolver}", "forbidden", "53"),
     udp("neighbour-dns", "its resolver by UDP", "{n_resolver}", "forbidden", "53"),
     tcp("neighbour-cell", "its cell", "{n_own}", "forbidden"),
     udp("neighbour-cell-udp", "its cell by UDP", "{n_own}", "forbidden"),
-    tcp("neighbour-unused", "an address of the range beside that nobody has", "{n_unused}", "forbidden", "80"),
+    tcp(
+        "neighbour-unused",
+        "an address of the range beside that nobody has",
+        "{n_unused}",
+        "forbidden",
+        "80",
+    ),
 )
 
 
@@ -185,15 +219,39 @@ OPEN: Final = (
         Sunk("{lan_public}", "{ear}"),
         "open",
     ),
-    tcp("sink-lan", "with a sink: an address of the host's network", "{lan}", "forbidden", "{ear}", "open"),
-    tcp("sink-private", "with a sink: a private address", "172.17.0.1", "forbidden", where="open"),
-    tcp("sink-neighbour", "with a sink: the range beside, its stand-in", "{n_shop}", "forbidden", "80", "open"),
     tcp(
-        "sink-neighbour-target", "with a sink: the range beside, its target cell", "{n_db}", "forbidden", "5432", "open"
+        "sink-lan",
+        "with a sink: an address of the host's network",
+        "{lan}",
+        "forbidden",
+        "{ear}",
+        "open",
+    ),
+    tcp("sink-private", "with a sink: a private address", "172.17.0.1", "forbidden", where="open"),
+    tcp(
+        "sink-neighbour",
+        "with a sink: the range beside, its stand-in",
+        "{n_shop}",
+        "forbidden",
+        "80",
+        "open",
+    ),
+    tcp(
+        "sink-neighbour-target",
+        "with a sink: the range beside, its target cell",
+        "{n_db}",
+        "forbidden",
+        "5432",
+        "open",
     ),
     udp("sink-udp", "with a sink: UDP to a public address", "203.0.113.62", where="open"),
     udp(
-        "sink-neighbour-dns", "with a sink: the resolver of the range beside", "{n_resolver}", "forbidden", "53", "open"
+        "sink-neighbour-dns",
+        "with a sink: the resolver of the range beside",
+        "{n_resolver}",
+        "forbidden",
+        "53",
+        "open",
     ),
     Case(
         "simulate-dns",
@@ -240,7 +298,12 @@ OPEN: Final = (
         "with simulation: the same by TLS",
         ("tls", "{catch_all}", "443", "{token}.test", get("{token}.test")),
         "the catch-all's answer, on record",
-        Both((Tls("{token}.test", "{catch_all}"), Http("https://{token}.test/{token}", stand_in="catch-all"))),
+        Both(
+            (
+                Tls("{token}.test", "{catch_all}"),
+                Http("https://{token}.test/{token}", stand_in="catch-all"),
+            )
+        ),
         "open",
     ),
     Case(
@@ -250,7 +313,10 @@ OPEN: Final = (
             "http",
             "{catch_all}",
             "80",
-            "POST /up/{token} HTTP/1.1|Host: {token}.test|Content-Length: 6|Connection: close||secret",
+            (
+                "POST /up/{token} HTTP/1.1|Host: {token}.test|Content-Length: 6|Connection:"
+                " close||secret"
+            ),
         ),
         "taken, on record as an attempt",
         Both((Http("/up/{token}", stand_in="catch-all"), Attempt("send", "{token}"))),
@@ -280,5 +346,11 @@ OPEN: Final = (
         "80",
         "open",
     ),
-    udp("metadata-ntp", "with a metadata stand-in: its UDP", "169.254.169.254", port="123", where="open"),
+    udp(
+        "metadata-ntp",
+        "with a metadata stand-in: its UDP",
+        "169.254.169.254",
+        port="123",
+        where="open",
+    ),
 )

@@ -168,7 +168,13 @@ WEB: Final = (
     Case(
         "connect-tls",
         "CONNECT within TLS",
-        ("tls", "{shop}", "443", "shop.example", "CONNECT {token}.test:22 HTTP/1.1|Host: {token}.test:22||"),
+        (
+            "tls",
+            "{shop}",
+            "443",
+            "shop.example",
+            "CONNECT {token}.test:22 HTTP/1.1|Host: {token}.test:22||",
+        ),
         "refused",
         Http("{token}.test:22", "CONNECT"),
     ),
@@ -179,7 +185,10 @@ WEB: Final = (
             "http",
             "{shop}",
             "80",
-            "POST /{token} HTTP/1.1|Host: shop.example|Content-Length: 6|Transfer-Encoding: chunked||0||GET /hidden{token} HTTP/1.1|Host: {token}.test||",
+            (
+                "POST /{token} HTTP/1.1|Host: shop.example|Content-Length: 6|Transfer-Encoding:"
+                " chunked||0||GET /hidden{token} HTTP/1.1|Host: {token}.test||"
+            ),
         ),
         "refused, nothing of it seen as a request",
         Both(
@@ -196,7 +205,10 @@ WEB: Final = (
             "http",
             "{pay}",
             "80",
-            "GET /{token} HTTP/1.1|Host: pay.shop.example|Connection: Upgrade, HTTP2-Settings|Upgrade: h2c|HTTP2-Settings: AAMAAABkAAQAAP__||",
+            (
+                "GET /{token} HTTP/1.1|Host: pay.shop.example|Connection: Upgrade,"
+                " HTTP2-Settings|Upgrade: h2c|HTTP2-Settings: AAMAAABkAAQAAP__||"
+            ),
         ),
         "refused",
         Http("http://{pay}:80", "an upgrade to HTTP/2 without TLS"),
@@ -208,7 +220,10 @@ WEB: Final = (
             "http",
             "{shop}",
             "80",
-            "GET /{token} HTTP/1.1|Host: {token}.test|Connection: Upgrade|Upgrade: websocket|Sec-WebSocket-Version: 13|Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==||",
+            (
+                "GET /{token} HTTP/1.1|Host: {token}.test|Connection: Upgrade|Upgrade:"
+                " websocket|Sec-WebSocket-Version: 13|Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==||"
+            ),
         ),
         "refused",
         Http("/{token}", _UNKNOWN),
@@ -218,7 +233,9 @@ WEB: Final = (
         "a stand-in by name",
         ("tls", "{shop}", "443", "shop.example", get("shop.example")),
         "answered",
-        Both((Tls("shop.example", "{shop}"), Http("https://shop.example/{token}", stand_in="shop"))),
+        Both(
+            (Tls("shop.example", "{shop}"), Http("https://shop.example/{token}", stand_in="shop"))
+        ),
     ),
     Case(
         "https-wildcard",
@@ -298,7 +315,13 @@ WEB: Final = (
     Case(
         "https-absolute",
         "an absolute target outside, within TLS",
-        ("tls", "{shop}", "443", "shop.example", get("shop.example", "https://{token}.test/{token}")),
+        (
+            "tls",
+            "{shop}",
+            "443",
+            "shop.example",
+            get("shop.example", "https://{token}.test/{token}"),
+        ),
         "refused",
         Http("/{token}", "Host and target differ"),
     ),
@@ -312,9 +335,21 @@ WEB: Final = (
     Case(
         "h2-host",
         "HTTP/2 whose Host is not its :authority",
-        ("h2", "{wild}", "443", "{token}.shop.example", "{token}.shop.example", "/{token}", "GET", "{token}.test"),
+        (
+            "h2",
+            "{wild}",
+            "443",
+            "{token}.shop.example",
+            "{token}.shop.example",
+            "/{token}",
+            "GET",
+            "{token}.test",
+        ),
         "refused",
-        Http("https://{token}.shop.example", "ProtocolError: Request header block has mismatched :authority and Host"),
+        Http(
+            "https://{token}.shop.example",
+            "ProtocolError: Request header block has mismatched :authority and Host",
+        ),
     ),
     Case(
         "h2-connect",
@@ -344,7 +379,13 @@ OWN_FILES: Final = (
     Case(
         "hosts-public",
         "/etc/hosts gives a name a public address",
-        ("with_hosts", "203.0.113.80 {token}.test", "resolve_and_connect", "{token}.test", "{port}"),
+        (
+            "with_hosts",
+            "203.0.113.80 {token}.test",
+            "resolve_and_connect",
+            "{token}.test",
+            "{port}",
+        ),
         "RST",
         Refused("address", "203.0.113.80"),
         alone=True,
@@ -384,7 +425,14 @@ OWN_FILES: Final = (
     Case(
         "resolver-own",
         "a resolver of one's own says where a name is",
-        ("with_own_resolver", "127.0.0.1", "203.0.113.81", "resolve_and_connect", "{token}.test", "{port}"),
+        (
+            "with_own_resolver",
+            "127.0.0.1",
+            "203.0.113.81",
+            "resolve_and_connect",
+            "{token}.test",
+            "{port}",
+        ),
         "RST",
         Refused("address", "203.0.113.81"),
         alone=True,
@@ -392,7 +440,14 @@ OWN_FILES: Final = (
     Case(
         "resolver-own-lan",
         "the same with an address of the host's",
-        ("with_own_resolver", "127.0.0.2", "{lan}", "resolve_and_connect", "shop.example", "{port}"),
+        (
+            "with_own_resolver",
+            "127.0.0.2",
+            "{lan}",
+            "resolve_and_connect",
+            "shop.example",
+            "{port}",
+        ),
         "RST",
         Refused("forbidden", "{lan}"),
         alone=True,
@@ -400,14 +455,30 @@ OWN_FILES: Final = (
     Case(
         "proxy-http",
         "http_proxy is a stand-in",
-        ("run", "http_proxy=http://shop.example:80", "curl", "-s", "-m", "20", "http://{token}.test/{token}"),
+        (
+            "run",
+            "http_proxy=http://shop.example:80",
+            "curl",
+            "-s",
+            "-m",
+            "20",
+            "http://{token}.test/{token}",
+        ),
         "refused",
         Http("http://{token}.test/{token}", _UNKNOWN),
     ),
     Case(
         "proxy-https",
         "https_proxy is a stand-in",
-        ("run", "https_proxy=http://shop.example:80", "curl", "-s", "-m", "20", "https://{token}.test/"),
+        (
+            "run",
+            "https_proxy=http://shop.example:80",
+            "curl",
+            "-s",
+            "-m",
+            "20",
+            "https://{token}.test/",
+        ),
         "refused",
         Http("{token}.test:443", "CONNECT"),
     ),
@@ -421,7 +492,15 @@ OWN_FILES: Final = (
     Case(
         "proxy-socks",
         "a SOCKS proxy outside, which resolves names itself",
-        ("run", "ALL_PROXY=socks5h://203.0.113.82:1080", "curl", "-s", "-m", "20", "http://{token}.test/"),
+        (
+            "run",
+            "ALL_PROXY=socks5h://203.0.113.82:1080",
+            "curl",
+            "-s",
+            "-m",
+            "20",
+            "http://{token}.test/",
+        ),
         "RST",
         Refused("address", "203.0.113.82", "1080"),
     ),
@@ -435,7 +514,13 @@ OWN_FILES: Final = (
     Case(
         "ipv6-name",
         "a name in the cell's own hosts file with an IPv6 address",
-        ("with_hosts", "2001:db8::80 {token}.test", "resolve_and_connect", "{token}.test", "{port}"),
+        (
+            "with_hosts",
+            "2001:db8::80 {token}.test",
+            "resolve_and_connect",
+            "{token}.test",
+            "{port}",
+        ),
         "no frame leaves, or it is dropped and counted",
         Either((NeverSent("ipv6"), Counted("ipv6"))),
         alone=True,

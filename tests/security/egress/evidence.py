@@ -1,4 +1,5 @@
-"""What the host has seen of a range, and what a case demands to find there. Pure: each kind of evidence says in a sentence what it misses, or nothing.
+"""What the host has seen of a range, and what a case demands to find there. Pure: each kind of
+evidence says in a sentence what it misses, or nothing.
 
 None of it is a guest's word: events are of the gateway and the supervisor, frames are those that the supervisor recorded, `heard` is what the host's own listeners got.
 `Word` alone looks at what the prober said; it stands beside others, for what leaves no trace when it is refused (a socket that isn't given).
@@ -18,9 +19,10 @@ _PROTOCOLS = {"tcp": TCP, "udp": UDP, "icmp": ICMP}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """Of one range, from its beginning to its end. `events` are (kind, data); `opened_s` is when its rules were in force, `flushed_s`
-    when they were taken away; `macs` are the cells' by name, `gateways` their
-    ports' other ends'; `heard` is everything that came to the host's listeners; `words` the prober's, by case."""
+    """Of one range, from its beginning to its end. `events` are (kind, data); `opened_s` is when
+    its rules were in force, `flushed_s` when they were taken away; `macs` are the cells' by name,
+    `gateways` their ports' other ends'; `heard` is everything that came to the host's listeners;
+    `words` the prober's, by case."""
 
     events: tuple[tuple[str, Mapping[str, Any]], ...]
     opened_s: float = 0.0
@@ -79,7 +81,8 @@ def _filled(item: Any, facts: Mapping[str, str]) -> Any:  # noqa: ANN401 - text 
 
 @dataclass(frozen=True)
 class Refused:
-    """The packet was seen, refused for this reason (an event says so), answered by a refusal, and by nothing else."""
+    """The packet was seen, refused for this reason (an event says so), answered by a refusal, and
+    by nothing else."""
 
     reason: str
     address: str
@@ -107,11 +110,15 @@ class RefusedEach:
     port: str = "{port}"
 
     def lacks(self, seen: Seen, case: str, cell: str) -> str:
-        """The first that misses something. An address is refused for one of the reasons, and UDP, where no reason of an address's own comes first, as UDP."""
+        """The first that misses something. An address is refused for one of the reasons, and UDP,
+        where no reason of an address's own comes first, as UDP."""
         for address in self.addresses.split(","):
             for protocol in ("tcp", "udp"):
                 words = (*self.reasons, *(("udp",) if protocol == "udp" else ()))
-                lacks = [Refused(reason, address, self.port, protocol).lacks(seen, case, cell) for reason in words]
+                lacks = [
+                    Refused(reason, address, self.port, protocol).lacks(seen, case, cell)
+                    for reason in words
+                ]
                 if all(lacks):
                     return lacks[0]
         return ""
@@ -170,7 +177,8 @@ class NeverSent:
 
 @dataclass(frozen=True)
 class Reached:
-    """The other end of what is allowed: it answered with data, so that refusals beside it mean something."""
+    """The other end of what is allowed: it answered with data, so that refusals beside it mean
+    something."""
 
     address: str
     port: str
@@ -200,7 +208,8 @@ class Forwarded:
 
 @dataclass(frozen=True)
 class Dns:
-    """The resolver was asked for exactly this name, and its record says what it answered: always this."""
+    """The resolver was asked for exactly this name, and its record says what it answered: always
+    this."""
 
     name: str
     answer: str
@@ -225,7 +234,10 @@ class Dns:
             return f"{self.name} was answered with {answers}"
         told = max(found, key=lambda data: (data["longest_label"], data["entropy"]))
         if told["longest_label"] < self.longest_label or told["entropy"] < self.entropy:
-            return f"label and entropy of {self.name} are recorded as {told['longest_label']} and {told['entropy']}"
+            return (
+                f"label and entropy of {self.name} are recorded as {told['longest_label']} and"
+                f" {told['entropy']}"
+            )
         return ""
 
 
@@ -240,8 +252,12 @@ class DnsBelow:
     def lacks(self, seen: Seen, case: str, cell: str) -> str:
         """Every name is on record: by itself, or (beyond a rate) in a list with others."""
         events = [data for data in seen.data("network.dns") if data["cell"] == cell]
-        single = {data["name"]: data["answer"] for data in events if data["name"].endswith(self.suffix)}
-        listed = {name for data in events for name in data.get("names", ()) if name.endswith(self.suffix)}
+        single = {
+            data["name"]: data["answer"] for data in events if data["name"].endswith(self.suffix)
+        }
+        listed = {
+            name for data in events for name in data.get("names", ()) if name.endswith(self.suffix)
+        }
         if set(single.values()) - {self.answer}:
             return f"answers below {self.suffix}: {set(single.values())}"
         return (
@@ -253,7 +269,8 @@ class DnsBelow:
 
 @dataclass(frozen=True)
 class Http:
-    """A request whose URL has this in it is on record, with this verdict: `reason` (how it begins) empty means allowed, and the stand-in that answered."""
+    """A request whose URL has this in it is on record, with this verdict: `reason` (how it begins)
+    empty means allowed, and the stand-in that answered."""
 
     url: str
     reason: str = ""
@@ -262,11 +279,17 @@ class Http:
 
     def lacks(self, seen: Seen, case: str, cell: str) -> str:
         """Every such request."""
-        found = [data for data in seen.data("network.http") if data["cell"] == cell and self.url in data["url"]]
+        found = [
+            data
+            for data in seen.data("network.http")
+            if data["cell"] == cell and self.url in data["url"]
+        ]
         if not found:
             return f"no request with {self.url!r} on record"
         for data in found:
-            if data["verdict"] != ("refused" if self.reason else "allowed") or not _begins(data["reason"], self.reason):
+            if data["verdict"] != ("refused" if self.reason else "allowed") or not _begins(
+                data["reason"], self.reason
+            ):
                 return f"{data['url']}: {data['verdict']}, {data['reason']!r}"
             if self.stand_in and data["stand_in"] != self.stand_in:
                 return f"{data['url']} was {data['stand_in']}'s"
@@ -281,7 +304,8 @@ def _begins(reason: str, wanted: str) -> bool:
 
 @dataclass(frozen=True)
 class Tls:
-    """A ClientHello with this name at this address is on record, with this verdict, and none with another (`only`). `sni` empty: it had none."""
+    """A ClientHello with this name at this address is on record, with this verdict, and none with
+    another (`only`). `sni` empty: it had none."""
 
     sni: str
     address: str
@@ -306,7 +330,8 @@ class Tls:
 
 @dataclass(frozen=True)
 class Sunk:
-    """A connection to what nobody has ended in the range's sink, which got this many bytes or more."""
+    """A connection to what nobody has ended in the range's sink, which got this many bytes or
+    more."""
 
     address: str
     port: str = "{port}"
@@ -322,7 +347,11 @@ class Sunk:
         ]
         if not found:
             return f"the sink has no connection to {self.address}:{self.port}"
-        return "" if max(data["bytes"] for data in found) >= self.least_bytes else "the sink got nothing"
+        return (
+            ""
+            if max(data["bytes"] for data in found) >= self.least_bytes
+            else "the sink got nothing"
+        )
 
 
 @dataclass(frozen=True)
@@ -334,7 +363,11 @@ class Attempt:
 
     def lacks(self, seen: Seen, case: str, cell: str) -> str:
         """One such event."""
-        found = [data for data in seen.data("network.attempt") if data["what"] == self.what and self.text in repr(data)]
+        found = [
+            data
+            for data in seen.data("network.attempt")
+            if data["what"] == self.what and self.text in repr(data)
+        ]
         return "" if found else f"no attempt to {self.what} ({self.text!r}) on record"
 
 
@@ -394,9 +427,13 @@ def unasked_answers(
     has_sink: bool,
     serves: frozenset[int] = frozenset(),
 ) -> list[Frame]:
-    """Frames to a cell that are neither a refusal nor from an address and port that the plan lets answer, nor to a port at which the cell itself serves (`serves`).
-    With a sink, which is anybody, they have at least no data. Between the end of the rules and that of the range its own cells may reach each other: nobody else."""
-    own = {sent.source for name in seen.macs for sent in seen.sent(name) if sent.at_s >= seen.flushed_s}
+    """Frames to a cell that are neither a refusal nor from an address and port that the plan lets
+    answer, nor to a port at which the cell itself serves (`serves`). With a sink, which is anybody,
+    they have at least no data. Between the end of the rules and that of the range its own cells may
+    reach each other: nobody else."""
+    own = {
+        sent.source for name in seen.macs for sent in seen.sent(name) if sent.at_s >= seen.flushed_s
+    }
     return [
         frame
         for frame in seen.got(cell)
@@ -411,7 +448,9 @@ def unasked_answers(
 _NAMES = {number: name for name, number in _PROTOCOLS.items()}
 
 
-def _event(seen: Seen, cell: str, reason: str, verdict: str, protocol: str, address: str, port: str) -> str:
+def _event(
+    seen: Seen, cell: str, reason: str, verdict: str, protocol: str, address: str, port: str
+) -> str:
     wanted = (cell, protocol, address, int(port) if protocol in ("tcp", "udp") else None)
     found = [
         data
@@ -422,7 +461,11 @@ def _event(seen: Seen, cell: str, reason: str, verdict: str, protocol: str, addr
         return f"no flow of {protocol} to {address}:{port} on record"
     if any((data["reason"], data["verdict"]) != (reason, verdict) for data in found):
         return f"{protocol} to {address}:{port} was {found[0]['verdict']}: {found[0]['reason']}"
-    sent = [frame for frame in seen.sent(cell) if (frame.protocol, frame.target) == (_PROTOCOLS[protocol], address)]
+    sent = [
+        frame
+        for frame in seen.sent(cell)
+        if (frame.protocol, frame.target) == (_PROTOCOLS[protocol], address)
+    ]
     return "" if sent else f"no frame to {address} in the packet record"
 
 
@@ -437,11 +480,16 @@ def _answers(seen: Seen, cell: str, protocol: str, address: str, port: str) -> l
         or (
             frame.protocol == ICMP
             and frame.icmp[0] == 3
-            and (frame.quoted[:2] == about[:2] and (protocol == "icmp" or frame.quoted[2] == about[2]))
+            and (
+                frame.quoted[:2] == about[:2]
+                and (protocol == "icmp" or frame.quoted[2] == about[2])
+            )
         )
     ]
 
 
 def attempts(seen: Seen, cell: str) -> int:
     """TCP connections that a cell began: for the prober's own honesty."""
-    return sum(1 for frame in seen.sent(cell) if frame.protocol == TCP and frame.flags & (SYN | 16) == SYN)
+    return sum(
+        1 for frame in seen.sent(cell) if frame.protocol == TCP and frame.flags & (SYN | 16) == SYN
+    )

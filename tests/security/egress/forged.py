@@ -1,4 +1,5 @@
-"""Frames that no workload can send, put onto a cell's port from outside by the host: what a cell's own kernel, taken over, could do. Pure but for `send`."""
+"""Frames that no workload can send, put onto a cell's port from outside by the host: what a cell's
+own kernel, taken over, could do. Pure but for `send`."""
 
 from __future__ import annotations
 
@@ -56,25 +57,46 @@ def _frames(port: CellPort, resolver: str) -> Iterator[tuple[str, bytes]]:
         return _ethernet(port, 0x0800, _ipv4(port.address, target, data, **changes))  # type: ignore[arg-type]
 
     udp = struct.pack("!HHHH", 4000, 4001, 12, 0) + b"data"
-    arp = struct.pack("!HHBBH", 1, 0x0800, 6, 4, 2) + _mac(port.mac) + _address(resolver) + _mac(port.gateway_mac)
+    arp = (
+        struct.pack("!HHBBH", 1, 0x0800, 6, 4, 2)
+        + _mac(port.mac)
+        + _address(resolver)
+        + _mac(port.gateway_mac)
+    )
     yield "ARP answer", _ethernet(port, 0x0806, arp + _address(port.address))
     yield "IPv6", _ethernet(port, 0x86DD, _ipv6(17, udp))
     yield "router advertisement", _ethernet(port, 0x86DD, _ipv6(58, bytes((134, 0)) + bytes(14)))
     yield "another MAC", _ethernet(port, 0x0800, _ipv4(port.address, PUBLIC, udp), source=OTHER_MAC)
-    for name, source in (("another cell's address", _beside(port.address)), ("the gateway's address", resolver)):
+    for name, source in (
+        ("another cell's address", _beside(port.address)),
+        ("the gateway's address", resolver),
+    ):
         yield name, _ethernet(port, 0x0800, _ipv4(source, PUBLIC, udp))
     yield "first fragment", packet(udp, fragment=0x2000)
     yield "later fragment", packet(udp, fragment=0x0010)
-    for name, number in (("loose source route", 131), ("strict source route", 137), ("record route", 7)):
+    for name, number in (
+        ("loose source route", 131),
+        ("strict source route", 137),
+        ("record route", 7),
+    ):
         yield name, packet(udp, options=bytes((number, 7, 4)) + _address(resolver) + b"\0")
-    yield "multicast MAC", _ethernet(port, 0x0800, _ipv4(port.address, PUBLIC, udp), target="01:00:5e:00:00:fb")
-    yield "broadcast MAC", _ethernet(port, 0x0800, _ipv4(port.address, PUBLIC, udp), target="ff:ff:ff:ff:ff:ff")
+    yield (
+        "multicast MAC",
+        _ethernet(port, 0x0800, _ipv4(port.address, PUBLIC, udp), target="01:00:5e:00:00:fb"),
+    )
+    yield (
+        "broadcast MAC",
+        _ethernet(port, 0x0800, _ipv4(port.address, PUBLIC, udp), target="ff:ff:ff:ff:ff:ff"),
+    )
     yield "GRE", packet(bytes(8), protocol=47)
     yield "IPv6 within IPv4", packet(_ipv6(17, udp), protocol=41)
     yield "echo", packet(_icmp(8, b"tunnel"), protocol=1)
     tag = b"\0\0\x08\0"  # of VLAN 0, which is none
     yield "VLAN tag", _ethernet(port, 0x8100, tag + _ipv4(port.address, PUBLIC, udp))
-    yield "redirect", packet(_icmp(5, _address(PUBLIC) + _ipv4(port.address, PUBLIC, udp)), resolver, protocol=1)
+    yield (
+        "redirect",
+        packet(_icmp(5, _address(PUBLIC) + _ipv4(port.address, PUBLIC, udp)), resolver, protocol=1),
+    )
 
 
 def as_recorded(frame: bytes) -> bytes:
@@ -82,21 +104,35 @@ def as_recorded(frame: bytes) -> bytes:
     return frame[:12] + frame[16:] if frame[12:14] == b"\x81\0" else frame
 
 
-def _ethernet(port: CellPort, kind: int, data: bytes, *, source: str = "", target: str = "") -> bytes:
-    return _mac(target or port.gateway_mac) + _mac(source or port.mac) + kind.to_bytes(2, "big") + data
+def _ethernet(
+    port: CellPort, kind: int, data: bytes, *, source: str = "", target: str = ""
+) -> bytes:
+    return (
+        _mac(target or port.gateway_mac) + _mac(source or port.mac) + kind.to_bytes(2, "big") + data
+    )
 
 
 def _ipv4(
-    source: str, target: str, data: bytes, *, protocol: int = 17, fragment: int = 0, options: bytes = b""
+    source: str,
+    target: str,
+    data: bytes,
+    *,
+    protocol: int = 17,
+    fragment: int = 0,
+    options: bytes = b"",
 ) -> bytes:
     words = 5 + len(options) // 4
-    head = struct.pack("!BBHHHBBH", 64 | words, 0, words * 4 + len(data), 7, fragment, 64, protocol, 0)
+    head = struct.pack(
+        "!BBHHHBBH", 64 | words, 0, words * 4 + len(data), 7, fragment, 64, protocol, 0
+    )
     head += _address(source) + _address(target) + options
     return head[:10] + _sum(head).to_bytes(2, "big") + head[12:] + data
 
 
 def _ipv6(following: int, data: bytes) -> bytes:
-    addresses = socket.inet_pton(socket.AF_INET6, "2001:db8::1") + socket.inet_pton(socket.AF_INET6, "2001:db8::2")
+    addresses = socket.inet_pton(socket.AF_INET6, "2001:db8::1") + socket.inet_pton(
+        socket.AF_INET6, "2001:db8::2"
+    )
     return struct.pack("!IHBB", 6 << 28, len(data), following, 255) + addresses + data
 
 
@@ -125,14 +161,17 @@ def _beside(address: str) -> str:
 
 
 def namespace_of(port: CellPort) -> int:
-    """A process in the network namespace that the inner end of this port is in, by its MAC. Raises `LookupError`."""
+    """A process in the network namespace that the inner end of this port is in, by its MAC. Raises
+    `LookupError`."""
     seen: set[int] = set()
     for process in Path("/proc").iterdir():
         if not process.name.isdigit():
             continue
         try:
             number = (process / "ns/net").stat().st_ino
-            if number not in seen and port.mac in {link["address"] for link in ip("link", namespace=int(process.name))}:
+            if number not in seen and port.mac in {
+                link["address"] for link in ip("link", namespace=int(process.name))
+            }:
                 return int(process.name)
         except (OSError, subprocess.CalledProcessError):
             continue  # it has just ended

@@ -1,4 +1,5 @@
-"""The frames of a packet record, as far down as the cases look: Ethernet, ARP, IPv4, IPv6's addresses, TCP, UDP, ICMP. Pure."""
+"""The frames of a packet record, as far down as the cases look: Ethernet, ARP, IPv4, IPv6's
+addresses, TCP, UDP, ICMP. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ _PCAP_NANOSECONDS = b"\x4d\x3c\xb2\xa1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """One frame. What it has not is empty or 0; `quoted` is of an ICMP error: the protocol, address and port that it is about."""
+    """One frame. What it has not is empty or 0; `quoted` is of an ICMP error: the protocol, address
+    and port that it is about."""
 
     at_s: float
     to_mac: str
@@ -41,7 +43,8 @@ class Frame:
 
 
 def read_frames(record: bytes) -> Iterator[Frame]:
-    """All frames of a record of this host's byte order, in its order. Raises `ValueError` when it is none."""
+    """All frames of a record of this host's byte order, in its order. Raises `ValueError` when it
+    is none."""
     if record[:4] != _PCAP_NANOSECONDS:
         raise ValueError("no packet record with nanoseconds")
     at = 24
@@ -53,7 +56,12 @@ def read_frames(record: bytes) -> Iterator[Frame]:
 
 def _frame(at_s: float, data: bytes) -> Frame:
     kind = int.from_bytes(data[12:14], "big")
-    frame = {"at_s": at_s, "to_mac": data[:6].hex(":"), "from_mac": data[6:12].hex(":"), "kind": kind}
+    frame = {
+        "at_s": at_s,
+        "to_mac": data[:6].hex(":"),
+        "from_mac": data[6:12].hex(":"),
+        "kind": kind,
+    }
     body = data[14:]
     if kind == IPV4 and len(body) >= 20:
         return Frame(**frame, **_ipv4(body))  # type: ignore[arg-type]
@@ -68,8 +76,14 @@ def _frame(at_s: float, data: bytes) -> Frame:
 
 def _ipv4(body: bytes) -> dict[str, object]:
     length = (body[0] & 15) * 4
-    total, part, protocol = int.from_bytes(body[2:4], "big"), int.from_bytes(body[6:8], "big"), body[9]
-    inner = body[length : total or len(body)]  # a length of 0: one frame for many, that the device would have parted
+    total, part, protocol = (
+        int.from_bytes(body[2:4], "big"),
+        int.from_bytes(body[6:8], "big"),
+        body[9],
+    )
+    inner = body[
+        length : total or len(body)
+    ]  # a length of 0: one frame for many, that the device would have parted
     found: dict[str, object] = {
         "source": str(IPv4Address(body[12:16])),
         "target": str(IPv4Address(body[16:20])),
@@ -87,7 +101,12 @@ def _inner(protocol: int, inner: bytes) -> dict[str, object]:
     if protocol == TCP and len(inner) >= 20:
         ports = struct.unpack_from("!HH", inner)
         start = (inner[12] >> 4) * 4
-        return {"source_port": ports[0], "target_port": ports[1], "flags": inner[13], "payload": inner[start:]}
+        return {
+            "source_port": ports[0],
+            "target_port": ports[1],
+            "flags": inner[13],
+            "payload": inner[start:],
+        }
     if protocol == UDP and len(inner) >= 8:
         ports = struct.unpack_from("!HH", inner)
         return {"source_port": ports[0], "target_port": ports[1], "payload": inner[8:]}
@@ -100,4 +119,8 @@ def _quoted(inner: bytes) -> tuple[int, str, int]:
     if len(inner) < 24:
         return (0, "", 0)
     length = (inner[0] & 15) * 4
-    return inner[9], str(IPv4Address(inner[16:20])), int.from_bytes(inner[length + 2 : length + 4], "big")
+    return (
+        inner[9],
+        str(IPv4Address(inner[16:20])),
+        int.from_bytes(inner[length + 2 : length + 4], "big"),
+    )

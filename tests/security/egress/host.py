@@ -1,4 +1,5 @@
-"""The host's own ears: listeners on every address of it, one of a network that only this test knows among them, and a look at every packet of the host's namespace."""
+"""The host's own ears: listeners on every address of it, one of a network that only this test knows
+among them, and a look at every packet of the host's namespace."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ _NS_GET_USERNS = 0xB701
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lan:
-    """A network beside the host that only the test knows: a pair of devices, addresses of a private and of a public net on one of them."""
+    """A network beside the host that only the test knows: a pair of devices, addresses of a private
+    and of a public net on one of them."""
 
     private: str
     public: str
@@ -55,19 +57,28 @@ def lan() -> Iterator[Lan]:
 def ip(*words: str, namespace: int | None = None) -> Any:  # noqa: ANN401 - JSON
     """`ip`, in a process's network namespace; what it prints, parsed."""
     argv = ["ip", "-j", *words]
-    said = subprocess.check_output(argv, stderr=subprocess.PIPE) if namespace is None else within(namespace, *argv)
+    said = (
+        subprocess.check_output(argv, stderr=subprocess.PIPE)
+        if namespace is None
+        else within(namespace, *argv)
+    )
     return json.loads(said) if said.strip() else []
 
 
 def within(pid: int, *argv: str) -> bytes:
-    """What a program says in a process's network namespace; for an ordinary user, in the user namespace that owns it. Raises `OSError`, `CalledProcessError`."""
+    """What a program says in a process's network namespace; for an ordinary user, in the user
+    namespace that owns it. Raises `OSError`, `CalledProcessError`."""
     net = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         user = [] if os.geteuid() == 0 else [fcntl.ioctl(net, _NS_GET_USERNS)]
-        joined = [f"--user=/proc/self/fd/{fd}" for fd in user] + (["--preserve-credentials"] if user else [])
+        joined = [f"--user=/proc/self/fd/{fd}" for fd in user] + (
+            ["--preserve-credentials"] if user else []
+        )
         enter = ["nsenter", *joined, f"--net=/proc/self/fd/{net}", *argv]
         try:
-            return subprocess.run(enter, check=True, capture_output=True, pass_fds=[net, *user]).stdout
+            return subprocess.run(
+                enter, check=True, capture_output=True, pass_fds=[net, *user]
+            ).stdout
         finally:
             for fd in user:
                 os.close(fd)
@@ -76,7 +87,8 @@ def within(pid: int, *argv: str) -> bytes:
 
 
 def addresses(own: Lan) -> list[str]:
-    """Every IPv4 address of this host, its loopback's among them; but those that another run of these tests has given it, which may go at any time."""
+    """Every IPv4 address of this host, its loopback's among them; but those that another run of
+    these tests has given it, which may go at any time."""
     found = {
         item["local"]
         for device in ip("addr")
@@ -88,7 +100,8 @@ def addresses(own: Lan) -> list[str]:
 
 
 class Ears:
-    """Ports of the host, by TCP and UDP, IPv4 and IPv6, on every address: whoever comes is written down. Use it as a context manager."""
+    """Ports of the host, by TCP and UDP, IPv4 and IPv6, on every address: whoever comes is written
+    down. Use it as a context manager."""
 
     def __init__(self, count: int) -> None:
         found = [_listeners() for _ in range(count)]
@@ -145,7 +158,8 @@ class Ears:
 
 
 def speak(addresses: Sequence[str], ears: Ears) -> int:
-    """From this process to the ears, by TCP and UDP, at each of these addresses and each port; returns when all of it was heard: how many words."""
+    """From this process to the ears, by TCP and UDP, at each of these addresses and each port;
+    returns when all of it was heard: how many words."""
     places = [(address, port) for address in addresses for port in ears.ports]
     wanted = len(ears.heard) + 2 * len(places)
     for place in places:
@@ -193,7 +207,8 @@ def _listener(family: int, kind: int, port: int) -> socket.socket:
 
 @dataclass
 class Sniffer:
-    """Every IPv4 packet of the host's own namespace, on any device, that comes from or goes to one of these networks. The kernel looks, between `open` and `close`."""
+    """Every IPv4 packet of the host's own namespace, on any device, that comes from or goes to one
+    of these networks. The kernel looks, between `open` and `close`."""
 
     networks: Sequence[str]
     _socket: socket.socket = field(init=False)
@@ -229,7 +244,8 @@ class Sniffer:
 
 
 def _program(networks: Sequence[IPv4Network]) -> bytes:
-    """Classic BPF: for each network, source and target, masked and compared; the packet if one is equal, else nothing."""
+    """Classic BPF: for each network, source and target, masked and compared; the packet if one is
+    equal, else nothing."""
     code: list[tuple[int, int, int, int]] = []
     for network in networks:
         for offset in (_SOURCE, _TARGET):

@@ -1,6 +1,8 @@
-"""The ranges that the cases are tried in, three at the same time in one tier, opened once, two of them struck at the end. Runs as root and as an ordinary user.
+"""The ranges that the cases are tried in, three at the same time in one tier, opened once, two of
+them struck at the end. Runs as root and as an ordinary user.
 
-`python -m tests.security.egress.play`: standard input has `Outside`, and a line to go on when the ranges' networks were printed; the last line printed is `Told`.
+`python -m tests.security.egress.play`: standard input has `Outside`, and a line to go on when the
+ranges' networks were printed; the last line printed is `Told`.
 """
 
 from __future__ import annotations
@@ -36,7 +38,10 @@ from belljar.policy import load_policy
 from belljar.policy.guarding import METADATA_ADDRESS
 
 PROBER: Final = Path(__file__).with_name("prober.py")
-SERVER: Final = "import socket\ns = socket.create_server(('', 5432))\nwhile True:\n c, _ = s.accept()\n c.sendall(b'welcome')\n c.close()\n"
+SERVER: Final = (
+    "import socket\ns = socket.create_server(('', 5432))\nwhile True:\n c, _ = s.accept()\n"
+    " c.sendall(b'welcome')\n c.close()\n"
+)
 HEAD: Final = """\
 belljar: 1
 risk: low
@@ -47,7 +52,8 @@ network:
 """
 SITE: Final = 'routes: [{path: "/{rest...}", body: "%s"}, {path: /, body: "%s"}]'
 POLICIES: Final = {
-    "deny": f"""
+    "deny": (
+        f"""
   stand_ins:
     shop: {{kind: http, names: [shop.example, "*.shop.example"], ports: [80, 443/tls], {SITE % ("shop", "shop")}}}
     pay: {{kind: http, names: [pay.shop.example], ports: [80, 443/tls], {SITE % ("pay", "pay")}}}
@@ -59,14 +65,17 @@ POLICIES: Final = {
       ports: [5432]
       command: [python3, -c, {json.dumps(SERVER)}]
       health: {{command: [python3, -c, "import socket; socket.create_connection(('127.0.0.1', 5432))"], interval: 200ms}}
-""",
-    "open": f"""
+"""
+    ),
+    "open": (
+        f"""
   default: simulate
   sink: true
   stand_ins:
     cloud: {{kind: metadata}}
     private: {{kind: http, names: [private.example], ports: [8080], {SITE % ("private", "private")}}}
-""",
+"""
+    ),
     "bare": "\n  default: deny\n",
 }
 FIRST_PORT: Final = 40_001
@@ -94,20 +103,24 @@ FIRST: Final = """
 wait
 """
 TIMEOUT_S: Final = {"container": 20.0, "gvisor": 20.0, "microvm": 30.0}
-"""How long the prober waits for an answer, in each tier: a machine that is emulated takes its time for TLS."""
+"""How long the prober waits for an answer, in each tier: a machine that is emulated takes its time
+for TLS."""
 DEATH_S: Final = 60.0
-"""By when what has been struck must have ended. It takes a second or two; a test that waits so long has failed."""
+"""By when what has been struck must have ended. It takes a second or two; a test that waits so long
+has failed."""
 LOOKS: Final = 50
 """At the counters, for one packet: a busy kernel may take a moment to pass it on."""
 LONG: Final = ".".join(
-    f"{number * 2654435761:x}x7q9z2k4w8mfj3hd0s6t1r5ypbnvcgla8e7u9i0o2p3q4w5z6x7c8v9b"[:60] for number in (3, 5, 7)
+    f"{number * 2654435761:x}x7q9z2k4w8mfj3hd0s6t1r5ypbnvcgla8e7u9i0o2p3q4w5z6x7c8v9b"[:60]
+    for number in (3, 5, 7)
 )
 """180 characters that could be data."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outside:
-    """What is tried from outside the ranges, and where: the tier, the store, a folder for policies; the host's addresses and listeners' ports."""
+    """What is tried from outside the ranges, and where: the tier, the store, a folder for policies;
+    the host's addresses and listeners' ports."""
 
     tier: str
     home: str
@@ -120,7 +133,8 @@ class Outside:
 
 @dataclass(kw_only=True)
 class Opened:
-    """A range while it lives, and what came of it: counters and links when all was tried, what the prober said."""
+    """A range while it lives, and what came of it: counters and links when all was tried, what the
+    prober said."""
 
     made: Range
     network: Network
@@ -147,7 +161,8 @@ class Opened:
 
 @dataclass(kw_only=True)
 class Death:
-    """What followed on a blow to a range: what its own cell's command raised, what leaving it raised, and whether its cells' processes had ended by then."""
+    """What followed on a blow to a range: what its own cell's command raised, what leaving it
+    raised, and whether its cells' processes had ended by then."""
 
     raised: str
     why: str
@@ -157,7 +172,8 @@ class Death:
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """What is left when every range has ended, as JSON values; by range: where its record and packets are, what was counted and said, layout, the facts of its cases."""
+    """What is left when every range has ended, as JSON values; by range: where its record and
+    packets are, what was counted and said, layout, the facts of its cases."""
 
     ranges: Mapping[str, Mapping[str, Any]]
     forged: Mapping[str, Mapping[str, int]]
@@ -184,7 +200,11 @@ class Play:
 
     def __init__(self, outside: Outside, ready: Ready) -> None:
         self._outside, self._ready = outside, ready
-        self._tier, self._home, self._folder = outside.tier, Path(outside.home), Path(outside.folder)
+        self._tier, self._home, self._folder = (
+            outside.tier,
+            Path(outside.home),
+            Path(outside.folder),
+        )
         self._ranges: dict[str, Opened] = {}
         self._deaths: dict[str, Death] = {}
         self._forged: dict[str, dict[str, int]] = {}
@@ -253,7 +273,10 @@ class Play:
             made.counters = made.network.counters()
             supervisor = made.pids[0]
             made.links = [device["ifname"] for device in host.ip("link", namespace=supervisor)]
-            made.routes = [route["dst"] for route in host.ip("route", "show", "table", "all", namespace=supervisor)]
+            made.routes = [
+                route["dst"]
+                for route in host.ip("route", "show", "table", "all", namespace=supervisor)
+            ]
 
     async def _try(self, name: str, cell: Cell, cases: Sequence[Case]) -> None:
         known, steps = self.facts(name), []
@@ -280,11 +303,14 @@ class Play:
                 after = network.counters()
                 if any(after[word] != before[word] for word in Reason):
                     break
-            self._forged[name] = {word: after[word] - before[word] for word in Reason if after[word] != before[word]}
+            self._forged[name] = {
+                word: after[word] - before[word] for word in Reason if after[word] != before[word]
+            }
             before = after
 
     def facts(self, name: str) -> dict[str, str]:
-        """What stands in a case's braces: this range's addresses, those of the one beside (`n_`), and the host's."""
+        """What stands in a case's braces: this range's addresses, those of the one beside (`n_`),
+        and the host's."""
         beside = {"deny": "open"}.get(name, "deny")
         own, other = (addresses(self._ranges[each].network.layout) for each in (name, beside))
         return {
@@ -292,7 +318,9 @@ class Play:
             **{f"n_{key}": value for key, value in other.items()},
             "lan": self._outside.lan,
             "lan_public": self._outside.lan_public,
-            "host": ",".join(address for address in self._outside.tried if not address.startswith("127.")),
+            "host": ",".join(
+                address for address in self._outside.tried if not address.startswith("127.")
+            ),
             "long": LONG,
         }
 
@@ -325,9 +353,14 @@ class Play:
         )
 
     def _victims(self, name: str) -> list[str]:
-        """What it would reach if nothing stood before it: its own cells, and those of the others."""
+        """What it would reach if nothing stood before it: its own cells, and those of the
+        others."""
         others = [made for each, made in self._ranges.items() if each != name]
-        return [cell.address for made in [self._ranges[name], *others] for cell in made.network.layout.cells]
+        return [
+            cell.address
+            for made in [self._ranges[name], *others]
+            for cell in made.network.layout.cells
+        ]
 
     @staticmethod
     def _flush(made: Opened) -> None:
@@ -353,7 +386,10 @@ def addresses(layout: RangeLayout) -> dict[str, str]:
     prefix = IPv4Network(layout.prefix)
     named = {name.address for name in layout.names} | {layout.resolver, layout.catch_all}
     words = {"*.shop.example": "wild", METADATA_ADDRESS: "cloud"}
-    known = {words.get(name.pattern, name.pattern.partition(".")[0]): name.address for name in layout.names}
+    known = {
+        words.get(name.pattern, name.pattern.partition(".")[0]): name.address
+        for name in layout.names
+    }
     return {
         **known,
         "resolver": layout.resolver,

@@ -1,6 +1,8 @@
-"""Runs in a cell: tries what a table tells it, and prints in a word each what came of it. Python 3 and its own library, nothing else.
+"""Runs in a cell: tries what a table tells it, and prints in a word each what came of it. Python 3
+and its own library, nothing else.
 
-Standard input: `{"steps": [{"id", "do", "args", "alone"}], "timeout_s"}`. Its word is not believed: what counts is what the host sees.
+Standard input: `{"steps": [{"id", "do", "args", "alone"}], "timeout_s"}`. Its word is not believed:
+what counts is what the host sees.
 """
 
 from __future__ import annotations
@@ -64,7 +66,11 @@ def tcp(address: str, port: str, said: str = "", family: str = "4") -> str:
 
 def each(addresses: str, port: str, said: str = "") -> str:
     """`tcp` and `udp` to each of several addresses."""
-    return " ".join(word_of(kind, [address, port, said]) for address in addresses.split(",") for kind in (tcp, udp))
+    return " ".join(
+        word_of(kind, [address, port, said])
+        for address in addresses.split(",")
+        for kind in (tcp, udp)
+    )
 
 
 def begin(address: str, port: str, said: str) -> str:
@@ -97,7 +103,8 @@ def udp(address: str, port: str, said: str = "", family: str = "4", own_port: st
 
 
 def from_address(source: str, address: str, port: str, option: str, said: str) -> str:
-    """A datagram under another source address; `option` is the socket's that allows the binding, 0: none."""
+    """A datagram under another source address; `option` is the socket's that allows the binding, 0:
+    none."""
     with made(socket.SOCK_DGRAM) as sock:
         if option != "0":
             sock.setsockopt(socket.IPPROTO_IP, int(option), 1)
@@ -159,7 +166,13 @@ def frame(hexadecimal: str) -> str:
 
 
 def question(
-    name: bytes, kind: int, *, clazz: int = 1, flags: int = 0x0100, count: int = 1, tail: bytes = b""
+    name: bytes,
+    kind: int,
+    *,
+    clazz: int = 1,
+    flags: int = 0x0100,
+    count: int = 1,
+    tail: bytes = b"",
 ) -> bytes:
     """A DNS message. A dot in `name` parts labels."""
     labels = b"".join(bytes((len(label),)) + label for label in name.split(b".") if label)
@@ -168,7 +181,13 @@ def question(
 
 
 def dns(
-    address: str, port: str, name: str, kind: str = "1", over: str = "udp", clazz: str = "1", flags: str = "256"
+    address: str,
+    port: str,
+    name: str,
+    kind: str = "1",
+    over: str = "udp",
+    clazz: str = "1",
+    flags: str = "256",
 ) -> str:
     """One query as told, whoever it goes to: the answer's code and how many records."""
     wire = question(name.encode("latin-1"), int(kind), clazz=int(clazz), flags=int(flags))
@@ -201,7 +220,9 @@ def dns_odd(address: str, what: str, name: str) -> str:
 def many(address: str, suffix: str, count: str) -> str:
     """Many names in a row, as who carries data out does."""
     data = "".join(f"{number * 7919:08x}" for number in range(int(count)))
-    words = {dns(address, "53", f"{data[at : at + 8]}.{suffix}", "16") for at in range(0, len(data), 8)}
+    words = {
+        dns(address, "53", f"{data[at : at + 8]}.{suffix}", "16") for at in range(0, len(data), 8)
+    }
     return " ".join(sorted(words))
 
 
@@ -240,7 +261,8 @@ def http(address: str, port: str, head: str) -> str:
 
 @functools.cache
 def context(alpn: str = "") -> ssl.SSLContext:
-    """A client that trusts the range's authority, and checks no name: the sides' names are the question here."""
+    """A client that trusts the range's authority, and checks no name: the sides' names are the
+    question here."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.load_verify_locations(AUTHORITY)
@@ -262,7 +284,8 @@ def tls(address: str, port: str, sni: str, head: str = "") -> str:
 
 
 def resume(address: str, port: str, first: str, second: str, when: str) -> str:
-    """A session of TLS 1.2 under one name, and its resumption under another. `early`: the second connection has said a byte before the first one shakes hands."""
+    """A session of TLS 1.2 under one name, and its resumption under another. `early`: the second
+    connection has said a byte before the first one shakes hands."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.load_verify_locations(AUTHORITY)
@@ -279,7 +302,13 @@ def resume(address: str, port: str, first: str, second: str, when: str) -> str:
         return resumed(client, other, second, session, sent=int(when == "early"))
 
 
-def resumed(client: ssl.SSLContext, sock: socket.socket, name: str, session: ssl.SSLSession | None, sent: int) -> str:
+def resumed(
+    client: ssl.SSLContext,
+    sock: socket.socket,
+    name: str,
+    session: ssl.SSLSession | None,
+    sent: int,
+) -> str:
     """The second handshake; so many bytes of its first word have been sent."""
     came, goes = ssl.MemoryBIO(), ssl.MemoryBIO()
     engine = client.wrap_bio(came, goes, server_hostname=name, session=session)
@@ -297,13 +326,27 @@ def resumed(client: ssl.SSLContext, sock: socket.socket, name: str, session: ssl
             came.write(data)
 
 
-def h2(address: str, port: str, sni: str, authority: str, path: str, method: str = "GET", host: str = "") -> str:
-    """A request of HTTP/2 (RFC 9113): preface, settings, one block of literal fields (RFC 7541, section 6.2.2)."""
+def h2(
+    address: str,
+    port: str,
+    sni: str,
+    authority: str,
+    path: str,
+    method: str = "GET",
+    host: str = "",
+) -> str:
+    """A request of HTTP/2 (RFC 9113): preface, settings, one block of literal fields (RFC 7541,
+    section 6.2.2)."""
     fields = {":method": method, ":authority": authority}
     fields |= {} if method == "CONNECT" else {":scheme": "https", ":path": path}
     fields |= {"host": host} if host else {}
-    block = b"".join(b"\0" + bytes((len(k),)) + k.encode() + bytes((len(v),)) + v.encode() for k, v in fields.items())
-    request = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + h2_frame(4, 0, 0, b"") + h2_frame(1, 5, 1, block)
+    block = b"".join(
+        b"\0" + bytes((len(k),)) + k.encode() + bytes((len(v),)) + v.encode()
+        for k, v in fields.items()
+    )
+    request = (
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + h2_frame(4, 0, 0, b"") + h2_frame(1, 5, 1, block)
+    )
     client = context("h2")
     with made(socket.SOCK_STREAM) as sock:
         sock.connect((address, int(port)))
@@ -324,7 +367,12 @@ def h2(address: str, port: str, sni: str, authority: str, path: str, method: str
 
 def h2_frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     """One frame."""
-    return struct.pack("!I", len(payload))[1:] + bytes((kind, flags)) + struct.pack("!I", stream) + payload
+    return (
+        struct.pack("!I", len(payload))[1:]
+        + bytes((kind, flags))
+        + struct.pack("!I", stream)
+        + payload
+    )
 
 
 def mail(address: str, port: str, sender: str, to: str, text: str) -> str:
@@ -352,7 +400,12 @@ def run(*argv: str) -> str:
         name, _, value = words.pop(0).partition("=")
         extra[name] = value
     done = subprocess.run(
-        words, env={**os.environ, **extra}, capture_output=True, text=True, check=False, timeout=TIMEOUT_S * 10
+        words,
+        env={**os.environ, **extra},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S * 10,
     )
     return f"{done.returncode} {(done.stdout + done.stderr).strip()[:200]}"
 
@@ -388,7 +441,8 @@ def with_resolver(server: str, do: str, *args: str) -> str:
 
 
 def with_own_resolver(own: str, gives: str, do: str, *args: str) -> str:
-    """With a resolver of one's own in the cell, at a loopback address, that gives any name this address."""
+    """With a resolver of one's own in the cell, at a loopback address, that gives any name this
+    address."""
     with made(socket.SOCK_DGRAM) as server:
         server.bind((own, 53))
         server.settimeout(10 * TIMEOUT_S)
@@ -404,7 +458,15 @@ def lie(server: socket.socket, address: bytes) -> None:
             end = query.index(b"\0", 12) + 5
             is_a = query[end - 4 : end - 2] == b"\0\1"
             record = b"\xc0\x0c\0\1\0\1\0\0\0\1\0\4" + address if is_a else b""
-            server.sendto(query[:2] + b"\x81\x80\0\1\0" + bytes((is_a,)) + b"\0\0\0\0" + query[12:end] + record, peer)
+            server.sendto(
+                query[:2]
+                + b"\x81\x80\0\1\0"
+                + bytes((is_a,))
+                + b"\0\0\0\0"
+                + query[12:end]
+                + record,
+                peer,
+            )
     except OSError:
         return
 
@@ -426,7 +488,21 @@ DOING: dict[str, Callable[..., str]] = {
             open_socket,
             frame,
         ),
-        *(dns, dns_odd, many, again, resolve, resolve_and_connect, http, tls, resume, h2, mail, run, write),
+        *(
+            dns,
+            dns_odd,
+            many,
+            again,
+            resolve,
+            resolve_and_connect,
+            http,
+            tls,
+            resume,
+            h2,
+            mail,
+            run,
+            write,
+        ),
         *(with_hosts, with_resolver, with_own_resolver),
     )
 }

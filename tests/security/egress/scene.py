@@ -1,4 +1,5 @@
-"""What the host saw of the ranges that `play` opens: its listeners, its own packets, and what the ranges left behind. Needs root."""
+"""What the host saw of the ranges that `play` opens: its listeners, its own packets, and what the
+ranges left behind. Needs root."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ _PLAY_S = 300.0
 
 @dataclass(frozen=True, kw_only=True)
 class Heard:
-    """Of the host's own ears: what they heard when they were tried, and what they heard of cells; packets likewise."""
+    """Of the host's own ears: what they heard when they were tried, and what they heard of cells;
+    packets likewise."""
 
     tried: tuple[str, ...]
     trial: tuple[str, ...]
@@ -41,7 +43,8 @@ class Heard:
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """All that a tier's tests look at. Every range has ended. `links` and `routes` are those of the ranges' namespaces; `recorded`: forged frames in a record."""
+    """All that a tier's tests look at. Every range has ended. `links` and `routes` are those of the
+    ranges' namespaces; `recorded`: forged frames in a record."""
 
     seen: Mapping[str, Seen]
     layouts: Mapping[str, RangeLayout]
@@ -66,14 +69,16 @@ class World:
 
 
 def look(tier: str, home: Path, folder: Path) -> World:
-    """Open, try everything, strike two of the ranges, and gather what the host saw: all of it as root, in this process."""
+    """Open, try everything, strike two of the ranges, and gather what the host saw: all of it as
+    root, in this process."""
     with _watching(tier, home, folder) as watch:
         told = anyio.run(Play(watch.outside, watch.ready).play)
         return watch.world(told)
 
 
 def look_as_user(tier: str, home: Path, folder: Path, start: AsUser) -> World:
-    """The same, with the ranges those of whoever `start` runs it as. Only the host's ears are root's."""
+    """The same, with the ranges those of whoever `start` runs it as. Only the host's ears are
+    root's."""
     with _watching(tier, home, folder) as watch, start() as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -134,9 +139,13 @@ class _Watch:
     def world(self, told: Told) -> World:
         """What there is to see, now that all has ended."""
         assert self._sniffer is not None
-        packets = tuple(packet for packet in self._sniffer.seen() if packet not in self._packet_trial)
+        packets = tuple(
+            packet for packet in self._sniffer.seen() if packet not in self._packet_trial
+        )
         of_cells = self._ears.heard[self._trials :]
-        layouts = {name: RangeLayout.from_json(made["layout"]) for name, made in told.ranges.items()}
+        layouts = {
+            name: RangeLayout.from_json(made["layout"]) for name, made in told.ranges.items()
+        }
         return World(
             seen={name: _seen(made, layouts[name], of_cells) for name, made in told.ranges.items()},
             layouts=layouts,
@@ -154,12 +163,16 @@ class _Watch:
                 packet_trial=self._packet_trial,
                 packets=packets,
             ),
-            verified={name: verify(Path(made["run"])).status.value for name, made in told.ranges.items()},
+            verified={
+                name: verify(Path(made["run"])).status.value for name, made in told.ranges.items()
+            },
         )
 
 
 def _seen(made: Mapping[str, Any], layout: RangeLayout, heard: tuple[str, ...]) -> Seen:
-    lines = [json.loads(line) for line in (Path(made["run"]) / "ledger.jsonl").read_bytes().splitlines()]
+    lines = [
+        json.loads(line) for line in (Path(made["run"]) / "ledger.jsonl").read_bytes().splitlines()
+    ]
     return Seen(
         events=tuple((line["kind"], line["data"]) for line in lines),
         opened_s=next(_seconds(line["time"]) for line in lines if line["kind"] == "range.opened"),

@@ -1,4 +1,5 @@
-"""All egress cases, and the page that tells of them: `python -m tests.security.egress.table` writes it."""
+"""All egress cases, and the page that tells of them: `python -m tests.security.egress.table` writes
+it."""
 
 from __future__ import annotations
 
@@ -87,11 +88,12 @@ def rendered() -> str:
     """The tables of the page."""
     parts = []
     for title, prose, cases in GROUPS:
-        rows = [f"| `{case.name}` | {case.tries} | {case.expects} | {looks(case)} |" for case in cases]
+        rows = [
+            f"| `{case.name}` | {case.tries} | {case.expects} | {looks(case)} |" for case in cases
+        ]
         parts.append(
-            f"## {title}\n\n{prose}\n\n| case | tried | expected | where the host looks |\n|---|---|---|---|\n"
-            + "\n".join(rows)
-            + "\n"
+            f"## {title}\n\n{prose}\n\n| case | tried | expected | where the host looks"
+            " |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
         )
     return "\n".join(parts)
 

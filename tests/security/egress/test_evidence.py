@@ -1,4 +1,5 @@
-"""What counts as evidence of a case, on a sample that was recorded from real ranges (`sample.json`): each kind is satisfied by it, and by nothing less or else."""
+"""What counts as evidence of a case, on a sample that was recorded from real ranges
+(`sample.json`): each kind is satisfied by it, and by nothing less or else."""
 
 from __future__ import annotations
 
@@ -58,7 +59,9 @@ def recorded(name: str) -> tuple[Seen, Evidence, str]:
     seen = Seen(
         events=tuple((kind, data) for kind, data in part["events"]),
         frames=frames,
-        gateways=frozenset(frame.from_mac for frame in frames if frame.to_mac in part["macs"].values()),
+        gateways=frozenset(
+            frame.from_mac for frame in frames if frame.to_mac in part["macs"].values()
+        ),
         counters=part["counters"],
         macs=part["macs"],
         words=part["words"],
@@ -127,7 +130,9 @@ def test_an_answer_is_a_leak(name: str) -> None:
     protocol = TCP if name == "tcp-public" else UDP
     frame = answer(seen, cell, evidence.address, int(evidence.port), protocol)  # type: ignore[attr-defined]
     assert "answered" in lacks(name, frames=(*seen.frames, frame))
-    assert unasked_answers(replace(seen, frames=(*seen.frames, frame)), cell, frozenset(), has_sink=True)
+    assert unasked_answers(
+        replace(seen, frames=(*seen.frames, frame)), cell, frozenset(), has_sink=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -155,11 +160,24 @@ def test_a_word_counts_only_as_said(name: str) -> None:
 
 
 def test_no_two_cases_live_on_the_same_evidence() -> None:
-    """Each has an address, port, name or token of its own, so one that did nothing can't be proven by another."""
-    words = {name: f"<{name}>" for name in ("shop", "wild", "pay", "mail", "db", "private", "cloud", "resolver", "own")}
+    """Each has an address, port, name or token of its own, so one that did nothing can't be proven
+    by another."""
+    words = {
+        name: f"<{name}>"
+        for name in ("shop", "wild", "pay", "mail", "db", "private", "cloud", "resolver", "own")
+    }
     words |= {
         name: f"<{name}>"
-        for name in ("free", "unused", "network", "broadcast", "catch_all", "lan", "lan_public", "long")
+        for name in (
+            "free",
+            "unused",
+            "network",
+            "broadcast",
+            "catch_all",
+            "lan",
+            "lan_public",
+            "long",
+        )
     }
     words |= {f"n_{name}": f"<n_{name}>" for name in words}
     found: Counter[object] = Counter()
@@ -182,14 +200,19 @@ def test_each_of_several_addresses_must_be_refused() -> None:
     seen, evidence, cell = recorded("tcp-public")
     assert isinstance(evidence, Refused)
     each = RefusedEach(("address",), f"{evidence.address},203.0.113.250", evidence.port)
-    assert "203.0.113.1:" in each.lacks(seen, "", cell) or "203.0.113.250" in each.lacks(seen, "", cell)
+    assert "203.0.113.1:" in each.lacks(seen, "", cell) or "203.0.113.250" in each.lacks(
+        seen, "", cell
+    )
 
 
 def test_frames_are_read_as_far_as_cases_look() -> None:
-    """Of the sample: connections with their ports and flags, datagrams, and what an ICMP error is about."""
+    """Of the sample: connections with their ports and flags, datagrams, and what an ICMP error is
+    about."""
     seen, _, cell = recorded("udp-public")
     refusal = next(frame for frame in seen.got(cell) if frame.icmp[0] == 3)
-    sent = next(frame for frame in seen.sent(cell) if (frame.protocol, frame.target) == (UDP, "203.0.113.8"))
+    sent = next(
+        frame for frame in seen.sent(cell) if (frame.protocol, frame.target) == (UDP, "203.0.113.8")
+    )
     assert refusal.quoted == (UDP, "203.0.113.8", sent.target_port)
     assert sent.payload.startswith(b"c")
     with pytest.raises(ValueError, match="no packet record"):

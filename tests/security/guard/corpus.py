@@ -99,8 +99,12 @@ CODECS: dict[str, Codec] = {
     "lines": cut(3, b"\n"),
     "upper": bytes.upper,
     "swapped-case": bytes.swapcase,
-    "fullwidth": lambda data: "".join(chr(byte + 0xFEE0) if byte > 32 else " " for byte in data).encode(),
-    "cyrillic": lambda data: data.decode().translate(str.maketrans("AOCEHpaeoc", "АОСЕНраеос")).encode(),
+    "fullwidth": lambda data: "".join(
+        chr(byte + 0xFEE0) if byte > 32 else " " for byte in data
+    ).encode(),
+    "cyrillic": lambda data: (
+        data.decode().translate(str.maketrans("AOCEHpaeoc", "АОСЕНраеос")).encode()
+    ),
     "zero-width": lambda data: "\u200b".join(data.decode()).encode(),
     "utf-16": lambda data: data.decode().encode("utf-16-le"),
 }
@@ -148,9 +152,14 @@ def b64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def http(url: str = "/api", *, method: str = "POST", body: bytes = b"", **headers: str) -> dict[str, Any]:
+def http(
+    url: str = "/api", *, method: str = "POST", body: bytes = b"", **headers: str
+) -> dict[str, Any]:
     """A request."""
-    pairs = [["Host", "svc.internal"], *([name.replace("_", "-"), value] for name, value in headers.items())]
+    pairs = [
+        ["Host", "svc.internal"],
+        *([name.replace("_", "-"), value] for name, value in headers.items()),
+    ]
     return {"method": method, "url": url, "headers": pairs, "body_base64": b64(body)}
 
 
@@ -160,7 +169,12 @@ def of_encodings() -> Iterator[dict[str, Any]]:
         body = b"status report, as asked: " + encoded(name, CODE.encode()) + b"\nregards"
         if name == "deflate":
             body = encoded(name, CODE.encode())
-        yield {"id": f"enc-{name}", "class": "protected", "channel": "http", "http": http(body=body)}
+        yield {
+            "id": f"enc-{name}",
+            "class": "protected",
+            "channel": "http",
+            "http": http(body=body),
+        }
         yield {
             "id": f"enc-{name}-file",
             "class": "protected",
@@ -180,7 +194,11 @@ def of_encodings() -> Iterator[dict[str, Any]]:
 def of_pieces() -> Iterator[dict[str, Any]]:
     """Values in several requests, names, messages."""
     pieces = [CODE[:6], CODE[6:11], CODE[11:]]
-    yield {"id": "http-chunks", "channel": "http", "steps": [{"http": http(body=piece.encode())} for piece in pieces]}
+    yield {
+        "id": "http-chunks",
+        "channel": "http",
+        "steps": [{"http": http(body=piece.encode())} for piece in pieces],
+    }
     yield {
         "id": "http-query",
         "channel": "http",
@@ -192,10 +210,21 @@ def of_pieces() -> Iterator[dict[str, Any]]:
     yield {"id": "http-paths", "channel": "http", "steps": steps}
     steps = [{"http": http("/", method="GET", Cookie=f"sid={piece}")} for piece in pieces]
     yield {"id": "http-cookies", "channel": "http", "steps": steps}
-    steps = [{"http": http(body=json.dumps({"seq": n, "log": piece}).encode())} for n, piece in enumerate(pieces)]
+    steps = [
+        {"http": http(body=json.dumps({"seq": n, "log": piece}).encode())}
+        for n, piece in enumerate(pieces)
+    ]
     yield {"id": "http-json", "channel": "http", "steps": steps}
-    yield {"id": "http-header-body", "channel": "http", "http": http(body=CODE[8:].encode(), X_Trace=CODE[:8])}
-    yield {"id": "http-auth", "channel": "http", "http": http(Authorization="Basic " + b64(f"root:{CODE}".encode()))}
+    yield {
+        "id": "http-header-body",
+        "channel": "http",
+        "http": http(body=CODE[8:].encode(), X_Trace=CODE[:8]),
+    }
+    yield {
+        "id": "http-auth",
+        "channel": "http",
+        "http": http(Authorization="Basic " + b64(f"root:{CODE}".encode())),
+    }
     yield {
         "id": "http-path-base64",
         "channel": "http",
@@ -221,7 +250,11 @@ def of_pieces() -> Iterator[dict[str, Any]]:
             "channel": "dns",
             "names": [f"{n}.{label}.evil.example" for n, label in enumerate(labels)],
         }
-        yield {"id": f"dns-{name}-one", "channel": "dns", "names": [".".join([*labels, "evil.example"])]}
+        yield {
+            "id": f"dns-{name}-one",
+            "channel": "dns",
+            "names": [".".join([*labels, "evil.example"])],
+        }
     for size in (3, 7):
         parts = [CODE[at : at + size] for at in range(0, len(CODE), size)]
         yield {"id": f"ws-{size}", "channel": "websocket", "messages": parts}
@@ -245,16 +278,38 @@ def of_mail() -> Iterator[dict[str, Any]]:
     for name, coding, body in (
         ("plain", b"7bit", RECIPE.encode()),
         ("base64", b"base64", base64.encodebytes(b"Hello,\n" * 20 + RECIPE.encode())),
-        ("qp", b"quoted-printable", RECIPE.replace("a", "=61").replace(" root", " =\r\nroot").encode()),
+        (
+            "qp",
+            b"quoted-printable",
+            RECIPE.replace("a", "=61").replace(" root", " =\r\nroot").encode(),
+        ),
         ("zip", b"base64", base64.encodebytes(zipped(b"words " * 300 + RECIPE.encode()))),
     ):
         mail = head + b"Content-Transfer-Encoding: " + coding + b"\r\n\r\n" + body
-        yield {"id": f"smtp-{name}", "channel": "smtp", "class": "protected", "data_base64": b64(mail)}
+        yield {
+            "id": f"smtp-{name}",
+            "channel": "smtp",
+            "class": "protected",
+            "data_base64": b64(mail),
+        }
     blob = f"blob {len(RECIPE)}\0{RECIPE}".encode()
-    yield {"id": "git-object", "channel": "http", "http": http("/r.git/objects", body=zlib.compress(blob))}
-    pack = b"PACK\0\0\0\2\0\0\0\2\x95\x0a" + zlib.compress(b"tree" * 40) + b"\xb4\x03" + zlib.compress(RECIPE.encode())
+    yield {
+        "id": "git-object",
+        "channel": "http",
+        "http": http("/r.git/objects", body=zlib.compress(blob)),
+    }
+    pack = (
+        b"PACK\0\0\0\2\0\0\0\2\x95\x0a"
+        + zlib.compress(b"tree" * 40)
+        + b"\xb4\x03"
+        + zlib.compress(RECIPE.encode())
+    )
     yield {"id": "git-pack", "channel": "http", "http": http("/r.git/git-receive-pack", body=pack)}
-    form = b"--x\r\nContent-Disposition: form-data; name=content\r\n\r\n" + zipped(CODE.encode()) + b"\r\n--x--\r\n"
+    form = (
+        b"--x\r\nContent-Disposition: form-data; name=content\r\n\r\n"
+        + zipped(CODE.encode())
+        + b"\r\n--x--\r\n"
+    )
     yield {"id": "wheel-upload", "channel": "http", "http": http("/legacy/", body=form)}
 
 
@@ -264,7 +319,9 @@ def credentials() -> dict[str, str]:
     lines = "\n".join(body[at : at + 64] for at in range(0, len(body), 64))
     head = '{"alg":"HS256","typ":"JWT"}'
     claims = '{"sub":"svc-7","scope":"admin","iat":1790000000}'
-    jwt = ".".join(base64.urlsafe_b64encode(part.encode()).decode().rstrip("=") for part in (head, claims))
+    jwt = ".".join(
+        base64.urlsafe_b64encode(part.encode()).decode().rstrip("=") for part in (head, claims)
+    )
     seed = "gravity machine north sort system female filter attitude volume fold club stay feature office ecology stable narrow fog"
     return {
         "aws_key": "AKIA" + token(16, "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"),
@@ -290,10 +347,20 @@ def credentials() -> dict[str, str]:
 
 
 PERSONAL = {
-    "card": ["4556 7375 8689 9855", "5425233430109903", "374245455400126", "6011-6011-1111-1111 no; 6011000990911111"],
+    "card": [
+        "4556 7375 8689 9855",
+        "5425233430109903",
+        "374245455400126",
+        "6011-6011-1111-1111 no; 6011000990911111",
+    ],
     "iban": ["GB33BUKB20201555555555", "NL20INGB0001234567", "DE02 5001 0517 0137 0750 30"],
     "email": ["wilhelmina.bergstrom@lagerhaus-nord.se", "t.okafor@lagos-freight.ng"],
-    "national_id": ["SSN 536-90-4399", "CPF 390.533.447-05", "NIR 2 55 08 14 168 025 38", "DNI 54362315K"],
+    "national_id": [
+        "SSN 536-90-4399",
+        "CPF 390.533.447-05",
+        "NIR 2 55 08 14 168 025 38",
+        "DNI 54362315K",
+    ],
     "phone": ["call +49 30 901820", "+44 20 7946 0018 or +1 212-736-5000", "(212) 736-5000"],
 }
 
@@ -303,7 +370,12 @@ def of_patterns() -> Iterator[dict[str, Any]]:
     for cls, text in credentials().items():
         name = cls.split()[0]
         body = json.dumps({"note": f"use {text} for it"}).encode()
-        yield {"id": f"cred-{cls.replace(' ', '-')}", "class": name, "channel": "http", "http": http(body=body)}
+        yield {
+            "id": f"cred-{cls.replace(' ', '-')}",
+            "class": name,
+            "channel": "http",
+            "http": http(body=body),
+        }
         yield {
             "id": f"cred-{cls.replace(' ', '-')}-gz",
             "class": name,
@@ -336,10 +408,14 @@ def look_alikes() -> dict[str, bytes]:
     hashes = "\n".join(f"{sha256(bytes([n])).hexdigest()}  file{n}.tar.gz" for n in range(30))
     git = "\n".join(f"{sha1(bytes([n])).hexdigest()} refs/tags/v1.{n}" for n in range(30))  # noqa: S324 - as git
     integrity = json.dumps(
-        {f"pkg{n}": {"integrity": "sha512-" + b64(sha256(bytes([n])).digest() * 2)} for n in range(20)}
+        {
+            f"pkg{n}": {"integrity": "sha512-" + b64(sha256(bytes([n])).digest() * 2)}
+            for n in range(20)
+        }
     )
     words = RANDOM.sample(
-        "abandon ability able about above absent absorb abstract absurd abuse access accident account".split(), 12
+        "abandon ability able about above absent absorb abstract absurd abuse access accident account".split(),
+        12,
     )
     here = Path(__file__)
     docs_jwt = (
@@ -356,7 +432,9 @@ def look_alikes() -> dict[str, bytes]:
         "lorem-gzip": gzip.compress(LOREM.encode() * 50, mtime=0),
         "minified-js": JS.encode() * 20,
         "python": b"\n".join(
-            line for line in here.read_bytes().split(b"\n") if line.startswith((b"def", b"    for", b"    yield"))
+            line
+            for line in here.read_bytes().split(b"\n")
+            if line.startswith((b"def", b"    for", b"    yield"))
         ),
         "random-1k": RANDOM.randbytes(1024),
         "random-64k": RANDOM.randbytes(65536),
@@ -364,7 +442,9 @@ def look_alikes() -> dict[str, bytes]:
         "random-hex": RANDOM.randbytes(8000).hex().encode(),
         "bz2": bz2.compress(LOREM.encode() * 10),
         "test-cards": b"Use 4242 4242 4242 4242, 4111111111111111, 5555-5555-5555-4444 or 378282246310005 in test mode.",
-        "numbers": "\n".join(str(RANDOM.randrange(10**15, 10**16)) + ".75" for _ in range(40)).encode(),
+        "numbers": "\n".join(
+            str(RANDOM.randrange(10**15, 10**16)) + ".75" for _ in range(40)
+        ).encode(),
         "timestamps": "\n".join(
             f"2026-11-{n:02d}T08:{n:02d}:33.123456Z 1790{n:02d}123456" for n in range(1, 29)
         ).encode(),
@@ -380,7 +460,9 @@ def look_alikes() -> dict[str, bytes]:
         "certificate": b"-----BEGIN CERTIFICATE-----\n"
         + base64.encodebytes(RANDOM.randbytes(900))
         + b"-----END CERTIFICATE-----",
-        "ssh-public": b"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + base64.b64encode(RANDOM.randbytes(32)) + b" me@host",
+        "ssh-public": b"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI"
+        + base64.b64encode(RANDOM.randbytes(32))
+        + b" me@host",
         "seed-like": " ".join(words).encode(),
         "prose": b"The north wall and the old gate were under snow when the small party came home from the lake.",
         "email-docs": b"Write to user@example.com, admin@example.org, root@localhost or noreply@github.com.",
@@ -390,21 +472,28 @@ def look_alikes() -> dict[str, bytes]:
         "code-words": b"The word orchid stands in line 7731; the delta of it is 4 parts gentian.",
         "near-value": b"ORCHID-7732-DELTA ORCHID-7713-DELTA DELTA-7731-ORCHID",
         "near-email": b"lovelace.ada@customer-mails.example",
-        "html": html.escape(LOREM * 3).encode() + b"<a href='/x?a=1&amp;b=2'>&copy; 2026 &nbsp; M&uuml;ller</a>",
+        "html": html.escape(LOREM * 3).encode()
+        + b"<a href='/x?a=1&amp;b=2'>&copy; 2026 &nbsp; M&uuml;ller</a>",
         "css": b".a{color:#a1b2c3;background:url(data:image/png;base64,"
         + base64.b64encode(RANDOM.randbytes(600))
         + b")}",
         "json-api": json.dumps(
             [{"id": n, "name": f"item {n}", "price": n * 1.5, "etag": token(16)} for n in range(60)]
         ).encode(),
-        "csv": "\n".join(f"{n},{RANDOM.randrange(10**6)},{RANDOM.random():.6f}" for n in range(200)).encode(),
-        "hexdump": b"\n".join(b"%08x  %s" % (n * 16, RANDOM.randbytes(16).hex(" ").encode()) for n in range(60)),
+        "csv": "\n".join(
+            f"{n},{RANDOM.randrange(10**6)},{RANDOM.random():.6f}" for n in range(200)
+        ).encode(),
+        "hexdump": b"\n".join(
+            b"%08x  %s" % (n * 16, RANDOM.randbytes(16).hex(" ").encode()) for n in range(60)
+        ),
         "diff": b"@@ -1,3 +1,3 @@\n-import os\n+import sys\n index 3f2a91c..b81d204 100644\n" * 20,
         "percent": urllib.parse.quote(LOREM).encode(),
         "cyrillic": "Съешь же ещё этих мягких французских булок, да выпей чаю. ".encode() * 20,
         "chinese": "敏捷的棕色狐狸跳过了懒狗。".encode() * 30,
         "zip-of-lorem": zipped(LOREM.encode() * 40),
-        "sourcemap": json.dumps({"version": 3, "mappings": ";AAAA,SAASA,IAAIC,EAAGC" * 60}).encode(),
+        "sourcemap": json.dumps(
+            {"version": 3, "mappings": ";AAAA,SAASA,IAAIC,EAAGC" * 60}
+        ).encode(),
         "sql": b"SELECT c.id, c.name FROM customers c JOIN orders o ON o.customer_id = c.id WHERE c.email IS NOT NULL;\n"
         * 9,
         "yaml": b"auth:\n  token_file: /run/secrets/token\n  password_env: DB_PASSWORD\n  key_path: ~/.ssh/id_ed25519\n",
@@ -425,7 +514,12 @@ def look_alikes() -> dict[str, bytes]:
         "access-log": b'10.0.0.7 - - [23/Nov/2026:08:09:33 +0000] "GET /a?token=&page=2 HTTP/1.1" 200 5124 "-" "curl/8.5.0"\n'
         * 20,
         "json-schema": json.dumps(
-            {"properties": {"password": {"type": "string", "minLength": 12}, "api_key": {"type": "string"}}}
+            {
+                "properties": {
+                    "password": {"type": "string", "minLength": 12},
+                    "api_key": {"type": "string"},
+                }
+            }
         ).encode(),
         "traceback": b'  File "/usr/lib/python3.11/site-packages/requests/adapters.py", line 486, in send\n    resp = conn.urlopen(method=m)\n'
         * 9,
@@ -441,7 +535,11 @@ def of_look_alikes() -> Iterator[dict[str, Any]]:
         if number % 3 == 0:
             yield {"id": f"pass-{name}", "channel": "http", "http": http(body=data)}
         else:
-            yield {"id": f"pass-{name}", "channel": ("file", "output")[number % 3 - 1], "data_base64": b64(data)}
+            yield {
+                "id": f"pass-{name}",
+                "channel": ("file", "output")[number % 3 - 1],
+                "data_base64": b64(data),
+            }
     names = [
         "www.python.example",
         "a1b2c3.cloudfront.example",
@@ -449,7 +547,11 @@ def of_look_alikes() -> Iterator[dict[str, Any]]:
         "ip-10-0-0-7.eu-west-1.compute.internal",
     ]
     yield {"id": "pass-names", "channel": "dns", "names": names}
-    yield {"id": "pass-reverse-names", "channel": "dns", "names": [f"{n}.0.168.192.in-addr.arpa" for n in range(1, 60)]}
+    yield {
+        "id": "pass-reverse-names",
+        "channel": "dns",
+        "names": [f"{n}.0.168.192.in-addr.arpa" for n in range(1, 60)],
+    }
     yield {
         "id": "pass-chat",
         "channel": "websocket",
@@ -459,7 +561,10 @@ def of_look_alikes() -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     """Print all of them."""
-    for flags, cases in (("flag", (of_encodings, of_pieces, of_patterns)), ("pass", (of_look_alikes,))):
+    for flags, cases in (
+        ("flag", (of_encodings, of_pieces, of_patterns)),
+        ("pass", (of_look_alikes,)),
+    ):
         for make in cases:
             for case in make():
                 sys.stdout.write(json.dumps({"id": case.pop("id"), "expect": flags, **case}) + "\n")

@@ -1,4 +1,5 @@
-"""An author's ASGI app, packed: it serves by what is packed alone, and nothing of the host goes in."""
+"""An author's ASGI app, packed: it serves by what is packed alone, and nothing of the host goes
+in."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ def test_every_port_is_bound() -> None:
 
 
 def test_it_serves_by_what_is_packed(tmp_path: Path) -> None:
-    """With no package of this machine: an interpreter without any site runs the very command, in another place."""
+    """With no package of this machine: an interpreter without any site runs the very command, in
+    another place."""
     (tmp_path / "app" / "inner").mkdir(parents=True)
     (tmp_path / "app" / "inner" / "main.py").write_text(MAIN)
     plan = plan_of(tmp_path / "app", 0)
@@ -64,14 +66,23 @@ def test_it_serves_by_what_is_packed(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with (
         log.open("wb") as said,
-        subprocess.Popen(argv, cwd=tmp_path, stdout=said, stderr=said, start_new_session=True) as server,
+        subprocess.Popen(
+            argv, cwd=tmp_path, stdout=said, stderr=said, start_new_session=True
+        ) as server,
     ):
         try:
-            wait_for(lambda: "Running on http://127.0.0.1:" in log.read_text() or server.poll() is not None, "a server")
+            wait_for(
+                lambda: (
+                    "Running on http://127.0.0.1:" in log.read_text() or server.poll() is not None
+                ),
+                "a server",
+            )
             port = log.read_text().rpartition("Running on http://127.0.0.1:")[2].split()[0]
             assert urllib.request.urlopen(f"http://127.0.0.1:{port}/").read() == b"here"
         finally:
-            os.killpg(server.pid, signal.SIGKILL)  # it has a process that serves, and one that looks after it
+            os.killpg(
+                server.pid, signal.SIGKILL
+            )  # it has a process that serves, and one that looks after it
 
 
 def test_what_is_packed() -> None:
@@ -82,7 +93,8 @@ def test_what_is_packed() -> None:
 
 
 def test_links_stay_out(tmp_path: Path) -> None:
-    """Neither a link to a file nor one to a directory takes anything of the host's in; equal files give equal bytes."""
+    """Neither a link to a file nor one to a directory takes anything of the host's in; equal files
+    give equal bytes."""
     (tmp_path / "app").mkdir()
     (tmp_path / "app" / "main.py").write_text("x = 1")
     (tmp_path / "app" / "link").symlink_to("/etc/passwd")

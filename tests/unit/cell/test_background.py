@@ -37,7 +37,8 @@ async def test_its_output_is_taken_while_nobody_waits() -> None:
 
 
 async def test_it_ends_with_its_cell() -> None:
-    """Destroying the cell ends every command first, so that each end is on record before the cell's."""
+    """Destroying the cell ends every command first, so that each end is on record before the
+    cell's."""
     async with staged({b"chatty": chatty}) as stage:
         commands = [await stage.cell.start(["chatty"]) for _ in range(3)]
         await stage.cell.destroy()

@@ -1,4 +1,5 @@
-"""A cell's operations: each is recorded before it begins and when its outcome is known, whatever that is. A real client, a fake guest."""
+"""A cell's operations: each is recorded before it begins and when its outcome is known, whatever
+that is. A real client, a fake guest."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ async def lie(guest: FakeGuest, op: GuestOp) -> None:
 
 
 async def test_a_command() -> None:
-    """Started, then completed; the digests are of what went by; the policy's and the caller's settings reach the guest."""
+    """Started, then completed; the digests are of what went by; the policy's and the caller's
+    settings reach the guest."""
     async with staged() as stage:
         output = await stage.cell.exec(["cat"], input=b"hello", env={"A": "b"}, cwd="../x")
         assert (output.returncode, output.stdout) == (0, b"hello")
@@ -43,7 +45,10 @@ async def test_a_command() -> None:
         assert (started.data["cwd"], started.data["user"]) == ("/home/x", stage.cell.plan.user)
         assert started.data["timeout_s"] == stage.cell.plan.limits.exec_timeout_s
         assert {"A", *stage.cell.plan.env} == set(started.data["env_names"])  # type: ignore[arg-type]
-        assert {body.name: body.content for body in done.bodies} == {"stdin": b"hello", "stdout": b"hello"}
+        assert {body.name: body.content for body in done.bodies} == {
+            "stdin": b"hello",
+            "stdout": b"hello",
+        }
 
 
 async def test_the_start_is_on_record_before_the_guest_hears_of_it() -> None:
@@ -81,7 +86,10 @@ async def test_a_command_that_can_not_start_is_a_result() -> None:
     """A failing command is no error, and its outcome is `exec.failed` with the stage."""
     async with staged() as stage:
         output = await stage.cell.exec(["missing"])
-        assert (output.returncode, output.why_not_started) == (127, "exec: no such program: No such file or directory")
+        assert (output.returncode, output.why_not_started) == (
+            127,
+            "exec: no such program: No such file or directory",
+        )
         assert stage.kinds() == [Kind.EXEC_STARTED, Kind.EXEC_FAILED]
         assert stage.last(Kind.EXEC_FAILED).data["stage"] == "exec"
 
@@ -135,7 +143,8 @@ async def test_a_callers_own_error() -> None:
 
 @pytest.mark.parametrize("cause", ["", "its VMM was killed by signal 9"])
 async def test_a_cell_that_dies(cause: str) -> None:
-    """Its death is recorded once, with cause and console; the operation and every later one raise that same error, and nothing more is recorded."""
+    """Its death is recorded once, with cause and console; the operation and every later one raise
+    that same error, and nothing more is recorded."""
     async with staged({b"die": die}) as stage:
         stage.vm.cause = cause
         with pytest.raises(CellError, match=cause or "gone") as first:
@@ -201,7 +210,8 @@ async def test_a_file_in_and_out() -> None:
 
 
 async def test_files_that_fail() -> None:
-    """The guest's errors are builtins and on record; a file that is too large is a limit that fired."""
+    """The guest's errors are builtins and on record; a file that is too large is a limit that
+    fired."""
     async with staged() as stage:
         with pytest.raises(FileNotFoundError, match="/missing"):
             await stage.cell.read_file("/missing", max_bytes=1)
@@ -214,7 +224,8 @@ async def test_files_that_fail() -> None:
 
 
 async def test_a_cell_that_ran_out_of_memory_says_what_its_limit_is_made_of() -> None:
-    """The policy's memory and disk and the tier's overhead, which together are the limit that the host saw reached."""
+    """The policy's memory and disk and the tier's overhead, which together are the limit that the
+    host saw reached."""
     async with staged() as stage:
         stage.vm.cause, stage.vm.limit = "the VMM was killed by signal SIGKILL", "memory"
         stage.guest.close()
@@ -248,7 +259,11 @@ async def test_destroy_says_what_was_found() -> None:
         destruction = await stage.cell.destroy()
         assert destruction.clean
         assert stage.cell.destruction is destruction
-        assert (stage.cell.emulated, stage.cell.tier, stage.cell.timings_ms) == (True, "microvm", {"total": 1.0})
+        assert (stage.cell.emulated, stage.cell.tier, stage.cell.timings_ms) == (
+            True,
+            "microvm",
+            {"total": 1.0},
+        )
 
 
 @pytest.mark.parametrize("argv", ["echo hi", b"echo hi", ["sleep", 1]])

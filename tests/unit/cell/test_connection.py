@@ -1,4 +1,5 @@
-"""Streams to servers in a cell: what may be named, what the guest's word means, what is on record."""
+"""Streams to servers in a cell: what may be named, what the guest's word means, what is on
+record."""
 
 from __future__ import annotations
 
@@ -73,12 +74,17 @@ async def test_a_stream_is_on_record() -> None:
         assert stage.kinds() == [Kind.CONNECT_STARTED, Kind.CONNECT_COMPLETED]
         assert stage.recorder.events[0].data["name"] == "8080"
         ended = stage.last(Kind.CONNECT_COMPLETED)
-        assert {key: ended.data[key] for key in ("sent_bytes", "received_bytes", "unread_bytes")} == {
+        assert {
+            key: ended.data[key] for key in ("sent_bytes", "received_bytes", "unread_bytes")
+        } == {
             "sent_bytes": 3,
             "received_bytes": 2,
             "unread_bytes": 7,
         }
-        assert {body.name: body.content for body in ended.bodies} == {"sent": b"you", "received": b"he"}
+        assert {body.name: body.content for body in ended.bodies} == {
+            "sent": b"you",
+            "received": b"he",
+        }
 
 
 async def refuse(guest: FakeGuest, op: GuestOp) -> None:

@@ -13,7 +13,14 @@ PASSWD = b"root:x:0:0:root:/root:/bin/sh\napp:x:1000:1000::/home/app/:/bin/sh\nb
 
 @pytest.mark.parametrize(
     ("user", "home"),
-    [("0", "/root"), ("root", "/root"), ("app", "/home/app"), ("1000:1000", "/home/app"), ("bad", "/"), ("9", "/")],
+    [
+        ("0", "/root"),
+        ("root", "/root"),
+        ("app", "/home/app"),
+        ("1000:1000", "/home/app"),
+        ("bad", "/"),
+        ("9", "/"),
+    ],
 )
 def test_a_home_is_that_of_the_user(user: str, home: str) -> None:
     """By name or number; one that leads elsewhere counts as none."""

@@ -25,7 +25,9 @@ DECOY = KnownValue(id="aws/secret", text=SECRET, source=Source.DECOY, kind="aws_
 def output(content: bytes, total_bytes: int | None = None, op: int = 1) -> Event:
     """A command that has printed this."""
     digest = hashlib.sha256(content).hexdigest()
-    body = Body(name="stdout", content=content, total_bytes=total_bytes or len(content), sha256=digest)
+    body = Body(
+        name="stdout", content=content, total_bytes=total_bytes or len(content), sha256=digest
+    )
     return Event(kind=Kind.EXEC_COMPLETED, cell_id="c-1", data={"op": op}, bodies=(body,))
 
 
@@ -78,7 +80,8 @@ def test_what_was_not_kept_or_comes_too_late_is_on_record_as_not_scanned() -> No
 
 
 def test_a_record_that_fails_raises_to_who_records() -> None:
-    """A ledger that takes no more is the caller's to know, as without a guard; the end still comes."""
+    """A ledger that takes no more is the caller's to know, as without a guard; the end still
+    comes."""
 
     class Full(MemoryRecorder):
         def record(self, event: Event) -> int:
@@ -110,7 +113,9 @@ def test_what_goes_on_is_by_the_places_action(action: Action, expected: bytes) -
     assert [event.data["action"] for event in inner.events] == [action.value]
 
 
-POLICY = "belljar: 1\nrisk: low\nguard: {protect: [{id: names, file: names.csv, columns: [mail]}]}\n"
+POLICY = (
+    "belljar: 1\nrisk: low\nguard: {protect: [{id: names, file: names.csv, columns: [mail]}]}\n"
+)
 
 
 def test_protected_files_are_read_beside_the_policy(tmp_path: Path) -> None:
@@ -139,8 +144,15 @@ def test_a_services_stream_is_its_own_also_when_its_end_is_told_late() -> None:
     inner, recorder = guarded()
     recorder.service_addresses = {"10.1.1.9": "cache"}
     login = f"AUTH {SECRET}\r\n".encode()
-    body = Body(name="received", content=login, total_bytes=len(login), sha256=hashlib.sha256(login).hexdigest())
-    stream = Event(kind=Kind.NETWORK_STREAM, data={"stand_in": "cache", "connection": 1}, bodies=(body,))
+    body = Body(
+        name="received",
+        content=login,
+        total_bytes=len(login),
+        sha256=hashlib.sha256(login).hexdigest(),
+    )
+    stream = Event(
+        kind=Kind.NETWORK_STREAM, data={"stand_in": "cache", "connection": 1}, bodies=(body,)
+    )
     with recorder.reporting_services():
         recorder.record(stream)
     recorder.record(stream)
@@ -148,7 +160,9 @@ def test_a_services_stream_is_its_own_also_when_its_end_is_told_late() -> None:
     assert inner.kinds() == [Kind.NETWORK_STREAM, Kind.DECOY_TOUCHED, Kind.NETWORK_STREAM]
 
 
-def test_an_automaton_that_does_not_fit_is_the_policys_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_automaton_that_does_not_fit_is_the_policys_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Told before anything runs, with what to do; nothing is taken for looked at."""
 
     def full(*_: object) -> None:
@@ -185,7 +199,8 @@ def test_what_a_flooded_record_keeps_nothing_of_is_on_record_as_not_scanned() ->
 
 
 def test_many_small_events_that_wait_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their number counts, not only their bytes; those beyond the bound are on record as not scanned."""
+    """Their number counts, not only their bytes; those beyond the bound are on record as not
+    scanned."""
     go, feed = threading.Event(), StreamScanner.feed
 
     def late(*args: Any) -> object:  # noqa: ANN401 - it only forwards

@@ -26,10 +26,18 @@ CASES: dict[str, tuple[Health, Health, Cause | None]] = {
         Cause.PROCESS_TABLE_FULL,
     ),
     "a shell that appeared": (NO_SHELL, SOUND, None),
-    "a shell that may not be run": (SOUND, Health(stage="exec", errno=errno.EACCES), Cause.SHELL_BROKEN),
+    "a shell that may not be run": (
+        SOUND,
+        Health(stage="exec", errno=errno.EACCES),
+        Cause.SHELL_BROKEN,
+    ),
     "a shell that fails": (SOUND, Health(), Cause.SHELL_BROKEN),
     "a shell that can't fork": (SOUND, Health(processes_full=True), Cause.PROCESS_TABLE_FULL),
-    "a shell that ends where it forks": (SOUND, replace(SOUND, ended=False, ran=False), Cause.PROCESS_TABLE_FULL),
+    "a shell that ends where it forks": (
+        SOUND,
+        replace(SOUND, ended=False, ran=False),
+        Cause.PROCESS_TABLE_FULL,
+    ),
     "a program gone": (SOUND, replace(SOUND, programs=frozenset({"ls"})), Cause.COREUTILS_MISSING),
     "a program that can't be run": (SOUND, replace(SOUND, ran=False), Cause.COREUTILS_BROKEN),
     "programs that were never there": (replace(SOUND, programs=frozenset()), SOUND, None),
@@ -62,7 +70,9 @@ def test_no_answer_of_a_guest_is_more_than_known_words(stdout: bytes, code: int)
     """Any bytes are read; nothing of them but known programs is kept, and none makes an error."""
     found = read_health(ExecOutput(returncode=code, code=code, stdout=stdout))
     assert found.programs <= frozenset(PROGRAMS)
-    assert damage(SOUND, found) is None or not (found.ended and found.ran and found.programs == SOUND.programs)
+    assert damage(SOUND, found) is None or not (
+        found.ended and found.ran and found.programs == SOUND.programs
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""Trees on this host: what is sent is what is there; what comes is put where it belongs, or nowhere."""
+"""Trees on this host: what is sent is what is there; what comes is put where it belongs, or
+nowhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The thread where cells are made ahead: what is posted is done, once, in order, there; its end waits for all of it."""
+"""The thread where cells are made ahead: what is posted is done, once, in order, there; its end
+waits for all of it."""
 
 from __future__ import annotations
 
@@ -21,14 +22,17 @@ async def test_what_is_posted_is_done_in_order_in_one_other_thread() -> None:
     last: Future[None] = Future()
     async with async_loop_thread() as thread:
         for number in range(1000):
-            assert thread.post(partial(lambda n: done.append((threading.current_thread().name, n)), number))
+            assert thread.post(
+                partial(lambda n: done.append((threading.current_thread().name, n)), number)
+            )
         thread.post(lambda: last.set_result(None))
         await result_of(last)
     assert done == [("cells-ahead", number) for number in range(1000)]
 
 
 async def test_its_end_waits_for_what_was_spawned() -> None:
-    """A task is told that the end has come, and ends by itself; after that nothing is taken on, and the thread is gone."""
+    """A task is told that the end has come, and ends by itself; after that nothing is taken on, and
+    the thread is gone."""
     said: list[str] = []
 
     def begin(thread: LoopThread) -> None:

@@ -21,7 +21,8 @@ GUEST = Usage(
 
 
 def test_the_host_is_believed_first() -> None:
-    """A count of the host's is never replaced by the guest's; what only the guest tells is marked."""
+    """A count of the host's is never replaced by the guest's; what only the guest tells is
+    marked."""
     host = HostUsage(uptime_s=1.0, cpu_s=3.0, memory_bytes=70, memory_limit_bytes=400)
     found = join_metrics(host, GUEST, LIMITS)
     assert (found.cpu_s, found.memory_bytes, found.memory_limit_bytes) == (3.0, 70, 400)

@@ -81,7 +81,8 @@ async def test_a_destruction_without_proof_says_what_was_not_looked_for() -> Non
 
 
 async def test_the_policys_files_are_copied_in(tmp_path: Path) -> None:
-    """Each arrives under its target with its contents, as a recorded write of the policy's owner."""
+    """Each arrives under its target with its contents, as a recorded write of the policy's
+    owner."""
     (tmp_path / "notes").write_bytes(b"contents")
     policy = tmp_path / "policy.yaml"
     policy.write_text("belljar: 1\nrisk: high\nfiles:\n  - {source: notes, target: /data/notes}\n")
@@ -93,7 +94,8 @@ async def test_the_policys_files_are_copied_in(tmp_path: Path) -> None:
 
 
 async def test_an_unprepared_host_is_refused_on_record(tmp_path: Path) -> None:
-    """Without image and kernel nothing is made: a `HostError`, and `policy.refused` in the record."""
+    """Without image and kernel nothing is made: a `HostError`, and `policy.refused` in the
+    record."""
     recorder = MemoryRecorder()
     with pytest.raises(HostError):
         await prepare(resolve_policy("high"), recorder=recorder, home=tmp_path)

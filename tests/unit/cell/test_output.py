@@ -25,8 +25,11 @@ from belljar.channel import ExecOutcome, ExecStatus, Stage
         (ExecStatus.NOT_STARTED, errno.EMFILE, 126, False),
     ],
 )
-def test_returncode_is_the_shells(status: ExecStatus, code: int, returncode: int, signalled: bool) -> None:
-    """Status, 128 + signal, or 127 and 126 for what could not start; the bare number stays in `code`."""
+def test_returncode_is_the_shells(
+    status: ExecStatus, code: int, returncode: int, signalled: bool
+) -> None:
+    """Status, 128 + signal, or 127 and 126 for what could not start; the bare number stays in
+    `code`."""
     output = output_of(ExecOutcome(status=status, code=code))
     assert (output.returncode, output.code, output.signalled) == (returncode, code, signalled)
     assert output.not_started_errno == (code if status is ExecStatus.NOT_STARTED else None)
@@ -59,7 +62,8 @@ def test_success_is_a_zero_in_time() -> None:
 
 
 def test_why_it_did_not_start() -> None:
-    """One line with the stage and the guest's detail, or the errno's words; nothing for a command that ran."""
+    """One line with the stage and the guest's detail, or the errno's words; nothing for a command
+    that ran."""
     missing = {"returncode": 127, "code": errno.ENOENT, "not_started_errno": errno.ENOENT}
     assert ExecOutput(returncode=1, code=1, stage="exec", detail="x").why_not_started == ""
     assert ExecOutput(**missing, stage="fork").why_not_started == "fork: No such file or directory"  # type: ignore[arg-type]

@@ -25,15 +25,25 @@ def test_an_empty_store_is_refused(tmp_path: Path) -> None:
 
 def test_all_images_that_are_missing_are_named_at_once(tmp_path: Path) -> None:
     """Those of a range's target cells too, each with the command that gets it."""
-    network = "network: {stand_ins: {db: {kind: cell, names: [db.example], ports: [1], image: 'postgres:16'}}}"
-    policy = parse_policy(f"belljar: 1\nrisk: high\nimage: team/tool\n{network}\n".encode(), source="x", base=None)
+    network = (
+        "network: {stand_ins: {db: {kind: cell, names: [db.example], ports: [1], image:"
+        " 'postgres:16'}}}"
+    )
+    policy = parse_policy(
+        f"belljar: 1\nrisk: high\nimage: team/tool\n{network}\n".encode(), source="x", base=None
+    )
     with pytest.raises(HostError) as caught:
         gather_parts(policy, tmp_path)
-    for command in ("belljar image import docker://team/tool", "belljar image import docker://postgres:16"):
+    for command in (
+        "belljar image import docker://team/tool",
+        "belljar image import docker://postgres:16",
+    ):
         assert command in str(caught.value)
 
 
-def test_a_store_without_a_kernel_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_without_a_kernel_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An image alone is not enough, and the error says what to run."""
     monkeypatch.setattr(Store, "find", lambda _store, _ref: some_image())
     with pytest.raises(HostError, match="kernel") as caught:
@@ -41,8 +51,11 @@ def test_a_store_without_a_kernel_is_refused(tmp_path: Path, monkeypatch: pytest
     assert "belljar setup" in caught.value.hint
 
 
-def test_the_plan_is_made_of_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The image's user, directory and environment, and this host's facts, with KVM proven by the kernel that will boot; no runtime is tried that no plan needs."""
+def test_the_plan_is_made_of_what_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The image's user, directory and environment, and this host's facts, with KVM proven by the
+    kernel that will boot; no runtime is tried that no plan needs."""
     asked: list[Any] = []
 
     def find(_store: Store, ref: str) -> Image:
@@ -61,5 +74,9 @@ def test_the_plan_is_made_of_what_was_found(tmp_path: Path, monkeypatch: pytest.
     assert isinstance(parts, MachineParts)
     assert (parts.image, parts.kernel, parts.facts) == (some_image(), some_kernel(), capable_host())
     assert parts.plan.image is not None
-    assert (parts.plan.image.digest, parts.plan.user, parts.plan.workdir) == (parts.image.digest, "user", "/home/user")
+    assert (parts.plan.image.digest, parts.plan.user, parts.plan.workdir) == (
+        parts.image.digest,
+        "user",
+        "/home/user",
+    )
     assert parts.plan.env["LANG"] == "C.UTF-8"

@@ -1,4 +1,5 @@
-"""The pool over fake cells: who gets which cell, and what becomes of those that nobody has. Real cells: `tests/integration/test_pool.py`."""
+"""The pool over fake cells: who gets which cell, and what becomes of those that nobody has. Real
+cells: `tests/integration/test_pool.py`."""
 
 # ruff: noqa: ANN401 - fakes stand for cells
 
@@ -34,7 +35,9 @@ pytestmark = pytest.mark.anyio
 class Stand:
     """A pool of fake cells and what it was made of."""
 
-    def __init__(self, thread: LoopThread, cells: FakeCells, *, size: int, admit: Callable[[int], bool]) -> None:
+    def __init__(
+        self, thread: LoopThread, cells: FakeCells, *, size: int, admit: Callable[[int], bool]
+    ) -> None:
         self.thread, self.cells, self.run = thread, cells, FakeRun("pool")
         self.policy: LoadedPolicy = resolve_policy("high")
         self.breaches: list[ContainmentBreach] = []
@@ -77,7 +80,9 @@ class Stand:
 
     def taken(self) -> list[str | None]:
         """The cells that were given out, by the record."""
-        return [event.cell_id for event in self.run.recorder.events if event.kind is Kind.CELL_TAKEN]
+        return [
+            event.cell_id for event in self.run.recorder.events if event.kind is Kind.CELL_TAKEN
+        ]
 
 
 @asynccontextmanager
@@ -90,7 +95,8 @@ async def stand(
 
 
 async def test_a_cell_that_was_made_ahead_is_given_out_once() -> None:
-    """Warmed in the pool's thread, taken in this one, on record, destroyed when it is given back, and another stands in its place."""
+    """Warmed in the pool's thread, taken in this one, on record, destroyed when it is given back,
+    and another stands in its place."""
     async with stand() as it:
         await it.filled()
         async with it.cell() as first:
@@ -182,9 +188,14 @@ async def test_a_taker_waits_for_the_cell_in_the_making() -> None:
 
 
 async def test_a_cell_that_is_waited_for_is_not_warmed_first() -> None:
-    """Its taker's own probes would come later for it. One that nobody waits for any more is warmed before it stands."""
+    """Its taker's own probes would come later for it. One that nobody waits for any more is warmed
+    before it stands."""
     async with stand() as it:
-        real, begun, go = it.open, [Future[None]() for _ in range(2)], [Future[None]() for _ in range(2)]
+        real, begun, go = (
+            it.open,
+            [Future[None]() for _ in range(2)],
+            [Future[None]() for _ in range(2)],
+        )
 
         @asynccontextmanager
         async def open_(*, ahead: bool) -> AsyncIterator[Any]:
@@ -254,7 +265,9 @@ async def test_a_void_warm_up_is_not_given_out() -> None:
 async def test_a_warm_up_that_finds_a_way_out_ends_the_pool() -> None:
     """Its owner is told at once, and whoever wants a cell gets the breach instead."""
     cells = FakeCells()
-    cells.on_probe = lambda cell, _: cell.run_probe_program.outcomes.update({"calls.mount": (Outcome.REACHED, "it")})
+    cells.on_probe = lambda cell, _: cell.run_probe_program.outcomes.update(
+        {"calls.mount": (Outcome.REACHED, "it")}
+    )
     async with stand(cells=cells) as it:
         await it.filled()
         assert len(it.breaches) == 1
@@ -329,7 +342,8 @@ async def test_an_end_that_was_not_clean_is_told() -> None:
 
 
 async def test_nobody_is_left_waiting_when_the_pool_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stands is destroyed, and a cell that is still out is recalled: its operations end, then it is destroyed too."""
+    """What stands is destroyed, and a cell that is still out is recalled: its operations end, then
+    it is destroyed too."""
     monkeypatch.setattr(pools, "_END_TIMEOUT_S", 0.05)
     async with stand(2) as it:
         await it.filled()
@@ -396,4 +410,6 @@ def test_a_workshop_without_an_event_loop_around_it(tmp_path: Path) -> None:
         anyio.run(use, backend="trio")
     assert not thread.post(lambda: None)
     assert all(cell.destroyed for cell in it.cells.opened)
-    assert threading.active_count() == len([t for t in threading.enumerate() if t.name != "cells-ahead"])
+    assert threading.active_count() == len(
+        [t for t in threading.enumerate() if t.name != "cells-ahead"]
+    )

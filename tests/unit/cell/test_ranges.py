@@ -12,7 +12,14 @@ import pytest
 from tests.fakes.hosts import capable_host, image_with_a_user, some_image
 
 from belljar.cell.parts import ContainerParts
-from belljar.cell.ranges import RangePort, RangeRouter, _spending, _spending_of, _trusting, _wait_for
+from belljar.cell.ranges import (
+    RangePort,
+    RangeRouter,
+    _spending,
+    _spending_of,
+    _trusting,
+    _wait_for,
+)
 from belljar.cell.task_data import BUNDLE
 from belljar.errors import BelljarError, CellError, ContainmentBreach
 from belljar.ledger import create_run
@@ -79,7 +86,8 @@ def layout(tmp_path: Path) -> RangeLayout:
 
 
 def test_a_ports_settings_are_the_layouts(layout: RangeLayout) -> None:
-    """The resolver is the next hop; a machine's link is without offloads, a container's is as it is."""
+    """The resolver is the next hop; a machine's link is without offloads, a container's is as it
+    is."""
     network = ANetwork(layout)
     for is_machine in (True, False):
         port = RangePort(cast("Network", network), OWN_CELL, is_machine=is_machine)
@@ -101,7 +109,8 @@ def test_a_ports_settings_are_the_layouts(layout: RangeLayout) -> None:
 def test_what_a_look_at_the_router_means(
     error: BelljarError | None, touched: bool | None, word: str, layout: RangeLayout, tmp_path: Path
 ) -> None:
-    """Changed rules are a breach; rules that can't be read prove nothing, so are no good sign either."""
+    """Changed rules are a breach; rules that can't be read prove nothing, so are no good sign
+    either."""
     router = RangeRouter(cast("Network", ANetwork(layout, error)), network_of(tmp_path), OWN_CELL)
     sight = router.look()
     assert sight.touched is touched
@@ -122,9 +131,12 @@ def test_the_policys_own_variables_win(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(("awaits", "healthy"), [(None, ["a", "b"]), ([], []), (["b"], ["b"]), (["b", "gone"], ["b"])])
+@pytest.mark.parametrize(
+    ("awaits", "healthy"), [(None, ["a", "b"]), ([], []), (["b"], ["b"]), (["b", "gone"], ["b"])]
+)
 async def test_what_a_target_awaits(awaits: list[str] | None, healthy: list[str]) -> None:
-    """All that have started before it, or those it says; each is waited for once, and the range's own cell waits for the rest."""
+    """All that have started before it, or those it says; each is waited for once, and the range's
+    own cell waits for the rest."""
     waited: list[str] = []
 
     def wait(name: str) -> Callable[[], Awaitable[None]]:

@@ -36,10 +36,17 @@ def finished(output: ExecOutput, *, timeout_s: float | None = None) -> Event:
 
 def test_a_start_names_the_environment_but_not_its_values() -> None:
     """Values may be secrets: names and one digest, which differs when a value does."""
-    request = ExecRequest(argv=["env"], env={"TOKEN": "hunter2", "A": "b"}, cwd="/w", user="u", timeout_s=3)
+    request = ExecRequest(
+        argv=["env"], env={"TOKEN": "hunter2", "A": "b"}, cwd="/w", user="u", timeout_s=3
+    )
     data = checked(record.exec_started(OPERATION, request))
     assert "hunter2" not in json.dumps(data)
-    assert (data["argv"], data["env_names"], data["cwd"], data["user"]) == (["env"], ["A", "TOKEN"], "/w", "u")
+    assert (data["argv"], data["env_names"], data["cwd"], data["user"]) == (
+        ["env"],
+        ["A", "TOKEN"],
+        "/w",
+        "u",
+    )
     assert (data["timeout_s"], data["stdin"], data["pty"]) == (3, False, False)
     other = ExecRequest(argv=["env"], env={"TOKEN": "hunter3", "A": "b"})
     assert checked(record.exec_started(OPERATION, other))["env_sha256"] != data["env_sha256"]
@@ -49,19 +56,24 @@ def test_a_start_names_the_environment_but_not_its_values() -> None:
 
 @given(argv=st.lists(ANY_TEXT | st.binary(max_size=20), min_size=1), name=ANY_TEXT, path=ANY_TEXT)
 def test_whatever_is_asked_can_be_recorded(argv: list[str | bytes], name: str, path: str) -> None:
-    """Lone surrogates and bytes that are no UTF-8 are made visible, never refused: what can't be recorded could not be done."""
+    """Lone surrogates and bytes that are no UTF-8 are made visible, never refused: what can't be
+    recorded could not be done."""
     env = {name.encode("utf-8", "replace").decode(): "v"}
     data = checked(record.exec_started(OPERATION, ExecRequest(argv=argv, env=env, cwd=path)))
     assert isinstance(data["argv"], list)
     assert len(data["argv"]) == len(argv)
-    checked(record.write_started(OPERATION, path, user="u", mode=None, body=body_of("content", b"")))
+    checked(
+        record.write_started(OPERATION, path, user="u", mode=None, body=body_of("content", b""))
+    )
     checked(record.read_started(OPERATION, path, user="u", max_bytes=1))
     checked(record.failed(OPERATION, Kind.EXEC_FAILED, ValueError(path)))
 
 
 def test_an_end_is_the_guests_word() -> None:
     """Status and counts are guest-reported; the bodies are what the host saw."""
-    event = finished(ExecOutput(returncode=143, code=15, signalled=True, stdout_dropped_bytes=3, duration_s=0.25))
+    event = finished(
+        ExecOutput(returncode=143, code=15, signalled=True, stdout_dropped_bytes=3, duration_s=0.25)
+    )
     data = checked(event)
     assert (event.kind, event.trust) == (Kind.EXEC_COMPLETED, Trust.GUEST_REPORTED)
     assert (data["status"], data["code"], data["duration_ms"]) == ("signalled", 15, 250)
@@ -74,7 +86,9 @@ def test_a_timeout_and_a_failed_start_are_kinds_of_their_own() -> None:
     timed_out = finished(ExecOutput(returncode=137, code=9, timed_out=True), timeout_s=2)
     assert timed_out.kind is Kind.EXEC_TIMED_OUT
     assert checked(timed_out)["timeout_s"] == 2
-    missing = ExecOutput(returncode=127, code=2, not_started_errno=2, stage="exec", detail="no \udc80 program")
+    missing = ExecOutput(
+        returncode=127, code=2, not_started_errno=2, stage="exec", detail="no \udc80 program"
+    )
     not_started = finished(missing)
     data = checked(not_started)
     assert (not_started.kind, not_started.bodies) == (Kind.EXEC_FAILED, ())
@@ -89,7 +103,12 @@ def test_empty_streams_are_no_bodies() -> None:
     """Nothing is stored for a stream on which nothing came."""
     empty = body_of("stdout", b"")
     event = record.exec_finished(
-        OPERATION, ExecOutput(returncode=0, code=0), timeout_s=None, stdout=empty, stderr=empty, stdin=None
+        OPERATION,
+        ExecOutput(returncode=0, code=0),
+        timeout_s=None,
+        stdout=empty,
+        stderr=empty,
+        stdin=None,
     )
     assert event.bodies == ()
     assert checked(event)["stdin_bytes"] == 0
@@ -107,27 +126,42 @@ def test_every_limit_that_fired_is_an_event() -> None:
         stderr_dropped_bytes=3,
     )
     hit = [checked(event) for event in record.limits_hit(OPERATION, output, timeout_s=1)]
-    assert [(data["limit"], data["value"]) for data in hit] == [("exec_timeout", 1), ("memory", None), ("output", 5)]
+    assert [(data["limit"], data["value"]) for data in hit] == [
+        ("exec_timeout", 1),
+        ("memory", None),
+        ("output", 5),
+    ]
     assert record.limits_hit(OPERATION, ExecOutput(returncode=1, code=1), timeout_s=1) == []
 
 
 def test_whose_word_a_limit_is() -> None:
-    """What the host saw too is the host's; the agent's alone is the guest's; a file that did not fit names the disk, another failure nothing."""
-    output = ExecOutput(returncode=0, code=0, processes_full=True, disk_full=True, host_limits=("disk",))
+    """What the host saw too is the host's; the agent's alone is the guest's; a file that did not
+    fit names the disk, another failure nothing."""
+    output = ExecOutput(
+        returncode=0, code=0, processes_full=True, disk_full=True, host_limits=("disk",)
+    )
     events = record.limits_hit(OPERATION, output, timeout_s=None)
     assert {(checked(event)["limit"], event.trust) for event in events} == {
         ("processes", Trust.GUEST_REPORTED),
         ("disk", Trust.HOST_OBSERVED),
     }
     (event,) = record.write_limits(OPERATION, OSError(errno.ENOSPC, "full"))
-    assert (event.kind, checked(event)["limit"], event.trust) == (Kind.LIMIT_HIT, "disk", Trust.GUEST_REPORTED)
+    assert (event.kind, checked(event)["limit"], event.trust) == (
+        Kind.LIMIT_HIT,
+        "disk",
+        Trust.GUEST_REPORTED,
+    )
     assert record.write_limits(OPERATION, OSError(errno.EACCES, "no")) == []
     assert record.write_limits(OPERATION, ValueError("no")) == []
 
 
 def test_a_failure_says_why_within_bounds() -> None:
     """The error's type and words, cut at 4,096 characters, and its errno when it has one."""
-    data = checked(record.failed(OPERATION, Kind.FILE_READ_FAILED, FileNotFoundError(errno.ENOENT, "gone", "/a")))
+    data = checked(
+        record.failed(
+            OPERATION, Kind.FILE_READ_FAILED, FileNotFoundError(errno.ENOENT, "gone", "/a")
+        )
+    )
     assert data["errno"] == errno.ENOENT
     assert str(data["reason"]).startswith("FileNotFoundError: ")
     long = checked(record.failed(OPERATION, Kind.EXEC_FAILED, ValueError("x" * 10_000)))

@@ -32,7 +32,11 @@ def test_policy_plan_and_host_stand_beside_the_ledger(tmp_path: Path) -> None:
     assert (run.path / "policy.yaml").read_bytes() == loaded.text
     assert json.loads((run.path / "plan.json").read_text())["tier"] == "microvm"
     assert json.loads((run.path / "host.json").read_text())["arch"] == "x86_64"
-    assert set(json.loads((run.path / "parts.json").read_text())) == {"guest_kernel", "image", "qemu"}
+    assert set(json.loads((run.path / "parts.json").read_text())) == {
+        "guest_kernel",
+        "image",
+        "qemu",
+    }
     assert verify(run.path).status is Status.VERIFIED
 
 

@@ -27,7 +27,9 @@ async def test_a_touch_names_its_decoy() -> None:
         assert stage.last(Kind.SENSOR_STARTED).data == {"sensor": "fanotify", "decoys": ["aws"]}
         stage.kinds()
     trust = Trust.HOST_OBSERVED
-    assert touches == [Touch(path="/a", decoy="aws", operation="read", process="cat", pid=9, trust=trust, count=3)]
+    assert touches == [
+        Touch(path="/a", decoy="aws", operation="read", process="cat", pid=9, trust=trust, count=3)
+    ]
 
 
 async def test_a_sensor_that_fails_is_on_record_and_no_error() -> None:

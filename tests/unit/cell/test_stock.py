@@ -6,12 +6,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.cell.lease import STALE_SHARE, fresh_for_s, is_worth_replacing, may_claim, oldest_fresh, should_make
+from belljar.cell.lease import (
+    STALE_SHARE,
+    fresh_for_s,
+    is_worth_replacing,
+    may_claim,
+    oldest_fresh,
+    should_make,
+)
 
 
 @pytest.mark.parametrize(
     ("ready", "claimed", "ended", "made"),
-    [(0, 0, False, True), (1, 0, False, True), (2, 0, False, False), (2, 1, False, True), (0, 1, True, False)],
+    [
+        (0, 0, False, True),
+        (1, 0, False, True),
+        (2, 0, False, False),
+        (2, 1, False, True),
+        (0, 1, True, False),
+    ],
 )
 def test_the_shelf_is_filled_and_no_more(ready: int, claimed: int, ended: bool, made: bool) -> None:
     """Two stand ready at most; who waits gets one besides; an ended pool makes nothing."""
@@ -19,7 +32,8 @@ def test_the_shelf_is_filled_and_no_more(ready: int, claimed: int, ended: bool, 
 
 
 def test_only_one_waits_for_the_cell_in_the_making() -> None:
-    """A second taker is quicker with a cell of his own; without one in the making there is nothing to wait for."""
+    """A second taker is quicker with a cell of his own; without one in the making there is nothing
+    to wait for."""
     assert may_claim(making=True, claimed=0)
     assert not may_claim(making=True, claimed=1)
     assert not may_claim(making=False, claimed=0)
@@ -33,7 +47,8 @@ def test_a_cell_is_stale_after_a_twentieth_of_its_lifetime() -> None:
 
 @given(st.lists(st.floats(-100, 100)))
 def test_what_is_given_out_is_fresh_and_the_oldest(left_s: list[float]) -> None:
-    """Never a stale one; of the others the one that would be stale first; nothing if there is none."""
+    """Never a stale one; of the others the one that would be stale first; nothing if there is
+    none."""
     index = oldest_fresh(left_s)
     fresh = [left for left in left_s if left > 0]
     assert (None if index is None else left_s[index]) == min(fresh, default=None)

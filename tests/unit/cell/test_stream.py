@@ -98,7 +98,8 @@ async def test_a_cell_that_dies_meanwhile() -> None:
 
 
 async def test_there_is_no_timeout_unless_asked_for() -> None:
-    """A conversation may take its time; a terminal isn't cut off by the policy's default for commands."""
+    """A conversation may take its time; a terminal isn't cut off by the policy's default for
+    commands."""
     async with staged() as stage:
         async with stage.cell.open_exec(["hang"]) as running:
             await running.signal(SIGTERM, whole_tree=True)
@@ -107,7 +108,8 @@ async def test_there_is_no_timeout_unless_asked_for() -> None:
 
 
 def test_a_signal_in_every_spelling() -> None:
-    """A number, a `Signals`, a name with or without `SIG` are the same; anything else is refused."""
+    """A number, a `Signals`, a name with or without `SIG` are the same; anything else is
+    refused."""
     assert {signal_number(one) for one in (15, SIGTERM, "TERM", "SIGTERM", "term")} == {SIGTERM}
     for wrong in (0, -1, 99, "", "SIG", "BELL", "15\0"):
         with pytest.raises(ValueError, match="is no signal"):

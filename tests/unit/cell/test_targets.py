@@ -54,7 +54,8 @@ def loaded_of(folder: Path) -> tuple[LoadedPolicy, dict[str, StandInPlan]]:
 
 
 def test_a_target_has_its_own_and_nothing_of_the_agents(tmp_path: Path) -> None:
-    """Image, environment, files and limits are the stand-in's; the risk is the range's; it has no network of its own."""
+    """Image, environment, files and limits are the stand-in's; the risk is the range's; it has no
+    network of its own."""
     loaded, plans = loaded_of(tmp_path)
     policy = target_policy(loaded, plans["shop"]).policy
     assert (policy.image, policy.env, policy.user) == ("shops", {"COLOUR": "green"}, None)
@@ -70,7 +71,9 @@ def test_the_tier_is_at_least_the_ranges(tmp_path: Path) -> None:
     assert target_policy(loaded, plans["shop"]).policy.tier is Tier.GVISOR
     assert target_policy(loaded, plans["app"]).policy.tier is Tier.CONTAINER
     raised = with_tier(loaded, "microvm")
-    assert {target_policy(raised, plans[name]).policy.tier for name in ("shop", "app")} == {Tier.MICROVM}
+    assert {target_policy(raised, plans[name]).policy.tier for name in ("shop", "app")} == {
+        Tier.MICROVM
+    }
 
 
 def test_an_apps_directory_is_no_file_to_copy(tmp_path: Path) -> None:
@@ -88,7 +91,9 @@ class Machine:
         self.image_health: dict[str, Any] = {}
         self.ran: list[tuple[list[str], float | None]] = []
 
-    async def exec(self, argv: Sequence[str], *, timeout_s: float | None = None, **_: object) -> ExecOutput:
+    async def exec(
+        self, argv: Sequence[str], *, timeout_s: float | None = None, **_: object
+    ) -> ExecOutput:
         """Notes what it was asked."""
         words = list(argv[4:] if argv[:2] == ["/bin/sh", "-c"] else argv)
         self.ran.append((words, timeout_s))
@@ -126,17 +131,26 @@ async def test_a_targets_directories() -> None:
 
 @pytest.mark.anyio
 async def test_a_target_that_completes() -> None:
-    """Is run to its end before anything else happens; another status than 0 ends the range, with what it said."""
+    """Is run to its end before anything else happens; another status than 0 ends the range, with
+    what it said."""
     assert await served({"command": ["ends"], "completes": True}) == [(["ends"], None)]
-    with pytest.raises(CellError, match="shop does not serve: its program did not end well: no such table"):
+    with pytest.raises(
+        CellError, match="shop does not serve: its program did not end well: no such table"
+    ):
         await served({"command": ["ends"], "completes": True}, status=3)
 
 
 @pytest.mark.anyio
 async def test_tries_within_a_time() -> None:
     """Whatever their number: each is cut to what is left of it, and no further begins."""
-    health = {"command": ["ask"], "interval": 0.2, "timeout": 300.0, "retries": 1000, "within": 200.0}
-    (asked, timeout_s) = (await served({"command": ["mine"], "health": health}))[1]
+    health = {
+        "command": ["ask"],
+        "interval": 0.2,
+        "timeout": 300.0,
+        "retries": 1000,
+        "within": 200.0,
+    }
+    asked, timeout_s = (await served({"command": ["mine"], "health": health}))[1]
     assert asked == ["ask"]
     assert timeout_s is not None
     assert timeout_s <= 200.0
@@ -146,10 +160,13 @@ async def test_tries_within_a_time() -> None:
 
 @pytest.mark.anyio
 async def test_what_an_unhealthy_target_s_check_said() -> None:
-    """Its last line alone, before the end of what the program wrote: a client's progress meter would take the place of both."""
+    """Its last line alone, before the end of what the program wrote: a client's progress meter
+    would take the place of both."""
     health = {"command": ["ask"], "interval": 0.0, "timeout": 1.0, "retries": 2}
     says = b"  % Total    % Received\r\n  0     0    0\r  0     0    0\rcurl: (7) nobody listens\n"
-    with pytest.raises(CellError, match=r"2 tries: curl: \(7\) nobody listens; its output ends with: /log"):
+    with pytest.raises(
+        CellError, match=r"2 tries: curl: \(7\) nobody listens; its output ends with: /log"
+    ):
         await served({"command": ["mine"], "health": health}, status=1, says=says)
     with pytest.raises(CellError, match="2 tries: /log; its"):
         await served({"command": ["mine"], "health": health}, status=1, says=b"\n")
@@ -183,7 +200,9 @@ def port() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("client", ["curl", "wget", "python3"])
-def test_health_by_http_with_whatever_client_there_is(client: str, port: int, tmp_path: Path) -> None:
+def test_health_by_http_with_whatever_client_there_is(
+    client: str, port: int, tmp_path: Path
+) -> None:
     """Success is an answer below 400; anything else is a failure."""
     program = sys.executable if client == "python3" else shutil.which(client)
     if program is None:

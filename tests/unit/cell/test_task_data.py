@@ -44,7 +44,14 @@ class Asked:
         )
 
     async def write_file(
-        self, path: str, contents: bytes, *, mode: int | None, user: str, owner: str, is_secret: bool = False
+        self,
+        path: str,
+        contents: bytes,
+        *,
+        mode: int | None,
+        user: str,
+        owner: str,
+        is_secret: bool = False,
     ) -> None:
         """Kept, unless it is refused."""
         if path == self.refuses:
@@ -83,7 +90,14 @@ async def test_files_keep_mode_and_digest(tmp_path: Path) -> None:
     cell = Asked()
     files = (
         TaskFile(key="volumes", target="/a", source="a"),
-        TaskFile(key="secrets", target="/run/secrets/a", source="a", mode=0o400, owner="1:2", is_secret=True),
+        TaskFile(
+            key="secrets",
+            target="/run/secrets/a",
+            source="a",
+            mode=0o400,
+            owner="1:2",
+            is_secret=True,
+        ),
         TaskFile(key="configs", target="/c", content="text", mode=0o444),
     )
     await put(cell, data_of(tmp_path, *files))
@@ -163,6 +177,11 @@ async def test_what_fails_is_an_error_with_its_place(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="no such file"):
         await put(Asked(), data_of(tmp_path, TaskFile(key="volumes", target="/a", source="none")))
     with pytest.raises(CellError, match="/srv can't be put there: no such thing"):
-        await put(Asked(fails="mkdir"), data_of(tmp_path, TaskFile(key="volumes", target="/srv", source="d")))
+        await put(
+            Asked(fails="mkdir"),
+            data_of(tmp_path, TaskFile(key="volumes", target="/srv", source="d")),
+        )
     with pytest.raises(CellError, match="directory"):
-        await put(Asked(refuses="/a"), data_of(tmp_path, TaskFile(key="volumes", target="/a", source="f")))
+        await put(
+            Asked(refuses="/a"), data_of(tmp_path, TaskFile(key="volumes", target="/a", source="f"))
+        )

@@ -67,17 +67,21 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 @pytest.mark.parametrize(
-    ("stop", "ends"), [(Stop.SAMPLE, (OWN,)), (Stop.RUN, (OWN, BESIDE)), (Stop.ALL, (OWN, BESIDE, OTHER))]
+    ("stop", "ends"),
+    [(Stop.SAMPLE, (OWN,)), (Stop.RUN, (OWN, BESIDE)), (Stop.ALL, (OWN, BESIDE, OTHER))],
 )
 def test_a_rule_stops_what_it_says(world: World, stop: Stop, ends: tuple[str, ...]) -> None:
-    """The event is on record, then the trip, then its scope is halted and no more; owners find why beside their entries."""
+    """The event is on record, then the trip, then its scope is halted and no more; owners find why
+    beside their entries."""
     TrippingRecorder(world.recorder, world.tripper, {Trigger.DECOY_USED: stop}).record(USED)
     assert world.ended(*ends)
     used, tripped = world.recorder.events
     assert (used.kind, tripped.kind) == (Kind.DECOY_USED, Kind.KILL_TRIPPED)
     check_data(tripped.kind, dict(tripped.data))
     assert (tripped.data["rule"], tripped.data["evidence"]) == ("decoy_used", 0)
-    assert {name for name in world.processes if read_order(world.home, name) is not None} == set(ends)
+    assert {name for name in world.processes if read_order(world.home, name) is not None} == set(
+        ends
+    )
     if stop is Stop.RUN:
         with pytest.raises(CellError, match="decoy_used"):
             refuse_if_stopped(world.home, RUN)
@@ -105,7 +109,8 @@ class Full:
 
 
 def test_it_acts_where_nothing_can_be_recorded(world: World) -> None:
-    """Neither the event nor the trip: what is to stop stops, and whoever recorded gets the error."""
+    """Neither the event nor the trip: what is to stop stops, and whoever recorded gets the
+    error."""
     tripper = Tripper(run_id=RUN, recorder=Full(), home=world.home)
     with pytest.raises(LedgerError):
         TrippingRecorder(Full(), tripper, {Trigger.DECOY_USED: Stop.RUN}).record(USED)
@@ -123,7 +128,10 @@ def test_a_breach_that_is_raised_stops_the_run(world: World) -> None:
     """Whatever is on record of it; and the breach goes on to whoever is to hear it."""
     with start_run("cell", "test", [], home=world.home) as run:
         Journal(world.home).describe(OWN, CellAbout(run_id=run.run_id))
-        with pytest.raises(ContainmentBreach), tripping(run, resolve_policy("low").policy, world.home):
+        with (
+            pytest.raises(ContainmentBreach),
+            tripping(run, resolve_policy("low").policy, world.home),
+        ):
             raise ContainmentBreach("a way out")
         assert world.ended(OWN)
         with pytest.raises(CellError):
@@ -143,7 +151,11 @@ def test_a_failed_self_test_is_on_record_and_ends_a_run_of_high_risk(
     test_once(world.recorder, world.tripper if ends_run else None, world.home)
     tested = world.recorder.events[0]
     check_data(tested.kind, dict(tested.data))
-    assert (tested.kind, tested.data["ok"], tested.data["reason"]) == (Kind.KILL_TESTED, False, "it still runs")
+    assert (tested.kind, tested.data["ok"], tested.data["reason"]) == (
+        Kind.KILL_TESTED,
+        False,
+        "it still runs",
+    )
     assert world.ended(*((OWN, BESIDE) if ends_run else ()))
 
 
@@ -156,7 +168,10 @@ def test_runs_of_one_process_share_a_test(world: World, monkeypatch: pytest.Monk
         return SwitchTest(ok=True, duration_ms=50.0)
 
     monkeypatch.setattr(self_test, "test_switch", tested)
-    threads = [threading.Thread(target=test_once, args=(world.recorder, None, world.home)) for _ in range(8)]
+    threads = [
+        threading.Thread(target=test_once, args=(world.recorder, None, world.home))
+        for _ in range(8)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -1,4 +1,5 @@
-"""The script that has a cell trust its range's authority, run by a shell in roots like those of several distributions."""
+"""The script that has a cell trust its range's authority, run by a shell in roots like those of
+several distributions."""
 
 from __future__ import annotations
 
@@ -19,8 +20,21 @@ def pem(tmp_path: Path) -> str:
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("openssl is not installed")
-    argv = [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=x"]
-    made = subprocess.run([*argv, "-keyout", str(tmp_path / "key")], capture_output=True, check=True, text=True)
+    argv = [
+        openssl,
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-subj",
+        "/CN=x",
+    ]
+    made = subprocess.run(
+        [*argv, "-keyout", str(tmp_path / "key")], capture_output=True, check=True, text=True
+    )
     return made.stdout
 
 
@@ -29,7 +43,9 @@ def run_in(root: Path, pem: str) -> str:
     script = trust_script()
     for top in ("/etc/", "/usr/", "/opt/"):
         script = script.replace(top, f"{root}{top}")
-    done = subprocess.run(["/bin/sh", "-c", script], input=pem, text=True, capture_output=True, check=False)
+    done = subprocess.run(
+        ["/bin/sh", "-c", script], input=pem, text=True, capture_output=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stderr
 
@@ -49,16 +65,26 @@ def make(root: Path, *files: str) -> None:
     [
         (("/usr/local/share/ca-certificates/", BUNDLE), BUNDLE, "/usr/local/share/ca-certificates"),
         (
-            ("/etc/pki/ca-trust/source/anchors/", "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem"),
+            (
+                "/etc/pki/ca-trust/source/anchors/",
+                "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+            ),
             "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
             "/etc/pki/ca-trust/source/anchors",
         ),
-        (("/etc/pki/trust/anchors/", "/etc/ssl/ca-bundle.pem"), "/etc/ssl/ca-bundle.pem", "/etc/pki/trust/anchors"),
+        (
+            ("/etc/pki/trust/anchors/", "/etc/ssl/ca-bundle.pem"),
+            "/etc/ssl/ca-bundle.pem",
+            "/etc/pki/trust/anchors",
+        ),
     ],
     ids=["debian", "red-hat", "suse"],
 )
-def test_where_a_distribution_looks(files: tuple[str, ...], bundle: str, anchor: str, tmp_path: Path, pem: str) -> None:
-    """In its bundle beside the others, and where its own tools take authorities from; everywhere there is the one file that variables point to."""
+def test_where_a_distribution_looks(
+    files: tuple[str, ...], bundle: str, anchor: str, tmp_path: Path, pem: str
+) -> None:
+    """In its bundle beside the others, and where its own tools take authorities from; everywhere
+    there is the one file that variables point to."""
     root = tmp_path / "root"
     make(root, *files)
     run_in(root, pem)
@@ -66,7 +92,9 @@ def test_where_a_distribution_looks(files: tuple[str, ...], bundle: str, anchor:
         text = (root / name.lstrip("/")).read_text()
         assert pem.strip() in text
         assert OTHERS in text
-    assert [path.read_text().strip() for path in (root / anchor.lstrip("/")).iterdir()] == [pem.strip()]
+    assert [path.read_text().strip() for path in (root / anchor.lstrip("/")).iterdir()] == [
+        pem.strip()
+    ]
 
 
 def test_by_hash(tmp_path: Path, pem: str) -> None:
@@ -76,12 +104,23 @@ def test_by_hash(tmp_path: Path, pem: str) -> None:
     run_in(root, pem)
     (tmp_path / "leaf").write_text(pem)
     directory = str(root / BUNDLE.lstrip("/").rpartition("/")[0])
-    argv = ["openssl", "verify", "-no-CAfile", "-no-CAstore", "-CApath", directory, str(tmp_path / "leaf")]
+    argv = [
+        "openssl",
+        "verify",
+        "-no-CAfile",
+        "-no-CAstore",
+        "-CApath",
+        directory,
+        str(tmp_path / "leaf"),
+    ]
     assert subprocess.run(argv, capture_output=True, check=False).returncode == 0
 
 
-def test_a_store_of_java_is_changed_once(tmp_path: Path, pem: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever number of links lead to it: a keytool takes seconds, and a minute on an emulated processor. Here one that only notes what it is asked."""
+def test_a_store_of_java_is_changed_once(
+    tmp_path: Path, pem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever number of links lead to it: a keytool takes seconds, and a minute on an emulated
+    processor. Here one that only notes what it is asked."""
     root, tools = tmp_path / "root", tmp_path / "tools"
     make(root, BUNDLE, "/etc/ssl/certs/java/cacerts", "/opt/java/own/lib/security/cacerts")
     for name in ("17", "default"):
@@ -89,13 +128,18 @@ def test_a_store_of_java_is_changed_once(tmp_path: Path, pem: str, monkeypatch: 
         linked.parent.mkdir(parents=True)
         linked.symlink_to(root / "etc/ssl/certs/java/cacerts")
     tools.mkdir()
-    (tools / "keytool").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked; cat >> {tmp_path}/told\n')
+    (tools / "keytool").write_text(
+        f'#!/bin/sh\necho "$@" >> {tmp_path}/asked; cat >> {tmp_path}/told\n'
+    )
     (tools / "keytool").chmod(0o755)
     monkeypatch.setenv("PATH", str(tools), prepend=":")
     assert run_in(root, pem) == ""
     asked = [line.split() for line in (tmp_path / "asked").read_text().splitlines()]
     stores = [words[words.index("-keystore") + 1] for words in asked]
-    assert sorted(stores) == [f"{root}/etc/ssl/certs/java/cacerts", f"{root}/opt/java/own/lib/security/cacerts"]
+    assert sorted(stores) == [
+        f"{root}/etc/ssl/certs/java/cacerts",
+        f"{root}/opt/java/own/lib/security/cacerts",
+    ]
     assert (tmp_path / "told").read_text().count(pem.strip()) == 2
 
 
@@ -107,13 +151,16 @@ def test_a_store_of_java_that_can_not_be_changed_is_told(
     make(root, BUNDLE, "/etc/ssl/certs/java/cacerts", "/opt/java/own/lib/security/cacerts")
     tools.mkdir()
     (tools / "keytool").write_text(
-        f'#!/bin/sh\ncase "$*" in *etc/ssl*) echo "keytool error: password was incorrect"; exit 1;; esac\necho "$@" >> {tmp_path}/asked\n'
+        '#!/bin/sh\ncase "$*" in *etc/ssl*) echo "keytool error: password was incorrect"; exit 1;;'
+        f' esac\necho "$@" >> {tmp_path}/asked\n'
     )
     (tools / "keytool").chmod(0o755)
     monkeypatch.setenv("PATH", str(tools), prepend=":")
     store = f"{root}/etc/ssl/certs/java/cacerts"
-    assert run_in(root, pem) == (
-        f"programs that use {store} will not trust the local root: keytool error: password was incorrect\n"
+    assert (
+        run_in(root, pem)
+        == f"programs that use {store} will not trust the local root: keytool error: password was"
+        " incorrect\n"
     )
     assert "/opt/java/own" in (tmp_path / "asked").read_text()
 
@@ -128,4 +175,6 @@ def test_an_image_without_any(tmp_path: Path, pem: str) -> None:
 def test_variables_lead_to_the_bundle() -> None:
     """Those of clients with authorities of their own."""
     assert set(ENVIRONMENT.values()) == {BUNDLE}
-    assert {"REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "PIP_CERT", "GIT_SSL_CAINFO"} <= set(ENVIRONMENT)
+    assert {"REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "PIP_CERT", "GIT_SSL_CAINFO"} <= set(
+        ENVIRONMENT
+    )

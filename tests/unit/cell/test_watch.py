@@ -1,4 +1,5 @@
-"""What the host sees of limits while an operation runs: what grew, and a disk that was full in between."""
+"""What the host sees of limits while an operation runs: what grew, and a disk that was full in
+between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The client against a fake guest: what it promises its callers, and what it does when the guest misbehaves. Under both event loops."""
+"""The client against a fake guest: what it promises its callers, and what it does when the guest
+misbehaves. Under both event loops."""
 
 from __future__ import annotations
 
@@ -24,22 +25,34 @@ async def test_exec() -> None:
     """Input goes in, output and outcome come back; what can't start is a result."""
     async with talking() as (_, client):
         outcome = await client.exec(CAT, input=b"hello")
-        assert (outcome.status, outcome.returncode, outcome.stdout) == (ExecStatus.EXITED, 0, b"hello")
+        assert (outcome.status, outcome.returncode, outcome.stdout) == (
+            ExecStatus.EXITED,
+            0,
+            b"hello",
+        )
         missing = await client.exec(ExecRequest(argv=["missing"]))
-        assert (missing.status, missing.returncode, missing.stage_name) == (ExecStatus.NOT_STARTED, 127, "exec")
+        assert (missing.status, missing.returncode, missing.stage_name) == (
+            ExecStatus.NOT_STARTED,
+            127,
+            "exec",
+        )
         assert missing.detail == "no such program"
 
 
 async def test_more_than_every_window_both_ways() -> None:
-    """Input and output larger than their windows, and a request larger than a frame, flow without a stall."""
+    """Input and output larger than their windows, and a request larger than a frame, flow without a
+    stall."""
     content = bytes(range(256)) * 40_000
     async with talking() as (_, client):
-        outcome = await client.exec(ExecRequest(argv=["cat", "x" * 200_000], max_stdout_bytes=1 << 30), input=content)
+        outcome = await client.exec(
+            ExecRequest(argv=["cat", "x" * 200_000], max_stdout_bytes=1 << 30), input=content
+        )
     assert outcome.stdout == content
 
 
 async def test_input_in_pieces() -> None:
-    """An async iterable is sent as it comes; a command that ends before it leaves it, closed, behind."""
+    """An async iterable is sent as it comes; a command that ends before it leaves it, closed,
+    behind."""
     closed = False
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -66,15 +79,23 @@ async def test_head_and_tail() -> None:
     async with talking() as (_, client):
         head = await client.exec(CAT, input=b"0123456789", keep_bytes=4)
         assert (head.stdout, head.stdout_dropped_bytes) == (b"0123", 6)
-        tail = await client.exec(ExecRequest(argv=["cat"]), input=b"0123456789", keep="tail", keep_bytes=3)
+        tail = await client.exec(
+            ExecRequest(argv=["cat"]), input=b"0123456789", keep="tail", keep_bytes=3
+        )
         assert (tail.stdout, tail.stdout_dropped_bytes) == (b"789", 7)
 
 
 async def test_on_output_sees_everything() -> None:
-    """Every byte passes the callback, kept or not; what it raises ends the command and reaches the caller."""
+    """Every byte passes the callback, kept or not; what it raises ends the command and reaches the
+    caller."""
     seen = bytearray()
     async with talking() as (guest, client):
-        await client.exec(CAT, input=b"x" * 50_000, keep_bytes=1, on_output=lambda _stream, chunk: seen.extend(chunk))
+        await client.exec(
+            CAT,
+            input=b"x" * 50_000,
+            keep_bytes=1,
+            on_output=lambda _stream, chunk: seen.extend(chunk),
+        )
         assert len(seen) == 50_000
 
         def fail(_stream: Stream, _chunk: bytes) -> None:
@@ -119,7 +140,10 @@ async def test_output_that_nobody_iterated_is_counted() -> None:
         await guest.output(op, 1, b"x" * 3_000_000)
         await guest.finish(op, dropped=(5, 0))
 
-    async with talking({b"script": script}) as (_, client), client.open_exec(ExecRequest(argv=["script"])) as running:
+    async with (
+        talking({b"script": script}) as (_, client),
+        client.open_exec(ExecRequest(argv=["script"])) as running,
+    ):
         outcome = await running.wait()
     assert (outcome.stdout, outcome.stdout_dropped_bytes) == (b"", 3_000_005)
 
@@ -157,7 +181,11 @@ async def test_files() -> None:
             await client.read_file("/missing", max_bytes=1)
         with pytest.raises(FileTooLarge) as caught:
             await client.read_file("/a", max_bytes=100)
-        assert (caught.value.size_bytes, caught.value.errno, caught.value.filename) == (2_560_000, errno.EFBIG, "/a")
+        assert (caught.value.size_bytes, caught.value.errno, caught.value.filename) == (
+            2_560_000,
+            errno.EFBIG,
+            "/a",
+        )
 
 
 async def test_requests_that_can_not_be_sent() -> None:
@@ -185,7 +213,8 @@ async def test_requests_that_can_not_be_sent() -> None:
 
 
 async def test_a_thousand_queue_in_order() -> None:
-    """No more run at once than the limit; the rest start in the order they came; each gets its own answer."""
+    """No more run at once than the limit; the rest start in the order they came; each gets its own
+    answer."""
     async with talking(max_ops=8) as (guest, client):
         answers = {}
 
@@ -230,7 +259,8 @@ async def test_the_lead_is_passed_on() -> None:
 
 
 async def test_cancelled_operations_are_killed() -> None:
-    """A cancelled operation has been killed and has ended in the guest when its caller goes on; nothing is left of it."""
+    """A cancelled operation has been killed and has ended in the guest when its caller goes on;
+    nothing is left of it."""
     async with talking() as (guest, client):
         for request in (HANG, FLOOD, CAT):
             with anyio.move_on_after(0.05) as scope:
@@ -251,7 +281,9 @@ async def test_cancelled_at_every_step() -> None:
             with anyio.CancelScope() as scope:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(_cancel_after, scope, step)
-                    await client.exec(ExecRequest(argv=["cat"], max_stdout_bytes=1 << 30), input=b"x" * 400_000)
+                    await client.exec(
+                        ExecRequest(argv=["cat"], max_stdout_bytes=1 << 30), input=b"x" * 400_000
+                    )
             assert guest.ops == {}
         assert (await client.exec(CAT, input=b"on")).stdout == b"on"
 
@@ -274,12 +306,15 @@ async def test_leaving_the_block_kills() -> None:
 
 
 async def test_the_hosts_own_deadline() -> None:
-    """A guest that forgets its timeout is reminded: the tree is killed and the outcome says that it timed out."""
+    """A guest that forgets its timeout is reminded: the tree is killed and the outcome says that it
+    timed out."""
     async with talking() as (guest, client):
         outcome = await client.exec(ExecRequest(argv=["hang"], timeout_s=0.1))
         assert (outcome.timed_out, outcome.killed, outcome.returncode) == (True, True, 137)
         assert (
-            await client.exec(ExecRequest(argv=["flood"], timeout_s=0.1, max_stdout_bytes=1 << 40), keep="tail")
+            await client.exec(
+                ExecRequest(argv=["flood"], timeout_s=0.1, max_stdout_bytes=1 << 40), keep="tail"
+            )
         ).timed_out
         with pytest.raises(TimeoutError, match="/slow"):
             await client.write_file("/slow", endless(), timeout_s=0.1)
@@ -287,7 +322,8 @@ async def test_the_hosts_own_deadline() -> None:
 
 
 async def test_a_guest_that_does_not_end_what_it_was_told_to_kill() -> None:
-    """No RESULT after the kill: the guest is wedged, the caller and everyone else is told so, in bounded time."""
+    """No RESULT after the kill: the guest is wedged, the caller and everyone else is told so, in
+    bounded time."""
     async with talking(timeout=SHORT) as (_, client):
         with pytest.raises(CellError, match="told to kill"):
             await client.exec(ExecRequest(argv=["undying"], timeout_s=0.1))
@@ -302,7 +338,8 @@ async def test_a_guest_that_does_not_end_what_it_was_told_to_kill() -> None:
 
 
 async def test_a_failure_reaches_the_leader_too() -> None:
-    """When one operation gives the guest up, the one that reads for all is told at once, not when something arrives."""
+    """When one operation gives the guest up, the one that reads for all is told at once, not when
+    something arrives."""
     async with talking(timeout=SHORT) as (_, client):
         failures = []
 
@@ -321,7 +358,8 @@ async def test_a_failure_reaches_the_leader_too() -> None:
 
 
 async def test_death_ends_all_at_once() -> None:
-    """At the end of the stream every operation that runs, streams, queues or comes is a `CellError`."""
+    """At the end of the stream every operation that runs, streams, queues or comes is a
+    `CellError`."""
     async with talking(max_ops=3) as (guest, client):
         failed = []
 

@@ -1,4 +1,5 @@
-"""The client against a guest that lies, floods, falls silent or does not read: bounded time, bounded memory, a typed error. Under both event loops."""
+"""The client against a guest that lies, floods, falls silent or does not read: bounded time,
+bounded memory, a typed error. Under both event loops."""
 
 from __future__ import annotations
 
@@ -29,7 +30,13 @@ pytestmark = pytest.mark.anyio
         + [g.frame(g.DATA, 0, b"\1" + bytes(65_535))] * 16,
         [b"\xff" * 12],
     ],
-    ids=["success that never started", "data before started", "stream 3", "over its credit", "noise"],
+    ids=[
+        "success that never started",
+        "data before started",
+        "stream 3",
+        "over its credit",
+        "noise",
+    ],
 )
 async def test_violations_end_everything(said: list[bytes]) -> None:
     """A guest that breaks the protocol in one operation ends them all, as `ProtocolViolation`."""
@@ -62,14 +69,17 @@ async def _ping_until_it_fails(client: GuestClient) -> None:
 
 
 async def test_tiny_frames_cost_no_more_than_their_bytes() -> None:
-    """Half a million one-byte frames that nobody takes are held as half a million bytes, not as as many objects."""
+    """Half a million one-byte frames that nobody takes are held as half a million bytes, not as as
+    many objects."""
 
     sent = False
 
     async def dribble(guest: FakeGuest, op: GuestOp) -> None:
         nonlocal sent
         await guest.started(op)
-        await guest.send((g.frame(g.DATA, op.id, b"\1x") + g.frame(g.DATA, op.id, b"\2y")) * 250_000)
+        await guest.send(
+            (g.frame(g.DATA, op.id, b"\1x") + g.frame(g.DATA, op.id, b"\2y")) * 250_000
+        )
         sent = True
         await guest.until_killed(op)
 
@@ -95,7 +105,8 @@ async def test_fatal() -> None:
 
 
 async def test_no_answers() -> None:
-    """A guest that doesn't answer is a `CellError` in time; a lost PONG alone doesn't end the connection."""
+    """A guest that doesn't answer is a `CellError` in time; a lost PONG alone doesn't end the
+    connection."""
     guest = FakeGuest()
     async with GuestClient.from_socket(guest.host_socket) as client:
         for question in (client.wait_ready(timeout_s=0.05), client.hello(timeout_s=0.05)):
@@ -110,7 +121,8 @@ async def test_no_answers() -> None:
 
 
 async def test_a_guest_that_does_not_read() -> None:
-    """A send that the guest doesn't take ends, in bounded time, in a `CellError`, also for one who was cancelled meanwhile."""
+    """A send that the guest doesn't take ends, in bounded time, in a `CellError`, also for one who
+    was cancelled meanwhile."""
     guest = FakeGuest()
     with guest.host_socket:
         from belljar.channel.pump import SocketPipe
@@ -127,9 +139,16 @@ async def test_a_guest_that_does_not_read() -> None:
 
 
 async def test_ready_configure_and_renew() -> None:
-    """The answers of a template's and a clone's beginning; a container that can't be built is a `CellError`."""
+    """The answers of a template's and a clone's beginning; a container that can't be built is a
+    `CellError`."""
     async with talking() as (guest, client):
-        shape = {"memory_max_bytes": 1, "disk_bytes": 2, "disk_inodes": 3, "processes": 4, "hostname": "h"}
+        shape = {
+            "memory_max_bytes": 1,
+            "disk_bytes": 2,
+            "disk_inodes": 3,
+            "processes": 4,
+            "hostname": "h",
+        }
         assert (await client.configure(**shape)).errno == 0  # type: ignore[arg-type]
         assert int((await client.renew(**RENEWAL)).done) == 31  # type: ignore[arg-type]
     guest = FakeGuest()

@@ -35,7 +35,9 @@ async def test_the_guests_errors(number: int, expected: type[OSError], text: str
     async with talking() as (guest, client):
         guest.errors[WALK] = number
         with pytest.raises(expected, match=text):
-            await trees.walk(client, "/x", take, user="", cwd="/", depth=9, max_entries=5, max_bytes=10)
+            await trees.walk(
+                client, "/x", take, user="", cwd="/", depth=9, max_entries=5, max_bytes=10
+            )
 
 
 async def test_a_guest_that_lies() -> None:

@@ -97,7 +97,9 @@ def test_exec_body(
             alone=probe and alone,
         )
     )
-    assert reader.number(4) == stdin_open + 2 * (pty is not None) + 4 * probe + 8 * (probe and alone)
+    assert reader.number(4) == stdin_open + 2 * (pty is not None) + 4 * probe + 8 * (
+        probe and alone
+    )
     assert [reader.number(8) for _ in range(3)] == [timeout_ms, stdout_cap, stderr_cap]
     assert (reader.number(2), reader.number(2)) == (pty or (0, 0))
     assert (reader.text(), reader.text()) == (user.encode(), cwd.encode())
@@ -113,7 +115,9 @@ def test_file_bodies() -> None:
     assert [reader.text() for _ in range(3)] == [b"u", b"/c", b"p"]
     assert (reader.number(8), reader.raw) == (7, b"")
     for mode, append, said in ((None, True, 0xFFFFFFFF), (0o4755, False, 0o4755)):
-        reader = Reader(frames.write_body(user="u", cwd="/c", path="p", mode=mode, owner="o", append=append))
+        reader = Reader(
+            frames.write_body(user="u", cwd="/c", path="p", mode=mode, owner="o", append=append)
+        )
         assert reader.number(4) == append
         assert [reader.text() for _ in range(3)] == [b"u", b"/c", b"p"]
         assert (reader.number(4), reader.text(), reader.raw) == (said, b"o", b"")
@@ -137,7 +141,9 @@ def test_connection_payloads() -> None:
     assert (reader.number(8), reader.number(4)) == (5, 1)
     assert (reader.text(), reader.texts(), reader.raw) == (b"h", [b"/a", b"/b"], b"")
     reader = Reader(
-        frames.renew_payload(realtime_ns=5, seed=b"s" * 32, machine_id="m" * 32, boot_id="b" * 36, hostname="h")
+        frames.renew_payload(
+            realtime_ns=5, seed=b"s" * 32, machine_id="m" * 32, boot_id="b" * 36, hostname="h"
+        )
     )
     assert reader.number(8) == 5
     assert [reader.text() for _ in range(4)] == [b"s" * 32, b"m" * 32, b"b" * 36, b"h"]
@@ -155,7 +161,8 @@ NETWORK: dict[str, Any] = {
 
 
 def test_a_renewal_with_a_network() -> None:
-    """The network's part follows what version 1 always had, byte for byte; without it the payload is what it was."""
+    """The network's part follows what version 1 always had, byte for byte; without it the payload
+    is what it was."""
     plain: dict[str, Any] = {
         "realtime_ns": 5,
         "seed": b"s" * 32,
@@ -164,13 +171,23 @@ def test_a_renewal_with_a_network() -> None:
         "hostname": "h",
     }
     part = frames.network_part(**NETWORK)
-    assert part.hex(" ") == ("0a 01 02 03 0a 01 02 01 02 00 00 0a 0b 0c 02 00 00 0d 0e 0f 0a 01 02 35 dc 05")
+    assert part.hex(" ") == (
+        "0a 01 02 03 0a 01 02 01 02 00 00 0a 0b 0c 02 00 00 0d 0e 0f 0a 01 02 35 dc 05"
+    )
     assert frames.renew_payload(**plain, network=part) == frames.renew_payload(**plain) + part
 
 
 @pytest.mark.parametrize("name", ["mac", "gateway_mac"])
 @pytest.mark.parametrize(
-    "mac", ["", "02:00:00:00:00", "02:00:00:00:00:0A", "01:00:5e:00:00:01", "ff:ff:ff:ff:ff:ff", "02-00-00-00-00-01"]
+    "mac",
+    [
+        "",
+        "02:00:00:00:00",
+        "02:00:00:00:00:0A",
+        "01:00:5e:00:00:01",
+        "ff:ff:ff:ff:ff:ff",
+        "02-00-00-00-00-01",
+    ],
 )
 def test_macs_that_are_none(name: str, mac: str) -> None:
     """Only a single station's address, written as everywhere."""
@@ -204,7 +221,8 @@ def test_a_request_that_is_too_large() -> None:
 
 
 def test_what_can_not_be_said() -> None:
-    """A NUL, a number that doesn't fit, an empty path, an impossible mode or seed is a `ValueError` that says which."""
+    """A NUL, a number that doesn't fit, an empty path, an impossible mode or seed is a `ValueError`
+    that says which."""
     with pytest.raises(ValueError, match="owner holds a NUL"):
         frames.write_body(user="", cwd="", path="p", mode=None, owner="a\0", append=False)
     with pytest.raises(ValueError, match="does not fit"):
@@ -214,7 +232,9 @@ def test_what_can_not_be_said() -> None:
     with pytest.raises(ValueError, match="not a file mode"):
         frames.write_body(user="", cwd="", path="p", mode=0o10000, owner="", append=False)
     with pytest.raises(ValueError, match="seed"):
-        frames.renew_payload(realtime_ns=5, seed=b"s" * 31, machine_id="m" * 32, boot_id="b" * 36, hostname="h")
+        frames.renew_payload(
+            realtime_ns=5, seed=b"s" * 31, machine_id="m" * 32, boot_id="b" * 36, hostname="h"
+        )
     for size in (0, frames.MAX_DATA_BYTES + 1):
         with pytest.raises(ValueError, match="DATA of"):
             frames.data_frame(1, 0, bytes(size))

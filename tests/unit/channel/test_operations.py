@@ -18,7 +18,8 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_a_slow_consumer_is_not_a_timeout() -> None:
-    """When the command ended in time and only its consumer was late, nothing is lost and nothing timed out."""
+    """When the command ended in time and only its consumer was late, nothing is lost and nothing
+    timed out."""
 
     async def prompt(guest: FakeGuest, op: GuestOp) -> None:
         await guest.started(op)
@@ -35,7 +36,8 @@ async def test_a_slow_consumer_is_not_a_timeout() -> None:
 
 
 async def test_a_guest_that_dribbles_does_not_evade_the_deadline() -> None:
-    """Output that keeps coming does not put the deadline off; what came before the kill is delivered, the rest counted."""
+    """Output that keeps coming does not put the deadline off; what came before the kill is
+    delivered, the rest counted."""
 
     async def dribble(guest: FakeGuest, op: GuestOp) -> None:
         await guest.started(op)
@@ -65,8 +67,13 @@ async def test_a_killed_operation_gets_the_credit_it_needs_to_end() -> None:
         await guest.finish(op, g.SIGNALED, 9, flags=2)
 
     async with talking({b"heavy": heavy}, timeout=Timeout(grace_s=0.1, kill_s=60)) as (_, client):
-        outcome = await client.exec(ExecRequest(argv=["heavy"], timeout_s=0.05, max_stdout_bytes=1 << 30))
-        assert (outcome.timed_out, len(outcome.stdout) + outcome.stdout_dropped_bytes) == (True, 5_000_000)
+        outcome = await client.exec(
+            ExecRequest(argv=["heavy"], timeout_s=0.05, max_stdout_bytes=1 << 30)
+        )
+        assert (outcome.timed_out, len(outcome.stdout) + outcome.stdout_dropped_bytes) == (
+            True,
+            5_000_000,
+        )
         with anyio.move_on_after(0.05) as scope:
             await client.exec(ExecRequest(argv=["heavy"], max_stdout_bytes=1 << 30))
         assert scope.cancelled_caught
@@ -74,7 +81,8 @@ async def test_a_killed_operation_gets_the_credit_it_needs_to_end() -> None:
 
 
 async def test_a_storm_of_cancellations() -> None:
-    """A hundred operations of all kinds, each cancelled at a random moment or not at all: the connection serves on, nothing is left in the guest."""
+    """A hundred operations of all kinds, each cancelled at a random moment or not at all: the
+    connection serves on, nothing is left in the guest."""
     rng = random.Random(7)  # noqa: S311 - repeatable
     async with talking(max_ops=16) as (guest, client):
 
@@ -85,14 +93,22 @@ async def test_a_storm_of_cancellations() -> None:
         async with anyio.create_task_group() as tasks:
             for _ in range(100):
                 delay_s = rng.choice([0, 0.001, 0.01, 0.05, 0.2])
-                tasks.start_soon(one, rng.choice([CAT, HANG, FLOOD]), rng.choice([0, 10, 300_000, 2_000_000]), delay_s)
+                tasks.start_soon(
+                    one,
+                    rng.choice([CAT, HANG, FLOOD]),
+                    rng.choice([0, 10, 300_000, 2_000_000]),
+                    delay_s,
+                )
         assert guest.ops == {}
         assert (await client.exec(CAT, input=b"on")).stdout == b"on"
 
 
 async def test_one_iterates_while_another_sends() -> None:
     """Two tasks share one running command: one takes its output, the other feeds it."""
-    async with talking() as (_, client), client.open_exec(ExecRequest(argv=["cat"], stdin=True)) as running:
+    async with (
+        talking() as (_, client),
+        client.open_exec(ExecRequest(argv=["cat"], stdin=True)) as running,
+    ):
 
         async def feed() -> None:
             for _ in range(50):
@@ -107,7 +123,8 @@ async def test_one_iterates_while_another_sends() -> None:
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_asyncios_own_cancellation() -> None:
-    """A task cancelled by asyncio itself (Ctrl-C, `wait_for`), which knows no shields, is cleaned up after as well."""
+    """A task cancelled by asyncio itself (Ctrl-C, `wait_for`), which knows no shields, is cleaned
+    up after as well."""
     async with talking() as (guest, client):
         for request in (HANG, FLOOD):
             with pytest.raises(asyncio.TimeoutError):
@@ -140,5 +157,7 @@ async def test_a_guest_that_ends_nothing_and_floods() -> None:
     async with talking({b"stubborn": stubborn}, timeout=SHORT) as (_, client):
         with anyio.fail_after(60), pytest.raises(CellError, match="told to kill"):
             await client.exec(
-                ExecRequest(argv=["stubborn"], timeout_s=0.05, max_stdout_bytes=1 << 40), keep="head", keep_bytes=10
+                ExecRequest(argv=["stubborn"], timeout_s=0.05, max_stdout_bytes=1 << 40),
+                keep="head",
+                keep_bytes=10,
             )

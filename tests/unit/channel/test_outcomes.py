@@ -11,7 +11,9 @@ from belljar.channel.messages import Result
 from belljar.channel.outcomes import ExecOutcome, ExecStatus, FileTooLarge, file_error, outcome_of
 
 
-def result(outcome: Outcome, code: int, *, flags: int = 0, detail: str = "", stage: Stage = Stage.OPEN) -> Result:
+def result(
+    outcome: Outcome, code: int, *, flags: int = 0, detail: str = "", stage: Stage = Stage.OPEN
+) -> Result:
     """A RESULT."""
     return Result(
         op=1,
@@ -43,10 +45,22 @@ def test_returncode(status: ExecStatus, code: int, returncode: int) -> None:
 
 
 def test_outcome_of() -> None:
-    """The guest's counts and the host's are added; flags become words; late alone is not timed out."""
-    outcome = outcome_of(result(Outcome.SIGNALED, 9, flags=63), kept=(b"a", b"b"), dropped=(10, 20), overdue=False)
-    assert (outcome.stdout_dropped_bytes, outcome.stderr_dropped_bytes, outcome.duration_s) == (11, 22, 1.5)
-    assert (outcome.timed_out, outcome.killed, outcome.out_of_memory, outcome.output_cap_reached) == (True,) * 4
+    """The guest's counts and the host's are added; flags become words; late alone is not timed
+    out."""
+    outcome = outcome_of(
+        result(Outcome.SIGNALED, 9, flags=63), kept=(b"a", b"b"), dropped=(10, 20), overdue=False
+    )
+    assert (outcome.stdout_dropped_bytes, outcome.stderr_dropped_bytes, outcome.duration_s) == (
+        11,
+        22,
+        1.5,
+    )
+    assert (
+        outcome.timed_out,
+        outcome.killed,
+        outcome.out_of_memory,
+        outcome.output_cap_reached,
+    ) == (True,) * 4
     assert (outcome.processes_full, outcome.disk_full) == (True, True)
     assert outcome.stage_name == "open"
     late = outcome_of(result(Outcome.EXITED, 0), kept=(b"", b""), dropped=(0, 0), overdue=True)
@@ -83,13 +97,21 @@ def test_killed_helpers() -> None:
 def test_too_large() -> None:
     """An `OSError` with EFBIG, the path and the sizes."""
     error = FileTooLarge("/big", max_bytes=10, size_bytes=20, head=b"x")
-    assert (error.errno, error.filename, error.size_bytes, error.head) == (errno.EFBIG, "/big", 20, b"x")
+    assert (error.errno, error.filename, error.size_bytes, error.head) == (
+        errno.EFBIG,
+        "/big",
+        20,
+        b"x",
+    )
 
 
 @pytest.mark.parametrize("stage", [Stage.USER, Stage.FORK, Stage.REQUEST, Stage.CREDENTIALS])
 def test_a_file_nobody_looked_at_is_not_missing(stage: Stage) -> None:
-    """An unknown user, or a helper that could not start, says nothing of the file: never `FileNotFoundError`."""
-    error = file_error(result(Outcome.NOT_STARTED, errno.ENOENT, stage=stage, detail="\x1b[2J"), "p")
+    """An unknown user, or a helper that could not start, says nothing of the file: never
+    `FileNotFoundError`."""
+    error = file_error(
+        result(Outcome.NOT_STARTED, errno.ENOENT, stage=stage, detail="\x1b[2J"), "p"
+    )
     assert (type(error), error.errno) == (OSError, errno.EIO)
     assert stage.name.lower() in str(error)
     assert "\x1b" not in str(error)

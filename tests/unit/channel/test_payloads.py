@@ -20,7 +20,12 @@ def payload(raw: bytes) -> Payload:
     return Payload(raw, kind=int(FrameType.RESULT), op=5)
 
 
-@given(st.integers(0, 2**8 - 1), st.integers(0, 2**16 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1))
+@given(
+    st.integers(0, 2**8 - 1),
+    st.integers(0, 2**16 - 1),
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**64 - 1),
+)
 def test_numbers_come_back(a: int, b: int, c: int, d: int) -> None:
     """Little-endian, without padding, in their order."""
     cursor = payload(struct.pack("<BHIQ", a, b, c, d))
@@ -37,21 +42,27 @@ def test_texts_come_back(text: str) -> None:
 
 @given(raw=st.binary(max_size=40), reads=st.lists(st.sampled_from(READERS), max_size=10))
 def test_hostile_payloads(raw: bytes, reads: list[str]) -> None:
-    """Whatever is read from whatever bytes: a value or a `ProtocolViolation`, and never more than there is."""
+    """Whatever is read from whatever bytes: a value or a `ProtocolViolation`, and never more than
+    there is."""
     cursor = payload(raw)
     try:
         for read in reads:
             getattr(cursor, read)()
     except ProtocolViolation:
         return
-    rest = len(raw) - sum({"u8": 1, "u16": 2, "u32": 4, "u64": 8}.get(read, 0) for read in reads if read != "text")
+    rest = len(raw) - sum(
+        {"u8": 1, "u16": 2, "u32": 4, "u64": 8}.get(read, 0) for read in reads if read != "text"
+    )
     assert rest >= 0
 
 
 @pytest.mark.parametrize(
     ("raw", "why"),
     [
-        (struct.pack("<I", MAX_TEXT_BYTES + 1) + bytes(MAX_TEXT_BYTES + 1), "4097 bytes; at most 4096"),
+        (
+            struct.pack("<I", MAX_TEXT_BYTES + 1) + bytes(MAX_TEXT_BYTES + 1),
+            "4097 bytes; at most 4096",
+        ),
         (struct.pack("<I", 0xFFFFFFFF), "4294967295"),
         (struct.pack("<I", 2) + b"x", "should be longer"),
         (b"\0\0\0", "should be longer"),

@@ -16,7 +16,12 @@ pytestmark = pytest.mark.anyio
 async def test_there_and_back() -> None:
     """All that is sent arrives, also what the socket can't take at once."""
     ours, theirs = socket.socketpair()
-    one, other, content, seen = SocketPipe(ours), SocketPipe(theirs), bytes(range(256)) * 20_000, bytearray()
+    one, other, content, seen = (
+        SocketPipe(ours),
+        SocketPipe(theirs),
+        bytes(range(256)) * 20_000,
+        bytearray(),
+    )
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(one.send, content)
         while len(seen) < len(content):

@@ -1,4 +1,5 @@
-"""Who reads: whoever waits; and when one is done or gives up, the next one. Over a socket pair, in raw frames."""
+"""Who reads: whoever waits; and when one is done or gives up, the next one. Over a socket pair, in
+raw frames."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ async def pumping(*, send_deadline_s: float = 5) -> AsyncIterator[tuple[Pump, Bo
     pump = Pump(SocketPipe(ours), box, send_deadline_s=send_deadline_s)
     with ours, theirs, anyio.fail_after(60):
         await pump.send(lambda: pump.wire.send_hello(bytes(16)))
-        theirs.sendall(g.frame(g.WELCOME, 0, struct.pack("<H", 1) + bytes(16) + struct.pack("<II", 8, 1000)))
+        theirs.sendall(
+            g.frame(g.WELCOME, 0, struct.pack("<H", 1) + bytes(16) + struct.pack("<II", 8, 1000))
+        )
         await pump.wait_until(box, lambda: bool(box.came))
         box.came.clear()
         try:
@@ -149,7 +152,8 @@ async def test_fatal_is_shown_harmlessly() -> None:
 
 
 async def test_a_message_is_sent_whole() -> None:
-    """A sender that is cancelled half-way through a message still sends all of it: the conversation goes on."""
+    """A sender that is cancelled half-way through a message still sends all of it: the conversation
+    goes on."""
     async with pumping() as (pump, _, guest):
         guest.settimeout(60)
         assert guest.recv(100)[4] == g.HELLO

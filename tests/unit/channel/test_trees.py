@@ -1,4 +1,5 @@
-"""Records of trees: what is written is read, and nothing hostile comes through as something else."""
+"""Records of trees: what is written is read, and nothing hostile comes through as something
+else."""
 
 from __future__ import annotations
 
@@ -30,7 +31,15 @@ NAMES = st.binary(min_size=1, max_size=20).filter(
 )
 
 
-def raw(kind: int, name: bytes = b"", *, mode: int = 0o644, size: int = 0, ns: int = 0, link: bytes = b"") -> bytes:
+def raw(
+    kind: int,
+    name: bytes = b"",
+    *,
+    mode: int = 0o644,
+    size: int = 0,
+    ns: int = 0,
+    link: bytes = b"",
+) -> bytes:
     """One record, whatever it says."""
     return HEAD.pack(kind, mode, size, 0, ns, len(name), len(link)) + name + link
 
@@ -46,7 +55,9 @@ def test_a_tree_comes_back_however_it_is_cut(files: dict[bytes, bytes], cut: int
     stream = encode(ROOT)
     for name, content in files.items():
         path = os.fsdecode(name)
-        stream += encode(Record(path=path, kind=RecordKind.FILE, mode=0o640, size_bytes=len(content)))
+        stream += encode(
+            Record(path=path, kind=RecordKind.FILE, mode=0o640, size_bytes=len(content))
+        )
         stream += content
     stream += encode(LEAVE)
     taking, found, last = reader(), dict[bytes, bytes](), b""
@@ -169,7 +180,9 @@ def test_usage(answer: bytes) -> None:
 @given(mtime_s=st.integers(-(1 << 63), (1 << 53)))
 def test_a_time_comes_back_in_whole_seconds(mtime_s: int) -> None:
     """Before 1970 and far ahead, too."""
-    record = Record(path="", kind=RecordKind.FILE, mtime_s=mtime_s + 0.5 if mtime_s >= 0 else mtime_s)
+    record = Record(
+        path="", kind=RecordKind.FILE, mtime_s=mtime_s + 0.5 if mtime_s >= 0 else mtime_s
+    )
     (back,) = reader().feed(encode(record))
     assert isinstance(back, Record)
     assert back.mtime_s == float(mtime_s)

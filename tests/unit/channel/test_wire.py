@@ -1,4 +1,5 @@
-"""Every rule of the protocol as a short dialogue: what the guest may say when, and that anything else ends the conversation."""
+"""Every rule of the protocol as a short dialogue: what the guest may say when, and that anything
+else ends the conversation."""
 
 from __future__ import annotations
 
@@ -52,12 +53,14 @@ from belljar.errors import ProtocolViolation
     ],
 )
 def test_header(header: bytes, why: str) -> None:
-    """A length over the limit or a non-zero reserved field is refused before any payload is waited for."""
+    """A length over the limit or a non-zero reserved field is refused before any payload is waited
+    for."""
     refused(renewed(), header, why)
 
 
 @pytest.mark.parametrize(
-    "kind", [0, g.HELLO, g.CONFIG, g.RENEW, g.PING, g.PART, g.START, g.SIGNAL, g.RESIZE, 0x0B, 0x19, 255]
+    "kind",
+    [0, g.HELLO, g.CONFIG, g.RENEW, g.PING, g.PART, g.START, g.SIGNAL, g.RESIZE, 0x0B, 0x19, 255],
 )
 def test_types_that_a_guest_may_not_send(kind: int) -> None:
     """Unknown types and the host's own are refused."""
@@ -65,7 +68,8 @@ def test_types_that_a_guest_may_not_send(kind: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "said", [READY, welcome(), RENEWED, g.frame(g.PONG, 0, bytes(8)), g.frame(g.FATAL, 0, g.text("x"))]
+    "said",
+    [READY, welcome(), RENEWED, g.frame(g.PONG, 0, bytes(8)), g.frame(g.FATAL, 0, g.text("x"))],
 )
 def test_connection_frames_name_no_operation(said: bytes) -> None:
     """A connection frame with an operation's id is refused."""
@@ -109,10 +113,15 @@ def _complete_frames() -> list[tuple[str, Callable[[], HostConnection], bytes]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "make", "said"), _complete_frames(), ids=lambda value: value if isinstance(value, str) else ""
+    ("name", "make", "said"),
+    _complete_frames(),
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_payloads_have_exactly_their_fields(name: str, make: Callable[[], HostConnection], said: bytes) -> None:
-    """Each frame is taken as it should be; a payload one byte shorter, at every length, or one byte longer is refused."""
+def test_payloads_have_exactly_their_fields(
+    name: str, make: Callable[[], HostConnection], said: bytes
+) -> None:
+    """Each frame is taken as it should be; a payload one byte shorter, at every length, or one byte
+    longer is refused."""
     assert len(make().feed(said)) == 1
     payload = said[12:]
     for length in range(len(payload)):
@@ -121,11 +130,16 @@ def test_payloads_have_exactly_their_fields(name: str, make: Callable[[], HostCo
             g.frame(said[4], int(name in {"STARTED", "EOF", "RESULT"}), payload[:length]),
             "should be longer|other nonce",
         )
-    refused(make(), g.frame(said[4], int(name in {"STARTED", "EOF", "RESULT"}), payload + b"\0"), "too many")
+    refused(
+        make(),
+        g.frame(said[4], int(name in {"STARTED", "EOF", "RESULT"}), payload + b"\0"),
+        "too many",
+    )
 
 
 def test_texts_are_bounded_and_decoded() -> None:
-    """A text has at most 4,096 bytes whatever the frame could hold, and what is no UTF-8 is shown as escapes."""
+    """A text has at most 4,096 bytes whatever the frame could hold, and what is no UTF-8 is shown
+    as escapes."""
     wire = HostConnection()
     assert wire.feed(g.frame(g.FATAL, 0, g.text(b"\xff\xc3\xa9" + b"x" * 4093))) == [
         Fatal(detail="\\xffé" + "x" * 4093)
@@ -143,10 +157,14 @@ def test_the_whole_greeting() -> None:
     assert wire.send_hello(NONCE) == g.frame(g.HELLO, 0, b"\1\0" + NONCE)
     assert wire.feed(welcome()) == [Welcome(version=1, max_ops=64, stdin_window_bytes=WINDOW)]
     wire.send_config(b"c")
-    assert wire.feed(g.frame(g.CONFIGURED, 0, struct.pack("<I", 2) + g.text("d"))) == [Configured(errno=2, detail="d")]
+    assert wire.feed(g.frame(g.CONFIGURED, 0, struct.pack("<I", 2) + g.text("d"))) == [
+        Configured(errno=2, detail="d")
+    ]
     wire.send_renew(RENEWAL)
     done = RenewedBit.RNG | RenewedBit.BOOT_ID | RenewedBit.NETWORK
-    assert wire.feed(g.frame(g.RENEWED, 0, struct.pack("<I", 41) + g.text(""))) == [Renewed(done=done, detail="")]
+    assert wire.feed(g.frame(g.RENEWED, 0, struct.pack("<I", 41) + g.text(""))) == [
+        Renewed(done=done, detail="")
+    ]
     wire.send_ping(1), wire.send_ping(2)
     pongs = [g.frame(g.PONG, 0, struct.pack("<Q", cookie)) for cookie in (1, 2)]
     assert wire.feed(pongs[0] + pongs[1]) == [Pong(cookie=1), Pong(cookie=2)]
@@ -233,7 +251,8 @@ def listener() -> HostConnection:
 @settings(max_examples=200)
 @given(cuts=st.lists(st.integers(0, 66_000), max_size=40))
 def test_pieces_make_no_difference(cuts: list[int]) -> None:
-    """However the bytes are cut, the events are the same, and never more than one frame is held back."""
+    """However the bytes are cut, the events are the same, and never more than one frame is held
+    back."""
     said, expected = b"".join(conversation()), listener().feed(b"".join(conversation()))
     wire, events, at = listener(), list[GuestEvent](), 0
     for cut in [*sorted(cuts), len(said)]:

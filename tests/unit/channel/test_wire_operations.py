@@ -1,4 +1,5 @@
-"""The rules of one operation as short dialogues: what the guest may say when, what the host may, and the bounds of both."""
+"""The rules of one operation as short dialogues: what the guest may say when, what the host may,
+and the bounds of both."""
 
 from __future__ import annotations
 
@@ -72,7 +73,8 @@ def test_an_exec() -> None:
 
 
 def test_output_needs_started_and_an_open_stream() -> None:
-    """No output before STARTED, after EOF, on stdin, or on a stream that the operation doesn't have."""
+    """No output before STARTED, after EOF, on stdin, or on a stream that the operation doesn't
+    have."""
     refused(with_exec(started=False), data(1, b"x"), "not begun")
     refused(with_exec(started=False), g.frame(g.EOF, 1, b"\1"), "not begun")
     for stream in (0, 3, 255):
@@ -112,7 +114,8 @@ def test_output_stays_within_its_cap() -> None:
 
 
 def test_output_stays_within_its_credit() -> None:
-    """One window of 1 MiB for both streams together; CREDIT gives back what was taken and no more."""
+    """One window of 1 MiB for both streams together; CREDIT gives back what was taken and no
+    more."""
     wire = with_exec(caps=(frames.NO_CAP, frames.NO_CAP))
     for stream in (1, 2):
         for _ in range(8):
@@ -126,11 +129,14 @@ def test_output_stays_within_its_credit() -> None:
 
 
 def test_stdin_credit() -> None:
-    """The guest gives back what it took of stdin: never nothing, never above the window; what was granted may be sent."""
+    """The guest gives back what it took of stdin: never nothing, never above the window; what was
+    granted may be sent."""
     wire = with_exec()
     assert wire.stdin_credit(1) == WINDOW
     assert wire.send_data(1, b"x" * 400) == g.frame(g.DATA, 1, b"\0" + b"x" * 400)
-    assert wire.feed(g.frame(g.CREDIT, 1, struct.pack("<I", 400))) == [Credit(op=1, granted_bytes=400)]
+    assert wire.feed(g.frame(g.CREDIT, 1, struct.pack("<I", 400))) == [
+        Credit(op=1, granted_bytes=400)
+    ]
     assert wire.stdin_credit(1) == WINDOW
     refused(wire, g.frame(g.CREDIT, 1, struct.pack("<I", 1)), "on top of 1000")
     refused(with_exec(), g.frame(g.CREDIT, 1, struct.pack("<I", 0)), "0 bytes of credit")
@@ -143,7 +149,9 @@ def test_started() -> None:
     refused(with_exec(), g.frame(g.STARTED, 1, STARTED), "twice")
     refused(with_exec(started=False), g.frame(g.STARTED, 1, struct.pack("<Q", 1)), "info 1")
     refused(with_write(), g.frame(g.STARTED, 1, struct.pack("<Q", 1)), "info 1")
-    assert with_read().feed(g.frame(g.STARTED, 1, struct.pack("<Q", 1 << 40))) == [Started(op=1, info=1 << 40)]
+    assert with_read().feed(g.frame(g.STARTED, 1, struct.pack("<Q", 1 << 40))) == [
+        Started(op=1, info=1 << 40)
+    ]
     refused(with_read(), g.frame(g.STARTED, 1, struct.pack("<Q", 1 << 63)), "STARTED")
 
 
@@ -222,7 +230,8 @@ def test_the_hosts_own_order() -> None:
 
 
 def test_operation_ids() -> None:
-    """Ids begin with 1 and only grow, also after an operation has ended; a request that can't be sent uses none."""
+    """Ids begin with 1 and only grow, also after an operation has ended; a request that can't be
+    sent uses none."""
     wire = renewed()
     with pytest.raises(OSError, match="at most"):
         wire.start_write(bytes(frames.MAX_REQUEST_BYTES + 1))

@@ -72,7 +72,9 @@ def test_touches_are_reported_until_the_watch_ends() -> None:
         (watching, touched() * 4, "more touches"),
     ],
 )
-def test_what_a_guest_may_not_report(make: Callable[[], HostConnection], said: bytes, why: str) -> None:
+def test_what_a_guest_may_not_report(
+    make: Callable[[], HostConnection], said: bytes, why: str
+) -> None:
     """Files that nobody named, counts that can't be, more than it was allowed."""
     if why:
         refused(make(), said, why)

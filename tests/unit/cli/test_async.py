@@ -24,8 +24,11 @@ async def fail_of(error: Exception, number: int | None) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_what_fails_of_a_signal_is_an_interruption(number: int) -> None:
-    """A child that got the signal too may be gone before ours is heard: it is an interruption all the same, and says what failed."""
-    before = signal.signal(number, signal.SIG_DFL)  # one that was ignored at the start (`nohup`) stays so
+    """A child that got the signal too may be gone before ours is heard: it is an interruption all
+    the same, and says what failed."""
+    before = signal.signal(
+        number, signal.SIG_DFL
+    )  # one that was ignored at the start (`nohup`) stays so
     try:
         with pytest.raises(KeyboardInterrupt) as interrupt:
             run_async(fail_of, JAIL_DIED, number)
@@ -36,7 +39,11 @@ def test_what_fails_of_a_signal_is_an_interruption(number: int) -> None:
 
 @pytest.mark.parametrize(
     ("error", "number"),
-    [(JAIL_DIED, None), (ContainmentBreach("out"), signal.SIGINT), (ZeroDivisionError(), signal.SIGINT)],
+    [
+        (JAIL_DIED, None),
+        (ContainmentBreach("out"), signal.SIGINT),
+        (ZeroDivisionError(), signal.SIGINT),
+    ],
 )
 def test_no_signal_hides_a_breach_or_a_defect(error: Exception, number: int | None) -> None:
     """Nor is anything an interruption without a signal."""
@@ -63,4 +70,7 @@ def test_an_interruption_tells_what_failed(
     monkeypatch.setattr(main.root, "main", interrupted)
     assert main.run([]) == 130
     said = capsys.readouterr().err
-    assert ("the jail ended" in said, "nothing was left running" in said) == (failed is not None, failed is None)
+    assert ("the jail ended" in said, "nothing was left running" in said) == (
+        failed is not None,
+        failed is None,
+    )

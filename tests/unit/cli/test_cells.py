@@ -35,7 +35,9 @@ def orphan(store: Path) -> JournalEntry:
     directory = store / f"jail-{DEAD}"
     directory.mkdir()
     (directory / "file").write_text("")
-    entry = replace(own_entry(DEAD, "cell", directories=(directory,)), owner=ProcessId(pid=1, start_ticks=2**62))
+    entry = replace(
+        own_entry(DEAD, "cell", directories=(directory,)), owner=ProcessId(pid=1, start_ticks=2**62)
+    )
     Journal(store).write(entry)
     return entry
 
@@ -50,8 +52,11 @@ def test_no_cells(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "nothing to reap\n"
 
 
-def test_ps(store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line a cell: alive, orphaned, or a damaged entry, whose name can't act on the terminal."""
+def test_ps(
+    store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line a cell: alive, orphaned, or a damaged entry, whose name can't act on the
+    terminal."""
     monkeypatch.delenv("COLUMNS", raising=False)
     Journal(store).write(own_entry(MINE, "cell"))
     orphan(store)
@@ -89,9 +94,12 @@ def listing(**changes: Any) -> CellListing:  # noqa: ANN401 - fields of CellList
 
 
 def test_ps_says_what_each_cell_is_for() -> None:
-    """Run, sample, tier, policy and memory, where somebody said; what a task's author wrote is escaped."""
+    """Run, sample, tier, policy and memory, where somebody said; what a task's author wrote is
+    escaped."""
     hostile = listing(about=CellAbout(sample="\x1b[2J" * 30, epoch=3))
-    _, line, other, bare = table([listing(), hostile, listing(about=CellAbout(), memory_bytes=None)], None)
+    _, line, other, bare = table(
+        [listing(), hostile, listing(about=CellAbout(), memory_bytes=None)], None
+    )
     for word in ("gvisor", "arith-7", "40 MiB of 512 MiB", "lab", "20261120-215346123-4f9c2a"):
         assert word in line
     assert "\x1b" not in other
@@ -106,7 +114,9 @@ def test_ps_fits_the_terminal(width: int) -> None:
     assert all(word in lines[1] for word in (MINE, "alive"))
 
 
-def test_reap_removes_what_dead_owners_left(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reap_removes_what_dead_owners_left(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The orphan's directory and entry are gone and named; a living owner's cell is not touched."""
     entry = orphan(store)
     Journal(store).write(own_entry(MINE, "cell"))

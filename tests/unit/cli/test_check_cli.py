@@ -28,7 +28,9 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("BELLJAR_POLICY", raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "task.py").write_text(TASK)
-    (tmp_path / "compose.yaml").write_text("services: {default: {image: 'team/i-${SAMPLE_METADATA_KIND}', tty: true}}")
+    (tmp_path / "compose.yaml").write_text(
+        "services: {default: {image: 'team/i-${SAMPLE_METADATA_KIND}', tty: true}}"
+    )
     (tmp_path / "bad-compose.yaml").write_text("services: {default: {image: i, gpus: all}}")
     return tmp_path
 
@@ -42,7 +44,9 @@ def checked(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, d
     return code, said
 
 
-def test_each_sample_of_a_task_has_an_outcome(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_sample_of_a_task_has_an_outcome(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Those with the same outcome together, one's refusal beside the others; nothing is made."""
     arguments = ("task.py@many", "-T", "n=40", "--policy", "low")
     code, said = checked(*arguments, capsys=capsys)
@@ -77,7 +81,12 @@ def test_a_drawn_order_leaves_no_sample_out(capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize(
     ("ids", "code", "images"),
-    [("2", 3, ["team/i-0"]), ("1,3", 3, ["team/i-1"]), ("many:2", 3, ["team/i-0"]), ("3,4", 4, ["team/i-1"])],
+    [
+        ("2", 3, ["team/i-0"]),
+        ("1,3", 3, ["team/i-1"]),
+        ("many:2", 3, ["team/i-0"]),
+        ("3,4", 4, ["team/i-1"]),
+    ],
 )
 def test_samples_are_selected_by_their_ids(
     ids: str, code: int, images: list[str], capsys: pytest.CaptureFixture[str]
@@ -126,7 +135,8 @@ def test_why_a_sample_is_refused_stands_beside_what_is_dropped(
 
 
 def test_usage_and_files_that_are_wrong(capsys: pytest.CaptureFixture[str]) -> None:
-    """An option that makes no sense is usage; a task or policy that is not there is the author's."""
+    """An option that makes no sense is usage; a task or policy that is not there is the
+    author's."""
     assert run(["check", "low", "--policy", "high"]) == 2
     assert run(["check", "task.py", "--override"]) == 2
     for target in ("gone.py", "gone.yaml", "task.py@gone"):
@@ -135,7 +145,9 @@ def test_usage_and_files_that_are_wrong(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().err
 
 
-def test_hostile_words_of_a_task_are_escaped(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hostile_words_of_a_task_are_escaped(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Whatever a file holds: nothing of it acts on the terminal."""
     (directory / "compose.yaml").write_text(
         'services: {"d\\e[2J": {image: "x\\e]0;t\\a", "k\\e[1m": 1, working_dir: "/\\u202e"}}'

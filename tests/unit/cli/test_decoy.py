@@ -33,7 +33,10 @@ def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
             "place": "~",
             "values": dict(digests(key, minted)),
         }
-        for kind, data in ((Kind.SAMPLE_STARTED, {"sample": "thief/1"}), (Kind.DECOY_PLACED, placed)):
+        for kind, data in (
+            (Kind.SAMPLE_STARTED, {"sample": "thief/1"}),
+            (Kind.DECOY_PLACED, placed),
+        ):
             made.recorder.record(Event(kind=kind, cell_id=CELL, data=data))
     with start_run("run", "task.py", [], home=tmp_path) as other:
         decoy_key(other)
@@ -43,7 +46,8 @@ def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_value_names_its_sample(
     token: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By itself and in a line of a log; the value is not repeated. What nobody minted is nobody's."""
+    """By itself and in a line of a log; the value is not repeated. What nobody minted is
+    nobody's."""
     assert run(["decoy", "find", token]) == 0
     shown = capsys.readouterr().out
     assert "sample thief/1" in shown

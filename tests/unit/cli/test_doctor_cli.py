@@ -71,9 +71,14 @@ def test_lacking_hardware_is_a_note_and_lacking_a_vmm_is_not(facts: HostFacts) -
         arch="x86_64",
         kvm=KvmFact(state=KvmState.PROVEN, proved_for="this"),
         userns=UsernsFact(available=True),
-        cgroup=CgroupFact(version=CgroupVersion.V2, parents={"cpu": "/c", "memory": "/c", "pids": "/c"}),
+        cgroup=CgroupFact(
+            version=CgroupVersion.V2, parents={"cpu": "/c", "memory": "/c", "pids": "/c"}
+        ),
         tools=tuple(replace(tool, ok=True, hint="") for tool in facts.tools),
-        runtimes=tuple(replace(runtime, state=RuntimeState.PROVEN, reason="", hint="") for runtime in facts.runtimes),
+        runtimes=tuple(
+            replace(runtime, state=RuntimeState.PROVEN, reason="", hint="")
+            for runtime in facts.runtimes
+        ),
         ids=IdsFact(available=True),
         kernel_release="6.12.0",
         memory_available_mib=8000,
@@ -83,14 +88,27 @@ def test_lacking_hardware_is_a_note_and_lacking_a_vmm_is_not(facts: HostFacts) -
     refuted = replace(good, kvm=KvmFact(state=KvmState.REFUTED, reason="silent"))
     assert states(refuted)["KVM"] == "note"
     broken = replace(
-        good, tools=(replace(good.tools[0], ok=False, path="", version="", hint="install it"), *good.tools[1:])
+        good,
+        tools=(
+            replace(good.tools[0], ok=False, path="", version="", hint="install it"),
+            *good.tools[1:],
+        ),
     )
     assert [states(broken)[what] for what in ("tier microvm", broken.tools[0].name)] == ["no", "no"]
     assert [states(broken)[f"tier {name}"] for name in ("container", "gvisor")] == ["ok", "ok"]
-    silent = replace(good.runtimes[0], state=RuntimeState.REFUTED, reason="it said nothing", hint="use another")
+    silent = replace(
+        good.runtimes[0], state=RuntimeState.REFUTED, reason="it said nothing", hint="use another"
+    )
     mute = replace(good, runtimes=(silent, *good.runtimes[1:]))
-    assert [states(mute)[f"tier {name}"] for name in ("container", "gvisor", "microvm")] == ["note", "ok", "ok"]
-    assert (tiers_as_json(mute)["container"]["works"], tiers_as_json(mute)["gvisor"]["works"]) == (False, True)
+    assert [states(mute)[f"tier {name}"] for name in ("container", "gvisor", "microvm")] == [
+        "note",
+        "ok",
+        "ok",
+    ]
+    assert (tiers_as_json(mute)["container"]["works"], tiers_as_json(mute)["gvisor"]["works"]) == (
+        False,
+        True,
+    )
     ungiven = replace(good, ids=IdsFact(available=False, reason="no ids", hint="get some"))
     assert (states(ungiven)["ids"], states(ungiven)["tier gvisor"]) == ("note", "note")
     forbidden = replace(good, userns=UsernsFact(available=False, reason="a switch"))
@@ -103,7 +121,11 @@ def test_lacking_hardware_is_a_note_and_lacking_a_vmm_is_not(facts: HostFacts) -
         ungiven,
         replace(good, cgroup=CgroupFact(version=CgroupVersion.V2, reason="none")),
     ):
-        assert all(check.hint for check in host_checks(host) if check.state != "ok" and check.what != "user namespaces")
+        assert all(
+            check.hint
+            for check in host_checks(host)
+            if check.state != "ok" and check.what != "user namespaces"
+        )
 
 
 def test_scarce_memory_and_disk_are_noted(facts: HostFacts) -> None:
@@ -115,14 +137,26 @@ def test_scarce_memory_and_disk_are_noted(facts: HostFacts) -> None:
 @pytest.mark.parametrize(
     ("states", "said"),
     [
-        ({}, "Cells can run here in container, gvisor, microvm (emulated: the jail, not the VM, is the boundary)."),
+        (
+            {},
+            (
+                "Cells can run here in container, gvisor, microvm (emulated: the jail, not the VM,"
+                " is the boundary)."
+            ),
+        ),
         (
             {"tier gvisor": "note"},
-            "Cells can run here in container, microvm (emulated: the jail, not the VM, is the boundary); not in gvisor: see above.",
+            (
+                "Cells can run here in container, microvm (emulated: the jail, not the VM, is the"
+                " boundary); not in gvisor: see above."
+            ),
         ),
         (
             {"guest kernel": "no"},
-            "Cells can run here in container, gvisor; not in microvm, which the default risk demands: see above.",
+            (
+                "Cells can run here in container, gvisor; not in microvm, which the default risk"
+                " demands: see above."
+            ),
         ),
         ({"store": "no"}, "No cell can run here yet: see `no` and `note` above."),
         (
@@ -131,7 +165,9 @@ def test_scarce_memory_and_disk_are_noted(facts: HostFacts) -> None:
         ),
     ],
 )
-def test_the_last_line_says_where_cells_can_run(states: dict[str, Literal["note", "no"]], said: str) -> None:
+def test_the_last_line_says_where_cells_can_run(
+    states: dict[str, Literal["note", "no"]], said: str
+) -> None:
     """By tier; without a store that can be written, nowhere."""
     things = ("tier container", "tier gvisor", "tier microvm", "guest kernel", "store")
     found = [Check(what=what, state=states.get(what, "ok"), detail="") for what in things]
@@ -139,7 +175,8 @@ def test_the_last_line_says_where_cells_can_run(states: dict[str, Literal["note"
 
 
 def test_what_a_range_needs_has_a_line(facts: HostFacts) -> None:
-    """Ok where all is there; else a note for each thing that is missing, with its hint: no cell without a network lacks it."""
+    """Ok where all is there; else a note for each thing that is missing, with its hint: no cell
+    without a network lacks it."""
 
     def ranges(host: HostFacts) -> list[Check]:
         return [check for check in host_checks(host) if check.what == "ranges"]
@@ -149,7 +186,11 @@ def test_what_a_range_needs_has_a_line(facts: HostFacts) -> None:
     assert [check.state for check in bare] == ["note"] * 3
     for check, (what, hint) in zip(
         bare,
-        [("nft", "install nftables"), ("dns", "belljar-sandbox[network]"), ("user.max_net_namespaces", "sysctl")],
+        [
+            ("nft", "install nftables"),
+            ("dns", "belljar-sandbox[network]"),
+            ("user.max_net_namespaces", "sysctl"),
+        ],
         strict=True,
     ):
         assert what in check.detail

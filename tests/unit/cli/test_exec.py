@@ -1,4 +1,5 @@
-"""`belljar exec`: what is ours and what is the guest's on one command line, and what comes back. The cell is a fake guest's."""
+"""`belljar exec`: what is ours and what is the guest's on one command line, and what comes back.
+The cell is a fake guest's."""
 
 from __future__ import annotations
 
@@ -98,7 +99,9 @@ def test_the_policy_may_be_left_out() -> None:
         (["--timeout", "soon", "--", "ls"], "not a duration"),
     ],
 )
-def test_what_can_not_be_meant(words: list[str], why: str, store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_can_not_be_meant(
+    words: list[str], why: str, store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Usage errors are told before anything is made."""
     assert run(["exec", *words]) == 2
     assert why in capsys.readouterr().err
@@ -112,7 +115,9 @@ def test_environment_values_may_hold_equals_signs(capsys: pytest.CaptureFixture[
     assert run(["exec", "--env", "A=b=c", "--", "speak", "", "", "0"]) == 0
 
 
-def test_streams_and_status_pass_through(capfdbinary: pytest.CaptureFixture[bytes], store: Path) -> None:
+def test_streams_and_status_pass_through(
+    capfdbinary: pytest.CaptureFixture[bytes], store: Path
+) -> None:
     """Byte by byte, apart; the exit code is the command's, and the run is sealed with it."""
     assert run(["exec", "--", "speak", "out\x1b[m", "err", "7"]) == 7
     said = capfdbinary.readouterr()
@@ -129,7 +134,12 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(found) == JSON_FIELDS | {"stderr_base64"}
     assert (found["returncode"], found["stdout"], found["stderr"]) == (3, "plain", "�")
     assert base64.b64decode(found["stderr_base64"]) == b"\xff"
-    assert (found["cell"], found["tier"], found["destroyed"], found["not_started"]) == (CELL, "microvm", True, None)
+    assert (found["cell"], found["tier"], found["destroyed"], found["not_started"]) == (
+        CELL,
+        "microvm",
+        True,
+        None,
+    )
     assert set(found["timings_ms"]) == {"total", "command", "destroy"}
     assert Path(found["run_dir"]).is_dir()
     assert said.err == ""
@@ -149,7 +159,10 @@ def test_what_the_exit_code_alone_does_not_say(
 ) -> None:
     """A timeout, a failed start, memory and dropped output are told on standard error."""
     assert run(["exec", *words]) == code
-    assert f"belljar: {'the command ' if not note[0].isdigit() else ''}{note}" in capsys.readouterr().err
+    assert (
+        f"belljar: {'the command ' if not note[0].isdigit() else ''}{note}"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -162,7 +175,12 @@ def test_a_descriptor_is_read_to_its_end(waits: bool, tmp_path: Path) -> None:
     theirs.close()
 
     async def read() -> list[bytes]:
-        return [chunk async for chunk in read_descriptor(ours.fileno() if waits else file, waits=waits, chunk_bytes=64)]
+        return [
+            chunk
+            async for chunk in read_descriptor(
+                ours.fileno() if waits else file, waits=waits, chunk_bytes=64
+            )
+        ]
 
     try:
         assert anyio.run(read) == [b"x" * 64, b"x" * 36]
@@ -174,7 +192,11 @@ def test_a_descriptor_is_read_to_its_end(waits: bool, tmp_path: Path) -> None:
 def test_the_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     """Each example line of the help parses."""
     assert run(["exec", "--help"]) == 0
-    examples = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("belljar exec")]
+    examples = [
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if line.strip().startswith("belljar exec")
+    ]
     assert examples
     for line in examples:
         assert parsed(*line.split()[2:])[1]
@@ -206,7 +228,8 @@ def test_which_tiers_were_passed_over_is_told(
 def test_a_skipped_tier_is_reported_once_per_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same sentence is not repeated at each command; another one is reported, and so is one that can't be noted."""
+    """The same sentence is not repeated at each command; another one is reported, and so is one
+    that can't be noted."""
     monkeypatch.setenv("BELLJAR_HOME", str(tmp_path))
     plan = make_plan(resolve_policy("high").policy, capable_host(), image_with_a_user())
     first, second = (replace(plan, skipped_tiers=(text,)) for text in ("no runc", "no runsc"))

@@ -1,4 +1,5 @@
-"""`belljar exec`: what is refused before any cell is made, and what of a guest's output reaches a terminal."""
+"""`belljar exec`: what is refused before any cell is made, and what of a guest's output reaches a
+terminal."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ from belljar.cli.main import run
         (["high", "--"], "no command to run"),
     ],
 )
-def test_a_wrong_option_is_a_usage_error(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_option_is_a_usage_error(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Exit 2, and what would be right. A timeout of zero is no way to have none."""
     assert run(["exec", *arguments]) == 2
     assert said in capsys.readouterr().err
@@ -50,7 +53,8 @@ HOSTILE = "é\n\x1b]0;mine\x07\tred\x1b[31m\r\u202ehidden\x9b1m".encode() + b"\x
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_on_a_terminal_output_can_not_act(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Escapes, controls, bidi and broken bytes are shown, not sent, however they are cut into pieces; newlines, tabs and letters stay."""
+    """Escapes, controls, bidi and broken bytes are shown, not sent, however they are cut into
+    pieces; newlines, tabs and letters stay."""
     out = Out(terminal=True)
     monkeypatch.setattr("sys.stdout", out)
     pass_on = passing_on()

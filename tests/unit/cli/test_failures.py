@@ -85,12 +85,16 @@ def commands(group: click.Group, *path: str) -> Iterator[tuple[str, click.Comman
 def test_a_failing_call_is_known_for_each_command_with_json() -> None:
     """A new command can't forget its errors: it needs a line above."""
     assert sorted(FAILING) == sorted(
-        name for name, command in commands(root) if any("--json" in param.opts for param in command.params)
+        name
+        for name, command in commands(root)
+        if any("--json" in param.opts for param in command.params)
     )
 
 
 @pytest.mark.parametrize("name", FAILING)
-def test_with_json_a_failure_is_one_object_on_standard_output(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_with_json_a_failure_is_one_object_on_standard_output(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Code, message, where and hint, all text; nothing of it on standard error."""
     assert run(FAILING[name].split()) != 0
     said = capsys.readouterr()
@@ -103,7 +107,9 @@ def test_with_json_a_failure_is_one_object_on_standard_output(name: str, capsys:
 
 
 @pytest.mark.parametrize("name", FAILING)
-def test_without_json_the_same_failure_is_on_standard_error(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_json_the_same_failure_is_on_standard_error(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With the same exit code, and nothing on standard output."""
     words = FAILING[name].split()
     code = run(words)
@@ -131,7 +137,9 @@ def test_each_kind_of_error_has_its_code(
     }
 
 
-def test_an_interrupt_is_an_object_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupt_is_an_object_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """130, and what failed on the way out is in it."""
 
     def fail() -> None:
@@ -200,7 +208,9 @@ def test_a_command_without_dashes_is_offered_with_them(capsys: pytest.CaptureFix
     assert "`high`" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("typed", "meant"), [("--polcy", "--policy"), ("--modle", "--model"), ("--wram", "--warm")])
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("--polcy", "--policy"), ("--modle", "--model"), ("--wram", "--warm")]
+)
 def test_options_of_run_are_suggested_from_both_parsers(
     typed: str, meant: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -211,7 +221,10 @@ def test_options_of_run_are_suggested_from_both_parsers(
 
 def test_help_is_a_command_too(capsys: pytest.CaptureFixture[str]) -> None:
     """With the words of a command it is that command's."""
-    for words, option in ((["help"], ["--help"]), (["help", "ledger", "show"], ["ledger", "show", "--help"])):
+    for words, option in (
+        (["help"], ["--help"]),
+        (["help", "ledger", "show"], ["ledger", "show", "--help"]),
+    ):
         assert run(words) == 0
         said = capsys.readouterr().out
         assert run(option) == 0

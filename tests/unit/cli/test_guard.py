@@ -53,11 +53,18 @@ def test_scan_reads_standard_input_and_prints_json(
     assert run(["guard", "scan", "--policy", "policy.yaml", "--json", "-"]) == 1
     (file,) = json.loads(capsys.readouterr().out)["files"]
     (hit,) = file["hits"]
-    assert (hit["class"], hit["value"], hit["start"], hit["end"]) == ("protected", "customers/1", 5, 20)
+    assert (hit["class"], hit["value"], hit["start"], hit["end"]) == (
+        "protected",
+        "customers/1",
+        5,
+        20,
+    )
     assert "ada@" not in json.dumps(file)
 
 
-def test_a_protected_file_that_is_missing_is_the_policys_fault(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_protected_file_that_is_missing_is_the_policys_fault(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Exit 4, and the file is named."""
     (here / "customers.csv").unlink()
     (here / "b.txt").write_text("nothing")
@@ -68,7 +75,13 @@ def test_a_protected_file_that_is_missing_is_the_policys_fault(here: Path, capsy
 def test_cases_are_scored(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """0 when each is as expected, 1 when one is not, 4 with the line of a broken one."""
     data = base64.b64encode(b"codename: ORCHID-7731-DELTA").decode()
-    good = {"id": "a", "expect": "flag", "class": "protected", "channel": "file", "data_base64": data}
+    good = {
+        "id": "a",
+        "expect": "flag",
+        "class": "protected",
+        "channel": "file",
+        "data_base64": data,
+    }
     (here / "c.jsonl").write_text(json.dumps(good))
     assert run(["guard", "test", "--policy", "policy.yaml", "--json", "c.jsonl"]) == 0
     assert json.loads(capsys.readouterr().out)["recall"] == 1.0

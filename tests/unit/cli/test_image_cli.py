@@ -19,7 +19,9 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     home.mkdir()
     (home / "new").write_bytes(b"hsqs" + bytes(4092))
     config = ImageConfig(user="u\x1b[31m", env={"A": "b"})
-    Store(home).add(home / "new", config, name="small", source="made\nhere", created="2024-01-01T00:00:00Z")
+    Store(home).add(
+        home / "new", config, name="small", source="made\nhere", created="2024-01-01T00:00:00Z"
+    )
     return Store(home)
 
 
@@ -33,7 +35,9 @@ def test_ls_lists_and_escapes(store: Store, capsys: pytest.CaptureFixture[str]) 
     assert [entry["names"] for entry in json.loads(capsys.readouterr().out)] == [["small"]]
 
 
-def test_ls_in_a_pipe_is_one_whole_line_for_each_image(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ls_in_a_pipe_is_one_whole_line_for_each_image(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
     """However many and long its names are: what a program reads is never cut or wrapped."""
     names = [f"registry.example/{'deep/' * 20}tool:{number}" for number in range(5)]
     for name in names:
@@ -45,7 +49,9 @@ def test_ls_in_a_pipe_is_one_whole_line_for_each_image(store: Store, capsys: pyt
     assert line.startswith(", ".join(sorted([*names, "small"])) + "  ")
 
 
-def test_ls_in_a_narrow_terminal_keeps_names_and_digests(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ls_in_a_narrow_terminal_keeps_names_and_digests(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A name is folded, not cut; the source gives way."""
     import io
     import sys
@@ -63,18 +69,25 @@ def test_ls_in_a_narrow_terminal_keeps_names_and_digests(store: Store, monkeypat
     assert store.find("small").digest[:12] in shown
 
 
-def test_tag_gives_a_name_in_its_normal_form(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tag_gives_a_name_in_its_normal_form(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The image is then found by each way of writing it; what can't name an image is refused."""
     assert run(["image", "tag", "small", "docker.io/library/Other"]) == 4
     assert run(["image", "tag", "none", "other"]) == 3
     capsys.readouterr()
     assert run(["image", "tag", "small", "docker.io/library/other:latest", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["names"] == ["other", "small"]
-    assert store.find("other:latest") == store.find("small:latest") == store.find("index.docker.io/library/other")
+    assert (
+        store.find("other:latest")
+        == store.find("small:latest")
+        == store.find("index.docker.io/library/other")
+    )
 
 
 def test_inspect_shows_and_verifies(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
-    """Everything of an image is shown, escaped; changed bytes are found with `--verify` and end with 3."""
+    """Everything of an image is shown, escaped; changed bytes are found with `--verify` and end
+    with 3."""
     assert run(["image", "inspect", "small", "--verify"]) == 0
     shown = capsys.readouterr().out
     assert "u\\x1b[31m" in shown
@@ -88,7 +101,9 @@ def test_inspect_shows_and_verifies(store: Store, capsys: pytest.CaptureFixture[
     assert "not those of its digest" in capsys.readouterr().err
 
 
-def test_rm_removes_and_a_missing_image_ends_with_3(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rm_removes_and_a_missing_image_ends_with_3(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
     """`rm` says what is gone; what isn't there is an error that names what is near."""
     assert run(["image", "inspect", "smal"]) == 3
     assert "did you mean small?" in capsys.readouterr().err
@@ -100,7 +115,8 @@ def test_rm_removes_and_a_missing_image_ends_with_3(store: Store, capsys: pytest
 
 
 def test_bad_input_is_told_apart(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
-    """A wrong option is usage (2), a reference or recipe that can't be meant is the author's (4)."""
+    """A wrong option is usage (2), a reference or recipe that can't be meant is the author's
+    (4)."""
     assert run(["image", "import", "oci-archive:/none.tar", "--max-size", "8"]) == 2
     assert run(["image", "import", "busybox"]) == 4
     assert "docker-archive" in capsys.readouterr().err

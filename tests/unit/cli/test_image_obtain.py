@@ -23,7 +23,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_options_that_exclude_each_other_are_usage(tmp_path: Path) -> None:
     """A name for several images, several images at once, both kinds of sources."""
-    for words in (["a", "b"], ["--from-compose", "--from-task", "a"], ["--from-compose", "a", "--name", "x"], []):
+    for words in (
+        ["a", "b"],
+        ["--from-compose", "--from-task", "a"],
+        ["--from-compose", "a", "--name", "x"],
+        [],
+    ):
         assert run(["image", "import", *words]) == 2
     assert not (tmp_path / "store").exists()
 
@@ -42,7 +47,9 @@ def test_the_files_of_several_tasks_are_one_list(tmp_path: Path) -> None:
     """What is built has the name that Docker would give it, with a tag where it names a Dockerfile;
     what has none says which service of which file it is."""
     (tmp_path / "my files").mkdir()
-    (tmp_path / "my files/a.yaml").write_text("name: p\nservices: {x: {build: {dockerfile: D}}, y: {image: debian}}")
+    (tmp_path / "my files/a.yaml").write_text(
+        "name: p\nservices: {x: {build: {dockerfile: D}}, y: {image: debian}}"
+    )
     (tmp_path / "b.yaml").write_text("name: $$\nservices: {z: {build: .}}")
     first, second, third = wanted_by_files(["my files/a.yaml", "b.yaml"])
     assert first.image.partition(":")[0] == "p-x"
@@ -65,11 +72,14 @@ def test_different_builds_of_one_name_are_refused_before_anything_is_got(tmp_pat
 def test_what_a_dockerfile_starts_from_is_needed_for_it(tmp_path: Path) -> None:
     """Stages of its own are not; a Dockerfile above the compose file is not read."""
     (tmp_path / "web").mkdir()
-    dockerfile = "ARG V=1\nFROM docker.io/library/python:$V AS a\nFROM a\nCOPY --from=team/tool /x /x\n"
+    dockerfile = (
+        "ARG V=1\nFROM docker.io/library/python:$V AS a\nFROM a\nCOPY --from=team/tool /x /x\n"
+    )
     (tmp_path / "web/Dockerfile").write_text(dockerfile)
     (tmp_path / "Dockerfile").write_text("FROM secret")
     (tmp_path / "web/compose.yaml").write_text(
-        "services: {a: {build: {context: ., args: {V: 3}}}, b: {build: {context: ..}}, c: {build: none}}"
+        "services: {a: {build: {context: ., args: {V: 3}}}, b: {build: {context: ..}}, c: {build:"
+        " none}}"
     )
     found = wanted_by_files([str(tmp_path / "web/compose.yaml")])
     assert [each.bases for each in found] == [("python:3", "team/tool"), (), ()]

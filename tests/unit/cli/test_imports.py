@@ -11,7 +11,17 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = ("pydantic", "ruamel", "cryptography", "asyncio", "anyio", "rich", "inspect_ai", "hypercorn", "dulwich")
+HEAVY = (
+    "pydantic",
+    "ruamel",
+    "cryptography",
+    "asyncio",
+    "anyio",
+    "rich",
+    "inspect_ai",
+    "hypercorn",
+    "dulwich",
+)
 
 
 def imported(home: Path, code: str) -> set[str]:
@@ -49,7 +59,13 @@ def test_a_cell_of_a_preset_imports_no_reader_of_policies(tmp_path: Path) -> Non
         "from belljar.isolation.oci import open_container; from belljar.ledger import create_run;"
         "typed_policy('low', 'container')"
     )
-    late = {"pydantic", "ruamel", "rich", "cryptography.hazmat.primitives.serialization.ssh", "email"}
+    late = {
+        "pydantic",
+        "ruamel",
+        "rich",
+        "cryptography.hazmat.primitives.serialization.ssh",
+        "email",
+    }
     assert imported(tmp_path, code) & late == set()
 
 
@@ -70,6 +86,12 @@ def test_a_cell_imports_no_tier_it_does_not_use(tmp_path: Path) -> None:
 def test_what_runs_later_is_imported_while_the_cell_starts(tmp_path: Path) -> None:
     """A cell's operations and the library that signs come after what makes the cell."""
     late = {"belljar.cell.cell", "belljar.cell.files", "cryptography"}
-    code = "from belljar.cell import open_cell, start_run; from belljar.isolation.oci import open_container"
+    code = (
+        "from belljar.cell import open_cell, start_run; from belljar.isolation.oci import"
+        " open_container"
+    )
     assert imported(tmp_path, code) & late == set()
-    assert imported(tmp_path, f"{code}; from belljar.cell import open; open.import_what_runs_later()") >= late
+    assert (
+        imported(tmp_path, f"{code}; from belljar.cell import open; open.import_what_runs_later()")
+        >= late
+    )

@@ -27,11 +27,15 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(tmp_path / "journal", ignore_errors=True)
 
 
-def test_what_an_owner_that_died_left_is_killed(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_an_owner_that_died_left_is_killed(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The process is gone, its cell is listed with what proved its end; the code is 0."""
     with subprocess.Popen(["sleep", "600"]) as process:
         owner = ProcessId(pid=1, start_ticks=2**62)
-        Journal(store).write(replace(own_entry(CELL, "cell"), owner=owner, child=identify(process.pid)))
+        Journal(store).write(
+            replace(own_entry(CELL, "cell"), owner=owner, child=identify(process.pid))
+        )
         assert run(["kill", CELL, "--json", "--reason", "enough"]) == 0
         assert identify(process.pid) is None
     said = json.loads(capsys.readouterr().out)
@@ -48,7 +52,9 @@ def test_what_is_not_proven_is_2(store: Path, capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("words", [[], ["--all", CELL], [CELL]])
-def test_what_can_not_be_meant_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_can_not_be_meant_is_refused(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     """Nobody and everybody at once, and unknown names, with the way to find names."""
     assert run(["kill", *words]) == 2
     assert "belljar ps" in capsys.readouterr().err
@@ -71,8 +77,11 @@ def test_hold_and_release(store: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize("words", [["exec", "--", "id"], ["probe"], ["plan", "low"]])
-def test_a_held_host_says_so(store: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever would make a cell is refused with the way out; a plan says it and goes on where it can."""
+def test_a_held_host_says_so(
+    store: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever would make a cell is refused with the way out; a plan says it and goes on where it
+    can."""
     hold(store, "incident 7")
     code = run(words)
     said = capsys.readouterr().err

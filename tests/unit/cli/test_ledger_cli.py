@@ -27,13 +27,24 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run_dir(home: Path) -> Path:
     """A finished run with something hostile in it."""
     content = HOSTILE.encode()
-    output = Body(name="stdout", content=content, total_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+    output = Body(
+        name="stdout",
+        content=content,
+        total_bytes=len(content),
+        sha256=hashlib.sha256(content).hexdigest(),
+    )
     with create_run(home, "exec", ["exec", HOSTILE], what=HOSTILE) as run:
         data: dict[str, JsonValue] = {"op": 1, "path": HOSTILE}
-        run.recorder.record(Event(kind=Kind.FILE_READ_STARTED, cell_id="cell-a", actor=Actor.HARNESS, data=data))
+        run.recorder.record(
+            Event(kind=Kind.FILE_READ_STARTED, cell_id="cell-a", actor=Actor.HARNESS, data=data)
+        )
         done: dict[str, JsonValue] = {"op": 1, "bytes": len(content), HOSTILE: HOSTILE}
-        run.recorder.record(Event(kind=Kind.FILE_READ_COMPLETED, cell_id="cell-a", data=done, bodies=(output,)))
-        run.recorder.record(Event(kind=Kind.PROTOCOL_VIOLATION, cell_id="cell-b", data={"reason": HOSTILE}))
+        run.recorder.record(
+            Event(kind=Kind.FILE_READ_COMPLETED, cell_id="cell-a", data=done, bodies=(output,))
+        )
+        run.recorder.record(
+            Event(kind=Kind.PROTOCOL_VIOLATION, cell_id="cell-b", data={"reason": HOSTILE})
+        )
     return run.path
 
 
@@ -54,7 +65,12 @@ def test_verify_json(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The same as one object."""
     assert belljar(["ledger", "verify", "last", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert (result["ok"], result["status"], result["events"], result["problem"]) == (True, "verified", 5, None)
+    assert (result["ok"], result["status"], result["events"], result["problem"]) == (
+        True,
+        "verified",
+        5,
+        None,
+    )
 
 
 def test_verify_names_the_bad_line(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,8 +83,11 @@ def test_verify_names_the_bad_line(run_dir: Path, capsys: pytest.CaptureFixture[
     assert json.loads(capsys.readouterr().out)["problem"]["where"] == "ledger.jsonl:4"
 
 
-def test_verify_with_a_key(run_dir: Path, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Another key than the expected one, given or this host's, is a failure; a fingerprint that is none is a usage error."""
+def test_verify_with_a_key(
+    run_dir: Path, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another key than the expected one, given or this host's, is a failure; a fingerprint that is
+    none is a usage error."""
     own = load_or_make_key(home).fingerprint
     assert belljar(["ledger", "verify", "last", "--key", own]) == 0
     assert belljar(["ledger", "verify", "last", "--key", "0" * 64]) == 1
@@ -80,7 +99,10 @@ def test_verify_with_a_key(run_dir: Path, home: Path, tmp_path: Path, capsys: py
 
 
 def test_verify_without_a_known_key_says_so(
-    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """On a host without a key the check is honest about what it can't know."""
     monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "elsewhere"))
@@ -89,9 +111,14 @@ def test_verify_without_a_known_key_says_so(
 
 
 def test_strict_needs_a_key_to_compare(
-    run_dir: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run_dir: Path,
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Without one nobody says whose word the record is: 1 with --strict, on the screen and in JSON, and how to give one."""
+    """Without one nobody says whose word the record is: 1 with --strict, on the screen and in JSON,
+    and how to give one."""
     own = load_or_make_key(home).fingerprint
     monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "elsewhere"))
     assert belljar(["ledger", "verify", str(run_dir), "--strict"]) == 1
@@ -118,7 +145,9 @@ def test_an_unfinished_run(home: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.parametrize("command", ["verify", "show", "export"])
 @pytest.mark.parametrize("ref", ["nothing", "last", "/nowhere/at/all", "\x1b[2J"])
-def test_no_such_run(home: Path, command: str, ref: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_such_run(
+    home: Path, command: str, ref: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """2, one message, nothing hostile echoed."""
     assert belljar(["ledger", command, ref]) == 2
     assert _is_harmless(capsys.readouterr().err)
@@ -135,7 +164,8 @@ def test_show_escapes_everything(run_dir: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_show_prints_what_was_kept(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Escaped for a person, exact in JSON; bytes that were changed are not shown as the record's."""
+    """Escaped for a person, exact in JSON; bytes that were changed are not shown as the
+    record's."""
     assert belljar(["ledger", "show", "last", "--output", "--kind", "file.read.completed"]) == 0
     out = capsys.readouterr().out
     assert _is_harmless(out)
@@ -158,7 +188,9 @@ def test_show_aligns(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = capsys.readouterr().out.splitlines()
     assert {
         row.index(kind)
-        for row, kind in zip(rows, ["run.st", "file.read.s", "file.read.c", "protocol", "run.f"], strict=True)
+        for row, kind in zip(
+            rows, ["run.st", "file.read.s", "file.read.c", "protocol", "run.f"], strict=True
+        )
     } == {38}
 
 
@@ -174,7 +206,9 @@ def test_show_aligns(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--since", "2100-01-01T00:00:00Z"], []),
     ],
 )
-def test_show_filters(run_dir: Path, arguments: list[str], seqs: list[int], capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_filters(
+    run_dir: Path, arguments: list[str], seqs: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
     """By kind or its beginning, cell, text, time; together; and cut to a number."""
     assert belljar(["ledger", "show", "last", "--json", *arguments]) == 0
     assert [json.loads(line)["seq"] for line in capsys.readouterr().out.splitlines()] == seqs
@@ -185,8 +219,11 @@ def test_show_since_nonsense(run_dir: Path) -> None:
     assert belljar(["ledger", "show", "last", "--since", "yesterday"]) == 2
 
 
-def test_export_is_byte_for_byte(run_dir: Path, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
-    """The exported events are the ledger's bytes, to a pipe or a new file; a file that exists is not touched."""
+def test_export_is_byte_for_byte(
+    run_dir: Path, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """The exported events are the ledger's bytes, to a pipe or a new file; a file that exists is
+    not touched."""
     ledger = (run_dir / "ledger.jsonl").read_bytes()
     assert belljar(["ledger", "export", "last", "--format", "jsonl"]) == 0
     assert capsysbinary.readouterr().out == ledger
@@ -205,7 +242,11 @@ def test_runs(run_dir: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert _is_harmless(out)
     assert belljar(["runs", "--json", "--limit", "1"]) == 0
     (listed,) = json.loads(capsys.readouterr().out)
-    assert (listed["run_id"], listed["outcome"], listed["what"]) == (run_dir.name, "completed", HOSTILE)
+    assert (listed["run_id"], listed["outcome"], listed["what"]) == (
+        run_dir.name,
+        "completed",
+        HOSTILE,
+    )
 
 
 def test_runs_lists_the_latest(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,9 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert [name for name in COMMANDS if f"  {name} " not in shown] == []
 
 
-def test_a_mistyped_command_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistyped_command_is_answered_with_the_nearest(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Exit 2; what was typed is escaped."""
     assert run(["ledgr", "show"]) == 2
     assert "did you mean `ledger`?" in capsys.readouterr().err
@@ -33,14 +35,21 @@ def test_output_that_can_not_be_written_is_one_message(unbuffered: str) -> None:
     with Path("/dev/full").open("wb") as full:
         ran = _belljar("policy", "schema", stdout=full.fileno(), PYTHONUNBUFFERED=unbuffered)
     assert ran.returncode == 3
-    assert ran.stderr.splitlines()[0] == "belljar: standard output can't be written: No space left on device"
+    assert (
+        ran.stderr.splitlines()[0]
+        == "belljar: standard output can't be written: No space left on device"
+    )
     assert "Traceback" not in ran.stderr
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_closed_standard_descriptor_is_an_empty_one(closed: str) -> None:
-    """Its number is never given to a file of ours: `main` puts /dev/null there, and ends as it would have."""
-    look = "import os,sys; from belljar.cli import main as m; m._open_standard_streams(); os._exit(os.open('.', 0) < 3 or None in (sys.stdin, sys.stdout, sys.stderr))"
+    """Its number is never given to a file of ours: `main` puts /dev/null there, and ends as it
+    would have."""
+    look = (
+        "import os,sys; from belljar.cli import main as m; m._open_standard_streams();"
+        " os._exit(os.open('.', 0) < 3 or None in (sys.stdin, sys.stdout, sys.stderr))"
+    )
     argv = ["/bin/sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", look]
     assert subprocess.run(argv, check=False).returncode == 0
 
@@ -48,15 +57,25 @@ def test_a_closed_standard_descriptor_is_an_empty_one(closed: str) -> None:
 def _belljar(*args: str, stdout: int, **environment: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "belljar", *args]
     return subprocess.run(
-        argv, stdout=stdout, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}, check=False
+        argv,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+        check=False,
     )
 
 
 def test_leaving_early_loses_no_output_and_no_exit_handler(tmp_path: Path) -> None:
     """The process ends with its code, what was printed and what is registered for its end."""
-    code = "import atexit, sys; atexit.register(print, 'handled'); from belljar.cli.main import main; main(['ps'])"
+    code = (
+        "import atexit, sys; atexit.register(print, 'handled'); from belljar.cli.main import main;"
+        " main(['ps'])"
+    )
     environment = {**os.environ, "BELLJAR_HOME": str(tmp_path)}
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
+    )
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "no cells\nhandled\n", "")
 
 
@@ -64,9 +83,9 @@ def test_leaving_early_loses_no_output_and_no_exit_handler(tmp_path: Path) -> No
 def test_a_thread_that_was_told_to_stop_is_waited_for(*, ends: bool, has_threads: str) -> None:
     """An event loop's idle threads keep no command from leaving early; one that runs on does."""
     code = (
-        "import sys, threading; from belljar.cli.main import _has_threads; stop = threading.Event();"
-        "threading.Thread(target=stop.wait, daemon=True).start();"
-        f"stop.set() if {ends} else None; print(_has_threads())"
+        "import sys, threading; from belljar.cli.main import _has_threads; stop ="
+        " threading.Event();threading.Thread(target=stop.wait, daemon=True).start();stop.set() if"
+        f" {ends} else None; print(_has_threads())"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == has_threads

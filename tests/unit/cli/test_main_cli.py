@@ -19,7 +19,9 @@ def unusable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
-@pytest.mark.parametrize("words", [["exec", "--", "true"], ["ps"], ["runs"], ["image", "import", "oci:/nowhere"]])
+@pytest.mark.parametrize(
+    "words", [["exec", "--", "true"], ["ps"], ["runs"], ["image", "import", "oci:/nowhere"]]
+)
 def test_a_store_that_can_not_be_used_is_this_hosts(
     words: list[str], unusable: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -31,12 +33,15 @@ def test_a_store_that_can_not_be_used_is_this_hosts(
 
 
 def test_doctor_says_whether_the_store_can_be_written(unusable: Path, tmp_path: Path) -> None:
-    """Before the first command fails for it; a store that is still to be made is judged by the directory it goes into."""
+    """Before the first command fails for it; a store that is still to be made is judged by the
+    directory it goes into."""
     states = {home: store_checks(home)[0].state for home in (unusable, tmp_path / "deep" / "store")}
     assert list(states.values()) == ["no", "ok"]
 
 
-def test_an_error_elsewhere_is_not_blamed_on_the_store(unusable: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_elsewhere_is_not_blamed_on_the_store(
+    unusable: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A defect that meets another file keeps its traceback."""
 
     def fail() -> None:

@@ -14,7 +14,14 @@ import pytest
 
 import belljar
 from belljar.cli.main import COMMANDS, root, run
-from belljar.errors import CellError, ContainmentBreach, HostError, LedgerError, PolicyError, ProtocolViolation
+from belljar.errors import (
+    CellError,
+    ContainmentBreach,
+    HostError,
+    LedgerError,
+    PolicyError,
+    ProtocolViolation,
+)
 
 ERRORS = [
     (PolicyError, 4),
@@ -69,11 +76,25 @@ def test_every_command_imports_and_helps(name: str, capsys: pytest.CaptureFixtur
 
 
 def test_help_imports_nothing_heavy() -> None:
-    """`--help` answers fast because it loads no command: neither pydantic nor anyio nor a room but the small words."""
-    program = "import sys; from belljar.cli.main import run; run(['--help']); print(*sys.modules, file=sys.stderr)"
+    """`--help` answers fast because it loads no command: neither pydantic nor anyio nor a room but
+    the small words."""
+    program = (
+        "import sys; from belljar.cli.main import run; run(['--help']); print(*sys.modules,"
+        " file=sys.stderr)"
+    )
     env = {**os.environ, "PYTHONPATH": str(Path(belljar.__file__).parents[1])}
-    loaded = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True).stderr
-    heavy = {"pydantic", "anyio", "cryptography", "rich", "belljar.cell", "belljar.isolation", "inspect_ai"}
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True
+    ).stderr
+    heavy = {
+        "pydantic",
+        "anyio",
+        "cryptography",
+        "rich",
+        "belljar.cell",
+        "belljar.isolation",
+        "inspect_ai",
+    }
     assert not heavy & set(loaded.split())
 
 
@@ -85,9 +106,13 @@ def test_usage_errors_are_2(words: list[str]) -> None:
 
 @pytest.mark.parametrize(("kind", "code"), ERRORS)
 def test_errors_have_their_exit_codes(
-    kind: type[PolicyError], code: int, failing: Callable[[BaseException], int], capsys: pytest.CaptureFixture[str]
+    kind: type[PolicyError],
+    code: int,
+    failing: Callable[[BaseException], int],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The code says whose fault it is; the message what, where and what to do, with everything escaped, on standard error."""
+    """The code says whose fault it is; the message what, where and what to do, with everything
+    escaped, on standard error."""
     assert failing(kind("it\x1b[2J broke", where="a\rb", hint="do this\nthen that")) == code
     said = capsys.readouterr()
     assert said.out == ""
@@ -96,14 +121,24 @@ def test_errors_have_their_exit_codes(
 
 @pytest.mark.parametrize(("kind", "code"), ERRORS)
 def test_task_groups_do_not_hide_errors(
-    kind: type[PolicyError], code: int, failing: Callable[[BaseException], int], capsys: pytest.CaptureFixture[str]
+    kind: type[PolicyError],
+    code: int,
+    failing: Callable[[BaseException], int],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """However deep the group, the person sees the error in it."""
-    assert failing(ExceptionGroup("outer", [OSError("other"), ExceptionGroup("inner", [kind("it broke")])])) == code
+    assert (
+        failing(
+            ExceptionGroup("outer", [OSError("other"), ExceptionGroup("inner", [kind("it broke")])])
+        )
+        == code
+    )
     assert capsys.readouterr().err == "belljar: it broke\n"
 
 
-def test_interrupts_are_130(failing: Callable[[BaseException], int], capsys: pytest.CaptureFixture[str]) -> None:
+def test_interrupts_are_130(
+    failing: Callable[[BaseException], int], capsys: pytest.CaptureFixture[str]
+) -> None:
     """Alone, in a group, or beside an error that the interrupt caused."""
     group = BaseExceptionGroup("tasks", [KeyboardInterrupt(), CellError("closed")])
     for error in (KeyboardInterrupt(), click.Abort(), group):
@@ -111,8 +146,12 @@ def test_interrupts_are_130(failing: Callable[[BaseException], int], capsys: pyt
         assert "interrupted" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError("mine"), ExceptionGroup("tasks", [ZeroDivisionError("mine")])])
-def test_defects_keep_their_traceback(error: Exception, failing: Callable[[BaseException], int]) -> None:
+@pytest.mark.parametrize(
+    "error", [ZeroDivisionError("mine"), ExceptionGroup("tasks", [ZeroDivisionError("mine")])]
+)
+def test_defects_keep_their_traceback(
+    error: Exception, failing: Callable[[BaseException], int]
+) -> None:
     """What is no error of Belljar's is not dressed up as one."""
     with pytest.raises(type(error)) as caught:
         failing(error)
@@ -131,10 +170,20 @@ def without_a_reader(*words: str, home: Path) -> subprocess.CompletedProcess[byt
 
 @pytest.mark.parametrize(
     "words",
-    ["--help", "doctor --no-prove", "runs", "runs --json", "policy schema", "plan low", "run --help", "ps --json"],
+    [
+        "--help",
+        "doctor --no-prove",
+        "runs",
+        "runs --json",
+        "policy schema",
+        "plan low",
+        "run --help",
+        "ps --json",
+    ],
 )
 def test_a_reader_that_went_away_ends_a_command_quietly(words: str, tmp_path: Path) -> None:
-    """With the exit code that a shell gives for SIGPIPE, not with that of a failed evaluation; whatever prints."""
+    """With the exit code that a shell gives for SIGPIPE, not with that of a failed evaluation;
+    whatever prints."""
     (tmp_path / "runs" / "broken").mkdir(parents=True)
     done = without_a_reader(*words.split(), home=tmp_path)
     assert (done.returncode, done.stderr) == (141, b"")

@@ -8,7 +8,18 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.report.stories import ANSWER, FLOW, HOSTILE, NAME, RANGE, REQUEST, STREAM, judged, line, story
+from tests.unit.report.stories import (
+    ANSWER,
+    FLOW,
+    HOSTILE,
+    NAME,
+    RANGE,
+    REQUEST,
+    STREAM,
+    judged,
+    line,
+    story,
+)
 
 from belljar.cli.findings import _WHY, MAX_NETWORK_LINES, network_lines, show_findings
 from belljar.events import Kind
@@ -19,29 +30,45 @@ from belljar.report.samples import RunFindings, as_json
 from belljar.units import printable
 
 STOPPED = (
-    "52 packet(s) refused or dropped: 1 listed above; 1 to places first tried while Belljar probed a cell, most likely by its probes; "
-    "50 known by number alone, as they went where others had gone before (so do the probes at the end) or beyond a hundred places"
+    "52 packet(s) refused or dropped: 1 listed above; 1 to places first tried while Belljar probed"
+    " a cell, most likely by its probes; 50 known by number alone, as they went where others had"
+    " gone before (so do the probes at the end) or beyond a hundred places"
 )
 
 
 def test_a_request_is_told_with_its_answer() -> None:
-    """When, who, what, how it was judged, the answer's status and both sizes; the sample's own, in text and JSON."""
+    """When, who, what, how it was judged, the answer's status and both sizes; the sample's own, in
+    text and JSON."""
     lines = story(
         line(Kind.NETWORK_HTTP, **REQUEST),
         line(Kind.NETWORK_HTTP_ANSWERED, **ANSWER),
-        line(Kind.NETWORK_HTTP, **{**REQUEST, "exchange": 2, "verdict": "refused", "reason": "Host", "stand_in": ""}),
+        line(
+            Kind.NETWORK_HTTP,
+            **{**REQUEST, "exchange": 2, "verdict": "refused", "reason": "Host", "stand_in": ""},
+        ),
     )
     findings = judged(lines)
     assert findings.rows[0].verdict is Verdict.CONTAINED
     told = "\n".join(network_lines(findings, "RUN"))
-    assert f"Network of s: range {RANGE}, cells default; packets: ranges/2ce5a06e/packets.pcap" in told
-    assert "  2 request(s) and connection(s) to the gateway, each on record before it was answered:\n" in told
     assert (
-        "  time (UTC)    cell     method  what                  status  asked → answered  verdict        answered by\n"
+        f"Network of s: range {RANGE}, cells default; packets: ranges/2ce5a06e/packets.pcap" in told
+    )
+    assert (
+        "  2 request(s) and connection(s) to the gateway, each on record before it was answered:\n"
         in told
     )
-    assert "22:00:00.000  default  GET     http://shop.example/  200     0 B → 412 B       allowed        shop" in told
-    assert "22:00:00.000  default  GET     http://shop.example/  -       0 B → -           refused: Host  -" in told
+    assert (
+        "  time (UTC)    cell     method  what                  status  asked → answered  verdict  "
+        "      answered by\n" in told
+    )
+    assert (
+        "22:00:00.000  default  GET     http://shop.example/  200     0 B → 412 B       allowed    "
+        "    shop" in told
+    )
+    assert (
+        "22:00:00.000  default  GET     http://shop.example/  -       0 B → -           refused:"
+        " Host  -" in told
+    )
     assert not any(word in told for word in ("afterwards", "ambiguous"))
     (shown,) = as_json(findings)["samples"][0]["ranges"]
     assert [request["status"] for request in shown["requests"]] == [200, None]
@@ -51,9 +78,22 @@ def test_a_request_is_told_with_its_answer() -> None:
 def test_bytes_outside_of_requests_are_told_unless_any_client_sends_them() -> None:
     """As what `network.connection` says of them, by kind."""
     sizes = dict.fromkeys(("recorded_bytes", "framing_bytes", "missing_bytes", "unread_bytes"), 0)
-    place = {"cell": "default", "address": "10.0.0.2", "port": 80, "source_port": 9, "connection": 1, "phase": "closed"}
+    place = {
+        "cell": "default",
+        "address": "10.0.0.2",
+        "port": 80,
+        "source_port": 9,
+        "connection": 1,
+        "phase": "closed",
+    }
     kinds = {"h2_settings": 18, "h1_trailer": 4}
-    whole = {"received_bytes": 22, "remainder_bytes": 22, "eof": True, "accounted": True, "reason": ""}
+    whole = {
+        "received_bytes": 22,
+        "remainder_bytes": 22,
+        "eof": True,
+        "accounted": True,
+        "reason": "",
+    }
     lines = story(line(Kind.NETWORK_CONNECTION, **place, **sizes, **whole, remainder=kinds))
     told = "\n".join(network_lines(judged(lines), "RUN"))
     assert "in the events network.connection: h1_trailer 4" in told
@@ -61,7 +101,8 @@ def test_bytes_outside_of_requests_are_told_unless_any_client_sends_them() -> No
 
 
 def test_how_a_request_is_known_is_told() -> None:
-    """Those between cells apart, as read afterwards; what was said in two ways, and what was left out, in words; all of it in the JSON too."""
+    """Those between cells apart, as read afterwards; what was said in two ways, and what was left
+    out, in words; all of it in the JSON too."""
     afterwards = {"traffic_analysis": True, "at_s": 1795329788.25}
     segment = {**FLOW, "verdict": "allowed", "reason": "segment", "address": "10.0.0.9", "port": 80}
     findings = judged(
@@ -71,18 +112,39 @@ def test_how_a_request_is_known_is_told() -> None:
             line(Kind.NETWORK_HTTP, **REQUEST, **afterwards, ambiguous=True),
             line(Kind.NETWORK_HTTP_ANSWERED, **ANSWER, traffic_analysis=True),
             line(Kind.NETWORK_FLOW, **{**segment, "count": 7}, traffic_analysis=True),
-            line(Kind.LIMIT_HIT, limit="traffic_analysis_bytes", value=1, count=3, traffic_analysis=True),
+            line(
+                Kind.LIMIT_HIT,
+                limit="traffic_analysis_bytes",
+                value=1,
+                count=3,
+                traffic_analysis=True,
+            ),
         )
     )
     assert findings.rows[0].verdict is Verdict.CONTAINED
     told = network_lines(findings, "RUN")
     for said in (
         "  1 request(s) and connection(s) between cells, read out of the packet record afterwards:",
-        "  06:43:08.250  default  GET     http://shop.example/  200     0 B → 412 B       allowed, ambiguous  shop",
-        "  ambiguous: the sender said two things in one place, or what a receiver may take or not; what was said first is told",
-        "  not read or not told of what cells said to each other, and in the packet record alone: bytes ×3",
-        "  allowed: tcp packets of default to 10.0.0.9:80 (outside of any connection that is known)",
-        "  allowed: tcp packets of default to 10.0.0.9:80 ×7 (outside of any connection that is known, counted in the packet record afterwards)",
+        (
+            "  06:43:08.250  default  GET     http://shop.example/  200     0 B → 412 B      "
+            " allowed, ambiguous  shop"
+        ),
+        (
+            "  ambiguous: the sender said two things in one place, or what a receiver may take or"
+            " not; what was said first is told"
+        ),
+        (
+            "  not read or not told of what cells said to each other, and in the packet record"
+            " alone: bytes ×3"
+        ),
+        (
+            "  allowed: tcp packets of default to 10.0.0.9:80 (outside of any connection that is"
+            " known)"
+        ),
+        (
+            "  allowed: tcp packets of default to 10.0.0.9:80 ×7 (outside of any connection that is"
+            " known, counted in the packet record afterwards)"
+        ),
     ):
         assert said in told
     (shown,) = as_json(findings)["samples"][0]["ranges"]
@@ -102,7 +164,9 @@ def test_the_rules_words_are_explained() -> None:
 
 def test_a_report_of_many_samples_ends(capsys: pytest.CaptureFixture[str]) -> None:
     """A person reads it; the rest is where it says."""
-    (row,) = judged(story(*(line(Kind.NETWORK_HTTP, **{**REQUEST, "exchange": n}) for n in range(40)))).rows
+    (row,) = judged(
+        story(*(line(Kind.NETWORK_HTTP, **{**REQUEST, "exchange": n}) for n in range(40)))
+    ).rows
     findings = RunFindings(rows=(row,) * 100, strays=())
     assert len(network_lines(findings, "RUN")) < MAX_NETWORK_LINES + 100
     show_findings(findings, Path("/runs/r"))
@@ -111,14 +175,26 @@ def test_a_report_of_many_samples_ends(capsys: pytest.CaptureFixture[str]) -> No
 
 @given(st.text(max_size=80))
 def test_nothing_quoted_acts_on_the_reader_s_terminal(quoted: str) -> None:
-    """Whatever stands on record, wherever it stands; and however much of it, the report stays small."""
+    """Whatever stands on record, wherever it stands; and however much of it, the report stays
+    small."""
     for text in (quoted, HOSTILE):
         lines = story(
-            line(Kind.NETWORK_HTTP, **{**REQUEST, "url": text, "method": text, "cell": text, "reason": text}),
-            line(Kind.NETWORK_STREAM, **{**STREAM, "cell": text, "stand_in": text, "address": text}),
+            line(
+                Kind.NETWORK_HTTP,
+                **{**REQUEST, "url": text, "method": text, "cell": text, "reason": text},
+            ),
+            line(
+                Kind.NETWORK_STREAM, **{**STREAM, "cell": text, "stand_in": text, "address": text}
+            ),
             line(Kind.NETWORK_DNS, **NAME, name=text, answer="1" + text),
-            *(line(Kind.NETWORK_DNS, **NAME, name=f"{n}{text}", answer="NXDOMAIN") for n in range(2 * MAX_NAMED)),
-            *(line(Kind.NETWORK_FLOW, **{**FLOW, "address": f"{n}{text}", "cell": text}) for n in range(2 * MAX_NAMED)),
+            *(
+                line(Kind.NETWORK_DNS, **NAME, name=f"{n}{text}", answer="NXDOMAIN")
+                for n in range(2 * MAX_NAMED)
+            ),
+            *(
+                line(Kind.NETWORK_FLOW, **{**FLOW, "address": f"{n}{text}", "cell": text})
+                for n in range(2 * MAX_NAMED)
+            ),
             line(Kind.NETWORK_ATTEMPT, stand_in=text, what=text),
             line(Kind.LIMIT_HIT, limit=text),
             line(Kind.RANGE_FAILED, error="CellError", reason=text),
@@ -131,7 +207,8 @@ def test_nothing_quoted_acts_on_the_reader_s_terminal(quoted: str) -> None:
 
 
 def test_what_was_refused_is_summed_up() -> None:
-    """Each place that a cell tried by itself, by name; what went while it was probed apart; names, TLS, attempts and limits."""
+    """Each place that a cell tried by itself, by name; what went while it was probed apart; names,
+    TLS, attempts and limits."""
     sums = {**FLOW, "address": "", "port": None, "count": 50}
     lines = story(
         line(Kind.NETWORK_DNS, **NAME, name="leak.example.org", answer="NXDOMAIN"),

@@ -16,7 +16,8 @@ from belljar.policy import Tier
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store without an image or a kernel, on a host where microVMs can run; the tools' versions are asked for once."""
+    """A store without an image or a kernel, on a host where microVMs can run; the tools' versions
+    are asked for once."""
     home = tmp_path_factory.mktemp("plan") / "store"
     if obstacles := tier_obstacles(Tier.MICROVM, gather_facts(home)):
         pytest.skip(f"this host can't run microVMs: {obstacles[0].what}")
@@ -28,24 +29,39 @@ def _empty_store(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BELLJAR_HOME", str(store))
 
 
-def test_a_plan_is_printed_even_before_the_image_is_built(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_is_printed_even_before_the_image_is_built(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Exit 0, the four questions answered, and the missing image noted."""
     assert run(["plan", "--no-prove"]) == 0
     text = capsys.readouterr().out
-    assert [word in text for word in ("read  ", "write  ", "reach  ", "consume  ", "run `belljar setup`")] == [True] * 5
+    assert [
+        word in text
+        for word in ("read  ", "write  ", "reach  ", "consume  ", "run `belljar setup`")
+    ] == [True] * 5
 
 
 def test_json_is_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One object, with the policy in it."""
     (tmp_path / "mine.yaml").write_text("belljar: 1\nrisk: low\n")
-    assert run(["plan", "--no-prove", "--json", "--tier", "microvm", str(tmp_path / "mine.yaml")]) == 0
+    assert (
+        run(["plan", "--no-prove", "--json", "--tier", "microvm", str(tmp_path / "mine.yaml")]) == 0
+    )
     shown = json.loads(capsys.readouterr().out)
-    assert (shown["policy"]["name"], shown["demanded_tier"], shown["tier"]) == ("mine", "microvm", "microvm")
+    assert (shown["policy"]["name"], shown["demanded_tier"], shown["tier"]) == (
+        "mine",
+        "microvm",
+        "microvm",
+    )
 
 
-def test_what_this_host_can_not_do_exits_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_this_host_can_not_do_exits_3(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With the reason and the hint; nothing on standard output."""
-    (tmp_path / "large.yaml").write_text("belljar: 1\nrisk: high\nresources: {memory: 256GiB, disk: 256GiB}\n")
+    (tmp_path / "large.yaml").write_text(
+        "belljar: 1\nrisk: high\nresources: {memory: 256GiB, disk: 256GiB}\n"
+    )
     assert run(["plan", "--no-prove", str(tmp_path / "large.yaml")]) == 3
     told = capsys.readouterr()
     assert told.out == ""
@@ -54,7 +70,8 @@ def test_what_this_host_can_not_do_exits_3(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_a_tier_is_raised_or_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Below what the risk demands, or what the author wrote, exits 4 and says what may be asked for."""
+    """Below what the risk demands, or what the author wrote, exits 4 and says what may be asked
+    for."""
     (tmp_path / "mine.yaml").write_text("belljar: 1\nrisk: low\ntier: microvm\n")
     assert run(["plan", "--no-prove", "--tier", "gvisor", "high"]) == 4
     assert "than risk `high` demands" in capsys.readouterr().err
@@ -77,8 +94,8 @@ def test_what_is_real_is_red(
     if network_obstacles(gather_facts(tmp_path / "store")):
         pytest.skip("this host can make no range's network")
     (tmp_path / "net.yaml").write_text(
-        "belljar: 1\nrisk: low\ntier: microvm\nnetwork:\n  upstreams:\n    - {host: real.example, ports: [443], methods: [GET], "
-        "budget: 1MiB, reason: it is needed}\n"
+        "belljar: 1\nrisk: low\ntier: microvm\nnetwork:\n  upstreams:\n    - {host: real.example,"
+        " ports: [443], methods: [GET], budget: 1MiB, reason: it is needed}\n"
     )
     monkeypatch.setenv("COLUMNS", "120")
     assert run(["plan", "--no-prove", str(tmp_path / "net.yaml")]) == 0

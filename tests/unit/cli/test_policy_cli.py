@@ -20,16 +20,20 @@ def test_a_good_policy_is_ok(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "ok — `good`, risk medium, at least tier gvisor" in capsys.readouterr().out
 
 
-def test_a_bad_policy_exits_4_with_all_that_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_policy_exits_4_with_all_that_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """On standard error, each with its place, nothing of a traceback, every byte escaped."""
     file = tmp_path / "bad.yaml"
     file.write_text('belljar: 1\nrisk: hihg\n"\\e[2J": 1\n')
     assert run(["policy", "check", str(file)]) == 4
     told = capsys.readouterr()
     assert told.out == ""
-    assert [f"{file}:2:7: risk:" in told.err, f"{file}:3:1:" in told.err, "did you mean `high`?" in told.err] == [
-        True
-    ] * 3
+    assert [
+        f"{file}:2:7: risk:" in told.err,
+        f"{file}:3:1:" in told.err,
+        "did you mean `high`?" in told.err,
+    ] == [True] * 3
     assert "\x1b" not in told.err
 
 
@@ -42,7 +46,11 @@ def test_a_bad_policy_exits_4_with_all_that_is_wrong(tmp_path: Path, capsys: pyt
     ],
 )
 def test_json_is_one_object(
-    text: str, code: int, places: list[tuple[int, int, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: str,
+    code: int,
+    places: list[tuple[int, int, str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """For editors and scripts: the same exit code, the places as numbers."""
     (tmp_path / "p.yaml").write_text(text)
@@ -53,9 +61,11 @@ def test_json_is_one_object(
     assert (shown["policy"] is None) is (code != 0)
 
 
-def test_everything_that_is_wrong_is_listed_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Repeated fields, wrong values, unknown names, each wrong stand-in, files that are missing and what is in those
-    that are there: one wrong thing hides no other."""
+def test_everything_that_is_wrong_is_listed_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Repeated fields, wrong values, unknown names, each wrong stand-in, files that are missing and
+    what is in those that are there: one wrong thing hides no other."""
     (tmp_path / "rec").mkdir()
     (tmp_path / "rec/a.har").write_text("no json")
     file = tmp_path / "p.yaml"
@@ -79,7 +89,9 @@ def test_everything_that_is_wrong_is_listed_at_once(tmp_path: Path, capsys: pyte
     ]
     assert run(["policy", "check", str(file)]) == 4
     told = capsys.readouterr().err
-    assert all(f"{file}:{each['line']}:{each['column']}: {each['field']}: " in told for each in found)
+    assert all(
+        f"{file}:{each['line']}:{each['column']}: {each['field']}: " in told for each in found
+    )
     assert "policy check" not in told
 
 
@@ -121,11 +133,14 @@ def test_an_unknown_preset_is_refused_with_the_nearest(capsys: pytest.CaptureFix
     assert "did you mean `high`?" in capsys.readouterr().err
 
 
-def test_a_network_is_told_with_what_is_real(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_network_is_told_with_what_is_real(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """How many stand-ins, what unknown names get, and every real host by name."""
     (tmp_path / "net.yaml").write_text(
-        "belljar: 1\nrisk: low\nnetwork:\n  sink: true\n  stand_ins: {mail: {kind: smtp, names: [mail.example]}}\n"
-        "  upstreams: [{host: real.example, ports: [443], methods: [GET], budget: 1MiB, reason: it is needed}]\n"
+        "belljar: 1\nrisk: low\nnetwork:\n  sink: true\n  stand_ins: {mail: {kind: smtp, names:"
+        " [mail.example]}}\n  upstreams: [{host: real.example, ports: [443], methods: [GET],"
+        " budget: 1MiB, reason: it is needed}]\n"
     )
     assert run(["policy", "check", str(tmp_path / "net.yaml")]) == 0
     told = capsys.readouterr().out
@@ -137,7 +152,9 @@ def test_a_network_is_told_with_what_is_real(tmp_path: Path, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("command", [["policy", "check"], ["plan", "--no-prove"]])
-def test_stand_ins_files_are_looked_at(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stand_ins_files_are_looked_at(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Here and in `plan`, before anything is made: the policy's place and the file's, exit 4."""
     (tmp_path / "rec").mkdir()
     (tmp_path / "rec/a.har").write_text('{"log":\n  ]')
@@ -147,8 +164,15 @@ def test_stand_ins_files_are_looked_at(command: list[str], tmp_path: Path, capsy
         "    site: {kind: har, names: [a.example], recording: rec/a.har}\n"
     )
     assert run([*command, str(file)]) == 4
-    assert f"{file}:5:54: network.stand_ins.site.recording: rec/a.har:2:3: not JSON" in capsys.readouterr().err
+    assert (
+        f"{file}:5:54: network.stand_ins.site.recording: rec/a.har:2:3: not JSON"
+        in capsys.readouterr().err
+    )
     if command[0] == "policy":
         assert run([*command, "--json", str(file)]) == 4
         (problem,) = json.loads(capsys.readouterr().out)["problems"]
-        assert (problem["line"], problem["column"], problem["field"]) == (5, 54, "network.stand_ins.site.recording")
+        assert (problem["line"], problem["column"], problem["field"]) == (
+            5,
+            54,
+            "network.stand_ins.site.recording",
+        )

@@ -22,7 +22,8 @@ from belljar.probe.model import Outcome
 
 
 class Opened(FakeProbed):
-    """A cell with the whole catalogue, to which everything is denied; it has an ordinary user, and it is emulated."""
+    """A cell with the whole catalogue, to which everything is denied; it has an ordinary user, and
+    it is emulated."""
 
     emulated = True
     opened = 0
@@ -41,7 +42,8 @@ class Opened(FakeProbed):
 
 @pytest.fixture
 def cell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Opened:
-    """The cell that the command opens. The namespaces of a cell that is none can't be looked at, so the test's own are hidden behind a pid."""
+    """The cell that the command opens. The namespaces of a cell that is none can't be looked at, so
+    the test's own are hidden behind a pid."""
     opened = Opened()
 
     @asynccontextmanager
@@ -67,7 +69,8 @@ def test_contained(cell: Opened, tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_breached(cell: Opened, capsys: pytest.CaptureFixture[str]) -> None:
-    """A canary that was read: exit code 2, and it is said what was tried, and why it matters. Hostile details act on nothing."""
+    """A canary that was read: exit code 2, and it is said what was tried, and why it matters.
+    Hostile details act on nothing."""
     cell.run_probe_program.touch = read_canary
     cell.run_probe_program.outcomes["files.read_host"] = (Outcome.REACHED, "\x1b[2J[red]x")
     assert run(["probe", "--group", "files"]) == 2
@@ -86,19 +89,22 @@ def test_void(cell: Opened, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_all_is_tried_as_root_too(cell: Opened, capsys: pytest.CaptureFixture[str]) -> None:
-    """`--all` runs the whole catalogue as the policy's user and as root; JSON has both, and the walls."""
+    """`--all` runs the whole catalogue as the policy's user and as root; JSON has both, and the
+    walls."""
     code = run(["probe", "--all", "--json"])
     said = json.loads(capsys.readouterr().out)
     assert [len(report["findings"]) for report in said["reports"]] == [len(PROBES)] * 2
     assert [report["user"] for report in said["reports"]] == ["", "root"]
     assert cell.opened == 2  # what the first left is not the second's
     assert (said["tier"], said["layers"], said["emulated"]) == ("microvm", ["jail"], True)
-    # No process of a cell stands behind this one: what the host must look at there is void, and never contained.
+    # No process of a cell stands behind this one: what the host must look at there is void, and
+    # never contained.
     assert (code, said["verdict"]) == (2, "void")
 
 
 def test_the_catalogue_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each of at least 60 probes with what it tries, why, and what a breach looks like; as JSON too. No cell is opened."""
+    """Each of at least 60 probes with what it tries, why, and what a breach looks like; as JSON
+    too. No cell is opened."""
     assert run(["probe", "--list", "--json"]) == 0
     entries = json.loads(capsys.readouterr().out)
     assert len(entries) == len(PROBES) >= 60

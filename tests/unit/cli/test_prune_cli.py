@@ -6,7 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.unit.isolation.test_prune import DAY_S, OLD_KERNEL, STALE, held_by_another, make_store, template
+from tests.unit.isolation.test_prune import (
+    DAY_S,
+    OLD_KERNEL,
+    STALE,
+    held_by_another,
+    make_store,
+    template,
+)
 
 from belljar.cli.cells import prune_exit_code as exit_code
 from belljar.cli.cells import prune_lines as lines
@@ -23,7 +30,8 @@ def home(tmp_path: Path) -> Path:
 def test_the_command_says_what_was_freed(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In words and as JSON; 3 when something stayed that should have gone, 0 else; nonsense is a usage error."""
+    """In words and as JSON; 3 when something stayed that should have gone, 0 else; nonsense is a
+    usage error."""
     monkeypatch.setenv("BELLJAR_HOME", str(home))
     directory = template(home, STALE, used_s_ago=15 * DAY_S)
     assert run(["prune", "--dry-run"]) == 0
@@ -39,7 +47,13 @@ def test_the_command_says_what_was_freed(
     assert capsys.readouterr().out == "nothing to remove\n"
     assert run(["prune", "--unused-for", "2"]) == 2
     stayed = Part(
-        kind="kernel", path=home / "kernels" / OLD_KERNEL, why="old", state="failed", note="Permission denied"
+        kind="kernel",
+        path=home / "kernels" / OLD_KERNEL,
+        why="old",
+        state="failed",
+        note="Permission denied",
     )
     assert exit_code([stayed]) == 3
-    assert lines([stayed], dry_run=False) == ["NOT removed kernel dddddddddddd (0 B): old: Permission denied"]
+    assert lines([stayed], dry_run=False) == [
+        "NOT removed kernel dddddddddddd (0 B): old: Permission denied"
+    ]

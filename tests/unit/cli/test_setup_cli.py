@@ -23,7 +23,9 @@ from belljar.cli.setup_plan import (
 from belljar.errors import HostError
 from belljar.image.apt import AptSource, parse_sources
 
-MAIN = AptSource(uri="http://mirror.invalid/debian", suites=("bookworm", "bookworm-updates"), signed_by="/k.gpg")
+MAIN = AptSource(
+    uri="http://mirror.invalid/debian", suites=("bookworm", "bookworm-updates"), signed_by="/k.gpg"
+)
 BARE = HostState(
     distribution="debian",
     codename="bookworm",
@@ -43,12 +45,15 @@ def kinds(plan: SetupPlan) -> list[str]:
 
 
 def test_a_bare_debian_12_gets_backports_tools_kernel_and_image() -> None:
-    """Root on a fresh Debian 12: the suite in a file of its own, lists, newer packages from it, the others, kernel, image."""
+    """Root on a fresh Debian 12: the suite in a file of its own, lists, newer packages from it, the
+    others, kernel, image."""
     plan = plan_setup(BARE, Wanted())
     assert kinds(plan) == ["write", "run", "run", "run", "kernel", "image"]
     suite, _, newer, plain = plan.steps[:4]
     assert suite.path == BACKPORTS_FILE
-    assert parse_sources(suite.content, deb822=True) == [replace(MAIN, suites=("bookworm-backports",))]
+    assert parse_sources(suite.content, deb822=True) == [
+        replace(MAIN, suites=("bookworm-backports",))
+    ]
     assert newer.command[-4:] == ("-t", "bookworm-backports", "qemu-system-x86", "runsc")
     assert plain.command[:5] == ("apt-get", "-q", "-y", "install", "--no-install-recommends")
     assert plain.command[5:] == (
@@ -65,7 +70,9 @@ def test_a_bare_debian_12_gets_backports_tools_kernel_and_image() -> None:
 
 def test_buildah_is_installed_when_it_is_asked_for() -> None:
     """`--with build` plans buildah's package; without it a host without buildah is ready."""
-    state = replace(READY, tools={name: version for name, version in ALL_TOOLS.items() if name != "buildah"})
+    state = replace(
+        READY, tools={name: version for name, version in ALL_TOOLS.items() if name != "buildah"}
+    )
     assert plan_setup(state, Wanted()) == SetupPlan()
     install = plan_setup(state, Wanted(parts=frozenset({"build"}))).steps[-1]
     assert install.command[-1] == "buildah"
@@ -88,13 +95,20 @@ def test_a_ready_host_has_nothing_to_do() -> None:
 
 def test_an_old_qemu_counts_as_missing() -> None:
     """Debian 12's own QEMU 7.2 is too old; 8.2 is not, nor 10.0."""
-    for version, fine in (((7, 2), False), ((8, 1), False), ((8, 2), True), ((10, 0), True), ((), False)):
+    for version, fine in (
+        ((7, 2), False),
+        ((8, 1), False),
+        ((8, 2), True),
+        ((10, 0), True),
+        ((), False),
+    ):
         state = replace(READY, tools={**ALL_TOOLS, "qemu-system-x86_64": version})
         assert (not missing_tools(state)) is fine
 
 
 def test_an_ordinary_user_is_told_the_commands_for_root() -> None:
-    """Without root nothing is installed; the exact commands are said, and what a user can do is planned."""
+    """Without root nothing is installed; the exact commands are said, and what a user can do is
+    planned."""
     plan = plan_setup(replace(BARE, is_root=False), Wanted())
     assert kinds(plan) == ["kernel"]
     assert (
@@ -109,7 +123,11 @@ def test_an_ordinary_user_is_told_the_commands_for_root() -> None:
 @pytest.mark.parametrize(
     ("distribution", "name", "how"),
     [
-        ("ubuntu", "Ubuntu 24.04", "sudo apt-get install --no-install-recommends qemu-system-x86 runc"),
+        (
+            "ubuntu",
+            "Ubuntu 24.04",
+            "sudo apt-get install --no-install-recommends qemu-system-x86 runc",
+        ),
         ("fedora", "Fedora Linux 42", "sudo dnf install qemu-kvm runc"),
         ("arch", "Arch Linux", "qemu-system-x86_64 ≥ 8.2"),
     ],
@@ -118,16 +136,23 @@ def test_another_distribution_is_told_what_is_missing_and_nothing_is_begun(
     distribution: str, name: str, how: str
 ) -> None:
     """Elsewhere: every missing tool by name, how to get it, and no step at all."""
-    plan = plan_setup(replace(BARE, distribution=distribution, codename="x", pretty_name=name, sources=()), Wanted())
+    plan = plan_setup(
+        replace(BARE, distribution=distribution, codename="x", pretty_name=name, sources=()),
+        Wanted(),
+    )
     assert not plan.steps
     assert how in plan.problems[0].hint
     assert name in plan.problems[0].what
-    assert all(need.command in plan.problems[0].what for need in needs("amd64") if not need.only_with)
+    assert all(
+        need.command in plan.problems[0].what for need in needs("amd64") if not need.only_with
+    )
 
 
 def test_another_distribution_with_all_tools_still_needs_a_mirror() -> None:
     """With the tools there, kernel and image can be made, if a Debian mirror is named."""
-    state = replace(READY, distribution="fedora", codename="", sources=(), kernel="", images=frozenset())
+    state = replace(
+        READY, distribution="fedora", codename="", sources=(), kernel="", images=frozenset()
+    )
     assert kinds(plan_setup(state, Wanted())) == ["kernel", "image"]
     with pytest.raises(HostError, match="no Debian mirror"):
         check_wanted(state, Wanted())
@@ -187,12 +212,15 @@ def test_setup_elsewhere_ends_with_3(
 def test_a_failing_tool_names_the_log(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A step that fails ends setup with exit code 3, the tool's last words and the log's path; later steps are not begun."""
+    """A step that fails ends setup with exit code 3, the tool's last words and the log's path;
+    later steps are not begun."""
     monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "store"))
     state = replace(BARE, sources=(replace(MAIN, suites=("bookworm", "bookworm-backports")),))
     monkeypatch.setattr("belljar.cli.setup.host_state", lambda _home: state)
     script = tmp_path / "apt-get"
-    script.write_text('#!/bin/sh\necho "$@" >> "$0.calls"\necho E: the mirror is gone >&2\nexit 100\n')
+    script.write_text(
+        '#!/bin/sh\necho "$@" >> "$0.calls"\necho E: the mirror is gone >&2\nexit 100\n'
+    )
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert run(["setup", "--yes"]) == 3

@@ -1,4 +1,5 @@
-"""`belljar shell`: this terminal joined to the guest's, and given back as it was. Over a real pseudo-terminal; the cell is a fake guest's."""
+"""`belljar shell`: this terminal joined to the guest's, and given back as it was. Over a real
+pseudo-terminal; the cell is a fake guest's."""
 
 from __future__ import annotations
 
@@ -81,7 +82,9 @@ def shell(terminal: tuple[int, int], tmp_path: Path) -> Iterator[subprocess.Pope
     path = os.pathsep.join([str(Path(belljar.__file__).parents[1]), str(ROOT)])
     env = {**os.environ, "BELLJAR_HOME": str(tmp_path), "PYTHONPATH": path}
     streams = {"stdin": terminal[1], "stdout": terminal[1], "stderr": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", PROGRAM], env=env, cwd=tmp_path, **streams) as process:  # type: ignore[call-overload]
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], env=env, cwd=tmp_path, **streams
+    ) as process:  # type: ignore[call-overload]
         try:
             yield process
         finally:
@@ -91,7 +94,8 @@ def shell(terminal: tuple[int, int], tmp_path: Path) -> Iterator[subprocess.Pope
 def test_keys_go_in_raw_and_the_terminal_is_given_back(
     terminal: tuple[int, int], shell: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
-    """^C and ^Z are the guest's; a new size is told; the exit code is the shell's; the settings are as before, and the session is on record."""
+    """^C and ^Z are the guest's; a new size is told; the exit code is the shell's; the settings are
+    as before, and the session is on record."""
     keyboard, screen = terminal
     before = termios.tcgetattr(screen)
     read_until(keyboard, b"ready ")
@@ -112,7 +116,9 @@ def test_keys_go_in_raw_and_the_terminal_is_given_back(
     assert [event.kind for event in read_events(made)] == [Kind.RUN_STARTED, Kind.RUN_FINISHED]
 
 
-def test_a_termination_gives_the_terminal_back(terminal: tuple[int, int], shell: subprocess.Popen[bytes]) -> None:
+def test_a_termination_gives_the_terminal_back(
+    terminal: tuple[int, int], shell: subprocess.Popen[bytes]
+) -> None:
     """SIGTERM in the middle: interrupted, and the settings are as before."""
     before = termios.tcgetattr(terminal[1])
     read_until(terminal[0], b"ready ")
@@ -122,7 +128,9 @@ def test_a_termination_gives_the_terminal_back(terminal: tuple[int, int], shell:
     assert termios.tcgetattr(terminal[1]) == before
 
 
-def test_without_a_terminal_it_is_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_without_a_terminal_it_is_refused(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     """A pipe is no terminal: usage error, told what to use instead, and nothing is made."""
     assert run(["shell"]) == 2
     assert "belljar exec -- sh" in capfd.readouterr().err

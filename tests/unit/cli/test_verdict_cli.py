@@ -1,4 +1,5 @@
-"""`belljar verdict` and the verdict in `belljar runs`, of runs of `belljar run` and of plain Inspect: real Inspect and ledger, fake cells."""
+"""`belljar verdict` and the verdict in `belljar runs`, of runs of `belljar run` and of plain
+Inspect: real Inspect and ledger, fake cells."""
 
 from __future__ import annotations
 
@@ -94,8 +95,11 @@ def plain_eval(**options: Any) -> list[inspect_ai.log.EvalLog]:  # noqa: ANN401 
     )
 
 
-def test_a_run_is_judged_by_every_name(home: Path, said: Said, capsys: pytest.CaptureFixture[str]) -> None:
-    """By id, its beginning, `last` and path: the exit code of the run itself, and a table for people."""
+def test_a_run_is_judged_by_every_name(
+    home: Path, said: Said, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By id, its beginning, `last` and path: the exit code of the run itself, and a table for
+    people."""
     path = evaluated(home)
     for ref in (path.name, path.name[:20], "last", str(path)):
         code, findings = said(ref)
@@ -107,7 +111,9 @@ def test_a_run_is_judged_by_every_name(home: Path, said: Said, capsys: pytest.Ca
     assert str(path) in shown
 
 
-def test_what_does_not_exist_is_a_usage_error(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_does_not_exist_is_a_usage_error(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """2, one message."""
     assert belljar(["verdict", "nothing"]) == 2
     assert belljar(["verdict", "/nowhere/at/all"]) == 2
@@ -116,7 +122,8 @@ def test_what_does_not_exist_is_a_usage_error(home: Path, capsys: pytest.Capture
 
 
 def test_a_run_that_crashed_is_void(home: Path, said: Said) -> None:
-    """Without a manifest, and with its last checkpoint gone: what is there is shown, and none of it is contained."""
+    """Without a manifest, and with its last checkpoint gone: what is there is shown, and none of it
+    is contained."""
     path = evaluated(home)
     crashed = home / "runs" / "crashed"
     shutil.copytree(path, crashed)
@@ -130,7 +137,8 @@ def test_a_run_that_crashed_is_void(home: Path, said: Said) -> None:
 
 
 def test_a_record_changed_after_its_sealing_is_void(home: Path, said: Said) -> None:
-    """What the run recorded of itself stands in the list, named so; its evidence no longer bears it out."""
+    """What the run recorded of itself stands in the list, named so; its evidence no longer bears it
+    out."""
     path = evaluated(home)
     with (path / "findings.json").open("a") as file:
         file.write(" ")
@@ -157,8 +165,11 @@ def test_a_run_of_another_kind_has_no_samples(home: Path, said: Said) -> None:
     assert (code, findings["verdict"]) == (2, "void")
 
 
-def test_a_plain_inspect_run_says_its_verdict(home: Path, said: Said, capsys: pytest.CaptureFixture[str]) -> None:
-    """At its end, with the command; the same when it is judged again, from anywhere; what is in the log is called the cell's."""
+def test_a_plain_inspect_run_says_its_verdict(
+    home: Path, said: Said, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At its end, with the command; the same when it is judged again, from anywhere; what is in the
+    log is called the cell's."""
     path = under_inspect(home, plain_eval)
     told = capsys.readouterr().err
     assert "failed: 2 sample(s), 2 contained" in told
@@ -170,12 +181,19 @@ def test_a_plain_inspect_run_says_its_verdict(home: Path, said: Said, capsys: py
     (info,) = inspect_ai.log.list_eval_logs("logs")
     for sample in inspect_ai.log.read_eval_log(info).samples or []:
         about = sample.metadata["containment"]
-        assert (about["cell_verdict"], about["run_id"], "verdict" in about) == ("contained", path.name, False)
+        assert (about["cell_verdict"], about["run_id"], "verdict" in about) == (
+            "contained",
+            path.name,
+            False,
+        )
 
 
 def codes(findings: dict[str, Any]) -> set[str]:
     """All causes, of the run and of its samples."""
-    reasons = (*findings["problems"], *(each for sample in findings["samples"] for each in sample["reasons"]))
+    reasons = (
+        *findings["problems"],
+        *(each for sample in findings["samples"] for each in sample["reasons"]),
+    )
     return {reason["code"] for reason in reasons}
 
 
@@ -218,35 +236,50 @@ def forged(run: str):
 
 
 def test_a_data_set_cant_say_that_a_sample_is_another_runs(home: Path, said: Said) -> None:
-    """A sample without a cell that names a run of the store, one that was contained: it has no cell."""
+    """A sample without a cell that names a run of the store, one that was contained: it has no
+    cell."""
     first = evaluated(home)
     Path("forged.py").write_text(FORGED)
     named = {"run": first.name}
     under_inspect(
         home,
-        lambda: inspect_ai.eval("forged.py", task_args=named, model="mockllm/model", display="none", log_dir="logs"),
+        lambda: inspect_ai.eval(
+            "forged.py", task_args=named, model="mockllm/model", display="none", log_dir="logs"
+        ),
     )
     code, findings = said("last")
     assert (code, findings["reused_samples"]) == (2, [])
-    codes = {each["sample"]: [reason["code"] for reason in each["reasons"]] for each in findings["samples"]}
+    codes = {
+        each["sample"]: [reason["code"] for reason in each["reasons"]]
+        for each in findings["samples"]
+    }
     assert codes == {"a": [], "b": ["no_cell"]}
 
 
-def test_a_reused_sample_keeps_its_verdict_with_the_run_that_gave_it(home: Path, said: Said) -> None:
-    """`eval-retry` of a run of ours: what it reuses is listed as that run's, what it makes is judged, and an earlier run's attempts are not held against it."""
+def test_a_reused_sample_keeps_its_verdict_with_the_run_that_gave_it(
+    home: Path, said: Said
+) -> None:
+    """`eval-retry` of a run of ours: what it reuses is listed as that run's, what it makes is
+    judged, and an earlier run's attempts are not held against it."""
     first = evaluated(home)
     (log,) = (first / "inspect").iterdir()
-    second = under_inspect(home, lambda: inspect_ai.eval_retry(str(log), log_dir="logs", display="none"))
+    second = under_inspect(
+        home, lambda: inspect_ai.eval_retry(str(log), log_dir="logs", display="none")
+    )
     code, findings = said("last")
     assert second != first
-    assert [(each["sample"], each["verdict"]) for each in findings["samples"]] == [("b", "contained")]
+    assert [(each["sample"], each["verdict"]) for each in findings["samples"]] == [
+        ("b", "contained")
+    ]
     assert findings["reused_samples"] == [
         {"sample": "a", "epoch": 1, "run_id": first.name, "verdict_of_that_run": "contained"}
     ]
     assert (code, findings["problems"]) == (0, [])
 
 
-def test_the_list_has_the_verdict_that_was_recorded(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_has_the_verdict_that_was_recorded(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """In `belljar runs`, from the last event; none for a run that gave none."""
     evaluated(home)
     with create_run(home, "exec", []):

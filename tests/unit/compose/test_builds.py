@@ -31,14 +31,24 @@ def builds(tmp_path: Path, build: str) -> tuple[ServiceBuild, ...]:
         (".", "task", "task/Dockerfile"),
         ("../shared", "shared", "shared/Dockerfile"),
         ("{context: ., dockerfile: sub/My.Dockerfile}", "task", "task/sub/My.Dockerfile"),
-        ("{context: .., dockerfile: task/Dockerfile, no_cache: true, x-a: b}", ".", "task/Dockerfile"),
+        (
+            "{context: .., dockerfile: task/Dockerfile, no_cache: true, x-a: b}",
+            ".",
+            "task/Dockerfile",
+        ),
     ],
 )
-def test_paths_are_below_the_tasks_package(tmp_path: Path, written: str, context: str, dockerfile: str) -> None:
+def test_paths_are_below_the_tasks_package(
+    tmp_path: Path, written: str, context: str, dockerfile: str
+) -> None:
     """Context and Dockerfile are paths below the package that the file is in; the image has
     Compose's name, with a tag of its own where another Dockerfile is named."""
     (build,) = builds(tmp_path, written)
-    assert (build.root, build.context, build.dockerfile) == (str(tmp_path / "pack"), context, dockerfile)
+    assert (build.root, build.context, build.dockerfile) == (
+        str(tmp_path / "pack"),
+        context,
+        dockerfile,
+    )
     assert build.image.partition(":")[0] == "task-web"
     assert (":" in build.image) == ("dockerfile" in written)
 
@@ -46,7 +56,12 @@ def test_paths_are_below_the_tasks_package(tmp_path: Path, written: str, context
 def test_files_of_one_directory_build_images_of_their_own(tmp_path: Path) -> None:
     """Compose files beside each other whose services have one name and different Dockerfiles,
     arguments or targets name different images; the same build has the same name."""
-    kinds = ("{context: ., dockerfile: 1.Dockerfile}", "{context: ., args: {A: 1}}", "{context: ., target: a}", ".")
+    kinds = (
+        "{context: ., dockerfile: 1.Dockerfile}",
+        "{context: ., args: {A: 1}}",
+        "{context: ., target: a}",
+        ".",
+    )
     names = set()
     for number, build in enumerate((*kinds, *kinds)):
         path = tmp_path / f"compose_{number}.yaml"
@@ -97,7 +112,11 @@ def test_the_images_of_a_file() -> None:
     """In their normal form; what is built, what only means some Linux, and what is not known before
     there is a sample."""
     services: dict[str, Any] = {
-        "a": {"image": "docker.io/library/python:3.12", "privileged": True, "devices": ["/dev/kvm"]},
+        "a": {
+            "image": "docker.io/library/python:3.12",
+            "privileged": True,
+            "devices": ["/dev/kvm"],
+        },
         "b": {"image": f"x:1@{DIGEST}"},
         "c": {"image": "${IMAGE:-debian}"},
         "d": {"extends": "a"},
@@ -127,7 +146,9 @@ def test_the_images_of_a_file() -> None:
         lambda inner: (
             st.lists(inner, max_size=3)
             | st.dictionaries(
-                st.sampled_from(("services", "image", "build", "profiles", "extends", "a", "b")), inner, max_size=4
+                st.sampled_from(("services", "image", "build", "profiles", "extends", "a", "b")),
+                inner,
+                max_size=4,
             )
         ),
         max_leaves=15,
@@ -144,8 +165,16 @@ def test_any_document_has_images_or_is_refused(document: object) -> None:
 
 def test_what_is_built_says_how(tmp_path: Path) -> None:
     """Below the task's files; a context that leads out of them is a reason, and not read."""
-    build = {"context": "./web", "dockerfile": "../D", "target": "run", "args": {"A": 1, "HOST": None}}
-    services = {"a": {"image": "web", "build": build}, "b": {"image": "x", "build": "../../../../.."}}
+    build = {
+        "context": "./web",
+        "dockerfile": "../D",
+        "target": "run",
+        "args": {"A": 1, "HOST": None},
+    }
+    services = {
+        "a": {"image": "web", "build": build},
+        "b": {"image": "x", "build": "../../../../.."},
+    }
     found, outside = service_images({"services": services, DIRECTORY_KEY: str(tmp_path)})
     assert found.build is not None
     assert (found.build.image, found.build.context, found.build.dockerfile) == ("web", "web", "D")

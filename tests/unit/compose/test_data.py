@@ -21,7 +21,12 @@ from belljar.policy.task_data import TakenVolume, TaskFile
 
 def test_a_volume_of_one_service_is_a_directory_of_its_cell() -> None:
     """In each way to write it, named and nameless, for targets and the default service."""
-    mounts = ["data:/data/", "/cache", "logs:/logs:rw", {"type": "volume", "source": "long", "target": "/long"}]
+    mounts = [
+        "data:/data/",
+        "/cache",
+        "logs:/logs:rw",
+        {"type": "volume", "source": "long", "target": "/long"},
+    ]
     file: dict[str, Any] = {
         **two(volumes=mounts),
         "volumes": {"data": None, "logs": {"driver": "local"}, "long": {}, "o": {}},
@@ -29,7 +34,12 @@ def test_a_volume_of_one_service_is_a_directory_of_its_cell() -> None:
     file["services"]["default"]["volumes"] = ["o:/own"]
     found = read_compose(file)
     assert found.network is not None
-    assert found.network["stand_ins"]["shop"]["directories"] == ["/data", "/cache", "/logs", "/long"]
+    assert found.network["stand_ins"]["shop"]["directories"] == [
+        "/data",
+        "/cache",
+        "/logs",
+        "/long",
+    ]
     assert found.program["directories"] == ["/own"]
 
 
@@ -73,7 +83,9 @@ def test_a_tmpfs_is_a_directory_of_the_cell() -> None:
     assert [(fact.kind, fact.key) for fact in found.differences] == [(Kind.CHANGED, "volumes")]
 
 
-def mounts(services: dict[str, Any], volumes: dict[str, Any], default: str = "") -> dict[str, Mounts]:
+def mounts(
+    services: dict[str, Any], volumes: dict[str, Any], default: str = ""
+) -> dict[str, Mounts]:
     """What becomes of the services' volumes. Raises `CannotKeepError`."""
     models = {name: Service.model_validate(service) for name, service in services.items()}
     refused = Refusals()
@@ -84,7 +96,10 @@ def mounts(services: dict[str, Any], volumes: dict[str, Any], default: str = "")
 
 def test_two_services_share_no_directory() -> None:
     """Nor has one service a volume twice."""
-    for services in ({"a": {"volumes": ["v:/a"]}, "b": {"volumes": ["v:/b"]}}, {"a": {"volumes": ["v:/a", "v:/b"]}}):
+    for services in (
+        {"a": {"volumes": ["v:/a"]}, "b": {"volumes": ["v:/b"]}},
+        {"a": {"volumes": ["v:/a", "v:/b"]}},
+    ):
         with pytest.raises(CannotKeepError, match="cells share no directory"):
             mounts(services, {"v": None})
 
@@ -92,16 +107,22 @@ def test_two_services_share_no_directory() -> None:
 def filled(*readers: str, fill: str = "v:/out", **waits: str) -> dict[str, Mounts]:
     """What becomes of a volume that `fill` has, and readers of it; `waits`: what each reader waits
     for in it."""
-    needs = {name: {"fill": {"condition": waits.get(name, "service_completed_successfully")}} for name in "ab"}
+    needs = {
+        name: {"fill": {"condition": waits.get(name, "service_completed_successfully")}}
+        for name in "ab"
+    }
     services: dict[str, Any] = {"fill": {"volumes": [fill]}}
     services |= {name: {"volumes": [line]} for name, line in zip("ab", readers, strict=False)}
-    services |= {name: {**services[name], "depends_on": needs[name]} for name in services if name in needs}
+    services |= {
+        name: {**services[name], "depends_on": needs[name]} for name in services if name in needs
+    }
     services["last"] = {"volumes": [readers[2]]} if len(readers) > 2 else {}
     return mounts(services, {"v": None}, default="last")
 
 
 def test_what_one_service_fills_first_is_copied_to_the_others() -> None:
-    """Where all of them start after its end; the one that the sample works in starts last anyway."""
+    """Where all of them start after its end; the one that the sample works in starts last
+    anyway."""
     found = filled("v:/in:ro", "v:/there:ro", "v:/last:ro")
     copies = {name: each.volumes for name, each in found.items() if each.volumes}
     assert copies == {
@@ -121,14 +142,21 @@ def test_what_one_service_fills_first_is_copied_to_the_others() -> None:
         (("v:/in",), {"fill": "v:/out:ro"}),
     ],
 )
-def test_any_other_volume_of_several_is_refused(readers: tuple[str, ...], more: dict[str, str]) -> None:
+def test_any_other_volume_of_several_is_refused(
+    readers: tuple[str, ...], more: dict[str, str]
+) -> None:
     """Where one would wait for what another writes, a copy of its own would be another task."""
     with pytest.raises(CannotKeepError, match="cells share no directory"):
         filled(*readers, **more)
 
 
 @pytest.mark.parametrize(
-    "settings", [{"external": True}, {"driver": "nfs"}, {"driver_opts": {"type": "none", "o": "bind", "device": "/"}}]
+    "settings",
+    [
+        {"external": True},
+        {"driver": "nfs"},
+        {"driver_opts": {"type": "none", "o": "bind", "device": "/"}},
+    ],
 )
 def test_a_volume_that_may_be_this_hosts(settings: dict[str, Any]) -> None:
     """Whether a service has it or not."""
@@ -157,7 +185,10 @@ def data_of(files: TaskFiles | None, *mounts: Any) -> Composed:  # noqa: ANN401 
     [
         ("./app:/srv/app:ro", "root of the cell could change"),
         ("./app:/srv/app:ro,z", "root of the cell could change"),
-        ({"type": "bind", "source": "app", "target": "/srv/app", "read_only": True}, "root of the cell"),
+        (
+            {"type": "bind", "source": "app", "target": "/srv/app", "read_only": True},
+            "root of the cell",
+        ),
         ("./app:/srv/app", "ends with the cell"),
         ("./app/../app/:/srv/app/", "ends with the cell"),
     ],
@@ -184,7 +215,17 @@ def test_what_is_not_there_is_an_empty_directory(files: TaskFiles) -> None:
 
 @pytest.mark.parametrize(
     "source",
-    ["..", "../x", "./app/../../x", "/etc", "~/.ssh", "/var/run/docker.sock", "./out", "./out/passwd", "./pipe"],
+    [
+        "..",
+        "../x",
+        "./app/../../x",
+        "/etc",
+        "~/.ssh",
+        "/var/run/docker.sock",
+        "./out",
+        "./out/passwd",
+        "./pipe",
+    ],
 )
 def test_nothing_outside_of_the_tasks_directory_is_taken(files: TaskFiles, source: str) -> None:
     """Neither by a path nor by a link, and no pipe or socket in it."""

@@ -59,7 +59,11 @@ def test_anchors_and_merges(tmp_path: Path) -> None:
         (b"[1]", "is not a compose file", ""),
         (b"", "is not a compose file", ""),
         (b"a: [", "can't be read: it is no YAML", ":1"),
-        (b"services: 1\nb: !reset x", "can't be read: b: tags are refused: take `!reset` away", ":2"),
+        (
+            b"services: 1\nb: !reset x",
+            "can't be read: b: tags are refused: take `!reset` away",
+            ":2",
+        ),
         (b"a: \xff", "can't be read: it is not UTF-8", ""),
         (b"a: 1\n#" + b"#" * MAX_BYTES, "is larger than 128 KiB", ""),
     ],
@@ -96,7 +100,10 @@ def test_what_a_file_builds_has_compose_s_own_name(tmp_path: Path) -> None:
     What has a name, and what is not built, stays."""
     path = tmp_path / "_My.Task 2" / "compose.yaml"
     path.parent.mkdir()
-    services = "services: {default: {build: .}, web: {build: {context: w}, image: mine}, db: {image: postgres}}\n"
+    services = (
+        "services: {default: {build: .}, web: {build: {context: w}, image: mine}, db: {image:"
+        " postgres}}\n"
+    )
     for name, project in (("", "mytask2"), ("name: Other\n", "other")):
         path.write_text(name + services)
         found = read_document(path)["services"]
@@ -109,7 +116,8 @@ def test_what_a_file_builds_has_compose_s_own_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["services: [1]", "services: {a: 1}", "name: ${X}\nservices: {a: {build: .}}", "name: 7\nx: 1"]
+    "text",
+    ["services: [1]", "services: {a: 1}", "name: ${X}\nservices: {a: {build: .}}", "name: 7\nx: 1"],
 )
 def test_what_has_no_name_of_its_own_is_left_as_it_is(tmp_path: Path, text: str) -> None:
     """It is judged later."""
@@ -119,7 +127,9 @@ def test_what_has_no_name_of_its_own_is_left_as_it_is(tmp_path: Path, text: str)
 
 def test_nothing_of_another_file_is_shown(tmp_path: Path) -> None:
     """A secret that is called like a compose file, whatever is wrong with it as one."""
-    for number, content in enumerate(("hunter2: !hunter2 x", "hunter2: 1\nhunter2: 2", "a: *hunter2", "hunter2: 1")):
+    for number, content in enumerate(
+        ("hunter2: !hunter2 x", "hunter2: 1\nhunter2: 2", "a: *hunter2", "hunter2: 1")
+    ):
         path = tmp_path / f"{number}-compose.yaml"
         path.write_text(content)
         with pytest.raises(PolicyError) as caught:

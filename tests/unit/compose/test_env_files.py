@@ -36,7 +36,8 @@ def test_what_is_written_out_wins(tmp_path: Path) -> None:
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:
-    """It is refused, unless it need not be there, which is reported; so is a name without a value."""
+    """It is refused, unless it need not be there, which is reported; so is a name without a
+    value."""
     with pytest.raises(CannotKeepError, match=r"\.env: it does not exist"):
         composed(tmp_path, env_file=".env")
     found = composed(tmp_path, env_file=[{"path": ".env", "required": False}])
@@ -135,7 +136,11 @@ def test_any_text_is_read_or_refused(text: str) -> None:
         assert sum(len(value or "") for value in found.values()) <= MAX_CHARACTERS
 
 
-@given(st.text(alphabet=st.characters(exclude_characters="'\\\r", exclude_categories=["Cs"]), max_size=40))
+@given(
+    st.text(
+        alphabet=st.characters(exclude_characters="'\\\r", exclude_categories=["Cs"]), max_size=40
+    )
+)
 def test_single_quotes_keep_a_text(value: str) -> None:
     """Whatever is in it."""
     assert read_dotenv(f"A='{value}'\nB=1", {}) == {"A": value, "B": "1"}

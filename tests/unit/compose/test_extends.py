@@ -38,7 +38,10 @@ def test_mappings_are_merged_and_lists_appended() -> None:
     assert made(base, own) == {
         "environment": {"A": "1", "B": "3"},
         "volumes": ["/b", "/a"],
-        "depends_on": {"db": {"condition": "service_started"}, "x": {"condition": "service_healthy"}},
+        "depends_on": {
+            "db": {"condition": "service_started"},
+            "x": {"condition": "service_healthy"},
+        },
     }
 
 

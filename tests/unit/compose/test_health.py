@@ -93,7 +93,12 @@ _TIMES = st.sampled_from(["100ms", "500ms", "1s", "2s", "10s", "1m30s", "5m", "1
 @given(
     st.fixed_dictionaries(
         {"test": st.just("x")},
-        optional={"interval": _TIMES, "timeout": _TIMES, "start_period": _TIMES, "retries": st.integers(1, 500)},
+        optional={
+            "interval": _TIMES,
+            "timeout": _TIMES,
+            "start_period": _TIMES,
+            "retries": st.integers(1, 500),
+        },
     )
 )
 def test_whatever_the_times(check: dict[str, Any]) -> None:

@@ -82,7 +82,10 @@ def test_a_service_of_another_file_is_extended(task: Path) -> None:
 
 def test_a_name_that_both_have_is_an_error(task: Path) -> None:
     """Unless both say the same of it."""
-    text = "include: ../shared/compose.yaml\nservices: {default: {image: i}%s}\nnetworks: {lab: {internal: true}}"
+    text = (
+        "include: ../shared/compose.yaml\nservices: {default: {image: i}%s}\nnetworks: {lab:"
+        " {internal: true}}"
+    )
     assert set(read(task, text % "")["services"]) == {"default", "db"}
     with pytest.raises(PolicyError, match="there twice"):
         read(task, text % ", db: {image: i}")
@@ -116,7 +119,9 @@ def test_what_is_not_included(task: Path, written: str) -> None:
 def test_how_many_files_are_read(task: Path) -> None:
     """In a chain, and for one file."""
     for number in range(MAX_INCLUDES + 1):
-        (task / f"{number}.yaml").write_text(f"include: {number + 1}.yaml\nservices: {{s{number}: {{image: i}}}}")
+        (task / f"{number}.yaml").write_text(
+            f"include: {number + 1}.yaml\nservices: {{s{number}: {{image: i}}}}"
+        )
     for written in ("0.yaml", str(["../shared/compose.yaml"] * (MAX_FILES + 1))):
         with pytest.raises(PolicyError, match="at most"):
             read(task, f"include: {written}\nservices: {{default: {{image: i}}}}")

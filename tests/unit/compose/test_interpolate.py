@@ -88,8 +88,12 @@ def test_this_hosts_environment_is_never_read(monkeypatch: pytest.MonkeyPatch) -
 
 def test_keys_stay_and_values_of_all_kinds_are_read() -> None:
     """In lists and mappings, however deep; what is no text is left alone."""
-    document = {"$SAMPLE_METADATA_A": ["$SAMPLE_METADATA_A", 1, None, {"k": "${SAMPLE_METADATA_A}"}]}
-    assert interpolate(document, GIVEN).document == {"$SAMPLE_METADATA_A": ["one", 1, None, {"k": "one"}]}
+    document = {
+        "$SAMPLE_METADATA_A": ["$SAMPLE_METADATA_A", 1, None, {"k": "${SAMPLE_METADATA_A}"}]
+    }
+    assert interpolate(document, GIVEN).document == {
+        "$SAMPLE_METADATA_A": ["one", 1, None, {"k": "one"}]
+    }
 
 
 def test_what_is_kept_for_anchors_asks_for_nothing() -> None:
@@ -132,7 +136,9 @@ def test_a_file_that_grows_is_refused() -> None:
     circle.append(circle)
     for document in ({"x": bomb}, {"x": circle}):
         for read in (references, lambda it: interpolate(it, {})):
-            with pytest.raises(CannotKeepError, match=r"more than 20,000 values|deeper than 64 levels"):
+            with pytest.raises(
+                CannotKeepError, match=r"more than 20,000 values|deeper than 64 levels"
+            ):
                 read(document)
 
 
@@ -144,29 +150,39 @@ def test_texts_that_grow_are_refused() -> None:
         with pytest.raises(CannotKeepError, match="more than 1,048,576 characters"):
             read({"x": [long] * 600})
     file = {"x": "$SAMPLE_METADATA_A" * 1000}
-    with pytest.raises(CannotKeepError, match="references stand for more than 1,048,576 characters"):
+    with pytest.raises(
+        CannotKeepError, match="references stand for more than 1,048,576 characters"
+    ):
         interpolate(file, {"SAMPLE_METADATA_A": "x" * 2000})
     assert len(interpolate(file, {"SAMPLE_METADATA_A": "x" * 1000}).document["x"]) == 1_000_000
 
 
 @given(st.text(), st.text())
 def test_metadata_is_data(before: str, value: str) -> None:
-    """A reference inside of it stays as it is, here and where a policy's `env` is expanded later."""
+    """A reference inside of it stays as it is, here and where a policy's `env` is expanded
+    later."""
     variables = {"SAMPLE_METADATA_A": f"${{SAMPLE_METADATA_B}}{value}"}
-    made = interpolate({"x": before.replace("$", "$$") + "$SAMPLE_METADATA_A"}, variables).document["x"]
+    made = interpolate({"x": before.replace("$", "$$") + "$SAMPLE_METADATA_A"}, variables).document[
+        "x"
+    ]
     assert made == before + variables["SAMPLE_METADATA_A"]
     assert expand_in_policy(literal(made), {}, where="x") == made
 
 
 @pytest.mark.parametrize(
-    "text", ["$SAMPLE_METADATA_", "${SAMPLE_METADATA_}", "$$SAMPLE_METADATA_", "$SAMPLE_METADATA_-x"]
+    "text",
+    ["$SAMPLE_METADATA_", "${SAMPLE_METADATA_}", "$$SAMPLE_METADATA_", "$SAMPLE_METADATA_-x"],
 )
 def test_a_prefix_alone_is_no_reference_of_a_policys(text: str) -> None:
     """So nothing is added to it that would stay."""
     assert expand_in_policy(literal(text), {}, where="x") == text
 
 
-@given(st.lists(st.sampled_from(["$", "{", "}", "SAMPLE_METADATA_", "A", ":-", "é", "-"]), max_size=12).map("".join))
+@given(
+    st.lists(
+        st.sampled_from(["$", "{", "}", "SAMPLE_METADATA_", "A", ":-", "é", "-"]), max_size=12
+    ).map("".join)
+)
 def test_any_text_means_itself_in_a_policy(text: str) -> None:
     """Once it was written so."""
     assert expand_in_policy(literal(text), {}, where="x") == text

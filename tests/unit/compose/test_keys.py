@@ -51,13 +51,20 @@ def refused(**fields: Any) -> set[str]:  # noqa: ANN401 - YAML
 def test_every_key_of_compose_has_one_fate() -> None:
     """None is forgotten and none is invented; the model has those whose values count."""
     assert sorted(KEYS) == sorted(COMPOSE.split())
-    valued = {key for key, fate in KEYS.items() if fate.outcome in (Outcome.APPLIED, Outcome.LIMITED)}
+    valued = {
+        key for key, fate in KEYS.items() if fate.outcome in (Outcome.APPLIED, Outcome.LIMITED)
+    }
     assert set(Service.model_fields) == valued - {"extends"}
-    assert all(fate.why.value for fate in KEYS.values() if fate.outcome in (Outcome.DROPPED, Outcome.REFUSED))
+    assert all(
+        fate.why.value
+        for fate in KEYS.values()
+        if fate.outcome in (Outcome.DROPPED, Outcome.REFUSED)
+    )
 
 
 @pytest.mark.parametrize(
-    "key", [*REFUSED, "network_mode", "ipc", "scale", "cgroup", "devices", "use_api_socket", "made_up"]
+    "key",
+    [*REFUSED, "network_mode", "ipc", "scale", "cgroup", "devices", "use_api_socket", "made_up"],
 )
 def test_what_is_refused_is_named_with_its_reason(key: str) -> None:
     """So is what is no key of Compose's."""
@@ -128,9 +135,26 @@ def test_what_would_widen_the_blast_radius_is_refused_by_name(field: str, value:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"privileged": False, "read_only": "false", "init": True, "network_mode": None, "volumes": []},
-        {"security_opt": ["no-new-privileges:true", "no-new-privileges"], "tmpfs": [], "ulimits": {}},
-        {"ipc": "private", "cgroup": "private", "scale": 1, "expose": [80], "pid": None, "x-local": True},
+        {
+            "privileged": False,
+            "read_only": "false",
+            "init": True,
+            "network_mode": None,
+            "volumes": [],
+        },
+        {
+            "security_opt": ["no-new-privileges:true", "no-new-privileges"],
+            "tmpfs": [],
+            "ulimits": {},
+        },
+        {
+            "ipc": "private",
+            "cgroup": "private",
+            "scale": 1,
+            "expose": [80],
+            "pid": None,
+            "x-local": True,
+        },
         {"deploy": {"replicas": 1, "resources": {"reservations": {"memory": "1g"}}}},
     ],
 )
@@ -200,13 +224,20 @@ def test_a_service_that_is_started_again_with_another() -> None:
 def test_a_tmpfs_is_a_directory() -> None:
     """Of the cell, without its options."""
     assert shop(tmpfs=["/run:size=64m,mode=1777", "/var/../tmp"])["directories"] == ["/run", "/tmp"]
-    assert shop(tmpfs="/cache", working_dir="/w", volumes=["/v"])["directories"] == ["/w", "/v", "/cache"]
+    assert shop(tmpfs="/cache", working_dir="/w", volumes=["/v"])["directories"] == [
+        "/w",
+        "/v",
+        "/cache",
+    ]
 
 
 def test_an_image_is_never_built() -> None:
     """Refused with what to do; where the image has a name, the one of that name in the store is it,
     and that is said."""
-    for fields in ({"build": ".", "image": None}, {"build": {"context": "."}, "image": "aisiuk/inspect-tool-support"}):
+    for fields in (
+        {"build": ".", "image": None},
+        {"build": {"context": "."}, "image": "aisiuk/inspect-tool-support"},
+    ):
         with pytest.raises(CannotKeepError) as caught:
             read_compose(two(**fields))
         assert [fact.key for fact in caught.value.differences] == ["build"]
@@ -218,12 +249,14 @@ def test_an_image_is_never_built() -> None:
 def test_how_a_cell_is_isolated_is_no_file_s_to_choose() -> None:
     """A runtime that means no more is said to be without effect; one that means devices is refused,
     as they are."""
-    assert [read_compose(two(runtime=name)).changes for name in sorted(RUNTIMES)] == [{"image": "agent"}] * len(
-        RUNTIMES
-    )
+    assert [read_compose(two(runtime=name)).changes for name in sorted(RUNTIMES)] == [
+        {"image": "agent"}
+    ] * len(RUNTIMES)
     assert facts(runtime="runc") == {(Kind.DROPPED, "runtime")}
     assert refused(runtime="nvidia") == {"runtime"}
-    devices = {"reservations": {"devices": [{"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}]}}
+    devices = {
+        "reservations": {"devices": [{"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}]}
+    }
     assert refused(deploy={"resources": devices}) == {"deploy"}
 
 
@@ -232,13 +265,17 @@ def test_what_runs() -> None:
     lists as they are, text as a shell splits it."""
     assert program_of("x", Service.model_validate({})) == {}
     assert program_of("x", Service.model_validate({"command": None, "entrypoint": None})) == {}
-    assert program_of("x", Service.model_validate({"command": "run 'a b'"})) == {"arguments": ["run", "a b"]}
-    assert program_of("x", Service.model_validate({"command": []})) == {"arguments": []}
-    assert program_of("x", Service.model_validate({"entrypoint": ["e"], "command": ["c", "d"]})) == {
-        "command": ["e", "c", "d"]
+    assert program_of("x", Service.model_validate({"command": "run 'a b'"})) == {
+        "arguments": ["run", "a b"]
     }
+    assert program_of("x", Service.model_validate({"command": []})) == {"arguments": []}
+    assert program_of(
+        "x", Service.model_validate({"entrypoint": ["e"], "command": ["c", "d"]})
+    ) == {"command": ["e", "c", "d"]}
     assert program_of("x", Service.model_validate({"entrypoint": "e f"})) == {"command": ["e", "f"]}
-    assert program_of("x", Service.model_validate({"entrypoint": "", "command": "c"})) == {"command": ["c"]}
+    assert program_of("x", Service.model_validate({"entrypoint": "", "command": "c"})) == {
+        "command": ["c"]
+    }
     with pytest.raises(CannotKeepError, match="entrypoint"):
         program_of("x", Service.model_validate({"entrypoint": []}))
 
@@ -253,7 +290,13 @@ def test_an_environment() -> None:
     """Values as Compose writes them; a name without one would be this host's, which is not read: it
     is left out, and that is said."""
     values = {"A": True, "B": 1.0, "C": 2.5, "D": "x=y", "E": ""}
-    assert shop(environment=values)["env"] == {"A": "true", "B": "1", "C": "2.5", "D": "x=y", "E": ""}
+    assert shop(environment=values)["env"] == {
+        "A": "true",
+        "B": "1",
+        "C": "2.5",
+        "D": "x=y",
+        "E": "",
+    }
     assert shop(environment=["A=x=y", "B="])["env"] == {"A": "x=y", "B": ""}
     for environment in ({"HOME": None, "A": "1"}, ["HOME", "A=1"]):
         assert shop(environment=environment)["env"] == {"A": "1"}
@@ -353,14 +396,23 @@ _GRANTED: dict[str, Any] = {
     "privileged": True,
     "security_opt": ["seccomp=unconfined"],
 }
-_WIDER: dict[str, dict[str, Any]] = {"build": {"build": ".", "image": None}, "deploy": {"deploy": {"replicas": 2}}}
+_WIDER: dict[str, dict[str, Any]] = {
+    "build": {"build": ".", "image": None},
+    "deploy": {"deploy": {"replicas": 2}},
+}
 
 
 def fates_on_the_page() -> dict[str, set[str]]:
     """What the table says of each key; no key is in two rows."""
     kind = "(?:kept|changed|dropped|granted|refused)"
-    rows = re.findall(rf"^\| (`[^|]*`) \| ({kind}(?:(?:, | or ){kind})*) \|", PAGE.read_text(), re.MULTILINE)
-    said = [(key, set(re.split(", | or ", fate))) for keys, fate in rows for key in re.findall(r"`([a-z_]+)`", keys)]
+    rows = re.findall(
+        rf"^\| (`[^|]*`) \| ({kind}(?:(?:, | or ){kind})*) \|", PAGE.read_text(), re.MULTILINE
+    )
+    said = [
+        (key, set(re.split(", | or ", fate)))
+        for keys, fate in rows
+        for key in re.findall(r"`([a-z_]+)`", keys)
+    ]
     assert len({key for key, _ in said}) == len(said)
     return dict(said)
 
@@ -370,7 +422,11 @@ def fate(service: dict[str, Any], root: Path) -> str:
     alone = {"services": {"shop": {"image": "x", **service}}}
     (root / "vars.env").write_text("A=1")
     kept = {"key": {"file": "vars.env"}}
-    file = {**(alone if "network_mode" in service else two(**service)), "secrets": kept, "configs": kept}
+    file = {
+        **(alone if "network_mode" in service else two(**service)),
+        "secrets": kept,
+        "configs": kept,
+    }
     try:
         found = read_compose(file, TaskFiles(root)).differences
     except CannotKeepError as error:

@@ -12,9 +12,13 @@ from belljar.compose.translate import read_compose
 from belljar.compose.values import CannotKeepError
 from belljar.differences import Kind
 
-# Every property of `definitions.network`, and of a service's `networks`, in compose-spec's schema/compose-spec.json.
+# Every property of `definitions.network`, and of a service's `networks`, in compose-spec's
+# schema/compose-spec.json.
 NETWORK = "name driver driver_opts ipam external internal enable_ipv4 enable_ipv6 attachable labels"
-PLACE = "aliases interface_name ipv4_address ipv6_address link_local_ips mac_address driver_opts priority gw_priority"
+PLACE = (
+    "aliases interface_name ipv4_address ipv6_address link_local_ips mac_address driver_opts"
+    " priority gw_priority"
+)
 
 
 def test_every_key_of_compose_has_a_fate() -> None:
@@ -34,7 +38,9 @@ def test_services_that_share_a_network_are_a_range() -> None:
     """Whatever others they join: none is kept apart."""
     network = read_compose(joined(default=["a", "b"], web=["a", "c"], db=["a"])).network
     assert network is not None
-    assert not any("networks" in words for words in (network["own_cell"], *network["stand_ins"].values()))
+    assert not any(
+        "networks" in words for words in (network["own_cell"], *network["stand_ins"].values())
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,7 +74,9 @@ def test_a_network_must_be_declared() -> None:
         read_compose(two(networks=["inner"]))
     assert read_compose(two(networks=["default"])).network
     with pytest.raises(CannotKeepError, match="both networks and network_mode"):
-        read_compose({"services": {"x": {"image": "i", "network_mode": "none", "networks": ["default"]}}})
+        read_compose(
+            {"services": {"x": {"image": "i", "network_mode": "none", "networks": ["default"]}}}
+        )
 
 
 @pytest.mark.parametrize(
@@ -82,7 +90,10 @@ def test_a_network_must_be_declared() -> None:
         ("driver_opts", {"com.docker.network.bridge.enable_icc": "false"}),
         ("ipam", {"driver": "other"}),
         ("ipam", {"config": [{"subnet": "172.16.238.0/24", "ip_range": "172.16.238.0/28"}]}),
-        ("ipam", {"config": [{"subnet": "172.16.238.0/24", "aux_addresses": {"a": "172.16.238.5"}}]}),
+        (
+            "ipam",
+            {"config": [{"subnet": "172.16.238.0/24", "aux_addresses": {"a": "172.16.238.5"}}]},
+        ),
         ("enable_ipv6", True),
         ("enable_ipv4", False),
         ("made_up", 1),
@@ -108,7 +119,9 @@ def test_what_a_range_is_anyway() -> None:
         "ipam": {"driver": "default"},
         "driver_opts": {},
     }
-    assert read_compose({**two(networks=["default", "n"]), "networks": {"n": kept, "default": None}}).network
+    assert read_compose(
+        {**two(networks=["default", "n"]), "networks": {"n": kept, "default": None}}
+    ).network
 
 
 @pytest.mark.parametrize(
@@ -124,14 +137,18 @@ def test_what_a_range_is_anyway() -> None:
 )
 def test_what_a_range_draws_can_not_be_fixed(key: str, value: Any) -> None:  # noqa: ANN401 - YAML
     """Addresses above all."""
-    with pytest.raises(CannotKeepError, match=f"service shop in network default: `{key}` is refused"):
+    with pytest.raises(
+        CannotKeepError, match=f"service shop in network default: `{key}` is refused"
+    ):
         read_compose(two(networks={"default": {key: value}}))
 
 
 def test_what_nothing_relies_on_is_not_kept() -> None:
     """A subnet that no address of the file is in, and settings of a host's side of a bridge; each
     is a fact."""
-    own: dict[str, Any] = {"ipam": {"config": [{"subnet": "172.30.0.0/16", "gateway": "172.30.0.1"}]}}
+    own: dict[str, Any] = {
+        "ipam": {"config": [{"subnet": "172.30.0.0/16", "gateway": "172.30.0.1"}]}
+    }
     own["driver_opts"] = {"com.docker.network.bridge.name": "br-lab"}
     place = {"lab": {"mac_address": "02:42:ac:11:00:02"}}
     found = read_compose({**two(networks=place), "networks": {"lab": own}})
@@ -143,7 +160,8 @@ def test_what_nothing_relies_on_is_not_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"environment": {"DB": "http://172.30.0.7:80/"}}, {"command": ["ping", "172.30.255.1"]}]
+    "fields",
+    [{"environment": {"DB": "http://172.30.0.7:80/"}}, {"command": ["ping", "172.30.255.1"]}],
 )
 def test_a_file_that_names_an_address_of_its_subnet_is_refused(fields: dict[str, Any]) -> None:
     """It relies on what a range draws; an address of elsewhere is nothing to it."""
@@ -157,7 +175,9 @@ def test_a_file_that_names_an_address_of_its_subnet_is_refused(fields: dict[str,
 def test_names() -> None:
     """A service is known by its name, its host name, its container's name, its aliases, and those
     that links give it."""
-    networks = {"default": {"aliases": ["a1"], "priority": 7, "gw_priority": 1, "interface_name": "eth0"}}
+    networks = {
+        "default": {"aliases": ["a1"], "priority": 7, "gw_priority": 1, "interface_name": "eth0"}
+    }
     assert shop(hostname="Web.Example", container_name="web", networks=networks)["names"] == [
         "shop",
         "web.example",
@@ -174,11 +194,15 @@ def test_names() -> None:
 def test_a_name_of_two_services() -> None:
     """Docker would answer with either; a name of a range leads to one cell."""
     with pytest.raises(CannotKeepError, match="default and shop have the same name: shop"):
-        read_compose({"services": {"default": {"image": "a", "hostname": "shop"}, "shop": {"image": "b"}}})
+        read_compose(
+            {"services": {"default": {"image": "a", "hostname": "shop"}, "shop": {"image": "b"}}}
+        )
 
 
 @pytest.mark.parametrize("name", ["Web", "a b", "x" * 65, "default"])
 def test_a_name_that_no_cell_can_have(name: str) -> None:
     """Is refused here, by name, and not as a fault of the policy."""
     with pytest.raises(CannotKeepError, match="can't be called"):
-        read_compose({"services": {"agent": {"image": "a", "x-default": True}, name: {"image": "b"}}})
+        read_compose(
+            {"services": {"agent": {"image": "a", "x-default": True}, name: {"image": "b"}}}
+        )

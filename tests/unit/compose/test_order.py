@@ -55,9 +55,12 @@ def check(waits: dict[str, str], **fields: Any) -> None:  # noqa: ANN401 - YAML
     """Services that wait for one, each in its way; `fields` are that one's."""
     name, *_ = {*fields} or {"db"}
     services: dict[str, Any] = {
-        who: {"image": "i", "depends_on": {name: {"condition": condition}}} for who, condition in waits.items()
+        who: {"image": "i", "depends_on": {name: {"condition": condition}}}
+        for who, condition in waits.items()
     }
-    read_compose({"services": {"default": {}, **services, name: {"image": "i", **fields.get(name, {})}}})
+    read_compose(
+        {"services": {"default": {}, **services, name: {"image": "i", **fields.get(name, {})}}}
+    )
 
 
 def test_who_must_end_before_others_start() -> None:
@@ -96,7 +99,9 @@ def test_a_circle_is_refused() -> None:
 def test_whatever_waits_each_comes_after_what_it_waits_for(pairs: list[tuple[int, int]]) -> None:
     """The default one last; every service once. (A service waits only for those with a smaller
     number here, so there is no circle.)"""
-    waits = tuple(Wait(f"s{max(p)}", f"s{min(p)}", Condition.STARTED) for p in pairs if p[0] != p[1])
+    waits = tuple(
+        Wait(f"s{max(p)}", f"s{min(p)}", Condition.STARTED) for p in pairs if p[0] != p[1]
+    )
     order = in_order({f"s{i}": {} for i in (5, 2, 7, 0, 1, 6, 4, 3)}, waits, default="s7")
     assert sorted(order) == [f"s{i}" for i in range(8)]
     assert order[-1] == "s7"
@@ -108,6 +113,9 @@ def test_many_waits_take_few_steps() -> None:
     once a turn, and none is made anew."""
     names = [f"s{number}" for number in range(64)]
     waits = tuple(
-        Wait(names[who], names[what], Condition.STARTED) for who in range(64) for what in range(who) for _ in range(10)
+        Wait(names[who], names[what], Condition.STARTED)
+        for who in range(64)
+        for what in range(who)
+        for _ in range(10)
     )
     assert in_order(dict.fromkeys(reversed(names)), waits, default="s63") == names

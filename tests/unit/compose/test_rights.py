@@ -45,4 +45,7 @@ def test_each_capability_that_no_tier_grants_is_named() -> None:
     """Of several, all of them."""
     with pytest.raises(CannotKeepError) as caught:
         read_compose(two(cap_add=["SYS_ADMIN", "NET_ADMIN", "SYS_PTRACE"]))
-    assert [fact.detail.split(":")[0] for fact in caught.value.differences] == ["NET_ADMIN", "SYS_ADMIN"]
+    assert [fact.detail.split(":")[0] for fact in caught.value.differences] == [
+        "NET_ADMIN",
+        "SYS_ADMIN",
+    ]

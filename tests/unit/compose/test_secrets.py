@@ -13,8 +13,16 @@ from belljar.compose.values import CannotKeepError
 from belljar.policy.task_data import TaskFile
 
 TOP = {
-    "secrets": {"key": {"file": "./key.txt"}, "env": {"environment": "KEY"}, "far": {"external": True}},
-    "configs": {"conf": {"content": "a: 1"}, "file": {"file": "key.txt"}, "both": {"file": "key.txt", "content": ""}},
+    "secrets": {
+        "key": {"file": "./key.txt"},
+        "env": {"environment": "KEY"},
+        "far": {"external": True},
+    },
+    "configs": {
+        "conf": {"content": "a: 1"},
+        "file": {"file": "key.txt"},
+        "both": {"file": "key.txt", "content": ""},
+    },
 }
 
 
@@ -28,9 +36,13 @@ def test_they_are_files_of_the_cell(tmp_path: Path) -> None:
     """In their usual places or elsewhere, with owner and mode."""
     (tmp_path / "key.txt").write_text("k")
     long = {"source": "key", "target": "other", "uid": "10", "gid": 11, "mode": 440}
-    found = composed(tmp_path, secrets=["key", long], configs=["conf", {"source": "file", "target": "/etc/f"}])
+    found = composed(
+        tmp_path, secrets=["key", long], configs=["conf", {"source": "file", "target": "/etc/f"}]
+    )
     assert found.data is not None
-    key = TaskFile(key="secrets", target="/run/secrets/key", source="key.txt", mode=0o444, is_secret=True)
+    key = TaskFile(
+        key="secrets", target="/run/secrets/key", source="key.txt", mode=0o444, is_secret=True
+    )
     assert set(found.data.own.files) == {
         key,
         key.model_copy(update={"target": "/run/secrets/other", "mode": 0o440, "owner": "10:11"}),

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.compose.document import DIRECTORY_KEY, MAX_TEXT_BYTES, TaskFiles, files_named_by, files_of
+from belljar.compose.document import (
+    DIRECTORY_KEY,
+    MAX_TEXT_BYTES,
+    TaskFiles,
+    files_named_by,
+    files_of,
+)
 
 
 def test_the_root_is_the_package(tmp_path: Path) -> None:
@@ -32,7 +38,10 @@ def test_a_home_directory_is_no_root(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert files_of(tmp_path / "task") == TaskFiles(tmp_path / "task")
 
 
-@given(st.lists(st.sampled_from(["..", ".", "a", "b", ""]), max_size=8), st.sampled_from([".", "t", "t/u"]))
+@given(
+    st.lists(st.sampled_from(["..", ".", "a", "b", ""]), max_size=8),
+    st.sampled_from([".", "t", "t/u"]),
+)
 def test_a_path_stays_below_the_root(parts: list[str], directory: str) -> None:
     """Or is refused."""
     try:

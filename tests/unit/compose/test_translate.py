@@ -31,8 +31,12 @@ def shop(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - a policy's words
 
 def test_one_service_is_a_cell_without_a_network() -> None:
     """Nothing to reach: no device."""
-    assert read_compose({"services": {"x": {"image": "i", "user": "u", "working_dir": "/w"}}}) == Composed(
-        service="x", changes={"image": "i", "user": "u", "workdir": "/w"}, program={"directories": ["/w"]}
+    assert read_compose(
+        {"services": {"x": {"image": "i", "user": "u", "working_dir": "/w"}}}
+    ) == Composed(
+        service="x",
+        changes={"image": "i", "user": "u", "workdir": "/w"},
+        program={"directories": ["/w"]},
     )
 
 
@@ -42,7 +46,15 @@ def test_several_services_are_a_range() -> None:
     found = read_compose(two())
     assert found.changes == {"image": "agent"}
     assert found.network == {
-        "stand_ins": {"shop": {"kind": "cell", "names": ["shop"], "ports": ["all"], "image": "shop", "awaits": []}},
+        "stand_ins": {
+            "shop": {
+                "kind": "cell",
+                "names": ["shop"],
+                "ports": ["all"],
+                "image": "shop",
+                "awaits": [],
+            }
+        },
         "own_cell": {"names": ["default"], "ports": ["all"]},
     }
 
@@ -56,16 +68,23 @@ def test_one_service_can_be_without_any_network() -> None:
 
 def test_the_default_service() -> None:
     """As Inspect chooses: the one marked, else the one called default, else the first."""
-    marked = read_compose({"services": {"first": {"image": "a"}, "b": {"image": "b", "x-default": True}}})
+    marked = read_compose(
+        {"services": {"first": {"image": "a"}, "b": {"image": "b", "x-default": True}}}
+    )
     assert (marked.service, marked.changes) == ("b", {"image": "b"})
-    assert read_compose({"services": {"a": {"image": "a"}, "default": {"image": "d"}}}).changes == {"image": "d"}
+    assert read_compose({"services": {"a": {"image": "a"}, "default": {"image": "d"}}}).changes == {
+        "image": "d"
+    }
     assert read_compose({"services": {"a": {"image": "a"}, "b": {"image": "b"}}}).service == "a"
 
 
 def test_a_program_of_the_default_service() -> None:
     """It is kept as a target's is, and so is its health check; nothing of it is in its range's
     words."""
-    services = {"default": {"image": "a", "command": "serve", "healthcheck": {"test": "up"}}, "web": {"image": "w"}}
+    services = {
+        "default": {"image": "a", "command": "serve", "healthcheck": {"test": "up"}},
+        "web": {"image": "w"},
+    }
     found = read_compose({"services": services})
     assert found.program["arguments"] == ["serve"]
     assert found.program["health"]["command"] == ["sh", "-c", "up"]
@@ -75,7 +94,10 @@ def test_a_program_of_the_default_service() -> None:
 def test_a_service_that_ends() -> None:
     """Whoever waits for its success starts after it; it needs no health."""
     services: dict[str, Any] = {
-        "default": {"image": "a", "depends_on": {"seed": {"condition": "service_completed_successfully"}}},
+        "default": {
+            "image": "a",
+            "depends_on": {"seed": {"condition": "service_completed_successfully"}},
+        },
         "seed": {"image": "s", "healthcheck": {"test": "x"}},
     }
     network = read_compose({"services": services}).network
@@ -93,7 +115,10 @@ def test_services_start_in_the_order_of_their_waits() -> None:
     }
     network = read_compose({"services": services}).network
     assert network is not None
-    assert [(name, words["awaits"]) for name, words in network["stand_ins"].items()] == [("db", []), ("web", ["db"])]
+    assert [(name, words["awaits"]) for name, words in network["stand_ins"].items()] == [
+        ("db", []),
+        ("web", ["db"]),
+    ]
 
 
 def test_whose_health_is_waited_for_has_a_check() -> None:
@@ -133,7 +158,9 @@ def test_other_parts_of_a_file_are_refused_by_name(key: str) -> None:
 
 def test_all_that_is_refused_is_told_at_once() -> None:
     """Of every service, and of volumes and networks too; each by its name."""
-    file = two(cap_add=["BPF"], network_mode="host", volumes=["/var/run/docker.sock:/var/run/docker.sock"])
+    file = two(
+        cap_add=["BPF"], network_mode="host", volumes=["/var/run/docker.sock:/var/run/docker.sock"]
+    )
     file["services"]["default"] |= {"devices": ["/dev/kvm"]}
     file["networks"] = {"lan": {"external": True}}
     file["models"] = {"m": {"model": "x"}}
@@ -184,7 +211,9 @@ def test_a_file_without_a_service() -> None:
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+        lambda inner: (
+            st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3)
+        ),
         max_leaves=12,
     ),
     st.sampled_from(
@@ -200,7 +229,17 @@ def test_a_file_without_a_service() -> None:
                 "ports",
                 "cpus",
             ),
-            *("links", "profiles", "mem_limit", "hostname", "x-default", "build", "image", "init", "scale"),
+            *(
+                "links",
+                "profiles",
+                "mem_limit",
+                "hostname",
+                "x-default",
+                "build",
+                "image",
+                "init",
+                "scale",
+            ),
         ]
     ),
 )

@@ -25,7 +25,9 @@ from belljar.compose.values import (
 )
 
 
-@pytest.mark.parametrize("written", ["1m30s", "200ms", "1.5h", ".5s", "1h2m3s4ms", "30s500ms", "3us", "4µs"])
+@pytest.mark.parametrize(
+    "written", ["1m30s", "200ms", "1.5h", ".5s", "1h2m3s4ms", "30s500ms", "3us", "4µs"]
+)
 def test_a_time_is_what_inspect_reads(written: str) -> None:
     """Go's notation."""
     assert seconds(written) == pytest.approx(parse_duration(written).seconds)
@@ -41,7 +43,15 @@ def test_what_is_no_time(written: object) -> None:
 
 @pytest.mark.parametrize(
     ("written", "bytes_"),
-    [("1g", 1 << 30), ("512mb", 512 << 20), ("1.5k", 1536), ("7", 7), (7, 7), ("2GiB", 2 << 30), ("1 t", 1 << 40)],
+    [
+        ("1g", 1 << 30),
+        ("512mb", 512 << 20),
+        ("1.5k", 1536),
+        ("7", 7),
+        (7, 7),
+        ("2GiB", 2 << 30),
+        ("1 t", 1 << 40),
+    ],
 )
 def test_a_size_is_dockers(written: object, bytes_: int) -> None:
     """A thousand is 1024."""
@@ -63,7 +73,14 @@ def test_switches_and_numbers() -> None:
 
 def test_text_and_words() -> None:
     """As Compose writes them."""
-    assert [text(value) for value in (True, False, 1, 1.0, 1.5, "x")] == ["true", "false", "1", "1", "1.5", "x"]
+    assert [text(value) for value in (True, False, 1, 1.0, 1.5, "x")] == [
+        "true",
+        "false",
+        "1",
+        "1",
+        "1.5",
+        "x",
+    ]
     assert words("a 'b c' $d") == ["a", "b c", "$d"]
     assert words(["a b", 1]) == ["a b", "1"]
 
@@ -90,7 +107,15 @@ def test_a_command_is_bounded(unit: str) -> None:
             words(command)
 
 
-@given(st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.text()) | st.binary())
+@given(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.lists(st.text())
+    | st.binary()
+)
 def test_whatever_is_read(value: object) -> None:
     """A value, or `ValueError` (an overflow is told apart by the caller)."""
     for read in (switch, text, words, size, count, seconds, lambda it: mapping(it, "x")):
@@ -116,7 +141,13 @@ def test_what_only_keeps_a_container_from_ending(command: Sequence[str]) -> None
 
 
 @pytest.mark.parametrize(
-    "command", [("serve",), ("sh", "-c", "serve & sleep infinity"), ("tail", "-f", "/var/log/x"), ("bash", "x.sh")]
+    "command",
+    [
+        ("serve",),
+        ("sh", "-c", "serve & sleep infinity"),
+        ("tail", "-f", "/var/log/x"),
+        ("bash", "x.sh"),
+    ],
 )
 def test_what_does_more(command: Sequence[str]) -> None:
     """Is a program."""

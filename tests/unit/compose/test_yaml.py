@@ -81,7 +81,9 @@ def test_what_a_text_means(text: str, value: object) -> None:
 
 def doubling(levels: int) -> str:
     """Each list has the one before it twice."""
-    return "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, levels))
+    return "a0: &a0 [x]\n" + "".join(
+        f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, levels)
+    )
 
 
 def merging(levels: int) -> str:
@@ -141,7 +143,9 @@ def test_any_text_is_read_or_refused_in_few_steps(text: str) -> None:
 
 
 @pytest.mark.parametrize("make", [doubling, merging])
-def test_what_doubles_takes_no_more_steps_than_the_bound(make: Any) -> None:  # noqa: ANN401 - a maker of texts
+def test_what_doubles_takes_no_more_steps_than_the_bound(
+    make: Any,  # noqa: ANN401 - a maker of texts
+) -> None:
     """Forty levels would be 2⁴⁰ values."""
     steps = Steps()
     with pytest.raises(NotReadError):

@@ -43,7 +43,9 @@ def test_a_relative_name_means_one_file(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "compose_7.yaml").write_text(COMPOSE)
     with pytest.raises(PolicyError, match="several tasks"):
-        brought(Spec("docker", "compose_7.yaml"), None, directories=tmp_path.iterdir(), where="sample s")
+        brought(
+            Spec("docker", "compose_7.yaml"), None, directories=tmp_path.iterdir(), where="sample s"
+        )
 
 
 def test_what_inspect_hands_over_is_left_alone(tmp_path: Path) -> None:

@@ -34,7 +34,11 @@ def test_frames_survive_any_chopping(sent: list[tuple[FrameKind, bytes]], step: 
     """What is sent is read, whatever the chunks."""
     wire = b"".join(frame(kind, payload) for kind, payload in sent)
     reader = FrameReader()
-    received = [got for start in range(0, len(wire), step) for got in reader.feed(wire[start : start + step])]
+    received = [
+        got
+        for start in range(0, len(wire), step)
+        for got in reader.feed(wire[start : start + step])
+    ]
     assert received == sent
 
 
@@ -86,7 +90,9 @@ async def test_a_door_without_an_owner_is_removed(session: Session) -> None:
     environment = await open_environment()
     environment.attach_socket._listening.close()
     other = await open_environment()
-    assert await anyio.to_thread.run_sync(remove_dead_sockets, session.home) == [environment.cell.id]
+    assert await anyio.to_thread.run_sync(remove_dead_sockets, session.home) == [
+        environment.cell.id
+    ]
     assert not environment.attach_socket.path.exists()
     assert other.attach_socket.path.exists()
     assert await anyio.to_thread.run_sync(release_cells, environment.cell.id, session.home) == []

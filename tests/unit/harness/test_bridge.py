@@ -33,14 +33,18 @@ def use(output: ModelOutput) -> None:
         input_tokens=1, output_tokens=2, total_tokens=3
     )  # else Inspect would count, with a file from the network
     init_concurrency()
-    init_active_model(get_model("mockllm/model", custom_outputs=[output], memoize=False), GenerateConfig())
+    init_active_model(
+        get_model("mockllm/model", custom_outputs=[output], memoize=False), GenerateConfig()
+    )
 
 
 async def test_a_question_is_answered_by_the_samples_model() -> None:
     """In the loop and context of the sample, from another thread."""
     use(ModelOutput.from_content("mockllm/model", "forty-two"))
     bridge = ModelBridge()
-    said = await anyio.to_thread.run_sync(partial(ask, bridge, model="x", messages=[{"role": "user", "content": "?"}]))
+    said = await anyio.to_thread.run_sync(
+        partial(ask, bridge, model="x", messages=[{"role": "user", "content": "?"}])
+    )
     assert said["choices"][0]["message"] == {"role": "assistant", "content": "forty-two"}
     assert said["choices"][0]["finish_reason"] == "stop"
 
@@ -48,16 +52,23 @@ async def test_a_question_is_answered_by_the_samples_model() -> None:
 async def test_tool_calls_go_both_ways() -> None:
     """The model's call comes back with its arguments as text, as the API has it."""
     use(ModelOutput.for_tool_call("mockllm/model", "look", {"at": "x"}))
-    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+    tool = {
+        "type": "function",
+        "function": {"name": "look", "parameters": {"type": "object", "properties": {}}},
+    }
     request = {"messages": [{"role": "user", "content": "?"}], "tools": [tool]}
     said = await anyio.to_thread.run_sync(partial(ask, ModelBridge(), **request))
     (call,) = said["choices"][0]["message"]["tool_calls"]
-    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("look", {"at": "x"})
+    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == (
+        "look",
+        {"at": "x"},
+    )
     assert said["choices"][0]["finish_reason"] == "tool_calls"
 
 
 async def test_no_question_outlives_its_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is being asked is cancelled when the range ends, what is asked then is not passed on; both are refused."""
+    """What is being asked is cancelled when the range ends, what is asked then is not passed on;
+    both are refused."""
     begun, cancelled = anyio.Event(), anyio.Event()
     refused: list[bool] = []
 
@@ -96,7 +107,8 @@ async def test_only_chat_is_answered() -> None:
 
 
 async def test_a_sample_asks_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a program asks fills the transcript: beyond the bound of all its questions the model is not asked."""
+    """What a program asks fills the transcript: beyond the bound of all its questions the model is
+    not asked."""
     use(ModelOutput.from_content("mockllm/model", "yes"))
     bridge, request = ModelBridge(), {"messages": [{"role": "user", "content": "?"}]}
     monkeypatch.setattr("belljar.harness.bridge.MAX_ASKED_BYTES", len(json.dumps(request)))
@@ -111,7 +123,10 @@ def test_a_conversation_in_inspects_words() -> None:
     found = messages_of(
         [
             {"role": "developer", "content": "be brief"},
-            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+            },
             {"role": "assistant", "content": None, "tool_calls": [call]},
             {"role": "tool", "tool_call_id": "c1", "content": "done"},
         ]
@@ -142,9 +157,12 @@ def _nested(depth: int) -> str:
     return '{"a":' * depth + "1" + "}" * depth
 
 
-@pytest.mark.parametrize("arguments", [_nested(300), '{"a": "\\ud800"}', '{"\\udfff": 1}', '{"a": NaN}'])
+@pytest.mark.parametrize(
+    "arguments", [_nested(300), '{"a": "\\ud800"}', '{"\\udfff": 1}', '{"a": NaN}']
+)
 def test_what_inspects_log_could_not_hold_is_refused(arguments: str) -> None:
-    """A program in a cell could end the whole evaluation with one made-up call of a tool, and no sample would be written."""
+    """A program in a cell could end the whole evaluation with one made-up call of a tool, and no
+    sample would be written."""
     call = {"id": "1", "function": {"name": "f", "arguments": arguments}}
     request = {"messages": [{"role": "assistant", "tool_calls": [call]}]}
     with pytest.raises(ValueError, match=r"."):
@@ -164,7 +182,9 @@ _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=9),
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["role", "content", "tool_calls", "function", "name"]), inner)
+        | st.dictionaries(
+            st.sampled_from(["role", "content", "tool_calls", "function", "name"]), inner
+        )
     ),
     max_leaves=12,
 )

@@ -19,7 +19,14 @@ def spec(tmp_path: Path, **changes: object) -> str:
     root = tmp_path / "task"
     root.mkdir(exist_ok=True)
     (root / "Dockerfile").write_text("FROM base\n")
-    build = {"image": "made", "root": str(root), "context": ".", "dockerfile": "Dockerfile", "args": {}, "target": ""}
+    build = {
+        "image": "made",
+        "root": str(root),
+        "context": ".",
+        "dockerfile": "Dockerfile",
+        "args": {},
+        "target": "",
+    }
     return json.dumps([build | changes])
 
 
@@ -27,7 +34,9 @@ def add(home: Path, name: str, built: dict[str, str] | None = None) -> None:
     """An image of a few bytes."""
     home.mkdir(exist_ok=True)
     (home / "rootfs").write_bytes(name.encode())
-    Store(home).add(home / "rootfs", ImageConfig(), name=name, source="test", created="", built=built)
+    Store(home).add(
+        home / "rootfs", ImageConfig(), name=name, source="test", created="", built=built
+    )
 
 
 def test_an_image_that_was_imported_is_used_as_it_is(tmp_path: Path) -> None:
@@ -38,14 +47,22 @@ def test_an_image_that_was_imported_is_used_as_it_is(tmp_path: Path) -> None:
     build_missing([spec(tmp_path, image="other")], {"made"}, tmp_path / "home")
 
 
-def test_an_image_of_the_same_files_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_of_the_same_files_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One that was built of these files, with network or not, is used without buildah; of other
     files it is built again."""
     home, text = tmp_path / "home", spec(tmp_path)
     add(home, "base")
     root = tmp_path / "task"
-    request = BuildRequest(context=root, name="made", dockerfile=root / "Dockerfile", has_network=True)
-    add(home, "made", read_recipe(Store(home), request).provenance(has_network=True, keep_setuid=False))
+    request = BuildRequest(
+        context=root, name="made", dockerfile=root / "Dockerfile", has_network=True
+    )
+    add(
+        home,
+        "made",
+        read_recipe(Store(home), request).provenance(has_network=True, keep_setuid=False),
+    )
     build_missing([text], {"made"}, home)
     (root / "more").touch()
     monkeypatch.setattr("shutil.which", lambda *_args, **_more: None)

@@ -24,7 +24,12 @@ from belljar.harness.preview import (
 from belljar.host import HostFacts, settings
 from belljar.image import ImageConfig, Store
 
-OPTIONS: OperatorOptions = {"run_policy": "", "override": False, "tier": "", "allow_upstreams": False}
+OPTIONS: OperatorOptions = {
+    "run_policy": "",
+    "override": False,
+    "tier": "",
+    "allow_upstreams": False,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +80,9 @@ def test_each_outcome_has_its_exit_code(tmp_path: Path) -> None:
 
 def test_a_host_that_cannot_is_told_with_the_images(tmp_path: Path) -> None:
     """Both at once: each is fixed apart."""
-    (tmp_path / "critical.yaml").write_text("belljar: 1\nrisk: low\nimage: gone\nresources: {memory: 256GiB}\n")
+    (tmp_path / "critical.yaml").write_text(
+        "belljar: 1\nrisk: low\nimage: gone\nresources: {memory: 256GiB}\n"
+    )
     previews = check_policy(str(tmp_path / "critical.yaml"), OPTIONS)
     (found,) = outlooks(previews, host(tmp_path / "home"))
     assert found.lacking is not None

@@ -16,7 +16,14 @@ from inspect_ai.util import ComposeConfig, SandboxEnvironmentSpec
 from belljar.differences import Kind
 from belljar.errors import PolicyError
 from belljar.harness.adapt import adapt_task
-from belljar.harness.compat import Honoured, Refused, judge, judge_compose, judge_for_sample, shaping_variables
+from belljar.harness.compat import (
+    Honoured,
+    Refused,
+    judge,
+    judge_compose,
+    judge_for_sample,
+    shaping_variables,
+)
 from belljar.harness.config import BelljarConfig, load
 from belljar.policy.sections import Rights
 
@@ -29,7 +36,8 @@ def service(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - YAML values
 
 
 def test_a_plain_compose_file_is_honoured() -> None:
-    """Image, directory, user and environment are converted; what is true of every cell is accepted."""
+    """Image, directory, user and environment are converted; what is true of every cell is
+    accepted."""
     compose = service(
         image="ctf:1",
         working_dir="/srv",
@@ -50,7 +58,9 @@ def test_a_plain_compose_file_is_honoured() -> None:
         "program": json.dumps({"arguments": ["tail", "-f", "/dev/null"], "directories": ["/srv"]}),
         "rights": AS_IN_DOCKER,
     }
-    assert [(fact.kind, fact.key) for fact in judgement.differences] == [(Kind.CHANGED, "environment")]
+    assert [(fact.kind, fact.key) for fact in judgement.differences] == [
+        (Kind.CHANGED, "environment")
+    ]
     assert judge_compose(service(image="aisiuk/inspect-tool-support")) == Honoured(
         changes={"program": "{}", "rights": AS_IN_DOCKER}
     )
@@ -76,21 +86,30 @@ def test_what_a_cell_does_not_keep_is_refused_by_name(fields: dict[str, Any]) ->
 
 
 def test_several_services_are_a_range() -> None:
-    """As a policy's network, in a configuration that Inspect can keep in its log; shared volumes are refused."""
-    judgement = judge_compose({"services": {"default": {}, "shop": {"image": "shop", "mem_limit": "1g"}}})
+    """As a policy's network, in a configuration that Inspect can keep in its log; shared volumes
+    are refused."""
+    judgement = judge_compose(
+        {"services": {"default": {}, "shop": {"image": "shop", "mem_limit": "1g"}}}
+    )
     assert isinstance(judgement, Honoured)
     config = BelljarConfig().model_copy(update=dict(judgement.changes))
     assert BelljarConfig.model_validate(config.model_dump()) == config
     assert list(json.loads(config.network)["stand_ins"]) == ["shop"]
     assert hash(config)
     shared = {"volumes": ["v:/v"]}
-    assert isinstance(judge_compose({"services": {"a": shared, "b": shared}, "volumes": {"v": {}}}), Refused)
+    assert isinstance(
+        judge_compose({"services": {"a": shared, "b": shared}, "volumes": {"v": {}}}), Refused
+    )
 
 
 @given(
     st.dictionaries(
         st.text(max_size=12),
-        st.none() | st.booleans() | st.integers() | st.text(max_size=12) | st.lists(st.text(max_size=5)),
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.text(max_size=12)
+        | st.lists(st.text(max_size=5)),
         max_size=6,
     )
 )
@@ -102,27 +121,39 @@ def test_any_service_is_judged(fields: dict[str, Any]) -> None:
     )
 
 
-FLAGGED = service(image="ctf", environment={"FLAG": "${SAMPLE_METADATA_FLAG}", "PORT": "${PORT:-80}"}, working_dir="/w")
-SHAPED = service(image="ctf-${SAMPLE_METADATA_KIND:-web}", environment=["FLAG=$SAMPLE_METADATA_FLAG"])
+FLAGGED = service(
+    image="ctf",
+    environment={"FLAG": "${SAMPLE_METADATA_FLAG}", "PORT": "${PORT:-80}"},
+    working_dir="/w",
+)
+SHAPED = service(
+    image="ctf-${SAMPLE_METADATA_KIND:-web}", environment=["FLAG=$SAMPLE_METADATA_FLAG"]
+)
 
 
 def test_a_file_that_asks_for_metadata_waits_for_a_sample() -> None:
-    """It is kept whole, as Inspect can keep it in its log; each sample's values are then put in, and only `environment` can do without."""
+    """It is kept whole, as Inspect can keep it in its log; each sample's values are then put in,
+    and only `environment` can do without."""
     judgement = judge_compose(FLAGGED)
     assert isinstance(judgement, Honoured)
     assert json.loads(judgement.changes["compose"]) == FLAGGED
     for_it = judge_for_sample(FLAGGED, {"SAMPLE_METADATA_FLAG": "f$SAMPLE_METADATA_X"})
     assert isinstance(for_it, Honoured)
-    assert for_it.changes["env"] == (("FLAG", "f$$SAMPLE_METADATA_X"), ("PORT", "80")), (
-        "a reference in data means nothing"
-    )
+    assert for_it.changes["env"] == (
+        ("FLAG", "f$$SAMPLE_METADATA_X"),
+        ("PORT", "80"),
+    ), "a reference in data means nothing"
     assert isinstance(judge_for_sample(FLAGGED, {}), Refused)
     assert isinstance(judge_for_sample(FLAGGED, {}, blanks=True), Honoured)
 
 
 def test_what_of_the_metadata_shapes_the_cells() -> None:
     """Images are made ready for each; flags are not."""
-    variables = {"SAMPLE_METADATA_FLAG": "f", "SAMPLE_METADATA_KIND": "db", "SAMPLE_METADATA_OTHER": "x"}
+    variables = {
+        "SAMPLE_METADATA_FLAG": "f",
+        "SAMPLE_METADATA_KIND": "db",
+        "SAMPLE_METADATA_OTHER": "x",
+    }
     assert shaping_variables(FLAGGED, variables) == {}
     assert shaping_variables(SHAPED, variables) == {"SAMPLE_METADATA_KIND": "db"}
     assert shaping_variables(SHAPED, {}) == {}
@@ -130,14 +161,22 @@ def test_what_of_the_metadata_shapes_the_cells() -> None:
 
 def test_a_targets_metadata_is_data_too() -> None:
     """Its environment is expanded as the cell's own is."""
-    compose = {"services": {"default": {}, "shop": {"image": "s", "environment": {"A": "${SAMPLE_METADATA_A}"}}}}
+    compose = {
+        "services": {
+            "default": {},
+            "shop": {"image": "s", "environment": {"A": "${SAMPLE_METADATA_A}"}},
+        }
+    }
     judgement = judge_for_sample(compose, {"SAMPLE_METADATA_A": "$SAMPLE_METADATA_B"})
     assert isinstance(judgement, Honoured)
-    assert json.loads(judgement.changes["network"])["stand_ins"]["shop"]["env"] == {"A": "$$SAMPLE_METADATA_B"}
+    assert json.loads(judgement.changes["network"])["stand_ins"]["shop"]["env"] == {
+        "A": "$$SAMPLE_METADATA_B"
+    }
 
 
 def test_other_sandboxes() -> None:
-    """Docker or another without a configuration can be replaced, with one it can't; the host itself gladly."""
+    """Docker or another without a configuration can be replaced, with one it can't; the host itself
+    gladly."""
     assert isinstance(judge("docker", has_config=False, compose=None), Honoured)
     assert isinstance(judge("local", has_config=False, compose=None), Honoured)
     assert isinstance(judge("k8s", has_config=True, compose=None), Refused)
@@ -180,7 +219,9 @@ def test_the_tasks_own_policy_is_found_beside_it(tmp_path: Path) -> None:
 
 def test_compose_and_dockerfiles_beside_a_docker_task_count(tmp_path: Path) -> None:
     """Inspect would find them, so they are what the author meant."""
-    (tmp_path / "compose.yaml").write_text("services:\n  default:\n    image: ctf:2\n    init: true\n")
+    (tmp_path / "compose.yaml").write_text(
+        "services:\n  default:\n    image: ctf:2\n    init: true\n"
+    )
     task = adapted(tmp_path, "docker")
     assert task.sandbox == SandboxEnvironmentSpec(
         "belljar", BelljarConfig(image="ctf:2", program="{}", rights=AS_IN_DOCKER)
@@ -206,7 +247,9 @@ def test_the_operators_image_replaces_a_sandbox_that_is_refused(tmp_path: Path) 
     assert (said.kind, said.key) == (Kind.OVERRIDDEN, "sandbox")
     assert task.sandbox.config == BelljarConfig(differences=(said,))
     own = adapted(tmp_path, ("k8s", "values.toml"), ("belljar", "sample.yaml"), may_override=True)
-    assert own.dataset[0].sandbox == SandboxEnvironmentSpec("belljar", BelljarConfig(policy="sample.yaml"))
+    assert own.dataset[0].sandbox == SandboxEnvironmentSpec(
+        "belljar", BelljarConfig(policy="sample.yaml")
+    )
 
 
 COMPOSE = "services:\n  default:\n    image: ctf:2\n"
@@ -236,7 +279,8 @@ def test_services_of_a_task_are_kept_and_no_network_stays_none(tmp_path: Path) -
     ],
 )
 def test_whatever_else_a_file_says_no_network_is_none(rest: str, tmp_path: Path) -> None:
-    """One word decides, also in a file that no cell could keep; where it can't be told there is no network."""
+    """One word decides, also in a file that no cell could keep; where it can't be told there is no
+    network."""
     mode = "" if "mode" in rest else "    network_mode: none\n"
     (tmp_path / "compose.yaml").write_text(f"services:\n  agent:\n{mode}    {rest}\n")
     for text in ((tmp_path / "compose.yaml").read_text(), "services: [agent]\n"):
@@ -247,7 +291,9 @@ def test_whatever_else_a_file_says_no_network_is_none(rest: str, tmp_path: Path)
         assert spec.config.network == "none"
 
 
-@pytest.mark.parametrize("sandbox", ["belljar", ("belljar", "compose.yaml"), "docker", ("docker", "compose.yaml")])
+@pytest.mark.parametrize(
+    "sandbox", ["belljar", ("belljar", "compose.yaml"), "docker", ("docker", "compose.yaml")]
+)
 def test_a_compose_file_means_the_same_for_either_name(sandbox: Any, tmp_path: Path) -> None:  # noqa: ANN401 - Inspect's union
     """Found beside the task, or named; a policy beside it is what it is put on."""
     (tmp_path / "compose.yaml").write_text(COMPOSE)
@@ -264,7 +310,9 @@ def test_a_compose_file_means_the_same_for_either_name(sandbox: Any, tmp_path: P
 
 def test_what_the_tools_cell_is_called(tmp_path: Path) -> None:
     """A service of another name than `default` keeps it: tasks ask for it."""
-    (tmp_path / "compose.yaml").write_text("services:\n  agent: {image: a, x-default: true}\n  web: {image: w}\n")
+    (tmp_path / "compose.yaml").write_text(
+        "services:\n  agent: {image: a, x-default: true}\n  web: {image: w}\n"
+    )
     config = adapted(tmp_path, "docker").sandbox
     assert config is not None
     assert config.config.service == "agent"
@@ -272,7 +320,9 @@ def test_what_the_tools_cell_is_called(tmp_path: Path) -> None:
 
 def test_each_samples_metadata_is_judged_before_the_run(tmp_path: Path) -> None:
     """One that lacks what the compose file needs is refused by its name, and the variable's."""
-    (tmp_path / "compose.yaml").write_text(COMPOSE + "    environment: {FLAG: $SAMPLE_METADATA_FLAG}\n")
+    (tmp_path / "compose.yaml").write_text(
+        COMPOSE + "    environment: {FLAG: $SAMPLE_METADATA_FLAG}\n"
+    )
     samples = [
         Sample(input="x", id="good", metadata={"flag": "f"}),
         Sample(input="x", id="bad", metadata={"flog": "f"}),
@@ -295,12 +345,16 @@ def test_samples_are_judged_too(tmp_path: Path) -> None:
 
 def test_rights_of_a_compose_file_are_its_policys() -> None:
     """From the file through Inspect's configuration to the policy that is planned."""
-    judgement = judge_compose(service(image="x", cap_add=["SYS_PTRACE"], security_opt=["seccomp=unconfined"]))
+    judgement = judge_compose(
+        service(image="x", cap_add=["SYS_PTRACE"], security_opt=["seccomp=unconfined"])
+    )
     assert isinstance(judgement, Honoured)
     config = BelljarConfig().model_copy(update=dict(judgement.changes))
     assert BelljarConfig.model_validate(config.model_dump()) == config
     rights = load(config).policy.rights
-    assert rights == Rights(capabilities=("SYS_PTRACE",), seccomp="unconfined", setuid_programs="auto")
+    assert rights == Rights(
+        capabilities=("SYS_PTRACE",), seccomp="unconfined", setuid_programs="auto"
+    )
     assert [fact.kind for fact in judgement.differences] == [Kind.GRANTED, Kind.GRANTED]
 
 
@@ -317,7 +371,8 @@ def test_set_user_id_programs_are_as_in_docker() -> None:
 
 
 def test_a_refusal_names_the_keys_to_remove_and_both_ways_to_give_a_policy() -> None:
-    """Under `belljar run` and under `inspect eval`; a capability that no tier grants says which are granted."""
+    """Under `belljar run` and under `inspect eval`; a capability that no tier grants says which are
+    granted."""
     refused = judge_compose(service(image="x", cap_add=["SYS_MODULE"], gpus="all"))
     assert isinstance(refused, Refused)
     for words in ("`cap_add`", "`gpus`", "--policy FILE", "--sandbox belljar:FILE"):

@@ -55,7 +55,8 @@ def test_the_order_of_policies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_preset_on_inspects_command_line(tmp_path: Path) -> None:
-    """`--sandbox belljar:high` arrives as a path that does not exist; a file of that name is a file."""
+    """`--sandbox belljar:high` arrives as a path that does not exist; a file of that name is a
+    file."""
     assert as_config(str(tmp_path / "high")) == BelljarConfig(policy="high")
     (tmp_path / "high").write_text(POLICY)
     assert as_config(str(tmp_path / "high")) == BelljarConfig(policy=str(tmp_path / "high"))
@@ -67,10 +68,14 @@ def test_another_providers_configuration_is_refused() -> None:
         as_config(SandboxEnvironmentSpec("docker", None))
 
 
-NETWORK = "network:\n  record: {packets: 2MiB}\n  stand_ins: {page: {kind: http, names: [page.example], routes: [{path: /, body: x}]}}\n"
+NETWORK = (
+    "network:\n  record: {packets: 2MiB}\n  stand_ins: {page: {kind: http, names: [page.example],"
+    " routes: [{path: /, body: x}]}}\n"
+)
 SERVICES = (
-    "services:\n  agent: {image: default, x-default: true, command: serve, environment: {FLAG: '${SAMPLE_METADATA_FLAG:-none}'}}\n"
-    "  web: {image: 'default', environment: {FLAG: '$SAMPLE_METADATA_FLAG'}}\n"
+    "services:\n  agent: {image: default, x-default: true, command: serve, environment: {FLAG:"
+    " '${SAMPLE_METADATA_FLAG:-none}'}}\n  web: {image: 'default', environment: {FLAG:"
+    " '$SAMPLE_METADATA_FLAG'}}\n"
 )
 
 
@@ -89,7 +94,11 @@ def test_an_image_of_a_compose_file_may_pin_a_digest() -> None:
     from inspect_ai.util import ComposeConfig
 
     pinned = "python:3.12@sha256:" + "1a" * 32
-    given = as_config(ComposeConfig.model_validate({"services": {"default": {"image": f"docker.io/library/{pinned}"}}}))
+    given = as_config(
+        ComposeConfig.model_validate(
+            {"services": {"default": {"image": f"docker.io/library/{pinned}"}}}
+        )
+    )
     assert load(given).policy.image == pinned
     for wrong in ("python@sha256:12", "Python:3", "python@sha512:" + "1a" * 64):
         with pytest.raises(PolicyError, match=r"default.*image"):
@@ -113,7 +122,8 @@ def test_a_compose_file_is_a_configuration(compose_file: Path, tmp_path: Path) -
 
 
 def test_a_compose_file_for_a_sample(compose_file: Path) -> None:
-    """Its metadata reaches both cells; nothing of it can be made ahead; what runs and what it is called are known."""
+    """Its metadata reaches both cells; nothing of it can be made ahead; what runs and what it is
+    called are known."""
     sample = sample_policy(str(compose_file), {"flag": "f$SAMPLE_METADATA_X"})
     network = sample.policy.policy.network
     assert network is not None
@@ -122,12 +132,18 @@ def test_a_compose_file_for_a_sample(compose_file: Path) -> None:
         "f$SAMPLE_METADATA_X",
         {"FLAG": "f$SAMPLE_METADATA_X"},
     )
-    assert (sample.service, sample.program, sample.is_shared) == ("agent", '{"arguments": ["serve"]}', False)
+    assert (sample.service, sample.program, sample.is_shared) == (
+        "agent",
+        '{"arguments": ["serve"]}',
+        False,
+    )
     with pytest.raises(PolicyError, match="SAMPLE_METADATA_FLAG"):
         sample_policy(str(compose_file), {})
 
 
-def test_a_task_begins_before_a_sample_is_known(compose_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_begins_before_a_sample_is_known(
+    compose_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Environment can wait; what shapes a cell is what Inspect defines then."""
     assert load(str(compose_file)).policy.network is not None
     compose_file.write_text("services: {default: {image: 'ctf-$SAMPLE_METADATA_KIND'}}")
@@ -199,7 +215,9 @@ def test_an_operators_cell_gets_nothing_of_a_tasks_service(tmp_path: Path) -> No
     service are nobody's; those of the sample's own cell stay.
     """
     cell = "web: {kind: cell, names: [web], ports: [all], command: [x]}"
-    (tmp_path / "lab.yaml").write_text(f"belljar: 1\nrisk: low\nnetwork: {{stand_ins: {{{cell}}}}}\n")
+    (tmp_path / "lab.yaml").write_text(
+        f"belljar: 1\nrisk: low\nnetwork: {{stand_ins: {{{cell}}}}}\n"
+    )
     given = CellData(files=(TaskFile(key="configs", target="/f", content="x"),))
     ours = BelljarConfig(
         network='{"stand_ins": {"web": {"kind": "cell", "names": ["web"], "ports": ["all"]}}}',
@@ -216,14 +234,18 @@ def test_several_services_take_the_place_of_a_policys_network(tmp_path: Path) ->
     """There is nothing beyond them; how much is recorded stays the policy's."""
     (tmp_path / "net.yaml").write_text("belljar: 1\nrisk: low\n" + NETWORK)
     services = '{"stand_ins": {"web": {"kind": "cell", "names": ["web"], "ports": ["all"]}}}'
-    network = load(BelljarConfig(policy=str(tmp_path / "net.yaml"), network=services)).policy.network
+    network = load(
+        BelljarConfig(policy=str(tmp_path / "net.yaml"), network=services)
+    ).policy.network
     assert network is not None
     assert (list(network.stand_ins), network.record.packets) == (["web"], 2 << 20)
 
 
 @pytest.mark.parametrize("override", [True, False])
 @pytest.mark.parametrize("run_policy", ["", "low"])
-def test_files_of_a_task_stay_under_any_walls(tmp_path: Path, run_policy: str, *, override: bool) -> None:
+def test_files_of_a_task_stay_under_any_walls(
+    tmp_path: Path, run_policy: str, *, override: bool
+) -> None:
     """They are content, of each service that is there; also after the floor and for a sample."""
     (tmp_path / "page").write_text("p")
     mount = "image: i, volumes: ['./page:/${SAMPLE_METADATA_AT}:ro']"
@@ -234,7 +256,9 @@ def test_files_of_a_task_stay_under_any_walls(tmp_path: Path, run_policy: str, *
     ).policy.data
     assert data is not None
     for cell in ("default",) if run_policy and override else ("default", "web"):
-        assert [(file.source, file.target) for file in data.of(cell).own.files] == [("page", "/there")]
+        assert [(file.source, file.target) for file in data.of(cell).own.files] == [
+            ("page", "/there")
+        ]
 
 
 def test_that_services_took_the_place_of_a_network_is_reported(tmp_path: Path) -> None:
@@ -302,14 +326,20 @@ def test_any_compose_file_is_a_configuration_or_refused(
     ],
 )
 def test_no_field_takes_more_than_its_length(field: str, tmp_path: Path) -> None:
-    """Twice as many entries take no four times as many steps, until the file is a configuration or refused."""
+    """Twice as many entries take no four times as many steps, until the file is a configuration or
+    refused."""
 
     def steps(entries: int) -> int:
         frame, _, entry = field.partition("=")
-        service = frame.replace("{}", entry * entries) if "{{" not in frame else frame.format(entry * entries)
+        service = (
+            frame.replace("{}", entry * entries)
+            if "{{" not in frame
+            else frame.format(entry * entries)
+        )
         path = tmp_path / f"compose-{entries}-compose.yaml"
         path.write_text(
-            f"x-t: &t some text\nservices:\n  web:\n    image: i\n    {service}\n  db: {{image: j}}\n  default: {{image: k}}\n"
+            f"x-t: &t some text\nservices:\n  web:\n    image: i\n    {service}\n  db: {{image:"
+            " j}\n  default: {image: k}\n"
         )
 
         def read() -> None:
@@ -336,7 +366,8 @@ def test_metadata_expands_in_env_only(policy_file: Path) -> None:
 
 
 def test_a_missing_key_is_an_error_that_names_it(policy_file: Path) -> None:
-    """A policy that asks for what a sample does not have is refused: an empty flag would be a silent change."""
+    """A policy that asks for what a sample does not have is refused: an empty flag would be a
+    silent change."""
     with pytest.raises(PolicyError, match="SAMPLE_METADATA_FLAG"):
         for_sample(load(str(policy_file)), {})
 
@@ -355,15 +386,23 @@ def test_a_missing_key_is_an_error_that_names_it(policy_file: Path) -> None:
 )
 def test_expansion(value: str, expanded: str) -> None:
     """Compose's forms, for our names alone."""
-    assert expand(value, {"SAMPLE_METADATA_A": "1", "SAMPLE_METADATA_E": ""}, where="env.X") == expanded
+    assert (
+        expand(value, {"SAMPLE_METADATA_A": "1", "SAMPLE_METADATA_E": ""}, where="env.X")
+        == expanded
+    )
 
 
 def test_metadata_does_not_grow_beyond_a_bound(policy_file: Path) -> None:
-    """A long value that is asked for often is refused before it is put together; so are many values."""
+    """A long value that is asked for often is refused before it is put together; so are many
+    values."""
     often = "${SAMPLE_METADATA_FLAG}" * 20
     with pytest.raises(PolicyError, match="more than 1,048,576 characters"):
         expand(often, {"SAMPLE_METADATA_FLAG": "x" * 60_000}, where="env.A")
-    many = load(BelljarConfig(policy=str(policy_file), env=tuple((f"A{number}", often) for number in range(30))))
+    many = load(
+        BelljarConfig(
+            policy=str(policy_file), env=tuple((f"A{number}", often) for number in range(30))
+        )
+    )
     for_sample(many, {"flag": "x" * 1500})
     with pytest.raises(PolicyError, match="more than 1,048,576 characters"):
         for_sample(many, {"flag": "x" * 2000})
@@ -372,8 +411,13 @@ def test_metadata_does_not_grow_beyond_a_bound(policy_file: Path) -> None:
 @given(st.text(), st.text())
 def test_expansion_never_expands_what_it_put_in(value: str, secret: str) -> None:
     """Metadata is data: a reference inside of it stays as it is."""
-    assert expand("${SAMPLE_METADATA_A}", {"SAMPLE_METADATA_A": f"${{SAMPLE_METADATA_B}}{secret}"}, where="x") == (
-        f"${{SAMPLE_METADATA_B}}{secret}"
+    assert (
+        expand(
+            "${SAMPLE_METADATA_A}",
+            {"SAMPLE_METADATA_A": f"${{SAMPLE_METADATA_B}}{secret}"},
+            where="x",
+        )
+        == f"${{SAMPLE_METADATA_B}}{secret}"
     )
     if "SAMPLE_METADATA_" not in value:
         assert expand(value, {}, where="x") == value
@@ -382,7 +426,10 @@ def test_expansion_never_expands_what_it_put_in(value: str, secret: str) -> None
 def test_a_tier_is_only_raised_by_whoever_asks_for_one() -> None:
     """The task over the policy, the operator over the task."""
     low = BelljarConfig(policy="low", tier="gvisor")
-    assert [str(load(low, tier=tier).policy.tier) for tier in ("", "microvm")] == ["gvisor", "microvm"]
+    assert [str(load(low, tier=tier).policy.tier) for tier in ("", "microvm")] == [
+        "gvisor",
+        "microvm",
+    ]
     for config, tier in ((low, "container"), (BelljarConfig(policy="high", tier="container"), "")):
         with pytest.raises(PolicyError, match="less than"):
             load(config, tier=tier)
@@ -401,18 +448,27 @@ def forged(tmp_path: Path) -> dict[str, BelljarConfig]:
     copied = {**cell, "files": [{"source": "secret", "target": "/f"}]}
     configs = {
         "data": TaskData(root=root, cells={OWN_CELL: CellData(files=(file,))}).model_dump_json(),
-        "data without a root": TaskData(cells={OWN_CELL: CellData(files=(file,))}).model_dump_json(),
+        "data without a root": (
+            TaskData(cells={OWN_CELL: CellData(files=(file,))}).model_dump_json()
+        ),
         "builds": json.dumps([{**build, "target": ""}]),
         "compose": json.dumps({"services": services, "x-belljar-directory": root}),
     }
-    made = {name: BelljarConfig.model_validate({name.partition(" ")[0]: text}) for name, text in configs.items()}
+    made = {
+        name: BelljarConfig.model_validate({name.partition(" ")[0]: text})
+        for name, text in configs.items()
+    }
     for name, words in (("stand-in", web), ("files", copied)):
         made[name] = BelljarConfig(network=json.dumps({"stand_ins": {"web": words}}))
     return made
 
 
-@pytest.mark.parametrize("field", ["data", "data without a root", "builds", "compose", "stand-in", "files"])
-def test_a_configuration_from_a_log_takes_no_files(field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "field", ["data", "data without a root", "builds", "compose", "stand-in", "files"]
+)
+def test_a_configuration_from_a_log_takes_no_files(
+    field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of this host: a directory is one that this process read a task's file from, or refused; also
     where the operator's policy has a directory of its own. Nothing of it is in the error.
     """
@@ -428,7 +484,8 @@ def test_a_configuration_from_a_log_takes_no_files(field: str, tmp_path: Path, m
 
 @pytest.mark.parametrize("field", ["data", "builds", "compose"])
 def test_a_task_that_was_read_gives_its_files(field: str, tmp_path: Path) -> None:
-    """A configuration whose compose file was read by this process, also when it went through a log."""
+    """A configuration whose compose file was read by this process, also when it went through a
+    log."""
     config = forged(tmp_path)[field]
     (tmp_path / "compose.yaml").write_text("services: {default: {image: x}}\n")
     as_config(str(tmp_path / "compose.yaml"))

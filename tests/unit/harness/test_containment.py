@@ -1,4 +1,5 @@
-"""A sample's verdict: what the probes at its ends and its destruction say, and what a breach does to the session."""
+"""A sample's verdict: what the probes at its ends and its destruction say, and what a breach does
+to the session."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ C, V, B = Verdict.CONTAINED, Verdict.VOID, Verdict.BREACHED
 
 def report(verdict: Verdict) -> ProbeReport:
     """A run of one probe."""
-    finding = Finding(name="a.b", verdict=verdict, outcome=Outcome.DENIED, detail="", seen="w", seen_by=Side.HOST)
+    finding = Finding(
+        name="a.b", verdict=verdict, outcome=Outcome.DENIED, detail="", seen="w", seen_by=Side.HOST
+    )
     return ProbeReport(verdict=verdict, findings=(finding,), which="quick", duration_ms=1)
 
 
@@ -40,7 +43,9 @@ def report(verdict: Verdict) -> ProbeReport:
         (B, V, None, B),
     ],
 )
-def test_the_worst_is_the_verdict(start: Verdict, end: Verdict, clean: bool | None, verdict: Verdict) -> None:
+def test_the_worst_is_the_verdict(
+    start: Verdict, end: Verdict, clean: bool | None, verdict: Verdict
+) -> None:
     """Both ends and the destruction: the worst of them; what is missing is void."""
     containment = Containment(start=report(start), end=report(end), clean=clean)
     assert containment.cell_verdict is verdict
@@ -70,8 +75,11 @@ async def opened() -> BelljarSandboxEnvironment:
     return environments["default"].as_type(BelljarSandboxEnvironment)
 
 
-async def test_a_breach_at_the_start(session: Session, cells: FakeCells, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sample does not run, its cell is destroyed, the owner is told to stop once, and no further sample begins."""
+async def test_a_breach_at_the_start(
+    session: Session, cells: FakeCells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sample does not run, its cell is destroyed, the owner is told to stop once, and no
+    further sample begins."""
     stops: list[int] = []
     monkeypatch.setattr(session_module, "_STOP_TIMEOUT_S", 0.5)
     cells.on_probe = at("start", read_canary)
@@ -92,7 +100,8 @@ async def test_a_breach_at_the_start(session: Session, cells: FakeCells, monkeyp
 
 
 async def test_a_breach_at_the_end_stops_the_others(session: Session, cells: FakeCells) -> None:
-    """A breach that shows at one sample's end: no cell of another takes work any more, and each can still be closed."""
+    """A breach that shows at one sample's end: no cell of another takes work any more, and each can
+    still be closed."""
     cells.on_probe = at("end", read_canary)
     first, second = await opened(), await opened()
     with pytest.raises(ContainmentBreach):
@@ -117,7 +126,8 @@ async def test_a_dead_cell_is_void_at_its_end(session: Session, cells: FakeCells
 
 
 async def test_another_cell_is_probed_too(session: Session, cells: FakeCells) -> None:
-    """A scorer's second cell of the sample is probed at both ends, and its breach stops the run as well."""
+    """A scorer's second cell of the sample is probed at both ends, and its breach stops the run as
+    well."""
     environment = await opened()
     seen: list[tuple[str, str]] = []
     cells.on_probe = lambda cell, phase: seen.append((cell.id, phase))

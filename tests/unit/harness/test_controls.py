@@ -64,10 +64,15 @@ WAYS: Ways = frozenset(
 
 
 def seen(
-    *codes: SignalCode, involved: tuple[str, ...] = ("aws", "ssh", "note", "crm"), blind: bool = False
+    *codes: SignalCode,
+    involved: tuple[str, ...] = ("aws", "ssh", "note", "crm"),
+    blind: bool = False,
 ) -> SampleSignals:
     """Signals of a cell."""
-    found = [Signal(code=code, count=1, trust=Trust.HOST_OBSERVED, evidence=(1,), involved=involved) for code in codes]
+    found = [
+        Signal(code=code, count=1, trust=Trust.HOST_OBSERVED, evidence=(1,), involved=involved)
+        for code in codes
+    ]
     spots = (BlindSpot(code=Blind.SENSOR_FAILED, detail="fanotify"),) if blind else ()
     return SampleSignals(signals=tuple(found), blind=spots)
 
@@ -86,7 +91,10 @@ def test_greed_is_seen_at_everything_within_reach() -> None:
         missing = judge_control(GREEDY, seen(*(due - {left_out})), WAYS, ALL, [])["missing"]
         assert missing
         assert all(each.startswith(left_out.value) for each in missing)
-    assert "decoy_used of crm" in judge_control(GREEDY, seen(*due, involved=("aws", "ssh")), WAYS, ALL, [])["missing"]
+    assert (
+        "decoy_used of crm"
+        in judge_control(GREEDY, seen(*due, involved=("aws", "ssh")), WAYS, ALL, [])["missing"]
+    )
     assert judge_control(GREEDY, seen(*due, blind=True), WAYS, ALL, [])["missing"] == [
         "not seen: sensor_failed: fanotify"
     ]
@@ -108,13 +116,20 @@ def test_each_way_out_has_to_be_seen(way: tuple[Kind, str, str]) -> None:
 def test_ways_are_those_of_a_control_and_its_range() -> None:
     """Another cell's contacts show nothing of this one's sensors."""
     contact: dict[str, Any] = {"decoy": "aws", "value": "aws/key", "evidence": 1}
-    planned: dict[str, Any] = {"tier": "container", "emulated": False, "policy_sha256": "", "layers": []}
+    planned: dict[str, Any] = {
+        "tier": "container",
+        "emulated": False,
+        "policy_sha256": "",
+        "layers": [],
+    }
     lines = [
         line(Kind.CELL_PLANNED, "c1", range=RANGE, **planned),
         line(Kind.DECOY_TAKEN, "c1", operation="exec.output", **contact),
         line(Kind.DECOY_TAKEN, "c2", operation="file.read", **contact),
         line(Kind.DECOY_SENT, operation="dns.name", to="dns", **contact),
-        line(Kind.DECOY_SENT, operation="http.request", to="shop", **contact | {"range": "another"}),
+        line(
+            Kind.DECOY_SENT, operation="http.request", to="shop", **contact | {"range": "another"}
+        ),
     ]
     own = {(Kind.DECOY_TAKEN, "exec.output", ""), (Kind.DECOY_SENT, "dns.name", "dns")}
     assert ways_of(lines, {"c1"}) == own
@@ -129,13 +144,19 @@ def test_nothing_is_due_that_is_out_of_reach(has_network: bool) -> None:
 
 def test_diligence_is_seen_at_nothing() -> None:
     """Any signal fails it, and so does a sensor that could not see."""
-    assert judge_control(DILIGENT, seen(), frozenset(), ALL, []) == {"missing": [], "unexpected": []}
-    assert judge_control(DILIGENT, seen(SignalCode.EVASION), frozenset(), ALL, [])["unexpected"] == ["evasion"]
+    assert judge_control(DILIGENT, seen(), frozenset(), ALL, []) == {
+        "missing": [],
+        "unexpected": [],
+    }
+    assert judge_control(DILIGENT, seen(SignalCode.EVASION), frozenset(), ALL, [])[
+        "unexpected"
+    ] == ["evasion"]
     assert judge_control(DILIGENT, seen(blind=True), frozenset(), ALL, [])["missing"]
 
 
 def test_a_control_stops_nothing() -> None:
-    """Neither the policy's rules nor the guard act on it; what the guard rewrites and blocks stays so."""
+    """Neither the policy's rules nor the guard act on it; what the guard rewrites and blocks stays
+    so."""
     loaded = resolve_here(
         {
             "belljar": 1,
@@ -174,7 +195,9 @@ def test_each_stream_client_gets_host_and_port(client: str) -> None:
     assert "db.example" in str(said)
     assert "5432" in str(said)
     assert said[0] == client
-    assert "mail.example:25" in str(mail_request("curl" if client == "nc" else client, "mail.example:25"))
+    assert "mail.example:25" in str(
+        mail_request("curl" if client == "nc" else client, "mail.example:25")
+    )
 
 
 def test_a_login_is_one_in_its_services_protocol() -> None:
@@ -187,7 +210,9 @@ def test_a_login_is_one_in_its_services_protocol() -> None:
     assert login(DecoyKind.REDIS, "s3cret").startswith(b"AUTH s3cret\r\n")
 
 
-@pytest.mark.skipif(shutil.which("ssh") is None, reason="ssh (Debian: openssh-client) is not installed")
+@pytest.mark.skipif(
+    shutil.which("ssh") is None, reason="ssh (Debian: openssh-client) is not installed"
+)
 def test_the_ssh_client_logs_in_by_password() -> None:
     """The decoy's password is presented and accepted."""
     spec = DecoySpec(id="jump", kind=DecoyKind.SSH, place="127.0.0.1", count=3)
@@ -198,5 +223,7 @@ def test_the_ssh_client_logs_in_by_password() -> None:
         argv = ssh_password_request("127.0.0.1", port, service.login.password)
         done = subprocess.run(argv, check=False, capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    logins = [(each["operation"], each["ok"]) for each in ledger.attempts if each["what"] == "login"]
+    logins = [
+        (each["operation"], each["ok"]) for each in ledger.attempts if each["what"] == "login"
+    ]
     assert logins == [("ssh.password", True)]

@@ -1,4 +1,5 @@
-"""`belljar run` from command line to sealed run directory: real Inspect, real ledger, fake cells."""
+"""`belljar run` from command line to sealed run directory: real Inspect, real ledger, fake
+cells."""
 
 from __future__ import annotations
 
@@ -98,7 +99,12 @@ def task_file(tmp_path: Path) -> str:
 
 
 def run(
-    arguments: Sequence[str], tmp_path: Path, cells: RecordedCells | None = None, policy: str = "", *, warm: int = 0
+    arguments: Sequence[str],
+    tmp_path: Path,
+    cells: RecordedCells | None = None,
+    policy: str = "",
+    *,
+    warm: int = 0,
 ) -> RunOutcome:
     """Run an evaluation with fake cells."""
     return run_evaluation(
@@ -114,9 +120,14 @@ def run(
 
 
 def test_a_run_from_end_to_end(task_file: str, tmp_path: Path) -> None:
-    """Every sample in a cell of its own, all of it sealed, and what the transcript hides is found."""
+    """Every sample in a cell of its own, all of it sealed, and what the transcript hides is
+    found."""
     cells = RecordedCells()
-    outcome = run([f"{task_file}@good", "--model", "mockllm/model", "-T", "n=2", "--epochs", "2"], tmp_path, cells)
+    outcome = run(
+        [f"{task_file}@good", "--model", "mockllm/model", "-T", "n=2", "--epochs", "2"],
+        tmp_path,
+        cells,
+    )
     findings = outcome.findings
     assert (findings.verdict, findings.exit_code) == (Verdict.CONTAINED, 0)
     assert len(findings.rows) == len(cells.opened) == 4
@@ -131,7 +142,9 @@ def test_a_run_from_end_to_end(task_file: str, tmp_path: Path) -> None:
         assert len(row.cells) == 1
         assert row.transcript.scores == {"points": "1"}
         assert [operation.what for operation in row.transcript_gap.raised] == ["sleep 30"]
-        assert "echo /var/tmp/sandbox-services" in [operation.what for operation in row.transcript_gap.silent]
+        assert "echo /var/tmp/sandbox-services" in [
+            operation.what for operation in row.transcript_gap.silent
+        ]
         assert row.transcript_gap.shortened
         assert not row.transcript_gap.unfounded
         assert row.bytes_in == 5
@@ -149,7 +162,9 @@ def test_a_failing_sample_is_an_evaluation_error(task_file: str, tmp_path: Path)
 
 def test_a_sample_that_is_tried_again_has_all_its_cells(task_file: str, tmp_path: Path) -> None:
     """Both tries are on record, in one row, and both cells' destruction counts."""
-    findings = run([f"{task_file}@flaky", "--model", "mockllm/model", "--retry-on-error", "1"], tmp_path).findings
+    findings = run(
+        [f"{task_file}@flaky", "--model", "mockllm/model", "--retry-on-error", "1"], tmp_path
+    ).findings
     (row,) = findings.rows
     assert (findings.exit_code, len(row.cells), row.destroyed) == (0, 2, True)
 
@@ -194,7 +209,8 @@ def test_refusals_come_before_anything_runs(task_file: str, tmp_path: Path) -> N
 def test_a_host_that_cannot_is_told_and_recorded(
     task_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The error of the plan is the error of the run, which alone tells it, and the run directory is sealed with it."""
+    """The error of the plan is the error of the run, which alone tells it, and the run directory is
+    sealed with it."""
     cells = RecordedCells()
     cells.prepare_error = HostError("no virtualisation here", hint="use another host")
     with pytest.raises(HostError, match="no virtualisation"):
@@ -214,7 +230,8 @@ def test_a_missing_destruction_voids(task_file: str, tmp_path: Path) -> None:
 
 
 def test_samples_take_cells_that_were_made_ahead(task_file: str, tmp_path: Path) -> None:
-    """Each of them a sample's own, once; none that a sample did not need is made or left; the record is as good as without."""
+    """Each of them a sample's own, once; none that a sample did not need is made or left; the
+    record is as good as without."""
     cells = RecordedCells()
     options = ["--model", "mockllm/model", "-T", "n=3", "--max-samples", "1"]
     outcome = run([f"{task_file}@good", *options], tmp_path, cells, warm=1)
@@ -249,12 +266,24 @@ def test_cells_that_can_not_be_made_ahead_fail_no_sample(task_file: str, tmp_pat
     """The sample opens its own."""
 
     class Reluctant(RecordedCells):
-        def open_cell(self, policy: Any, *, run: Any, home: Path | None, ahead: bool = False) -> Any:  # noqa: ANN401 - as the fakes
+        def open_cell(
+            self,
+            policy: Any,  # noqa: ANN401 - as the fakes
+            *,
+            run: Any,  # noqa: ANN401 - as the fakes
+            home: Path | None,
+            ahead: bool = False,
+        ) -> Any:  # noqa: ANN401 - as the fakes
             if ahead:
                 raise HostError("no room for one more")
             return super().open_cell(policy, run=run, home=home)
 
-    outcome = run([f"{task_file}@good", "--model", "mockllm/model", "-T", "n=2"], tmp_path, Reluctant(), warm=1)
+    outcome = run(
+        [f"{task_file}@good", "--model", "mockllm/model", "-T", "n=2"],
+        tmp_path,
+        Reluctant(),
+        warm=1,
+    )
     assert (outcome.exit_code, len(outcome.findings.rows)) == (0, 2)
 
 
@@ -265,7 +294,9 @@ def test_how_a_cell_differs_from_its_task_is_on_record(
     and under the table, for the samples that it is true of.
     """
     (tmp_path / "compose.yaml").write_text("services: {default: {image: default}}")
-    (tmp_path / "own-compose.yaml").write_text("services: {default: {image: default, labels: {a: b}, mem_limit: 8g}}")
+    (tmp_path / "own-compose.yaml").write_text(
+        "services: {default: {image: default, labels: {a: b}, mem_limit: 8g}}"
+    )
     arguments = [f"{task_file}@differs", "--model", "mockllm/model"]
     cells = RecordedCells()
     cells.of_images = (

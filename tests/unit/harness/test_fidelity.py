@@ -28,7 +28,8 @@ SERVICES = {"stand_ins": {"web": {"kind": "cell", "names": ["web"], "ports": ["a
 SHOP = "shop: {kind: http, names: [shop.example], routes: [{path: /, body: x}]}"
 NETWORK = f"network: {{record: {{packets: 1GiB}}, stand_ins: {{{SHOP}}}}}\n"
 REAL = (
-    "network: {upstreams: [{host: a.example, ports: [443], methods: [GET], budget: 1MiB, reason: because it is so}]}\n"
+    "network: {upstreams: [{host: a.example, ports: [443], methods: [GET], budget: 1MiB, reason:"
+    " because it is so}]}\n"
 )
 COMPOSE: dict[str, Any] = {
     "image": "ctf:2",
@@ -79,10 +80,14 @@ def test_override_turns_what_the_policy_writes_down() -> None:
 
 
 def test_an_overridden_user_of_an_image_is_reported() -> None:
-    """Also where the task says it by its image alone; a task without an image has none to replace."""
+    """Also where the task says it by its image alone; a task without an image has none to
+    replace."""
     run_policy = policy("user: root\nworkdir: /w\n")
     asked = {"image": "ctf:2"}
-    assert keys(under_policy(run_policy, None, asked, override=True)[1], Kind.OVERRIDDEN) == ["user", "workdir"]
+    assert keys(under_policy(run_policy, None, asked, override=True)[1], Kind.OVERRIDDEN) == [
+        "user",
+        "workdir",
+    ]
     assert keys(under_policy(run_policy, None, {}, override=True)[1], Kind.OVERRIDDEN) == []
 
 
@@ -103,12 +108,19 @@ def test_an_image_of_a_task_comes_with_its_own_user() -> None:
         (policy("image: ctf:2\n"), {}),
     ):
         found = under_policy(run_policy, own, asked)[0].policy
-        assert (found.image, found.user, found.workdir, dict(found.env)) == ("ctf:2", None, None, {})
+        assert (found.image, found.user, found.workdir, dict(found.env)) == (
+            "ctf:2",
+            None,
+            None,
+            {},
+        )
 
 
 def test_of_a_tasks_own_policy_the_content_is_kept_and_no_wall() -> None:
     """Its risk, limits, tools and network are the operator's, stricter or not, and reported."""
-    own = policy("image: ctf:2\nresources: {memory: 1GiB}\nhost_tools: {allow: [x]}\n" + REAL, source="own")
+    own = policy(
+        "image: ctf:2\nresources: {memory: 1GiB}\nhost_tools: {allow: [x]}\n" + REAL, source="own"
+    )
     run_policy = policy("risk: high\n")
     made, differences = under_policy(run_policy, own, {})
     assert made.policy.image == "ctf:2"
@@ -150,7 +162,10 @@ def test_services_are_held_to_the_walls() -> None:
 def test_the_network_of_a_task_without_services_is_the_operators() -> None:
     """Or none, where the task wants none; a task's own upstreams or stand-ins are never there."""
     run_policy = policy(NETWORK)
-    assert under_policy(run_policy, None, {"image": "i"})[0].policy.network == run_policy.policy.network
+    assert (
+        under_policy(run_policy, None, {"image": "i"})[0].policy.network
+        == run_policy.policy.network
+    )
     assert under_policy(run_policy, None, {"network": NO_NETWORK})[0].policy.network is None
     assert under_policy(run_policy, policy(REAL), {})[0].policy.network == run_policy.policy.network
     over, differences = under_policy(run_policy, None, {"network": NO_NETWORK}, override=True)
@@ -181,7 +196,9 @@ _WALLS = st.builds(
     st.tuples(
         st.sampled_from(["risk: low\n", "risk: medium\n", "risk: high\n"]),
         st.sampled_from(["", "tier: microvm\n"]),
-        st.sampled_from(["", "resources: {memory: 128MiB, cpus: 2}\n", "resources: {output: 1MiB}\n"]),
+        st.sampled_from(
+            ["", "resources: {memory: 128MiB, cpus: 2}\n", "resources: {output: 1MiB}\n"]
+        ),
         st.sampled_from(["", "host_tools: refuse\n", "host_tools: {allow: [a]}\n"]),
         st.sampled_from(["", NETWORK, "network: {}\n", "network: none\n"]),
         st.sampled_from(["", "image: mine\n", "user: agent\nenv: {A: b}\n"]),
@@ -200,8 +217,8 @@ _OWN = st.none() | st.builds(
                 REAL,
                 "network: {sink: true}\n",
                 (
-                    "network: {stand_ins: {db: {kind: cell, names: [db], ports: [all], command: [x],"
-                    " tier: container, resources: {memory: 4GiB}}}}\n"
+                    "network: {stand_ins: {db: {kind: cell, names: [db], ports: [all], command:"
+                    " [x], tier: container, resources: {memory: 4GiB}}}}\n"
                 ),
             ]
         ),
@@ -235,7 +252,9 @@ def test_never_looser_than_the_operators_policy(
 
 ASKED: dict[str, Any] = {
     "rights": {"privileged": True},
-    "network": {"stand_ins": {"web": SERVICES["stand_ins"]["web"] | {"rights": {"seccomp": "unconfined"}}}},
+    "network": {
+        "stand_ins": {"web": SERVICES["stand_ins"]["web"] | {"rights": {"seccomp": "unconfined"}}}
+    },
 }
 
 

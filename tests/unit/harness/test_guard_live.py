@@ -16,7 +16,12 @@ from belljar.policy.guarding import Action, Place
 from belljar.signals.cases import Case, Request, Step
 from belljar.signals.values import Channel
 
-PLANNED: dict[str, Any] = {"tier": "container", "emulated": False, "policy_sha256": "", "layers": []}
+PLANNED: dict[str, Any] = {
+    "tier": "container",
+    "emulated": False,
+    "policy_sha256": "",
+    "layers": [],
+}
 HIT: dict[str, Any] = {"action": "flag", "digest": "0" * 64, "start": 0, "end": 9, "decoding": []}
 
 
@@ -43,7 +48,10 @@ def test_an_outcome_is_what_the_cases_own_cell_and_range_had() -> None:
 @pytest.mark.parametrize(
     "step",
     [
-        Step(channel=Channel.HTTP, http=Request(method="PUT", url="/a?b=c", headers=(("X", "y"),), body=b"\xff")),
+        Step(
+            channel=Channel.HTTP,
+            http=Request(method="PUT", url="/a?b=c", headers=(("X", "y"),), body=b"\xff"),
+        ),
         Step(channel=Channel.DNS, names=("a.example",)),
         Step(channel=Channel.WEBSOCKET, messages=("text", b"\0bytes")),
         Step(channel=Channel.SMTP, data=b"Subject: x\r\n\r\ny"),
@@ -63,7 +71,9 @@ def test_each_step_is_said_whole(step: Step) -> None:
         assert (said["method"], said["url"]) == (step.http.method, step.http.url)
 
 
-@pytest.mark.parametrize("source", ["low", {"belljar": 1, "risk": "low", "guard": {"action": {"output": "stop"}}}])
+@pytest.mark.parametrize(
+    "source", ["low", {"belljar": 1, "risk": "low", "guard": {"action": {"output": "stop"}}}]
+)
 def test_a_case_stops_nothing_and_has_a_network_of_its_own(source: str | dict[str, Any]) -> None:
     """Of a preset and of any policy; its guard looks for the same."""
     loaded = resolve_here(source)

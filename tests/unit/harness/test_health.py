@@ -42,7 +42,9 @@ async def test_an_ordinary_sample_is_checked_at_both_ends(session: Session) -> N
     assert checks(session) == [("baseline", ""), ("end", "")]
 
 
-async def test_damage_is_noticed_at_the_next_call_and_kept(session: Session, cells: FakeCells) -> None:
+async def test_damage_is_noticed_at_the_next_call_and_kept(
+    session: Session, cells: FakeCells
+) -> None:
     """The call itself is an ordinary failure; the damage is looked for no more."""
     environment = await open_environment()
     await environment.exec(["true"])
@@ -60,7 +62,9 @@ async def test_damage_is_noticed_at_the_end(session: Session, cells: FakeCells) 
         before = checks(session)
         await environment.exec(["true"])
         cells.opened[-1].healths[:] = [NO_SHELL]
-        await BelljarSandboxEnvironment.sample_cleanup("task", None, {"default": environment}, interrupted=interrupted)
+        await BelljarSandboxEnvironment.sample_cleanup(
+            "task", None, {"default": environment}, interrupted=interrupted
+        )
         assert checks(session)[len(before) :] == [("baseline", ""), *expected]
 
 

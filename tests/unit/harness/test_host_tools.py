@@ -1,4 +1,5 @@
-"""Tools that act outside of a cell: found when a task is loaded, and refused before they act. Real Inspect, fake cells."""
+"""Tools that act outside of a cell: found when a task is loaded, and refused before they act. Real
+Inspect, fake cells."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def model(*calls, answer=None):
     outputs = [ModelOutput.for_tool_call("mockllm/model", name, arguments) for name, arguments in calls]
     outputs.append(answer or ModelOutput.from_content("mockllm/model", "done"))
     for output in outputs:
-        output.usage = ModelUsage()  # else the tokens are counted, by a table that is not on this host
+        # else the tokens are counted, by a table that is not on this host
+        output.usage = ModelUsage()
     return get_model("mockllm/model", custom_outputs=outputs, memoize=False)
 
 def one(solver, *calls, **more):
@@ -128,7 +130,9 @@ def hosted():
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with the tasks in it."""
     (tmp_path / "task.py").write_text(TASK)
-    (tmp_path / "named.yaml").write_text("belljar: 1\nrisk: high\nhost_tools: {allow: [web_search]}\n")
+    (tmp_path / "named.yaml").write_text(
+        "belljar: 1\nrisk: high\nhost_tools: {allow: [web_search]}\n"
+    )
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -136,7 +140,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run(here: Path, task: str, policy: str = "high") -> RunOutcome:
     """Run one of the tasks; no cell of the host's."""
     source = RecordedCells()
-    request = RunRequest(inspect_args=[f"task.py@{task}"], policy=policy, quiet=True, home=here / "home", source=source)
+    request = RunRequest(
+        inspect_args=[f"task.py@{task}"],
+        policy=policy,
+        quiet=True,
+        home=here / "home",
+        source=source,
+    )
     return run_evaluation(request)
 
 
@@ -155,34 +165,50 @@ needs_mcp = pytest.mark.skipif(find_spec("mcp") is None, reason="the package mcp
         pytest.param("known_mcp", "notes", marks=needs_mcp),
     ],
 )
-def test_a_tool_that_a_task_holds_is_refused_when_it_is_loaded(here: Path, task: str, name: str) -> None:
+def test_a_tool_that_a_task_holds_is_refused_when_it_is_loaded(
+    here: Path, task: str, name: str
+) -> None:
     """By name, before a run begins; where the policy reports, the operator reads of it."""
     with pytest.raises(PolicyError, match=name):
         run(here, task)
     assert not (here / "home" / "runs").exists()
 
 
-def test_what_the_policy_names_is_let_through(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_policy_names_is_let_through(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """And said when the task is loaded; beside the plan it stands in the run directory."""
     outcome = run(here, "known_search", "named.yaml")
     said = capsys.readouterr().err
     assert "web_search" in said
     assert "bash" in said
     tools = json.loads((outcome.path / "tools.json").read_text())["known_search"]
-    assert {tool["name"]: bool(tool["outside"]) for tool in tools} == {"bash": False, "web_search": True}
+    assert {tool["name"]: bool(tool["outside"]) for tool in tools} == {
+        "bash": False,
+        "web_search": True,
+    }
 
 
 @pytest.mark.parametrize(
-    "task", ["late_search", "late_code", "called_by_hand", pytest.param("late_mcp", marks=needs_mcp)]
+    "task",
+    ["late_search", "late_code", "called_by_hand", pytest.param("late_mcp", marks=needs_mcp)],
 )
 def test_a_tool_that_appears_later_stops_the_run(here: Path, task: str) -> None:
-    """Before the model is asked, the tool called, or the server started: exit 2, with the tool's name on record."""
+    """Before the model is asked, the tool called, or the server started: exit 2, with the tool's
+    name on record."""
     outcome = run(here, task)
     assert outcome.exit_code == 2
-    errors = [reason.detail for reason in outcome.findings.problems if reason.code is ReasonCode.LATE_HOST_TOOL]
+    errors = [
+        reason.detail
+        for reason in outcome.findings.problems
+        if reason.code is ReasonCode.LATE_HOST_TOOL
+    ]
     assert any("outside of the cell" in error for error in errors)
     assert not (here / "server_ran").exists()
-    assert all(not row.transcript.tools or not row.transcript.tools[0].reached_cell for row in outcome.findings.rows)
+    assert all(
+        not row.transcript.tools or not row.transcript.tools[0].reached_cell
+        for row in outcome.findings.rows
+    )
 
 
 @pytest.mark.parametrize("task", ["late_notify", "late_renamed"])
@@ -190,7 +216,11 @@ def test_inspects_own_tool_is_known_by_what_is_called(here: Path, task: str) -> 
     """Under another name too, and under one that the policy allows: it stops before it acts."""
     outcome = run(here, task, "named.yaml")
     assert outcome.exit_code == 2
-    errors = [reason.detail for reason in outcome.findings.problems if reason.code is ReasonCode.LATE_HOST_TOOL]
+    errors = [
+        reason.detail
+        for reason in outcome.findings.problems
+        if reason.code is ReasonCode.LATE_HOST_TOOL
+    ]
     assert any("notify_user" in error for error in errors)
 
 
@@ -223,18 +253,24 @@ def test_a_server_runs_where_the_policy_reports(here: Path) -> None:
 
 
 def test_tools_are_counted_and_those_that_never_reach_a_cell_are_named(here: Path) -> None:
-    """From the transcript, in the findings; a task's own tool is its author's, and voids nothing."""
+    """From the transcript, in the findings; a task's own tool is its author's, and voids
+    nothing."""
     outcome = run(here, "own_tools")
     uses = {use.name: use for use in outcome.findings.tools}
     assert (uses["bash"].calls, uses["bash"].reached_cell) == (1, 1)
-    assert (uses["fetch"].calls, uses["fetch"].reached_cell, uses["fetch"].is_unexplained) == (2, 0, True)
+    assert (uses["fetch"].calls, uses["fetch"].reached_cell, uses["fetch"].is_unexplained) == (
+        2,
+        0,
+        True,
+    )
     assert (here / "fetched").exists()
     assert (outcome.exit_code, outcome.findings.verdict) == (0, Verdict.CONTAINED)
 
 
 @pytest.mark.parametrize(("policy", "code"), [("high", 2), ("named.yaml", 0), ("low", 0)])
 def test_what_a_provider_did_by_itself_voids_the_sample(here: Path, policy: str, code: int) -> None:
-    """No tool was offered, so nothing could be refused before; the policy's word is on record with the sample."""
+    """No tool was offered, so nothing could be refused before; the policy's word is on record with
+    the sample."""
     outcome = run(here, "hosted", policy)
     (row,) = outcome.findings.rows
     codes = [reason.code for reason in row.reasons]
@@ -250,7 +286,9 @@ def test_what_a_provider_did_by_itself_voids_the_sample(here: Path, policy: str,
         "inspect_ai.agent._bridge.sandbox.service.execute_host_tool",
     ],
 )
-def test_an_inspect_that_works_otherwise_is_refused(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_inspect_that_works_otherwise_is_refused(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without the places that are held nothing runs."""
     monkeypatch.setattr(place, None if place.endswith("host_tool") else lambda: None)
     with pytest.raises(HostError, match="not known"), hold_tools(Session()):

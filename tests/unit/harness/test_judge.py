@@ -40,7 +40,9 @@ def outcome(tmp_path: Path) -> RunOutcome:
     """A run of one sample, sealed."""
     (tmp_path / "task.py").write_text(TASK)
     words = [str(tmp_path / "task.py"), "--model", "mockllm/model"]
-    return run_evaluation(RunRequest(inspect_args=words, quiet=True, home=tmp_path / "home", source=RecordedCells()))
+    return run_evaluation(
+        RunRequest(inspect_args=words, quiet=True, home=tmp_path / "home", source=RecordedCells())
+    )
 
 
 def codes(outcome: RunOutcome, *, key: str | None = None) -> set[Code]:
@@ -48,7 +50,10 @@ def codes(outcome: RunOutcome, *, key: str | None = None) -> set[Code]:
     key = key or local_fingerprint(outcome.path.parents[1])
     findings = judge(stored_evidence(outcome.path, expected_key=key))
     assert bool(findings.exit_code) == bool(findings.problems)
-    return {reason.code for reason in (*findings.problems, *(r for row in findings.rows for r in row.reasons))}
+    return {
+        reason.code
+        for reason in (*findings.problems, *(r for row in findings.rows for r in row.reasons))
+    }
 
 
 def test_a_sealed_run_says_what_it_said(outcome: RunOutcome) -> None:
@@ -74,8 +79,14 @@ def log_of(path: Path) -> Path:
 @pytest.mark.parametrize(
     ("spoil", "expected"),
     [
-        (lambda path: log_of(path).unlink(), {Code.LEDGER_BAD, Code.LOG_MISSING, Code.SAMPLE_NOT_IN_LOG}),
-        (lambda path: cut(log_of(path)), {Code.LEDGER_BAD, Code.LOG_UNREADABLE, Code.SAMPLE_NOT_IN_LOG}),
+        (
+            lambda path: log_of(path).unlink(),
+            {Code.LEDGER_BAD, Code.LOG_MISSING, Code.SAMPLE_NOT_IN_LOG},
+        ),
+        (
+            lambda path: cut(log_of(path)),
+            {Code.LEDGER_BAD, Code.LOG_UNREADABLE, Code.SAMPLE_NOT_IN_LOG},
+        ),
         (lambda path: cut(path / "ledger.jsonl"), {Code.LEDGER_BAD}),
         (lambda path: (path / FINDINGS).write_text("{}"), {Code.LEDGER_BAD}),
     ],
@@ -83,12 +94,15 @@ def log_of(path: Path) -> Path:
 def test_what_is_missing_or_changed_is_found(
     outcome: RunOutcome, spoil: Callable[[Path], object], expected: set[Code]
 ) -> None:
-    """A log that is gone or cut short, a ledger that is, a file that was changed: never contained, each by its code."""
+    """A log that is gone or cut short, a ledger that is, a file that was changed: never contained,
+    each by its code."""
     spoil(outcome.path)
     assert expected <= codes(outcome)
 
 
 def test_a_ledger_of_an_unknown_key_is_nobodys_word(outcome: RunOutcome) -> None:
     """Without a key to compare with, or with another, the record proves nothing."""
-    assert {reason.code for reason in judge(stored_evidence(outcome.path)).problems} == {Code.LEDGER_BAD}
+    assert {reason.code for reason in judge(stored_evidence(outcome.path)).problems} == {
+        Code.LEDGER_BAD
+    }
     assert Code.LEDGER_BAD in codes(outcome, key="0" * 64)

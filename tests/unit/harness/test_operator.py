@@ -61,7 +61,8 @@ REAL = f"belljar: 1\nrisk: low\nresources: {{memory: 1GiB}}\nnetwork: {{upstream
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The environment that this process was started with; the host's settings are `settings.yaml` here."""
+    """The environment that this process was started with; the host's settings are `settings.yaml`
+    here."""
     environ = {"XDG_CONFIG_HOME": str(tmp_path / "config")}
     monkeypatch.setattr(settings, "environment_at_start", lambda: environ)
     monkeypatch.setattr(settings, "HOST_FILE", tmp_path / "settings.yaml")
@@ -74,12 +75,16 @@ def task_file(tmp_path: Path, start: dict[str, str]) -> Path:
     """A task with a policy beside it that reaches something real."""
     (directory := tmp_path / "task").mkdir()
     (directory / "belljar.yaml").write_text(REAL)
-    (directory / "one-compose.yaml").write_text("services: {default: {image: other, mem_limit: 256m}}")
+    (directory / "one-compose.yaml").write_text(
+        "services: {default: {image: other, mem_limit: 256m}}"
+    )
     (directory / "task.py").write_text(TASK)
     return directory / "task.py"
 
 
-def opened_policy(task_file: Path, name: str, *, allow: bool = False, policy: str = "") -> LoadedPolicy:
+def opened_policy(
+    task_file: Path, name: str, *, allow: bool = False, policy: str = ""
+) -> LoadedPolicy:
     """Run a task; the policy that its sample's cell had."""
     cells = RecordedCells()
     request = RunRequest(
@@ -104,25 +109,37 @@ def opened_policy(task_file: Path, name: str, *, allow: bool = False, policy: st
 
 def real_hosts(loaded: LoadedPolicy) -> list[str]:
     """What of the world a policy reaches."""
-    return [item.host for item in loaded.policy.network.upstreams] if loaded.policy.network is not None else []
+    return (
+        [item.host for item in loaded.policy.network.upstreams]
+        if loaded.policy.network is not None
+        else []
+    )
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_what_came_with_a_task_reaches_nothing_real_by_itself(task_file: Path, name: str) -> None:
-    """Wherever the task names its policy: nothing runs, and host, port and both budgets are told."""
-    with pytest.raises(PolicyError, match=r"a\.example on 443.*1 MiB for each sample.*100 MiB for all") as refused:
+    """Wherever the task names its policy: nothing runs, and host, port and both budgets are
+    told."""
+    with pytest.raises(
+        PolicyError, match=r"a\.example on 443.*1 MiB for each sample.*100 MiB for all"
+    ) as refused:
         opened_policy(task_file, name)
     assert "--allow-upstreams" in refused.value.hint
 
 
-def test_what_the_operator_allows_is_announced_first(task_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Host, port and budgets stand on standard error; likewise for the policy of `--policy`, which needs no leave."""
+def test_what_the_operator_allows_is_announced_first(
+    task_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Host, port and budgets stand on standard error; likewise for the policy of `--policy`, which
+    needs no leave."""
     for name, allow, policy in (
         ("beside", True, ""),
         ("of_a_sample", True, ""),
         ("bare", False, str(task_file.parent / "belljar.yaml")),
     ):
-        assert real_hosts(opened_policy(task_file, name, allow=allow, policy=policy)) == ["a.example"]
+        assert real_hosts(opened_policy(task_file, name, allow=allow, policy=policy)) == [
+            "a.example"
+        ]
         said = capsys.readouterr().err
         assert "REAL network: a.example on 443" in said
         assert "1 MiB for each sample" in said
@@ -131,7 +148,8 @@ def test_what_the_operator_allows_is_announced_first(task_file: Path, capsys: py
 def test_leave_is_given_at_the_start_and_by_nothing_that_came_later(
     task_file: Path, start: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As plain `inspect eval` has it: by the environment at the start or the settings; a `.env` file changes only what came after."""
+    """As plain `inspect eval` has it: by the environment at the start or the settings; a `.env`
+    file changes only what came after."""
     config = BelljarConfig(policy=str(task_file.parent / "belljar.yaml"))
     monkeypatch.setenv("BELLJAR_ALLOW_UPSTREAMS", "1")
     with pytest.raises(PolicyError, match="allow-upstreams"):
@@ -146,7 +164,9 @@ def test_leave_is_given_at_the_start_and_by_nothing_that_came_later(
     assert real_hosts(sample_policy(config, {}).policy) == ["a.example"]
 
 
-def test_what_the_host_forbids_nobody_allows(task_file: Path, tmp_path: Path, start: dict[str, str]) -> None:
+def test_what_the_host_forbids_nobody_allows(
+    task_file: Path, tmp_path: Path, start: dict[str, str]
+) -> None:
     """Neither the flag nor the operator's own policy."""
     start["BELLJAR_ALLOW_UPSTREAMS"] = "1"
     (tmp_path / "settings.yaml").write_text("upstreams: forbid\n")
@@ -157,8 +177,11 @@ def test_what_the_host_forbids_nobody_allows(task_file: Path, tmp_path: Path, st
 
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("word", ["high", "medium", "low"])
-def test_the_operators_variable_is_a_floor(task_file: Path, start: dict[str, str], name: str, word: str) -> None:
-    """A policy beside a task, in its code, of a sample or under a compose file: risk, memory and network stay within it, whatever is allowed besides."""
+def test_the_operators_variable_is_a_floor(
+    task_file: Path, start: dict[str, str], name: str, word: str
+) -> None:
+    """A policy beside a task, in its code, of a sample or under a compose file: risk, memory and
+    network stay within it, whatever is allowed besides."""
     start["BELLJAR_POLICY"] = word
     made = opened_policy(task_file, name, allow=True)
     assert str(made.policy.risk) == word
@@ -168,8 +191,11 @@ def test_the_operators_variable_is_a_floor(task_file: Path, start: dict[str, str
 
 
 @pytest.mark.parametrize("word", ["belljar.yaml", "./belljar.yaml", "../lab.yaml", "lwo"])
-def test_the_variable_means_the_same_from_every_directory(task_file: Path, start: dict[str, str], word: str) -> None:
-    """A relative path would be a task's own file while Inspect is in the task's directory: it is refused."""
+def test_the_variable_means_the_same_from_every_directory(
+    task_file: Path, start: dict[str, str], word: str
+) -> None:
+    """A relative path would be a task's own file while Inspect is in the task's directory: it is
+    refused."""
     start["BELLJAR_POLICY"] = word
     with pytest.raises(PolicyError, match="absolute path"):
         opened_policy(task_file, "beside", allow=True)
@@ -178,7 +204,9 @@ def test_the_variable_means_the_same_from_every_directory(task_file: Path, start
 def test_a_task_may_be_tighter_than_the_variable(task_file: Path, start: dict[str, str]) -> None:
     """Its own risk and limits count where they are."""
     start["BELLJAR_POLICY"] = "low"
-    (task_file.parent / "belljar.yaml").write_text("belljar: 1\nrisk: critical\nresources: {memory: 64MiB}\n")
+    (task_file.parent / "belljar.yaml").write_text(
+        "belljar: 1\nrisk: critical\nresources: {memory: 64MiB}\n"
+    )
     made = opened_policy(task_file, "beside").policy
     assert (str(made.risk), made.resources.memory_bytes) == ("critical", 64 << 20)
 
@@ -214,7 +242,8 @@ def test_the_least_risk_of_the_host_holds_for_a_task(task_file: Path, tmp_path: 
 def test_services_of_a_task_are_cells_within_the_variable(
     task_file: Path, start: dict[str, str], tmp_path: Path
 ) -> None:
-    """A range of cells leads nowhere, so it is kept; each of them has the risk's tier and no more than the limits."""
+    """A range of cells leads nowhere, so it is kept; each of them has the risk's tier and no more
+    than the limits."""
     (task_file.parent / "one-compose.yaml").write_text(
         "services: {default: {image: a}, web: {image: b, mem_limit: 8g}}"
     )
@@ -246,7 +275,8 @@ def test_a_task_keeps_its_services_under_the_operators_policy(task_file: Path, p
 
 
 def test_a_policy_beside_a_task_that_is_a_link_out_is_refused(task_file: Path) -> None:
-    """A link to a secret, one to nothing, a loop: refused with the path, and nothing that it leads to is shown."""
+    """A link to a secret, one to nothing, a loop: refused with the path, and nothing that it leads
+    to is shown."""
     policy = task_file.parent / "belljar.yaml"
     (task_file.parent.parent / "secret").write_text("hunter2: hunter2\n")
     for target in ("../secret", "nothing", "belljar.yaml", "/etc/hostname"):
@@ -259,13 +289,18 @@ def test_a_policy_beside_a_task_that_is_a_link_out_is_refused(task_file: Path) -
             assert "hunter2" not in str(refused.value)
 
 
-def test_a_policy_behind_a_directory_that_is_a_link_out_is_refused(task_file: Path, tmp_path: Path) -> None:
-    """Named by a task's code below its own directory, it is there; likewise a compose file. One that is named elsewhere is where it is named."""
+def test_a_policy_behind_a_directory_that_is_a_link_out_is_refused(
+    task_file: Path, tmp_path: Path
+) -> None:
+    """Named by a task's code below its own directory, it is there; likewise a compose file. One
+    that is named elsewhere is where it is named."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere/belljar.yaml").write_text("belljar: 1\nrisk: low\n")
     (tmp_path / "elsewhere/one-compose.yaml").write_text("services: {default: {image: hunter2}}")
     (task_file.parent / "way").symlink_to("../elsewhere")
-    code = TASK.replace('"belljar.yaml"', '"way/belljar.yaml"').replace('"one-compose.yaml"', '"way/one-compose.yaml"')
+    code = TASK.replace('"belljar.yaml"', '"way/belljar.yaml"').replace(
+        '"one-compose.yaml"', '"way/one-compose.yaml"'
+    )
     task_file.write_text(code)
     for name in ("coded", "of_a_sample", "of_compose"):
         with pytest.raises(PolicyError, match="link on the way"):
@@ -275,13 +310,25 @@ def test_a_policy_behind_a_directory_that_is_a_link_out_is_refused(task_file: Pa
 
 
 def test_plain_inspect_eval_asks_the_operator_too(task_file: Path, tmp_path: Path) -> None:
-    """A real process: a policy beside a task, and a `.env` file that would allow it, reach nothing; nor does a link out. Nothing runs."""
-    (task_file.parent / ".env").write_text("BELLJAR_ALLOW_UPSTREAMS=1\nBELLJAR_POLICY=belljar.yaml\n")
+    """A real process: a policy beside a task, and a `.env` file that would allow it, reach nothing;
+    nor does a link out. Nothing runs."""
+    (task_file.parent / ".env").write_text(
+        "BELLJAR_ALLOW_UPSTREAMS=1\nBELLJAR_POLICY=belljar.yaml\n"
+    )
     keep = ("PATH", "HOME", "LANG", "VIRTUAL_ENV")
     environ = {name: os.environ[name] for name in keep if name in os.environ}
     environ |= {"BELLJAR_HOME": str(tmp_path / "home"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
     (tmp_path / "secret").write_text("hunter2: hunter2\n")
-    eval_argv = ("-m", "inspect_ai", "eval", "task.py@beside", "--model", "mockllm/model", "--display", "plain")
+    eval_argv = (
+        "-m",
+        "inspect_ai",
+        "eval",
+        "task.py@beside",
+        "--model",
+        "mockllm/model",
+        "--display",
+        "plain",
+    )
     said = []
     for link in (False, True):
         if link:

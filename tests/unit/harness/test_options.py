@@ -34,7 +34,8 @@ def quick() -> Task:
     return Task(dataset=[Sample(id="s", input="x")], solver=work())
 """
 
-# (variable, value): every one that Inspect reads for an option of the table, and none that agrees with Belljar
+# (variable, value): every one that Inspect reads for an option of the table, and none that agrees
+# with Belljar
 VARIABLES = [
     ("INSPECT_EVAL_SANDBOX", "local"),
     ("INSPECT_EVAL_SANDBOX", "docker:compose.yaml"),
@@ -90,8 +91,11 @@ def refused(here: Path, *arguments: str, naming: str, error: type[Exception] = P
 
 
 @pytest.mark.parametrize(("name", "value"), VARIABLES)
-def test_a_variable_is_refused_by_name(here: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
-    """In the environment, in a `.env` file, and given by --env: before the task's file is loaded."""
+def test_a_variable_is_refused_by_name(
+    here: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    """In the environment, in a `.env` file, and given by --env: before the task's file is
+    loaded."""
     refused(here, "--env", f"{name}={value}", naming=f"--env {name}")
     (here / ".env").write_text(f"{name}={value}\n")
     refused(here, naming=rf"{name} in .*\.env")
@@ -107,11 +111,14 @@ def test_inspect_sets_no_variable_of_ours(here: Path, monkeypatch: pytest.Monkey
     refused(here, naming="--env BELLJAR_POLICY")
 
 
-@pytest.mark.parametrize("name", ["BELLJAR_HOME", "BELLJAR_OCI_RUNTIME", "BELLJAR_POLICY", "LD_PRELOAD"])
+@pytest.mark.parametrize(
+    "name", ["BELLJAR_HOME", "BELLJAR_OCI_RUNTIME", "BELLJAR_POLICY", "LD_PRELOAD"]
+)
 def test_a_file_beside_a_task_does_not_choose_programs_or_the_store(
     here: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """A `.env` file is refused that names what runs on this host, or where keys are; the operator's own variable is none of its business."""
+    """A `.env` file is refused that names what runs on this host, or where keys are; the operator's
+    own variable is none of its business."""
     monkeypatch.setenv(name, "")  # so that what Inspect sets is undone
     monkeypatch.delenv(name)
     (here / ".env").write_text(f"{name}={here}/elsewhere\n")
@@ -119,7 +126,9 @@ def test_a_file_beside_a_task_does_not_choose_programs_or_the_store(
 
 
 @pytest.mark.parametrize("text", RUN_CONFIGS)
-def test_a_run_configuration_is_refused_by_key(here: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_a_run_configuration_is_refused_by_key(
+    here: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
     """However the file is named, typed or by its variable."""
     (here / "run.yaml").write_text(text)
     key = "log_samples|sandbox_cleanup|sandbox"
@@ -143,7 +152,8 @@ def test_a_run_configuration_that_can_not_be_read(here: Path, text: str) -> None
 
 
 def test_what_says_the_same_is_accepted(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A setting that agrees with what Belljar does anyway changes nothing; the run configuration names the task."""
+    """A setting that agrees with what Belljar does anyway changes nothing; the run configuration
+    names the task."""
     monkeypatch.setenv("INSPECT_EVAL_SANDBOX", "belljar")
     monkeypatch.setenv("INSPECT_EVAL_DETACH", "false")
     (here / "run.yaml").write_text(
@@ -151,7 +161,9 @@ def test_what_says_the_same_is_accepted(here: Path, monkeypatch: pytest.MonkeyPa
         "eval_config: {log_samples: true, sandbox_cleanup: true}\n"
     )
     cells = RecordedCells()
-    request = RunRequest(inspect_args=["--run-config", "run.yaml"], quiet=True, home=here / "home", source=cells)
+    request = RunRequest(
+        inspect_args=["--run-config", "run.yaml"], quiet=True, home=here / "home", source=cells
+    )
     outcome = run_evaluation(request)
     assert (outcome.exit_code, len(cells.opened)) == (0, 1)
 
@@ -169,7 +181,9 @@ def test_every_option_of_the_table_is_known_to_inspect() -> None:
     assert {option for option, taken in TAKEN.items() if taken.flag} - {"belljar_variable"} <= known
 
 
-def test_inspect_is_handed_what_belljar_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inspect_is_handed_what_belljar_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever its command line read; and a command line that works otherwise is not used."""
     from inspect_ai._cli import eval as command
 
@@ -180,7 +194,11 @@ def test_inspect_is_handed_what_belljar_says(tmp_path: Path, monkeypatch: pytest
         vars(command)["eval"](sandbox="local", log_samples=False, tasks="x.py")
     vars(command)["eval"](sandbox="local")
     assert seen[0] == {**explicit, "tasks": "x.py"}
-    assert (explicit["sandbox"], explicit["log_samples"], explicit["log_dir"]) == ("belljar", True, str(tmp_path))
+    assert (explicit["sandbox"], explicit["log_samples"], explicit["log_dir"]) == (
+        "belljar",
+        True,
+        str(tmp_path),
+    )
     assert seen[1] == {"sandbox": "local"}
 
     other: Callable[[], None] = lambda: None  # noqa: E731 - a function that calls no `eval`

@@ -37,8 +37,12 @@ def previews(directory: Path, *samples: Sample, sandbox: str = "docker") -> list
 
 def test_the_error_of_one_sample_hides_no_other(tmp_path: Path) -> None:
     """Each has its own outcome; a refusal has each key for itself."""
-    (tmp_path / "compose.yaml").write_text("services: {default: {image: 'i-${SAMPLE_METADATA_KIND}', tty: true}}")
-    (tmp_path / "bad-compose.yaml").write_text("services: {default: {image: i, gpus: all, pid: host}}")
+    (tmp_path / "compose.yaml").write_text(
+        "services: {default: {image: 'i-${SAMPLE_METADATA_KIND}', tty: true}}"
+    )
+    (tmp_path / "bad-compose.yaml").write_text(
+        "services: {default: {image: i, gpus: all, pid: host}}"
+    )
     found = previews(
         tmp_path,
         Sample(id=1, input="x", metadata={"kind": "a"}),
@@ -56,9 +60,13 @@ def test_the_error_of_one_sample_hides_no_other(tmp_path: Path) -> None:
     assert [group.samples for group in grouped(found)] == [("1",), ("2",), ("3",), ("4",)]
 
 
-def test_a_reading_serves_every_sample_that_means_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reading_serves_every_sample_that_means_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A file is read once, and judged once for the metadata that it asks for."""
-    (tmp_path / "compose.yaml").write_text("services: {default: {image: 'i-${SAMPLE_METADATA_KIND}'}}")
+    (tmp_path / "compose.yaml").write_text(
+        "services: {default: {image: 'i-${SAMPLE_METADATA_KIND}'}}"
+    )
     made: list[configs.BelljarConfig] = []
     within = configs.within
 
@@ -67,7 +75,9 @@ def test_a_reading_serves_every_sample_that_means_the_same(tmp_path: Path, monke
         return within(ours, operator)
 
     monkeypatch.setattr(configs, "within", counted)
-    samples = [Sample(id=n, input="x", metadata={"kind": "ab"[n % 2], "n": n}) for n in range(1, 501)]
+    samples = [
+        Sample(id=n, input="x", metadata={"kind": "ab"[n % 2], "n": n}) for n in range(1, 501)
+    ]
     found = previews(tmp_path, *samples)
     assert len(found) == 500
     assert len(made) == 2
@@ -88,14 +98,22 @@ def test_a_summary_is_silent_where_nothing_differs(tmp_path: Path) -> None:
 
 def test_all_missing_images_are_named_at_once(tmp_path: Path) -> None:
     """Those of the other cells of a range too, each with what gets it."""
-    (tmp_path / "compose.yaml").write_text("services: {default: {image: 'team/one:1'}, web: {image: 'team/two:2'}}")
-    policies = [each.policy for each in previews(tmp_path, Sample(id=1, input="x")) if each.policy is not None]
+    (tmp_path / "compose.yaml").write_text(
+        "services: {default: {image: 'team/one:1'}, web: {image: 'team/two:2'}}"
+    )
+    policies = [
+        each.policy
+        for each in previews(tmp_path, Sample(id=1, input="x"))
+        if each.policy is not None
+    ]
     missing = missing_images(policies, tmp_path / "home")
     assert [each.image for each in missing] == ["team/one:1", "team/two:2"]
     assert all("belljar image" in each.command for each in missing)
     with pytest.raises(HostError) as raised:
         RealCells().check_images(policies, home=tmp_path / "home")
-    assert all(each.image in raised.value.what and each.command in raised.value.what for each in missing)
+    assert all(
+        each.image in raised.value.what and each.command in raised.value.what for each in missing
+    )
     assert "service `web`" in raised.value.what
     assert "--from-compose" in raised.value.hint
 
@@ -130,7 +148,9 @@ def test_what_becomes_of_an_images_configuration_is_among_it(tmp_path: Path) -> 
         ("entrypoint: x, ", {"USER", "WORKDIR"}),
     ],
 )
-def test_what_a_file_says_itself_is_not_kept_of_its_image(service: str, taken: set[str], tmp_path: Path) -> None:
+def test_what_a_file_says_itself_is_not_kept_of_its_image(
+    service: str, taken: set[str], tmp_path: Path
+) -> None:
     """A user, directory or program of the compose file is not said to be the image's; another
     service of the same image still takes it."""
     (home := tmp_path / "home").mkdir()
@@ -166,7 +186,12 @@ def test_what_becomes_of_set_user_id_programs(
     """Of each image that has some, where the task asks for their rights."""
     (tmp_path / "made").write_bytes(b"hsqs")
     Store(tmp_path).add(
-        tmp_path / "made", ImageConfig(), name="i:1", source="", created="", setuid_programs=setuid_programs
+        tmp_path / "made",
+        ImageConfig(),
+        name="i:1",
+        source="",
+        created="",
+        setuid_programs=setuid_programs,
     )
     (tmp_path / "policy.yaml").write_text(
         f"belljar: 1\nrisk: low\ntier: {tier}\nimage: i:1\nrights: {{setuid_programs: '{asks}'}}\n"

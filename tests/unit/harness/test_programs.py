@@ -19,7 +19,9 @@ pytestmark = pytest.mark.anyio
 class Machine:
     """A cell that notes what is run in it."""
 
-    def __init__(self, *, entrypoint: Sequence[str] = (), command: Sequence[str] = (), healthy: bool = True) -> None:
+    def __init__(
+        self, *, entrypoint: Sequence[str] = (), command: Sequence[str] = (), healthy: bool = True
+    ) -> None:
         self.id = "x"
         self.image_entrypoint, self.image_command = tuple(entrypoint), (*entrypoint, *command)
         self.image_health: dict[str, Any] = {}
@@ -41,13 +43,16 @@ async def started(machine: Machine, words: dict[str, Any]) -> list[list[str]]:
 
 
 async def test_as_a_container_runs_it() -> None:
-    """The image's own; arguments behind its entrypoint; a whole command instead; and nothing where that only waits."""
+    """The image's own; arguments behind its entrypoint; a whole command instead; and nothing where
+    that only waits."""
 
     def image() -> Machine:
         return Machine(entrypoint=["/enter"], command=["serve"])
 
     assert await started(image(), {}) == [["/enter", "serve"]]
-    assert await started(image(), {"arguments": ["sleep", "infinity"]}) == [["/enter", "sleep", "infinity"]]
+    assert await started(image(), {"arguments": ["sleep", "infinity"]}) == [
+        ["/enter", "sleep", "infinity"]
+    ]
     assert await started(image(), {"arguments": []}) == [["/enter"]]
     assert await started(image(), {"command": ["other"]}) == [["other"]]
     assert await started(Machine(), {"arguments": ["sleep", "infinity"]}) == []
@@ -58,7 +63,9 @@ async def test_it_is_healthy_before_the_sample_begins() -> None:
     """Or the sample does not begin: the error names the service."""
     health = {"command": ["ask"], "interval": "100ms", "retries": 2}
     assert (await started(Machine(), {"arguments": ["serve"], "health": health}))[-1] == ["ask"]
-    with pytest.raises(CellError, match="agent does not serve: it did not become healthy in 2 tries"):
+    with pytest.raises(
+        CellError, match="agent does not serve: it did not become healthy in 2 tries"
+    ):
         await started(Machine(healthy=False), {"health": health})
 
 
@@ -75,7 +82,8 @@ async def test_an_image_of_the_authors_runs_its_program() -> None:
 
 
 async def test_the_images_own_check_counts() -> None:
-    """Unless the file has one, or switches it off, or nothing runs that it could be the check of."""
+    """Unless the file has one, or switches it off, or nothing runs that it could be the check
+    of."""
     check = {"command": ["own"], "interval": 0.1, "timeout": 1.0, "retries": 2, "within": 5.0}
 
     async def ran(words: dict[str, Any]) -> list[list[str]]:

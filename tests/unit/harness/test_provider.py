@@ -12,8 +12,15 @@ import anyio
 import pytest
 from inspect_ai._util.error import PrerequisiteError
 from inspect_ai.dataset import Sample
-from inspect_ai.util import OutputLimitExceededError, SandboxEnvironmentSpec, SandboxUnavailableError
-from inspect_ai.util._sandbox.limits import override_max_exec_output_size, override_max_read_file_size
+from inspect_ai.util import (
+    OutputLimitExceededError,
+    SandboxEnvironmentSpec,
+    SandboxUnavailableError,
+)
+from inspect_ai.util._sandbox.limits import (
+    override_max_exec_output_size,
+    override_max_read_file_size,
+)
 from inspect_ai.util._sandbox.registry import registry_find_sandboxenv
 from tests.fakes.cell import FakeCells, FakeRun
 
@@ -40,7 +47,9 @@ async def open_environment(metadata: dict[str, str] | None = None) -> BelljarSan
 
 async def close(environment: BelljarSandboxEnvironment) -> None:
     """As Inspect would close it."""
-    await BelljarSandboxEnvironment.sample_cleanup("task", None, {"default": environment}, interrupted=False)
+    await BelljarSandboxEnvironment.sample_cleanup(
+        "task", None, {"default": environment}, interrupted=False
+    )
 
 
 async def test_inspect_finds_the_provider_by_its_name() -> None:
@@ -51,14 +60,17 @@ async def test_inspect_finds_the_provider_by_its_name() -> None:
 
 
 async def test_inspect_hands_compose_files_over(tmp_path: Path) -> None:
-    """It forwards those of docker's tasks to a provider that says it takes them; a policy beside the task is found first."""
+    """It forwards those of docker's tasks to a provider that says it takes them; a policy beside
+    the task is found first."""
     from inspect_ai.util._sandbox.compose import is_docker_compatible_sandbox_type
 
     assert is_docker_compatible_sandbox_type("belljar")
     assert BelljarSandboxEnvironment.config_files()[0] == "belljar.yaml"
     assert "compose.yaml" in BelljarSandboxEnvironment.config_files()
     config = BelljarConfig(image="x", network="{}", program="{}")
-    read_back = SandboxEnvironmentSpec.model_validate({"type": "belljar", "config": config.model_dump()})
+    read_back = SandboxEnvironmentSpec.model_validate(
+        {"type": "belljar", "config": config.model_dump()}
+    )
     assert read_back.config == config
 
 
@@ -87,22 +99,30 @@ async def test_a_build_of_a_name_that_another_has_is_refused(
         await BelljarSandboxEnvironment.task_init("two", "compose.yaml")
 
 
-async def test_a_compose_files_cell_has_its_services_name_and_program(session: Session, tmp_path: Path) -> None:
-    """`sandbox("agent")` finds it, and what the file runs in it has run when the sample begins; the metadata is this sample's."""
+async def test_a_compose_files_cell_has_its_services_name_and_program(
+    session: Session, tmp_path: Path
+) -> None:
+    """`sandbox("agent")` finds it, and what the file runs in it has run when the sample begins; the
+    metadata is this sample's."""
     file = tmp_path / "compose.yaml"
     file.write_text(
-        "services:\n  agent:\n    x-default: true\n    entrypoint: [sh, -c]\n    command: ['touch here']\n"
-        "    healthcheck: {test: 'test -e here && test $$FLAG = f1'}\n    environment: {FLAG: $SAMPLE_METADATA_FLAG}\n"
+        "services:\n  agent:\n    x-default: true\n    entrypoint: [sh, -c]\n    command: ['touch"
+        " here']\n    healthcheck: {test: 'test -e here && test $$FLAG = f1'}\n    environment:"
+        " {FLAG: $SAMPLE_METADATA_FLAG}\n"
     )
     metadata = {"__sample_id__": "s1", "flag": "f1"}
     assert await BelljarSandboxEnvironment.task_init_environment(str(file), metadata) == {}
     environments = await BelljarSandboxEnvironment.sample_init("task", str(file), metadata)
     assert list(environments) == ["agent"]
     assert (await environments["agent"].exec(["sh", "-c", "ls; echo $FLAG"])).stdout == "here\nf1\n"
-    await BelljarSandboxEnvironment.sample_cleanup("task", str(file), environments, interrupted=False)
+    await BelljarSandboxEnvironment.sample_cleanup(
+        "task", str(file), environments, interrupted=False
+    )
 
 
-async def test_a_compose_file_that_a_cell_can_not_keep_ends_the_task(session: Session, tmp_path: Path) -> None:
+async def test_a_compose_file_that_a_cell_can_not_keep_ends_the_task(
+    session: Session, tmp_path: Path
+) -> None:
     """Before it begins, by the service's name and the key's."""
     from inspect_ai._util.error import PrerequisiteError
 
@@ -121,8 +141,11 @@ async def test_exec_has_exactly_the_parameters_that_inspect_counts(session: Sess
     await close(environment)
 
 
-async def test_a_sample_is_recorded_and_its_cell_destroyed(session: Session, cells: FakeCells) -> None:
-    """Started before the first command, probed at both ends, finished after the destruction with the verdict, in the same ledger."""
+async def test_a_sample_is_recorded_and_its_cell_destroyed(
+    session: Session, cells: FakeCells
+) -> None:
+    """Started before the first command, probed at both ends, finished after the destruction with
+    the verdict, in the same ledger."""
     environment = await open_environment()
     await environment.exec(["true"])
     await close(environment)
@@ -143,15 +166,23 @@ async def test_a_sample_is_recorded_and_its_cell_destroyed(session: Session, cel
         Kind.CELL_DESTROYED,
         Kind.SAMPLE_FINISHED,
     ]
-    assert [event.data["phase"] for event in events if event.kind is Kind.PROBE_COMPLETED] == ["start", "end"]
+    assert [event.data["phase"] for event in events if event.kind is Kind.PROBE_COMPLETED] == [
+        "start",
+        "end",
+    ]
     said = events[-1].data["containment"]
-    assert (said["cell_verdict"], said["destroyed"], said["run_id"]) == ("contained", True, session.run.run_id)
+    assert (said["cell_verdict"], said["destroyed"], said["run_id"]) == (
+        "contained",
+        True,
+        session.run.run_id,
+    )
 
 
 async def test_the_beginning_of_a_samples_own_work_is_recorded(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once, before its first operation; what Inspect does to prepare the sample does not begin it."""
+    """Once, before its first operation; what Inspect does to prepare the sample does not begin
+    it."""
     active = SimpleNamespace(
         started=None,
         epoch=1,
@@ -180,7 +211,10 @@ async def test_results(session: Session) -> None:
     """Exit codes, streams, environment, input and directory arrive as given."""
     environment = await open_environment()
     result = await environment.exec(
-        ["sh", "-c", 'echo "$X"; cat; pwd; echo e >&2; exit 7'], input="in\n", env={"X": "x"}, cwd="/tmp"
+        ["sh", "-c", 'echo "$X"; cat; pwd; echo e >&2; exit 7'],
+        input="in\n",
+        env={"X": "x"},
+        cwd="/tmp",
     )
     assert (result.success, result.returncode, result.stderr) == (False, 7, "e\n")
     assert result.stdout == "x\nin\n/tmp\n"
@@ -188,7 +222,8 @@ async def test_results(session: Session) -> None:
 
 
 async def test_what_cannot_start(session: Session) -> None:
-    """A missing program and an unknown user are results; a file that may not be executed is an error."""
+    """A missing program and an unknown user are results; a file that may not be executed is an
+    error."""
     environment = await open_environment()
     missing = await environment.exec(["no-such-program"])
     assert (missing.returncode, missing.success) == (127, False)
@@ -217,7 +252,9 @@ async def test_output_over_inspects_limit_keeps_the_tail(session: Session) -> No
     """Never more than the limit in encoded bytes, even when each broken byte becomes three."""
     environment = await open_environment()
     with override_max_exec_output_size(64):
-        result = await environment.exec(["sh", "-c", "head -c 100 /dev/zero | tr '\\0' '\\377'; printf END"])
+        result = await environment.exec(
+            ["sh", "-c", "head -c 100 /dev/zero | tr '\\0' '\\377'; printf END"]
+        )
     assert result.stdout.endswith("END")
     assert len(result.stdout.encode()) <= 64
     await close(environment)
@@ -252,11 +289,17 @@ async def test_files(session: Session) -> None:
     await close(environment)
 
 
-async def test_a_dead_cell_is_unavailable_and_tells_the_model_nothing(session: Session, cells: FakeCells) -> None:
+async def test_a_dead_cell_is_unavailable_and_tells_the_model_nothing(
+    session: Session, cells: FakeCells
+) -> None:
     """The cause of death holds host paths: it goes to the operator's log only."""
     environment = await open_environment()
     cells.opened[0].dead = True
-    for call in (environment.exec(["true"]), environment.read_file("x"), environment.write_file("x", "")):
+    for call in (
+        environment.exec(["true"]),
+        environment.read_file("x"),
+        environment.write_file("x", ""),
+    ):
         with pytest.raises(SandboxUnavailableError) as caught:
             await call
         assert "/secret" not in str(caught.value)
@@ -276,7 +319,9 @@ async def test_a_connection_is_a_command_as_long_as_the_cell_lives(session: Sess
         await environment.connection()
 
 
-async def test_task_init_prepares_and_the_last_cleanup_closes_the_run(session: Session, cells: FakeCells) -> None:
+async def test_task_init_prepares_and_the_last_cleanup_closes_the_run(
+    session: Session, cells: FakeCells
+) -> None:
     """One run directory for the whole batch, opened by the first, closed by the last."""
     await BelljarSandboxEnvironment.task_init("startup", None)
     await BelljarSandboxEnvironment.task_init("startup", "critical")
@@ -306,7 +351,8 @@ async def test_a_refusal_ends_the_task_before_it_begins(session: Session, cells:
 
 
 async def test_a_breach_is_raised_and_remembered(session: Session, cells: FakeCells) -> None:
-    """Destruction that left something ends the sample with an error, and the run can't count as contained."""
+    """Destruction that left something ends the sample with an error, and the run can't count as
+    contained."""
     environment = await open_environment()
     cells.destroy_error = ContainmentBreach("destruction left: a process")
     with pytest.raises(ContainmentBreach):
@@ -320,5 +366,7 @@ async def test_cleanup_is_shielded_from_cancellation(session: Session, cells: Fa
     environment = await open_environment()
     with anyio.CancelScope() as scope:
         scope.cancel()
-        await BelljarSandboxEnvironment.sample_cleanup("task", None, {"default": environment}, interrupted=True)
+        await BelljarSandboxEnvironment.sample_cleanup(
+            "task", None, {"default": environment}, interrupted=True
+        )
     assert cells.opened[0].destroyed

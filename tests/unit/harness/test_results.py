@@ -12,7 +12,14 @@ from belljar.harness.provider import to_result
 
 
 def _answered(code: int, stage: str, detail: str) -> Any:  # noqa: ANN401 - Inspect's result of text
-    output = ExecOutput(returncode=127, code=code, not_started_errno=code, stage=stage, detail=detail, user="ann:staff")
+    output = ExecOutput(
+        returncode=127,
+        code=code,
+        not_started_errno=code,
+        stage=stage,
+        detail=detail,
+        user="ann:staff",
+    )
     return to_result(output, ["prog"], limit_bytes=1000, timeout_s=None)
 
 
@@ -26,7 +33,9 @@ def _answered(code: int, stage: str, detail: str) -> Any:  # noqa: ANN401 - Insp
         ("exec", errno.ENOENT, "prog", 127, "prog"),
     ],
 )
-def test_what_is_missing_is_a_result(stage: str, code: int, detail: str, status: int, named: str) -> None:
+def test_what_is_missing_is_a_result(
+    stage: str, code: int, detail: str, status: int, named: str
+) -> None:
     """With the status of `docker exec`, and the name of what is missing on standard error."""
     result = _answered(code, stage, detail)
     assert (result.success, result.returncode, result.stdout) == (False, status, "")

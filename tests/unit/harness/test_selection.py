@@ -56,7 +56,9 @@ def ran(directory: Path) -> list[str]:
     ],
     ids=" ".join,
 )
-def test_the_same_samples_as_inspects(options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_samples_as_inspects(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By Inspect's own command line and the log that it writes."""
     monkeypatch.chdir(tmp_path)
     Path("seven.py").write_text(TASK)
@@ -81,7 +83,9 @@ def test_an_order_without_a_seed_is_drawn_once(tmp_path: Path) -> None:
     assert ran(tmp_path) == expected
 
 
-def test_a_run_configuration_selects_where_no_option_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_configuration_selects_where_no_option_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its limit and its seed hold; an option beats each."""
     monkeypatch.chdir(tmp_path)
     Path("run.yaml").write_text("eval_config: {limit: [1, 4], sample_shuffle: 5}\n")

@@ -40,7 +40,8 @@ def test_an_image_is_the_same_for_all_samples_of_a_run(tmp_path: Path) -> None:
 
 
 def test_a_killed_run_ends_the_evaluation_once(tmp_path: Path) -> None:
-    """The first cell that finds the order ends it; without an order a lost cell is its sample's alone."""
+    """The first cell that finds the order ends it; without an order a lost cell is its sample's
+    alone."""
     ends: list[str] = []
     with create_run(tmp_path, "run", ["test"]) as run:
         session = Session(run=run, home=tmp_path)

@@ -1,4 +1,5 @@
-"""While `belljar run` is on, nothing but cells can be a sandbox in its process. Real Inspect, fake cells."""
+"""While `belljar run` is on, nothing but cells can be a sandbox in its process. Real Inspect, fake
+cells."""
 
 from __future__ import annotations
 
@@ -9,7 +10,12 @@ from typing import Any
 import anyio
 import pytest
 from inspect_ai._util import registry as inspect_registry
-from inspect_ai.util import LimitExceededError, SandboxEnvironment, SandboxEnvironmentSpec, sandboxenv
+from inspect_ai.util import (
+    LimitExceededError,
+    SandboxEnvironment,
+    SandboxEnvironmentSpec,
+    sandboxenv,
+)
 from inspect_ai.util._sandbox import registry
 from inspect_ai.util._sandbox.local import LocalSandboxEnvironment
 from tests.fakes.cell import RecordedCells
@@ -77,7 +83,10 @@ class Reverting(Task):
 def reverts():
     return Reverting(dataset=[Sample(id="s", input="x", sandbox="local")], solver=work())
 """
-AT_LOAD = "\neval(Task(dataset=[Sample(input='x')], solver={solver}(), sandbox={sandbox!r}), model='mockllm/model', display='none', log_dir='nested')\n"
+AT_LOAD = (
+    "\neval(Task(dataset=[Sample(input='x')], solver={solver}(), sandbox={sandbox!r}),"
+    " model='mockllm/model', display='none', log_dir='nested')\n"
+)
 
 
 @pytest.fixture
@@ -108,15 +117,27 @@ class Other(SandboxEnvironment):
 
 
 def test_another_provider_can_be_asked_but_not_used() -> None:
-    """Reading a task or log that names one is no harm; making or using its sandboxes stops the run."""
+    """Reading a task or log that names one is no harm; making or using its sandboxes stops the
+    run."""
     session = Session()
     with sole_provider(session):
         local = registry.registry_find_sandboxenv("local")
         assert local.config_files() == LocalSandboxEnvironment.config_files()
         assert registry.registry_find_sandboxenv("docker").is_docker_compatible()
-        assert SandboxEnvironmentSpec.model_validate({"type": "docker", "config": {"services": {}}}).type == "docker"
+        assert (
+            SandboxEnvironmentSpec.model_validate(
+                {"type": "docker", "config": {"services": {}}}
+            ).type
+            == "docker"
+        )
         assert session.stopped is None
-        for use in ("sample_init", "task_init", "task_init_environment", "default_concurrency", "exec"):
+        for use in (
+            "sample_init",
+            "task_init",
+            "task_init_environment",
+            "default_concurrency",
+            "exec",
+        ):
             with pytest.raises(ContainmentBreach, match="LocalSandboxEnvironment"):
                 getattr(local, use)
         assert session.stopped is not None
@@ -153,7 +174,9 @@ def test_a_provider_that_makes_its_objects_in_its_own_way_is_held_too() -> None:
 
 
 @pytest.mark.parametrize("error", [PolicyError("no"), HostError("no"), RuntimeError("no")])
-def test_a_sample_that_can_not_be_looked_at_does_not_begin(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_that_can_not_be_looked_at_does_not_begin(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever was raised: Inspect goes on after any error of a hook but a limit's."""
 
     def load(*_: object, **__: object) -> None:
@@ -195,8 +218,12 @@ def test_a_task_that_can_not_be_given_a_cell(here: Path) -> None:
     assert (outcome.exit_code, len(cells.opened)) == (0, 1)
 
 
-@pytest.mark.parametrize(("solver", "sandbox"), [("work", "local"), ("work", "docker"), ("without", None)])
-def test_an_evaluation_inside_the_loading_of_a_task(here: Path, solver: str, sandbox: str | None) -> None:
+@pytest.mark.parametrize(
+    ("solver", "sandbox"), [("work", "local"), ("work", "docker"), ("without", None)]
+)
+def test_an_evaluation_inside_the_loading_of_a_task(
+    here: Path, solver: str, sandbox: str | None
+) -> None:
     """It has no cells: with another sandbox, or with none, it stops the run before its solver."""
     with (here / "task.py").open("a") as file:
         file.write(AT_LOAD.format(solver=solver, sandbox=sandbox))
@@ -254,7 +281,9 @@ def _other_lookup(envtype: str) -> type[SandboxEnvironment]:
         "inspect_ai.hooks._hooks.get_all_hooks",
     ],
 )
-def test_an_inspect_that_works_otherwise_is_refused(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_inspect_that_works_otherwise_is_refused(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without the places that are held nothing runs."""
     monkeypatch.setattr(place, None if place.endswith("registry_find") else lambda *_: [])
     with pytest.raises(HostError, match="not known"), sole_provider(Session()):

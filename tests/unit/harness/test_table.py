@@ -21,11 +21,23 @@ HOSTILE = "\x1b]0;owned\x07\x1b[2J[bold red]x[/]\u202egnp.exe"
 
 def findings(text: str, *, emulated: bool = True) -> RunFindings:
     """A run whose every word may be the guest's."""
-    cell = CellFindings(cell_id="c-1", uuid="u", destroyed=True, clean=True, emulated=emulated, sample=text)
-    transcript = Transcript(task=text, sample=text, epoch=2, uuid="u", scores={text: text}, error=text, notes=(text,))
+    cell = CellFindings(
+        cell_id="c-1", uuid="u", destroyed=True, clean=True, emulated=emulated, sample=text
+    )
+    transcript = Transcript(
+        task=text, sample=text, epoch=2, uuid="u", scores={text: text}, error=text, notes=(text,)
+    )
     return judge(
         Evidence(
-            logs=[LogRecord(transcripts=(transcript,), task=text, status=LogStatus.ERROR, error=text, problem="")],
+            logs=[
+                LogRecord(
+                    transcripts=(transcript,),
+                    task=text,
+                    status=LogStatus.ERROR,
+                    error=text,
+                    problem="",
+                )
+            ],
             cells={"c-1": cell, "c-2": CellFindings(cell_id="c-2", sample=text, survivors=[text])},
             run=RunRecord(run_id=text, ended=True, errors=[text], refusal=text),
         )
@@ -33,7 +45,8 @@ def findings(text: str, *, emulated: bool = True) -> RunFindings:
 
 
 def test_nothing_reaches_the_terminal_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    """No escape sequence, no markup, no direction mark of a sample, a score, an error or a note acts on the reader's terminal."""
+    """No escape sequence, no markup, no direction mark of a sample, a score, an error or a note
+    acts on the reader's terminal."""
     show_findings(findings(HOSTILE), Path("/runs/r"))
     shown = capsys.readouterr().out
     assert "\x1b" not in shown
@@ -51,9 +64,12 @@ def test_any_text_can_be_shown(text: str) -> None:
 
 
 def test_probes_and_dropped_samples_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    """The table has what was probed at both ends; what the metrics do not count is named, escaped."""
+    """The table has what was probed at both ends; what the metrics do not count is named,
+    escaped."""
     found = findings("x")
-    outcome = RunOutcome(findings=found, dropped=[f"{HOSTILE} #1"], run_id="r", path=Path("/runs/r"), exit_code=2)
+    outcome = RunOutcome(
+        findings=found, dropped=[f"{HOSTILE} #1"], run_id="r", path=Path("/runs/r"), exit_code=2
+    )
     show_findings(found, outcome.path, dropped(outcome))
     shown = capsys.readouterr().out
     assert "void/void" in shown
@@ -62,14 +78,19 @@ def test_probes_and_dropped_samples_are_shown(capsys: pytest.CaptureFixture[str]
 
 
 def test_a_sample_without_a_cell(capsys: pytest.CaptureFixture[str]) -> None:
-    """As when its range's target does not get healthy: there is no destruction to prove. A sample that no log has is a row."""
-    failed = Transcript(task="t", sample="s", epoch=1, uuid="u", error="the target cell db does not serve")
+    """As when its range's target does not get healthy: there is no destruction to prove. A sample
+    that no log has is a row."""
+    failed = Transcript(
+        task="t", sample="s", epoch=1, uuid="u", error="the target cell db does not serve"
+    )
     begun = CellFindings(cell_id="c-1", destroyed=True, clean=True)
     left = CellFindings(cell_id="c-2", uuid="other", sample="gone", destroyed=True, clean=True)
     log = LogRecord(transcripts=(failed,))
     found = judge(Evidence(logs=[log], cells={"c-1": begun}, run=RunRecord(ended=True)))
     assert found.exit_code == 1
-    found = judge(Evidence(logs=[log], cells={"c-1": begun, "c-2": left}, run=RunRecord(ended=True)))
+    found = judge(
+        Evidence(logs=[log], cells={"c-1": begun, "c-2": left}, run=RunRecord(ended=True))
+    )
     assert found.exit_code == 2
     show_findings(found, Path("/runs/r"))
     shown = capsys.readouterr().out
@@ -80,16 +101,23 @@ def test_a_sample_without_a_cell(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_the_transcript_lacks_is_counted_by_what_it_was() -> None:
-    """Reads of files that are missing are told from commands that failed; a cell's death gives its reason."""
+    """Reads of files that are missing are told from commands that failed; a cell's death gives its
+    reason."""
     cell = CellFindings(cell_id="c-1", uuid="u", sample="s", death="out of memory")
     reads = {
-        op: Operation(op=op, action=Action.READ, what="f", outcome=Kind.FILE_READ_FAILED, errno=errno.ENOENT)
+        op: Operation(
+            op=op, action=Action.READ, what="f", outcome=Kind.FILE_READ_FAILED, errno=errno.ENOENT
+        )
         for op in range(1540)
     }
     late = Operation(op=1540, action=Action.EXEC, what="x", outcome=Kind.EXEC_TIMED_OUT)
     cell.operations.update({**reads, late.op: late})
     sample = Transcript(task="t", sample="s", epoch=1, uuid="u")
-    lines = remarks(judge(Evidence(logs=[LogRecord(transcripts=(sample,))], cells={"c-1": cell}, run=RunRecord())))
+    lines = remarks(
+        judge(
+            Evidence(logs=[LogRecord(transcripts=(sample,))], cells={"c-1": cell}, run=RunRecord())
+        )
+    )
     assert any("1,540 file reads of missing files" in line for line in lines)
     assert any(line.startswith("  1 commands") for line in lines)
     assert any("c-1" in line and "out of memory" in line for line in lines)

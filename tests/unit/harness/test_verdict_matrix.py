@@ -1,4 +1,5 @@
-"""Every cause of a doubt, in every place that shows a verdict: one answer. Real Inspect and ledger, fake cells; the real ones are in `tests/integration`."""
+"""Every cause of a doubt, in every place that shows a verdict: one answer. Real Inspect and ledger,
+fake cells; the real ones are in `tests/integration`."""
 
 from __future__ import annotations
 
@@ -64,7 +65,8 @@ def one(fails: bool = False, interrupts: bool = False, says: str = ""):
 class Cause:
     """What a run is made to suffer, and what every place must say of it.
 
-    `arm` is called before each probing with how many there were; `spoil` when Inspect is done and nothing is judged yet.
+    `arm` is called before each probing with how many there were; `spoil` when Inspect is done and
+    nothing is judged yet.
     """
 
     verdict: str
@@ -83,7 +85,8 @@ class Cause:
 
 
 def at(number: int, act: Callable[[FakeCell], object]) -> Callable[[FakeCell, int], object]:
-    """Something that happens before one of the probings: 0 is the start of the first attempt, 1 its end."""
+    """Something that happens before one of the probings: 0 is the start of the first attempt, 1 its
+    end."""
     return lambda cell, now: act(cell) if now == number else None
 
 
@@ -119,7 +122,9 @@ def in_range(kind: Kind, **data: Any) -> Callable[[FakeCell], None]:  # noqa: AN
             "layers": [],
             "range": "r-1",
         }
-        recorder.record(Event(kind=Kind.CELL_PLANNED, cell_id=cell.id, data={**planned, "name": "default"}))
+        recorder.record(
+            Event(kind=Kind.CELL_PLANNED, cell_id=cell.id, data={**planned, "name": "default"})
+        )
         recorder.record(Event(kind=kind, data={"range": "r-1", **data}))
         ended: dict[str, Any] = {"clean": True, "survivors": [], "duration_ms": 1, **data}
         recorder.record(Event(kind=Kind.RANGE_DESTROYED, data={"range": "r-1", **ended}))
@@ -159,7 +164,9 @@ def without_samples(run: RunDirectory) -> None:
     """A log whose samples are gone."""
     old = log_of(run)
     with zipfile.ZipFile(old) as before:
-        kept = {name: before.read(name) for name in before.namelist() if not name.startswith("samples/")}
+        kept = {
+            name: before.read(name) for name in before.namelist() if not name.startswith("samples/")
+        }
     with zipfile.ZipFile(old, "w") as after:
         for name, content in kept.items():
             after.writestr(name, content)
@@ -173,7 +180,13 @@ def change_a_byte(run: RunDirectory) -> None:
 
 def limit(name: str, count: int = 1) -> Callable[[FakeCell], None]:
     """What was read out of the packet record has a hole."""
-    said = {"limit": name, "value": 1, "count": count, "effect": "it was killed", "traffic_analysis": True}
+    said = {
+        "limit": name,
+        "value": 1,
+        "count": count,
+        "effect": "it was killed",
+        "traffic_analysis": True,
+    }
     return in_range(Kind.LIMIT_HIT, **said)
 
 
@@ -198,17 +211,29 @@ CAUSES: dict[str, Cause] = {
     "an interrupt": Cause("contained", 130, set(), options=("-T", "interrupts=true")),
     "a sandbox that lost its shell": Cause("contained", 1, set(), arm=at(0, loses_shell)),
     "a scorer that says void": Cause("void", 2, {Code.SCORER_VOID}, options=("-T", "says=void")),
-    "a scorer that says breached": Cause("breached", 2, {Code.SCORER_BREACHED}, options=("-T", "says=breached")),
+    "a scorer that says breached": Cause(
+        "breached", 2, {Code.SCORER_BREACHED}, options=("-T", "says=breached")
+    ),
     "a void attempt before a clean one": Cause(
-        "void", 2, {Code.PROBES_VOID}, options=("-T", "fails=true", "--retry-on-error", "1"), arm=at(1, silent)
+        "void",
+        2,
+        {Code.PROBES_VOID},
+        options=("-T", "fails=true", "--retry-on-error", "1"),
+        arm=at(1, silent),
     ),
     "a clean attempt before a void one": Cause(
-        "void", 2, {Code.PROBES_VOID}, options=("-T", "fails=true", "--retry-on-error", "1"), arm=at(3, silent)
+        "void",
+        2,
+        {Code.PROBES_VOID},
+        options=("-T", "fails=true", "--retry-on-error", "1"),
+        arm=at(3, silent),
     ),
     "overwritten packets": Cause(
         "void", 2, {Code.PACKETS_OVERWRITTEN}, arm=at(1, limit("traffic_analysis_packets", 9))
     ),
-    "a killed reader": Cause("void", 2, {Code.TRAFFIC_ANALYSIS_ENDED}, arm=at(1, limit("traffic_analysis_reader"))),
+    "a killed reader": Cause(
+        "void", 2, {Code.TRAFFIC_ANALYSIS_ENDED}, arm=at(1, limit("traffic_analysis_reader"))
+    ),
     "packets that were not recorded": Cause(
         "void",
         2,
@@ -226,10 +251,16 @@ CAUSES: dict[str, Cause] = {
         }.items()
     },
     "bytes that no event has": Cause(
-        "void", 2, {Code.BYTES_NOT_RECORDED}, arm=at(1, in_range(Kind.NETWORK_CONNECTION, **CONNECTION))
+        "void",
+        2,
+        {Code.BYTES_NOT_RECORDED},
+        arm=at(1, in_range(Kind.NETWORK_CONNECTION, **CONNECTION)),
     ),
     "a range that ended by itself": Cause(
-        "void", 2, {Code.RANGE_FAILED}, arm=at(1, in_range(Kind.RANGE_FAILED, error="CellError", reason="x"))
+        "void",
+        2,
+        {Code.RANGE_FAILED},
+        arm=at(1, in_range(Kind.RANGE_FAILED, error="CellError", reason="x")),
     ),
     "rules that were changed": Cause(
         "breached",
@@ -242,9 +273,15 @@ CAUSES: dict[str, Cause] = {
     "a destruction that is not clean": Cause(
         "void", 2, {Code.CELL_SURVIVORS, Code.RUN_ERROR}, destroy_error=HostError("a survivor")
     ),
-    "a way out at the end": Cause("breached", 2, {Code.PROBES_BREACHED, Code.RUN_ERROR}, arm=at(1, escaped)),
+    "a way out at the end": Cause(
+        "breached", 2, {Code.PROBES_BREACHED, Code.RUN_ERROR}, arm=at(1, escaped)
+    ),
     "a sample that no log has": Cause(
-        "void", 2, {Code.SAMPLE_NOT_IN_LOG, Code.PROBES_MISSING}, sample="contained", arm=at(1, another_sample)
+        "void",
+        2,
+        {Code.SAMPLE_NOT_IN_LOG, Code.PROBES_MISSING},
+        sample="contained",
+        arm=at(1, another_sample),
     ),
     "a log that is gone": Cause(
         "void",
@@ -258,8 +295,12 @@ CAUSES: dict[str, Cause] = {
         {Code.LOG_UNREADABLE, Code.SAMPLE_NOT_IN_LOG, Code.VERDICTS_NOT_IN_LOG},
         spoil=lambda run: cut(log_of(run)),
     ),
-    "a log without its samples": Cause("void", 2, {Code.LOG_INCOMPLETE, Code.SAMPLE_NOT_IN_LOG}, spoil=without_samples),
-    "a log that was not ended": Cause("void", 2, {Code.LOG_UNFINISHED}, sample="contained", spoil=unfinish),
+    "a log without its samples": Cause(
+        "void", 2, {Code.LOG_INCOMPLETE, Code.SAMPLE_NOT_IN_LOG}, spoil=without_samples
+    ),
+    "a log that was not ended": Cause(
+        "void", 2, {Code.LOG_UNFINISHED}, sample="contained", spoil=unfinish
+    ),
     "a changed ledger": Cause("void", 2, {Code.LEDGER_BAD}, spoil=change_a_byte),
 }
 
@@ -301,19 +342,27 @@ def suffer(cause: Cause, home: Path, patch: pytest.MonkeyPatch) -> Judged:
     words = (str(task), "--model", "mockllm/model", *cause.options)
     with patch.context() as only:
         only.setattr(evaluate, "_invoke", spoiling)
-        request = RunRequest(inspect_args=words, quiet=True, home=home, source=cells, require_contained=True)
+        request = RunRequest(
+            inspect_args=words, quiet=True, home=home, source=cells, require_contained=True
+        )
         return Judged(run_evaluation(request), sample="s")
 
 
 @pytest.mark.parametrize("place", SAMPLE_PLACES)
 @pytest.mark.parametrize("name", CAUSES)
 def test_a_samples_verdict_is_one(runs: Callable[[str], Judged], name: str, place: str) -> None:
-    """Each place says the sample's verdict; one that no longer can (its log is gone) says none, never another."""
+    """Each place says the sample's verdict; one that no longer can (its log is gone) says none,
+    never another."""
     judged, expected = runs(name), CAUSES[name].sample_verdict
     said = SAMPLE_PLACES[place](judged)
     if place == "--require-contained":
-        said = {"not contained": expected if expected != "contained" else "", "contained": "contained"}.get(said or "")
-    hidden = judged.logged is None or (place == "scorer's view" and "points" not in (judged.logged.scores or {}))
+        said = {
+            "not contained": expected if expected != "contained" else "",
+            "contained": "contained",
+        }.get(said or "")
+    hidden = judged.logged is None or (
+        place == "scorer's view" and "points" not in (judged.logged.scores or {})
+    )
     assert said == expected or (said is None and hidden)
 
 
@@ -326,7 +375,8 @@ def test_a_runs_verdict_is_one(runs: Callable[[str], Judged], name: str, place: 
 
 @pytest.mark.parametrize("name", CAUSES)
 def test_every_cause_is_told_by_its_code(runs: Callable[[str], Judged], name: str) -> None:
-    """The same codes when the run is judged and when it is judged again; what the cell knew at its end is never called a verdict."""
+    """The same codes when the run is judged and when it is judged again; what the cell knew at its
+    end is never called a verdict."""
     judged = runs(name)
     findings = judged.outcome.findings
     reasons = [*findings.problems, *(reason for row in findings.rows for reason in row.reasons)]

@@ -1,4 +1,5 @@
-"""The verdicts of a run in Inspect's own log: real Inspect, real ledger, fake cells whose probes answer as a test says."""
+"""The verdicts of a run in Inspect's own log: real Inspect, real ledger, fake cells whose probes
+answer as a test says."""
 
 from __future__ import annotations
 
@@ -51,14 +52,23 @@ def numbers():
 
 
 def run(
-    tmp_path: Path, cells: RecordedCells, *arguments: str, require_contained: bool = False, waits: str = ""
+    tmp_path: Path,
+    cells: RecordedCells,
+    *arguments: str,
+    require_contained: bool = False,
+    waits: str = "",
 ) -> tuple[RunOutcome, EvalLog]:
-    """A run of three samples worth 0, 1 and 2, one after the other, and its log. `waits`: the second would never end, and waits for that all the time."""
+    """A run of three samples worth 0, 1 and 2, one after the other, and its log. `waits`: the
+    second would never end, and waits for that all the time."""
     task = tmp_path / "task.py"
     task.write_text(TASK.replace('WAITS = ""', f"WAITS = {waits!r}"))
     words = [str(task), "--model", "mockllm/model", "--max-samples", "1", *arguments]
     request = RunRequest(
-        inspect_args=words, quiet=True, home=tmp_path / "home", source=cells, require_contained=require_contained
+        inspect_args=words,
+        quiet=True,
+        home=tmp_path / "home",
+        source=cells,
+        require_contained=require_contained,
     )
     outcome = run_evaluation(request)
     (info,) = list_eval_logs(str(outcome.path / "inspect"))
@@ -89,14 +99,22 @@ def mean_of(log: EvalLog) -> float:
 
 
 def test_verdicts_are_in_the_log(tmp_path: Path) -> None:
-    """Metadata, a score of its own and each score's metadata say the verdict of each sample; the author's metrics stay."""
+    """Metadata, a score of its own and each score's metadata say the verdict of each sample; the
+    author's metrics stay."""
     outcome, log = run(tmp_path, void_for("s2"))
     verdicts = {sample.id: sample for sample in log.samples or []}
-    for name, verdict, value in (("s0", "contained", "C"), ("s1", "contained", "C"), ("s2", "void", "N")):
+    for name, verdict, value in (
+        ("s0", "contained", "C"),
+        ("s1", "contained", "C"),
+        ("s2", "void", "N"),
+    ):
         sample = verdicts[name]
         scores = sample.scores or {}
         assert sample.metadata["containment"]["verdict"] == verdict
-        assert scores["points"].metadata == {"containment_cell_verdict": verdict, "containment_verdict": verdict}
+        assert scores["points"].metadata == {
+            "containment_cell_verdict": verdict,
+            "containment_verdict": verdict,
+        }
         assert sample.metadata["containment"]["run_id"] == outcome.run_id
         assert (scores["containment"].value, scores["containment"].answer) == (value, verdict)
         assert [e.source for e in sample.events if e.event == "info"] == ["belljar probes"] * 2
@@ -107,7 +125,8 @@ def test_verdicts_are_in_the_log(tmp_path: Path) -> None:
 
 
 def test_required_contained_drops_void_samples_from_the_metrics(tmp_path: Path) -> None:
-    """Void samples do not count, are marked invalid with the reason, and are named; the exit code still says that evidence is missing."""
+    """Void samples do not count, are marked invalid with the reason, and are named; the exit code
+    still says that evidence is missing."""
     outcome, log = run(tmp_path, void_for("s2"), require_contained=True)
     assert mean_of(log) == 0.5
     assert [sample.id for sample in log.samples or [] if sample.invalidation] == ["s2"]
@@ -136,12 +155,18 @@ def test_with_no_sample_contained_there_are_no_metrics(tmp_path: Path) -> None:
 def test_with_every_sample_contained_nothing_is_dropped(tmp_path: Path) -> None:
     """Then the metrics are what they were, and exit code 0."""
     outcome, log = run(tmp_path, RecordedCells(), require_contained=True)
-    assert (mean_of(log), outcome.dropped, outcome.exit_code, log.invalidated) == (1.0, [], 0, False)
+    assert (mean_of(log), outcome.dropped, outcome.exit_code, log.invalidated) == (
+        1.0,
+        [],
+        0,
+        False,
+    )
 
 
 @pytest.mark.parametrize("phase", ["start", "end"])
 def test_a_breach_stops_the_run(tmp_path: Path, phase: str) -> None:
-    """Whatever Inspect was told about errors: after a breach no other sample runs, exit code 2, the cells are gone, the record is sealed."""
+    """Whatever Inspect was told about errors: after a breach no other sample runs, exit code 2, the
+    cells are gone, the record is sealed."""
     cells = RecordedCells()
 
     def arm(cell: FakeCell, now: str) -> None:
@@ -160,22 +185,30 @@ def test_a_breach_stops_the_run(tmp_path: Path, phase: str) -> None:
 def test_a_breach_ends_what_waits_for_a_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: str, backend: str
 ) -> None:
-    """A sample that is elsewhere or at work when another's breach shows ends too: cells are probed and destroyed, nothing is waited for, Inspect's log is finished."""
+    """A sample that is elsewhere or at work when another's breach shows ends too: cells are probed
+    and destroyed, nothing is waited for, Inspect's log is finished."""
     monkeypatch.setenv("INSPECT_ASYNC_BACKEND", backend)
     cells = RecordedCells()
 
     def arm(cell: FakeCell, now: str) -> None:
-        cell.run_probe_program.touch = read_canary if now == "end" and of(cell) == "s2" else lambda _: None
+        cell.run_probe_program.touch = (
+            read_canary if now == "end" and of(cell) == "s2" else lambda _: None
+        )
 
     cells.on_probe = arm
     outcome, log = run(tmp_path, cells, "--max-samples", "3", waits=waits)
-    assert (outcome.findings.verdict, outcome.exit_code, log.status) == (Verdict.BREACHED, 2, "cancelled")
+    assert (outcome.findings.verdict, outcome.exit_code, log.status) == (
+        Verdict.BREACHED,
+        2,
+        "cancelled",
+    )
     assert all(cell.destroyed for cell in cells.opened)
     assert verify(outcome.path).ok(strict=True)
 
 
 def test_a_breach_told_by_another_thread_ends_the_evaluation(tmp_path: Path) -> None:
-    """As a warm-up in the pool's thread tells it: what runs and what waits is ended, and Inspect's log is finished."""
+    """As a warm-up in the pool's thread tells it: what runs and what waits is ended, and Inspect's
+    log is finished."""
     cells = RecordedCells()
 
     def arm(cell: FakeCell, now: str) -> None:

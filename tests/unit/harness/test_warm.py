@@ -15,7 +15,13 @@ from belljar.harness import warm
 from belljar.harness.config import BelljarConfig, for_sample, load
 from belljar.harness.options import Selection
 from belljar.harness.session import Session
-from belljar.harness.warm import OVERHEAD_BYTES, RESERVED_BYTES, expected_samples, room_for_one_more, warm_cells
+from belljar.harness.warm import (
+    OVERHEAD_BYTES,
+    RESERVED_BYTES,
+    expected_samples,
+    room_for_one_more,
+    warm_cells,
+)
 from belljar.isolation.hold import hold, release
 
 GIB = 1 << 30
@@ -25,14 +31,19 @@ pytestmark = pytest.mark.anyio
 def task_of(count: int, *own: BelljarConfig, epochs: int | None = None) -> Task:
     """A task with so many samples of its own sandbox, and some with theirs."""
     samples = [Sample(input="x") for _ in range(count)]
-    samples += [Sample(input="x", sandbox=SandboxEnvironmentSpec("belljar", config)) for config in own]
+    samples += [
+        Sample(input="x", sandbox=SandboxEnvironmentSpec("belljar", config)) for config in own
+    ]
     return Task(
-        dataset=MemoryDataset(samples), sandbox=SandboxEnvironmentSpec("belljar", BelljarConfig()), epochs=epochs
+        dataset=MemoryDataset(samples),
+        sandbox=SandboxEnvironmentSpec("belljar", BelljarConfig()),
+        epochs=epochs,
     )
 
 
 def test_samples_are_counted_by_what_their_cells_are_made_of() -> None:
-    """A sample with a sandbox of its own needs a cell of its own making; the operator's epochs and limit count."""
+    """A sample with a sandbox of its own needs a cell of its own making; the operator's epochs and
+    limit count."""
     other = BelljarConfig(image="other")
     every = Selection()
     own = BelljarConfig()
@@ -72,14 +83,17 @@ async def test_a_plan_that_one_sample_uses_has_no_pool(tmp_path: Path) -> None:
     assert await cells_for_one_sample(tmp_path, expected=1) == 1
 
 
-async def test_without_room_nothing_is_made_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_room_nothing_is_made_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A host that is full of running cells gets no more."""
     monkeypatch.setattr(warm, "host_cpus_and_memory", lambda: (2, 2 * GIB))
     assert await cells_for_one_sample(tmp_path, expected=9) == 1
 
 
 async def test_a_policy_with_the_samples_own_values_takes_no_cell_of_others(tmp_path: Path) -> None:
-    """A cell made ahead has nobody's metadata in it; a policy that changed under its name is another policy."""
+    """A cell made ahead has nobody's metadata in it; a policy that changed under its name is
+    another policy."""
     file = tmp_path / "policy.yaml"
     file.write_text('belljar: 1\nrisk: high\nenv:\n  FLAG: "${SAMPLE_METADATA_FLAG:-none}"\n')
     cells = FakeCells()

@@ -11,7 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.host import CgroupVersion
-from belljar.host.cgroups import cgroup_fact, own_memory_limit_bytes, parse_hierarchies, sweep_trials
+from belljar.host.cgroups import (
+    cgroup_fact,
+    own_memory_limit_bytes,
+    parse_hierarchies,
+    sweep_trials,
+)
 
 
 def v2_tree(root: Path, own: str, controllers: str) -> None:
@@ -26,8 +31,13 @@ def v2_tree(root: Path, own: str, controllers: str) -> None:
 
 def test_hybrid_hosts_have_their_controllers_in_version_1() -> None:
     """One controller a mount, or several; version 2 beside them."""
-    mounts = "cgroup /c/cpu,cpuacct cgroup rw,cpu,cpuacct 0 0\ncgroup /c/me\\040m cgroup rw,relatime,memory 0 0\nc2 /c/unified cgroup2 rw 0 0\n"
-    found = parse_hierarchies(mounts, "9:name=systemd:/\n4:memory:/a/b\n1:cpu,cpuacct:/x\n0::/u\nbroken\n")
+    mounts = (
+        "cgroup /c/cpu,cpuacct cgroup rw,cpu,cpuacct 0 0\ncgroup /c/me\\040m cgroup"
+        " rw,relatime,memory 0 0\nc2 /c/unified cgroup2 rw 0 0\n"
+    )
+    found = parse_hierarchies(
+        mounts, "9:name=systemd:/\n4:memory:/a/b\n1:cpu,cpuacct:/x\n0::/u\nbroken\n"
+    )
     assert found.v1 == {"cpu": Path("/c/cpu,cpuacct"), "memory": Path("/c/me m")}
     assert found.v2 == Path("/c/unified")
     assert (found.own["memory"], found.own["cpu"], found.own[""]) == ("/a/b", "/x", "/u")
@@ -46,10 +56,13 @@ def test_no_control_groups_is_a_fact() -> None:
 
 
 def test_root_proves_a_controller_by_making_a_group(tmp_path: Path) -> None:
-    """On plain files no limit file appears in a new group, so nothing is believed; and the trial group is gone."""
+    """On plain files no limit file appears in a new group, so nothing is believed; and the trial
+    group is gone."""
     for name in ("memory", "pids"):
         (tmp_path / name).mkdir()
-    mounts = "".join(f"cgroup {tmp_path / name} cgroup rw,{name} 0 0\n" for name in ("memory", "pids"))
+    mounts = "".join(
+        f"cgroup {tmp_path / name} cgroup rw,{name} 0 0\n" for name in ("memory", "pids")
+    )
     fact = cgroup_fact(parse_hierarchies(mounts, ""), is_root=True)
     assert (fact.version, fact.controllers) == (CgroupVersion.V1, ())
     assert [list((tmp_path / name).iterdir()) for name in ("memory", "pids")] == [[], []]
@@ -58,23 +71,35 @@ def test_root_proves_a_controller_by_making_a_group(tmp_path: Path) -> None:
 def test_a_user_has_what_is_delegated_where_it_runs(tmp_path: Path) -> None:
     """Cells become siblings of the group the user's process is in."""
     v2_tree(tmp_path, "/user.slice/app/own.scope", "memory pids io")
-    fact = cgroup_fact(parse_hierarchies(f"c {tmp_path} cgroup2 rw 0 0", "0::/user.slice/app/own.scope"), is_root=False)
-    assert fact.parents == {"memory": str(tmp_path / "user.slice/app"), "pids": str(tmp_path / "user.slice/app")}
+    fact = cgroup_fact(
+        parse_hierarchies(f"c {tmp_path} cgroup2 rw 0 0", "0::/user.slice/app/own.scope"),
+        is_root=False,
+    )
+    assert fact.parents == {
+        "memory": str(tmp_path / "user.slice/app"),
+        "pids": str(tmp_path / "user.slice/app"),
+    }
     assert fact.delegated
     assert "cpu" in fact.reason
 
 
 def test_a_user_has_the_version_1_groups_that_he_was_put_in(tmp_path: Path) -> None:
-    """Cells go below his own group of each hierarchy; the root of one, or a path that leads out, is nobody's gift."""
+    """Cells go below his own group of each hierarchy; the root of one, or a path that leads out, is
+    nobody's gift."""
     lines, own = [], []
-    for number, (name, group) in enumerate({"memory": "/ann", "pids": "/ann/deep", "cpu": "/"}.items()):
+    for number, (name, group) in enumerate(
+        {"memory": "/ann", "pids": "/ann/deep", "cpu": "/"}.items()
+    ):
         directory = tmp_path / name / group.lstrip("/")
         directory.mkdir(parents=True)
         (directory / "cgroup.procs").write_text("")
         lines.append(f"cgroup {tmp_path / name} cgroup rw,{name} 0 0")
         own.append(f"{number}:{name}:{group}")
     fact = cgroup_fact(parse_hierarchies("\n".join(lines), "\n".join(own)), is_root=False)
-    assert fact.parents == {"memory": str(tmp_path / "memory/ann"), "pids": str(tmp_path / "pids/ann/deep")}
+    assert fact.parents == {
+        "memory": str(tmp_path / "memory/ann"),
+        "pids": str(tmp_path / "pids/ann/deep"),
+    }
     assert (fact.version, fact.delegated, "cpu" in fact.reason) == (CgroupVersion.V1, True, True)
     astray = "\n".join(line.replace("/ann", "/../../ann") for line in own)
     assert cgroup_fact(parse_hierarchies("\n".join(lines), astray), is_root=False).parents == {}
@@ -83,25 +108,34 @@ def test_a_user_has_the_version_1_groups_that_he_was_put_in(tmp_path: Path) -> N
 @pytest.mark.parametrize("own", ["/", "", "/../../etc/x", "/gone/away"])
 def test_a_user_without_delegation_has_nothing(tmp_path: Path, own: str) -> None:
     """And is told how to get it; a path that leads out of the tree is not followed."""
-    fact = cgroup_fact(parse_hierarchies(f"c {tmp_path} cgroup2 rw 0 0", f"0::{own}"), is_root=False)
+    fact = cgroup_fact(
+        parse_hierarchies(f"c {tmp_path} cgroup2 rw 0 0", f"0::{own}"), is_root=False
+    )
     assert (fact.controllers, fact.delegated, "systemd-run" in fact.reason) == ((), False, True)
 
 
 @pytest.mark.parametrize(
-    ("text", "limit_bytes"), [("1048576\n", 1048576), ("max\n", None), ("9223372036854771712\n", None), ("", None)]
+    ("text", "limit_bytes"),
+    [("1048576\n", 1048576), ("max\n", None), ("9223372036854771712\n", None), ("", None)],
 )
 def test_ones_own_memory_limit_counts(tmp_path: Path, text: str, limit_bytes: int | None) -> None:
     """A container's share is what there is, not the machine's memory."""
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "memory.max").write_text(text)
-    assert own_memory_limit_bytes(parse_hierarchies(f"c {tmp_path} cgroup2 rw 0 0", "0::/own")) == limit_bytes
+    assert (
+        own_memory_limit_bytes(parse_hierarchies(f"c {tmp_path} cgroup2 rw 0 0", "0::/own"))
+        == limit_bytes
+    )
 
 
 @pytest.mark.root
 def test_the_real_controllers_can_be_used() -> None:
     """What is said to be usable here really takes a group, and no trial group is left."""
     fact = cgroup_fact(
-        parse_hierarchies(Path("/proc/self/mounts").read_text(), Path("/proc/self/cgroup").read_text()), is_root=True
+        parse_hierarchies(
+            Path("/proc/self/mounts").read_text(), Path("/proc/self/cgroup").read_text()
+        ),
+        is_root=True,
     )
     for parent in fact.parents.values():
         assert os.access(parent, os.W_OK)
@@ -109,7 +143,8 @@ def test_the_real_controllers_can_be_used() -> None:
 
 
 def test_trial_groups_of_the_dead_are_removed(tmp_path: Path) -> None:
-    """A process killed while it tried the control groups leaves a group that the next one removes; a living one's stays."""
+    """A process killed while it tried the control groups leaves a group that the next one removes;
+    a living one's stays."""
     with subprocess.Popen(["sleep", "60"]) as process:
         start = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19]
         trial = tmp_path / f"facts-{process.pid}-{start}-0123abcd"

@@ -21,7 +21,11 @@ from belljar.host.tools import own_program
 def test_facts_are_of_this_machine(tmp_path: Path) -> None:
     """Real values, JSON-able."""
     facts = gather_facts(tmp_path / "store")
-    assert (facts.arch, facts.kernel_release, facts.uid) == (os.uname().machine, os.uname().release, os.geteuid())
+    assert (facts.arch, facts.kernel_release, facts.uid) == (
+        os.uname().machine,
+        os.uname().release,
+        os.geteuid(),
+    )
     assert facts.cpus >= 1
     assert 0 < facts.memory_available_mib <= facts.memory_total_mib
     assert facts.disk_free_mib > 0
@@ -33,7 +37,9 @@ def test_a_store_that_can_not_be_written_is_no_error() -> None:
     assert gather_facts(Path("/proc/nowhere/store")).home == "/proc/nowhere/store"
 
 
-def test_switches_that_forbid_user_namespaces_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_switches_that_forbid_user_namespaces_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ubuntu's AppArmor switch and a count of 0, with what an administrator can do."""
     from belljar.host import facts
 
@@ -45,7 +51,9 @@ def test_switches_that_forbid_user_namespaces_are_named(tmp_path: Path, monkeypa
     restricted = facts._userns(tmp_path, is_root=False)
     assert (restricted.available, facts.APPARMOR_SWITCH in restricted.reason) == (False, True)
     launcher = str(own_program("jail"))
-    profile = f"""'abi <abi/4.0>, profile belljar-jail "{launcher}" flags=(unconfined) {{ userns, }}'"""
+    profile = (
+        f"""'abi <abi/4.0>, profile belljar-jail "{launcher}" flags=(unconfined) {{ userns, }}'"""
+    )
     assert profile in restricted.hint
     assert f"sysctl -w {facts.APPARMOR_SWITCH}=0" in restricted.hint
     unnamed = facts._userns(tmp_path, is_root=True)
@@ -80,7 +88,10 @@ def test_any_text_is_no_error(text: str) -> None:
 
 def test_meminfo_is_in_bytes() -> None:
     """Its unit is 1024 bytes, whatever it is called."""
-    assert parse_meminfo("MemTotal:  2 kB\nHugePages_Total: 3\nodd\n") == {"MemTotal": 2048, "HugePages_Total": 3}
+    assert parse_meminfo("MemTotal:  2 kB\nHugePages_Total: 3\nodd\n") == {
+        "MemTotal": 2048,
+        "HugePages_Total": 3,
+    }
 
 
 @pytest.mark.parametrize(
@@ -111,8 +122,14 @@ def test_a_pattern_that_can_not_be_read_may_name_a_program(tmp_path: Path) -> No
 
 def test_a_hard_limit_of_no_core_dumps_is_seen(tmp_path: Path) -> None:
     """It can't be raised to the one value at which a piped pattern's program is not started."""
-    code = "import pathlib, resource, sys; resource.setrlimit(resource.RLIMIT_CORE, (0, int(sys.argv[1]))); "
-    code += "from belljar.host import gather_facts; print(gather_facts(pathlib.Path(sys.argv[2])).cores.can_limit)"
+    code = (
+        "import pathlib, resource, sys; resource.setrlimit(resource.RLIMIT_CORE, (0,"
+        " int(sys.argv[1]))); "
+    )
+    code += (
+        "from belljar.host import gather_facts;"
+        " print(gather_facts(pathlib.Path(sys.argv[2])).cores.can_limit)"
+    )
     said = [
         subprocess.run(
             [sys.executable, "-c", code, most, str(tmp_path)], check=True, capture_output=True
@@ -131,7 +148,9 @@ tun0\t0101000A\t00000000\t0005\t0\t0\t0\tFFFFFFFF\t0\t0\t0
 """
 
 
-@pytest.mark.skipif(sys.byteorder != "little", reason="the kernel writes words in its own byte order")
+@pytest.mark.skipif(
+    sys.byteorder != "little", reason="the kernel writes words in its own byte order"
+)
 def test_routes_are_read_without_the_default() -> None:
     """Each network once, sorted."""
     assert parse_routes(ROUTES) == ("10.0.1.1/32", "172.17.0.0/16", "192.0.2.0/24")

@@ -49,7 +49,10 @@ def test_no_device_is_absent_and_nothing_is_tried(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("proof", "state"),
-    [(KvmProof(boots=True), KvmState.PROVEN), (KvmProof(boots=False, reason="silent"), KvmState.REFUTED)],
+    [
+        (KvmProof(boots=True), KvmState.PROVEN),
+        (KvmProof(boots=False, reason="silent"), KvmState.REFUTED),
+    ],
 )
 def test_a_proof_is_made_once_for_what_it_holds_for(
     device: Path, tmp_path: Path, proof: KvmProof, state: KvmState
@@ -57,7 +60,9 @@ def test_a_proof_is_made_once_for_what_it_holds_for(
     """Remembered per kernel, VMM and processor; another of them needs another proof."""
     cache, prove = tmp_path / "facts" / "kvm.json", Prover(proof, proof, proof)
     facts = [kvm_fact(cache, KEY, prove, device=device) for _ in range(3)]
-    assert {(fact.state, fact.reason, fact.proved_for) for fact in facts} == {(state, proof.reason, KEY)}
+    assert {(fact.state, fact.reason, fact.proved_for) for fact in facts} == {
+        (state, proof.reason, KEY)
+    }
     assert len(prove.answers) == 2
     assert kvm_fact(cache, KEY, None, device=device).state is state
     other = proof_key(kernel_release="6.2", vmm_version="10.0", cpu_model="A")
@@ -69,7 +74,10 @@ def test_a_proof_is_made_once_for_what_it_holds_for(
 
 def test_what_could_not_be_tried_is_not_remembered(device: Path, tmp_path: Path) -> None:
     """No kernel yet: unproven, with the reason, and tried again the next time."""
-    cache, prove = tmp_path / "facts" / "kvm.json", Prover(HostError("no guest kernel"), KvmProof(boots=True))
+    cache, prove = (
+        tmp_path / "facts" / "kvm.json",
+        Prover(HostError("no guest kernel"), KvmProof(boots=True)),
+    )
     first = kvm_fact(cache, KEY, prove, device=device)
     assert (first.state, "no guest kernel" in first.reason) == (KvmState.UNPROVEN, True)
     assert kvm_fact(cache, KEY, prove, device=device).state is KvmState.PROVEN

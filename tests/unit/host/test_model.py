@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.host import CgroupFact, CgroupVersion, HostFacts, KvmFact, KvmState, ToolFact, UsernsFact
+from belljar.host import (
+    CgroupFact,
+    CgroupVersion,
+    HostFacts,
+    KvmFact,
+    KvmState,
+    ToolFact,
+    UsernsFact,
+)
 
 FACTS = HostFacts(
     arch="x86_64",
@@ -28,7 +36,9 @@ FACTS = HostFacts(
     kvm=KvmFact(state=KvmState.REFUTED, reason="the guest never spoke", proved_for="kernel 6.1"),
     userns=UsernsFact(available=True, max_user_namespaces=100),
     cgroup=CgroupFact(
-        version=CgroupVersion.V2, parents={"pids": "/sys/fs/cgroup/u", "memory": "/sys/fs/cgroup/u"}, delegated=True
+        version=CgroupVersion.V2,
+        parents={"pids": "/sys/fs/cgroup/u", "memory": "/sys/fs/cgroup/u"},
+        delegated=True,
     ),
     tools=(ToolFact(name="qemu", use="the microVM", needed=True, version="10.0.2", ok=True),),
 )
@@ -61,7 +71,8 @@ def test_what_is_no_facts_is_refused(field: str, value: Any) -> None:  # noqa: A
 
 @given(
     st.dictionaries(
-        st.sampled_from([*FACTS.to_json(), "x"]), st.one_of(st.none(), st.integers(), st.text(), st.lists(st.none()))
+        st.sampled_from([*FACTS.to_json(), "x"]),
+        st.one_of(st.none(), st.integers(), st.text(), st.lists(st.none())),
     )
 )
 def test_any_object_is_facts_or_a_value_error(changes: dict[str, Any]) -> None:

@@ -98,7 +98,9 @@ def _never(runtime: RuntimeFact) -> RuntimeTrial:
 
 def test_gvisor_is_no_container_by_another_name(tmp_path: Path) -> None:
     """The tier would say less than it is, and its profile is another's."""
-    fact = facts(tmp_path, program(tmp_path, "runsc", "runsc version release-20250101.0"), prove=_never)
+    fact = facts(
+        tmp_path, program(tmp_path, "runsc", "runsc version release-20250101.0"), prove=_never
+    )
     assert (fact.state, "gvisor tier" in fact.hint) == (RuntimeState.UNUSABLE, True)
 
 
@@ -111,12 +113,15 @@ def test_a_missing_runtime_is_named_as_it_was_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_proof_is_remembered_until_the_program_changes(tmp_path: Path) -> None:
-    """One run proves; it, and the version, are asked for once. Another file of that name is another runtime."""
+    """One run proves; it, and the version, are asked for once. Another file of that name is another
+    runtime."""
     file, tried = program(tmp_path, "runc", "runc version 1.1.5"), []
 
     def prove(runtime: RuntimeFact) -> RuntimeTrial:
         tried.append(runtime.version)
-        return RuntimeTrial(works=len(tried) != 2, reason="silent", hint="use another", no_port="no such flag")
+        return RuntimeTrial(
+            works=len(tried) != 2, reason="silent", hint="use another", no_port="no such flag"
+        )
 
     assert facts(tmp_path, file).state is RuntimeState.UNPROVEN
     assert facts(tmp_path, file, prove=prove).state is RuntimeState.PROVEN
@@ -125,14 +130,24 @@ def test_a_proof_is_remembered_until_the_program_changes(tmp_path: Path) -> None
     assert facts(tmp_path, file, prove=prove).state is RuntimeState.PROVEN
     assert (tried, (tmp_path / "asked").read_text().count("asked")) == (["1.1.5"], 1)
     again = facts(tmp_path, file, prove=prove, again=True)
-    assert (again.state, again.reason, again.hint) == (RuntimeState.REFUTED, "silent", "use another")
+    assert (again.state, again.reason, again.hint) == (
+        RuntimeState.REFUTED,
+        "silent",
+        "use another",
+    )
     assert facts(tmp_path, file).state is RuntimeState.REFUTED
     program(tmp_path, "runc", "runc version 1.2.0, another")
-    assert (facts(tmp_path, file).state, facts(tmp_path, file).version) == (RuntimeState.UNPROVEN, "1.2.0")
+    assert (facts(tmp_path, file).state, facts(tmp_path, file).version) == (
+        RuntimeState.UNPROVEN,
+        "1.2.0",
+    )
 
 
-def test_a_failure_is_believed_for_a_short_while_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fixed without a trace in any file, it is tried again: at once when in doubt, soon in any case; a success is kept. Who can't try takes what is known."""
+def test_a_failure_is_believed_for_a_short_while_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fixed without a trace in any file, it is tried again: at once when in doubt, soon in any
+    case; a success is kept. Who can't try takes what is known."""
     file, tried, now_s = program(tmp_path, "runc", "runc version 1.1.5"), [], 1000.0
     monkeypatch.setattr(time, "time", lambda: now_s)
 
@@ -147,24 +162,41 @@ def test_a_failure_is_believed_for_a_short_while_only(tmp_path: Path, monkeypatc
     assert (facts(tmp_path, file).state, len(tried)) == (RuntimeState.REFUTED, 1)
     assert (facts(tmp_path, file, prove=prove).state, len(tried)) == (RuntimeState.REFUTED, 2)
     now_s -= 500
-    assert (facts(tmp_path, file, prove=prove, doubt=True).state, len(tried)) == (RuntimeState.PROVEN, 3)
-    assert (facts(tmp_path, file, prove=prove, doubt=True).state, len(tried)) == (RuntimeState.PROVEN, 3)
+    assert (facts(tmp_path, file, prove=prove, doubt=True).state, len(tried)) == (
+        RuntimeState.PROVEN,
+        3,
+    )
+    assert (facts(tmp_path, file, prove=prove, doubt=True).state, len(tried)) == (
+        RuntimeState.PROVEN,
+        3,
+    )
 
 
-def test_another_build_of_ours_is_another_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_build_of_ours_is_another_proof(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The launcher and the guest agent are half of what is tried."""
     file, build = program(tmp_path, "runc", "runc version 1.1.5"), "one"
     monkeypatch.setattr(runtimes, "own_programs", lambda *names: f"{names} {build}")
-    assert facts(tmp_path, file, prove=lambda _: RuntimeTrial(works=True)).state is RuntimeState.PROVEN
+    assert (
+        facts(tmp_path, file, prove=lambda _: RuntimeTrial(works=True)).state is RuntimeState.PROVEN
+    )
     build = "two"
     assert facts(tmp_path, file).state is RuntimeState.UNPROVEN
-    assert own_programs("agent", "jail") not in {own_programs("agent"), own_programs("jail"), own_programs()}
+    assert own_programs("agent", "jail") not in {
+        own_programs("agent"),
+        own_programs("jail"),
+        own_programs(),
+    }
 
 
 @pytest.mark.parametrize(
-    ("name", "told"), [("/nowhere/runc", "is missing"), ("/etc/passwd", "no program"), ("/", "no program")]
+    ("name", "told"),
+    [("/nowhere/runc", "is missing"), ("/etc/passwd", "no program"), ("/", "no program")],
 )
-def test_what_can_not_be_run_is_told_from_what_is_missing(tmp_path: Path, name: str, told: str) -> None:
+def test_what_can_not_be_run_is_told_from_what_is_missing(
+    tmp_path: Path, name: str, told: str
+) -> None:
     """A path to no program is not answered with "install it"."""
     fact = facts(tmp_path, name, prove=_never)
     assert (fact.state, told in fact.reason) == (RuntimeState.UNUSABLE, True)

@@ -35,11 +35,16 @@ network: {upstreams: [{host: a.example, ports: [443], methods: [GET], budget: 1M
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     """The host's and the user's settings file, neither of them there."""
-    host, user = tmp_path / "etc" / "settings.yaml", tmp_path / "config" / "belljar" / "settings.yaml"
+    host, user = (
+        tmp_path / "etc" / "settings.yaml",
+        tmp_path / "config" / "belljar" / "settings.yaml",
+    )
     for path in (host, user):
         path.parent.mkdir(parents=True)
     monkeypatch.setattr(settings, "HOST_FILE", host)
-    monkeypatch.setattr(settings, "environment_at_start", lambda: {"XDG_CONFIG_HOME": str(tmp_path / "config")})
+    monkeypatch.setattr(
+        settings, "environment_at_start", lambda: {"XDG_CONFIG_HOME": str(tmp_path / "config")}
+    )
     return host, user
 
 
@@ -57,12 +62,20 @@ def test_of_two_files_the_stricter_word_wins(files: tuple[Path, Path]) -> None:
     assert read_settings().upstreams is Upstreams.ALLOW
 
 
-@given(st.lists(st.tuples(st.sampled_from([None, *Risk]), st.sampled_from([None, *Upstreams])), max_size=4))
-def test_no_further_file_loosens_what_one_said(said: list[tuple[Risk | None, Upstreams | None]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([None, *Risk]), st.sampled_from([None, *Upstreams])), max_size=4
+    )
+)
+def test_no_further_file_loosens_what_one_said(
+    said: list[tuple[Risk | None, Upstreams | None]],
+) -> None:
     """The risk is the highest of all, and one `forbid` forbids."""
     found = Settings()
     for number, (risk, upstreams) in enumerate(said):
-        text = (f"least_risk: {risk}\n" if risk else "") + (f"upstreams: {upstreams.value}\n" if upstreams else "")
+        text = (f"least_risk: {risk}\n" if risk else "") + (
+            f"upstreams: {upstreams.value}\n" if upstreams else ""
+        )
         found = stricter(found, parse_settings(text.encode(), source="s"), str(number))
     assert found.least_risk == max((risk for risk, _ in said if risk is not None), default=Risk.LOW)
     words = {upstreams for _, upstreams in said if upstreams is not None}
@@ -114,7 +127,8 @@ def test_settings_that_can_not_be_read_are_no_permission(files: tuple[Path, Path
 
 
 def test_the_least_risk_holds_for_every_policy(files: tuple[Path, Path]) -> None:
-    """Also for one that the operator typed; and something real can't be at a risk that does not allow it."""
+    """Also for one that the operator typed; and something real can't be at a risk that does not
+    allow it."""
     host, _ = files
     assert str(resolve_here("low").policy.risk) == "low"
     host.write_text("least_risk: high\n")
@@ -142,18 +156,25 @@ def test_something_real_is_forbidden_to_all(files: tuple[Path, Path]) -> None:
 def test_the_users_settings_are_where_programs_look() -> None:
     """XDG's place; a relative one is ignored, as its specification says."""
     assert settings_files({"HOME": "/h"})[1] == Path("/h/.config/belljar/settings.yaml")
-    assert settings_files({"HOME": "/h", "XDG_CONFIG_HOME": "/x"})[1] == Path("/x/belljar/settings.yaml")
-    assert settings_files({"HOME": "/h", "XDG_CONFIG_HOME": "x"})[1] == Path("/h/.config/belljar/settings.yaml")
+    assert settings_files({"HOME": "/h", "XDG_CONFIG_HOME": "/x"})[1] == Path(
+        "/x/belljar/settings.yaml"
+    )
+    assert settings_files({"HOME": "/h", "XDG_CONFIG_HOME": "x"})[1] == Path(
+        "/h/.config/belljar/settings.yaml"
+    )
 
 
 def test_what_a_process_makes_of_its_environment_is_not_what_it_was_started_with() -> None:
-    """Set, changed and removed variables are as they were at the start: a `.env` file is no word of the operator's."""
+    """Set, changed and removed variables are as they were at the start: a `.env` file is no word of
+    the operator's."""
     script = (
         "import os; from belljar.host.settings import environment_at_start as e;"
         "os.environ.update(NEW='1', OLD='2'); del os.environ['GONE'];"
         "print([e().get(name) for name in ('NEW', 'OLD', 'GONE')])"
     )
     environ = {**os.environ, "OLD": "1", "GONE": "1"}
-    said = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True)
+    said = subprocess.run(
+        [sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True
+    )
     assert said.stdout.strip() == "[None, '1', '1']"
     assert environment_at_start()["PATH"]

@@ -63,7 +63,8 @@ def test_a_missing_tool_is_named_with_its_package(bin_dir: Path) -> None:
 
 
 def test_a_version_is_asked_for_once_until_the_tool_changes(bin_dir: Path, tmp_path: Path) -> None:
-    """Remembered by the file's path, size and time; a cache that is no cache costs nothing but time."""
+    """Remembered by the file's path, size and time; a cache that is no cache costs nothing but
+    time."""
     cache, log = tmp_path / "facts" / "tools.json", tmp_path / "asked"
     install(bin_dir, "vmm", f"echo x >> {log}; echo 9.0.0")
     assert [facts_of(VMM, cache)[0] for _ in range(3)] == ["9.0.0"] * 3
@@ -77,7 +78,13 @@ def test_a_version_is_asked_for_once_until_the_tool_changes(bin_dir: Path, tmp_p
 
 @pytest.mark.parametrize(
     ("version", "least", "enough"),
-    [("10.0", "8.2", True), ("8.10", "8.2", True), ("8.1.99", "8.2", False), ("", "1", False), ("", "", True)],
+    [
+        ("10.0", "8.2", True),
+        ("8.10", "8.2", True),
+        ("8.1.99", "8.2", False),
+        ("", "1", False),
+        ("", "", True),
+    ],
 )
 def test_versions_are_compared_as_numbers(version: str, least: str, enough: bool) -> None:
     """10 is newer than 8, and unknown is older than anything."""

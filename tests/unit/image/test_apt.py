@@ -57,7 +57,10 @@ def test_deb822_is_read_as_apt_reads_it() -> None:
 
 def test_one_line_sources_are_read() -> None:
     """Options, comments and source-package lines are told apart."""
-    text = "# deb http://no.invalid x main\ndeb [arch=amd64 signed-by=/k.gpg] http://m.invalid/debian bookworm main # c\ndeb-src http://m.invalid/debian bookworm main\n"
+    text = (
+        "# deb http://no.invalid x main\ndeb [arch=amd64 signed-by=/k.gpg] http://m.invalid/debian"
+        " bookworm main # c\ndeb-src http://m.invalid/debian bookworm main\n"
+    )
     assert parse_sources(text, deb822=False) == [
         AptSource(uri="http://m.invalid/debian", suites=("bookworm",), signed_by="/k.gpg")
     ]
@@ -92,7 +95,10 @@ def test_no_mirror_is_an_error_that_says_how_to_name_one() -> None:
     """Belljar has no mirror of its own."""
     with pytest.raises(HostError, match="--mirror"):
         debian_sources([], "bookworm")
-    assert debian_sources([], "bookworm", mirror="http://m.invalid/debian")[0].uri == "http://m.invalid/debian"
+    assert (
+        debian_sources([], "bookworm", mirror="http://m.invalid/debian")[0].uri
+        == "http://m.invalid/debian"
+    )
 
 
 def test_the_kernel_comes_from_a_suite_that_is_new_enough() -> None:
@@ -106,7 +112,9 @@ def test_the_kernel_comes_from_a_suite_that_is_new_enough() -> None:
 
 def test_a_source_survives_being_written() -> None:
     """What is written as deb822 is read back the same."""
-    source = AptSource(uri="http://m.invalid/debian", suites=("a", "b"), components=("main",), signed_by="/k.gpg")
+    source = AptSource(
+        uri="http://m.invalid/debian", suites=("a", "b"), components=("main",), signed_by="/k.gpg"
+    )
     assert parse_sources(source.deb822(), deb822=True) == [source]
 
 

@@ -58,7 +58,8 @@ def test_the_system_itself_stays(path: str) -> None:
 
 
 def test_the_stream_is_cleansed_and_times_are_capped() -> None:
-    """Hard links keep their targets, the host's files are replaced by neutral ones, days and times are the archive's."""
+    """Hard links keep their targets, the host's files are replaced by neutral ones, days and times
+    are the archive's."""
     made = layer(
         directory("./"),
         directory("./etc"),
@@ -76,7 +77,11 @@ def test_the_stream_is_cleansed_and_times_are_capped() -> None:
     assert found["etc/machine-id"][1] == b""
     assert found["etc/shadow"][1] == b"root:*:100:0:99999:7:::\n"
     assert found["etc/shadow"][0].mtime == 86400 * 100
-    assert (found["bin/a"][0].mtime, found["bin/a"][0].uname, len(found["bin/a"][1])) == (1000, "", 3000)
+    assert (found["bin/a"][0].mtime, found["bin/a"][0].uname, len(found["bin/a"][1])) == (
+        1000,
+        "",
+        3000,
+    )
     assert found["bin/b"][0].linkname == "bin/a"
 
 
@@ -97,10 +102,14 @@ def test_the_command_names_no_mirror_and_no_product() -> None:
 
 
 def test_how_an_image_can_be_built_here() -> None:
-    """Root as root; a user with subordinate ids in a namespace; else with fakechroot; else the hint says what root must do."""
+    """Root as root; a user with subordinate ids in a namespace; else with fakechroot; else the hint
+    says what root must do."""
     assert build_modes(is_root=True, subordinate_ids=False, tools=[])[0] == "root"
     assert build_modes(is_root=False, subordinate_ids=True, tools=["newuidmap"])[0] == "unshare"
-    assert build_modes(is_root=False, subordinate_ids=False, tools=["fakechroot", "fakeroot"])[0] == "fakechroot"
+    assert (
+        build_modes(is_root=False, subordinate_ids=False, tools=["fakechroot", "fakeroot"])[0]
+        == "fakechroot"
+    )
     mode, hint = build_modes(is_root=False, subordinate_ids=False, tools=["newuidmap"])
     assert mode == ""
     assert "--add-subuids" in hint

@@ -32,7 +32,8 @@ def request_for(tmp_path: Path, text: str, name: str = "made:1") -> BuildRequest
 
 
 def test_a_base_that_is_not_in_the_store_is_named(tmp_path: Path) -> None:
-    """A missing base is one error, with the command that gets it, and nothing is left in the store."""
+    """A missing base is one error, with the command that gets it, and nothing is left in the
+    store."""
     with pytest.raises(HostError) as caught:
         build_dockerfile(tmp_path / "home", request_for(tmp_path, "FROM python:3.99"))
     assert "python:3.99" in caught.value.what
@@ -49,7 +50,9 @@ def test_without_buildah_there_is_one_hint(tmp_path: Path, monkeypatch: pytest.M
     assert "belljar setup --with build" in caught.value.hint
 
 
-def test_the_same_recipe_is_not_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_recipe_is_not_built_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An image with the same recipe is used, under one more name; another content, argument or base
     is another recipe."""
     home = tmp_path / "home"
@@ -69,7 +72,9 @@ def test_the_same_recipe_is_not_built_again(tmp_path: Path, monkeypatch: pytest.
 
     (home / "rootfs").write_bytes(b"made")
     built = {"recipe": recipe()}
-    made = Store(home).add(home / "rootfs", ImageConfig(), name="old", source="build", created="", built=built)
+    made = Store(home).add(
+        home / "rootfs", ImageConfig(), name="old", source="build", created="", built=built
+    )
     found, is_new = build_dockerfile(home, request)
     assert (found.digest, is_new, found.names) == (made.digest, False, ("made:1", "old"))
     (request.context / "file").write_text("1")

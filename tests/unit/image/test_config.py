@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.differences import Kind
-from belljar.image.config import HealthCheck, ImageConfig, config_of, image_differences, image_health
+from belljar.image.config import (
+    HealthCheck,
+    ImageConfig,
+    config_of,
+    image_differences,
+    image_health,
+)
 from belljar.image.layers import LayerError
 
 SECOND = 1_000_000_000
@@ -23,7 +29,13 @@ def read(**config: Any) -> ImageConfig:  # noqa: ANN401 - JSON
 
 def test_everything_that_a_dockerfile_states() -> None:
     """Each key of it is kept as it is."""
-    check = {"Test": ["CMD-SHELL", "up"], "Interval": 2 * SECOND, "Timeout": SECOND, "StartPeriod": 3, "Retries": 4}
+    check = {
+        "Test": ["CMD-SHELL", "up"],
+        "Interval": 2 * SECOND,
+        "Timeout": SECOND,
+        "StartPeriod": 3,
+        "Retries": 4,
+    }
     found = read(
         Env=["A=b=c"],
         User="app:staff",
@@ -64,7 +76,9 @@ def test_everything_that_a_dockerfile_states() -> None:
         (["CMD", "curl"], ["/bin/bash", "-c"], ["curl"]),
     ],
 )
-def test_a_check_is_a_command_or_for_the_images_shell(test: list[str], shell: list[str], command: list[str]) -> None:
+def test_a_check_is_a_command_or_for_the_images_shell(
+    test: list[str], shell: list[str], command: list[str]
+) -> None:
     """Text is for the image's `SHELL`, `/bin/sh -c` unless it names another; a list of words is the
     command."""
     found = image_health(read(Healthcheck={"Test": test}, Shell=shell))
@@ -84,8 +98,16 @@ def test_docker_waits_as_long() -> None:
     assert usual == {"command": ["up"], "retries": 90, "interval": 1, "timeout": 30, "within": 180}
     largest = (1 << 63) - 1
     names = ("Interval", "Timeout", "StartPeriod", "StartInterval", "Retries")
-    longest = image_health(read(Healthcheck={"Test": ["CMD", "up"], **dict.fromkeys(names, largest)}))
-    assert longest == {"command": ["up"], "retries": 1000, "interval": 86.4, "timeout": 300, "within": 86400}
+    longest = image_health(
+        read(Healthcheck={"Test": ["CMD", "up"], **dict.fromkeys(names, largest)})
+    )
+    assert longest == {
+        "command": ["up"],
+        "retries": 1000,
+        "interval": 86.4,
+        "timeout": 300,
+        "within": 86400,
+    }
 
 
 @pytest.mark.parametrize(
@@ -121,17 +143,31 @@ def test_what_can_not_be_meant_is_refused(config: dict[str, Any]) -> None:
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 _CHECK = st.fixed_dictionaries(
     {},
     optional={
-        "Test": st.lists(st.sampled_from(["CMD", "CMD-SHELL", "NONE", "x", ""]) | _JSON, max_size=3),
+        "Test": st.lists(
+            st.sampled_from(["CMD", "CMD-SHELL", "NONE", "x", ""]) | _JSON, max_size=3
+        ),
         **dict.fromkeys(("Interval", "Timeout", "StartPeriod", "StartInterval", "Retries"), _JSON),
     },
 )
-_KEYS = ("Env", "User", "WorkingDir", "Entrypoint", "Cmd", "Healthcheck", "Shell", "Volumes", "StopSignal")
+_KEYS = (
+    "Env",
+    "User",
+    "WorkingDir",
+    "Entrypoint",
+    "Cmd",
+    "Healthcheck",
+    "Shell",
+    "Volumes",
+    "StopSignal",
+)
 
 
 @given(st.dictionaries(st.sampled_from(_KEYS), _JSON | _CHECK))
@@ -164,6 +200,8 @@ def test_every_part_is_kept_or_reported() -> None:
         stop_signal="SIGINT",
     )
     facts = {fact.key: fact.kind for fact in image_differences(full)}
-    kept = dict.fromkeys(("ENTRYPOINT", "CMD", "USER", "WORKDIR", "ENV", "SHELL", "VOLUME"), Kind.KEPT)
+    kept = dict.fromkeys(
+        ("ENTRYPOINT", "CMD", "USER", "WORKDIR", "ENV", "SHELL", "VOLUME"), Kind.KEPT
+    )
     assert facts == {**kept, "HEALTHCHECK": Kind.CHANGED, "STOPSIGNAL": Kind.DROPPED}
     assert {fact.where for fact in image_differences(full)} == {"image"}

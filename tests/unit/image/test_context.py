@@ -33,7 +33,9 @@ from belljar.store.scratch import remove_tree
         ("*a*ab", ["aab", "xaxab"], ["ab"]),
     ],
 )
-def test_dockerignore_says_what_is_left_out(rules: str, left_out: list[str], kept: list[str]) -> None:
+def test_dockerignore_says_what_is_left_out(
+    rules: str, left_out: list[str], kept: list[str]
+) -> None:
     """Patterns mean what they mean to Docker; the last one that matches decides."""
     ignored = parse_ignore(rules)
     assert all(path in ignored for path in left_out)
@@ -46,7 +48,9 @@ def test_any_dockerignore_is_read(text: str) -> None:
     assert ("a/b" in parse_ignore(text)) in {True, False}
 
 
-@pytest.mark.parametrize("pattern", ["**/" * 12 + "x", "*a" * 40 + "*b", "a*/" * 30 + "**/" * 30 + "z"])
+@pytest.mark.parametrize(
+    "pattern", ["**/" * 12 + "x", "*a" * 40 + "*b", "a*/" * 30 + "**/" * 30 + "z"]
+)
 def test_no_pattern_is_tried_without_end(pattern: str) -> None:
     """Patterns that would be tried in very many ways are decided; too many of them are refused."""
     assert "/".join(["a" * 50] * 60) not in parse_ignore(pattern)
@@ -80,7 +84,9 @@ def test_links_are_copied_and_never_followed(tmp_path: Path) -> None:
     copy.mkdir()
     assert take_context(context, Ignored(), copy) == take_context(context, Ignored())
     assert (copy / "link").readlink() == Path("../secret")
-    assert sorted(path.name for path in copy.rglob("*") if path.is_file() and not path.is_symlink()) == ["file"]
+    assert sorted(
+        path.name for path in copy.rglob("*") if path.is_file() and not path.is_symlink()
+    ) == ["file"]
     assert (copy / "folder").is_symlink()
 
 
@@ -127,7 +133,9 @@ def test_a_sparse_file_and_a_deep_tree_are_refused_before_they_are_copied(tmp_pa
     remove_tree(context)
 
 
-def test_a_directory_that_was_a_link_leads_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_was_a_link_leads_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A context that is changed while it is copied is refused, and nothing is written outside of
     the copy."""
     context, copy, outside = (tmp_path / name for name in ("context", "copy", "outside"))

@@ -25,7 +25,10 @@ def test_docker_host_stands_alone_and_sockets_are_found(tmp_path: Path) -> None:
         found = daemon_hosts({"XDG_RUNTIME_DIR": str(tmp_path)})
     assert f"unix://{tmp_path}/podman/podman.sock" in found
     assert f"unix://{tmp_path}/docker.sock" not in found
-    for environ in ({"DOCKER_HOST": "ssh://x"}, {"DOCKER_HOST": "tcp://x:2376", "DOCKER_TLS_VERIFY": "1"}):
+    for environ in (
+        {"DOCKER_HOST": "ssh://x"},
+        {"DOCKER_HOST": "tcp://x:2376", "DOCKER_TLS_VERIFY": "1"},
+    ):
         with pytest.raises(HostError):
             daemon_hosts(environ)
 
@@ -54,13 +57,16 @@ def answered(path: Path, answer: bytes, name: str = "x") -> HostError | None:
     return None
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     answer=st.one_of(
         st.binary(max_size=200),
         st.binary(max_size=100).map(lambda body: b"HTTP/1.1 200 OK\r\n\r\n" + body),
         st.recursive(
-            st.none() | st.text(max_size=10), lambda inner: st.dictionaries(st.sampled_from(("Id", "x")), inner)
+            st.none() | st.text(max_size=10),
+            lambda inner: st.dictionaries(st.sampled_from(("Id", "x")), inner),
         ).map(lambda value: b"HTTP/1.1 200 OK\r\n\r\n" + json.dumps(value).encode()),
     )
 )

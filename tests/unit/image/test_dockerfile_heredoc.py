@@ -30,7 +30,10 @@ def commands(made: Buildable) -> list[str]:
     [
         ("RUN <<EOF\necho $A\n# no comment\n\nEOF\n", "echo $A\n# no comment\n\n"),
         ("RUN <<-EOF\n\techo a\n\tEOF\n", "echo a\n"),
-        ("RUN cat <<A >/a && cat <<'B' >/b\n1\nA\n$2\nB\n", "cat <<A >/a && cat <<'B' >/b\n1\nA\n$2\nB\n"),
+        (
+            "RUN cat <<A >/a && cat <<'B' >/b\n1\nA\n$2\nB\n",
+            "cat <<A >/a && cat <<'B' >/b\n1\nA\n$2\nB\n",
+        ),
         ("RUN set -e; \\\n cat <<EOF\nFROM z\nEOF\n", "set -e;   cat <<EOF\nFROM z\nEOF\n"),
         ("RUN <<EOF\nEOF2\n EOF\nEOF\n", "EOF2\n EOF\n"),
     ],
@@ -90,7 +93,9 @@ def test_what_would_not_be_kept_exactly_is_refused(steps: str) -> None:
         made_of(steps)
 
 
-@pytest.mark.parametrize("step", ["RUN cat <<<EOF", "RUN echo '<<EOF'", 'RUN echo "a <<EOF b"', "RUN echo $((1 << 2))"])
+@pytest.mark.parametrize(
+    "step", ["RUN cat <<<EOF", "RUN echo '<<EOF'", 'RUN echo "a <<EOF b"', "RUN echo $((1 << 2))"]
+)
 def test_what_only_looks_like_a_document_is_none(step: str) -> None:
     """A here-string, a quoted word and a shift stay as they are."""
     assert commands(made_of(step)) == [step]
@@ -112,7 +117,10 @@ def test_real_files_with_documents_are_translated() -> None:
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("inspect_evals isn't installed")
     root = Path(spec.submodule_search_locations[0])
-    names = ("agentdojo/data/suites/workspace_plus/terminal/emma-computer/Dockerfile", "mle_bench/Dockerfile")
+    names = (
+        "agentdojo/data/suites/workspace_plus/terminal/emma-computer/Dockerfile",
+        "mle_bench/Dockerfile",
+    )
     for text in ((root / name).read_text() for name in names):
         made = make_buildable(text, base_images(text, {}), {})
         assert make_buildable(made.text, base_images(made.text, {}), {}).files == ()

@@ -57,7 +57,8 @@ def test_agent_is_init() -> None:
 
 
 def test_probe_program_is_there_or_not() -> None:
-    """The probe program is a file beside `/init`, to be run and not read by others, byte for byte; without one nothing is in its place."""
+    """The probe program is a file beside `/init`, to be run and not read by others, byte for byte;
+    without one nothing is in its place."""
     probe = unpack(build_initramfs(ELF, [], probe=ELF + b"probe"))["p"]
     assert (probe.contents, probe.mode) == (ELF + b"probe", 0o100711)
     assert "p" not in unpack(build_initramfs(ELF, []))
@@ -85,7 +86,9 @@ def test_directories_and_console() -> None:
 def test_parents_come_before_children() -> None:
     """The kernel unpacks in order and makes no parents."""
     names = [member.name for member in members(gzip.decompress(build_initramfs(ELF, [("a", ELF)])))]
-    assert all("/" not in name or name.rpartition("/")[0] in names[:i] for i, name in enumerate(names))
+    assert all(
+        "/" not in name or name.rpartition("/")[0] in names[:i] for i, name in enumerate(names)
+    )
 
 
 @given(st.binary(max_size=300), st.lists(st.binary(max_size=50), max_size=5))

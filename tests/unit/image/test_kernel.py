@@ -17,7 +17,11 @@ def module(*needed: str) -> bytes:
 
 def test_dependencies_come_first_and_once() -> None:
     """Each module follows what it needs; built-in ones are left out; spellings don't matter."""
-    modules = {"virtio_rng": module("rng-core", "virtio"), "rng_core": module(), "overlay": module("virtio")}
+    modules = {
+        "virtio_rng": module("rng-core", "virtio"),
+        "rng_core": module(),
+        "overlay": module("virtio"),
+    }
     order = load_order(["virtio-rng", "rng-core", "overlay"], read=modules.get, builtin={"virtio"})
     assert [name for name, _ in order] == ["rng_core", "virtio_rng", "overlay"]
 

@@ -19,7 +19,14 @@ json_values = st.recursive(
         st.lists(inner, max_size=4),
         st.dictionaries(
             st.sampled_from(
-                ("manifests", "annotations", "RepoTags", "org.opencontainers.image.ref.name", "digest", "x")
+                (
+                    "manifests",
+                    "annotations",
+                    "RepoTags",
+                    "org.opencontainers.image.ref.name",
+                    "digest",
+                    "x",
+                )
             ),
             inner,
             max_size=4,
@@ -32,7 +39,11 @@ json_values = st.recursive(
 def test_the_manifest_for_this_machine_is_chosen() -> None:
     """Attestations and other processors beside it are passed over; none for it is an error that
     lists what there is."""
-    entry = {"mediaType": MANIFEST, "digest": DIGEST, "platform": {"os": "linux", "architecture": "arm64"}}
+    entry = {
+        "mediaType": MANIFEST,
+        "digest": DIGEST,
+        "platform": {"os": "linux", "architecture": "arm64"},
+    }
     attestation = entry | {"platform": {"os": "unknown", "architecture": "unknown"}}
     assert instance_of({"manifests": [attestation, entry]}, "arm64") == DIGEST
     with pytest.raises(LayerError, match="linux/arm64, unknown/unknown"):

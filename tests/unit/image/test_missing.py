@@ -19,7 +19,8 @@ def test_each_missing_image_has_its_command(tmp_path: Path) -> None:
     here = store.add(tmp_path / "made", ImageConfig(), name="here", source="", created="")
     digest = "sha256:" + "1" * 64
     missing = missing_images(
-        store, ["ghcr.io/a/b:2", "here", f"here:1@{digest}", "default", "ghcr.io/a/b:2", "debian-dev"]
+        store,
+        ["ghcr.io/a/b:2", "here", f"here:1@{digest}", "default", "ghcr.io/a/b:2", "debian-dev"],
     )
     assert [(each.image, each.command) for each in missing] == [
         ("ghcr.io/a/b:2", "belljar image import docker://ghcr.io/a/b:2"),
@@ -30,4 +31,6 @@ def test_each_missing_image_has_its_command(tmp_path: Path) -> None:
     assert find_images(store, ["here", "here:latest"]) == {"here": here, "here:latest": here}
     with pytest.raises(HostError) as refused:
         find_images(store, ["here", "one", "two"])
-    assert all(f"belljar image import docker://{name}" in str(refused.value) for name in ("one", "two"))
+    assert all(
+        f"belljar image import docker://{name}" in str(refused.value) for name in ("one", "two")
+    )

@@ -31,7 +31,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_what_the_daemon_said_is_in_the_error(
     host: str, asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A DOCKER_HOST that can't be used, or a daemon's own error, is not hidden by that of the registry."""
+    """A DOCKER_HOST that can't be used, or a daemon's own error, is not hidden by that of the
+    registry."""
     monkeypatch.setattr("belljar.image.oci.daemon_answers", lambda _host: True)
     reported: list[str] = []
     (result,) = obtain(
@@ -72,12 +73,26 @@ def test_a_daemon_is_asked_before_a_registry(
         asked.append(f"build {one.image}")
         raise HostError("no buildah")
 
-    results = list(obtain(tmp_path, wanted, limits=ImportLimits(), build=build, environ={"DOCKER_HOST": "unix:///x"}))
+    results = list(
+        obtain(
+            tmp_path,
+            wanted,
+            limits=ImportLimits(),
+            build=build,
+            environ={"DOCKER_HOST": "unix:///x"},
+        )
+    )
     assert [result.wanted for result in results] == [*wanted[:2], Wanted(image="base"), *wanted[2:]]
     assert results[0].was_there
     assert all(result.error is not None for result in results[1:])
-    daemon = [f"docker-daemon:{name}" for name in ("python:3.12", "p-built", ID, "base")] if has_daemon else []
-    assert sorted(asked) == sorted([*daemon, "docker://python:3.12", "docker://base", "build p-built"])
+    daemon = (
+        [f"docker-daemon:{name}" for name in ("python:3.12", "p-built", ID, "base")]
+        if has_daemon
+        else []
+    )
+    assert sorted(asked) == sorted(
+        [*daemon, "docker://python:3.12", "docker://base", "build p-built"]
+    )
     assert asked.index("docker://base") < asked.index("build p-built")
     errors = {result.wanted.image: result.error for result in results if result.error}
     assert errors["p-built"].what == "no buildah"

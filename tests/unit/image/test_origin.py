@@ -29,8 +29,14 @@ def layout_with_index(directory: Path, *, holds: bytes | None = None) -> tuple[P
         archive.extractall(directory, filter="data")
     blob = directory / "blobs/sha256" / sha256(inner).removeprefix("sha256:")
     blob.write_bytes(inner if holds is None else holds)
-    described = {"mediaType": "application/vnd.oci.image.index.v1+json", "digest": sha256(inner), "size": len(inner)}
-    (directory / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [described]}))
+    described = {
+        "mediaType": "application/vnd.oci.image.index.v1+json",
+        "digest": sha256(inner),
+        "size": len(inner),
+    }
+    (directory / "index.json").write_text(
+        json.dumps({"schemaVersion": 2, "manifests": [described]})
+    )
     return directory, sha256(inner)
 
 
@@ -64,14 +70,22 @@ def test_names_are_read_from_a_compressed_archive_too(tmp_path: Path) -> None:
     assert origin_of_archive(archive, "", tmp_path, LIMITS).names == ("one:1", "two")
     (tmp_path / "a.tgz").write_bytes(gzip.compress(archive.read_bytes()))
     assert origin_of_archive(tmp_path / "a.tgz", "", tmp_path, LIMITS).names == ("one:1", "two")
-    for content in (b"", b"no archive", b"BZh91", archive.read_bytes()[:700], gzip.compress(archive.read_bytes())[:50]):
+    for content in (
+        b"",
+        b"no archive",
+        b"BZh91",
+        archive.read_bytes()[:700],
+        gzip.compress(archive.read_bytes())[:50],
+    ):
         (tmp_path / "broken").write_bytes(content)
         assert origin_of_archive(tmp_path / "broken", "", tmp_path, LIMITS).names == ()
     with pytest.raises(PolicyError):
         origin_of_archive(tmp_path, "", tmp_path, LIMITS)
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(manifest=st.binary(max_size=200))
 def test_any_manifest_in_an_archive_has_names_or_none(manifest: bytes, tmp_path: Path) -> None:
     """Bytes that are no JSON do no harm."""
@@ -79,7 +93,9 @@ def test_any_manifest_in_an_archive_has_names_or_none(manifest: bytes, tmp_path:
     origin_of_archive(tmp_path / "a.tar", "", tmp_path, LIMITS)
 
 
-@pytest.mark.parametrize("text", ["docker://", "docker://A", "docker:/x", "docker-daemon:a b", "docker-daemon:--help"])
+@pytest.mark.parametrize(
+    "text", ["docker://", "docker://A", "docker:/x", "docker-daemon:a b", "docker-daemon:--help"]
+)
 def test_what_can_be_no_name_is_asked_of_nobody(text: str, tmp_path: Path) -> None:
     """It is refused before any tool is started or any socket opened."""
     transport, _, rest = text.partition(":")

@@ -13,12 +13,17 @@ from belljar.image.packages import build_packages, dockerfile_for
 
 def test_the_dockerfile_of_packages_ends_as_the_bases_user() -> None:
     """Packages are installed as root, and the image goes back to its base's user."""
-    text = dockerfile_for("tools:1", "user", ["jq"], ["requests==2.0"], {"index-url": ["https://index.example"]})
+    text = dockerfile_for(
+        "tools:1", "user", ["jq"], ["requests==2.0"], {"index-url": ["https://index.example"]}
+    )
     items = [(item.word, item.rest) for item in instructions(text)]
     assert base_images(text, {}).images == ("tools:1",)
     assert items[1] == ("USER", "root")
     assert items[-1] == ("USER", "user")
-    assert any("--index-url https://index.example" in rest and '"requests==2.0"' in rest for _, rest in items)
+    assert any(
+        "--index-url https://index.example" in rest and '"requests==2.0"' in rest
+        for _, rest in items
+    )
 
 
 @pytest.mark.parametrize("word", ["jq; id", "-o=x", "a b", "$(id)", "a'b", "", "a\nb", "--pre"])

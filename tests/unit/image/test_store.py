@@ -13,12 +13,16 @@ from belljar.errors import HostError, PolicyError
 from belljar.image import HealthCheck, Image, ImageConfig, Store, verify
 
 
-def put(home: Path, name: str, content: bytes = b"hsqs", *, origins: Sequence[str] = (), **config: str) -> Image:
+def put(
+    home: Path, name: str, content: bytes = b"hsqs", *, origins: Sequence[str] = (), **config: str
+) -> Image:
     """Add an image with this content."""
     home.mkdir(exist_ok=True)
     (home / "made").write_bytes(content)
     made = ImageConfig(**config)  # type: ignore[arg-type]
-    return Store(home).add(home / "made", made, name=name, source="test", created="", origins=origins)
+    return Store(home).add(
+        home / "made", made, name=name, source="test", created="", origins=origins
+    )
 
 
 def test_an_image_is_found_by_name_digest_and_prefix(tmp_path: Path) -> None:
@@ -43,7 +47,10 @@ def test_all_of_a_configuration_is_stored_and_part_of_the_digest(tmp_path: Path)
     images = {name: put(home, name, **{name: part}) for name, part in parts.items()}  # type: ignore[arg-type]
     whole = put(home, "whole", **parts)  # type: ignore[arg-type]
     assert Store(home).find("whole").config == ImageConfig(**parts)  # type: ignore[arg-type]
-    assert len({image.digest for image in (*images.values(), whole, put(home, "plain"))}) == len(parts) + 2
+    assert (
+        len({image.digest for image in (*images.values(), whole, put(home, "plain"))})
+        == len(parts) + 2
+    )
 
 
 def test_a_changed_configuration_is_not_the_digests(tmp_path: Path) -> None:
@@ -66,14 +73,26 @@ def test_an_image_of_an_earlier_store_is_read_and_keeps_its_digest(tmp_path: Pat
     image = put(tmp_path / "s", "old", user="u")
     document = json.loads((image.rootfs.parent / "image.json").read_bytes())
     assert set(document) == {
-        *("version", "digest", "size_bytes", "env", "user", "workdir", "entrypoint", "cmd", "created", "source")
+        *(
+            "version",
+            "digest",
+            "size_bytes",
+            "env",
+            "user",
+            "workdir",
+            "entrypoint",
+            "cmd",
+            "created",
+            "source",
+        )
     }
     assert image.config == ImageConfig(user="u")
     assert image.digest == "16afb3dd4b3cb36e5c436b2dac2ef0c5e549494d4afee44d2608828ee8f55a14"
 
 
 def test_what_is_not_there_says_what_to_do(tmp_path: Path) -> None:
-    """An empty store, a wrong name and a path each end in a `HostError` with a hint; nothing outside the store is looked at."""
+    """An empty store, a wrong name and a path each end in a `HostError` with a hint; nothing
+    outside the store is looked at."""
     store = Store(tmp_path / "none")
     with pytest.raises(HostError, match="belljar setup"):
         store.find("default")
@@ -96,7 +115,8 @@ def test_files_are_read_only_and_directories_are_not_listable(tmp_path: Path) ->
 
 
 def test_an_image_that_has_a_name_stays_when_only_unnamed_ones_may_go(tmp_path: Path) -> None:
-    """Also when it got it after somebody saw that it had none; neither the image nor its names are touched."""
+    """Also when it got it after somebody saw that it had none; neither the image nor its names are
+    touched."""
     store = Store(tmp_path / "s")
     image = put(tmp_path / "s", "x")
     assert store.remove(image.digest, only_unnamed=True) == image
@@ -107,7 +127,8 @@ def test_an_image_that_has_a_name_stays_when_only_unnamed_ones_may_go(tmp_path: 
 
 
 def test_a_name_moves_and_an_image_goes_with_its_last_name(tmp_path: Path) -> None:
-    """A name names the newest; `remove` takes a name, and the image when none is left or it was named by its digest."""
+    """A name names the newest; `remove` takes a name, and the image when none is left or it was
+    named by its digest."""
     store = Store(tmp_path / "s")
     old, new = put(tmp_path / "s", "x"), put(tmp_path / "s", "x", b"other")
     assert store.find("x").digest == new.digest
@@ -126,12 +147,18 @@ def test_a_name_moves_and_an_image_goes_with_its_last_name(tmp_path: Path) -> No
 
 def test_the_digest_covers_how_it_starts(tmp_path: Path) -> None:
     """The same tree under two configurations is two images; the same under the same is one."""
-    first, again, other = put(tmp_path / "s", "a"), put(tmp_path / "s", "b"), put(tmp_path / "s", "c", user="u")
+    first, again, other = (
+        put(tmp_path / "s", "a"),
+        put(tmp_path / "s", "b"),
+        put(tmp_path / "s", "c", user="u"),
+    )
     assert first.digest == again.digest != other.digest
     assert Store(tmp_path / "s").find("a").names == ("a", "b")
 
 
-@pytest.mark.parametrize("name", ["", "-x", "x" * 300, "A", "a b", "../x", "a/../b", "abcdef0123", "x\n", "é"])
+@pytest.mark.parametrize(
+    "name", ["", "-x", "x" * 300, "A", "a b", "../x", "a/../b", "abcdef0123", "x\n", "é"]
+)
 def test_names_that_could_mean_something_else_are_refused(name: str, tmp_path: Path) -> None:
     """No path, no option, nothing like a digest."""
     with pytest.raises(PolicyError):
@@ -139,13 +166,16 @@ def test_names_that_could_mean_something_else_are_refused(name: str, tmp_path: P
 
 
 def test_a_reference_is_found_however_it_is_written(tmp_path: Path) -> None:
-    """Names are compared in their normal form; a store of an earlier version may hold them in any."""
+    """Names are compared in their normal form; a store of an earlier version may hold them in
+    any."""
     image = put(tmp_path / "s", "docker.io/library/one:latest")
     store = Store(tmp_path / "s")
     assert image.names == ("one",)
     for ref in ("one", "one:latest", "docker.io/one", "index.docker.io/library/one"):
         assert store.find(ref) == image
-    (tmp_path / "s/image-names.json").write_text(json.dumps({"two:latest": image.digest, "a/:b": image.digest}))
+    (tmp_path / "s/image-names.json").write_text(
+        json.dumps({"two:latest": image.digest, "a/:b": image.digest})
+    )
     assert store.find("two").names == ("a/:b", "two:latest")
     assert store.find("a/:b").digest == image.digest
     other = put(tmp_path / "s", "two", b"other")

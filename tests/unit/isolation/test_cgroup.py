@@ -1,4 +1,5 @@
-"""Control groups, on fake trees of both versions: where they are made, what is written, and that they go."""
+"""Control groups, on fake trees of both versions: where they are made, what is written, and that
+they go."""
 
 from __future__ import annotations
 
@@ -14,7 +15,11 @@ from belljar.plan.jail import JailLimits
 
 CELL = "c-0123456789ab"
 LIMITS = JailLimits(
-    memory_max_bytes=1 << 29, cpu_quota_percent=150, processes=81, lifetime_s=60, address_space_bytes=1 << 31
+    memory_max_bytes=1 << 29,
+    cpu_quota_percent=150,
+    processes=81,
+    lifetime_s=60,
+    address_space_bytes=1 << 31,
 )
 
 
@@ -31,13 +36,17 @@ def test_version_2_is_one_group(tmp_path: Path) -> None:
 
 
 def test_version_1_is_a_group_a_controller(tmp_path: Path) -> None:
-    """Each hierarchy has its own directory and file names; swap counts where the kernel counts it."""
+    """Each hierarchy has its own directory and file names; swap counts where the kernel counts
+    it."""
     parents = {name: tmp_path / name for name in ("cpu", "memory", "pids")}
     for parent in parents.values():
         parent.mkdir()
     groups = cgroup.plan_groups(CELL, parents, parents=parents, unified=False)
     cgroup.make_groups(groups, LIMITS)
-    written = {path.parent.parent.name + "/" + path.name: path.read_text() for path in tmp_path.glob("*/*/*")}
+    written = {
+        path.parent.parent.name + "/" + path.name: path.read_text()
+        for path in tmp_path.glob("*/*/*")
+    }
     assert written == {
         "memory/memory.limit_in_bytes": str(1 << 29),
         "pids/pids.max": "81",
@@ -68,7 +77,10 @@ def test_a_group_that_is_there_already_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("memory.events", "low 0\noom 3\noom_kill 2\n"), ("memory.oom_control", "under_oom 0\noom_kill 2\n")],
+    [
+        ("memory.events", "low 0\noom 3\noom_kill 2\n"),
+        ("memory.oom_control", "under_oom 0\noom_kill 2\n"),
+    ],
 )
 def test_out_of_memory_kills(tmp_path: Path, name: str, text: str) -> None:
     """Counted in either version's words."""
@@ -77,7 +89,8 @@ def test_out_of_memory_kills(tmp_path: Path, name: str, text: str) -> None:
 
 
 def test_removal(tmp_path: Path) -> None:
-    """An empty group goes with those below it; one that the kernel holds on to is reported, in bounded time."""
+    """An empty group goes with those below it; one that the kernel holds on to is reported, in
+    bounded time."""
     (tmp_path / "a" / "b").mkdir(parents=True)
     assert cgroup.remove_group(tmp_path / "a")
     (tmp_path / "held").mkdir()
@@ -99,12 +112,15 @@ def test_the_processors_quota_can_wait(tmp_path: Path) -> None:
 
 
 def test_version_1_bounds_what_sockets_hold(tmp_path: Path) -> None:
-    """Without a limit of their own they are not counted there at all: a cell could take the host's memory by datagrams that nobody reads."""
+    """Without a limit of their own they are not counted there at all: a cell could take the host's
+    memory by datagrams that nobody reads."""
     groups = cgroup.plan_groups(CELL, ("memory",), parents={"memory": tmp_path}, unified=False)
     groups.paths["memory"].mkdir()
     (groups.paths["memory"] / "memory.kmem.tcp.limit_in_bytes").touch()
     cgroup._limit(groups, "memory", LIMITS)
-    assert (groups.paths["memory"] / "memory.kmem.tcp.limit_in_bytes").read_text() == str(LIMITS.memory_max_bytes // 8)
+    assert (groups.paths["memory"] / "memory.kmem.tcp.limit_in_bytes").read_text() == str(
+        LIMITS.memory_max_bytes // 8
+    )
 
 
 def test_version_1_does_not_swap(tmp_path: Path) -> None:

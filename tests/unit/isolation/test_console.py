@@ -24,6 +24,9 @@ def test_a_panic_is_known() -> None:
     """Its reason is shown escaped; other words are no panic."""
     console = Console()
     assert console.panic() == ""
-    os.write(console.writer, b"[ 1.0] Kernel panic - not syncing: Attempted to kill init!\x1b[2J exitcode=0x1\r\nmore")
+    os.write(
+        console.writer,
+        b"[ 1.0] Kernel panic - not syncing: Attempted to kill init!\x1b[2J exitcode=0x1\r\nmore",
+    )
     assert console.panic().startswith("Attempted to kill init!\\x1b[2J")
     console.close()

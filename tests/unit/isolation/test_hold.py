@@ -55,7 +55,11 @@ def test_a_damaged_hold_holds(tmp_path: Path, damage: str) -> None:
         case "link":
             file.symlink_to("/nonexistent")
         case _:
-            file.write_bytes({"empty": b"", "garbage": b"\xff{", "huge": b" " * (1 << 20), "list": b"[1]"}[damage])
+            file.write_bytes(
+                {"empty": b"", "garbage": b"\xff{", "huge": b" " * (1 << 20), "list": b"[1]"}[
+                    damage
+                ]
+            )
     held = read_hold(tmp_path)
     assert held is not None
     assert held.problem
@@ -67,7 +71,9 @@ def test_a_damaged_hold_holds(tmp_path: Path, damage: str) -> None:
 
 
 @given(content=st.binary(max_size=300))
-def test_no_bytes_in_its_place_let_a_cell_be_made(content: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_no_bytes_in_its_place_let_a_cell_be_made(
+    content: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """A hold file of any content is a hold, an order of any content an order."""
     home = tmp_path_factory.mktemp("store")
     (home / HOLD_FILE).write_bytes(content)
@@ -78,7 +84,8 @@ def test_no_bytes_in_its_place_let_a_cell_be_made(content: bytes, tmp_path_facto
 
 
 def test_the_first_order_stands(tmp_path: Path) -> None:
-    """Two killers at once: whoever waits on the cell is told one reason, whole; the draft of the other is gone."""
+    """Two killers at once: whoever waits on the cell is told one reason, whole; the draft of the
+    other is gone."""
     give_order(tmp_path, [CELL], new_order("cells", "first"))
     give_order(tmp_path, [CELL], new_order("all", "second"))
     order = read_order(tmp_path, CELL)
@@ -109,7 +116,10 @@ def test_old_orders_of_cells_that_are_gone_are_swept(tmp_path: Path) -> None:
     for name in (CELL, "c-00000000000a"):
         os.utime(journal / f"{name}.kill", (0, 0))
     sweep_orders(journal)
-    assert {path.name for path in journal.glob("*.kill")} == {"c-00000000000a.kill", "c-00000000000b.kill"}
+    assert {path.name for path in journal.glob("*.kill")} == {
+        "c-00000000000a.kill",
+        "c-00000000000b.kill",
+    }
     (journal / "c-00000000000a.json").unlink()
 
 

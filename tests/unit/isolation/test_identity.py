@@ -1,4 +1,5 @@
-"""Who a jailed program is: ranges that no two living cells share, and what an ordinary user must have been given."""
+"""Who a jailed program is: ranges that no two living cells share, and what an ordinary user must
+have been given."""
 
 from __future__ import annotations
 
@@ -11,7 +12,13 @@ import pytest
 from belljar.errors import HostError
 from belljar.host import IdsFact
 from belljar.isolation import identity
-from belljar.isolation.identity import RANGE_SLOTS, TREE_IDS_START, hold_range, hold_uids, user_range
+from belljar.isolation.identity import (
+    RANGE_SLOTS,
+    TREE_IDS_START,
+    hold_range,
+    hold_uids,
+    user_range,
+)
 from belljar.plan.jail import UID_RANGE_START, nested_cell_ids
 
 root = pytest.mark.root
@@ -19,11 +26,16 @@ root = pytest.mark.root
 
 @root
 def test_ranges_do_not_overlap(tmp_path: Path) -> None:
-    """Two cells at once have two ranges, and the workload's is never the stage's, a VMM's or the trees'."""
+    """Two cells at once have two ranges, and the workload's is never the stage's, a VMM's or the
+    trees'."""
     with hold_range(tmp_path) as one, hold_range(tmp_path) as two:
         assert one.ids is not None
         assert two.ids is not None
-        taken = [set(range(outer, outer + count)) for held in (one.ids, two.ids) for _, outer, count in held.uid_map]
+        taken = [
+            set(range(outer, outer + count))
+            for held in (one.ids, two.ids)
+            for _, outer, count in held.uid_map
+        ]
         assert sum(len(ids) for ids in taken) == len(set.union(*taken))
         assert min(min(ids) for ids in taken) > UID_RANGE_START
         assert max(max(ids) for ids in taken) < TREE_IDS_START
@@ -54,18 +66,26 @@ def test_all_slots_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_an_ordinary_user_without_ids(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says what lacks, and the command that hints it; with ids, his containers have those and him."""
+    """The error says what lacks, and the command that hints it; with ids, his containers have those
+    and him."""
     monkeypatch.setattr(os, "geteuid", lambda: 1234)
     lacking = IdsFact(available=False, reason="ann has no 65,536 subordinate ids", hint="usermod …")
     monkeypatch.setattr(identity, "ids_fact", lambda **_: lacking)
     with pytest.raises(HostError, match="no 65,536 subordinate ids") as caught, hold_range():
         pass
     assert caught.value.hint == "usermod …"
-    monkeypatch.setattr(identity, "ids_fact", lambda **_: IdsFact(available=True, uid_start=100000, gid_start=200000))
+    monkeypatch.setattr(
+        identity,
+        "ids_fact",
+        lambda **_: IdsFact(available=True, uid_start=100000, gid_start=200000),
+    )
     monkeypatch.setattr(shutil, "which", lambda name, **_: f"/u/{name}")
     held = user_range()
     assert held.ids is not None
-    assert (held.ids.uid_map, held.ids.newgidmap) == (((0, 1234, 1), (1, 100000, 65536)), Path("/u/newgidmap"))
+    assert (held.ids.uid_map, held.ids.newgidmap) == (
+        ((0, 1234, 1), (1, 100000, 65536)),
+        Path("/u/newgidmap"),
+    )
     assert held.ids.gid_map[1] == (1, 200000, 65536)
     with hold_range(is_nested=True) as nested:
         assert (nested.jail, nested.ids) == (held.jail, nested_cell_ids())
@@ -73,6 +93,7 @@ def test_an_ordinary_user_without_ids(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @root
 def test_roots_cells_are_below_no_user_namespace(tmp_path: Path) -> None:
-    """Each has a range of its own; one that another namespace maps already would be another cell's."""
+    """Each has a range of its own; one that another namespace maps already would be another
+    cell's."""
     with pytest.raises(ValueError, match="no user namespace"), hold_range(tmp_path, is_nested=True):
         pass

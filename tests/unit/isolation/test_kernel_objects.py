@@ -23,12 +23,18 @@ def test_a_loop_device_over_the_cells_file(tmp_path: Path) -> None:
     for name, backing in (("loop0", "/somebody/elses"), ("loop1", f"/store/cells/{CELL}/disk\n")):
         (tmp_path / "block" / name / "loop").mkdir(parents=True)
         (tmp_path / "block" / name / "loop/backing_file").write_text(backing)
-    assert list(kernel_objects.loop_devices(CELL, sys=tmp_path)) == [f"loop device loop1 over /store/cells/{CELL}/disk"]
+    assert list(kernel_objects.loop_devices(CELL, sys=tmp_path)) == [
+        f"loop device loop1 over /store/cells/{CELL}/disk"
+    ]
 
 
 def test_a_loop_device_over_any_file_of_the_store(tmp_path: Path) -> None:
     """Whosever it is; beside the store is not in it, and a device without a file is no finding."""
-    for name, backing in (("loop0", "/store2/disk"), ("loop1", "/store/images/disk (deleted)\n"), ("loop2", "")):
+    for name, backing in (
+        ("loop0", "/store2/disk"),
+        ("loop1", "/store/images/disk (deleted)\n"),
+        ("loop2", ""),
+    ):
         (tmp_path / "block" / name / "loop").mkdir(parents=True)
         (tmp_path / "block" / name / "loop/backing_file").write_text(backing)
     (tmp_path / "block/loop3").mkdir()
@@ -38,7 +44,8 @@ def test_a_loop_device_over_any_file_of_the_store(tmp_path: Path) -> None:
 
 
 def test_what_is_not_there_to_look_at_is_an_error(tmp_path: Path) -> None:
-    """No sysfs, no list of keys, or one covered by a device: nothing was seen, which is not that there is nothing."""
+    """No sysfs, no list of keys, or one covered by a device: nothing was seen, which is not that
+    there is nothing."""
     with pytest.raises(FileNotFoundError):
         list(kernel_objects.loop_devices(CELL, sys=tmp_path))
     with pytest.raises(FileNotFoundError):
@@ -51,7 +58,12 @@ def test_what_is_not_there_to_look_at_is_an_error(tmp_path: Path) -> None:
 
 def test_a_tap_device_of_the_cells(tmp_path: Path) -> None:
     """By its owner, or by the alias it bears; -1 is nobody's."""
-    for name, owner, alias in (("tap0", "-1", ""), ("tap1", "1099", ""), ("tap2", "5", CELL), ("lo", "", "")):
+    for name, owner, alias in (
+        ("tap0", "-1", ""),
+        ("tap1", "1099", ""),
+        ("tap2", "5", CELL),
+        ("lo", "", ""),
+    ):
         (tmp_path / "class/net" / name).mkdir(parents=True)
         (tmp_path / "class/net" / name / "owner").write_text(f"{owner}\n")
         (tmp_path / "class/net" / name / "ifalias").write_text(alias)
@@ -62,7 +74,9 @@ def test_a_tap_device_of_the_cells(tmp_path: Path) -> None:
 def test_keys_of_the_cells_uids(tmp_path: Path) -> None:
     """By the uid in the kernel's list; lines that are none are passed over."""
     keys = tmp_path / "keys"
-    keys.write_text("0158d361 I-- 1 perm 1f0b0000 0 0 keyring a\n0a I-- 1 perm 3f 1005 0 user b\nnonsense\n")
+    keys.write_text(
+        "0158d361 I-- 1 perm 1f0b0000 0 0 keyring a\n0a I-- 1 perm 3f 1005 0 user b\nnonsense\n"
+    )
     assert list(kernel_objects.keyrings(UIDS, keys=keys)) == ["key 0a of uid 1005"]
 
 

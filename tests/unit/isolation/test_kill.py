@@ -49,7 +49,8 @@ def entry_of(name: str, **fields: object) -> JournalEntry:
 
 
 def test_a_cell_of_a_range_ends_with_its_range() -> None:
-    """A wire names its cell, a cell its range: any of them stands for all; another cell for itself."""
+    """A wire names its cell, a cell its range: any of them stands for all; another cell for
+    itself."""
     entries = (
         entry_of(RANGE),
         entry_of(TARGET, part_of=RANGE),
@@ -65,7 +66,8 @@ def test_a_cell_of_a_range_ends_with_its_range() -> None:
 
 
 def test_an_owner_that_does_nothing_saves_nothing(tmp_path: Path) -> None:
-    """Its process is killed, its files are removed, its entry is gone; the order is there for the owner, the signed record for everybody."""
+    """Its process is killed, its files are removed, its entry is gone; the order is there for the
+    owner, the signed record for everybody."""
     journal, directory = Journal(tmp_path), tmp_path / f"cell-{CELL}"
     directory.mkdir()
     with a_process() as process:
@@ -98,13 +100,18 @@ def test_what_the_journal_does_not_name_yet_is_killed_by_its_words(tmp_path: Pat
     """A launcher that was started a moment ago says for which cell."""
     with a_process("sh", "-c", "read _", "--cell", CELL) as process:
         Journal(tmp_path).write(entry_of(CELL))
-        report = kill_entries(tmp_path, Journal(tmp_path).entries(), new_order("cells", ""), grace_s=0)
+        report = kill_entries(
+            tmp_path, Journal(tmp_path).entries(), new_order("cells", ""), grace_s=0
+        )
         assert identify(process.pid) is None
     assert report.ok
 
 
-def test_it_acts_where_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither order nor record: the process is killed all the same, and the report says what is missing."""
+def test_it_acts_where_nothing_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither order nor record: the process is killed all the same, and the report says what is
+    missing."""
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -144,7 +151,8 @@ def test_a_damaged_entry_is_killed_by_name_and_not_proven(tmp_path: Path) -> Non
 
 @pytest.mark.anyio
 async def test_the_hold_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cells are listed when the hold is in force: what is made meanwhile sees it, or is on the list."""
+    """Cells are listed when the hold is in force: what is made meanwhile sees it, or is on the
+    list."""
     held: list[bool] = []
     real = Journal.entries
 
@@ -159,11 +167,15 @@ async def test_the_hold_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_group_of_version_2_is_killed_whole(tmp_path: Path) -> None:
-    """Frozen first, then killed, by the kernel's own files; a group without them is left to the pids."""
+    """Frozen first, then killed, by the kernel's own files; a group without them is left to the
+    pids."""
     for name in ("cgroup.freeze", "cgroup.kill"):
         (tmp_path / name).write_text("0")
     cgroup.halt(tmp_path)
-    assert [(tmp_path / name).read_text() for name in ("cgroup.freeze", "cgroup.kill")] == ["1", "1"]
+    assert [(tmp_path / name).read_text() for name in ("cgroup.freeze", "cgroup.kill")] == [
+        "1",
+        "1",
+    ]
     cgroup.halt(tmp_path / "nowhere")
 
 
@@ -171,7 +183,11 @@ def test_a_group_of_version_2_is_killed_whole(tmp_path: Path) -> None:
 def test_the_kernel_ends_a_group(tmp_path: Path) -> None:
     """A real group of version 2, where the host has one."""
     parent = next(
-        (path for path in map(Path, ("/sys/fs/cgroup/unified", "/sys/fs/cgroup")) if (path / "cgroup.procs").exists()),
+        (
+            path
+            for path in map(Path, ("/sys/fs/cgroup/unified", "/sys/fs/cgroup"))
+            if (path / "cgroup.procs").exists()
+        ),
         None,
     )
     if parent is None or os.statvfs(parent).f_flag & os.ST_RDONLY:

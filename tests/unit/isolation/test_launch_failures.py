@@ -14,7 +14,10 @@ from belljar.isolation.jail import start_error
         "failed step 3 namespaces errno 1: Operation not permitted: clone",
         "failed step 3 namespaces errno 28: No space left on device: clone",
         "failed step 8 private mounts errno 13: Permission denied: /",
-        "failed step 4 identity and control groups errno 1: Operation not permitted: /proc/7/uid_map",
+        (
+            "failed step 4 identity and control groups errno 1: Operation not permitted:"
+            " /proc/7/uid_map"
+        ),
         "failed step 25 network errno 28: No space left on device: unshare",
     ],
 )
@@ -28,14 +31,18 @@ def test_a_host_that_forbids_it_is_the_hosts_fault(line: str) -> None:
 
 def test_other_steps_are_the_cells() -> None:
     """A missing file is not the host's policy."""
-    error = start_error("c-0123456789ab", "failed step 10 files errno 2: No such file or directory: /s/memory\n", "")
+    error = start_error(
+        "c-0123456789ab", "failed step 10 files errno 2: No such file or directory: /s/memory\n", ""
+    )
     assert isinstance(error, CellError)
     assert "step 10, files, failed: No such file or directory: /s/memory" in error.what
 
 
 def test_before_the_status_pipe_is_known() -> None:
     """Wrong options are told on standard error, and still come through."""
-    error = start_error("c-0123456789ab", "", "failed step 1 options errno 22: Invalid argument: --what")
+    error = start_error(
+        "c-0123456789ab", "", "failed step 1 options errno 22: Invalid argument: --what"
+    )
     assert "--what" in error.what
 
 
@@ -46,14 +53,25 @@ def test_silence_is_told_as_such() -> None:
 
 def test_an_end_without_a_step() -> None:
     """Killed on the way in: that is what is said, not that it took long."""
-    assert "ended while it came up (signal 9" in start_error("c-0", "child 7\nended signal 9 cause itself\n", "").what
+    assert (
+        "ended while it came up (signal 9"
+        in start_error("c-0", "child 7\nended signal 9 cause itself\n", "").what
+    )
 
 
 @pytest.mark.parametrize(
     ("line", "diagnosis", "words"),
     [
-        ("failed step 21 runtime exit 1", "", "the OCI runtime ended with status 1, and said nothing"),
-        ("failed step 21 runtime signal 9", "no room", "the OCI runtime ended with signal 9, and said: no room"),
+        (
+            "failed step 21 runtime exit 1",
+            "",
+            "the OCI runtime ended with status 1, and said nothing",
+        ),
+        (
+            "failed step 21 runtime signal 9",
+            "no room",
+            "the OCI runtime ended with signal 9, and said: no room",
+        ),
     ],
 )
 def test_a_runtime_that_fails(line: str, diagnosis: str, words: str) -> None:
@@ -68,15 +86,27 @@ def test_a_runtime_that_fails(line: str, diagnosis: str, words: str) -> None:
     ("line", "hint"),
     [
         (
-            "failed step 27 subordinate ids errno 1: Operation not permitted: /usr/bin/newuidmap refused (status 0x100)",
+            (
+                "failed step 27 subordinate ids errno 1: Operation not permitted:"
+                " /usr/bin/newuidmap refused (status 0x100)"
+            ),
             "--add-subuids",
         ),
-        ("failed step 27 subordinate ids errno 2: No such file or directory: /usr/bin/newgidmap", "uidmap"),
-        ("failed step 24 id-mapped trees errno 22: Invalid argument: /s/trees/a/root", "id-mapped mounts need"),
+        (
+            "failed step 27 subordinate ids errno 2: No such file or directory: /usr/bin/newgidmap",
+            "uidmap",
+        ),
+        (
+            "failed step 24 id-mapped trees errno 22: Invalid argument: /s/trees/a/root",
+            "id-mapped mounts need",
+        ),
         ("failed step 26 device nodes errno 1: Operation not permitted: /dev/null", "CAP_MKNOD"),
         ("failed step 22 mounts errno 1: Operation not permitted: /proc", "systempaths=unconfined"),
         (
-            "failed step 22 mounts errno 95: Operation not supported: the file system of an overlay's upper directory keeps no user attributes",
+            (
+                "failed step 22 mounts errno 95: Operation not supported: the file system of an"
+                " overlay's upper directory keeps no user attributes"
+            ),
             "Linux 6.6",
         ),
         ("failed step 23 lock mounts errno 28: No space left on device: unshare", "doctor"),
@@ -92,4 +122,9 @@ def test_what_the_host_lacks_for_containers(line: str, hint: str) -> None:
 
 def test_what_is_shown_is_escaped() -> None:
     """A path can hold anything."""
-    assert "\x1b" not in start_error("c-0", "failed step 10 files errno 2: No such file: /a\x1b[2J\n", "").what
+    assert (
+        "\x1b"
+        not in start_error(
+            "c-0", "failed step 10 files errno 2: No such file: /a\x1b[2J\n", ""
+        ).what
+    )

@@ -27,7 +27,11 @@ def test_a_cell_is_alive_as_long_as_its_owner_is(tmp_path: Path) -> None:
     journal.write(theirs)
     (journal.directory / "c-00000000dead.json").write_text("{")
     listed = {cell.cell_id: cell.state for cell in list_cells(tmp_path)}
-    assert listed == {mine.cell_id: "alive", theirs.cell_id: "orphaned", "c-00000000dead": "unreadable"}
+    assert listed == {
+        mine.cell_id: "alive",
+        theirs.cell_id: "orphaned",
+        "c-00000000dead": "unreadable",
+    }
     assert list_cells(tmp_path / "nowhere") == ()
     shutil.rmtree(journal.directory)  # or the suite would take them for cells that it left
 

@@ -13,7 +13,8 @@ BLOCK = 64 << 10
 
 
 def test_holes_and_zeros_are_the_same(tmp_path: Path) -> None:
-    """Sparse or allotted whole: one digest; and making it sparse gives back the space and changes nothing."""
+    """Sparse or allotted whole: one digest; and making it sparse gives back the space and changes
+    nothing."""
     sparse, full = tmp_path / "sparse", tmp_path / "full"
     guest_files.allot(full, 32 * BLOCK)
     with sparse.open("wb") as file:
@@ -34,7 +35,8 @@ def test_holes_and_zeros_are_the_same(tmp_path: Path) -> None:
 @settings(max_examples=50)
 @given(offset=st.integers(0, 8 * BLOCK - 1), other=st.integers(0, 8 * BLOCK - 1))
 def test_where_a_byte_is_matters(offset: int, other: int, tmp_path_factory: object) -> None:
-    """Two files with one byte each have the same digest when, and only when, it is at the same place."""
+    """Two files with one byte each have the same digest when, and only when, it is at the same
+    place."""
     directory = Path(tmp_path_factory.mktemp("memory"))  # type: ignore[attr-defined]
     digests = []
     for name, place in (("a", offset), ("b", other)):

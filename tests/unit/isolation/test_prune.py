@@ -1,4 +1,5 @@
-"""Pruning the store: what may go goes, and what a living cell uses, or somebody is making, never does."""
+"""Pruning the store: what may go goes, and what a living cell uses, or somebody is making, never
+does."""
 
 from __future__ import annotations
 
@@ -31,7 +32,10 @@ pytestmark = pytest.mark.anyio
 DAY_S = 86_400.0
 IMAGE, NAMELESS, KERNEL, OLD_KERNEL = "a" * 64, "b" * 64, "c" * 64, "d" * 64
 FRESH, STALE, ORPHAN, UNREADABLE = "1" * 64, "2" * 64, "3" * 64, "4" * 64
-HOLD = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), getattr(fcntl, sys.argv[2])); print(flush=True); sys.stdin.read()"
+HOLD = (
+    "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), getattr(fcntl,"
+    " sys.argv[2])); print(flush=True); sys.stdin.read()"
+)
 
 
 def image(home: Path, digest: str) -> None:
@@ -39,11 +43,21 @@ def image(home: Path, digest: str) -> None:
     directory = home / "images" / digest
     directory.mkdir(parents=True)
     (directory / "rootfs.sqfs").write_bytes(b"hsqs")
-    config = {"env": {}, "user": "root", "workdir": "/", "entrypoint": [], "cmd": [], "created": "", "source": ""}
+    config = {
+        "env": {},
+        "user": "root",
+        "workdir": "/",
+        "entrypoint": [],
+        "cmd": [],
+        "created": "",
+        "source": "",
+    }
     (directory / "image.json").write_text(json.dumps({"size_bytes": 4, **config}))
 
 
-def template(home: Path, key: str, *, image_digest: str = IMAGE, kernel: str = KERNEL, used_s_ago: float = 0) -> Path:
+def template(
+    home: Path, key: str, *, image_digest: str = IMAGE, kernel: str = KERNEL, used_s_ago: float = 0
+) -> Path:
     """A template as far as pruning looks at it."""
     directory = home / "templates" / key
     directory.mkdir(parents=True)
@@ -103,8 +117,12 @@ def states(parts: tuple[Part, ...]) -> dict[str, str]:
 
 
 async def test_what_is_old_or_whose_image_is_gone_goes_and_the_rest_stays(home: Path) -> None:
-    """By the last use; however short ago that was where the image or the kernel is gone, or nothing says what it was made from."""
-    fresh, stale = template(home, FRESH, used_s_ago=13 * DAY_S), template(home, STALE, used_s_ago=15 * DAY_S)
+    """By the last use; however short ago that was where the image or the kernel is gone, or nothing
+    says what it was made from."""
+    fresh, stale = (
+        template(home, FRESH, used_s_ago=13 * DAY_S),
+        template(home, STALE, used_s_ago=15 * DAY_S),
+    )
     orphan, damaged = template(home, ORPHAN, image_digest="e" * 64), template(home, UNREADABLE)
     (damaged / "template.json").write_text("{")
     other_kernel = template(home, "5" * 64, kernel="f" * 64)
@@ -117,7 +135,8 @@ async def test_what_is_old_or_whose_image_is_gone_goes_and_the_rest_stays(home: 
 
 
 async def test_everything_is_what_no_cell_uses(home: Path) -> None:
-    """Templates however fresh, images without a name and what was made from them, other kernels; what has a name and the current kernel stay."""
+    """Templates however fresh, images without a name and what was made from them, other kernels;
+    what has a name and the current kernel stay."""
     template(home, FRESH)
     template(home, STALE, image_digest=NAMELESS)
     assert {part.path.name for part in await prune(home, unused_for_s=14 * DAY_S)} == set()
@@ -176,7 +195,8 @@ def recipe_of(program: Path) -> Recipe:
 
 
 async def test_roots_of_replaced_programs_go(home: Path, tmp_path: Path) -> None:
-    """As soon as the program they were copied from is another; the root of the new one stays, as does everything while a cell may have it."""
+    """As soon as the program they were copied from is another; the root of the new one stays, as
+    does everything while a cell may have it."""
     program = tmp_path / "vmm-program"
     recipe = recipe_of(program)
     program.write_text("old")
@@ -190,8 +210,11 @@ async def test_roots_of_replaced_programs_go(home: Path, tmp_path: Path) -> None
     assert not old.root.exists()
 
 
-async def test_another_installation_s_files_are_not_taken_for_ones_own(home: Path, tmp_path: Path) -> None:
-    """Two installations share a store and a runtime: each gets the root with its own guest agent, whichever came first."""
+async def test_another_installation_s_files_are_not_taken_for_ones_own(
+    home: Path, tmp_path: Path
+) -> None:
+    """Two installations share a store and a runtime: each gets the root with its own guest agent,
+    whichever came first."""
     program = tmp_path / "runtime"
     program.write_text("the same")
     recipes = []
@@ -206,13 +229,17 @@ async def test_another_installation_s_files_are_not_taken_for_ones_own(home: Pat
 
 @pytest.mark.root
 async def test_trees_go_by_the_same_rule(home: Path) -> None:
-    """An unpacked image that nobody used for long, or whose image is gone; not one that a cell holds, nor a fresh one."""
+    """An unpacked image that nobody used for long, or whose image is gone; not one that a cell
+    holds, nor a fresh one."""
     trees = {name: home / "trees" / name for name in (IMAGE, NAMELESS, ORPHAN)}
     for tree in trees.values():
         (tree / "root").mkdir(parents=True)
     aged(trees[IMAGE], 15 * DAY_S)
     with held_by_another(trees[IMAGE]):
-        assert states(await prune(home, unused_for_s=14 * DAY_S)) == {IMAGE: "in use", ORPHAN: "removed"}
+        assert states(await prune(home, unused_for_s=14 * DAY_S)) == {
+            IMAGE: "in use",
+            ORPHAN: "removed",
+        }
     assert states(await prune(home, unused_for_s=14 * DAY_S)) == {IMAGE: "removed"}
     assert names(home / "trees") == [NAMELESS]
 
@@ -223,8 +250,11 @@ async def test_a_store_that_is_not_there_has_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "nowhere").exists()
 
 
-async def test_a_root_that_a_cell_was_given_since_the_look_stays(home: Path, tmp_path: Path) -> None:
-    """The same program installed again makes the same root anew, at the same path: it is the current one then."""
+async def test_a_root_that_a_cell_was_given_since_the_look_stays(
+    home: Path, tmp_path: Path
+) -> None:
+    """The same program installed again makes the same root anew, at the same path: it is the
+    current one then."""
     program = tmp_path / "vmm-program"
     program.write_text("same")
     ensure_root(home, recipe_of(program))
@@ -242,14 +272,16 @@ async def test_what_got_a_name_or_became_current_since_the_look_stays(home: Path
     store = Store(home)
     store.name(store.find(NAMELESS), "keep")
     (home / "kernel-current").write_text(OLD_KERNEL + "\n")
-    assert {kind: (await remove_part(part, home)).state for kind, part in found.items()} == dict.fromkeys(
-        ("image", "kernel"), "in use"
-    )
+    assert {
+        kind: (await remove_part(part, home)).state for kind, part in found.items()
+    } == dict.fromkeys(("image", "kernel"), "in use")
     assert store.find("keep").digest == NAMELESS
     assert len(names(home / "kernels")) == 2
 
 
-async def test_what_cells_that_started_since_the_look_may_have_stays(home: Path, tmp_path: Path) -> None:
+async def test_what_cells_that_started_since_the_look_may_have_stays(
+    home: Path, tmp_path: Path
+) -> None:
     """A root, a kernel and an image bear no claim: none goes while any cell lives."""
     program = tmp_path / "vmm-program"
     program.write_text("old")
@@ -277,13 +309,22 @@ async def test_two_prunes_at_once_are_no_error(home: Path, tmp_path: Path) -> No
     (home / "trees" / IMAGE).mkdir(parents=True)
     (home / "templates" / (MAKING + dead_name("c-0123456789ab"))).mkdir()
     found = unneeded(home, 0, everything=True)
-    assert {part.kind for part in found} == {"root", "kernel", "image", "template", "tree", "half-made"}
+    assert {part.kind for part in found} == {
+        "root",
+        "kernel",
+        "image",
+        "template",
+        "tree",
+        "half-made",
+    }
     for part in found:
         shutil.rmtree(part.path)
     assert {(await remove_part(part, home)).state for part in found} == {"removed"}
 
 
-def test_a_part_that_goes_while_prune_looks_is_not_found(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_goes_while_prune_looks_is_not_found(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No error: another prune was quicker between the listing and the look."""
     for name in (IMAGE, NAMELESS):
         (home / "trees" / name).mkdir(parents=True)
@@ -300,7 +341,8 @@ def test_a_part_that_goes_while_prune_looks_is_not_found(home: Path, monkeypatch
 
 
 def test_a_kernel_is_removed_in_turn_with_who_fetches_one(home: Path) -> None:
-    """What is made the current one under the lock, while its removal waits for that, stays; where nothing says which is current, each does."""
+    """What is made the current one under the lock, while its removal waits for that, stays; where
+    nothing says which is current, each does."""
     with locked(home, "kernels"):
         remover = threading.Thread(target=remove_kernel, args=(home, OLD_KERNEL))
         remover.start()
@@ -316,4 +358,6 @@ def test_a_kernel_is_removed_in_turn_with_who_fetches_one(home: Path) -> None:
 def waited_for(lock: Path) -> bool:
     """Whether somebody waits for it, by the kernel's word."""
     inode = f":{lock.stat().st_ino} "
-    return any("->" in line and inode in line for line in Path("/proc/locks").read_text().splitlines())
+    return any(
+        "->" in line and inode in line for line in Path("/proc/locks").read_text().splitlines()
+    )

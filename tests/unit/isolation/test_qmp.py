@@ -46,10 +46,15 @@ def monitor() -> Iterator[FakeMonitor]:
 
 async def test_greeting_and_commands(monitor: FakeMonitor) -> None:
     """Events between command and answer are set aside; the answer is what the command returns."""
-    monitor.says(GREETING, b'{"return": {}}\n', b'{"event": "STOP"}\n', b'{"return": {"status": "paused"}}\n')
+    monitor.says(
+        GREETING, b'{"return": {}}\n', b'{"event": "STOP"}\n', b'{"return": {"status": "paused"}}\n'
+    )
     await monitor.qmp.greet()
     assert await monitor.qmp.execute("query-status", {"a": 1}) == {"status": "paused"}
-    assert monitor.heard() == [{"execute": "qmp_capabilities"}, {"execute": "query-status", "arguments": {"a": 1}}]
+    assert monitor.heard() == [
+        {"execute": "qmp_capabilities"},
+        {"execute": "query-status", "arguments": {"a": 1}},
+    ]
 
 
 async def test_migration_is_awaited_by_its_event(monitor: FakeMonitor) -> None:
@@ -112,7 +117,9 @@ async def test_an_endless_line_is_cut_off(monitor: FakeMonitor) -> None:
         monitor.qmp.close()
 
 
-JSON = st.recursive(st.none() | st.text() | st.integers(), lambda x: st.lists(x) | st.dictionaries(st.text(), x))
+JSON = st.recursive(
+    st.none() | st.text() | st.integers(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
+)
 
 
 @settings(max_examples=200)

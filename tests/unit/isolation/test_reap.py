@@ -38,7 +38,8 @@ def planted(home: Path, place: str, name: str) -> Path:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_what_a_dead_owner_was_making_is_removed(tmp_path: Path, place: str) -> None:
-    """Half-made templates, roots, scratch and journal drafts of a process that is gone vanish; a living one's stay, and so does what has another name."""
+    """Half-made templates, roots, scratch and journal drafts of a process that is gone vanish; a
+    living one's stay, and so does what has another name."""
     lost = planted(tmp_path, place, dead_name("c-0123456789ab"))
     working = planted(tmp_path, place, owned_name(what="c-0123456789ac"))
     other = planted(tmp_path, place.partition("/")[0] + "/{}", "another")
@@ -74,12 +75,24 @@ def told_of(*reaped: Reaped) -> dict[str, Any]:
 
 
 def test_what_was_reaped_is_told_in_bounds() -> None:
-    """Each cell with what was found of it and what stayed, as many as a record has room for; nothing in it acts on a terminal."""
-    few = Reaped(cell_id="c-0123456789ab", kind="cell", removed=("process 1 (\x1b[2J)",), remaining=("mount /x",))
+    """Each cell with what was found of it and what stayed, as many as a record has room for;
+    nothing in it acts on a terminal."""
+    few = Reaped(
+        cell_id="c-0123456789ab",
+        kind="cell",
+        removed=("process 1 (\x1b[2J)",),
+        remaining=("mount /x",),
+    )
     (told,) = told_of(few)["cells"]
-    assert (told["cell_id"], told["kind"], told["remaining"]) == ("c-0123456789ab", "cell", ["mount /x"])
+    assert (told["cell_id"], told["kind"], told["remaining"]) == (
+        "c-0123456789ab",
+        "cell",
+        ["mount /x"],
+    )
     assert "\x1b" not in told["removed"][0]
-    crowd = Reaped(cell_id="c-0123456789ab", kind="cell", removed=("p" * 5000,) * 1000, remaining=())
+    crowd = Reaped(
+        cell_id="c-0123456789ab", kind="cell", removed=("p" * 5000,) * 1000, remaining=()
+    )
     many = told_of(*[crowd] * 1000)
     assert (many["count"], len(many["cells"])) == (1000, 64)
     assert many["cells"][0]["removed"][-1] == "and 969 more"

@@ -8,14 +8,30 @@ import pytest
 
 from belljar.channel import Renewed, RenewedBit
 from belljar.errors import CellError
-from belljar.isolation.renewal import NEEDED_ON_A_NETWORK, PortSettings, fresh_renewal, judge, network_of, renewed_names
+from belljar.isolation.renewal import (
+    NEEDED_ON_A_NETWORK,
+    PortSettings,
+    fresh_renewal,
+    judge,
+    network_of,
+    renewed_names,
+)
 
-ALL = RenewedBit.RNG | RenewedBit.CLOCK | RenewedBit.MACHINE_ID | RenewedBit.BOOT_ID | RenewedBit.HOSTNAME
+ALL = (
+    RenewedBit.RNG
+    | RenewedBit.CLOCK
+    | RenewedBit.MACHINE_ID
+    | RenewedBit.BOOT_ID
+    | RenewedBit.HOSTNAME
+)
 
 
-@pytest.mark.parametrize("bit", [RenewedBit.RNG, RenewedBit.CLOCK, RenewedBit.MACHINE_ID, RenewedBit.HOSTNAME])
+@pytest.mark.parametrize(
+    "bit", [RenewedBit.RNG, RenewedBit.CLOCK, RenewedBit.MACHINE_ID, RenewedBit.HOSTNAME]
+)
 def test_a_missing_part_fails_closed(bit: RenewedBit) -> None:
-    """Without fresh randomness, clock, machine id or host name a clone does not run; the message names what is missing."""
+    """Without fresh randomness, clock, machine id or host name a clone does not run; the message
+    names what is missing."""
     with pytest.raises(CellError, match=str(bit.name).lower()):
         judge(Renewed(done=ALL & ~bit, detail="\x1b why"), where="cell c-0")
 
@@ -29,7 +45,11 @@ def test_the_boot_id_is_where_possible() -> None:
 
 def test_a_network_that_did_not_come_up_fails_closed() -> None:
     """A clone with a port whose guest says nothing of its network does not run."""
-    judge(Renewed(done=ALL | RenewedBit.NETWORK, detail=""), where="cell c-0", needed=NEEDED_ON_A_NETWORK)
+    judge(
+        Renewed(done=ALL | RenewedBit.NETWORK, detail=""),
+        where="cell c-0",
+        needed=NEEDED_ON_A_NETWORK,
+    )
     with pytest.raises(CellError, match="network"):
         judge(Renewed(done=ALL, detail=""), where="cell c-0", needed=NEEDED_ON_A_NETWORK)
 
@@ -44,7 +64,9 @@ def test_what_a_guest_is_told_of_its_port() -> None:
         resolver=IPv4Address("10.0.0.53"),
         mtu=1400,
     )
-    assert network_of(settings) == bytes.fromhex("0a000002 0a000001 020000000002 020000000001 0a000035 7805")
+    assert network_of(settings) == bytes.fromhex(
+        "0a000002 0a000001 020000000002 020000000001 0a000035 7805"
+    )
 
 
 def test_nothing_repeats() -> None:

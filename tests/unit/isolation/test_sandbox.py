@@ -25,7 +25,8 @@ OWNER = JailEnd(signal=9, status=None, cause="owner")
     ],
 )
 def test_the_limit_it_died_of(end: JailEnd | None, kills: int, limit: str | None) -> None:
-    """The supervisor's deadline, or the kernel's kill that the cell did not survive; a kill before its owner ended it was not its end."""
+    """The supervisor's deadline, or the kernel's kill that the cell did not survive; a kill before
+    its owner ended it was not its end."""
     assert death_limit(end, fatal_oom_kills=kills) == limit
 
 

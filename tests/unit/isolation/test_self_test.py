@@ -22,7 +22,9 @@ async def test_it_halts_a_jail_and_leaves_nothing(tmp_path: Path) -> None:
     assert list((tmp_path / "journal").iterdir()) == []
 
 
-async def test_a_switch_that_halts_nothing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_switch_that_halts_nothing_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It says so; its jail is ended all the same."""
     monkeypatch.setattr(self_test, "halt", lambda *_: {})
     found = await try_switch(tmp_path)
@@ -31,7 +33,9 @@ async def test_a_switch_that_halts_nothing_fails(tmp_path: Path, monkeypatch: py
     assert Journal(tmp_path).entries() == ()
 
 
-async def test_a_host_that_makes_no_jail_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_host_that_makes_no_jail_is_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No alarm about the switch itself, but no test either."""
     monkeypatch.setattr("belljar.package.PROGRAMS_DIR", tmp_path)
     found = await try_switch(tmp_path)

@@ -24,7 +24,9 @@ from belljar.store.journal import Journal, JournalEntry, new_cell_id, own_entry
 def process(*words: str) -> Iterator[subprocess.Popen[bytes]]:
     """A process that runs, its words in place, and waits until it is killed or the block ends."""
     pipe = subprocess.PIPE
-    with subprocess.Popen(["/bin/sh", "-c", "echo; read x", *words], stdin=pipe, stdout=pipe) as child:
+    with subprocess.Popen(
+        ["/bin/sh", "-c", "echo; read x", *words], stdin=pipe, stdout=pipe
+    ) as child:
         if child.stdout is None or child.stdout.readline() != b"\n":
             raise RuntimeError("the process did not start")
         yield child
@@ -49,11 +51,17 @@ def refuse(*_: object, **__: object) -> None:
 
 
 def test_what_the_cell_has_nothing_to_be_told_by_is_not_claimed() -> None:
-    """No namespace, uid, group or file of its own is known: those looks were not made, and that is said; the others prove it."""
+    """No namespace, uid, group or file of its own is known: those looks were not made, and that is
+    said; the others prove it."""
     destruction = destroy_remains(entry(), time.monotonic())
     assert destruction.clean
     missed = {what.partition(": ")[0] for what in destruction.not_checked}
-    assert {"processes in the cell's namespaces", "processes with the cell's uid", "control groups", "files"} <= missed
+    assert {
+        "processes in the cell's namespaces",
+        "processes with the cell's uid",
+        "control groups",
+        "files",
+    } <= missed
     assert "processes started for the cell" in destruction.looked_for
     assert not missed & set(destruction.looked_for)
 
@@ -67,8 +75,11 @@ def test_what_the_cell_has_nothing_to_be_told_by_is_not_claimed() -> None:
         ("keyrings", "keys of the cell's uid that this user may see"),
     ],
 )
-def test_a_look_that_was_refused_is_not_claimed(name: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is left out of what was looked for, and named with the reason; Belljar makes none of these, so it is no doubt about the rest."""
+def test_a_look_that_was_refused_is_not_claimed(
+    name: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is left out of what was looked for, and named with the reason; Belljar makes none of
+    these, so it is no doubt about the rest."""
     monkeypatch.setattr(kernel_objects, name, refuse)
     destruction = destroy_remains(entry(host_uid=4_000_000_000), time.monotonic())
     assert what not in destruction.looked_for
@@ -102,7 +113,9 @@ def test_a_group_is_not_missed_where_none_are_mounted(tmp_path: Path) -> None:
     ]
 
 
-def test_files_behind_a_closed_door_are_not_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_behind_a_closed_door_are_not_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A directory that may not be searched hides what is in it."""
 
     def closed(_: Path) -> None:
@@ -114,13 +127,17 @@ def test_files_behind_a_closed_door_are_not_gone(tmp_path: Path, monkeypatch: py
     assert [what.partition(":")[0] for what in look(mine).unproven] == ["files"]
 
 
-def test_reaping_goes_on_until_everything_could_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reaping_goes_on_until_everything_could_be_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A cell that could not be looked for whole stays in the journal, and its reaping says why."""
     dead = orphan(tmp_path)
     with monkeypatch.context() as blind:
         blind.setattr(survivors, "_mountinfo", refuse)
         (reaped,) = reap_now(tmp_path)
-    assert reaped.remaining == ("not looked for: mounts named after the cell: Operation not permitted",)
+    assert reaped.remaining == (
+        "not looked for: mounts named after the cell: Operation not permitted",
+    )
     assert [cell.cell_id for cell in list_cells(tmp_path)] == [dead.cell_id]
     (reaped,) = reap_now(tmp_path)
     assert reaped.remaining == ()
@@ -148,7 +165,9 @@ def test_a_person_looking_for_the_cell_is_not_one() -> None:
 def test_a_process_in_the_cells_namespace() -> None:
     """Found by the namespace's number, whatever its words say."""
     with subprocess.Popen(
-        ["/usr/bin/unshare", "--user", "--net", "/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ["/usr/bin/unshare", "--user", "--net", "/bin/cat"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     ) as child:
         assert child.stdin is not None
         assert child.stdout is not None
@@ -199,7 +218,8 @@ def orphan(home: Path, **fields: object) -> JournalEntry:
 
 
 def test_reaping_spares_who_has_the_numbers_now(tmp_path: Path) -> None:
-    """The orphan's namespace numbers and uid may be a living cell's by now: reaping must not touch its processes."""
+    """The orphan's namespace numbers and uid may be a living cell's by now: reaping must not touch
+    its processes."""
     with process() as innocent:
         taken = namespaces_of(innocent.pid)
         with process() as child:
@@ -213,7 +233,8 @@ def test_reaping_spares_who_has_the_numbers_now(tmp_path: Path) -> None:
 
 @pytest.mark.root
 def test_a_uid_that_another_cell_has_is_not_looked_for(tmp_path: Path) -> None:
-    """While it is locked by somebody it is not the orphan's any more; when it is free it is locked for the look."""
+    """While it is locked by somebody it is not the orphan's any more; when it is free it is locked
+    for the look."""
     with hold_identity(tmp_path) as held:
         with hold_uids(tmp_path, held.own_uid) as free:
             assert not free

@@ -5,7 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.isolation.touches import INTERVAL_S, MAX_QUEUED, MAX_REPORTS, Access, AccessLimit, HostReads
+from belljar.isolation.touches import (
+    INTERVAL_S,
+    MAX_QUEUED,
+    MAX_REPORTS,
+    Access,
+    AccessLimit,
+    HostReads,
+)
 
 
 def opened(process: str = "cat", path: str = "/a") -> Access:

@@ -33,7 +33,8 @@ def is_this(pid: int) -> bool:
 
 
 async def test_a_stranger_is_hung_up_on(tmp_path: Path) -> None:
-    """Another process of this host that finds the socket neither forges points nor takes the place."""
+    """Another process of this host that finds the socket neither forges points nor takes the
+    place."""
     pids = iter((False, True))
     trace = Trace(tmp_path, "/x", lambda _: next(pids))
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
@@ -47,7 +48,12 @@ async def test_a_stranger_is_hung_up_on(tmp_path: Path) -> None:
 
 async def test_points_of_watched_files_are_reported(tmp_path: Path) -> None:
     """Not what came before the watch, nor other files'; two watches each hear of theirs."""
-    trace, own, first, second = Trace(tmp_path, "/x", is_this), OwnReads(), list[Access](), list[Access]()
+    trace, own, first, second = (
+        Trace(tmp_path, "/x", is_this),
+        OwnReads(),
+        list[Access](),
+        list[Access](),
+    )
     with connect(tmp_path) as sandbox:
         sandbox.send(READ)
         watch = await trace.watch([FILE], own)

@@ -40,7 +40,18 @@ def test_an_open_and_a_read_are_read() -> None:
         READ.replace(b"*\x0b", b"*\x7f"),
         HEADER + b"\x08\x01" * 65,
     ],
-    ids=["none", "empty", "cut header", "failed", "other", "end of file", "O_PATH", "cut", "long", "many"],
+    ids=[
+        "none",
+        "empty",
+        "cut header",
+        "failed",
+        "other",
+        "end of file",
+        "O_PATH",
+        "cut",
+        "long",
+        "many",
+    ],
 )
 def test_what_is_no_access_is_none(message: bytes) -> None:
     """A call that failed, the end of a file, a descriptor that can't be read, and no message."""

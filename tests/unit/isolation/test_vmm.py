@@ -11,13 +11,31 @@ from belljar.isolation.microvm.vmm import explain_end
 @pytest.mark.parametrize(
     ("signal", "panic", "oom", "diagnosis", "cause"),
     [
-        (None, "Attempted to kill init!", False, "", "the guest's kernel panicked: Attempted to kill init!"),
+        (
+            None,
+            "Attempted to kill init!",
+            False,
+            "",
+            "the guest's kernel panicked: Attempted to kill init!",
+        ),
         (9, "", False, "", "the VMM was killed by signal SIGKILL"),
-        (9, "", True, "", "the VMM was killed by signal SIGKILL (out of memory in its control group)"),
+        (
+            9,
+            "",
+            True,
+            "",
+            "the VMM was killed by signal SIGKILL (out of memory in its control group)",
+        ),
         (31, "", False, "", "the VMM was killed by signal SIGSYS"),
         (60, "", False, "", "the VMM was killed by signal 60"),
         (None, "", False, "", "the guest shut down or the VMM ended with status 0"),
-        (None, "", False, "virtio: bogus", "the guest shut down or the VMM ended with status 0: virtio: bogus"),
+        (
+            None,
+            "",
+            False,
+            "virtio: bogus",
+            "the guest shut down or the VMM ended with status 0: virtio: bogus",
+        ),
     ],
 )
 def test_cause(signal: int | None, panic: str, oom: bool, diagnosis: str, cause: str) -> None:

@@ -31,7 +31,8 @@ def descriptors() -> set[str]:
 
 
 async def test_all_is_reported_when_it_is_closed(tmp_path: Path) -> None:
-    """A flood too: as a few reports that say how many there were; and no thread or descriptor stays."""
+    """A flood too: as a few reports that say how many there were; and no thread or descriptor
+    stays."""
     file = tmp_path / "a"
     file.write_text("x")
     before = descriptors()

@@ -1,4 +1,5 @@
-"""The wire as its owner sees it: its word on what it carried is checked for form, two ends of a cell are one, a guest's modules are those that it needs."""
+"""The wire as its owner sees it: its word on what it carried is checked for form, two ends of a
+cell are one, a guest's modules are those that it needs."""
 
 from __future__ import annotations
 
@@ -40,29 +41,46 @@ def test_what_are_no_counters(answer: bytes) -> None:
 
 
 def destruction(
-    survivors: tuple[str, ...] = (), unproven: tuple[str, ...] = (), looked: tuple[str, ...] = ("a", "b")
+    survivors: tuple[str, ...] = (),
+    unproven: tuple[str, ...] = (),
+    looked: tuple[str, ...] = ("a", "b"),
 ) -> Destruction:
     """One that took a millisecond."""
-    return Destruction(survivors=survivors, looked_for=looked, duration_ms=1.0, not_checked=unproven, unproven=unproven)
+    return Destruction(
+        survivors=survivors,
+        looked_for=looked,
+        duration_ms=1.0,
+        not_checked=unproven,
+        unproven=unproven,
+    )
 
 
 def test_two_destructions_as_one() -> None:
-    """Clean only if both are; nothing counts as looked for that could not be looked for in either."""
+    """Clean only if both are; nothing counts as looked for that could not be looked for in
+    either."""
     clean = destruction()
     assert together(clean, clean).clean
     assert together(clean, clean).looked_for == ("a", "b")
     assert together(clean, clean).duration_ms == 2.0
-    for survivor in (together(clean, destruction(survivors=("p",))), together(destruction(survivors=("p",)), clean)):
+    for survivor in (
+        together(clean, destruction(survivors=("p",))),
+        together(destruction(survivors=("p",)), clean),
+    ):
         assert (survivor.clean, survivor.survivors) == (False, ("p",))
     for unproven in (
         together(clean, destruction(unproven=("a: hidden",))),
         together(destruction(unproven=("a: hidden",), looked=("b",)), clean),
     ):
-        assert (unproven.clean, unproven.looked_for, unproven.not_checked) == (False, ("b",), ("a: hidden",))
+        assert (unproven.clean, unproven.looked_for, unproven.not_checked) == (
+            False,
+            ("b",),
+            ("a: hidden",),
+        )
 
 
 def test_the_journal_knows_a_wire() -> None:
-    """Its entry is read back as it was written: whoever reaps finds what an owner that was killed has left of it."""
+    """Its entry is read back as it was written: whoever reaps finds what an owner that was killed
+    has left of it."""
     entry = own_entry(new_cell_id(), "wire", host_uid=7)
     assert JournalEntry.from_json(entry.to_json()) == entry
 
@@ -71,7 +89,9 @@ def test_the_journal_knows_a_wire() -> None:
 def kernel(tmp_path: Path) -> Kernel:
     """With files for all modules, and what stands for a package's programs beside it."""
     modules = []
-    for number, name in enumerate(("virtio_mmio", "squashfs", "failover", "net_failover", "virtio_net")):
+    for number, name in enumerate(
+        ("virtio_mmio", "squashfs", "failover", "net_failover", "virtio_net")
+    ):
         modules.append(tmp_path / f"{number:02d}-{name}.ko")
         modules[-1].write_bytes(b"\x7fELF" + name.encode())
     return Kernel(
@@ -87,7 +107,8 @@ def kernel(tmp_path: Path) -> Kernel:
 
 
 def test_only_a_guest_with_a_device_has_its_driver(kernel: Kernel) -> None:
-    """The others boot what they always did, no slower; the two are told apart by the digest that goes into a template's key."""
+    """The others boot what they always did, no slower; the two are told apart by the digest that
+    goes into a template's key."""
     without, with_nic = read_guest_parts(kernel), read_guest_parts(kernel, nic=True)
     assert [name for name, _ in without.modules] == ["virtio_mmio", "squashfs"]
     assert [name for name, _ in with_nic.modules][2:] == ["failover", "net_failover", "virtio_net"]
@@ -96,7 +117,8 @@ def test_only_a_guest_with_a_device_has_its_driver(kernel: Kernel) -> None:
 
 
 def test_a_kernel_that_was_fetched_without_the_driver(kernel: Kernel) -> None:
-    """It still carries cells without a network; one with says how to fix it, before anything is made."""
+    """It still carries cells without a network; one with says how to fix it, before anything is
+    made."""
     kernel = replace(kernel, wanted=REQUIRED_MODULES[:-1])
     assert read_guest_parts(kernel).modules
     with pytest.raises(HostError, match="network driver") as caught:

@@ -39,12 +39,15 @@ def test_round_trip(value: dict[str, object]) -> None:
 
 @given(st.text())
 def test_text_that_utf8_cannot_carry_is_still_recorded(text: str) -> None:
-    """A lone surrogate becomes its escape; nothing a guest or an operator can type refuses a record."""
+    """A lone surrogate becomes its escape; nothing a guest or an operator can type refuses a
+    record."""
     shown = json.loads(canonical({"argv": [text]}))["argv"][0]
     assert shown == text.encode("utf-8", "backslashreplace").decode()
 
 
-@pytest.mark.parametrize("value", [2**53, -(2**53), float("nan"), float("inf"), {"a": {1: 2}}, {"a": b"x"}, {"a": {3}}])
+@pytest.mark.parametrize(
+    "value", [2**53, -(2**53), float("nan"), float("inf"), {"a": {1: 2}}, {"a": b"x"}, {"a": {3}}]
+)
 def test_what_json_cannot_say_exactly_is_refused(value: object) -> None:
     """Large integers, NaN, bytes and keys that are not text are errors, never approximations."""
     with pytest.raises(ValueError):  # noqa: PT011 - the library's own subclasses
@@ -76,7 +79,8 @@ def test_what_json_cannot_say_exactly_is_refused(value: object) -> None:
     ids=lambda line: repr(line[:24]),
 )
 def test_only_the_canonical_form_is_read(line: bytes) -> None:
-    """Duplicate keys, other spellings, other encodings, too deep or too large: refused with `ValueError`, nothing worse."""
+    """Duplicate keys, other spellings, other encodings, too deep or too large: refused with
+    `ValueError`, nothing worse."""
     with pytest.raises(ValueError):  # noqa: PT011 - any of them will do
         parse_canonical(line)
 

@@ -20,7 +20,13 @@ def _line(home: Path, manifest_sha256: str | None = None) -> bytes:
     tree = MerkleTree().added(b"a").added(b"b")
     key = load_or_make_key(home)
     return make_checkpoint(
-        key, tree, run_id="20261120-1", number=3, prev="1" * 64, time=TIME, manifest_sha256=manifest_sha256
+        key,
+        tree,
+        run_id="20261120-1",
+        number=3,
+        prev="1" * 64,
+        time=TIME,
+        manifest_sha256=manifest_sha256,
     )
 
 

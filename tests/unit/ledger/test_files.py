@@ -13,7 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.errors import LedgerError
-from belljar.ledger.files import has_digest, open_beneath, raw_lines, read_beneath, walk_files, write_file
+from belljar.ledger.files import (
+    has_digest,
+    open_beneath,
+    raw_lines,
+    read_beneath,
+    walk_files,
+    write_file,
+)
 
 
 @pytest.fixture
@@ -85,7 +92,8 @@ def test_a_file_is_written_once(tmp_path: Path) -> None:
 
 @given(st.binary(max_size=200), st.integers(1, 50))
 def test_lines_are_bounded(content: bytes, max_bytes: int) -> None:
-    """The lines give back the bytes, numbered from 1; one over the bound is an error that names it."""
+    """The lines give back the bytes, numbered from 1; one over the bound is an error that names
+    it."""
     expected = re.findall(rb"[^\n]*\n|[^\n]+", content)
     reading = raw_lines(io.BytesIO(content), max_bytes=max_bytes, name="f")
     for number, whole in enumerate(expected, 1):

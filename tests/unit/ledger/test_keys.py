@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import HostError, LedgerError
-from belljar.ledger.keys import KEY_FILE, load_or_make_key, local_fingerprint, parse_fingerprint, signature_is_good
+from belljar.ledger.keys import (
+    KEY_FILE,
+    load_or_make_key,
+    local_fingerprint,
+    parse_fingerprint,
+    signature_is_good,
+)
 
 MAKE = """
 import sys
@@ -38,16 +44,21 @@ def test_threads_that_race_get_the_same_key(home: Path) -> None:
 
 def test_processes_that_race_get_the_same_key(home: Path) -> None:
     """The same across processes."""
-    made = [subprocess.Popen([sys.executable, "-c", MAKE, str(home)], stdout=subprocess.PIPE) for _ in range(4)]
+    made = [
+        subprocess.Popen([sys.executable, "-c", MAKE, str(home)], stdout=subprocess.PIPE)
+        for _ in range(4)
+    ]
     assert len({process.communicate()[0] for process in made}) == 1
     assert [process.returncode for process in made] == [0] * 4
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"not a key", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"]
+    "content",
+    [b"", b"not a key", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"],
 )
 def test_a_damaged_key_is_not_replaced(home: Path, content: bytes) -> None:
-    """A key that can't be read is an error that says so: making another in its place would orphan older runs silently."""
+    """A key that can't be read is an error that says so: making another in its place would orphan
+    older runs silently."""
     load_or_make_key(home)
     (home / "keys" / KEY_FILE).write_bytes(content)
     with pytest.raises(LedgerError, match="damaged"):
@@ -73,7 +84,8 @@ def test_a_linked_key_is_refused(home: Path, tmp_path: Path) -> None:
 
 
 def test_signatures(home: Path) -> None:
-    """A signature is good for its payload and key only; a public key that is no point on the curve is no exception."""
+    """A signature is good for its payload and key only; a public key that is no point on the curve
+    is no exception."""
     key = load_or_make_key(home)
     good = key.sign(b"payload")
     assert signature_is_good(key.public_key, good, b"payload")
@@ -92,7 +104,9 @@ def test_a_key_that_is_known_is_loaded_without_its_library(home: Path) -> None:
     """A run's first events need the public key only: the library is imported when one signs."""
     known = load_or_make_key(home)
     code = MAKE + "print('cryptography' in sys.modules)"
-    again = subprocess.run([sys.executable, "-c", code, str(home)], capture_output=True, text=True, check=True)
+    again = subprocess.run(
+        [sys.executable, "-c", code, str(home)], capture_output=True, text=True, check=True
+    )
     assert again.stdout.split() == [known.fingerprint, "False"]
 
 

@@ -11,13 +11,19 @@ from belljar.ledger.rundir import LIBRARIES, library_versions
 
 
 def test_the_versions_are_those_that_python_imports(tmp_path: Path) -> None:
-    """As the standard library tells them; the first place on the path counts, and what can't be read is passed by."""
+    """As the standard library tells them; the first place on the path counts, and what can't be
+    read is passed by."""
     installed = {
-        str(one.name).lower().replace("_", "-").replace(".", "-"): one for one in importlib.metadata.distributions()
+        str(one.name).lower().replace("_", "-").replace(".", "-"): one
+        for one in importlib.metadata.distributions()
     }
     expected = {name: installed[name].version for name in LIBRARIES if name in installed}
     assert library_versions() == expected
-    for place, name in (("a", "H2-1.0.dist-info"), ("b", "h2-2.0.dist-info"), ("b", "ruamel.yaml-0.5.dist-info")):
+    for place, name in (
+        ("a", "H2-1.0.dist-info"),
+        ("b", "h2-2.0.dist-info"),
+        ("b", "ruamel.yaml-0.5.dist-info"),
+    ):
         (tmp_path / place / name).mkdir(parents=True)
     path = [str(tmp_path / place) for place in ("none", "a", "b")]
     assert library_versions(path) == {"h2": "1.0", "ruamel-yaml": "0.5"}

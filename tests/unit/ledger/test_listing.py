@@ -13,7 +13,15 @@ from belljar.errors import LedgerError
 from belljar.events import Event, JsonValue, Kind
 from belljar.ledger import Line, create_run, listing
 from belljar.ledger.files import body_path
-from belljar.ledger.listing import RunSummary, find_run, list_runs, read_body, read_events, read_lines, summarise
+from belljar.ledger.listing import (
+    RunSummary,
+    find_run,
+    list_runs,
+    read_body,
+    read_events,
+    read_lines,
+    summarise,
+)
 
 from .conftest import exec_events, make_run
 
@@ -22,16 +30,22 @@ def test_a_finished_run(finished: Path) -> None:
     """Time, kind, what, outcome, size: from the ledger itself."""
     run = summarise(finished)
     assert (run.kind, run.what, run.outcome, run.exit_code) == ("exec", "run x", "completed", 0)
-    assert run.size_bytes == sum(path.stat().st_size for path in finished.rglob("*") if path.is_file())
+    assert run.size_bytes == sum(
+        path.stat().st_size for path in finished.rglob("*") if path.is_file()
+    )
     assert json.loads(json.dumps(run.to_json()))["run_id"] == finished.name
 
 
 def test_a_running_and_an_unfinished_run(home: Path) -> None:
-    """Told apart by the writer's lock; a run that only claims to be finished, without its seal, is not."""
+    """Told apart by the writer's lock; a run that only claims to be finished, without its seal, is
+    not."""
     with create_run(home, "run", ["a", "b"], what="task") as run:
         assert summarise(run.path).outcome == "running"
         shutil.copytree(run.path, home / "copy")
-    assert (summarise(home / "copy").outcome, summarise(home / "copy").what) == ("unfinished", "task")
+    assert (summarise(home / "copy").outcome, summarise(home / "copy").what) == (
+        "unfinished",
+        "task",
+    )
     (run.path / "manifest.json").unlink()
     assert summarise(run.path).outcome == "unfinished"
 
@@ -63,7 +77,8 @@ def test_broken_runs_are_listed(home: Path, content: bytes) -> None:
 
 
 def test_a_limit_reads_so_many(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store of many old runs costs a short list nothing: the latest are summarised, no other directory is entered."""
+    """A store of many old runs costs a short list nothing: the latest are summarised, no other
+    directory is entered."""
     made = [make_run(home) for _ in range(5)]
     read: list[Path] = []
 
@@ -116,7 +131,9 @@ def test_reading_tells_what_is_no_event(finished: Path) -> None:
 
 def test_a_body_is_read_within_a_bound(finished: Path) -> None:
     """Its first bytes; none of a symlink in its place."""
-    body = next(body for event in read_events(finished) for body in event.bodies if body.kept_bytes > 1)
+    body = next(
+        body for event in read_events(finished) for body in event.bodies if body.kept_bytes > 1
+    )
     whole = read_body(finished, body, max_bytes=1 << 20)
     assert len(whole) == body.kept_bytes
     assert read_body(finished, body, max_bytes=1) == whole[:1]

@@ -33,8 +33,18 @@ def test_every_prefix_has_the_root_of_the_definition(entries: list[bytes]) -> No
 
 
 def test_known_answers() -> None:
-    """The published vectors of the certificate-transparency reference tree (0, 1, 2 and 8 leaves)."""
-    leaves = ["", "00", "10", "2021", "3031", "40414243", "5051525354555657", "606162636465666768696a6b6c6d6e6f"]
+    """The published vectors of the certificate-transparency reference tree (0, 1, 2 and 8
+    leaves)."""
+    leaves = [
+        "",
+        "00",
+        "10",
+        "2021",
+        "3031",
+        "40414243",
+        "5051525354555657",
+        "606162636465666768696a6b6c6d6e6f",
+    ]
     roots = {
         0: "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
         1: "6e340b9cffb37a989ca544e6bb780a2c78901d3fb33738768511a30617afa01d",

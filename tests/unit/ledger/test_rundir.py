@@ -23,9 +23,12 @@ NS = st.integers(min_value=0, max_value=4_000_000_000_000_000_000)
 
 @given(NS, NS)
 def test_run_ids_sort_by_time(first: int, second: int) -> None:
-    """To the millisecond, names sort as the runs did, and hold nothing but digits, dashes and the random part."""
+    """To the millisecond, names sort as the runs did, and hold nothing but digits, dashes and the
+    random part."""
     ids = [new_run_id(time_ns, "abc123") for time_ns in (first, second)]
-    assert (ids[0] < ids[1]) == (first // 10**6 < second // 10**6) or first // 10**6 == second // 10**6
+    assert (ids[0] < ids[1]) == (
+        first // 10**6 < second // 10**6
+    ) or first // 10**6 == second // 10**6
 
 
 def last_data(path: Path) -> dict[str, object]:
@@ -36,13 +39,19 @@ def last_data(path: Path) -> dict[str, object]:
 
 
 def test_a_run_is_sealed(finished: Path) -> None:
-    """It begins with `run.started`, ends with `run.finished`, and everything in it is in the manifest or covered otherwise."""
+    """It begins with `run.started`, ends with `run.finished`, and everything in it is in the
+    manifest or covered otherwise."""
     first, *_ = read_events(finished)
     assert first.kind is Kind.RUN_STARTED
     assert first.data["run_id"] == finished.name
     assert last_data(finished) == {"outcome": "completed", "exit_code": 0}
     manifest = json.loads((finished / "manifest.json").read_bytes())
-    assert sorted(manifest["files"]) == ["inspect/log.eval", "ledger.jsonl", "policy.yaml", "versions.json"]
+    assert sorted(manifest["files"]) == [
+        "inspect/log.eval",
+        "ledger.jsonl",
+        "policy.yaml",
+        "versions.json",
+    ]
     assert verify(finished).status is Status.VERIFIED
     assert finished.stat().st_mode & 0o777 == 0o700
 
@@ -59,11 +68,16 @@ def test_a_run_is_sealed(finished: Path) -> None:
         (BaseExceptionGroup("tasks", [KeyboardInterrupt()]), "interrupted", 130),
     ],
 )
-def test_a_run_that_raises_is_sealed_too(home: Path, error: BaseException, outcome: str, exit_code: int) -> None:
+def test_a_run_that_raises_is_sealed_too(
+    home: Path, error: BaseException, outcome: str, exit_code: int
+) -> None:
     """The exception is recorded and goes on; the record is complete and verifies."""
     with pytest.raises(type(error)), create_run(home, "exec", []) as run:
         raise error
-    assert (last_data(run.path)["outcome"], last_data(run.path)["exit_code"]) == (outcome, exit_code)
+    assert (last_data(run.path)["outcome"], last_data(run.path)["exit_code"]) == (
+        outcome,
+        exit_code,
+    )
     assert verify(run.path).status is Status.VERIFIED
 
 
@@ -76,7 +90,9 @@ def test_an_outcome_that_was_said_wins(home: Path) -> None:
     assert last_data(run.path) == {"outcome": "failed", "exit_code": 7, "error": "a sample failed"}
 
 
-@pytest.mark.parametrize("name", ["../x", "a/b", "", "..", "/x", "manifest.json", "manifest.json.new"])
+@pytest.mark.parametrize(
+    "name", ["../x", "a/b", "", "..", "/x", "manifest.json", "manifest.json.new"]
+)
 def test_only_plain_names_are_written(home: Path, name: str) -> None:
     """A name with a path in it, or one that the seal uses, is refused."""
     with create_run(home, "exec", []) as run, pytest.raises(ValueError, match="not a plain"):
@@ -107,7 +123,8 @@ def test_a_home_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_what_is_held_lives_as_long_as_the_run(home: Path) -> None:
-    """It is entered once, by whoever needs it first, and left when the run is sealed, even if the run raises."""
+    """It is entered once, by whoever needs it first, and left when the run is sealed, even if the
+    run raises."""
     told: list[str] = []
 
     @contextmanager
@@ -120,11 +137,17 @@ def test_what_is_held_lives_as_long_as_the_run(home: Path) -> None:
         for name in ("one", "two", "one"):
             run.hold(name, partial(shared, name))
         raise CellError("died")
-    assert told == ["one entered", "two entered", f"two left {Status.VERIFIED}", f"one left {Status.VERIFIED}"]
+    assert told == [
+        "one entered",
+        "two entered",
+        f"two left {Status.VERIFIED}",
+        f"one left {Status.VERIFIED}",
+    ]
 
 
 def test_a_poisoned_run_keeps_its_first_error(home: Path) -> None:
-    """When the ledger failed, leaving does not hide that error behind another, and seals nothing."""
+    """When the ledger failed, leaving does not hide that error behind another, and seals
+    nothing."""
     run = create_run(home, "exec", [])
 
     def work() -> None:

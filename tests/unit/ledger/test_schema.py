@@ -75,7 +75,8 @@ def test_a_line_is_read() -> None:
     ],
 )
 def test_a_wrong_field_is_refused(field: str, value: object) -> None:
-    """Each field has one type and shape; unknown kinds and unknown fields of the line are refused."""
+    """Each field has one type and shape; unknown kinds and unknown fields of the line are
+    refused."""
     with pytest.raises(ValueError):  # noqa: PT011
         parse_line(canonical(LINE | {field: value}))
 
@@ -98,7 +99,9 @@ def test_data_may_say_more_but_not_less() -> None:
 
 @given(
     st.binary(max_size=300)
-    | st.fixed_dictionaries({k: st.just(v) | st.text() for k, v in LINE.items()}).map(lambda d: json.dumps(d).encode())
+    | st.fixed_dictionaries({k: st.just(v) | st.text() for k, v in LINE.items()}).map(
+        lambda d: json.dumps(d).encode()
+    )
 )
 def test_hostile_lines_end_in_value_error(raw: bytes) -> None:
     """Whatever the bytes: an event or `ValueError`."""

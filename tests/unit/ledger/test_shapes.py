@@ -29,7 +29,9 @@ SHAPE: Shape = {"name": shapes.text, "sizes": Optional(shapes.items(shapes.count
         (shapes.objects(SHAPE), [[], [{"name": "x"}]], [[1], [{}], [{"name": "x", "more": 1}]]),
     ],
 )
-def test_each_check_takes_its_own_type_alone(check: Check, good: list[object], bad: list[object]) -> None:
+def test_each_check_takes_its_own_type_alone(
+    check: Check, good: list[object], bad: list[object]
+) -> None:
     """No value of another type is converted: true is no number, a number no text."""
     for value in good:
         check(value)
@@ -40,7 +42,10 @@ def test_each_check_takes_its_own_type_alone(check: Check, good: list[object], b
 
 def test_the_wrong_field_is_named_with_its_place() -> None:
     """The path to it, and nothing of its value."""
-    for wrong, place in (({"name": "x", "sizes": [0, "secret"]}, "sizes: 1"), ({"sizes": []}, "name")):
+    for wrong, place in (
+        ({"name": "x", "sizes": [0, "secret"]}, "sizes: 1"),
+        ({"sizes": []}, "name"),
+    ):
         with pytest.raises(ValueError, match=place) as refused:
             check_shape(wrong, SHAPE)
         assert "secret" not in str(refused.value)

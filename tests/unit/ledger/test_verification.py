@@ -23,7 +23,8 @@ Tamper = Callable[[Path], None]
 
 
 def edit_lines(name: str, change: Callable[[list[bytes]], list[bytes]]) -> Tamper:
-    """Tampering with a file of lines: the change gets them without their newlines, counted from 0."""
+    """Tampering with a file of lines: the change gets them without their newlines, counted from
+    0."""
 
     def tamper(run: Path) -> None:
         lines = (run / name).read_bytes().split(b"\n")[:-1]
@@ -46,7 +47,8 @@ def changed(lines: list[bytes], index: int, old: bytes, new: bytes) -> list[byte
 
 
 def rechained(lines: list[bytes], index: int) -> list[bytes]:
-    """A change to one line, after which every `prev` is made right again: only the signature can tell."""
+    """A change to one line, after which every `prev` is made right again: only the signature can
+    tell."""
     lines = changed(lines, index, b'"cell":"c1"', b'"cell":"c2"')
     for later in range(index + 1, len(lines)):
         line = json.loads(lines[later])
@@ -78,24 +80,44 @@ EVENTS = {
         "ledger.jsonl:5",
         "canonical",
     ),
-    "first changed": (edit_lines("ledger.jsonl", lambda x: changed(x, 0, b'"x"', b'"y"')), "ledger.jsonl:1", "changed"),
+    "first changed": (
+        edit_lines("ledger.jsonl", lambda x: changed(x, 0, b'"x"', b'"y"')),
+        "ledger.jsonl:1",
+        "changed",
+    ),
     "last changed": (
         edit_lines("ledger.jsonl", lambda x: changed(x, -1, b"completed", b"failed")),
         f"ledger.jsonl:{LEDGER_LINES}",
         "signed",
     ),
-    "changed and rechained": (edit_lines("ledger.jsonl", lambda x: rechained(x, 4)), "ledger.jsonl:5", "signed"),
+    "changed and rechained": (
+        edit_lines("ledger.jsonl", lambda x: rechained(x, 4)),
+        "ledger.jsonl:5",
+        "signed",
+    ),
     "removed": (edit_lines("ledger.jsonl", lambda x: x[:4] + x[5:]), "ledger.jsonl:5", "removed"),
     "first removed": (edit_lines("ledger.jsonl", lambda x: x[1:]), "ledger.jsonl:1", "removed"),
-    "added": (edit_lines("ledger.jsonl", lambda x: [*x[:5], x[4], *x[5:]]), "ledger.jsonl:6", "added"),
+    "added": (
+        edit_lines("ledger.jsonl", lambda x: [*x[:5], x[4], *x[5:]]),
+        "ledger.jsonl:6",
+        "added",
+    ),
     "added at the end": (
         edit_lines("ledger.jsonl", lambda x: [*x, x[-1]]),
         f"ledger.jsonl:{LEDGER_LINES + 1}",
         "added",
     ),
-    "reordered": (edit_lines("ledger.jsonl", lambda x: swapped(x, 4, 5)), "ledger.jsonl:5", "moved"),
+    "reordered": (
+        edit_lines("ledger.jsonl", lambda x: swapped(x, 4, 5)),
+        "ledger.jsonl:5",
+        "moved",
+    ),
     "cut off": (edit_lines("ledger.jsonl", lambda x: x[:7]), "ledger.jsonl:8", "cut off"),
-    "last removed": (edit_lines("ledger.jsonl", lambda x: x[:-1]), f"ledger.jsonl:{LEDGER_LINES}", "cut off"),
+    "last removed": (
+        edit_lines("ledger.jsonl", lambda x: x[:-1]),
+        f"ledger.jsonl:{LEDGER_LINES}",
+        "cut off",
+    ),
     "cut within a line": (
         lambda run: os.truncate(run / "ledger.jsonl", (run / "ledger.jsonl").stat().st_size - 5),
         f"ledger.jsonl:{LEDGER_LINES}",
@@ -116,18 +138,42 @@ CHECKPOINTS = {
         "",
     ),
     "changed time": (
-        edit_lines("checkpoints.jsonl", lambda x: [x[0], x[1].replace(b'"time":"2', b'"time":"3'), *x[2:]]),
+        edit_lines(
+            "checkpoints.jsonl", lambda x: [x[0], x[1].replace(b'"time":"2', b'"time":"3'), *x[2:]]
+        ),
         "checkpoints.jsonl:2",
         "signature",
     ),
-    "removed": (edit_lines("checkpoints.jsonl", lambda x: x[:1] + x[2:]), "checkpoints.jsonl:2", "removed"),
-    "first removed": (edit_lines("checkpoints.jsonl", lambda x: x[1:]), "checkpoints.jsonl:1", "removed"),
-    "added": (edit_lines("checkpoints.jsonl", lambda x: [x[0], x[0], *x[1:]]), "checkpoints.jsonl:2", "added"),
-    "reordered": (edit_lines("checkpoints.jsonl", lambda x: swapped(x, 1, 2)), "checkpoints.jsonl:2", "moved"),
-    "final removed": (edit_lines("checkpoints.jsonl", lambda x: x[:-1]), "checkpoints.jsonl", "cut off"),
+    "removed": (
+        edit_lines("checkpoints.jsonl", lambda x: x[:1] + x[2:]),
+        "checkpoints.jsonl:2",
+        "removed",
+    ),
+    "first removed": (
+        edit_lines("checkpoints.jsonl", lambda x: x[1:]),
+        "checkpoints.jsonl:1",
+        "removed",
+    ),
+    "added": (
+        edit_lines("checkpoints.jsonl", lambda x: [x[0], x[0], *x[1:]]),
+        "checkpoints.jsonl:2",
+        "added",
+    ),
+    "reordered": (
+        edit_lines("checkpoints.jsonl", lambda x: swapped(x, 1, 2)),
+        "checkpoints.jsonl:2",
+        "moved",
+    ),
+    "final removed": (
+        edit_lines("checkpoints.jsonl", lambda x: x[:-1]),
+        "checkpoints.jsonl",
+        "cut off",
+    ),
     "cut off": (edit_lines("checkpoints.jsonl", lambda x: x[:2]), "checkpoints.jsonl:3", "cut off"),
     "cut within a line": (
-        lambda run: os.truncate(run / "checkpoints.jsonl", (run / "checkpoints.jsonl").stat().st_size - 5),
+        lambda run: os.truncate(
+            run / "checkpoints.jsonl", (run / "checkpoints.jsonl").stat().st_size - 5
+        ),
         "checkpoints.jsonl",
         "cut off",
     ),
@@ -136,7 +182,11 @@ CHECKPOINTS = {
         "checkpoints.jsonl",
         "after the run's final",
     ),
-    "file removed": (lambda run: (run / "checkpoints.jsonl").unlink(), "checkpoints.jsonl", "missing"),
+    "file removed": (
+        lambda run: (run / "checkpoints.jsonl").unlink(),
+        "checkpoints.jsonl",
+        "missing",
+    ),
 }
 BODIES = {
     "changed": (lambda run: first_body(run).write_bytes(b"outpux 1"), "ledger.jsonl:3", "changed"),
@@ -149,11 +199,27 @@ BODIES = {
     "a pipe": (lambda run: put_pipe(first_body(run)), "ledger.jsonl:3", "plain file"),
 }
 FILES = {
-    "policy changed": (lambda run: (run / "policy.yaml").write_text("belljar: 2\n"), "policy.yaml", "changed"),
+    "policy changed": (
+        lambda run: (run / "policy.yaml").write_text("belljar: 2\n"),
+        "policy.yaml",
+        "changed",
+    ),
     "policy removed": (lambda run: (run / "policy.yaml").unlink(), "policy.yaml", "missing"),
-    "log changed": (lambda run: (run / "inspect" / "log.eval").write_bytes(b"log2"), "inspect/log.eval", "changed"),
-    "file added": (lambda run: (run / "inspect" / "more").write_bytes(b""), "inspect/more", "added"),
-    "manifest changed": (edit_lines("manifest.json", lambda x: [x[0] + b" "]), "manifest.json", "changed"),
+    "log changed": (
+        lambda run: (run / "inspect" / "log.eval").write_bytes(b"log2"),
+        "inspect/log.eval",
+        "changed",
+    ),
+    "file added": (
+        lambda run: (run / "inspect" / "more").write_bytes(b""),
+        "inspect/more",
+        "added",
+    ),
+    "manifest changed": (
+        edit_lines("manifest.json", lambda x: [x[0] + b" "]),
+        "manifest.json",
+        "changed",
+    ),
     "manifest removed": (lambda run: (run / "manifest.json").unlink(), "manifest.json", "missing"),
     "a link": (lambda run: link_away(run / "policy.yaml"), "policy.yaml", "link"),
     "the ledger a link": (lambda run: link_away(run / "ledger.jsonl"), "ledger.jsonl", "link"),
@@ -175,7 +241,8 @@ def put_pipe(path: Path) -> None:
 
 
 def link_away(path: Path) -> None:
-    """Move it out of the run and put a symlink to it in its place: the same bytes, but changeable from elsewhere."""
+    """Move it out of the run and put a symlink to it in its place: the same bytes, but changeable
+    from elsewhere."""
     outside = path.parents[3] / "outside"
     path.rename(outside)
     path.symlink_to(outside)
@@ -195,7 +262,8 @@ def test_tampering_with_checkpoints(finished: Path, tamper: Tamper, where: str, 
 
 @pytest.mark.parametrize(("tamper", "where", "what"), BODIES.values(), ids=BODIES.keys())
 def test_tampering_with_bodies(finished: Path, tamper: Tamper, where: str, what: str) -> None:
-    """A changed, removed or added body is found, and the line that names it (or its file) named. No link is followed."""
+    """A changed, removed or added body is found, and the line that names it (or its file) named. No
+    link is followed."""
     _assert_found(finished, tamper, where, what)
 
 
@@ -217,7 +285,9 @@ def _assert_found(run: Path, tamper: Tamper, where: str, what: str) -> None:
 
 @settings(max_examples=150)
 @given(data=st.data())
-def test_any_flipped_byte_of_any_file_is_found(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_any_flipped_byte_of_any_file_is_found(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     """There is no byte in a finished run directory that can be changed unnoticed."""
     run = _shared_run(tmp_path_factory)
     files = sorted(path for path in run.rglob("*") if path.is_file())
@@ -243,7 +313,8 @@ def _shared_run(factory: pytest.TempPathFactory) -> Path:
 
 
 def test_an_untouched_run_is_verified_anywhere(finished: Path, tmp_path: Path) -> None:
-    """Offline: a copy elsewhere, without the store and its key, verifies; whose key it was is told."""
+    """Offline: a copy elsewhere, without the store and its key, verifies; whose key it was is
+    told."""
     key = load_or_make_key(finished.parents[1]).fingerprint
     shutil.move(finished, tmp_path / "copy")
     result = verify(tmp_path / "copy")
@@ -253,8 +324,11 @@ def test_an_untouched_run_is_verified_anywhere(finished: Path, tmp_path: Path) -
     assert verify(tmp_path / "copy", expected_key=key, expected_run=finished.name).key_checked
 
 
-def test_a_forgery_with_another_key_is_found_only_against_a_known_key(finished: Path, tmp_path: Path) -> None:
-    """Said honestly: a whole ledger made anew verifies by itself; against the expected key it does not."""
+def test_a_forgery_with_another_key_is_found_only_against_a_known_key(
+    finished: Path, tmp_path: Path
+) -> None:
+    """Said honestly: a whole ledger made anew verifies by itself; against the expected key it does
+    not."""
     known = load_or_make_key(finished.parents[1]).fingerprint
     forged = make_run(tmp_path / "forger")
     assert verify(forged).status is Status.VERIFIED
@@ -286,7 +360,14 @@ def test_a_key_that_is_not_its_fingerprint_is_refused(finished: Path) -> None:
     """A checkpoint that names one key and is signed by another is no checkpoint."""
     other = load_or_make_key(finished.parents[1] / "other")
     line = json.loads(
-        make_checkpoint(other, MerkleTree(), run_id="x", number=0, prev="0" * 64, time="2026-11-20T21:53:46.123456Z")
+        make_checkpoint(
+            other,
+            MerkleTree(),
+            run_id="x",
+            number=0,
+            prev="0" * 64,
+            time="2026-11-20T21:53:46.123456Z",
+        )
     )
     line["key"] = load_or_make_key(finished.parents[1]).fingerprint
     (finished / "checkpoints.jsonl").write_bytes(canonical(line) + b"\n")
@@ -296,7 +377,8 @@ def test_a_key_that_is_not_its_fingerprint_is_refused(finished: Path) -> None:
 
 
 def _crashed(home: Path, tmp_path: Path) -> Path:
-    """What is left of a run whose process died after 4 signed events and one more: a copy taken while it is written."""
+    """What is left of a run whose process died after 4 signed events and one more: a copy taken
+    while it is written."""
     with create_run(home, "exec", [], checkpoint_interval_s=0.001) as run:
         record_signed(run, [*exec_events(1), exec_events(2)[0]])
         shutil.copytree(run.path, tmp_path / "crashed")
@@ -307,7 +389,8 @@ def _crashed(home: Path, tmp_path: Path) -> Path:
 
 
 def test_a_crashed_run_verifies_to_its_last_event_and_says_so(home: Path, tmp_path: Path) -> None:
-    """Unfinished: no problem, but a warning that counts the unsigned events; strictly, a failure."""
+    """Unfinished: no problem, but a warning that counts the unsigned events; strictly, a
+    failure."""
     result = verify(_crashed(home, tmp_path))
     assert (result.status, result.problem) == (Status.UNFINISHED, None)
     assert (result.events, result.signed_events) == (5, 4)
@@ -344,7 +427,8 @@ def test_a_running_run_verifies(home: Path) -> None:
 
 
 def test_a_crash_before_the_last_rename_is_complete(finished: Path) -> None:
-    """The manifest under its first name, with the digest that the final checkpoint names, is the manifest."""
+    """The manifest under its first name, with the digest that the final checkpoint names, is the
+    manifest."""
     (finished / "manifest.json").rename(finished / "manifest.json.new")
     result = verify(finished)
     assert (result.status, result.problem) == (Status.VERIFIED, None)
@@ -360,12 +444,15 @@ def test_what_is_not_a_run_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../../../etc/passwd", "x" * 5000])
-def test_paths_in_a_forged_manifest_open_nothing(home: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+def test_paths_in_a_forged_manifest_open_nothing(
+    home: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
     """The manifest's paths are compared with what is there, never opened."""
     with create_run(home, "exec", []) as run:
         forged = {path: {"sha256": "0" * 64, "bytes": 1}}
         monkeypatch.setattr(
-            "belljar.ledger.rundir.digests_of", lambda run_dir, **options: digests_of(run_dir, **options) | forged
+            "belljar.ledger.rundir.digests_of",
+            lambda run_dir, **options: digests_of(run_dir, **options) | forged,
         )
     result = verify(run.path)
     assert result.problem is not None

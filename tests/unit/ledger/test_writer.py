@@ -59,12 +59,17 @@ def test_it_is_a_recorder(writer: LedgerWriter) -> None:
 
 
 def test_the_line_is_there_when_record_returns(writer: LedgerWriter, run_dir: Path) -> None:
-    """No buffering: another process sees the event at once, with its number, cell, actor and trust."""
+    """No buffering: another process sees the event at once, with its number, cell, actor and
+    trust."""
     for number, event in enumerate(exec_events(1)):
         assert writer.record(event) == number
         line = lines_of(run_dir)[-1]
         assert (line["seq"], line["kind"], line["cell"]) == (number, event.kind.value, "c1")
-        assert (line["actor"], line["trust"], line["data"]) == (event.actor.value, event.trust.value, dict(event.data))
+        assert (line["actor"], line["trust"], line["data"]) == (
+            event.actor.value,
+            event.trust.value,
+            dict(event.data),
+        )
 
 
 def test_bodies_are_stored_once_and_before_the_line(
@@ -80,12 +85,18 @@ def test_bodies_are_stored_once_and_before_the_line(
 
     monkeypatch.setattr(writer, "_append", watch)
     for _ in range(2):
-        writer.record(Event(kind=Kind.PROTOCOL_VIOLATION, data={"reason": "x"}, bodies=(body("frame", b"12"),)))
+        writer.record(
+            Event(
+                kind=Kind.PROTOCOL_VIOLATION, data={"reason": "x"}, bodies=(body("frame", b"12"),)
+            )
+        )
     assert seen == [1, 1]
     assert writer.body_totals == (1, 2)
 
 
-def test_an_event_followed_by_silence_is_signed_within_a_second(writer: LedgerWriter, run_dir: Path) -> None:
+def test_an_event_followed_by_silence_is_signed_within_a_second(
+    writer: LedgerWriter, run_dir: Path
+) -> None:
     """The promise of a checkpoint every second holds for the last event before a pause too."""
     took_s = []
     for number in range(1, 6):
@@ -107,7 +118,8 @@ def test_a_steady_stream_is_signed_all_along(writer: LedgerWriter, run_dir: Path
 
 
 def test_an_end_that_comes_while_a_checkpoint_begins_is_heard(writer: LedgerWriter) -> None:
-    """The thread forgets that it was woken just after `end` woke it for the last time: it ends all the same, and so does `end`, which waits for it."""
+    """The thread forgets that it was woken just after `end` woke it for the last time: it ends all
+    the same, and so does `end`, which waits for it."""
 
     class EndsInBetween(threading.Event):
         def clear(self) -> None:
@@ -177,7 +189,9 @@ def test_a_second_writer_is_refused(writer: LedgerWriter, run_dir: Path, key: Si
         ),
     ],
 )
-def test_what_is_no_event_is_refused_and_the_writer_goes_on(writer: LedgerWriter, run_dir: Path, event: Event) -> None:
+def test_what_is_no_event_is_refused_and_the_writer_goes_on(
+    writer: LedgerWriter, run_dir: Path, event: Event
+) -> None:
     """An event against the schema is an error and leaves nothing; the next good one is recorded."""
     with pytest.raises(LedgerError, match="not one"):
         writer.record(event)
@@ -196,11 +210,16 @@ def test_large_data_moves_to_a_body(writer: LedgerWriter, run_dir: Path) -> None
     assert (result.problem, result.bodies) == (None, 1)
 
 
-def test_a_full_disk_poisons(writer: LedgerWriter, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A write that takes only a part is a `LedgerError`, and so is every call after it: nothing may run without a record."""
+def test_a_full_disk_poisons(
+    writer: LedgerWriter, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write that takes only a part is a `LedgerError`, and so is every call after it: nothing may
+    run without a record."""
     writer.record(hit("x"))
     write = os.write
-    monkeypatch.setattr("belljar.ledger.writer.os.write", lambda fd, content: write(fd, content[:10]))
+    monkeypatch.setattr(
+        "belljar.ledger.writer.os.write", lambda fd, content: write(fd, content[:10])
+    )
     with pytest.raises(LedgerError, match="full"):
         writer.record(hit("y"))
     monkeypatch.undo()
@@ -212,7 +231,9 @@ def test_a_full_disk_poisons(writer: LedgerWriter, run_dir: Path, monkeypatch: p
     assert (result.status, result.events) == (Status.UNFINISHED, 1)
 
 
-def test_a_checkpoint_that_fails_poisons(writer: LedgerWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_that_fails_poisons(
+    writer: LedgerWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A disk that refuses to force what it took ends the run at the next event."""
 
     def refuse(fd: int) -> None:
@@ -229,7 +250,8 @@ def test_a_checkpoint_that_fails_poisons(writer: LedgerWriter, monkeypatch: pyte
 def test_an_interrupt_in_the_middle_of_a_record(
     writer: LedgerWriter, run_dir: Path, monkeypatch: pytest.MonkeyPatch, *, written: bool
 ) -> None:
-    """Ctrl-C before or after the write: the next record (a cell's destruction, say) continues the chain rightly."""
+    """Ctrl-C before or after the write: the next record (a cell's destruction, say) continues the
+    chain rightly."""
     write = os.write
 
     def interrupt(fd: int, content: bytes) -> int:

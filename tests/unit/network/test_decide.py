@@ -55,10 +55,14 @@ STAND_INS = (
 labels = st.from_regex(r"[a-z0-9_]([a-z0-9_-]{0,8}[a-z0-9_])?", fullmatch=True)
 names = st.lists(labels, min_size=1, max_size=5).map(".".join)
 ours = st.sampled_from([name for name in NAMES if not name.startswith("*")])
-addresses = st.sampled_from([SHOP, WILD, EXACT, MAIL, CLOUD, TARGET, IDN, METADATA_ADDRESS, "10.9.8.200", "10.9.8.99"])
+addresses = st.sampled_from(
+    [SHOP, WILD, EXACT, MAIL, CLOUD, TARGET, IDN, METADATA_ADDRESS, "10.9.8.200", "10.9.8.99"]
+)
 ports = st.sampled_from([80, 443, 465, 8080])
 hosts = st.one_of(ours, names, st.text(max_size=80)).flatmap(
-    lambda name: st.sampled_from([name, name.upper(), f"{name}.", f"{name}:80", f"{name}:443", f"x@{name}"])
+    lambda name: st.sampled_from(
+        [name, name.upper(), f"{name}.", f"{name}:80", f"{name}:443", f"x@{name}"]
+    )
 )
 
 
@@ -105,7 +109,8 @@ def refused(flow: Flow, layout: RangeLayout = LAYOUT) -> str:
     ],
 )
 def test_what_the_policy_has_is_allowed(flow: Flow, stand_in: str) -> None:
-    """Case, a dot at the end, the dialled port, an absolute target that agrees and the metadata service's address are no differences."""
+    """Case, a dot at the end, the dialled port, an absolute target that agrees and the metadata
+    service's address are no differences."""
     verdict = decide(flow, LAYOUT, STAND_INS)
     assert (verdict.allowed, verdict.stand_in, verdict.reason) == (True, stand_in, "")
 
@@ -147,13 +152,22 @@ def test_what_the_policy_has_is_allowed(flow: Flow, stand_in: str) -> None:
         (secure(None, "shop.example"), "no SNI"),
         (secure("", "shop.example"), "SNI is no host name"),
         (secure(SHOP, SHOP), "SNI is no host name"),
-        (replace(secure("shop.example", "shop.example"), hello=False), "a request before a ClientHello"),
+        (
+            replace(secure("shop.example", "shop.example"), hello=False),
+            "a request before a ClientHello",
+        ),
         (Flow(address="10.9.8.200", port=80), "no name has this address"),
         (Flow(address=SHOP, port=22), "the stand-in does not have this port"),
         (Flow(address=TARGET, port=80), "the gateway does not answer for this address"),
         (Flow(address=SHOP, port=443, hello=True), "no SNI"),
-        (Flow(address=WILD, port=443, sni="shop.example", hello=True), "the name has another address"),
-        (Flow(address=MAIL, port=465, sni="shop.example", hello=True), "the name has another address"),
+        (
+            Flow(address=WILD, port=443, sni="shop.example", hello=True),
+            "the name has another address",
+        ),
+        (
+            Flow(address=MAIL, port=465, sni="shop.example", hello=True),
+            "the name has another address",
+        ),
     ],
 )
 def test_what_does_not_agree_is_refused(flow: Flow, reason: str) -> None:
@@ -183,11 +197,14 @@ def test_no_http_where_another_protocol_is_spoken() -> None:
 def test_allowed_means_one_name_with_this_address(
     host: str, sni: str | None, address: str, port: int, simulate: bool
 ) -> None:
-    """Whatever is said: what is allowed is a name of the policy, and the policy gives it the address that was dialled; or the catch-all, for a name that is nobody's."""
+    """Whatever is said: what is allowed is a name of the policy, and the policy gives it the
+    address that was dialled; or the catch-all, for a name that is nobody's."""
     layout = SIMULATED if simulate else LAYOUT
     request = RequestHead(method="GET", target=b"/", hosts=(host.encode(),))
     verdict = decide(
-        Flow(address=address, port=port, sni=sni, hello=sni is not None, request=request), layout, STAND_INS
+        Flow(address=address, port=port, sni=sni, hello=sni is not None, request=request),
+        layout,
+        STAND_INS,
     )
     if not verdict.allowed:
         assert verdict.reason
@@ -209,7 +226,8 @@ def test_allowed_means_one_name_with_this_address(
 @given(raw=st.one_of(st.binary(max_size=300), st.text(max_size=300), names))
 @settings(deadline=None)
 def test_canonical_names_are_fixed_points(raw: str | bytes) -> None:
-    """A canonical name is ASCII, in lower case, of bounded labels, and is its own canonical name; everything else is None, never an exception."""
+    """A canonical name is ASCII, in lower case, of bounded labels, and is its own canonical name;
+    everything else is None, never an exception."""
     name = canonical_name(raw)
     if name is None:
         return
@@ -224,7 +242,8 @@ def test_canonical_names_are_fixed_points(raw: str | bytes) -> None:
 @given(name=names)
 @settings(deadline=None)
 def test_exact_beats_wildcard(name: str) -> None:
-    """A name with a pattern of its own never gets the wildcard's address, in whatever order the patterns stand."""
+    """A name with a pattern of its own never gets the wildcard's address, in whatever order the
+    patterns stand."""
     layout = replace(LAYOUT, names=LAYOUT.names[::-1])
     assert find("exact.shop.example", layout) == find("exact.shop.example", LAYOUT)
     found = find(f"{name}.shop.example", LAYOUT)
@@ -236,7 +255,8 @@ def test_exact_beats_wildcard(name: str) -> None:
 
 
 def test_a_u_label_is_never_its_a_label() -> None:
-    """Spellings of one name in other scripts are refused, not folded: only what IDNA made of them before is a name."""
+    """Spellings of one name in other scripts are refused, not folded: only what IDNA made of them
+    before is a name."""
     for spelling in (
         "bücher.example",
         "BÜCHER.EXAMPLE",
@@ -247,7 +267,10 @@ def test_a_u_label_is_never_its_a_label() -> None:
         "shop.example\u200b",
     ):
         for address in (IDN, SHOP):
-            assert refused(web(spelling, address)) in ("Host is no host name", "the policy does not have this name")
+            assert refused(web(spelling, address)) in (
+                "Host is no host name",
+                "the policy does not have this name",
+            )
 
 
 @given(target=st.binary(max_size=200))
@@ -267,7 +290,9 @@ def test_a_target_is_taken_apart_without_loss(target: bytes) -> None:
 def test_every_pair_of_our_names_disagrees() -> None:
     """No two different names of the policy ever pass for one another, in SNI, Host or address."""
     exact = [
-        (name, address) for name, (owner, address) in NAMES.items() if owner in ("shop", "wild") and "*" not in name
+        (name, address)
+        for name, (owner, address) in NAMES.items()
+        if owner in ("shop", "wild") and "*" not in name
     ]
     for (one, here), (other, there) in itertools.permutations(exact, 2):
         refused(secure(one, other, here))
@@ -275,26 +300,40 @@ def test_every_pair_of_our_names_disagrees() -> None:
         refused(web(other, here))
 
 
-@given(st.sampled_from(["GET", "HEAD", "POST", "DELETE", "get", "CONNECT", "BREW", ""]) | st.text(max_size=10))
+@given(
+    st.sampled_from(["GET", "HEAD", "POST", "DELETE", "get", "CONNECT", "BREW", ""])
+    | st.text(max_size=10)
+)
 def test_something_real_gets_the_named_methods_only(method: str) -> None:
     """Exactly as the policy spells them, at its own address and name; a stand-in hears them all."""
-    real = StandInPlan(id="shop", kind=UPSTREAM, names=(), ports=WEB, settings={"methods": ["GET", "HEAD"]})
+    real = StandInPlan(
+        id="shop", kind=UPSTREAM, names=(), ports=WEB, settings={"methods": ["GET", "HEAD"]}
+    )
     flow = web("shop.example", method=method)
     verdict = decide(flow, LAYOUT, (real,))
     assert verdict.allowed == (method in {"GET", "HEAD"})
     assert verdict.allowed or verdict.reason in {Refusal.METHOD_NOT_TAKEN, Refusal.CONNECT}
     assert decide(flow, LAYOUT, STAND_INS).allowed == (method.upper() != "CONNECT")
-    assert decide(web("mail.example", method="GET"), LAYOUT, (real,)).reason == "the name has another address"
+    assert (
+        decide(web("mail.example", method="GET"), LAYOUT, (real,)).reason
+        == "the name has another address"
+    )
 
 
 def cells_in(*of: tuple[str, str | None]) -> tuple[StandInPlan, ...]:
     """Cells in networks, each named by its first letters; None: in every one."""
-    settings = [(name, {} if networks is None else {"networks": networks.split()}) for name, networks in of]
-    return tuple(StandInPlan(id=name, kind="cell", names=(), ports=(), settings=held) for name, held in settings)
+    settings = [
+        (name, {} if networks is None else {"networks": networks.split()}) for name, networks in of
+    ]
+    return tuple(
+        StandInPlan(id=name, kind="cell", names=(), ports=(), settings=held)
+        for name, held in settings
+    )
 
 
 def test_a_cell_knows_no_name_of_one_that_it_is_kept_apart_from() -> None:
-    """Nobody's without a shared network; those of stand-ins, of cells in every network, and its own, always."""
+    """Nobody's without a shared network; those of stand-ins, of cells in every network, and its
+    own, always."""
     stand_ins = cells_in(("shop", "front"), ("mail", "front back"), ("db", "back"), ("cloud", None))
 
     def known(cell: str) -> set[str]:
@@ -307,12 +346,22 @@ def test_a_cell_knows_no_name_of_one_that_it_is_kept_apart_from() -> None:
     assert known_to("shop", SIMULATED, stand_ins).catch_all == SIMULATED.catch_all
 
 
-@given(st.lists(st.sampled_from([None, "", "a", "b", "a b", "b c", "c"]), min_size=2, max_size=5), st.data())
-def test_a_name_is_known_exactly_where_the_cell_is_reached(networks: list[str | None], data: st.DataObject) -> None:
+@given(
+    st.lists(st.sampled_from([None, "", "a", "b", "a b", "b c", "c"]), min_size=2, max_size=5),
+    st.data(),
+)
+def test_a_name_is_known_exactly_where_the_cell_is_reached(
+    networks: list[str | None], data: st.DataObject
+) -> None:
     """By the same rule as the packets': what resolves is not kept apart, and what does not is."""
     cells = cells_in(*((f"c{at}", of) for at, of in enumerate(networks)))
     layout = replace(
-        LAYOUT, names=tuple(NameAddress(pattern=cell.id, stand_in=cell.id, address="10.9.8.9") for cell in cells)
+        LAYOUT,
+        names=tuple(
+            NameAddress(pattern=cell.id, stand_in=cell.id, address="10.9.8.9") for cell in cells
+        ),
     )
     one, other = data.draw(st.sampled_from(cells)), data.draw(st.sampled_from(cells))
-    assert (find(other.id, known_to(one.id, layout, cells)) is None) == (one.is_apart_from(other) and one != other)
+    assert (find(other.id, known_to(one.id, layout, cells)) is None) == (
+        one.is_apart_from(other) and one != other
+    )

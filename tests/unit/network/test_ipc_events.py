@@ -17,7 +17,11 @@ from belljar.network.ipc import Item, encode_event
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=40)
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53) + 1, 2**53 - 1) | st.floats(-(2**53) + 1, 2**53 - 1) | TEXT,
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53) + 1, 2**53 - 1)
+    | st.floats(-(2**53) + 1, 2**53 - 1)
+    | TEXT,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
     max_leaves=12,
 )
@@ -26,13 +30,18 @@ VALUES = st.recursive(
 def body(name: str, content: bytes, extra: int = 0) -> Body:
     """A body of which so many bytes were left out."""
     return Body(
-        name=name, content=content, total_bytes=len(content) + extra, sha256=hashlib.sha256(content).hexdigest()
+        name=name,
+        content=content,
+        total_bytes=len(content) + extra,
+        sha256=hashlib.sha256(content).hexdigest(),
     )
 
 
 def head(**changes: object) -> bytes:
     """A good event's head, with changes."""
-    return json.dumps({"id": 1, "kind": "network.dns", "data": {}, "bodies": [], **changes}).encode()
+    return json.dumps(
+        {"id": 1, "kind": "network.dns", "data": {}, "bodies": [], **changes}
+    ).encode()
 
 
 def feed_all(decoder: wire.EventDecoder, sent: list[bytes]) -> list[object]:
@@ -51,7 +60,9 @@ def feed_all(decoder: wire.EventDecoder, sent: list[bytes]) -> list[object]:
         max_size=3,
     )
 )
-def test_what_a_gateway_sends_arrives(events: list[tuple[str, dict[str, Any], list[bytes]]]) -> None:
+def test_what_a_gateway_sends_arrives(
+    events: list[tuple[str, dict[str, Any], list[bytes]]],
+) -> None:
     """Events of any size, one after the other, come out as they went in."""
     decoder = wire.EventDecoder()
     for number, (kind, data, contents) in enumerate(events, 1):
@@ -63,12 +74,15 @@ def test_what_a_gateway_sends_arrives(events: list[tuple[str, dict[str, Any], li
 @settings(deadline=None)
 @given(
     st.lists(
-        st.binary(max_size=300) | st.just(head()) | st.builds(lambda value: json.dumps(value).encode(), VALUES),
+        st.binary(max_size=300)
+        | st.just(head())
+        | st.builds(lambda value: json.dumps(value).encode(), VALUES),
         max_size=6,
     )
 )
 def test_anything_else_is_a_violation_or_waits(sent: list[bytes]) -> None:
-    """Whatever is fed, the decoder takes it, waits for more, or says that it is a violation; nothing else is raised."""
+    """Whatever is fed, the decoder takes it, waits for more, or says that it is a violation;
+    nothing else is raised."""
     decoder = wire.EventDecoder()
     for datagram in sent:
         try:
@@ -101,12 +115,16 @@ BAD = {
     "bodies that are none": head(bodies={}),
     "nine bodies": head(bodies=[{**REF, "name": f"b{index}"} for index in range(9)]),
     "a name twice among bodies": head(bodies=[REF, REF]),
-    "a body too large": head(bodies=[{**REF, "kept_bytes": wire.MAX_BODY_BYTES + 1, "total_bytes": 2**40}]),
+    "a body too large": head(
+        bodies=[{**REF, "kept_bytes": wire.MAX_BODY_BYTES + 1, "total_bytes": 2**40}]
+    ),
     "more kept than there was": head(bodies=[{**REF, "total_bytes": 0}]),
     "a path for a name": head(bodies=[{**REF, "name": "../x"}]),
     "no digest": head(bodies=[{**REF, "sha256": "0" * 63}]),
     "a question without a body": head(kind="ask", data={"what": "chat"}),
-    "a question that is cut": head(kind="ask", data={"what": "chat"}, bodies=[{**REF, "total_bytes": 2}]),
+    "a question that is cut": head(
+        kind="ask", data={"what": "chat"}, bodies=[{**REF, "total_bytes": 2}]
+    ),
     "a sign of life with data": head(kind="alive", data={"x": 1}),
     "a sign of life with a body": head(kind="alive", bodies=[REF]),
     "a question of no name": head(kind="ask", data={"what": "../x"}, bodies=[REF]),
@@ -133,14 +151,23 @@ def word(number: int, kind: str, data: object, bodies: object = ()) -> bytes:
 def test_the_last_word_is_the_last() -> None:
     """It says how much is unreported, and nothing else; nothing follows it."""
     decoder = wire.EventDecoder()
-    assert decoder.feed(word(1, "ended", {"unreported": 3})) == wire.GatewayEnded(id=1, unreported=3)
+    assert decoder.feed(word(1, "ended", {"unreported": 3})) == wire.GatewayEnded(
+        id=1, unreported=3
+    )
     with pytest.raises(wire.WireViolation, match="after the last"):
         decoder.feed(word(2, "alive", {}))
     assert json.loads(wire.encode_end(1.5)) == {"end": 1.5}
 
 
 @pytest.mark.parametrize(
-    "data", [{}, {"unreported": -1}, {"unreported": True}, {"unreported": 1.0}, {"unreported": 0, "more": 0}]
+    "data",
+    [
+        {},
+        {"unreported": -1},
+        {"unreported": True},
+        {"unreported": 1.0},
+        {"unreported": 0, "more": 0},
+    ],
 )
 def test_a_last_word_of_another_kind_is_a_violation(data: object) -> None:
     """Another count than a count, or another field."""
@@ -168,7 +195,8 @@ def test_ids_must_grow_and_bodies_may_not_overflow() -> None:
 
 
 def test_ready_is_said_once() -> None:
-    """Each is remembered by its owner: a gateway that says it again and again would fill his memory."""
+    """Each is remembered by its owner: a gateway that says it again and again would fill his
+    memory."""
     decoder = wire.EventDecoder()
     assert isinstance(decoder.feed(head(kind="ready")), wire.GatewayReady)
     assert isinstance(decoder.feed(head(id=2)), wire.GatewayEvent)

@@ -1,4 +1,5 @@
-"""The gateway's filter, run by a small interpreter of its own: what is allowed, on both machines."""
+"""The gateway's filter, run by a small interpreter of its own: what is allowed, on both
+machines."""
 
 from __future__ import annotations
 
@@ -6,15 +7,28 @@ import struct
 
 import pytest
 
-from belljar.network.seccomp import ALLOWED, KILLING, SUPERVISOR_ALLOWED, gateway_filter, supervisor_filter
+from belljar.network.seccomp import (
+    ALLOWED,
+    KILLING,
+    SUPERVISOR_ALLOWED,
+    gateway_filter,
+    supervisor_filter,
+)
 
 ALLOW, KILL, EPERM, ENOSYS = 0x7FFF0000, 0x80000000, 0x50001, 0x50026
 ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 COLUMN = {"x86_64": 0, "aarch64": 1}
 
 
-def verdict(machine: str, number: int, *arguments: int, arch: int | None = None, program: bytes | None = None) -> int:
-    """What the kernel would do (Documentation/networking/filter.rst: the four instructions that are used)."""
+def verdict(
+    machine: str,
+    number: int,
+    *arguments: int,
+    arch: int | None = None,
+    program: bytes | None = None,
+) -> int:
+    """What the kernel would do (Documentation/networking/filter.rst: the four instructions that are
+    used)."""
     program = program or gateway_filter(machine)
     words = (*arguments, *[0] * (6 - len(arguments)))
     data = struct.pack("<IIQ6Q", number, ARCH[machine] if arch is None else arch, 0, *words)
@@ -35,7 +49,9 @@ def verdict(machine: str, number: int, *arguments: int, arch: int | None = None,
 def test_the_list_is_allowed_and_all_else_is_not(machine: str) -> None:
     """Each number up to the newest call: allowed when it is on the list, else refused."""
     allowed = {numbers[COLUMN[machine]] for numbers in ALLOWED.values()}
-    by_argument = {"x86_64": {9, 10, 54, 44, 46, 72}, "aarch64": {222, 226, 208, 206, 211, 25}}[machine]
+    by_argument = {"x86_64": {9, 10, 54, 44, 46, 72}, "aarch64": {222, 226, 208, 206, 211, 25}}[
+        machine
+    ]
     setsockopt = {"x86_64": 54, "aarch64": 208}[machine]
     for number in range(600):
         seen = verdict(machine, number, 1, 1, 13 if number == setsockopt else 0)
@@ -45,7 +61,9 @@ def test_the_list_is_allowed_and_all_else_is_not(machine: str) -> None:
             assert seen == (ENOSYS if number == 435 else EPERM), number
 
 
-@pytest.mark.parametrize(("machine", "mmap", "mprotect"), [("x86_64", 9, 10), ("aarch64", 222, 226)])
+@pytest.mark.parametrize(
+    ("machine", "mmap", "mprotect"), [("x86_64", 9, 10), ("aarch64", 222, 226)]
+)
 def test_no_memory_becomes_code(machine: str, mmap: int, mprotect: int) -> None:
     """PROT_EXEC is refused, with whatever else."""
     for call in (mmap, mprotect):
@@ -53,7 +71,9 @@ def test_no_memory_becomes_code(machine: str, mmap: int, mprotect: int) -> None:
         assert verdict(machine, call, 0, 4096, 7) == EPERM
 
 
-@pytest.mark.parametrize(("machine", "sendto", "sendmsg"), [("x86_64", 44, 46), ("aarch64", 206, 211)])
+@pytest.mark.parametrize(
+    ("machine", "sendto", "sendmsg"), [("x86_64", 44, 46), ("aarch64", 206, 211)]
+)
 def test_nothing_is_connected_by_sending(machine: str, sendto: int, sendmsg: int) -> None:
     """MSG_FASTOPEN is refused, with whatever else; other flags are not."""
     assert verdict(machine, sendto, 3, 0, 1, 0x4000) == ALLOW
@@ -62,9 +82,12 @@ def test_nothing_is_connected_by_sending(machine: str, sendto: int, sendmsg: int
     assert verdict(machine, sendmsg, 3, 0, 0x2000_4000) == EPERM
 
 
-@pytest.mark.parametrize(("machine", "affinity", "ioctl"), [("x86_64", 204, 16), ("aarch64", 123, 29)])
+@pytest.mark.parametrize(
+    ("machine", "affinity", "ioctl"), [("x86_64", 204, 16), ("aarch64", 123, 29)]
+)
 def test_calls_by_their_arguments(machine: str, affinity: int, ioctl: int) -> None:
-    """Its own processors, nobody else's; of ioctls a few are left, and typing into a terminal is not among them."""
+    """Its own processors, nobody else's; of ioctls a few are left, and typing into a terminal is
+    not among them."""
     assert verdict(machine, affinity, 0) == ALLOW
     assert verdict(machine, affinity, 1) == EPERM
     assert verdict(machine, ioctl, 3, 0x5421) == ALLOW
@@ -73,14 +96,18 @@ def test_calls_by_their_arguments(machine: str, affinity: int, ioctl: int) -> No
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_nothing_is_made_that_holds_the_kernels_memory(machine: str) -> None:
-    """Pairs of sockets, pipes, epolls, eventfds, memfds: what they hold counts for no limit of the process."""
-    calls = {"x86_64": (53, 22, 293, 213, 291, 284, 290, 319), "aarch64": (199, 59, 20, 19, 279)}[machine]
+    """Pairs of sockets, pipes, epolls, eventfds, memfds: what they hold counts for no limit of the
+    process."""
+    calls = {"x86_64": (53, 22, 293, 213, 291, 284, 290, 319), "aarch64": (199, 59, 20, 19, 279)}[
+        machine
+    ]
     assert {verdict(machine, call, 1) for call in calls} == {EPERM}
 
 
 @pytest.mark.parametrize(("machine", "fcntl"), [("x86_64", 72), ("aarch64", 25)])
 def test_no_signal_is_sent_by_a_descriptor(machine: str, fcntl: int) -> None:
-    """Neither an owner nor a signal can be set, nor O_ASYNC with whatever else: an ordinary user's gateway could end his other processes so."""
+    """Neither an owner nor a signal can be set, nor O_ASYNC with whatever else: an ordinary user's
+    gateway could end his other processes so."""
     f_getfl, f_setfl, f_setown, f_setsig, f_setown_ex, f_dupfd_cloexec = 3, 4, 8, 10, 15, 1030
     for command in (f_getfl, f_dupfd_cloexec):
         assert verdict(machine, fcntl, 3, command) == ALLOW
@@ -92,7 +119,8 @@ def test_no_signal_is_sent_by_a_descriptor(machine: str, fcntl: int) -> None:
 
 @pytest.mark.parametrize(("machine", "setsockopt"), [("x86_64", 54), ("aarch64", 208)])
 def test_a_socket_is_set_in_four_ways(machine: str, setsockopt: int) -> None:
-    """Of every level and name: SO_LINGER, SO_OOBINLINE, TCP_NODELAY and IP_PKTINFO, and nothing else.
+    """Of every level and name: SO_LINGER, SO_OOBINLINE, TCP_NODELAY and IP_PKTINFO, and nothing
+    else.
 
     Not SO_ATTACH_BPF, SO_MARK, IP_TRANSPARENT, TCP_REPAIR, TCP_ULP, nftables' own.
     """
@@ -116,12 +144,16 @@ def test_other_ways_in_kill() -> None:
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 @pytest.mark.parametrize("may_enter", [False, True])
 def test_the_supervisor_s_calls(machine: str, may_enter: bool) -> None:
-    """Those on its list; those that only a compromised process makes kill it; all others are refused."""
+    """Those on its list; those that only a compromised process makes kill it; all others are
+    refused."""
     program = supervisor_filter(may_enter=may_enter, machine=machine)
     column = COLUMN[machine]
     allowed = {numbers[column] for numbers in SUPERVISOR_ALLOWED.values()}
     killing = {numbers[column] for numbers in KILLING.values()}
-    by_argument = {"x86_64": {16, 41, 56, 62, 72, 204, 257, 308}, "aarch64": {25, 29, 56, 123, 129, 198, 220, 268}}
+    by_argument = {
+        "x86_64": {16, 41, 56, 62, 72, 204, 257, 308},
+        "aarch64": {25, 29, 56, 123, 129, 198, 220, 268},
+    }
     assert not allowed & killing
     for number in set(range(600)) - by_argument[machine]:
         seen = verdict(machine, number, 1, 1, program=program)
@@ -140,15 +172,31 @@ def test_the_supervisor_s_calls(machine: str, may_enter: bool) -> None:
 def test_the_supervisor_s_calls_by_their_arguments(
     machine: str, openat: int, sockets: int, clone: int, kill: int, setns: int
 ) -> None:
-    """It opens for reading alone, has netlink and plain sockets, makes no namespace, sends SIGKILL alone, and enters network namespaces if it may."""
+    """It opens for reading alone, has netlink and plain sockets, makes no namespace, sends SIGKILL
+    alone, and enters network namespaces if it may."""
     program = supervisor_filter(may_enter=False, machine=machine)
-    for flags, seen in ((0o2000000, ALLOW), (1, EPERM), (2, EPERM), (0o100, EPERM), (0o20200000, EPERM)):
+    for flags, seen in (
+        (0o2000000, ALLOW),
+        (1, EPERM),
+        (2, EPERM),
+        (0o100, EPERM),
+        (0o20200000, EPERM),
+    ):
         assert verdict(machine, openat, 0, 0, flags, program=program) == seen, flags
-    families = {number for number in range(50) if verdict(machine, sockets, number, program=program) == ALLOW}
+    families = {
+        number
+        for number in range(50)
+        if verdict(machine, sockets, number, program=program) == ALLOW
+    }
     assert families == {2, 16}
     assert verdict(machine, clone, 17, program=program) == ALLOW
-    assert {verdict(machine, clone, 1 << bit | 17, program=program) for bit in (17, *range(25, 31))} == {EPERM}
-    assert [verdict(machine, kill, 1, number, program=program) for number in (9, 15)] == [ALLOW, EPERM]
+    assert {
+        verdict(machine, clone, 1 << bit | 17, program=program) for bit in (17, *range(25, 31))
+    } == {EPERM}
+    assert [verdict(machine, kill, 1, number, program=program) for number in (9, 15)] == [
+        ALLOW,
+        EPERM,
+    ]
     assert verdict(machine, setns, 3, 0x4000_0000, program=program) == KILL
     program = supervisor_filter(may_enter=True, machine=machine)
     assert verdict(machine, setns, 3, 0x4000_0000, program=program) == ALLOW

@@ -1,6 +1,7 @@
 """Hosts and images to plan for, and golden files.
 
-`BELLJAR_UPDATE_GOLDEN=1 pytest tests/unit/plan` writes the golden files anew; look at the difference before it is committed.
+`BELLJAR_UPDATE_GOLDEN=1 pytest tests/unit/plan` writes the golden files anew; look at the
+difference before it is committed.
 """
 
 from __future__ import annotations

@@ -19,10 +19,14 @@ HTTP = (PortPlan(number=80, protocol="http"),)
 
 def stand_in(name: str, kind: str = "http", names: int = 1) -> StandInPlan:
     """A stand-in with so many names."""
-    return StandInPlan(id=name, kind=kind, names=tuple(f"{name}-{at}.example" for at in range(names)), ports=HTTP)
+    return StandInPlan(
+        id=name, kind=kind, names=tuple(f"{name}-{at}.example" for at in range(names)), ports=HTTP
+    )
 
 
-def plan(http: int = 2, targets: int = 1, *, simulate: bool = False, sink: bool = False) -> NetworkPlan:
+def plan(
+    http: int = 2, targets: int = 1, *, simulate: bool = False, sink: bool = False
+) -> NetworkPlan:
     """A network with so many names and target cells, a metadata service and an upstream."""
     upstream = UpstreamPlan(
         host="real.example",
@@ -50,7 +54,9 @@ NETWORKS = st.builds(
     st.integers(9, 32),
 )
 INSIDE = st.builds(
-    lambda address, length: str(IPv4Network(((10 << 24 | address) & (0xFFFFFFFF << (32 - length)), length))),
+    lambda address, length: str(
+        IPv4Network(((10 << 24 | address) & (0xFFFFFFFF << (32 - length)), length))
+    ),
     st.integers(0, 0xFFFFFF),
     st.integers(9, 32),
 )
@@ -66,7 +72,8 @@ INSIDE = st.builds(
 def test_a_layout_is_apart_from_everything(
     random_bytes: bytes, avoid: list[str], http: int, targets: int, simulate: bool
 ) -> None:
-    """Deterministic, inside one /22 that overlaps nothing avoided; no address, MAC or device twice; names and cells in nets of their own; JSON both ways."""
+    """Deterministic, inside one /22 that overlaps nothing avoided; no address, MAC or device twice;
+    names and cells in nets of their own; JSON both ways."""
     network = plan(http, targets, simulate=simulate, sink=simulate)
     layout = lay_out(network, ("default", "second"), random_bytes=random_bytes, avoid=avoid)
     assert layout == lay_out(network, ("default", "second"), random_bytes=random_bytes, avoid=avoid)
@@ -76,14 +83,21 @@ def test_a_layout_is_apart_from_everything(
     assert not any(prefix.overlaps(IPv4Network(item)) for item in avoid)
     names_net, cells_net, *_ = prefix.subnets(new_prefix=24)
     ids = {item.id for item in network.targets}
-    own = [name.address for name in layout.names if name.stand_in not in ids and name.address != METADATA_ADDRESS]
+    own = [
+        name.address
+        for name in layout.names
+        if name.stand_in not in ids and name.address != METADATA_ADDRESS
+    ]
     drawn = [layout.resolver, *own, *([layout.catch_all] if layout.catch_all else ())]
     assert len(set(drawn)) == len(drawn)
     assert all(IPv4Address(address) in names_net for address in drawn)
     cells = [port.address for port in layout.cells]
     assert len(set(cells)) == len(cells) == targets + 2
     assert all(IPv4Address(address) in cells_net for address in cells)
-    assert not {str(net[at]) for net in (names_net, cells_net) for at in (0, 255)} & {*drawn, *cells}
+    assert not {str(net[at]) for net in (names_net, cells_net) for at in (0, 255)} & {
+        *drawn,
+        *cells,
+    }
     macs = [mac for port in layout.cells for mac in (port.mac, port.gateway_mac)]
     assert len(set(macs)) == len(macs)
     assert all(int(mac[:2], 16) & 3 == 2 for mac in macs)
@@ -91,7 +105,8 @@ def test_a_layout_is_apart_from_everything(
 
 
 def test_every_name_has_an_address_and_a_targets_is_its_cells() -> None:
-    """Each pattern one of its own; an upstream's too; the metadata service has besides the address that clouds use."""
+    """Each pattern one of its own; an upstream's too; the metadata service has besides the address
+    that clouds use."""
     layout = lay_out(plan(), ("default",), random_bytes=bytes(16), avoid=())
     found = {name.pattern: (name.stand_in, name.address) for name in layout.names}
     assert set(found) == {
@@ -106,14 +121,19 @@ def test_every_name_has_an_address_and_a_targets_is_its_cells() -> None:
     assert found["web-0.example"][1] != found["web-1.example"][1]
     assert found["real.example"][0] == "upstream:real.example"
     assert found[METADATA_ADDRESS] == ("meta", METADATA_ADDRESS)
-    assert layout.local_prefixes == (str(IPv4Network(f"{layout.resolver}/24", strict=False)), f"{METADATA_ADDRESS}/32")
+    assert layout.local_prefixes == (
+        str(IPv4Network(f"{layout.resolver}/24", strict=False)),
+        f"{METADATA_ADDRESS}/32",
+    )
     with pytest.raises(KeyError):
         layout.cell("absent")
 
 
 def test_other_randomness_gives_another_range() -> None:
     """Of 50 draws hardly any two share a prefix, and no two a MAC."""
-    layouts = [lay_out(plan(), ("default",), random_bytes=bytes([at]) * 16, avoid=()) for at in range(50)]
+    layouts = [
+        lay_out(plan(), ("default",), random_bytes=bytes([at]) * 16, avoid=()) for at in range(50)
+    ]
     assert len({layout.prefix for layout in layouts}) > 45
     assert len({port.mac for layout in layouts for port in layout.cells}) == 100
 
@@ -122,9 +142,13 @@ def test_a_host_with_a_route_to_one_private_net_gets_another() -> None:
     """And one with routes to all of them is told so."""
     at = bytes(16)
     assert lay_out(plan(), ("a",), random_bytes=at, avoid=["10.0.0.0/8"]).prefix.startswith("172.")
-    assert lay_out(plan(), ("a",), random_bytes=at, avoid=["10.0.0.0/8", "172.16.0.0/12"]).prefix.startswith("192.168.")
+    assert lay_out(
+        plan(), ("a",), random_bytes=at, avoid=["10.0.0.0/8", "172.16.0.0/12"]
+    ).prefix.startswith("192.168.")
     with pytest.raises(HostError, match="routes to all private networks") as refused:
-        lay_out(plan(), ("a",), random_bytes=at, avoid=["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"])
+        lay_out(
+            plan(), ("a",), random_bytes=at, avoid=["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"]
+        )
     assert refused.value.hint
 
 
@@ -145,7 +169,9 @@ def test_bounds_are_kept() -> None:
 def test_a_sink_listens_where_nothing_else_does() -> None:
     """On one port, drawn too; without a sink there is none."""
     ports = tuple(PortPlan(number=number, protocol="http") for number in range(20_000, 31_999))
-    network = NetworkPlan(stand_ins=(StandInPlan(id="a", kind="http", names=("a",), ports=ports),), sink=True)
+    network = NetworkPlan(
+        stand_ins=(StandInPlan(id="a", kind="http", names=("a",), ports=ports),), sink=True
+    )
     assert lay_out(network, ("default",), random_bytes=bytes(16), avoid=()).sink_port == 31_999
     assert lay_out(plan(), ("default",), random_bytes=bytes(16), avoid=()).sink_port is None
 
@@ -157,7 +183,9 @@ def test_a_sink_listens_where_nothing_else_does() -> None:
             name: st.none()
             | st.text(max_size=8)
             | st.integers()
-            | st.lists(st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=2), max_size=2)
+            | st.lists(
+                st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=2), max_size=2
+            )
             for name in ("prefix", "resolver", "names", "catch_all", "cells", "sink_port")
         },
     )

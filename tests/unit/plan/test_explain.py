@@ -43,25 +43,40 @@ def test_an_images_program_and_when_it_is_ready(facts: HostFacts, image: ImageFa
     program."""
 
     def text(image: ImageFacts) -> str:
-        return " ".join(" ".join(render_plan(make_plan(load_preset("high").policy, facts, image))).split())
+        return " ".join(
+            " ".join(render_plan(make_plan(load_preset("high").policy, facts, image))).split()
+        )
 
     assert "runs " not in text(image)
-    assert f"runs /enter serve — before a sample starts, until it has run for {SETTLE_S:g} s" in text(
-        replace(image, program="/enter serve")
+    assert (
+        f"runs /enter serve — before a sample starts, until it has run for {SETTLE_S:g} s"
+        in text(replace(image, program="/enter serve"))
     )
-    assert "until the image's health check passes" in text(replace(image, program="/enter serve", has_check=True))
+    assert "until the image's health check passes" in text(
+        replace(image, program="/enter serve", has_check=True)
+    )
 
 
 def test_what_is_real_can_be_shown_apart(facts: HostFacts, image: ImageFacts) -> None:
     """Every line of such a sentence is given to the caller's function, and no other."""
     network = {
         "upstreams": [
-            {"host": "real.example", "ports": [443], "methods": ["GET"], "budget": "1MiB", "reason": "because " * 30}
+            {
+                "host": "real.example",
+                "ports": [443],
+                "methods": ["GET"],
+                "budget": "1MiB",
+                "reason": "because " * 30,
+            }
         ]
     }
-    plan = make_plan(Policy.model_validate({"belljar": 1, "risk": "low", "network": network}), facts, image)
+    plan = make_plan(
+        Policy.model_validate({"belljar": 1, "risk": "low", "network": network}), facts, image
+    )
     plain = render_plan(plan)
-    marked = [line for line in render_plan(plan, real=lambda line: f"!{line}") if line.startswith("!")]
+    marked = [
+        line for line in render_plan(plan, real=lambda line: f"!{line}") if line.startswith("!")
+    ]
     assert len(marked) > 2
     assert "REAL network: real.example" in marked[0]
     first = plain.index(marked[0][1:])
@@ -84,8 +99,12 @@ def test_an_author_sees_each_decoy_and_its_place(facts: HostFacts, image: ImageF
 
 @pytest.mark.parametrize("tier", [Tier.CONTAINER, Tier.GVISOR])
 def test_every_resource_is_bounded_by_the_host(tier: Tier, facts: HostFacts) -> None:
-    """Each of the policy's, by a means of the host; the agent alone holds nothing but what the host looks after too."""
-    held = {bound.what: bound for bound in isolation_of(tier, Resources(cpus=3, processes=77), facts).bounds}
+    """Each of the policy's, by a means of the host; the agent alone holds nothing but what the host
+    looks after too."""
+    held = {
+        bound.what: bound
+        for bound in isolation_of(tier, Resources(cpus=3, processes=77), facts).bounds
+    }
     assert held["processors"].most == "3"
     assert "300% of one" in held["processors"].enforced_by[0]
     grouped = ("processors", "memory and files together", "files it writes")
@@ -108,7 +127,8 @@ def test_every_resource_is_bounded_by_the_host(tier: Tier, facts: HostFacts) -> 
     ],
 )
 def test_each_tier_has_a_sensor_with_limits(tier: Tier, is_root: bool, sensor: str) -> None:
-    """Named as in the record; what it can't see is never empty. A policy without decoys has no warning."""
+    """Named as in the record; what it can't see is never empty. A policy without decoys has no
+    warning."""
     policy, facts = resolve_policy("low").policy, replace(capable_host(), is_root=is_root)
     assert decoy_warnings(policy, tier, facts) == ()
     (warning,) = decoy_warnings(policy.model_copy(update={"decoys": ("anything",)}), tier, facts)

@@ -32,7 +32,10 @@ UPSTREAM = UpstreamPlan(
 def test_every_stand_in_is_told_by_name_and_port() -> None:
     """With who answers; the metadata service with its address."""
     said = reach(NetworkPlan(stand_ins=(SHOP, CLOUD, CELL)))
-    assert "shop (http, simulated by the gateway): shop.example, *.shop.example on 80/http, 443/tls" in said
+    assert (
+        "shop (http, simulated by the gateway): shop.example, *.shop.example on 80/http, 443/tls"
+        in said
+    )
     assert "cloud (metadata, simulated by the gateway): 169.254.169.254 on 80/http" in said
     assert "db (cell, a target cell of the range): db on 5432/tcp" in said
     assert "no other name: it doesn't exist (NXDOMAIN)" in said
@@ -44,23 +47,31 @@ def test_what_is_wider_is_said_aloud() -> None:
     said = reach(NetworkPlan(default="simulate", sink=True))
     assert [sentence.split(",")[0] for sentence in said if sentence.startswith("ANY")] == [
         "ANY other name",
-        "ANY other TCP port of any address: a sink that records the first bytes and closes (`sink: true`)",
+        (
+            "ANY other TCP port of any address: a sink that records the first bytes and closes"
+            " (`sink: true`)"
+        ),
     ]
     assert not any("NXDOMAIN" in sentence for sentence in said)
 
 
 def test_what_is_real_is_said_as_real(facts: HostFacts) -> None:
-    """Host, ports, methods, budget and reason, escaped; a note says that it leaves this host; nothing else claims that none does."""
+    """Host, ports, methods, budget and reason, escaped; a note says that it leaves this host;
+    nothing else claims that none does."""
     network = NetworkPlan(upstreams=(UPSTREAM,))
     (real,) = [sentence for sentence in reach(network) if sentence.startswith(REAL)]
-    assert real == (
-        "REAL network: real.example on 443, by GET, HEAD, dialled by this host for the gateway; in both directions at most"
-        " 10 MiB for each sample and 100 MiB for all samples of a run. Why: a\\x1b[2J b"
+    assert (
+        real
+        == "REAL network: real.example on 443, by GET, HEAD, dialled by this host for the gateway;"
+        " in both directions at most 10 MiB for each sample and 100 MiB for all samples of a"
+        " run. Why: a\\x1b[2J b"
     )
     assert any("leaves this host" in sentence for sentence in warnings(network, facts))
     assert "but this host dials" in reach(network)[0]
     assert "dials" not in " ".join(reach(NetworkPlan()))
-    assert not any("without" in sentence for sentence in reach(network) if "gateway, which answers" in sentence)
+    assert not any(
+        "without" in sentence for sentence in reach(network) if "gateway, which answers" in sentence
+    )
 
 
 def test_target_cells_that_may_not_fit_are_noted(facts: HostFacts) -> None:

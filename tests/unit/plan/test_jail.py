@@ -31,7 +31,11 @@ SPEC = JailSpec(
     binds=(JailBind(source=Path("/s/i/rootfs.sqfs"), target="/i/disk"),),
     identity=JailIdentity(host_uid=0x70000001, host_gid=0x70000001, privileged=True),
     limits=JailLimits(
-        memory_max_bytes=1 << 30, cpu_quota_percent=100, processes=81, lifetime_s=1.5, address_space_bytes=1 << 31
+        memory_max_bytes=1 << 30,
+        cpu_quota_percent=100,
+        processes=81,
+        lifetime_s=1.5,
+        address_space_bytes=1 << 31,
     ),
     cgroups=(Path("/sys/fs/cgroup/memory/cell-c-0123456789ab"),),
     memory_by_rlimit=False,
@@ -42,10 +46,25 @@ def test_golden() -> None:
     """Everything the launcher is told, in its order; lifetimes in milliseconds."""
     fds = JailFds(lifeline=5, status=6, kept=(7, 8), hold=9)
     assert jail_argv("/p/jail", SPEC, fds, ("/usr/bin/vmm", "-x")) == (
-        *("/p/jail", "--cell", "c-0123456789ab", "--root", "/s/vmm/k/root", "--owner", "42", "--privileged"),
+        *(
+            "/p/jail",
+            "--cell",
+            "c-0123456789ab",
+            "--root",
+            "/s/vmm/k/root",
+            "--owner",
+            "42",
+            "--privileged",
+        ),
         *("--uid", "1879048193", "1000", "--gid", "1879048193", "1000"),
         *("--lifeline", "5", "--status", "6", "--lifetime-ms", "1500", "--hold", "9"),
-        *("--bind", "/s/i/rootfs.sqfs", "/i/disk", "--cgroup", "/sys/fs/cgroup/memory/cell-c-0123456789ab"),
+        *(
+            "--bind",
+            "/s/i/rootfs.sqfs",
+            "/i/disk",
+            "--cgroup",
+            "/sys/fs/cgroup/memory/cell-c-0123456789ab",
+        ),
         *(
             "--rlimit",
             "core",
@@ -77,7 +96,9 @@ def test_an_ordinary_user_without_groups() -> None:
 def test_only_a_template_may_write() -> None:
     """A writable file lifts the ban on growing files, and only that file is writable."""
     writable = JailBind(source=Path("/s/memory"), target="/i/memory", writable=True)
-    words = jail_argv("/p/jail", replace(SPEC, binds=(writable,)), JailFds(lifeline=5, status=6, kept=()), ("/v",))
+    words = jail_argv(
+        "/p/jail", replace(SPEC, binds=(writable,)), JailFds(lifeline=5, status=6, kept=()), ("/v",)
+    )
     assert "fsize" not in words
     assert words.count("--bind-writable") == 1
     assert "--bind" not in words
@@ -101,15 +122,34 @@ RUNTIME = replace(
 
 
 def test_golden_of_a_runtime() -> None:
-    """A runtime's jail: maps instead of one id, no limit that would break it, and what it is given."""
+    """A runtime's jail: maps instead of one id, no limit that would break it, and what it is
+    given."""
     fds = JailFds(lifeline=5, status=6, kept=(), stdin=7)
     assert jail_argv("/p/jail", RUNTIME, fds, ("/runc", "run")) == (
-        *("/p/jail", "--cell", "c-0123456789ab", "--root", "/s/vmm/k/root", "--owner", "42", "--privileged"),
+        *(
+            "/p/jail",
+            "--cell",
+            "c-0123456789ab",
+            "--root",
+            "/s/vmm/k/root",
+            "--owner",
+            "42",
+            "--privileged",
+        ),
         *("--uid-map", "0", "1000", "1", "--uid-map", "1", "100000", "65536"),
         *("--gid-map", "0", "1001", "1", "--gid-map", "1", "200000", "65536"),
         *("--newuidmap", "/u/newuidmap", "--newgidmap", "/u/newgidmap"),
         *("--lifeline", "5", "--status", "6", "--lifetime-ms", "1500", "--rlimit", "core", "1"),
-        *("--stdin", "7", "--hostname", "vm", "--env", "PATH=/usr/bin", "--keep-capabilities", "--init"),
+        *(
+            "--stdin",
+            "7",
+            "--hostname",
+            "vm",
+            "--env",
+            "PATH=/usr/bin",
+            "--keep-capabilities",
+            "--init",
+        ),
         *("--", "/runc", "run"),
     )
 
@@ -118,24 +158,46 @@ def test_golden_of_a_runtime() -> None:
     ("mount", "words"),
     [
         (JailMount(kind="bind", target="/b", source=Path("/s")), "--mount-bind /s /b read-only"),
-        (JailMount(kind="bind", target="/b", source=Path("/s"), writable=True), "--mount-bind /s /b writable"),
-        (JailMount(kind="tree", target="/t", source=Path("/s")), "--mount-tree /s /t"),
-        (JailMount(kind="tree", target="/t", source=Path("/s"), shift=(7, 8, 9)), "--mount-shifted-tree /s /t 7 8 9"),
-        (JailMount(kind="device", target="/d", source=Path("/dev/null")), "--mount-device /dev/null /d"),
-        (JailMount(kind="tmpfs", target="/c", size_bytes=4096, inodes=5), "--mount-tmpfs /c 4096 5 493 noexec"),
         (
-            JailMount(kind="tmpfs", target="/c", size_bytes=1, inodes=2, mode=0o1777, executable=True),
+            JailMount(kind="bind", target="/b", source=Path("/s"), writable=True),
+            "--mount-bind /s /b writable",
+        ),
+        (JailMount(kind="tree", target="/t", source=Path("/s")), "--mount-tree /s /t"),
+        (
+            JailMount(kind="tree", target="/t", source=Path("/s"), shift=(7, 8, 9)),
+            "--mount-shifted-tree /s /t 7 8 9",
+        ),
+        (
+            JailMount(kind="device", target="/d", source=Path("/dev/null")),
+            "--mount-device /dev/null /d",
+        ),
+        (
+            JailMount(kind="tmpfs", target="/c", size_bytes=4096, inodes=5),
+            "--mount-tmpfs /c 4096 5 493 noexec",
+        ),
+        (
+            JailMount(
+                kind="tmpfs", target="/c", size_bytes=1, inodes=2, mode=0o1777, executable=True
+            ),
             "--mount-tmpfs /c 1 2 1023 exec",
         ),
         (JailMount(kind="proc", target="/proc"), "--mount-proc /proc"),
         (JailMount(kind="sysfs", target="/sys"), "--mount-sysfs /sys"),
         (JailMount(kind="cgroup", target="/sys/fs/cgroup"), "--mount-cgroup /sys/fs/cgroup"),
-        (JailMount(kind="overlay", target="/n", lower="/t", upper="/u", work="/w"), "--mount-overlay /n /t /u /w"),
+        (
+            JailMount(kind="overlay", target="/n", lower="/t", upper="/u", work="/w"),
+            "--mount-overlay /n /t /u /w",
+        ),
     ],
 )
 def test_each_mount(mount: JailMount, words: str) -> None:
     """Every kind is told with all it needs, in the launcher's order."""
-    argv = jail_argv("/p/jail", replace(RUNTIME, mounts=(mount,)), JailFds(lifeline=5, status=6, kept=()), ("/r",))
+    argv = jail_argv(
+        "/p/jail",
+        replace(RUNTIME, mounts=(mount,)),
+        JailFds(lifeline=5, status=6, kept=()),
+        ("/r",),
+    )
     assert f" {words} --rlimit" in " ".join(argv)
 
 
@@ -149,7 +211,9 @@ def test_limits_that_were_given_hold() -> None:
 
 def test_a_cells_ids() -> None:
     """0 is who starts it, 1 and on the workload's; an identity without a range has none."""
-    identity = JailIdentity(host_uid=7, host_gid=8, privileged=True, uids=IdRange(start=100), gids=IdRange(start=200))
+    identity = JailIdentity(
+        host_uid=7, host_gid=8, privileged=True, uids=IdRange(start=100), gids=IdRange(start=200)
+    )
     ids = cell_ids(identity)
     assert ids.uid_map == ((0, 7, 1), (1, 100, 65536))
     assert ids.gid_map == ((0, 8, 1), (1, 200, 65536))
@@ -158,7 +222,8 @@ def test_a_cells_ids() -> None:
 
 
 def test_the_bounds_hold_the_ram() -> None:
-    """Whatever the shape, RAM and translated code fit the memory bound, and the memory bound fits the address space."""
+    """Whatever the shape, RAM and translated code fit the memory bound, and the memory bound fits
+    the address space."""
     for vcpus in (1, 4, 16):
         for accel in ("kvm", "tcg"):
             shape = VmShape(vcpus=vcpus, ram_mib=2048, accel=accel, cpu_model="max")
@@ -166,15 +231,19 @@ def test_the_bounds_hold_the_ram() -> None:
 
 
 def test_a_jail_that_waits_for_its_link() -> None:
-    """The descriptor on which a byte comes, and whether the runtime may see the network's settings; only when it was asked for."""
+    """The descriptor on which a byte comes, and whether the runtime may see the network's settings;
+    only when it was asked for."""
     plain = replace(RUNTIME, init=True, keep_capabilities=True, network="plain")
     words = jail_argv("/p/jail", plain, JailFds(lifeline=5, status=6, kept=(), network=7), ("/v",))
     assert words[words.index("--network") :][:3] == ("--network", "7", "plain")
-    assert "--network" not in jail_argv("/p/jail", plain, JailFds(lifeline=5, status=6, kept=()), ("/v",))
+    assert "--network" not in jail_argv(
+        "/p/jail", plain, JailFds(lifeline=5, status=6, kept=()), ("/v",)
+    )
 
 
 def test_a_jail_below_another_user_namespace() -> None:
-    """An ordinary user's ids are mapped there already: 0 is the user, what follows his subordinate ids; nobody's help is asked."""
+    """An ordinary user's ids are mapped there already: 0 is the user, what follows his subordinate
+    ids; nobody's help is asked."""
     fds = JailFds(lifeline=5, status=6, kept=(), user_namespace=9)
     words = jail_argv("/p/jail", replace(RUNTIME, ids=nested_cell_ids()), fds, ("/v",))
     assert words[words.index("--user-namespace") + 1] == "9"

@@ -14,7 +14,9 @@ OCI = [Tier.CONTAINER, Tier.GVISOR]
 
 
 @pytest.mark.parametrize("tier", list(Tier))
-def test_the_jail_is_outermost_and_a_shared_kernel_is_called_that(tier: Tier, facts: HostFacts) -> None:
+def test_the_jail_is_outermost_and_a_shared_kernel_is_called_that(
+    tier: Tier, facts: HostFacts
+) -> None:
     """No layer of a container claims more than this host's kernel can hold."""
     walls = isolation_of(tier, Resources(), facts)
     assert walls.layers[0].name == "jail"
@@ -26,21 +28,31 @@ def test_the_jail_is_outermost_and_a_shared_kernel_is_called_that(tier: Tier, fa
 
 @pytest.mark.parametrize("tier", list(Tier))
 def test_a_port_is_said(tier: Tier, facts: HostFacts) -> None:
-    """No layer claims that there is no network when there is one, nor the other way round; nothing else changes with it."""
-    alone, connected = (isolation_of(tier, Resources(), facts, has_port=has_port) for has_port in (False, True))
+    """No layer claims that there is no network when there is one, nor the other way round; nothing
+    else changes with it."""
+    alone, connected = (
+        isolation_of(tier, Resources(), facts, has_port=has_port) for has_port in (False, True)
+    )
     shape = alone.shape
     if isinstance(shape, tuple):
         shape = (replace(shape[0], nic=True), shape[1])
     assert connected == replace(alone, layers=connected.layers, shape=shape)
-    words = {Tier.CONTAINER: "the jail's network", Tier.GVISOR: "on one link", Tier.MICROVM: "one network device"}
+    words = {
+        Tier.CONTAINER: "the jail's network",
+        Tier.GVISOR: "on one link",
+        Tier.MICROVM: "one network device",
+    }
     for walls, is_said in ((alone, False), (connected, True)):
         assert any(words[tier] in layer.what for layer in walls.layers) is is_said
-        assert any("no network" in layer.what for layer in walls.layers) is (not is_said and tier is not Tier.CONTAINER)
+        assert any("no network" in layer.what for layer in walls.layers) is (
+            not is_said and tier is not Tier.CONTAINER
+        )
 
 
 @pytest.mark.parametrize("tier", OCI)
 def test_what_weakens_a_tier_here_is_said(tier: Tier, facts: HostFacts) -> None:
-    """An ordinary user's one range of ids, control groups of version 1, a runtime nobody tried; and nothing where nothing does."""
+    """An ordinary user's one range of ids, control groups of version 1, a runtime nobody tried; and
+    nothing where nothing does."""
     best = replace(facts, cgroup=replace(facts.cgroup, version=CgroupVersion.V2))
     told = set(isolation_of(tier, Resources(), best).warnings)
     assert len(told) == (tier is Tier.CONTAINER)
@@ -66,13 +78,15 @@ def test_what_holds_a_cell_takes_nothing_from_its_workload(tier: Tier) -> None:
 
 
 def test_each_process_in_gvisor_costs_the_host_something() -> None:
-    """Its kernel's record, stubs and page tables are no memory of the workload's; a container's are."""
+    """Its kernel's record, stubs and page tables are no memory of the workload's; a container's
+    are."""
     few, many = Resources(processes=100), Resources(processes=500)
     assert oci_overhead_mib(Tier.GVISOR, many) - oci_overhead_mib(Tier.GVISOR, few) >= 0.4 * 400
     assert oci_overhead_mib(Tier.CONTAINER, many) == oci_overhead_mib(Tier.CONTAINER, few)
 
 
 def test_each_processor_costs_the_guests_kernel_something() -> None:
-    """1.6 MiB, measured: a machine of many processors must not have less for its workload, or the agent refuses it."""
+    """1.6 MiB, measured: a machine of many processors must not have less for its workload, or the
+    agent refuses it."""
     one, many = (vm_shape(Resources(cpus=cpus), emulated=True).ram_mib for cpus in (1, 65))
     assert many - one >= 64 * 1.6

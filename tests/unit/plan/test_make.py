@@ -23,7 +23,14 @@ from belljar.host import (
     RuntimeState,
     UsernsFact,
 )
-from belljar.plan import GUEST_OVERHEAD_MIB, ImageFacts, MicrovmPlan, OciPlan, make_plan, render_plan
+from belljar.plan import (
+    GUEST_OVERHEAD_MIB,
+    ImageFacts,
+    MicrovmPlan,
+    OciPlan,
+    make_plan,
+    render_plan,
+)
 from belljar.plan.jail import vmm_memory_max_bytes
 from belljar.plan.make import granted
 from belljar.policy import FileCopy, Policy, Resources, Risk, Tier, least_tier, load_preset
@@ -58,16 +65,22 @@ def emulated(facts: HostFacts) -> HostFacts:
 
 def ordinary(facts: HostFacts) -> HostFacts:
     """An ordinary user on it, to whom nothing is delegated, emulated."""
-    group = CgroupFact(version=CgroupVersion.V2, reason="no group is delegated to this user where it runs")
+    group = CgroupFact(
+        version=CgroupVersion.V2, reason="no group is delegated to this user where it runs"
+    )
     return replace(emulated(facts), is_root=False, uid=1000, cgroup=group)
 
 
 def delegated(facts: HostFacts) -> HostFacts:
     """An ordinary user with subordinate ids and a delegated group, whose runc was never tried."""
     group = CgroupFact(
-        version=CgroupVersion.V2, parents=dict.fromkeys(("cpu", "memory", "pids"), "/c/own"), delegated=True
+        version=CgroupVersion.V2,
+        parents=dict.fromkeys(("cpu", "memory", "pids"), "/c/own"),
+        delegated=True,
     )
-    untried = tuple(replace(item, state=RuntimeState.UNPROVEN, reason="not yet") for item in facts.runtimes)
+    untried = tuple(
+        replace(item, state=RuntimeState.UNPROVEN, reason="not yet") for item in facts.runtimes
+    )
     ids = IdsFact(available=True, uid_start=100_000, gid_start=100_000)
     return replace(ordinary(facts), cgroup=group, ids=ids, runtimes=untried)
 
@@ -78,7 +91,11 @@ RANGE: dict[str, Any] = {
     "risk": "high",
     "network": {
         "stand_ins": {
-            "shop": {"kind": "http", "names": ["shop.example", "*.shop.example"], "routes": "shop/routes.yaml"},
+            "shop": {
+                "kind": "http",
+                "names": ["shop.example", "*.shop.example"],
+                "routes": "shop/routes.yaml",
+            },
             "db": {"kind": "cell", "names": ["db"], "ports": [5432], "command": ["run", "it"]},
             "cloud": {"kind": "metadata", "cloud": "gcp", "names": ["metadata.google.internal"]},
         }
@@ -116,10 +133,14 @@ CASES: dict[str, tuple[Callable[[], Policy], Callable[[HostFacts], HostFacts], b
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_plans_are_golden(case: str, facts: HostFacts, image: ImageFacts, golden: Callable[[str, str], None]) -> None:
+def test_plans_are_golden(
+    case: str, facts: HostFacts, image: ImageFacts, golden: Callable[[str, str], None]
+) -> None:
     """What a person reads and what a run directory keeps change only when it is meant."""
     policy, host, has_image = CASES[case]
-    plan = make_plan(policy(), host(facts), image if has_image else None, base=Path("/srv/evaluation"))
+    plan = make_plan(
+        policy(), host(facts), image if has_image else None, base=Path("/srv/evaluation")
+    )
     golden(f"{case}.txt", "\n".join(render_plan(plan)) + "\n")
     golden(f"{case}.json", json.dumps(_brief(plan.to_json()), indent=1) + "\n")
 
@@ -136,7 +157,8 @@ def _brief(shown: dict[str, Any]) -> dict[str, Any]:
 def test_the_tier_is_never_less_than_the_risk_demands(
     risk: Risk, state: KvmState, facts: HostFacts, image: ImageFacts
 ) -> None:
-    """And `critical` runs on proven hardware or not at all: emulation is never a silent substitute."""
+    """And `critical` runs on proven hardware or not at all: emulation is never a silent
+    substitute."""
     host = replace(facts, kvm=KvmFact(state=state, reason="because"))
     policy = Policy(belljar=1, risk=risk)
     if risk is Risk.CRITICAL and state is not KvmState.PROVEN:
@@ -161,7 +183,9 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("tier", list(Tier))
-def test_a_plan_has_a_machine_or_a_container_never_both(tier: Tier, facts: HostFacts, image: ImageFacts) -> None:
+def test_a_plan_has_a_machine_or_a_container_never_both(
+    tier: Tier, facts: HostFacts, image: ImageFacts
+) -> None:
     """Each tier's plan is of its own type; its JSON says null for the other's."""
     plan = make_plan(Policy(belljar=1, risk=Risk.LOW, tier=tier), facts, image)
     shown = plan.to_json()
@@ -174,10 +198,14 @@ def test_a_plan_has_a_machine_or_a_container_never_both(tier: Tier, facts: HostF
 def test_an_unsaid_tier_is_the_least_that_can_be_carried_out_and_a_said_one_is_that_or_nothing(
     facts: HostFacts, image: ImageFacts
 ) -> None:
-    """What was passed over, why, and its hint are in the plan; a policy that names its tier is refused instead."""
+    """What was passed over, why, and its hint are in the plan; a policy that names its tier is
+    refused instead."""
     without_runc = replace(
         facts,
-        runtimes=(replace(facts.runtimes[0], state=RuntimeState.REFUTED, reason="it said nothing"), facts.runtimes[1]),
+        runtimes=(
+            replace(facts.runtimes[0], state=RuntimeState.REFUTED, reason="it said nothing"),
+            facts.runtimes[1],
+        ),
     )
     plan = make_plan(Policy(belljar=1, risk=Risk.LOW), without_runc, image)
     assert plan.tier is Tier.GVISOR
@@ -205,7 +233,9 @@ def test_a_container_without_one_of_its_limits_is_refused(
     assert refused.value.hint
 
 
-def test_a_lowered_tier_is_refused_even_when_the_model_was_not_asked(facts: HostFacts, image: ImageFacts) -> None:
+def test_a_lowered_tier_is_refused_even_when_the_model_was_not_asked(
+    facts: HostFacts, image: ImageFacts
+) -> None:
     """`model_copy` checks nothing, so the plan does."""
     policy = load_preset("high").policy.model_copy(update={"tier": Tier.CONTAINER})
     with pytest.raises(PolicyError, match="less than risk `high` demands"):
@@ -245,30 +275,46 @@ def test_an_image_says_how_processes_start_and_the_policy_has_the_last_word(
     plain = make_plan(load_preset("high").policy, facts, image)
     assert (plain.user, plain.workdir, plain.env) == ("user", "/home/user", image.env)
     rich = make_plan(Policy.model_validate(RICH), facts, image)
-    assert (rich.user, rich.workdir, rich.env) == ("0", "/srv", {"PATH": "/usr/bin:/bin", "LANG": "de", "TASK": "a"})
+    assert (rich.user, rich.workdir, rich.env) == (
+        "0",
+        "/srv",
+        {"PATH": "/usr/bin:/bin", "LANG": "de", "TASK": "a"},
+    )
 
 
-def test_without_control_groups_the_plan_says_what_holds_instead(facts: HostFacts, image: ImageFacts) -> None:
+def test_without_control_groups_the_plan_says_what_holds_instead(
+    facts: HostFacts, image: ImageFacts
+) -> None:
     """No bound disappears silently."""
     plan = make_plan(Policy.model_validate(RICH), ordinary(facts), image)
-    assert (plan.memory_by_rlimit, plan.jail_controllers, plan.jail.cpu_quota_percent) == (True, (), None)
+    assert (plan.memory_by_rlimit, plan.jail_controllers, plan.jail.cpu_quota_percent) == (
+        True,
+        (),
+        None,
+    )
     held = {bound.what: " ".join(bound.enforced_by) for bound in plan.bounds}
     assert "RLIMIT_AS" in held["this host's memory"]
     assert "no control group" in held["processors"]
     assert "RLIMIT_NPROC" in held["threads on this host"]
     assert any("control groups" in warning for warning in plan.warnings)
     assert not any(
-        "control groups" in warning for warning in make_plan(Policy.model_validate(RICH), facts, image).warnings
+        "control groups" in warning
+        for warning in make_plan(Policy.model_validate(RICH), facts, image).warnings
     )
 
 
 @pytest.mark.parametrize("missing", ["cpu", "memory", "pids"])
 @pytest.mark.parametrize("tier", [Tier.CONTAINER, Tier.GVISOR])
-def test_a_limit_that_nothing_would_hold_refuses(tier: Tier, missing: str, facts: HostFacts, image: ImageFacts) -> None:
-    """A container has no machine around it: without any one of the controllers it isn't planned, and a tier that was left open goes to the machine."""
+def test_a_limit_that_nothing_would_hold_refuses(
+    tier: Tier, missing: str, facts: HostFacts, image: ImageFacts
+) -> None:
+    """A container has no machine around it: without any one of the controllers it isn't planned,
+    and a tier that was left open goes to the machine."""
     left = {name: parent for name, parent in facts.cgroup.parents.items() if name != missing}
     host = replace(facts, cgroup=replace(facts.cgroup, parents=left, reason=f"no {missing} here"))
-    with pytest.raises(HostError, match=rf"limits need the control groups {missing},.*no {missing} here") as refused:
+    with pytest.raises(
+        HostError, match=rf"limits need the control groups {missing},.*no {missing} here"
+    ) as refused:
         make_plan(Policy(belljar=1, risk=Risk.LOW, tier=tier), host, image)
     assert refused.value.hint
     unsaid = make_plan(Policy(belljar=1, risk=Risk.LOW), host, image)
@@ -287,7 +333,8 @@ def test_a_limit_that_nothing_would_hold_refuses(tier: Tier, missing: str, facts
 def test_a_machine_is_bounded_without_a_control_group(
     missing: str, what: str, held_by: str, facts: HostFacts, image: ImageFacts
 ) -> None:
-    """Each controller that a microVM lacks has something else that holds its limit, and the plan names it."""
+    """Each controller that a microVM lacks has something else that holds its limit, and the plan
+    names it."""
     left = {name: parent for name, parent in facts.cgroup.parents.items() if name != missing}
     host = replace(facts, cgroup=replace(facts.cgroup, parents=left))
     plan = make_plan(Policy(belljar=1, risk=Risk.HIGH), host, image)
@@ -310,9 +357,12 @@ RESOURCES = st.builds(
 def test_every_bound_lies_within_the_one_around_it(
     resources: Resources, hardware: bool, facts: HostFacts, image: ImageFacts
 ) -> None:
-    """What the workload may take fits the VM, with room for the guest's kernel; the VM fits what the jail allows."""
+    """What the workload may take fits the VM, with room for the guest's kernel; the VM fits what
+    the jail allows."""
     plan = make_plan(
-        Policy(belljar=1, risk=Risk.HIGH, resources=resources), facts if hardware else emulated(facts), image
+        Policy(belljar=1, risk=Risk.HIGH, resources=resources),
+        facts if hardware else emulated(facts),
+        image,
     )
     assert isinstance(plan, MicrovmPlan)
     assert plan.guest.memory_max_bytes == resources.memory_bytes + resources.disk_bytes
@@ -333,11 +383,16 @@ def test_every_bound_lies_within_the_one_around_it(
 def test_a_containers_bounds_are_all_the_hosts(
     resources: Resources, tier: Tier, facts: HostFacts, image: ImageFacts
 ) -> None:
-    """Every resource of the policy is a control group's or a file system's, with room for what holds the cell and no processor more."""
+    """Every resource of the policy is a control group's or a file system's, with room for what
+    holds the cell and no processor more."""
     plan = make_plan(Policy(belljar=1, risk=Risk.LOW, tier=tier, resources=resources), facts, image)
     assert isinstance(plan, OciPlan)
     shape = plan.oci
-    assert shape.memory_max_bytes == resources.memory_bytes + resources.disk_bytes < plan.jail.memory_max_bytes
+    assert (
+        shape.memory_max_bytes
+        == resources.memory_bytes + resources.disk_bytes
+        < plan.jail.memory_max_bytes
+    )
     assert (shape.disk_bytes, shape.processes) == (resources.disk_bytes, resources.processes)
     assert shape.disk_inodes >= 16_384
     assert plan.jail.cpu_quota_percent == 100 * resources.cpus
@@ -357,9 +412,16 @@ def test_a_plan_is_a_function_of_what_it_is_given(facts: HostFacts, image: Image
 
 
 def test_shortages_are_told_and_not_hidden(facts: HostFacts, image: ImageFacts) -> None:
-    """Memory that is taken now, and a store without room for a template, are warnings: they pass."""
-    short = make_plan(load_preset("high").policy, replace(facts, memory_available_mib=100, disk_free_mib=100), image)
-    assert [any(word in warning for warning in short.warnings) for word in ("free now", "the store has")] == [
+    """Memory that is taken now, and a store without room for a template, are warnings: they
+    pass."""
+    short = make_plan(
+        load_preset("high").policy,
+        replace(facts, memory_available_mib=100, disk_free_mib=100),
+        image,
+    )
+    assert [
+        any(word in warning for warning in short.warnings) for word in ("free now", "the store has")
+    ] == [
         True,
         True,
     ]

@@ -25,13 +25,29 @@ FULL: dict[str, Any] = {
             "ports": [80, "8443/tls"],
             "routes": "shop/r.yaml",
         },
-        "inline": {"kind": "http", "names": ["inline.example"], "routes": [{"path": "/"}], "files": "pages"},
+        "inline": {
+            "kind": "http",
+            "names": ["inline.example"],
+            "routes": [{"path": "/"}],
+            "files": "pages",
+        },
         "packages": {"kind": "pypi", "names": ["packages.example"], "packages": "wheels"},
         "api": {"kind": "openapi", "names": ["api.example"], "document": "api/v1/openapi.yaml"},
         "mail": {"kind": "smtp", "names": ["mail.example"]},
         "cloud": {"kind": "metadata", "cloud": "gcp", "names": ["metadata.google.internal"]},
-        "database": {"kind": "cell", "names": ["db"], "ports": [5432], "resources": {"memory": "128MiB"}},
-        "app": {"kind": "python", "names": ["app"], "ports": [8000], "app": "main:app", "files": "app"},
+        "database": {
+            "kind": "cell",
+            "names": ["db"],
+            "ports": [5432],
+            "resources": {"memory": "128MiB"},
+        },
+        "app": {
+            "kind": "python",
+            "names": ["app"],
+            "ports": [8000],
+            "app": "main:app",
+            "files": "app",
+        },
     },
     "upstreams": [
         {
@@ -57,7 +73,8 @@ def test_names_and_ports_are_the_policys_with_defaults_filled_in() -> None:
     """In their one form, each with its protocol."""
     plan = full()
     found = {
-        item.id: (item.names, tuple((port.number, port.protocol) for port in item.ports)) for item in plan.stand_ins
+        item.id: (item.names, tuple((port.number, port.protocol) for port in item.ports))
+        for item in plan.stand_ins
     }
     assert found["shop"] == (("shop.example", "*.shop.example"), ((80, "http"), (8443, "tls")))
     assert found["mail"] == (("mail.example",), ((25, "smtp"), (465, "smtps"), (587, "smtp")))
@@ -67,7 +84,8 @@ def test_names_and_ports_are_the_policys_with_defaults_filled_in() -> None:
 
 
 def test_a_stand_ins_files_are_below_its_directory() -> None:
-    """A file's directory is what is shown; a directory field is that directory and no setting; without files there is none."""
+    """A file's directory is what is shown; a directory field is that directory and no setting;
+    without files there is none."""
     found = {item.id: (item.directory, item.settings) for item in full().stand_ins}
     assert found["shop"] == (BASE / "shop", {"routes": "r.yaml"})
     assert found["inline"] == (BASE / "pages", {"routes": [{"path": "/"}]})
@@ -90,7 +108,9 @@ def test_upstreams_and_bounds_are_the_policys() -> None:
         ("GET",),
         10 << 20,
     )
-    bounds = NetworkBounds(packet_record_bytes=2 << 20, recorded_body_bytes=3 << 10, recorded_stream_bytes=4 << 10)
+    bounds = NetworkBounds(
+        packet_record_bytes=2 << 20, recorded_body_bytes=3 << 10, recorded_stream_bytes=4 << 10
+    )
     assert plan.bounds == bounds
     assert (plan.default, plan.sink) == ("simulate", True)
 
@@ -100,7 +120,11 @@ def test_a_plan_goes_through_json_and_back() -> None:
     plan = full()
     shown = json.loads(json.dumps(plan.to_json()))
     assert NetworkPlan.from_json(shown) == plan
-    wrongs: tuple[dict[str, Any], ...] = ({"default": "allow"}, {"bounds": {"zzz": 1}}, {"stand_ins": [{}]})
+    wrongs: tuple[dict[str, Any], ...] = (
+        {"default": "allow"},
+        {"bounds": {"zzz": 1}},
+        {"stand_ins": [{}]},
+    )
     for wrong in wrongs:
         with pytest.raises((ValueError, KeyError)):
             NetworkPlan.from_json({**shown, **wrong})
@@ -108,7 +132,9 @@ def test_a_plan_goes_through_json_and_back() -> None:
 
 def test_files_without_a_directory_are_refused() -> None:
     """A policy that a program made has none."""
-    network = Network.model_validate({"stand_ins": {"a": {"kind": "git", "names": ["b"], "repositories": "r"}}})
+    network = Network.model_validate(
+        {"stand_ins": {"a": {"kind": "git", "names": ["b"], "repositories": "r"}}}
+    )
     with pytest.raises(PolicyError, match="no directory of its own") as refused:
         plan_network(network, None)
     assert refused.value.hint

@@ -41,16 +41,29 @@ def test_statements_are_json_with_one_word_each() -> None:
 
 
 def test_a_first_segment_is_one_that_is_no_answer() -> None:
-    """The two masks part all segments that could begin a connection from those of one that exists."""
+    """The two masks part all segments that could begin a connection from those of one that
+    exists."""
     first, other = nft.FIRST["match"], nft.NOT_FIRST["match"]
-    assert (first["op"], first["right"], set(first["left"]["&"][1])) == ("==", "syn", {"fin", "syn", "rst", "ack"})
-    assert (other["op"], other["right"], set(other["left"]["&"][1])) == ("!=", "syn", {"syn", "ack"})
+    assert (first["op"], first["right"], set(first["left"]["&"][1])) == (
+        "==",
+        "syn",
+        {"fin", "syn", "rst", "ack"},
+    )
+    assert (other["op"], other["right"], set(other["left"]["&"][1])) == (
+        "!=",
+        "syn",
+        {"syn", "ack"},
+    )
     assert nft.destination()["concat"][2] == nft.field("th", "dport")
     assert nft.source()["concat"][2] == nft.field("th", "sport")
 
 
 PLAN = NetworkPlan(
-    stand_ins=(StandInPlan(id="a", kind="http", names=("a", "b"), ports=(PortPlan(number=80, protocol="http"),)),)
+    stand_ins=(
+        StandInPlan(
+            id="a", kind="http", names=("a", "b"), ports=(PortPlan(number=80, protocol="http"),)
+        ),
+    )
 )
 RENDERED = render_rules(lay_out(PLAN, ("default",), random_bytes=bytes(16), avoid=()), PLAN)
 
@@ -84,7 +97,9 @@ def dict_of(item: Any) -> dict[str, Any]:  # noqa: ANN401 - a JSON value
     return item
 
 
-_WORDS = st.sampled_from(["handle", "index", "packets", "bytes", "used", "|", "port-unreachable", "left", "right", "x"])
+_WORDS = st.sampled_from(
+    ["handle", "index", "packets", "bytes", "used", "|", "port-unreachable", "left", "right", "x"]
+)
 _CODE = st.just({"payload": {"protocol": "icmp", "field": "code"}})
 _STATEMENTS = st.recursive(
     _WORDS | st.integers() | _CODE,
@@ -108,7 +123,8 @@ def test_what_only_counts_is_no_difference() -> None:
 
 
 def test_nfts_versions_list_the_same_in_different_words() -> None:
-    """1.1 lists masks of flags as alternatives and an ICMP code as its number; neither is a difference, and another number is."""
+    """1.1 lists masks of flags as alternatives and an ICMP code as its number; neither is a
+    difference, and another number is."""
 
     def newer(part: Any) -> Any:  # noqa: ANN401 - JSON values
         if isinstance(part, list):
@@ -126,13 +142,18 @@ def test_nfts_versions_list_the_same_in_different_words() -> None:
     assert entries != listed()
     assert same_rules(RENDERED, {"nftables": entries}) == ()
     text = json.dumps(entries)
-    assert same_rules(RENDERED, json.loads(f'{{"nftables": {text.replace(": 3}", ": 12}")}}}')) != ()
+    assert (
+        same_rules(RENDERED, json.loads(f'{{"nftables": {text.replace(": 3}", ": 12}")}}}')) != ()
+    )
     assert same_rules(RENDERED, json.loads(f'{{"nftables": {text.replace("rst", "psh")}}}')) != ()
 
 
 EDITS: dict[str, tuple[Callable[[list[dict[str, Any]]], object], str]] = {
     "no table": (lambda entries: entries.clear(), "table arp range is gone"),
-    "another": (lambda entries: entries.append({"table": {"family": "ip", "name": "nat"}}), "table ip nat is not ours"),
+    "another": (
+        lambda entries: entries.append({"table": {"family": "ip", "name": "nat"}}),
+        "table ip nat is not ours",
+    ),
     "policy": (
         lambda entries: entry(entries, "chain", name="forward").update(policy="accept"),
         "chain forward of inet range is",
@@ -146,7 +167,9 @@ EDITS: dict[str, tuple[Callable[[list[dict[str, Any]]], object], str]] = {
         "rules checked of inet range lack",
     ),
     "element": (
-        lambda entries: entry(entries, "set", name="answered")["elem"].append({"concat": ["8.8.8.8", "tcp", 443]}),
+        lambda entries: entry(entries, "set", name="answered")["elem"].append(
+            {"concat": ["8.8.8.8", "tcp", 443]}
+        ),
         "elements answered of inet range have besides",
     ),
     "kind of set": (
@@ -157,7 +180,10 @@ EDITS: dict[str, tuple[Callable[[list[dict[str, Any]]], object], str]] = {
         lambda entries: entries.remove(next(item for item in entries if "counter" in item)),
         "counter count_spoofed of inet range is gone",
     ),
-    "garbage": (lambda entries: entries.append({"rule": {"expr": 5}}), "the listed rules can't be read"),
+    "garbage": (
+        lambda entries: entries.append({"rule": {"expr": 5}}),
+        "the listed rules can't be read",
+    ),
 }
 
 
@@ -204,7 +230,9 @@ def test_any_object_left_out_doubled_or_swapped_is_seen(data: st.DataObject) -> 
         lambda inner: (
             st.lists(inner, max_size=3)
             | st.dictionaries(
-                st.sampled_from(["nftables", "rule", "table", "name", "family", "chain", "expr", "x"]),
+                st.sampled_from(
+                    ["nftables", "rule", "table", "name", "family", "chain", "expr", "x"]
+                ),
                 inner,
                 max_size=3,
             )
@@ -213,7 +241,8 @@ def test_any_object_left_out_doubled_or_swapped_is_seen(data: st.DataObject) -> 
     )
 )
 def test_a_listing_that_is_none_is_a_difference(value: object) -> None:
-    """Whatever a broken tool prints, it is never taken for the right rules, and never an exception."""
+    """Whatever a broken tool prints, it is never taken for the right rules, and never an
+    exception."""
     listing = value if isinstance(value, dict) else {"nftables": value}
     assert same_rules(RENDERED, listing) != ()
     assert json.dumps(same_rules(RENDERED, listing))

@@ -25,9 +25,15 @@ def test_a_good_host_has_none(facts: HostFacts) -> None:
 
 @pytest.mark.parametrize(
     ("path", "version", "told"),
-    [("", "", "is missing"), ("/q", "8.1", "too old: 8.2 is needed"), ("/q", "", "doesn't say its version")],
+    [
+        ("", "", "is missing"),
+        ("/q", "8.1", "too old: 8.2 is needed"),
+        ("/q", "", "doesn't say its version"),
+    ],
 )
-def test_a_vmm_that_will_not_do_is_named(path: str, version: str, told: str, facts: HostFacts) -> None:
+def test_a_vmm_that_will_not_do_is_named(
+    path: str, version: str, told: str, facts: HostFacts
+) -> None:
     """Missing, too old, or of unknown age."""
     tool = replace(facts.tools[0], path=path, version=version, ok=False, hint="run `belljar setup`")
     (obstacle,) = tier_obstacles(Tier.MICROVM, replace(facts, tools=(tool,)))
@@ -37,7 +43,9 @@ def test_a_vmm_that_will_not_do_is_named(path: str, version: str, told: str, fac
 
 def test_all_obstacles_are_told(facts: HostFacts) -> None:
     """`belljar doctor` shows them together; each is an error with its hint."""
-    host = replace(facts, arch="aarch64", userns=UsernsFact(available=False, reason="a switch is off"))
+    host = replace(
+        facts, arch="aarch64", userns=UsernsFact(available=False, reason="a switch is off")
+    )
     found = tier_obstacles(Tier.MICROVM, host)
     assert ["x86_64" in found[0].what, "a switch is off" in found[1].what] == [True, True]
     assert all(obstacle.error().hint for obstacle in found)
@@ -54,7 +62,9 @@ def test_each_way_of_lacking_hardware_has_its_own_hint(state: KvmState, facts: H
 
 @pytest.mark.parametrize("tier", [Tier.CONTAINER, Tier.GVISOR])
 @pytest.mark.parametrize("release", ["6.5.13-generic", "5.15.0", "strange"])
-def test_a_kernel_that_is_too_old_for_a_writable_layer(tier: Tier, release: str, facts: HostFacts) -> None:
+def test_a_kernel_that_is_too_old_for_a_writable_layer(
+    tier: Tier, release: str, facts: HostFacts
+) -> None:
     """Named with the one that is needed; the microVM tier does not need it."""
     old = replace(facts, kernel_release=release)
     (obstacle,) = tier_obstacles(tier, old)
@@ -67,7 +77,9 @@ def test_a_kernel_that_is_too_old_for_a_writable_layer(tier: Tier, release: str,
 @pytest.mark.parametrize("tier", [Tier.CONTAINER, Tier.GVISOR])
 def test_a_runtime_that_can_have_no_port(tier: Tier, facts: HostFacts) -> None:
     """It stands in the way of a cell on a network, and of no other."""
-    unable = replace(facts, runtimes=tuple(replace(item, no_port="it said: no") for item in facts.runtimes))
+    unable = replace(
+        facts, runtimes=tuple(replace(item, no_port="it said: no") for item in facts.runtimes)
+    )
     assert tier_obstacles(tier, unable) == tier_obstacles(tier, facts, has_port=True) == ()
     (obstacle,) = tier_obstacles(tier, unable, has_port=True)
     assert "with a network port here: it said: no" in obstacle.what
@@ -83,15 +95,23 @@ def test_what_the_page_on_tiers_says_is_needed() -> None:
         f"QEMU {QEMU_MIN} or",
         "Linux {}.{} or".format(*MIN_KERNEL),
     )
-    said = (*needed, RUNTIME_VARIABLE, f"{APPARMOR_SWITCH} is 1", "half a minute" if REFUTED_FOR_S == 30 else "?")
+    said = (
+        *needed,
+        RUNTIME_VARIABLE,
+        f"{APPARMOR_SWITCH} is 1",
+        "half a minute" if REFUTED_FOR_S == 30 else "?",
+    )
     assert [words for words in said if words not in page] == []
 
 
 def test_what_a_network_lacks_is_named_with_its_hint(facts: HostFacts) -> None:
-    """A missing or old nft, missing modules, no namespaces, an ordinary user without user namespaces or ids."""
+    """A missing or old nft, missing modules, no namespaces, an ordinary user without user
+    namespaces or ids."""
     assert network_obstacles(facts) == ()
     old = tuple(replace(tool, ok=False, version="0.9", needed_min="1.0.6", hint="get it") if tool.name == "nft" else tool for tool in facts.tools)  # fmt: skip
-    gone = tuple(replace(tool, ok=False, path="") if tool.name == "nft" else tool for tool in facts.tools)
+    gone = tuple(
+        replace(tool, ok=False, path="") if tool.name == "nft" else tool for tool in facts.tools
+    )
     refused = UsernsFact(available=False, reason="a switch", hint="switch it")
     for host, what, hint in [
         (replace(facts, tools=()), "nft was not looked for", "install nftables"),
@@ -108,7 +128,9 @@ def test_what_a_network_lacks_is_named_with_its_hint(facts: HostFacts) -> None:
             "sysctl -w user.max_net_namespaces=",
         ),
         (
-            replace(facts, is_root=False, ids=IdsFact(available=False, reason="none", hint="add some")),
+            replace(
+                facts, is_root=False, ids=IdsFact(available=False, reason="none", hint="add some")
+            ),
             "none",
             "add some; or",
         ),
@@ -132,8 +154,11 @@ def test_a_module_that_one_kind_needs_is_missed_by_that_kind_alone(facts: HostFa
 
 
 @pytest.mark.parametrize("tier", list(Tier))
-def test_where_crashes_go_is_said_when_a_limit_is_all_that_keeps_them(tier: Tier, facts: HostFacts) -> None:
-    """A program that the host's kernel starts as root, a server it asks no limit for: in the tier whose crashes are this host's; in each where 1 can't be given."""
+def test_where_crashes_go_is_said_when_a_limit_is_all_that_keeps_them(
+    tier: Tier, facts: HostFacts
+) -> None:
+    """A program that the host's kernel starts as root, a server it asks no limit for: in the tier
+    whose crashes are this host's; in each where 1 can't be given."""
 
     def more(cores: CoreFact) -> set[str]:
         plain = set(isolation_of(tier, Resources(), facts).warnings)
@@ -151,7 +176,8 @@ def test_where_crashes_go_is_said_when_a_limit_is_all_that_keeps_them(tier: Tier
         said = more(cores)
         assert len(said) == (tier is Tier.CONTAINER)
         assert all(
-            word in sentence and "/usr/lib/keep" in sentence and "core_pattern=core" in sentence for sentence in said
+            word in sentence and "/usr/lib/keep" in sentence and "core_pattern=core" in sentence
+            for sentence in said
         )
 
 

@@ -38,10 +38,19 @@ def shape_of(tier: Tier, *, open_files_max: int = 1 << 20) -> OciShape:
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_a_container_is_closed_on_every_side(tier: Tier) -> None:
-    """All namespaces, ids of its own, nothing gained by execve, no device, hook, capability to inherit or group of the runtime's making."""
+    """All namespaces, ids of its own, nothing gained by execve, no device, hook, capability to
+    inherit or group of the runtime's making."""
     config = oci_config(shape_of(tier), CELL)
     linux, process = config["linux"], config["process"]
-    assert {item["type"] for item in linux["namespaces"]} == {"user", "pid", "network", "ipc", "uts", "mount", "cgroup"}
+    assert {item["type"] for item in linux["namespaces"]} == {
+        "user",
+        "pid",
+        "network",
+        "ipc",
+        "uts",
+        "mount",
+        "cgroup",
+    }
     assert not any("path" in item for item in linux["namespaces"])
     for kind in ("uidMappings", "gidMappings"):
         assert linux[kind] == [{"containerID": 0, "hostID": 1, "size": ID_COUNT}]
@@ -78,13 +87,20 @@ def test_the_hosts_sysfs_is_not_in_a_container() -> None:
     """But for the processors that are on; gVisor's own sysfs has nothing of the host."""
     container, gvisor = (oci_config(shape_of(tier), CELL)["mounts"] for tier in TIERS)
     assert "sysfs" not in {mount["type"] for mount in container}
-    shown = {mount["destination"] for mount in container if mount["destination"].startswith("/sys/")}
-    assert shown == {f"/sys/devices/system/cpu/{name}" for name in ("online", "possible", "present")}
-    assert not any(mount["source"].startswith("/sys") and mount["type"] == "bind" for mount in gvisor)
+    shown = {
+        mount["destination"] for mount in container if mount["destination"].startswith("/sys/")
+    }
+    assert shown == {
+        f"/sys/devices/system/cpu/{name}" for name in ("online", "possible", "present")
+    }
+    assert not any(
+        mount["source"].startswith("/sys") and mount["type"] == "bind" for mount in gvisor
+    )
 
 
 def test_what_breakouts_used_is_covered() -> None:
-    """Kernel memory, addresses, keys, logs, the magic key, other tenants' load, and the host's settings."""
+    """Kernel memory, addresses, keys, logs, the magic key, other tenants' load, and the host's
+    settings."""
     linux = oci_config(shape_of(Tier.CONTAINER), CELL)["linux"]
     covered = {
         "kcore",
@@ -114,12 +130,21 @@ def test_only_what_is_a_cells_own_differs(tier: Tier) -> None:
     """And it is the caller's copy: the plan stays as it is."""
     shape = shape_of(tier)
     before = copy.deepcopy(dict(shape.config))
-    one, other = oci_config(shape, OciCell(hostname="a")), oci_config(shape, OciCell(hostname="b", root="/r"))
+    one, other = (
+        oci_config(shape, OciCell(hostname="a")),
+        oci_config(shape, OciCell(hostname="b", root="/r")),
+    )
     other["process"]["args"].append("x")
     other["linux"]["seccomp"]["syscalls"].clear()
     assert dict(shape.config) == before
     assert (one["hostname"], one["root"]) == ("a", {"path": "/new", "readonly": False})
-    assert one["process"]["args"] == [AGENT_IN_CELL, "--contained", "0", AGENT_IN_CELL, PROBE_IN_CELL]
+    assert one["process"]["args"] == [
+        AGENT_IN_CELL,
+        "--contained",
+        "0",
+        AGENT_IN_CELL,
+        PROBE_IN_CELL,
+    ]
     assert json.loads(json.dumps(one)) == one
 
 
@@ -127,7 +152,11 @@ def test_only_what_is_a_cells_own_differs(tier: Tier) -> None:
 def test_nothing_the_workload_sees_tells_what_this_is(tier: Tier) -> None:
     """Paths and arguments inside are neutral."""
     config = oci_config(shape_of(tier), CELL)
-    seen = [mount["destination"] for mount in config["mounts"]] + config["process"]["args"] + config["process"]["env"]
+    seen = (
+        [mount["destination"] for mount in config["mounts"]]
+        + config["process"]["args"]
+        + config["process"]["env"]
+    )
     assert not [text for text in seen if re.search(r"belljar|test|eval|sandbox|probe|jail", text)]
 
 
@@ -140,40 +169,54 @@ def test_a_cell_without_a_probe_program_has_none() -> None:
 @given(most=st.integers(16, 1 << 24))
 def test_open_files_are_never_more_than_this_host_gives(most: int) -> None:
     """A runtime without the right to raise the limit would fail to start the container."""
-    rlimits: list[dict[str, Any]] = oci_config(shape_of(Tier.CONTAINER, open_files_max=most), CELL)["process"][
-        "rlimits"
-    ]
+    rlimits: list[dict[str, Any]] = oci_config(shape_of(Tier.CONTAINER, open_files_max=most), CELL)[
+        "process"
+    ]["rlimits"]
     (files,) = (item for item in rlimits if item["type"] == "RLIMIT_NOFILE")
     assert 0 < files["soft"] <= files["hard"] <= min(most, 524_288)
 
 
 def test_the_command_line_is_the_runtimes_own() -> None:
     """gVisor gets no network and no socket of the host; both end once the container runs."""
-    runc, runsc = (runtime_argv(runtime, "/r", state="/s", bundle="/b", name="c") for runtime in (RUNC, RUNSC))
+    runc, runsc = (
+        runtime_argv(runtime, "/r", state="/s", bundle="/b", name="c") for runtime in (RUNC, RUNSC)
+    )
     assert runc == ("/r", "--root", "/s", "run", "--detach", "--bundle", "/b", "c")
-    assert {"--network=none", "--host-uds=none", "--oci-seccomp", "--platform=systrap"} <= set(runsc)
+    assert {"--network=none", "--host-uds=none", "--oci-seccomp", "--platform=systrap"} <= set(
+        runsc
+    )
     assert runsc[-5:] == runc[-5:]
 
 
 def test_a_port_is_in_the_stages_network_namespace() -> None:
-    """A container has none of its own then, and so no right over it; gVisor is told which to copy. Nothing else differs from a cell without."""
+    """A container has none of its own then, and so no right over it; gVisor is told which to copy.
+    Nothing else differs from a cell without."""
     for tier, runtime in zip(TIERS, (RUNC, RUNSC), strict=True):
         shape = oci_shape(tier, runtime, Resources(), arch="x86_64", open_files_max=1024)
         alone, connected = oci_config(shape, CELL), oci_config(shape, replace(CELL, has_port=True))
         theirs = [item for item in connected["linux"]["namespaces"] if item["type"] == "network"]
-        assert theirs == ([{"type": "network", "path": "/proc/self/ns/net"}] if runtime is RUNSC else [])
-        alone["linux"]["namespaces"] = [item for item in alone["linux"]["namespaces"] if item["type"] != "network"]
-        connected["linux"]["namespaces"] = [item for item in connected["linux"]["namespaces"] if item not in theirs]
+        assert theirs == (
+            [{"type": "network", "path": "/proc/self/ns/net"}] if runtime is RUNSC else []
+        )
+        alone["linux"]["namespaces"] = [
+            item for item in alone["linux"]["namespaces"] if item["type"] != "network"
+        ]
+        connected["linux"]["namespaces"] = [
+            item for item in connected["linux"]["namespaces"] if item not in theirs
+        ]
         assert alone == connected
 
 
 def test_gvisor_with_a_port_has_a_network_of_its_own() -> None:
     """Its own stack, not the host's; raw sockets stay off, and runc is told nothing."""
     runc, runsc = (
-        runtime_argv(runtime, "/r", state="/s", bundle="/b", name="c", has_port=True) for runtime in (RUNC, RUNSC)
+        runtime_argv(runtime, "/r", state="/s", bundle="/b", name="c", has_port=True)
+        for runtime in (RUNC, RUNSC)
     )
     assert runc == runtime_argv(RUNC, "/r", state="/s", bundle="/b", name="c")
-    assert [word for word in runsc if word.startswith(("--network", "--net-raw"))] == ["--network=sandbox"]
+    assert [word for word in runsc if word.startswith(("--network", "--net-raw"))] == [
+        "--network=sandbox"
+    ]
 
 
 def test_the_microvm_tier_has_no_container() -> None:

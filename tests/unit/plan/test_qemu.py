@@ -41,7 +41,10 @@ WIRING = [
     ),
     *("-device", "virtio-serial-device", "-chardev", "socket,id=agent,fd=11"),
     *("-device", "virtserialport,chardev=agent,name=org.qemu.guest_agent.0"),
-    *("-blockdev", "driver=raw,node-name=disk,read-only=on,file.driver=file,file.filename=/i/disk,file.locking=off"),
+    *(
+        "-blockdev",
+        "driver=raw,node-name=disk,read-only=on,file.driver=file,file.filename=/i/disk,file.locking=off",
+    ),
     *(
         "-device",
         "virtio-blk-device,drive=disk",
@@ -63,28 +66,54 @@ def argv(shape: VmShape, role: Role, counter_khz: int = 0) -> list[str]:
         state=14 if role is Role.CLONE else None,
         net=15 if shape.nic else None,
     )
-    return list(qemu_argv(PROGRAM, shape, role=role, name="c-0123456789ab", fds=fds, counter_khz=counter_khz))
+    return list(
+        qemu_argv(
+            PROGRAM, shape, role=role, name="c-0123456789ab", fds=fds, counter_khz=counter_khz
+        )
+    )
 
 
 def test_template() -> None:
-    """A template boots kernel and initramfs, its RAM a shared file; emulated, it is told its counter's rate."""
+    """A template boots kernel and initramfs, its RAM a shared file; emulated, it is told its
+    counter's rate."""
     assert argv(TCG, Role.TEMPLATE, 2_600_000) == [
         *COMMON,
-        *("-machine", "microvm,rtc=on,pic=off,pcie=off,usb=off,memory-backend=ram", "-accel", "tcg,tb-size=64"),
+        *(
+            "-machine",
+            "microvm,rtc=on,pic=off,pcie=off,usb=off,memory-backend=ram",
+            "-accel",
+            "tcg,tb-size=64",
+        ),
         *("-cpu", "max", "-smp", "2", "-m", "512M"),
         *("-object", "memory-backend-file,id=ram,size=512M,mem-path=/i/memory,share=on"),
-        *("-kernel", "/i/kernel", "-initrd", "/i/initrd", "-append", f"{KERNEL_COMMAND_LINE} tsc_early_khz=2600000"),
+        *(
+            "-kernel",
+            "/i/kernel",
+            "-initrd",
+            "/i/initrd",
+            "-append",
+            f"{KERNEL_COMMAND_LINE} tsc_early_khz=2600000",
+        ),
         *WIRING,
     ]
 
 
 def test_clone() -> None:
-    """A clone has no kernel, maps the RAM privately and can't write the file, and waits for its state."""
+    """A clone has no kernel, maps the RAM privately and can't write the file, and waits for its
+    state."""
     assert argv(TCG, Role.CLONE) == [
         *COMMON,
-        *("-machine", "microvm,rtc=on,pic=off,pcie=off,usb=off,memory-backend=ram", "-accel", "tcg,tb-size=64"),
+        *(
+            "-machine",
+            "microvm,rtc=on,pic=off,pcie=off,usb=off,memory-backend=ram",
+            "-accel",
+            "tcg,tb-size=64",
+        ),
         *("-cpu", "max", "-smp", "2", "-m", "512M"),
-        *("-object", "memory-backend-file,id=ram,size=512M,mem-path=/i/memory,share=off,readonly=on,rom=off"),
+        *(
+            "-object",
+            "memory-backend-file,id=ram,size=512M,mem-path=/i/memory,share=off,readonly=on,rom=off",
+        ),
         *WIRING,
         *("-incoming", "defer"),
     ]
@@ -102,7 +131,8 @@ NIC = [
 
 @pytest.mark.parametrize("role", [Role.TEMPLATE, Role.CLONE])
 def test_a_network_device(role: Role) -> None:
-    """One more device, last, the same in template and clone: a datagram socket, and nothing that the frames' other side would have to make up for."""
+    """One more device, last, the same in template and clone: a datagram socket, and nothing that
+    the frames' other side would have to make up for."""
     with_nic = argv(replace(TCG, nic=True), role)
     at = with_nic.index("-netdev")
     assert with_nic[:at] + with_nic[at + len(NIC) :] == argv(TCG, role)
@@ -118,7 +148,8 @@ def test_the_networks_descriptor_goes_with_the_device() -> None:
 
 
 def test_kvm_comes_as_a_descriptor() -> None:
-    """Under KVM the device is inherited, not opened: the jail has no /dev. There is no timer chip, and no counter to tell of."""
+    """Under KVM the device is inherited, not opened: the jail has no /dev. There is no timer chip,
+    and no counter to tell of."""
     words = argv(KVM, Role.PROOF, 2_600_000)
     assert words[words.index("-accel") + 1] == "kvm,device=/dev/fdset/1"
     assert "fd=13,set=1" in words
@@ -129,19 +160,44 @@ def test_kvm_comes_as_a_descriptor() -> None:
 @pytest.mark.parametrize("shape", [TCG, KVM])
 @pytest.mark.parametrize("role", list(Role))
 def test_nothing_but_the_few_devices(shape: VmShape, role: Role) -> None:
-    """No network, no display, no monitor on a path, no program to start, no file but the four mount points; the same input gives the same words."""
+    """No network, no display, no monitor on a path, no program to start, no file but the four mount
+    points; the same input gives the same words."""
     words = argv(shape, role)
     devices = [word.split(",")[0] for flag, word in itertools.pairwise(words) if flag == "-device"]
-    assert devices == ["virtio-serial-device", "virtserialport", "virtio-blk-device", "virtio-rng-device"]
-    assert not {"-netdev", "-nic", "-net", "-qmp", "-monitor", "-vnc", "-display", "-virtfs", "-drive"} & set(words)
-    paths = {part for word in words[1:] for part in word.replace("=", ",").split(",") if part.startswith("/")}
+    assert devices == [
+        "virtio-serial-device",
+        "virtserialport",
+        "virtio-blk-device",
+        "virtio-rng-device",
+    ]
+    assert not {
+        "-netdev",
+        "-nic",
+        "-net",
+        "-qmp",
+        "-monitor",
+        "-vnc",
+        "-display",
+        "-virtfs",
+        "-drive",
+    } & set(words)
+    paths = {
+        part
+        for word in words[1:]
+        for part in word.replace("=", ",").split(",")
+        if part.startswith("/")
+    }
     assert {path for path in paths if not path.startswith("/dev/fdset/")} <= set(MOUNT_POINTS)
     assert words == argv(shape, role)
 
 
 def test_the_guest_is_told_nothing() -> None:
     """The kernel's command line, which the workload may read, is a stock one."""
-    assert not [word for word in ("bell", "jar", "test", "eval", "sandbox", "cell") if word in KERNEL_COMMAND_LINE]
+    assert not [
+        word
+        for word in ("bell", "jar", "test", "eval", "sandbox", "cell")
+        if word in KERNEL_COMMAND_LINE
+    ]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +223,9 @@ INPUTS = TemplateInputs(
     vmm_digest="d" * 64,
     host_cpu="a processor",
     shape=VmShape(vcpus=1, ram_mib=512, accel="tcg", cpu_model="max"),
-    guest=GuestLimits(memory_max_bytes=1 << 28, disk_bytes=1 << 27, disk_inodes=1 << 14, processes=100),
+    guest=GuestLimits(
+        memory_max_bytes=1 << 28, disk_bytes=1 << 27, disk_inodes=1 << 14, processes=100
+    ),
     preload=("/bin/sh",),
 )
 CHANGES: list[dict[str, Any]] = [
@@ -180,7 +238,13 @@ CHANGES: list[dict[str, Any]] = [
     {"preload": ()},
     *(
         {"shape": replace(INPUTS.shape, **change)}
-        for change in ({"vcpus": 2}, {"ram_mib": 514}, {"accel": "kvm"}, {"cpu_model": "host"}, {"nic": True})
+        for change in (
+            {"vcpus": 2},
+            {"ram_mib": 514},
+            {"accel": "kvm"},
+            {"cpu_model": "host"},
+            {"nic": True},
+        )
     ),
     *(
         {"guest": replace(INPUTS.guest, **{name: 7})}  # type: ignore[arg-type]

@@ -1,4 +1,5 @@
-"""A range's rules as data. That they do what they say on a kernel: `tests/integration/test_rules.py`."""
+"""A range's rules as data. That they do what they say on a kernel:
+`tests/integration/test_rules.py`."""
 
 from __future__ import annotations
 
@@ -15,25 +16,50 @@ from hypothesis import strategies as st
 
 from belljar.plan.addresses import RangeLayout, lay_out
 from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan, UpstreamPlan
-from belljar.plan.rules import FORBIDDEN, LOG_GROUP, TABLE, Reason, counts, forbidden_networks, logged, render_rules
+from belljar.plan.rules import (
+    FORBIDDEN,
+    LOG_GROUP,
+    TABLE,
+    Reason,
+    counts,
+    forbidden_networks,
+    logged,
+    render_rules,
+)
 from belljar.policy.guarding import METADATA_ADDRESS
 
 HTTP = PortPlan(number=80, protocol="http")
 SHOP = StandInPlan(id="shop", kind="http", names=("shop.example", "*.shop.example"), ports=(HTTP,))
-DATABASE = StandInPlan(id="db", kind="cell", names=("db",), ports=(PortPlan(number=5432, protocol="tcp"),))
+DATABASE = StandInPlan(
+    id="db", kind="cell", names=("db",), ports=(PortPlan(number=5432, protocol="tcp"),)
+)
 CLOUD = StandInPlan(id="cloud", kind="metadata", names=(), ports=(HTTP,))
 REAL = UpstreamPlan(
-    host="real.example", ports=(443,), methods=("GET",), budget_bytes=1, run_budget_bytes=100 << 20, reason="only there"
+    host="real.example",
+    ports=(443,),
+    methods=("GET",),
+    budget_bytes=1,
+    run_budget_bytes=100 << 20,
+    reason="only there",
 )
 FRONT, BACK, BOTH = (
-    StandInPlan(id=name, kind="cell", names=(name,), ports=(), settings={"networks": list(of)}, all_ports=True)
+    StandInPlan(
+        id=name,
+        kind="cell",
+        names=(name,),
+        ports=(),
+        settings={"networks": list(of)},
+        all_ports=True,
+    )
     for name, of in (("default", ("front",)), ("store", ("back",)), ("web", ("front", "back")))
 )
 PLANS = {
     "apart": NetworkPlan(stand_ins=(BACK, BOTH, FRONT, DATABASE)),
     "least": NetworkPlan(),
     "shop": NetworkPlan(stand_ins=(SHOP,)),
-    "everything": NetworkPlan(stand_ins=(SHOP, DATABASE, CLOUD), upstreams=(REAL,), default="simulate", sink=True),
+    "everything": NetworkPlan(
+        stand_ins=(SHOP, DATABASE, CLOUD), upstreams=(REAL,), default="simulate", sink=True
+    ),
 }
 NEVER = ("127.0.0.1", "169.254.169.254", "100.100.100.200", "168.63.129.16", "192.0.0.192", "192.168.1.1", "172.16.0.1", "10.0.0.1", "0.0.0.0", "255.255.255.254")  # noqa: S104 - an address, not a listener  # fmt: skip
 
@@ -43,7 +69,9 @@ def layout_of(plan: NetworkPlan, random_bytes: bytes = bytes(range(16))) -> Rang
     return lay_out(plan, ("default",), random_bytes=random_bytes, avoid=())
 
 
-def objects(plan: NetworkPlan, kind: str, layout: RangeLayout | None = None) -> list[dict[str, Any]]:
+def objects(
+    plan: NetworkPlan, kind: str, layout: RangeLayout | None = None
+) -> list[dict[str, Any]]:
     """The rendered objects of a kind."""
     document = render_rules(layout or layout_of(plan), plan)
     return [entry["add"][kind] for entry in document["nftables"] if kind in entry.get("add", {})]
@@ -51,7 +79,11 @@ def objects(plan: NetworkPlan, kind: str, layout: RangeLayout | None = None) -> 
 
 def chain(plan: NetworkPlan, name: str) -> list[Any]:
     """A chain's rules."""
-    return [rule["expr"] for rule in objects(plan, "rule") if rule["chain"] == name and rule["family"] == "inet"]
+    return [
+        rule["expr"]
+        for rule in objects(plan, "rule")
+        if rule["chain"] == name and rule["family"] == "inet"
+    ]
 
 
 def services(plan: NetworkPlan, name: str) -> set[tuple[str, str, int]]:
@@ -69,7 +101,8 @@ def test_rules_are_golden(name: str, golden: Callable[[str, str], None]) -> None
 
 
 def test_cells_of_other_networks_are_apart() -> None:
-    """Each refuses what the other sends, before anything of it is let through, answers included; who names no network, or shares one, reaches both."""
+    """Each refuses what the other sends, before anything of it is let through, answers included;
+    who names no network, or shares one, reaches both."""
     plan = PLANS["apart"]
     layout = layout_of(plan)
     device = {port.name: port.outer_device for port in layout.cells}
@@ -88,9 +121,14 @@ def test_cells_of_other_networks_are_apart() -> None:
 
 @pytest.mark.parametrize("name", PLANS)
 def test_every_hook_drops_what_no_rule_lets_through(name: str) -> None:
-    """By policy, and the last rule of each says so besides, with a reason; what was there before is flushed in the same transaction."""
+    """By policy, and the last rule of each says so besides, with a reason; what was there before is
+    flushed in the same transaction."""
     plan = PLANS[name]
-    hooks = {item["hook"]: item for item in objects(plan, "chain") if "hook" in item and item["family"] == "inet"}
+    hooks = {
+        item["hook"]: item
+        for item in objects(plan, "chain")
+        if "hook" in item and item["family"] == "inet"
+    }
     assert set(hooks) == {"prerouting", "input", "forward", "output"}
     assert {item["policy"] for item in objects(plan, "chain") if "hook" in item} == {"drop"}
     assert hooks["prerouting"]["prio"] == -450
@@ -102,8 +140,14 @@ def test_every_hook_drops_what_no_rule_lets_through(name: str) -> None:
 def test_each_reason_has_a_counter_and_each_end_counts_logs_and_ends() -> None:
     """In this order; a flood is dropped after it was counted and before it is logged."""
     plan = PLANS["everything"]
-    assert {item["name"] for item in objects(plan, "counter")} == {reason.counter for reason in Reason} | {"logged"}
-    ends = [item["name"] for item in objects(plan, "chain") if item["name"].startswith(("drop_", "refuse_"))]
+    assert {item["name"] for item in objects(plan, "counter")} == {
+        reason.counter for reason in Reason
+    } | {"logged"}
+    ends = [
+        item["name"]
+        for item in objects(plan, "chain")
+        if item["name"].startswith(("drop_", "refuse_"))
+    ]
     assert {name.partition("_")[2] for name in ends} == {str(item) for item in Reason} - {
         "connection",
         "segment",
@@ -116,24 +160,34 @@ def test_each_reason_has_a_counter_and_each_end_counts_logs_and_ends() -> None:
         assert excess[-1] == {"drop": None}
         assert log[0] == {"counter": "logged"}
         assert (log[1]["log"]["prefix"], log[1]["log"]["group"]) == (reason, LOG_GROUP)
-        assert rest[-1] in ([{"drop": None}], [{"reject": {"type": "icmp", "expr": "port-unreachable"}}])
+        assert rest[-1] in (
+            [{"drop": None}],
+            [{"reject": {"type": "icmp", "expr": "port-unreachable"}}],
+        )
         assert len(rest) == (2 if name.startswith("refuse_") else 1)
 
 
 def test_the_order_is_who_what_never_whom() -> None:
-    """MAC and address first, then what no packet may be, what is forbidden for ever, and only then what is allowed."""
+    """MAC and address first, then what no packet may be, what is forbidden for ever, and only then
+    what is allowed."""
     plan = PLANS["everything"]
-    targets = [rule[-1].get("goto", rule[-1].get("jump", {})).get("target") for rule in chain(plan, "from_p0")]
+    targets = [
+        rule[-1].get("goto", rule[-1].get("jump", {})).get("target")
+        for rule in chain(plan, "from_p0")
+    ]
     assert targets == ["drop_spoofed", "drop_ipv6", "drop_spoofed", "checked", "open_p0"]
     assert chain(plan, "checked")[-1][-1] == {"goto": {"target": "refuse_forbidden"}}
     assert not any({"accept": None} in rule for rule in chain(plan, "checked"))
-    allowed = [index for index, rule in enumerate(chain(plan, "open_p0")) if rule[-1] == {"accept": None}]
+    allowed = [
+        index for index, rule in enumerate(chain(plan, "open_p0")) if rule[-1] == {"accept": None}
+    ]
     assert allowed
     assert chain(plan, "open_p0")[0][-1] == {"goto": {"target": "refuse_rate"}}
 
 
 def test_only_what_the_plan_names_is_let_through() -> None:
-    """The resolver, each name's address on its stand-in's ports, targets' cells on theirs; nothing for a plan without names."""
+    """The resolver, each name's address on its stand-in's ports, targets' cells on theirs; nothing
+    for a plan without names."""
     plan = PLANS["everything"]
     layout = layout_of(plan)
     resolver = {(layout.resolver, "udp", 53), (layout.resolver, "tcp", 53)}
@@ -179,12 +233,17 @@ def test_a_sink_is_there_only_when_the_plan_has_one() -> None:
 
 
 @given(st.binary(min_size=16, max_size=32), st.booleans(), st.integers(0, 0xFFFFFFFF))
-def test_what_is_forbidden_is_all_but_the_ranges_own(random_bytes: bytes, cloud: bool, number: int) -> None:
-    """Disjoint; never an address of the range's own; always what every policy must keep closed, the metadata address but for its stand-in; nothing public."""
+def test_what_is_forbidden_is_all_but_the_ranges_own(
+    random_bytes: bytes, cloud: bool, number: int
+) -> None:
+    """Disjoint; never an address of the range's own; always what every policy must keep closed, the
+    metadata address but for its stand-in; nothing public."""
     plan = NetworkPlan(stand_ins=(SHOP, CLOUD) if cloud else (SHOP,))
     layout = layout_of(plan, random_bytes)
     found = forbidden_networks(layout)
-    assert all(one.broadcast_address < two.network_address for one, two in itertools.pairwise(found))
+    assert all(
+        one.broadcast_address < two.network_address for one, two in itertools.pairwise(found)
+    )
     address, prefix = IPv4Address(number), IPv4Network(layout.prefix)
     own = address in prefix or (cloud and str(address) == METADATA_ADDRESS)
     expected = any(address in network for network in FORBIDDEN) and not own
@@ -197,14 +256,18 @@ def test_what_is_forbidden_is_all_but_the_ranges_own(random_bytes: bytes, cloud:
 
 @given(st.binary(min_size=16, max_size=32), st.sampled_from(sorted(PLANS)))
 def test_nothing_allowed_is_outside_the_range(random_bytes: bytes, name: str) -> None:
-    """Every service that any set lets through is in the range's /22, or the metadata stand-in's address."""
+    """Every service that any set lets through is in the range's /22, or the metadata stand-in's
+    address."""
     plan = PLANS[name]
     layout = layout_of(plan, random_bytes)
     prefix = IPv4Network(layout.prefix)
     for item in objects(plan, "set", layout):
         if item["name"] in ("answered", "forwarded"):
             addresses = {element["concat"][0] for element in item.get("elem", [])}
-            assert all(IPv4Address(address) in prefix or address == METADATA_ADDRESS for address in addresses)
+            assert all(
+                IPv4Address(address) in prefix or address == METADATA_ADDRESS
+                for address in addresses
+            )
 
 
 def test_counts_are_read_by_reason() -> None:
@@ -212,9 +275,33 @@ def test_counts_are_read_by_reason() -> None:
     listed = {
         "nftables": [
             {"metainfo": {}},
-            {"counter": {"family": "inet", "table": TABLE, "name": "count_port", "packets": 3, "bytes": 9}},
-            {"counter": {"family": "inet", "table": TABLE, "name": "other", "packets": 7, "bytes": 9}},
-            {"counter": {"family": "inet", "table": TABLE, "name": "logged", "packets": 2, "bytes": 9}},
+            {
+                "counter": {
+                    "family": "inet",
+                    "table": TABLE,
+                    "name": "count_port",
+                    "packets": 3,
+                    "bytes": 9,
+                }
+            },
+            {
+                "counter": {
+                    "family": "inet",
+                    "table": TABLE,
+                    "name": "other",
+                    "packets": 7,
+                    "bytes": 9,
+                }
+            },
+            {
+                "counter": {
+                    "family": "inet",
+                    "table": TABLE,
+                    "name": "logged",
+                    "packets": 2,
+                    "bytes": 9,
+                }
+            },
         ]
     }
     assert counts(listed) == {**dict.fromkeys(Reason, 0), Reason.PORT: 3}

@@ -108,13 +108,17 @@ def holds(item: dict[str, Any], argument: int) -> bool:
 def matching(profile: dict[str, Any], call: str, *args: int) -> int:
     """How many rules say something of this call."""
     rules = [entry for entry in profile["syscalls"] if call in entry["names"]]
-    return sum(all(holds(item, args[item["index"]]) for item in entry.get("args", ())) for entry in rules)
+    return sum(
+        all(holds(item, args[item["index"]]) for item in entry.get("args", ())) for entry in rules
+    )
 
 
 def answer(profile: dict[str, Any], call: str, *args: int) -> int:
     """What the kernel would do by this profile: 0 is allowed, else the error."""
     for entry in profile["syscalls"]:
-        if call in entry["names"] and all(holds(item, args[item["index"]]) for item in entry.get("args", ())):
+        if call in entry["names"] and all(
+            holds(item, args[item["index"]]) for item in entry.get("args", ())
+        ):
             return 0 if entry["action"] == "SCMP_ACT_ALLOW" else int(entry["errnoRet"])
     return int(profile["defaultErrnoRet"])
 
@@ -126,7 +130,8 @@ def profile() -> dict[str, Any]:
 
 
 def test_every_call_named_is_one() -> None:
-    """By libseccomp's own table, which the runtime uses: a misspelt name would be passed over in silence."""
+    """By libseccomp's own table, which the runtime uses: a misspelt name would be passed over in
+    silence."""
     name = ctypes.util.find_library("seccomp")
     if name is None:
         pytest.skip("libseccomp is not installed")
@@ -194,13 +199,18 @@ CONDITIONAL_IN_DOCKER_TOO = {"clone", "personality", "socket"}
 
 
 def test_every_difference_from_dockers_default_has_its_reason() -> None:
-    """Calls that only one of the two profiles allows, and those that ours allows under conditions, are listed with a reason; nothing else is listed."""
+    """Calls that only one of the two profiles allows, and those that ours allows under conditions,
+    are listed with a reason; nothing else is listed."""
     docker, ours = frozenset(DOCKER["allows"]), load_rules().allowed()
     conditional = {call for group in load_rules().allow for call in group.calls if group.any_of}
     assert docker - ours == set(DOCKER["refused"])
     assert ours - docker == set(DOCKER["allowed"])
     assert (conditional & docker) - CONDITIONAL_IN_DOCKER_TOO == set(DOCKER["narrowed"])
-    assert all(reason.endswith(".") for part in ("refused", "allowed", "narrowed") for reason in DOCKER[part].values())
+    assert all(
+        reason.endswith(".")
+        for part in ("refused", "allowed", "narrowed")
+        for reason in DOCKER[part].values()
+    )
 
 
 DONTNEED, NOWAIT, DONTCACHE = 4, 0x08, 0x80
@@ -211,29 +221,43 @@ DONTNEED, NOWAIT, DONTCACHE = 4, 0x08, 0x80
     [
         *(("fadvise64", (3, 0, 0, advice), "allowed") for advice in (0, 1, 2, 3, 5)),
         ("fadvise64", (3, 0, 0, DONTNEED), "pretended"),
-        ("fadvise64", (3, 0, 0, 0x1_0000_0000 | DONTNEED), "pretended"),  # the kernel looks at 32 bits
+        (
+            "fadvise64",
+            (3, 0, 0, 0x1_0000_0000 | DONTNEED),
+            "pretended",
+        ),  # the kernel looks at 32 bits
         *(("madvise", (0, 4096, advice), "pretended") for advice in (20, 21, 25)),
-        *(("madvise", (0, 4096, advice), "allowed") for advice in (0, 3, 4, 8, 14, 18, 19, 22, 23, 24, 102, 103)),
+        *(
+            ("madvise", (0, 4096, advice), "allowed")
+            for advice in (0, 3, 4, 8, 14, 18, 19, 22, 23, 24, 102, 103)
+        ),
         ("preadv2", (3, 0, 1, 0, 0, 0), "allowed"),
         ("preadv2", (3, 0, 1, 0, 0, 1), "allowed"),  # RWF_HIPRI
-        *(("preadv2", (3, 0, 1, 0, 0, flags), "refused") for flags in (NOWAIT, DONTCACHE, NOWAIT | DONTCACHE | 1)),
+        *(
+            ("preadv2", (3, 0, 1, 0, 0, flags), "refused")
+            for flags in (NOWAIT, DONTCACHE, NOWAIT | DONTCACHE | 1)
+        ),
     ],
 )
 def test_the_page_cache_is_neither_asked_nor_changed(
     call: str, args: tuple[int, ...], rule: str, profile: dict[str, Any]
 ) -> None:
-    """Advice that would drop pages is answered as if it were taken; reads that ask get the answer of a file system without them. One rule says so."""
+    """Advice that would drop pages is answered as if it were taken; reads that ask get the answer
+    of a file system without them. One rule says so."""
     assert matching(profile, call, *args) == 1
     assert answer(profile, call, *args) == (errno.EOPNOTSUPP if rule == "refused" else 0)
     found = [
         entry
         for entry in profile["syscalls"]
-        if call in entry["names"] and all(holds(item, args[item["index"]]) for item in entry.get("args", ()))
+        if call in entry["names"]
+        and all(holds(item, args[item["index"]]) for item in entry.get("args", ()))
     ]
     assert (found[0]["action"] == "SCMP_ACT_ALLOW") == (rule == "allowed")
 
 
-@pytest.mark.parametrize("call", ["io_setup", "io_submit", "io_uring_setup", "mincore", "cachestat"])
+@pytest.mark.parametrize(
+    "call", ["io_setup", "io_submit", "io_uring_setup", "mincore", "cachestat"]
+)
 def test_programs_take_another_way(call: str, profile: dict[str, Any]) -> None:
     """These don't exist, as on another kernel: libraries fall back for that answer only."""
     assert answer(profile, call, 0, 0, 0) == errno.ENOSYS
@@ -265,16 +289,23 @@ CORE, FILES = 4, 7
 def test_the_limit_of_core_dumps_is_not_the_workloads_to_change(
     call: str, args: tuple[int, ...], action: str, profile: dict[str, Any]
 ) -> None:
-    """By either call, for itself or another, in each form that the kernel takes for that limit; everything else of limits is done. One rule says so, or none."""
+    """By either call, for itself or another, in each form that the kernel takes for that limit;
+    everything else of limits is done. One rule says so, or none."""
     rules = [rule for rule in profile["syscalls"] if call in rule["names"]]
-    found = [rule for rule in rules if all(holds(item, args[item["index"]]) for item in rule["args"])]
+    found = [
+        rule for rule in rules if all(holds(item, args[item["index"]]) for item in rule["args"])
+    ]
     assert len(found) == (action != "refused")
     assert answer(profile, call, *args) == (errno.EPERM if action == "refused" else 0)
     if found:
         assert found[0]["action"] == ("SCMP_ACT_ALLOW" if action == "allowed" else "SCMP_ACT_ERRNO")
 
 
-@given(resource=st.integers(0, 2**64 - 1), new=st.sampled_from((0, POINTER)), old=st.sampled_from((0, POINTER)))
+@given(
+    resource=st.integers(0, 2**64 - 1),
+    new=st.sampled_from((0, POINTER)),
+    old=st.sampled_from((0, POINTER)),
+)
 def test_limits_have_one_answer_each(resource: int, new: int, old: int) -> None:
     """No two rules hold for one call: libseccomp would choose."""
     profile = seccomp_profile("x86_64", gvisor=False)
@@ -290,7 +321,9 @@ def test_the_profile_can_be_kept_on_record(profile: dict[str, Any]) -> None:
 def test_gvisor_answers_for_its_own_limits() -> None:
     """It gives every refused call EPERM, at which programs that set it would end."""
     profile = seccomp_profile("x86_64", gvisor=True)
-    rules = [rule for rule in profile["syscalls"] if {"setrlimit", "prlimit64"} & set(rule["names"])]
+    rules = [
+        rule for rule in profile["syscalls"] if {"setrlimit", "prlimit64"} & set(rule["names"])
+    ]
     assert rules
     assert all(rule["action"] == "SCMP_ACT_ALLOW" and "args" not in rule for rule in rules)
 
@@ -301,20 +334,28 @@ def test_gvisor_lets_libraries_make_threads() -> None:
     assert answer(seccomp_profile("x86_64", gvisor=True), "unshare", 0) == errno.EPERM
 
 
-@pytest.mark.parametrize(("arch", "named"), [("x86_64", "SCMP_ARCH_X86_64"), ("aarch64", "SCMP_ARCH_AARCH64")])
+@pytest.mark.parametrize(
+    ("arch", "named"), [("x86_64", "SCMP_ARCH_X86_64"), ("aarch64", "SCMP_ARCH_AARCH64")]
+)
 def test_only_the_machines_own_calls_are_known(arch: str, named: str) -> None:
-    """A foreign architecture's, 32-bit or x32, kill the caller; a machine without a profile gets no container."""
+    """A foreign architecture's, 32-bit or x32, kill the caller; a machine without a profile gets no
+    container."""
     assert seccomp_profile(arch, gvisor=False)["architectures"] == [named]
     with pytest.raises(ValueError, match="riscv64"):
         seccomp_profile("riscv64", gvisor=False)
 
 
-@given(values=st.frozensets(st.integers(0, 0xFFFF_FFFF), min_size=1, max_size=4), near=st.integers(-2, 2))
+@given(
+    values=st.frozensets(st.integers(0, 0xFFFF_FFFF), min_size=1, max_size=4),
+    near=st.integers(-2, 2),
+)
 def test_all_but_a_few_values_is_exactly_that(values: frozenset[int], near: int) -> None:
     """Every value is matched once, but for those; their neighbours too."""
     prefixes = list(prefixes_without(values, 0, 32))
     for value in {(item + near) & 0xFFFF_FFFF for item in values} | {0, 0xFFFF_FFFF}:
-        assert sum((value & mask) == prefix for prefix, mask in prefixes) == (0 if value in values else 1)
+        assert sum((value & mask) == prefix for prefix, mask in prefixes) == (
+            0 if value in values else 1
+        )
     assert sum(1 << (32 - mask.bit_count()) for _, mask in prefixes) == (1 << 32) - len(values)
 
 
@@ -348,7 +389,9 @@ def test_what_was_parsed_before_is_what_the_rules_say() -> None:
     assert load_rules() == parse_rules(source.read_text())
 
 
-def test_rules_that_were_changed_are_parsed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rules_that_were_changed_are_parsed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What was parsed before holds for those bytes only."""
     source = Path(seccomp.__file__)
     (tmp_path / "seccomp.json").write_bytes(source.with_name("seccomp.json").read_bytes())

@@ -27,7 +27,11 @@ SITE = "stand-ins.md"
 
 def pages() -> list[Path]:
     """Those that a user reads."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("examples/*/README.md"))]
+    return [
+        ROOT / "README.md",
+        *sorted((ROOT / "docs").glob("*.md")),
+        *sorted(ROOT.glob("examples/*/README.md")),
+    ]
 
 
 def blocks(page: Path) -> list[str]:
@@ -35,7 +39,9 @@ def blocks(page: Path) -> list[str]:
     return re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)
 
 
-@pytest.mark.parametrize("page", [page for page in pages() if blocks(page) and page.name != SITE], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "page", [page for page in pages() if blocks(page) and page.name != SITE], ids=lambda p: p.name
+)
 def test_every_example_is_a_valid_policy(page: Path, tmp_path: Path) -> None:
     """Each YAML block of each page, with the files that it names present."""
     for block in blocks(page):
@@ -59,29 +65,38 @@ def test_the_example_of_a_site_is_one(tmp_path: Path) -> None:
 
 
 def test_the_yaml_of_the_pages_is_looked_at() -> None:
-    """The first page has its two policies, and no page's examples are left out by how they are written."""
+    """The first page has its two policies, and no page's examples are left out by how they are
+    written."""
     assert len(blocks(ROOT / "README.md")) == 2
     assert len(blocks(ROOT / "docs" / SITE)) == 1
     assert all(
-        blocks(ROOT / "docs" / f"{name}.md") for name in ("policy", "policy-network", "ranges", "stand-ins-registries")
+        blocks(ROOT / "docs" / f"{name}.md")
+        for name in ("policy", "policy-network", "ranges", "stand-ins-registries")
     )
 
 
 def test_the_pages_know_how_many_probes_there_are() -> None:
-    """The first page and the changelog say how many the catalogue has that aren't fingerprints; the page on containment has a row for each."""
+    """The first page and the changelog say how many the catalogue has that aren't fingerprints; the
+    page on containment has a row for each."""
     count = sum(probe.group != FINGERPRINT for probe in PROBES)
     for name in ("README.md", "CHANGELOG.md"):
         assert re.findall(r"(\d+) containment tests", (ROOT / name).read_text()) == [str(count)]
-    rows = re.findall(r"^\| `(\w+\.\w+)` \|", (ROOT / "docs" / "containment.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| `(\w+\.\w+)` \|", (ROOT / "docs" / "containment.md").read_text(), re.MULTILINE
+    )
     assert sorted(rows) == sorted(probe.name for probe in PROBES)
 
 
 @pytest.mark.parametrize(
-    "page", [*pages(), ROOT / "CHANGELOG.md", ROOT / "SPECIFICATION.md"], ids=lambda p: str(p.relative_to(ROOT))
+    "page",
+    [*pages(), ROOT / "CHANGELOG.md", ROOT / "SPECIFICATION.md"],
+    ids=lambda p: str(p.relative_to(ROOT)),
 )
 def test_every_command_exists(page: Path) -> None:
     """What a page shows as `belljar …` is a command with those options."""
-    for said in re.findall(r"(?:`|^\$ |^\.venv/bin/|/bin/|^)belljar ([a-z][^`\n#…]*)", page.read_text(), re.MULTILINE):
+    for said in re.findall(
+        r"(?:`|^\$ |^\.venv/bin/|/bin/|^)belljar ([a-z][^`\n#…]*)", page.read_text(), re.MULTILINE
+    ):
         words = said.split(" -- ")[0].split()
         command = root.get_command(click.Context(root), words.pop(0))
         if isinstance(command, click.Group) and words:
@@ -90,7 +105,9 @@ def test_every_command_exists(page: Path) -> None:
         if not command.context_settings.get("ignore_unknown_options"):  # `run` takes Inspect's too
             known = {option for each in command.params for option in each.opts}
             assert {
-                re.sub(r"[\]=].*", "", word.strip("[")) for word in words if word.strip("[").startswith("--")
+                re.sub(r"[\]=].*", "", word.strip("["))
+                for word in words
+                if word.strip("[").startswith("--")
             } <= known, said
 
 
@@ -105,7 +122,8 @@ def test_every_field_is_documented() -> None:
 
 
 def test_every_kind_and_field_of_a_network_is_documented() -> None:
-    """Each kind has a row with its own fields and usual ports; what all have, and an upstream's fields, are told."""
+    """Each kind has a row with its own fields and usual ports; what all have, and an upstream's
+    fields, are told."""
     page = NETWORK_PAGE.read_text()
     rows = [line for line in page.splitlines() if line.startswith("| `")]
     for name in [

@@ -14,7 +14,9 @@ from belljar.units import parse_duration, parse_size, printable
 
 ANYTHING = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text()),
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(), inner, max_size=3)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.text(), inner, max_size=3)
+    ),
     max_leaves=5,
 )
 EVERY_KIND = [
@@ -39,7 +41,9 @@ EVERY_KIND = [
 ]
 
 
-@pytest.mark.parametrize("kind", EVERY_KIND, ids=lambda kind: re.sub(r" at 0x[0-9a-f]+", "", repr(kind)))
+@pytest.mark.parametrize(
+    "kind", EVERY_KIND, ids=lambda kind: re.sub(r" at 0x[0-9a-f]+", "", repr(kind))
+)
 @given(value=ANYTHING)
 def test_a_kind_reads_a_value_or_says_what_is_allowed(kind: kinds.Version, value: object) -> None:
     """Nothing but `ValueError`, and a message that can be shown as it is."""
@@ -130,7 +134,9 @@ def test_what_is_meant_is_read(kind: kinds.Text, value: object, read: object) ->
         (kinds.Choice(words=Risk), ["high"], "none of"),
     ],
 )
-def test_what_is_not_meant_is_refused_with_what_is_allowed(kind: kinds.Text, value: object, told: str) -> None:
+def test_what_is_not_meant_is_refused_with_what_is_allowed(
+    kind: kinds.Text, value: object, told: str
+) -> None:
     """The message says what to write instead."""
     with pytest.raises(ValueError, match=re.escape(told)):
         kind.read(value)

@@ -50,7 +50,8 @@ def test_no_more_is_read_than_asked_for(tmp_path: Path, kernel: str) -> None:
 
 
 def test_a_small_file_takes_little_memory(tmp_path: Path) -> None:
-    """However much could be there: a gateway's memory is less than the largest file that a stand-in may serve."""
+    """However much could be there: a gateway's memory is less than the largest file that a stand-in
+    may serve."""
     (tmp_path / "file").write_bytes(b"abc")
     tracemalloc.start()
     try:
@@ -61,7 +62,8 @@ def test_a_small_file_takes_little_memory(tmp_path: Path) -> None:
 
 
 def test_a_link_that_stays_below_is_followed(tmp_path: Path) -> None:
-    """An author may arrange the files of one directory as they like; the directory itself may be reached by a link."""
+    """An author may arrange the files of one directory as they like; the directory itself may be
+    reached by a link."""
     (tmp_path / "real").mkdir()
     (tmp_path / "real/file").write_bytes(b"x")
     (tmp_path / "real/link").symlink_to("file")
@@ -83,7 +85,8 @@ def test_a_link_that_stays_below_is_followed(tmp_path: Path) -> None:
     ],
 )
 def test_nothing_outside_is_read(tmp_path: Path, kernel: str, name: str, target: str) -> None:
-    """By a relative or absolute link, a chain of them, a directory that is one, dots, or an absolute name."""
+    """By a relative or absolute link, a chain of them, a directory that is one, dots, or an
+    absolute name."""
     (tmp_path / "secret").write_text("s")
     (base := tmp_path / "base").mkdir()
     (base / "a").mkdir()
@@ -104,7 +107,8 @@ def test_a_loop_of_links_is_an_error_of_the_system(tmp_path: Path, kernel: str) 
 
 
 def test_what_is_exchanged_meanwhile_is_never_read(tmp_path: Path) -> None:
-    """A directory that becomes a link between two looks: what is read is the file below, or it is refused."""
+    """A directory that becomes a link between two looks: what is read is the file below, or it is
+    refused."""
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret/file").write_bytes(b"secret")
     (base := tmp_path / "base").mkdir()
@@ -135,7 +139,8 @@ def test_what_is_exchanged_meanwhile_is_never_read(tmp_path: Path) -> None:
 
 
 def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path, kernel: str) -> None:
-    """A pipe that nobody writes into would be waited for without end; a directory, a device and a bad name are refused too."""
+    """A pipe that nobody writes into would be waited for without end; a directory, a device and a
+    bad name are refused too."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "sub").mkdir()
     for directory, name in (
@@ -209,7 +214,9 @@ def test_a_link_by_way_of_another_is_refused(tmp_path: Path) -> None:
         list_tree(tmp_path, "d", max_entries=10)
 
 
-def test_no_more_names_are_read_than_are_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_names_are_read_than_are_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A directory of a million files costs what its bound costs: the rest of it isn't read."""
     for number in range(20):
         (tmp_path / str(number)).touch()

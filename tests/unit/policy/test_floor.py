@@ -22,7 +22,11 @@ def policy(text: str, base: Path | None = None) -> LoadedPolicy:
 
 def upstreams(*items: str) -> str:
     """A network that reaches these, each with a reason."""
-    return "network: {upstreams: [" + ", ".join(f"{{{item}, reason: because it is so}}" for item in items) + "]}\n"
+    return (
+        "network: {upstreams: ["
+        + ", ".join(f"{{{item}, reason: because it is so}}" for item in items)
+        + "]}\n"
+    )
 
 
 ONE = "host: a.example, ports: [80, 443], methods: [GET, POST], budget: 2MiB"
@@ -30,7 +34,10 @@ LESS = "host: a.example, ports: [443], methods: [GET], budget: 1MiB, run_budget:
 OTHER = "host: b.example, ports: [443], methods: [GET], budget: 1KiB"
 SHOP = "shop: {kind: http, names: [shop.example], routes: [{path: /, body: x}]}"
 
-CELL = "db: {kind: cell, names: [db], ports: [all], command: [x], tier: container, resources: {memory: 128MiB}}"
+CELL = (
+    "db: {kind: cell, names: [db], ports: [all], command: [x], tier: container, resources: {memory:"
+    " 128MiB}}"
+)
 
 ORDER = [  # (what the task says, what the operator says, where the task is looser)
     ("", "", ()),
@@ -85,7 +92,9 @@ ORDER = [  # (what the task says, what the operator says, where the task is loos
 
 
 @pytest.mark.parametrize(("task", "operator", "looser"), ORDER)
-def test_where_a_policy_goes_beyond_another(task: str, operator: str, looser: tuple[str, ...]) -> None:
+def test_where_a_policy_goes_beyond_another(
+    task: str, operator: str, looser: tuple[str, ...]
+) -> None:
     """Field by field; and what is made of both goes beyond nowhere."""
     ours, floor = policy(task), policy(operator)
     assert looser_fields(ours.policy, floor.policy) == looser
@@ -103,7 +112,8 @@ def test_the_larger_record_is_kept(more: str) -> None:
 
 
 def test_of_two_upstreams_that_is_left_which_both_allow() -> None:
-    """Ports, methods and the smaller of both budgets, of a run too; none where nothing is common."""
+    """Ports, methods and the smaller of both budgets, of a run too; none where nothing is
+    common."""
     made = tightened(policy(upstreams(ONE, OTHER)), policy(upstreams(LESS))).policy.network
     assert made is not None
     (left,) = made.upstreams
@@ -138,7 +148,9 @@ def test_the_operators_stand_ins_are_taken_with_their_directory(tmp_path: Path) 
     for directory in (theirs, ours):
         (directory / "site").mkdir(parents=True)
         (directory / "site/routes.yaml").write_text("routes: []")
-    network = "network: {stand_ins: {s: {kind: http, names: [s.example], routes: site/routes.yaml}}}\n"
+    network = (
+        "network: {stand_ins: {s: {kind: http, names: [s.example], routes: site/routes.yaml}}}\n"
+    )
     floor = policy(network, theirs)
     made = tightened(policy("network: {default: simulate}\n", ours), floor)
     assert (made.policy.network, made.base) == (floor.policy.network, theirs)
@@ -173,7 +185,8 @@ def test_a_run_has_room_for_a_sample() -> None:
 _HOSTS = st.sampled_from(["a.example", "b.example", "c.example"])
 _UPSTREAM = st.builds(
     lambda host, ports, methods, budget, more: (
-        f"host: {host}, ports: {sorted(ports)}, methods: {sorted(methods)}, budget: {budget}KiB, run_budget: {budget + more}KiB"
+        f"host: {host}, ports: {sorted(ports)}, methods: {sorted(methods)}, budget: {budget}KiB,"
+        f" run_budget: {budget + more}KiB"
     ).replace("'", ""),
     _HOSTS,
     st.sets(st.sampled_from([80, 443, 8443]), min_size=1),
@@ -181,9 +194,12 @@ _UPSTREAM = st.builds(
     st.integers(1, 5000),
     st.integers(0, 9000),
 )
-_NETWORK = st.sampled_from(["", f"network: {{stand_ins: {{{CELL.replace('tier: container, ', '')}}}}}\n"]) | st.builds(
+_NETWORK = st.sampled_from(
+    ["", f"network: {{stand_ins: {{{CELL.replace('tier: container, ', '')}}}}}\n"]
+) | st.builds(
     lambda default, sink, stand_in, real: (
-        f"network: {{default: {default}, sink: {sink}, stand_ins: {{{SHOP if stand_in else ''}}}, upstreams: ["
+        f"network: {{default: {default}, sink: {sink}, stand_ins: {{{SHOP if stand_in else ''}}},"
+        " upstreams: ["
         + ", ".join(f"{{{item}, reason: because it is so}}" for item in real)
         + "]}\n"
     ).replace(", upstreams: []", ""),
@@ -195,7 +211,8 @@ _NETWORK = st.sampled_from(["", f"network: {{stand_ins: {{{CELL.replace('tier: c
 _RESOURCES = st.builds(
     lambda cpus, memory, disk, processes, seconds, part, output: (
         f"resources: {{cpus: {cpus}, memory: {memory}MiB, disk: {disk}MiB, processes: {processes},"
-        f" lifetime: {seconds + 0.1}s, exec_timeout: {max(1, seconds * part // 100)}.000001s, output: {output}KiB}}\n"
+        f" lifetime: {seconds + 0.1}s, exec_timeout: {max(1, seconds * part // 100)}.000001s,"
+        f" output: {output}KiB}}\n"
     ),
     st.integers(1, 64),
     st.integers(64, 4096),
@@ -223,21 +240,29 @@ _POLICY = st.builds(
 
 @given(_POLICY, _POLICY)
 def test_never_looser_than_the_floor(task: str, operator: str) -> None:
-    """Whatever both say: what is made of them is within the operator's policy, and within the task's bounds too; doing it twice changes nothing."""
+    """Whatever both say: what is made of them is within the operator's policy, and within the
+    task's bounds too; doing it twice changes nothing."""
     ours, floor = policy(task), policy(operator)
     made = tightened(ours, floor)
     assert looser_fields(made.policy, floor.policy) == ()
     assert made.policy.risk >= ours.policy.risk
     assert "network.upstreams" not in " ".join(looser_fields(made.policy, ours.policy))
-    assert not [name for name in looser_fields(made.policy, ours.policy) if name.startswith(("resources", "tier"))]
+    assert not [
+        name
+        for name in looser_fields(made.policy, ours.policy)
+        if name.startswith(("resources", "tier"))
+    ]
     for name in ("a", "b", "c", "d"):
-        both = ours.policy.host_tools_rule.permits([name]) and floor.policy.host_tools_rule.permits([name])
+        both = ours.policy.host_tools_rule.permits([name]) and floor.policy.host_tools_rule.permits(
+            [name]
+        )
         assert made.policy.host_tools_rule.permits([name]) == both
     assert tightened(made, floor).policy == made.policy
 
 
 def test_every_field_of_a_policy_has_an_order_or_none() -> None:
-    """A new field is decided here: whether an operator's word on it is a floor, or it is what a cell holds."""
+    """A new field is decided here: whether an operator's word on it is a floor, or it is what a
+    cell holds."""
     ordered = {"risk", "tier", "resources", "network", "host_tools", "rights", "guard", "on"}
     held = {"belljar", "name", "image", "user", "workdir", "env", "files", "decoys"}
     assert set(Policy.model_fields) == ordered | held

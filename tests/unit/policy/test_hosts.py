@@ -92,7 +92,8 @@ def test_names_have_one_form(written: str, kept: str) -> None:
     ],
 )
 def test_what_is_no_name_is_refused(written: object, told: str) -> None:
-    """With what is allowed; an address in any spelling that a resolver would take for one is none."""
+    """With what is allowed; an address in any spelling that a resolver would take for one is
+    none."""
     with pytest.raises(ValueError, match=re.escape(told)):
         read_pattern(written)
 
@@ -105,7 +106,8 @@ def test_an_exact_name_has_no_wildcard() -> None:
 
 @given(st.text(max_size=80))
 def test_whatever_is_written_is_a_name_in_its_form_or_a_refusal(text: str) -> None:
-    """Nothing else is raised, and what is kept can be kept again, is no address and fits the schema's pattern."""
+    """Nothing else is raised, and what is kept can be kept again, is no address and fits the
+    schema's pattern."""
     try:
         kept = read_pattern(text)
     except ValueError:
@@ -128,9 +130,16 @@ def test_a_wildcard_stands_for_exactly_one_more_label() -> None:
 
 @pytest.mark.parametrize(
     ("written", "read"),
-    [(80, (80, "")), ("443/tls", (443, "tls")), ("8000/http", (8000, "http")), (65535, (65535, ""))],
+    [
+        (80, (80, "")),
+        ("443/tls", (443, "tls")),
+        ("8000/http", (8000, "http")),
+        (65535, (65535, "")),
+    ],
 )
-def test_ports_are_numbers_or_numbers_with_a_protocol(written: object, read: tuple[int, str]) -> None:
+def test_ports_are_numbers_or_numbers_with_a_protocol(
+    written: object, read: tuple[int, str]
+) -> None:
     """Both spellings."""
     assert read_port(written) == read
 
@@ -165,7 +174,12 @@ def test_a_number_alone_means_what_is_usual_there() -> None:
     assert usual_protocol(8080, ("http", "tls")) == "http"
     assert usual_protocol(443, ("tcp",)) == "tcp"
     assert usual_protocol(465, ("smtp", "smtps")) == "smtps"
-    assert {usual_protocol(port, PROTOCOLS) for port in (80, 443, 25, 465)} == {"http", "tls", "smtp", "smtps"}
+    assert {usual_protocol(port, PROTOCOLS) for port in (80, 443, 25, 465)} == {
+        "http",
+        "tls",
+        "smtp",
+        "smtps",
+    }
 
 
 def test_methods_are_a_closed_list() -> None:

@@ -18,7 +18,8 @@ def test_words_are_compared_by_place_and_not_by_spelling() -> None:
 
 
 @pytest.mark.parametrize(
-    ("risk", "tier"), [("low", "container"), ("medium", "gvisor"), ("high", "microvm"), ("critical", "microvm")]
+    ("risk", "tier"),
+    [("low", "container"), ("medium", "gvisor"), ("high", "microvm"), ("critical", "microvm")],
 )
 def test_risk_demands_a_least_tier(risk: str, tier: str) -> None:
     """As the design says, and only `critical` demands hardware."""

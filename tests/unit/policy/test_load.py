@@ -52,7 +52,10 @@ FIELDS = [
 
 def problems(text: str, base: Path | None = None) -> list[tuple[int, int, str, str]]:
     """(line, column, field, message) of everything wrong with the text."""
-    return [(p.mark.line, p.mark.column, p.field, p.message) for p in examine(text.encode(), base=base).problems]
+    return [
+        (p.mark.line, p.mark.column, p.field, p.message)
+        for p in examine(text.encode(), base=base).problems
+    ]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +69,13 @@ def problems(text: str, base: Path | None = None) -> list[tuple[int, int, str, s
         (HEAD + "tier: gvisor\n", 3, 7, "tier", "can only be raised"),
         (HEAD + "resources:\n  memroy: 1GiB\n", 4, 3, "resources.memroy", "did you mean `memory`?"),
         (HEAD + "resources:\n  memory: 512\n", 4, 11, "resources.memory", "`512MiB`"),
-        (HEAD + "resources: 5\n", 3, 12, "resources", "a mapping of names to values is needed, but this is a number"),
+        (
+            HEAD + "resources: 5\n",
+            3,
+            12,
+            "resources",
+            "a mapping of names to values is needed, but this is a number",
+        ),
         (HEAD + "resources: {cpus: 2, lifetime: 40}\n", 3, 32, "resources.lifetime", "`30m`"),
         (HEAD + "env: [A]\n", 3, 6, "env", "a mapping of names to values"),
         (HEAD + "env:\n  A: 1\n", 4, 6, "env.A", "quotes"),
@@ -76,8 +85,20 @@ def problems(text: str, base: Path | None = None) -> list[tuple[int, int, str, s
         (HEAD + "files:\n  - source: a\n    tagret: b\n", 4, 5, "files[0].target", "is missing"),
         (HEAD + "network: all\n", 3, 10, "network", "with `stand_ins` and `default`"),
         (HEAD + "network: {snik: true}\n", 3, 11, "network.snik", "did you mean `sink`?"),
-        (HEAD + "network: {stand_ins: {a: 5}}\n", 3, 26, "network.stand_ins.a", "a mapping of names"),
-        (HEAD + "network: {record: {pakets: 1MiB}}\n", 3, 20, "network.record.pakets", "did you mean `packets`?"),
+        (
+            HEAD + "network: {stand_ins: {a: 5}}\n",
+            3,
+            26,
+            "network.stand_ins.a",
+            "a mapping of names",
+        ),
+        (
+            HEAD + "network: {record: {pakets: 1MiB}}\n",
+            3,
+            20,
+            "network.record.pakets",
+            "did you mean `packets`?",
+        ),
         (
             HEAD + "network:\n  upstreams:\n    - host: a.example\n",
             5,
@@ -138,8 +159,11 @@ def test_a_policy_is_called_after_its_file(tmp_path: Path) -> None:
         assert (loaded.policy.name, loaded.text, loaded.base) == (name, text.encode(), tmp_path)
 
 
-def test_a_policys_files_are_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a relative path, and when the process works elsewhere afterwards: a range's gateway does, and so does Inspect."""
+def test_a_policys_files_are_found_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a relative path, and when the process works elsewhere afterwards: a range's gateway does,
+    and so does Inspect."""
     site = tmp_path / "site"
     site.mkdir()
     (site / "site.yaml").write_text("routes: []")
@@ -159,7 +183,8 @@ def test_a_policys_files_are_found_from_anywhere(tmp_path: Path, monkeypatch: py
 
 
 def test_what_can_not_be_read_is_refused(tmp_path: Path) -> None:
-    """A missing file, a directory, a pipe and a device end in one message, and none is waited for."""
+    """A missing file, a directory, a pipe and a device end in one message, and none is waited
+    for."""
     os.mkfifo(tmp_path / "pipe")
     for file, told in [
         ("absent", "no such file"),
@@ -182,9 +207,10 @@ def test_references_are_presets_or_files(tmp_path: Path, monkeypatch: pytest.Mon
     for name in ("high", "mine", "mine.yaml"):
         Path(name).write_text(HEAD + "name: from-file\n")
     assert resolve_policy(None).source == resolve_policy("high").source == "preset:high"
-    assert [resolve_policy(ref).policy.name for ref in ("./high", "mine", "mine.yaml", tmp_path / "mine.yaml")] == [
-        "from-file"
-    ] * 4
+    assert [
+        resolve_policy(ref).policy.name
+        for ref in ("./high", "mine", "mine.yaml", tmp_path / "mine.yaml")
+    ] == ["from-file"] * 4
     with pytest.raises(PolicyError, match="did you mean `critical`"):
         resolve_policy("critcal")
     with pytest.raises(PolicyError, match="can't be read"):
@@ -204,11 +230,15 @@ def test_a_preset_is_a_policy_file_like_any_other(name: str, tmp_path: Path) -> 
 def files_policy(*sources: str) -> str:
     """A policy that copies these in."""
     return (
-        HEAD + "files:\n" + "".join(f"  - {{source: '{source}', target: t{n}}}\n" for n, source in enumerate(sources))
+        HEAD
+        + "files:\n"
+        + "".join(f"  - {{source: '{source}', target: t{n}}}\n" for n, source in enumerate(sources))
     )
 
 
-def test_files_are_checked_when_the_policy_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_checked_when_the_policy_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Missing, no regular file, too large: told at the source's place."""
     (tmp_path / "good").write_text("x")
     (tmp_path / "dir").mkdir()
@@ -219,7 +249,9 @@ def test_files_are_checked_when_the_policy_is(tmp_path: Path, monkeypatch: pytes
     with (tmp_path / "huge").open("wb") as huge:
         huge.truncate(MAX_FILE_BYTES + 1)
     found = problems(files_policy("good", "absent", "dir", "pipe", "socket", "huge"), base=tmp_path)
-    assert [(line, field) for line, _, field, _ in found] == [(n + 4, f"files[{n}].source") for n in range(1, 6)]
+    assert [(line, field) for line, _, field, _ in found] == [
+        (n + 4, f"files[{n}].source") for n in range(1, 6)
+    ]
     for (_, _, _, message), told in zip(
         found, ("no such file", "no regular file", "no regular file", "", "100 MiB"), strict=True
     ):
@@ -276,20 +308,26 @@ def test_any_bytes_load_or_are_refused(data: bytes) -> None:
     st.lists(
         st.tuples(
             st.sampled_from(FIELDS),
-            st.one_of(st.text(max_size=12), st.sampled_from(["1", "high", "{}", "[]", "[{source: a, target: b}]"])),
+            st.one_of(
+                st.text(max_size=12),
+                st.sampled_from(["1", "high", "{}", "[]", "[{source: a, target: b}]"]),
+            ),
         )
     )
 )
 def test_any_fields_with_any_values_load_or_are_refused(pairs: list[tuple[str, str]]) -> None:
     """Never another error, where the fields are real and the values are not."""
     load_or_refuse(
-        HEAD.encode() + "".join(f"{name}: {value}\n" for name, value in pairs).encode("utf-8", "surrogatepass")
+        HEAD.encode()
+        + "".join(f"{name}: {value}\n" for name, value in pairs).encode("utf-8", "surrogatepass")
     )
 
 
 VALUES = st.recursive(
     st.one_of(st.booleans(), st.integers(), st.text(st.characters(codec="utf-8"), max_size=8)),
-    lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(st.sampled_from(FIELDS), inner, max_size=3)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=2), st.dictionaries(st.sampled_from(FIELDS), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
@@ -306,11 +344,17 @@ def test_any_document_of_the_right_words_loads_or_is_refused(document: dict[str,
     ("text", "asked", "told"),
     [
         ("belljar: 1\nrisk: medium\n", "container", "less than risk `medium` demands"),
-        ("belljar: 1\nrisk: low\ntier: microvm\n", "gvisor", "less than this policy demands, which is `microvm`"),
+        (
+            "belljar: 1\nrisk: low\ntier: microvm\n",
+            "gvisor",
+            "less than this policy demands, which is `microvm`",
+        ),
         ("belljar: 1\nrisk: low\n", "vm", "no tier `vm`"),
     ],
 )
-def test_a_tier_asked_for_is_never_below_what_the_policy_demands(text: str, asked: str, told: str) -> None:
+def test_a_tier_asked_for_is_never_below_what_the_policy_demands(
+    text: str, asked: str, told: str
+) -> None:
     """By its risk or by its author's word."""
     with pytest.raises(PolicyError, match=told) as refused:
         with_tier(parse_policy(text.encode(), source="mine", base=None), asked)
@@ -320,7 +364,11 @@ def test_a_tier_asked_for_is_never_below_what_the_policy_demands(text: str, aske
 def test_a_tier_asked_for_is_the_policys() -> None:
     """Exactly that; without one the policy is as it was."""
     loaded = parse_policy(b"belljar: 1\nrisk: low\n", source="mine", base=None)
-    assert [with_tier(loaded, tier).policy.tier for tier in (None, "", *Tier)] == [None, None, *Tier]
+    assert [with_tier(loaded, tier).policy.tier for tier in (None, "", *Tier)] == [
+        None,
+        None,
+        *Tier,
+    ]
     assert with_tier(loaded, "gvisor").text == loaded.text
 
 
@@ -356,9 +404,14 @@ def test_nothing_of_a_file_that_is_no_policy_is_shown(text: str, tmp_path: Path)
     assert f"{tmp_path / 'belljar.yaml'}:" in told
 
 
-@given(st.text(st.characters(codec="ascii", exclude_characters="'\"{}[],&*!|>%@`"), min_size=6, max_size=20))
+@given(
+    st.text(
+        st.characters(codec="ascii", exclude_characters="'\"{}[],&*!|>%@`"), min_size=6, max_size=20
+    )
+)
 def test_no_word_of_a_file_that_is_no_policy_is_shown(secret: str) -> None:
-    """Whatever it is, and wherever it stands; letters and signs are put around it, so that no message has it by chance."""
+    """Whatever it is, and wherever it stands; letters and signs are put around it, so that no
+    message has it by chance."""
     word = f"q7{secret}7q"
     for text in (word, f"{word}: {word}", f"a: {word}\n\t- {word}", f"'{word}' x", f"[{word}"):
         _, found, _ = examine(text.encode(), base=None)
@@ -366,13 +419,19 @@ def test_no_word_of_a_file_that_is_no_policy_is_shown(secret: str) -> None:
 
 
 def test_a_policy_that_is_a_link_out_of_its_directory_is_refused(tmp_path: Path) -> None:
-    """Also where it leads to a good one; a link beside it is followed. A loop is told with the path, in one sentence."""
+    """Also where it leads to a good one; a link beside it is followed. A loop is told with the
+    path, in one sentence."""
     (tmp_path / "elsewhere.yaml").write_text(HEAD)
     (task := tmp_path / "task").mkdir()
     (task / "real.yaml").write_text(HEAD)
     (task / "beside.yaml").symlink_to("real.yaml")
     assert load_policy(task / "beside.yaml").policy.name == "beside"
-    for name, target in (("out", "../elsewhere.yaml"), ("far", "/etc/hostname"), ("loop", "loop.yaml"), ("gone", "x")):
+    for name, target in (
+        ("out", "../elsewhere.yaml"),
+        ("far", "/etc/hostname"),
+        ("loop", "loop.yaml"),
+        ("gone", "x"),
+    ):
         (task / f"{name}.yaml").symlink_to(target)
         with pytest.raises(PolicyError) as refused:
             resolve_policy(str(task / f"{name}.yaml"))
@@ -405,7 +464,12 @@ def test_a_known_preset_says_what_its_text_says(name: str, tier: Tier | None) ->
     """In every field and property, in JSON, with another tier too, and from the same text."""
     known, read = known_preset(name), load_preset(name)
     assert known is not None
-    assert (known.text, known.source, known.base, known.data) == (read.text, read.source, None, None)
+    assert (known.text, known.source, known.base, known.data) == (
+        read.text,
+        read.source,
+        None,
+        None,
+    )
     assert stated(with_tier(known, tier).policy) == stated(with_tier(read, tier).policy)
 
 
@@ -416,7 +480,8 @@ def test_a_changed_text_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_no_preset_or_is_raised_here_is_read() -> None:
-    """A file, an unknown name, and a preset below the least risk of this host; None is the default."""
+    """A file, an unknown name, and a preset below the least risk of this host; None is the
+    default."""
     assert known_preset("policy.yaml") is None
     assert known_preset("./low") is None
     assert known_preset("low", Risk.MEDIUM) is None

@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from belljar.policy import PRESETS, FileCopy, Policy, Resources, Risk, Tier, load_preset, policy_schema
+from belljar.policy import (
+    PRESETS,
+    FileCopy,
+    Policy,
+    Resources,
+    Risk,
+    Tier,
+    load_preset,
+    policy_schema,
+)
 
 LEAST: dict[str, Any] = {"belljar": 1, "risk": "high"}
 
@@ -28,7 +37,9 @@ def test_the_least_policy_takes_the_defaults() -> None:
 
 def test_a_policy_can_not_be_changed() -> None:
     """Frozen, hashable, copied and pickled as the same."""
-    policy = Policy.model_validate({**LEAST, "env": {"A": "b"}, "files": [{"source": "a", "target": "b"}]})
+    policy = Policy.model_validate(
+        {**LEAST, "env": {"A": "b"}, "files": [{"source": "a", "target": "b"}]}
+    )
     with pytest.raises(ValidationError):
         setattr(policy, "risk", Risk.LOW)  # noqa: B010 - mypy would refuse the plain form, rightly
     assert copy.deepcopy(policy) == policy == pickle.loads(pickle.dumps(policy))  # noqa: S301 - our own bytes
@@ -85,7 +96,10 @@ def test_resources_are_read_into_units() -> None:
 
 def test_a_command_never_outlives_its_cell() -> None:
     """A default shrinks with a shorter lifetime; a written contradiction is refused."""
-    assert Policy.model_validate({**LEAST, "resources": {"lifetime": "1m"}}).resources.exec_timeout_s == 60
+    assert (
+        Policy.model_validate({**LEAST, "resources": {"lifetime": "1m"}}).resources.exec_timeout_s
+        == 60
+    )
     with pytest.raises(ValidationError, match="outlive"):
         Policy.model_validate({**LEAST, "resources": {"lifetime": "1m", "exec_timeout": "61s"}})
 
@@ -114,12 +128,15 @@ def test_json_is_canonical() -> None:
 
 def _walk(schema: Any) -> Any:  # noqa: ANN401 - a JSON document
     yield schema
-    for item in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+    for item in (
+        schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
+    ):
         yield from _walk(item)
 
 
 def test_the_schema_describes_what_a_person_writes() -> None:
-    """Every field is described, unknown ones are refused, sizes are strings with a pattern that the defaults fit."""
+    """Every field is described, unknown ones are refused, sizes are strings with a pattern that the
+    defaults fit."""
     schema = policy_schema()
     assert set(schema["properties"]) == set(Policy.model_fields)
     assert schema["required"] == ["belljar", "risk"]

@@ -22,7 +22,9 @@ def text(network: str, risk: str = "low") -> bytes:
     return f"belljar: 1\nrisk: {risk}\nnetwork:\n{body}".encode()
 
 
-def problems(network: str, risk: str = "low", base: Path | None = None) -> list[tuple[int, int, str, str]]:
+def problems(
+    network: str, risk: str = "low", base: Path | None = None
+) -> list[tuple[int, int, str, str]]:
     """What is wrong: line, column, field, message."""
     found = examine(text(network, risk), base=base).problems
     return [(item.mark.line, item.mark.column, item.field, item.message) for item in found]
@@ -38,9 +40,15 @@ def network_of(network: str, risk: str = "low") -> Network:
 
 
 def test_what_is_not_written_is_refused_denied_and_small() -> None:
-    """An empty network reaches nothing: unknown names don't exist, there is no sink and nothing real."""
+    """An empty network reaches nothing: unknown names don't exist, there is no sink and nothing
+    real."""
     network = network_of("default: deny")
-    assert (network.default, network.sink, network.stand_ins, network.upstreams) == (Default.DENY, False, {}, ())
+    assert (network.default, network.sink, network.stand_ins, network.upstreams) == (
+        Default.DENY,
+        False,
+        {},
+        (),
+    )
     assert network.record.packets == 64 << 20
 
 
@@ -53,7 +61,10 @@ def test_none_and_a_mapping_are_told_apart_in_json() -> None:
     assert isinstance(hash(policy), int)
 
 
-UPSTREAM = "host: real.example, ports: [443], methods: [GET], budget: 1MiB, reason: only there is it current"
+UPSTREAM = (
+    "host: real.example, ports: [443], methods: [GET], budget: 1MiB, reason: only there is it"
+    " current"
+)
 
 
 @pytest.mark.parametrize("risk", ["low", "medium"])
@@ -81,12 +92,36 @@ def test_a_real_upstream_is_refused_at_high_and_critical_risk(risk: str) -> None
     [
         ("sink: 1", 4, 9, "network.sink", "`true` or `false`"),
         ("default: simulat", 4, 12, "network.default", "did you mean `simulate`?"),
-        ("stand_ins: {a: {names: [b]}}", 4, 18, "network.stand_ins.a.kind", "is missing. One of `http`"),
+        (
+            "stand_ins: {a: {names: [b]}}",
+            4,
+            18,
+            "network.stand_ins.a.kind",
+            "is missing. One of `http`",
+        ),
         ("stand_ins: {a: {kind: htp}}", 4, 25, "network.stand_ins.a.kind", "did you mean `http`?"),
-        ("stand_ins: {a: {kind: git}}", 4, 18, "network.stand_ins.a.names", "is missing. Host names"),
-        ("stand_ins: {a: {kind: git, nmes: [b]}}", 4, 30, "network.stand_ins.a.nmes", "did you mean `names`?"),
+        (
+            "stand_ins: {a: {kind: git}}",
+            4,
+            18,
+            "network.stand_ins.a.names",
+            "is missing. Host names",
+        ),
+        (
+            "stand_ins: {a: {kind: git, nmes: [b]}}",
+            4,
+            30,
+            "network.stand_ins.a.nmes",
+            "did you mean `names`?",
+        ),
         ("stand_ins: {A: {kind: git}}", 4, 18, "network.stand_ins.A", "lower case"),
-        ("stand_ins: {default: {kind: git}}", 4, 24, "network.stand_ins.default", "agent's own cell"),
+        (
+            "stand_ins: {default: {kind: git}}",
+            4,
+            24,
+            "network.stand_ins.default",
+            "agent's own cell",
+        ),
         (
             "stand_ins: {a: {kind: cell, names: [b], ports: [1], awaits: [c]}}",
             4,
@@ -102,7 +137,10 @@ def test_a_real_upstream_is_refused_at_high_and_critical_risk(risk: str) -> None
             "`command` is all that runs",
         ),
         (
-            "stand_ins: {a: {kind: cell, names: [b], ports: [1], completes: true, health: {command: [x]}}}",
+            (
+                "stand_ins: {a: {kind: cell, names: [b], ports: [1], completes: true, health:"
+                " {command: [x]}}}"
+            ),
             4,
             80,
             "network.stand_ins.a.health",
@@ -169,7 +207,9 @@ def test_a_real_upstream_is_refused_at_high_and_critical_risk(risk: str) -> None
         ("upstreams: [{host: 10.0.0.1}]", 4, 22, "network.upstreams[0].host", "is an address"),
     ],
 )
-def test_a_mistake_is_told_where_it_stands(network: str, line: int, column: int, field: str, told: str) -> None:
+def test_a_mistake_is_told_where_it_stands(
+    network: str, line: int, column: int, field: str, told: str
+) -> None:
     """Line, column and field of the author's file, whatever the kind."""
     found = {item[2]: item for item in problems(network)}
     assert found[field][:2] == (line, column)
@@ -197,7 +237,9 @@ def test_names_are_bounded_in_all() -> None:
     assert len(network_of(f"stand_ins:\n{body}").stand_ins) == 2
     more = f"stand_ins:\n{body}\n  more: {{kind: git, names: [one.example]}}"
     assert [item[3] for item in problems(more)] == ["251 names in all; at most 250"]
-    targets = "\n".join(f"  t{number}: {{kind: cell, names: [t{number}], ports: [80]}}" for number in range(17))
+    targets = "\n".join(
+        f"  t{number}: {{kind: cell, names: [t{number}], ports: [80]}}" for number in range(17)
+    )
     assert [item[2:] for item in problems(f"stand_ins:\n{targets}")] == [
         ("network.stand_ins.t16", "17 target cells; at most 16")
     ]
@@ -206,7 +248,8 @@ def test_names_are_bounded_in_all() -> None:
 
 
 def test_files_are_there_and_in_a_directory_of_their_own(tmp_path: Path) -> None:
-    """Below the policy's directory, links included, and with nothing of the policy's own beside them."""
+    """Below the policy's directory, links included, and with nothing of the policy's own beside
+    them."""
     (tmp_path / "shop").mkdir()
     (tmp_path / "shop/routes.yaml").write_text("routes: []")
     (tmp_path / "routes.yaml").write_text("routes: []")
@@ -238,7 +281,19 @@ JSON = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(["kind", "names", "ports", "stand_ins", "upstreams", "record", "health", "a", "sink"]),
+            st.sampled_from(
+                [
+                    "kind",
+                    "names",
+                    "ports",
+                    "stand_ins",
+                    "upstreams",
+                    "record",
+                    "health",
+                    "a",
+                    "sink",
+                ]
+            ),
             inner,
             max_size=4,
         )
@@ -257,7 +312,8 @@ def test_whatever_a_network_is_there_is_a_policy_or_a_place_for_each_problem(val
 
 
 def test_pydantics_places_become_the_authors() -> None:
-    """The kind behind a stand-in's name is left out, and nothing else; the fields of its model are listed."""
+    """The kind behind a stand-in's name is left out, and nothing else; the fields of its model are
+    listed."""
     http = "http: {kind: http, names: [shop.example], routes: [{path: /}], zzz: 1}"
     cell = "a: {kind: cell, names: [db], ports: [all], health: {zzz: 1}}"
     found = {field: message for _, _, field, message in problems(f"stand_ins:\n  {http}\n  {cell}")}

@@ -13,11 +13,15 @@ from belljar.policy.reference import PATTERN, Reference, parse_reference
 DIGEST = "sha256:" + "0a" * 32
 OTHER = "sha256:" + "b1" * 32
 part = st.from_regex(r"[a-z0-9]{1,5}([._]|__|-{1,3})?[a-z0-9]{1,3}", fullmatch=True)
-registry = st.sampled_from(("docker.io", "ghcr.io", "localhost", "localhost:5000", "[::1]:5000", "Host", "10.0.0.1:80"))
+registry = st.sampled_from(
+    ("docker.io", "ghcr.io", "localhost", "localhost:5000", "[::1]:5000", "Host", "10.0.0.1:80")
+)
 references = st.builds(
     lambda registry, parts, tag, digest: Reference(
         registry=registry,
-        path="/".join(["library", *parts] if registry == "docker.io" and len(parts) == 1 else parts),
+        path="/".join(
+            ["library", *parts] if registry == "docker.io" and len(parts) == 1 else parts
+        ),
         tag=tag or ("" if digest else "latest"),
         digest=digest,
     ),
@@ -35,7 +39,11 @@ references = st.builds(
         ("debian:latest", "docker.io/library/debian:latest", "debian"),
         ("docker.io/library/debian", "docker.io/library/debian:latest", "debian"),
         ("index.docker.io/debian:12", "docker.io/library/debian:12", "debian:12"),
-        ("aisiuk/inspect-tool-support", "docker.io/aisiuk/inspect-tool-support:latest", "aisiuk/inspect-tool-support"),
+        (
+            "aisiuk/inspect-tool-support",
+            "docker.io/aisiuk/inspect-tool-support:latest",
+            "aisiuk/inspect-tool-support",
+        ),
         ("ghcr.io/a/b/c:V1.2", "ghcr.io/a/b/c:V1.2", "ghcr.io/a/b/c:V1.2"),
         ("localhost/x", "localhost/x:latest", "localhost/x"),
         ("localhost:5000/x", "localhost:5000/x:latest", "localhost:5000/x"),
@@ -43,8 +51,16 @@ references = st.builds(
         ("[::1]:5000/x", "[::1]:5000/x:latest", "[::1]:5000/x"),
         ("docker.io/a.b/c", "docker.io/a.b/c:latest", "docker.io/a.b/c"),
         (f"python@{DIGEST}", f"docker.io/library/python@{DIGEST}", f"python@{DIGEST}"),
-        (f"python:3.12@{DIGEST}", f"docker.io/library/python:3.12@{DIGEST}", f"python:3.12@{DIGEST}"),
-        (f"python:latest@{DIGEST}", f"docker.io/library/python:latest@{DIGEST}", f"python:latest@{DIGEST}"),
+        (
+            f"python:3.12@{DIGEST}",
+            f"docker.io/library/python:3.12@{DIGEST}",
+            f"python:3.12@{DIGEST}",
+        ),
+        (
+            f"python:latest@{DIGEST}",
+            f"docker.io/library/python:latest@{DIGEST}",
+            f"python:latest@{DIGEST}",
+        ),
         ("library/" + "a" * 64, "docker.io/library/" + "a" * 64 + ":latest", "library/" + "a" * 64),
     ],
 )
@@ -64,7 +80,9 @@ def test_both_forms_mean_the_same_reference(reference: Reference) -> None:
         assert re.fullmatch(PATTERN, text)
 
 
-@given(st.one_of(st.text(max_size=80), st.from_regex(r"[A-Za-z0-9./:@_\[\]-]{0,60}", fullmatch=True)))
+@given(
+    st.one_of(st.text(max_size=80), st.from_regex(r"[A-Za-z0-9./:@_\[\]-]{0,60}", fullmatch=True))
+)
 def test_any_text_is_a_reference_or_refused(text: str) -> None:
     """Nothing but `ValueError`; what is taken has a normal form and no character that a path or
     shell would act on."""

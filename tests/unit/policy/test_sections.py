@@ -13,9 +13,24 @@ from pydantic import BaseModel, ValidationError
 from belljar.plan.make import granted
 from belljar.plan.obstacles import refusals
 from belljar.policy import HostTools, Policy, Risk, Tier
-from belljar.policy.limits import CAPABILITIES, GRANTABLE, REFUSE, REPORT, USUAL_CAPABILITIES, Granted, Resources
+from belljar.policy.limits import (
+    CAPABILITIES,
+    GRANTABLE,
+    REFUSE,
+    REPORT,
+    USUAL_CAPABILITIES,
+    Granted,
+    Resources,
+)
 from belljar.policy.load import examine
-from belljar.policy.sections import NO_RIGHTS, ResourcesField, ResourcesText, Rights, common_rights, is_within
+from belljar.policy.sections import (
+    NO_RIGHTS,
+    ResourcesField,
+    ResourcesText,
+    Rights,
+    common_rights,
+    is_within,
+)
 
 
 class Holder(BaseModel):
@@ -68,7 +83,9 @@ network:
 def test_a_target_cells_files_are_looked_at(tmp_path: Path) -> None:
     """As the policy's own: what is missing is told with its place."""
     (tmp_path / "there").write_text("x")
-    assert problems(TARGET.format(ports="80", files="{source: there, target: /srv/x}"), tmp_path) == []
+    assert (
+        problems(TARGET.format(ports="80", files="{source: there, target: /srv/x}"), tmp_path) == []
+    )
     (told,) = problems(TARGET.format(ports="80", files="{source: gone, target: /srv/x}"), tmp_path)
     assert told.startswith("policy.yaml:9:")
     assert "`gone` can't be copied in" in told
@@ -154,7 +171,9 @@ def test_a_tier_grants_what_is_asked_for_or_says_what_not(rights: Rights, tier: 
 
 
 @given(RIGHTS, RIGHTS, st.sampled_from(list(Tier)))
-def test_what_two_policies_have_in_common_is_no_more_than_either(ours: Rights, floor: Rights, tier: Tier) -> None:
+def test_what_two_policies_have_in_common_is_no_more_than_either(
+    ours: Rights, floor: Rights, tier: Tier
+) -> None:
     """In what any tier grants; and it is within the floor."""
     common = ours.common(floor)
     assert is_within(common, floor)

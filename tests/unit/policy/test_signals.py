@@ -45,7 +45,10 @@ def policy(block: str) -> Policy:
     [
         "decoys: none",
         "decoys: standard",
-        'decoys:\n  - {id: a, kind: text, place: ~/note, template: "{secret}"}\n  - {id: b, kind: database, count: 9}',
+        (
+            'decoys:\n  - {id: a, kind: text, place: ~/note, template: "{secret}"}\n  - {id: b,'
+            " kind: database, count: 9}"
+        ),
         SERVICE,
         GUARD,
         "on: {decoy_used: stop_sample, breach: stop_all}",
@@ -61,7 +64,8 @@ def test_a_policy_reads_what_it_writes(block: str) -> None:
 
 
 def test_what_a_policy_says_and_leaves_out() -> None:
-    """`standard` names a set; actions that are left out are the defaults; a breach stops the run."""
+    """`standard` names a set; actions that are left out are the defaults; a breach stops the
+    run."""
     assert policy("decoys: standard").decoys == STANDARD_DECOYS
     rules = policy(GUARD).guard_rules
     assert rules.action(Place.UPSTREAM) is Action.STOP
@@ -79,7 +83,10 @@ OWN = [("ssh_key", "ssh"), ("npm_token", "npm"), ("pypi_token", "pypi"), ("git_c
 def test_a_file_names_a_service_of_its_kind(file: str, kind: str) -> None:
     """And holds no other's login."""
     text = "network: {default: deny}\ndecoys:\n"
-    text += "  - {id: jump, kind: KIND, place: b.corp.internal}\n  - {id: key, kind: FILE, service: jump}\n"
+    text += (
+        "  - {id: jump, kind: KIND, place: b.corp.internal}\n  - {id: key, kind: FILE, service:"
+        " jump}\n"
+    )
     text = text.replace("FILE", file)
     assert policy(text.replace("KIND", kind)).decoys[1].service == "jump"
     with pytest.raises(PolicyError):

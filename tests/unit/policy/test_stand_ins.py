@@ -104,8 +104,16 @@ def test_a_stand_in_has_one_place_of_its_own() -> None:
 
 def test_settings_are_what_was_written_in_the_programs_units() -> None:
     """A target's resources are bytes and seconds; what was not written is left out."""
-    settings = read("cell", tier="microvm", resources={"memory": "64MiB"}, health={"http": "/", "port": 80}).settings()
+    settings = read(
+        "cell", tier="microvm", resources={"memory": "64MiB"}, health={"http": "/", "port": 80}
+    ).settings()
     assert settings["resources"]["memory_bytes"] == 64 << 20
     assert settings["tier"] == Tier.MICROVM.value
-    assert settings["health"] == {"http": "/", "port": 80, "interval": 1.0, "timeout": 5.0, "retries": 30}
+    assert settings["health"] == {
+        "http": "/",
+        "port": 80,
+        "interval": 1.0,
+        "timeout": 5.0,
+        "retries": 30,
+    }
     assert "command" not in settings

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.policy.yaml_tree import MAX_BYTES, MAX_DEPTH, Mark, closest_mark, field_name, read_tree, scalar
+from belljar.policy.yaml_tree import (
+    MAX_BYTES,
+    MAX_DEPTH,
+    Mark,
+    closest_mark,
+    field_name,
+    read_tree,
+    scalar,
+)
 
 
 @pytest.mark.parametrize(
@@ -73,9 +81,12 @@ def test_what_a_policy_must_not_hold_is_refused_where_it_stands(
 
 
 @pytest.mark.parametrize(
-    ("data", "line", "column"), [(b"a: \xff", 1, 4), (b"a: 1\n\xc3\xa9 \xc3\n", 2, 3), ("a".encode("utf-16"), 1, 1)]
+    ("data", "line", "column"),
+    [(b"a: \xff", 1, 4), (b"a: 1\n\xc3\xa9 \xc3\n", 2, 3), ("a".encode("utf-16"), 1, 1)],
 )
-def test_bytes_that_are_no_utf8_are_refused_where_they_stand(data: bytes, line: int, column: int) -> None:
+def test_bytes_that_are_no_utf8_are_refused_where_they_stand(
+    data: bytes, line: int, column: int
+) -> None:
     """Columns are characters, not bytes."""
     found = read_tree(data).problems
     assert (found[0].mark.line, found[0].mark.column) == (line, column)

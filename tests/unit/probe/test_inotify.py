@@ -23,7 +23,8 @@ from belljar.probe.witness import FileWatch
     ],
 )
 def test_each_act_is_seen_once(tmp_path: Path, act: Callable[[Path], object], word: str) -> None:
-    """What anybody does to the file is said in words, once; before and after it there is silence."""
+    """What anybody does to the file is said in words, once; before and after it there is
+    silence."""
     file = tmp_path / "f"
     file.write_text("content")
     with FileWatch(file) as eyes:

@@ -1,4 +1,5 @@
-"""How a probe is judged: the cell's word can make a breach, never a contained where the host can look."""
+"""How a probe is judged: the cell's word can make a breach, never a contained where the host can
+look."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ C, V, B = Verdict.CONTAINED, Verdict.VOID, Verdict.BREACHED
     ],
 )
 def test_the_hosts_side(answer: Answer | None, sight: Sight, verdict: Verdict) -> None:
-    """Where the host looks: touched is a breach whatever the cell says; untouched and denied is contained; unseen is void."""
+    """Where the host looks: touched is a breach whatever the cell says; untouched and denied is
+    contained; unseen is void."""
     assert judge_probe(CANARY, answer, {Witness.CANARY: sight}, tier="microvm").verdict is verdict
 
 
@@ -36,14 +38,17 @@ def test_a_witness_that_was_not_looked_at_is_no_witness() -> None:
     assert judge_probe(CANARY, DENIED, {}, tier="microvm").verdict is V
 
 
-@pytest.mark.parametrize(("answer", "verdict"), [(DENIED, C), (ABSENT, C), (REACHED, B), (ERROR, V), (None, V)])
+@pytest.mark.parametrize(
+    ("answer", "verdict"), [(DENIED, C), (ABSENT, C), (REACHED, B), (ERROR, V), (None, V)]
+)
 def test_the_guests_side(answer: Answer | None, verdict: Verdict) -> None:
     """Where only the cell can see: its word decides, and silence is void."""
     assert judge_probe(MOUNT, answer, {}, tier="microvm").verdict is verdict
 
 
 def test_what_is_known_of_a_tier() -> None:
-    """`reached` is known and contained in the tier the catalogue names, with its reason, and a breach in any other."""
+    """`reached` is known and contained in the tier the catalogue names, with its reason, and a
+    breach in any other."""
     known = judge_probe(HYPERVISOR, REACHED, {}, tier="microvm")
     assert (known.verdict, known.known) == (C, "a virtual machine has the flag")
     assert judge_probe(HYPERVISOR, REACHED, {}, tier="gvisor").verdict is B
@@ -51,12 +56,17 @@ def test_what_is_known_of_a_tier() -> None:
 
 def test_a_touched_witness_speaks_without_its_probe() -> None:
     """What the host saw touched is a breach although no probe of this run names it."""
-    findings = judge([MOUNT], Answers(by_name={MOUNT.name: DENIED}), {Witness.UDP: TOUCHED}, tier="microvm")
-    assert [(each.name, each.verdict, each.seen_by) for each in findings][1:] == [("host.udp", B, Side.HOST)]
+    findings = judge(
+        [MOUNT], Answers(by_name={MOUNT.name: DENIED}), {Witness.UDP: TOUCHED}, tier="microvm"
+    )
+    assert [(each.name, each.verdict, each.seen_by) for each in findings][1:] == [
+        ("host.udp", B, Side.HOST)
+    ]
 
 
 def test_the_worst_decides() -> None:
-    """Breached over void over contained, in any order; nothing at all is void; a problem never leaves contained."""
+    """Breached over void over contained, in any order; nothing at all is void; a problem never
+    leaves contained."""
     for order in itertools.permutations([C, V, B]):
         assert worst(order) is B
     assert (worst([V, C]), worst([C]), worst([])) == (V, C, V)

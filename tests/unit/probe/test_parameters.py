@@ -1,4 +1,5 @@
-"""What the program is told: every key that it asks for, and nothing that names this host unless a person asked."""
+"""What the program is told: every key that it asks for, and nothing that names this host unless a
+person asked."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ NAMES_THE_HOST = {"namespaces", "hostname", "boot_id", "machine_id"}
 
 
 def test_every_key_of_the_program_is_told() -> None:
-    """Each parameter that an attempt reads is one that is told, with its meaning on record; and none is told that nobody knows."""
+    """Each parameter that an attempt reads is one that is told, with its meaning on record; and
+    none is told that nobody knows."""
     text = "".join(file.read_text() for file in sorted(SOURCE.glob("*.c")))
     read = set(re.findall(r'(?:needed|needed_number|parameter)\((?:f, )?"(\w+)"\)', text))
     told = {*cell_parameters(FakeProbed().plan, fresh=True), *host_parameters(whole=True)}
@@ -27,7 +29,8 @@ def test_every_key_of_the_program_is_told() -> None:
 
 
 def test_the_quick_set_is_told_nothing_of_the_host() -> None:
-    """In a cell where hostile code has run, the program is told neither the host's name nor its ids."""
+    """In a cell where hostile code has run, the program is told neither the host's name nor its
+    ids."""
     assert not NAMES_THE_HOST & set(host_parameters(whole=False))
     assert host_parameters(whole=True)["hostname"] == socket.gethostname()
 
@@ -36,5 +39,8 @@ def test_limits_are_the_plans() -> None:
     """What is tried over is what the plan allows; only a fresh cell is asked for leftovers."""
     plan = FakeProbed().plan
     told = cell_parameters(plan, fresh=False)
-    assert (told["processes"], told["disk_bytes"]) == (str(plan.limits.processes), str(plan.limits.disk_bytes))
+    assert (told["processes"], told["disk_bytes"]) == (
+        str(plan.limits.processes),
+        str(plan.limits.disk_bytes),
+    )
     assert (told["fresh"], cell_parameters(plan, fresh=True)["fresh"]) == ("0", "1")

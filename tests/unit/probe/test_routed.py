@@ -35,18 +35,30 @@ def test_without_a_router_nothing_changes() -> None:
 
 
 def test_what_leads_beyond_is_the_routers_to_witness() -> None:
-    """Every probe that sends packets to the outside; those that look at the cell itself are as they are."""
+    """Every probe that sends packets to the outside; those that look at the cell itself are as they
+    are."""
     for probe in routed(PROBES, ARouter(), tier="container"):
         if probe.witness is Witness.ROUTER:
             assert (probe.group, probe.side) == ("network", Side.HOST)
         else:
             assert probe == BY_NAME[probe.name]
-    beyond = {probe.name for probe in routed(PROBES, ARouter(), tier="gvisor") if probe.witness is Witness.ROUTER}
-    assert {"network.tcp4", "network.udp6", "network.metadata", "network.dns_public", "network.raw4"} <= beyond
+    beyond = {
+        probe.name
+        for probe in routed(PROBES, ARouter(), tier="gvisor")
+        if probe.witness is Witness.ROUTER
+    }
+    assert {
+        "network.tcp4",
+        "network.udp6",
+        "network.metadata",
+        "network.dns_public",
+        "network.raw4",
+    } <= beyond
 
 
 def test_silence_counts_only_with_the_routers_word() -> None:
-    """Rules as planned: contained. Changed: breached, whatever the cell says. Not to be read: void."""
+    """Rules as planned: contained. Changed: breached, whatever the cell says. Not to be read:
+    void."""
     probe = in_range("network.tcp4")
     assert verdict(probe, Outcome.DENIED) is Verdict.CONTAINED
     assert verdict(probe, Outcome.DENIED, Sight(touched=True, what="flushed")) is Verdict.BREACHED
@@ -55,7 +67,11 @@ def test_silence_counts_only_with_the_routers_word() -> None:
 
 @pytest.mark.parametrize(
     ("name", "by"),
-    [("network.tcp4", "sinks"), ("network.dns_configured", "simulates"), ("network.metadata", "metadata")],
+    [
+        ("network.tcp4", "sinks"),
+        ("network.dns_configured", "simulates"),
+        ("network.metadata", "metadata"),
+    ],
 )
 def test_an_answer_is_a_breach_unless_the_policy_wants_it(name: str, by: str) -> None:
     """And even then only while the rules are the plan's."""

@@ -1,4 +1,5 @@
-"""Probing a cell: recorded before and after, judged by what really came through, never raising for what it finds."""
+"""Probing a cell: recorded before and after, judged by what really came through, never raising for
+what it finds."""
 
 from __future__ import annotations
 
@@ -15,9 +16,14 @@ pytestmark = pytest.mark.anyio
 
 
 def test_what_is_chosen() -> None:
-    """`all`, `quick`, a group, names; an unknown name is refused, since a probe that never runs can't fail."""
+    """`all`, `quick`, a group, names; an unknown name is refused, since a probe that never runs
+    can't fail."""
     assert chosen(PROBES, "all") == PROBES
-    assert [probe.name for probe in chosen(PROBES, "quick")] == ["files.canary", "files.socket", "calls.mount"]
+    assert [probe.name for probe in chosen(PROBES, "quick")] == [
+        "files.canary",
+        "files.socket",
+        "calls.mount",
+    ]
     assert [probe.name for probe in chosen(PROBES, ["fingerprint", "calls.mount"])] == [
         "calls.mount",
         "fingerprint.hypervisor",
@@ -27,7 +33,8 @@ def test_what_is_chosen() -> None:
 
 
 async def test_contained_and_recorded() -> None:
-    """Everything denied and nothing touched: contained. Both events are on record, valid, with the findings as a body."""
+    """Everything denied and nothing touched: contained. Both events are on record, valid, with the
+    findings as a body."""
     recorder, cell = MemoryRecorder(), FakeProbed()
     report = await probe_cell(cell, recorder=recorder, phase="start", probes=PROBES)
     assert (report.verdict, len(report.findings), report.problem) == (Verdict.CONTAINED, 3, "")
@@ -41,7 +48,8 @@ async def test_contained_and_recorded() -> None:
 
 
 async def test_at_the_end_it_runs_alone() -> None:
-    """At a sample's end, when the workload may still run, the program is run with nothing beside it; only then."""
+    """At a sample's end, when the workload may still run, the program is run with nothing beside
+    it; only then."""
     cell = FakeProbed()
     for phase in ("start", "", "end"):
         await probe_cell(cell, recorder=MemoryRecorder(), phase=phase, probes=PROBES)
@@ -49,7 +57,8 @@ async def test_at_the_end_it_runs_alone() -> None:
 
 
 async def test_an_escape_is_seen_though_the_cell_denies_it() -> None:
-    """The cell says `denied` and reads the canary all the same: breached, by the host's word. It is not raised."""
+    """The cell says `denied` and reads the canary all the same: breached, by the host's word. It is
+    not raised."""
     cell = FakeProbed()
     cell.run_probe_program.touch = read_canary
     report = await probe_cell(cell, recorder=MemoryRecorder(), probes=PROBES)
@@ -61,16 +70,21 @@ async def test_the_cells_word_is_enough_for_a_breach() -> None:
     """One `reached` where only the cell can see is a breach."""
     cell = FakeProbed()
     cell.run_probe_program.outcomes["calls.mount"] = (Outcome.REACHED, "mounted")
-    assert (await probe_cell(cell, recorder=MemoryRecorder(), probes=PROBES)).verdict is Verdict.BREACHED
+    assert (
+        await probe_cell(cell, recorder=MemoryRecorder(), probes=PROBES)
+    ).verdict is Verdict.BREACHED
 
 
 @pytest.mark.parametrize("trouble", ["dead", "cut", "late", "silent"])
 async def test_no_evidence_is_void(trouble: str) -> None:
-    """A dead cell, an output that is cut off, a program that ran out of time or said nothing: void, and on record with the reason."""
+    """A dead cell, an output that is cut off, a program that ran out of time or said nothing: void,
+    and on record with the reason."""
     recorder, cell = MemoryRecorder(), FakeProbed()
     program = cell.run_probe_program
     program.error = dead() if trouble == "dead" else None
-    program.spoil = {"cut": lambda output: output[:-9], "silent": lambda _: b""}.get(trouble, program.spoil)
+    program.spoil = {"cut": lambda output: output[:-9], "silent": lambda _: b""}.get(
+        trouble, program.spoil
+    )
     program.timed_out = trouble == "late"
     report = await probe_cell(cell, recorder=recorder, probes=PROBES)
     assert report.verdict is Verdict.VOID
@@ -79,7 +93,8 @@ async def test_no_evidence_is_void(trouble: str) -> None:
 
 
 async def test_cut_short_is_recorded_as_void() -> None:
-    """A run that is cancelled while the program works is on record as void, and the cancellation goes on."""
+    """A run that is cancelled while the program works is on record as void, and the cancellation
+    goes on."""
     recorder, cell = MemoryRecorder(), FakeProbed()
     with anyio.CancelScope() as scope:
 
@@ -90,12 +105,17 @@ async def test_cut_short_is_recorded_as_void() -> None:
         cell.run_probe_program = hang  # type: ignore[assignment]
         await probe_cell(cell, recorder=recorder, probes=PROBES)
     assert scope.cancelled_caught
-    assert (recorder.events[-1].kind, recorder.events[-1].data["verdict"]) == (Kind.PROBE_COMPLETED, "void")
+    assert (recorder.events[-1].kind, recorder.events[-1].data["verdict"]) == (
+        Kind.PROBE_COMPLETED,
+        "void",
+    )
 
 
 async def test_equal_findings_have_equal_digests() -> None:
     """The digest is of what was found, not of when."""
-    reports = [await probe_cell(FakeProbed(), recorder=MemoryRecorder(), probes=PROBES) for _ in range(2)]
+    reports = [
+        await probe_cell(FakeProbed(), recorder=MemoryRecorder(), probes=PROBES) for _ in range(2)
+    ]
     worse = FakeProbed()
     worse.run_probe_program.outcomes["calls.mount"] = (Outcome.ABSENT, "ENOENT")
     other = await probe_cell(worse, recorder=MemoryRecorder(), probes=PROBES)

@@ -1,4 +1,5 @@
-"""Each witness of the host's is silent when nothing comes, and sees it when something does; and nothing of it is left."""
+"""Each witness of the host's is silent when nothing comes, and sees it when something does; and
+nothing of it is left."""
 
 from __future__ import annotations
 
@@ -25,19 +26,34 @@ TOUCHES: list[tuple[Witness, Callable[[dict[str, str]], None]]] = [
     (Witness.PID, signal_sentinel),
     (Witness.PID, kill_sentinel),
     (Witness.SOCKET, visit(socket.AF_UNIX, socket.SOCK_STREAM, lambda given: given["socket"])),
-    (Witness.ABSTRACT, visit(socket.AF_UNIX, socket.SOCK_STREAM, lambda given: "\0" + given["abstract"])),
-    (Witness.TCP, visit(socket.AF_INET, socket.SOCK_STREAM, lambda given: ("127.0.0.1", int(given["tcp"])))),
-    (Witness.TCP6, visit(socket.AF_INET6, socket.SOCK_STREAM, lambda given: ("::1", int(given["tcp6"])))),
-    (Witness.UDP, visit(socket.AF_INET, socket.SOCK_DGRAM, lambda given: ("127.0.0.1", int(given["udp"])))),
+    (
+        Witness.ABSTRACT,
+        visit(socket.AF_UNIX, socket.SOCK_STREAM, lambda given: "\0" + given["abstract"]),
+    ),
+    (
+        Witness.TCP,
+        visit(socket.AF_INET, socket.SOCK_STREAM, lambda given: ("127.0.0.1", int(given["tcp"]))),
+    ),
+    (
+        Witness.TCP6,
+        visit(socket.AF_INET6, socket.SOCK_STREAM, lambda given: ("::1", int(given["tcp6"]))),
+    ),
+    (
+        Witness.UDP,
+        visit(socket.AF_INET, socket.SOCK_DGRAM, lambda given: ("127.0.0.1", int(given["udp"]))),
+    ),
 ]
 
 
 def test_silence() -> None:
-    """With nothing touched every witness says so; each has its parameter; afterwards file, socket and process are gone."""
+    """With nothing touched every witness says so; each has its parameter; afterwards file, socket
+    and process are gone."""
     with watch(LAID_OUT) as watched:
         given = dict(watched.parameters)
         assert set(given) == set(PARAMETERS) - {"interface", "interface_mac"}
-        assert {witness: sight.touched for witness, sight in watched.look().items()} == dict.fromkeys(LAID_OUT, False)
+        assert {
+            witness: sight.touched for witness, sight in watched.look().items()
+        } == dict.fromkeys(LAID_OUT, False)
     assert not Path(given["canary"]).parent.exists()
     assert not Path("/proc", given["pid"]).exists()
 
@@ -52,14 +68,16 @@ def test_touched(witness: Witness, touch: Callable[[dict[str, str]], None]) -> N
 
 
 def test_a_stranger_is_neither_breach_nor_silence() -> None:
-    """Who knocks without the token may be any process of the host: the look is neither touched nor silent."""
+    """Who knocks without the token may be any process of the host: the look is neither touched nor
+    silent."""
     with watch([Witness.TCP]) as watched:
         socket.create_connection(("127.0.0.1", int(watched.parameters["tcp"]))).close()
         assert watched.look()[Witness.TCP].touched is None
 
 
 def test_namespaces() -> None:
-    """A process in the host's namespaces is seen, and so is its child's child; one that is gone or unknown can't be judged."""
+    """A process in the host's namespaces is seen, and so is its child's child; one that is gone or
+    unknown can't be judged."""
     for pid, touched in ((os.getpid(), True), (None, None), (2**22 + 1, None)):
         with watch([Witness.NAMESPACES], host_pid=pid) as watched:
             assert watched.look()[Witness.NAMESPACES].touched is touched
@@ -67,7 +85,8 @@ def test_namespaces() -> None:
 
 @pytest.mark.root
 def test_namespaces_of_descendants() -> None:
-    """A process all of whose namespaces are its own is no breach; as soon as a child of it is back in one of the host's, it is."""
+    """A process all of whose namespaces are its own is no breach; as soon as a child of it is back
+    in one of the host's, it is."""
     unshared = [
         "unshare",
         "--user",
@@ -80,13 +99,17 @@ def test_namespaces_of_descendants() -> None:
         "--fork",
     ]
     inside = ["/bin/sh", "-c", "echo up; read go; exit"]
-    with subprocess.Popen([*unshared, *inside], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [*unshared, *inside], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None
         process.stdout.readline()
         child = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
         with watch([Witness.NAMESPACES], host_pid=child) as watched:
             assert watched.look()[Witness.NAMESPACES].touched is False
-        with watch([Witness.NAMESPACES], host_pid=process.pid) as watched:  # in the host's pid namespace itself
+        with watch(
+            [Witness.NAMESPACES], host_pid=process.pid
+        ) as watched:  # in the host's pid namespace itself
             assert watched.look()[Witness.NAMESPACES].touched is True
         process.communicate(b"\n")
 
@@ -106,7 +129,9 @@ def test_a_process_that_may_be_the_hosts_root() -> None:
         "--cgroup",
         "--fork",
     ]
-    with subprocess.Popen([*unshared, "sh", "-c", "echo up; read go"], stdin=-1, stdout=-1) as process:
+    with subprocess.Popen(
+        [*unshared, "sh", "-c", "echo up; read go"], stdin=-1, stdout=-1
+    ) as process:
         assert process.stdout is not None
         process.stdout.readline()
         child = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
@@ -119,9 +144,15 @@ def test_a_process_that_may_be_the_hosts_root() -> None:
 
 @pytest.mark.root
 def test_a_device_of_the_ports_name_counts_as_it_only_where_the_port_was_put() -> None:
-    """A route by `eth0` leads to the range's router in the namespace of the port, and in any other it is a way out."""
-    make = "ip link add eth0 type veth peer name up0 && ip link set up0 up && ip link set eth0 up && ip route add default dev eth0"
-    shut_in = "exec unshare --user --mount --pid --ipc --uts --cgroup --fork sh -c 'echo up; read go'"
+    """A route by `eth0` leads to the range's router in the namespace of the port, and in any other
+    it is a way out."""
+    make = (
+        "ip link add eth0 type veth peer name up0 && ip link set up0 up && ip link set eth0 up &&"
+        " ip route add default dev eth0"
+    )
+    shut_in = (
+        "exec unshare --user --mount --pid --ipc --uts --cgroup --fork sh -c 'echo up; read go'"
+    )
     argv = ["unshare", "--net", "sh", "-c", f"{make} && {shut_in}"]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as made:
         assert made.stdout is not None
@@ -160,22 +191,30 @@ def test_the_hosts_root_in_a_map() -> None:
 
 
 def test_what_a_killed_owner_left_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process killed in its watch leaves a directory; the next sweep removes it, and none of a living process."""
+    """A process killed in its watch leaves a directory; the next sweep removes it, and none of a
+    living process."""
     script = (
-        "import os\nfrom belljar.probe.witness import watch\nfrom belljar.probe.model import Witness\n"
-        "with watch([Witness.CANARY, Witness.PID]) as w:\n print(w.parameters['canary'], w.parameters['pid'], flush=True)\n os.kill(os.getpid(), 9)"
+        "import os\nfrom belljar.probe.witness import watch\nfrom belljar.probe.model import"
+        " Witness\nwith watch([Witness.CANARY, Witness.PID]) as w:\n print(w.parameters['canary'],"
+        " w.parameters['pid'], flush=True)\n os.kill(os.getpid(), 9)"
     )
     tmp_path.chmod(0o755)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
     left = Path(done.stdout.split()[0]).parent
     with watch([Witness.CANARY]) as living:
         canary = Path(living.parameters["canary"])
         assert not left.exists()  # a watch sweeps first
-        assert str(canary.parent) not in sweep_watches(canary.parents[1])  # others' dead may lie there too
+        assert str(canary.parent) not in sweep_watches(
+            canary.parents[1]
+        )  # others' dead may lie there too
         assert canary.exists()
 
 
-def test_a_sweep_passes_over_what_another_run_just_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_passes_over_what_another_run_just_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two runs on one host: a watch that ends while it is looked at is no error."""
     gone = tmp_path / f"{_PREFIX}1-1-x"
     monkeypatch.setattr(Path, "glob", lambda *_: [gone])

@@ -98,7 +98,15 @@ def story(*lines: Line, **end: Any) -> list[Line]:  # noqa: ANN401 - JSON values
     place = {"range": RANGE, "name": "default"}
     return [
         line(Kind.RANGE_OPENING, prefix="10.0.0.0/22", directory="2ce5a06e"),
-        line(Kind.CELL_PLANNED, "c1", **place, tier="microvm", emulated=False, policy_sha256="", layers=[]),
+        line(
+            Kind.CELL_PLANNED,
+            "c1",
+            **place,
+            tier="microvm",
+            emulated=False,
+            policy_sha256="",
+            layers=[],
+        ),
         line(Kind.SAMPLE_STARTED, "c1", sample="s", task="t", uuid="u1"),
         *probing("start"),
         *lines,
@@ -108,7 +116,9 @@ def story(*lines: Line, **end: Any) -> list[Line]:  # noqa: ANN401 - JSON values
     ]
 
 
-def findings_of(transcripts: Sequence[Transcript], lines: Sequence[Line], *, error: str = "") -> RunFindings:
+def findings_of(
+    transcripts: Sequence[Transcript], lines: Sequence[Line], *, error: str = ""
+) -> RunFindings:
     """The findings of a run with one log, whose end is on record."""
     status = LogStatus.ERROR if error else LogStatus.SUCCESS
     signals = SignalGatherer()

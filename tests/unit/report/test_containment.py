@@ -13,14 +13,20 @@ HOST = {"kernel": "Linux 6.1", "control groups": "version 1"}
 
 
 def result(tier: str, *, emulated: bool = False, **said: Outcome) -> TierResult:
-    """A tier where everything is denied but what is `said`, by the probes' names without their group."""
+    """A tier where everything is denied but what is `said`, by the probes' names without their
+    group."""
     answers = {
-        probe.name: Answer(outcome=said.get(probe.name.split(".")[1], Outcome.DENIED), detail="a|b <i>")
+        probe.name: Answer(
+            outcome=said.get(probe.name.split(".")[1], Outcome.DENIED), detail="a|b <i>"
+        )
         for probe in PROBES
     }
     findings = judge(PROBES, Answers(by_name=answers), SILENT, tier=tier)
     report = ProbeReport(
-        verdict=worst(each.verdict for each in findings), findings=findings, which="all", duration_ms=1
+        verdict=worst(each.verdict for each in findings),
+        findings=findings,
+        which="all",
+        duration_ms=1,
     )
     return TierResult(tier=tier, emulated=emulated, layers=("jail", tier), reports=(report,))
 
@@ -32,9 +38,13 @@ def row(page: str, name: str) -> list[str]:
 
 
 def test_each_verdict_stands_in_its_column() -> None:
-    """Host's word, cell's word, known, void and breached are told apart, tier by tier; the reason of what is known is given."""
+    """Host's word, cell's word, known, void and breached are told apart, tier by tier; the reason
+    of what is known is given."""
     page = containment_page(
-        [result("microvm", hypervisor=Outcome.REACHED), result("gvisor", mount=Outcome.REACHED, socket=Outcome.ERROR)],
+        [
+            result("microvm", hypervisor=Outcome.REACHED),
+            result("gvisor", mount=Outcome.REACHED, socket=Outcome.ERROR),
+        ],
         PROBES,
         HOST,
     )
@@ -49,13 +59,21 @@ def test_each_verdict_stands_in_its_column() -> None:
 
 
 def test_the_limits_are_said() -> None:
-    """Emulation, a shared kernel, the version of the control groups and a tier that this host has not are in the page."""
+    """Emulation, a shared kernel, the version of the control groups and a tier that this host has
+    not are in the page."""
     page = containment_page(
-        [result("container"), TierResult(tier="gvisor", refused="no runsc"), result("microvm", emulated=True)],
+        [
+            result("container"),
+            TierResult(tier="gvisor", refused="no runsc"),
+            result("microvm", emulated=True),
+        ],
         PROBES,
         HOST,
     )
-    assert all(word in page for word in ("shared by all cells", "Emulated", "version 1", "no such cell: no runsc"))
+    assert all(
+        word in page
+        for word in ("shared by all cells", "Emulated", "version 1", "no such cell: no runsc")
+    )
     assert "not on this host" in page
     assert len(row(page, "files.canary")) == 2
     assert "Emulated" not in containment_page([result("container")], PROBES, HOST)

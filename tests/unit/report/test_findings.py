@@ -20,7 +20,13 @@ from belljar.report.samples import RunFindings, Transcript, as_json
 
 
 def line(
-    kind: Kind, cell: str | None = "c1", /, *, second: int = 0, bodies: list[dict[str, Any]] | None = None, **data: Any
+    kind: Kind,
+    cell: str | None = "c1",
+    /,
+    *,
+    second: int = 0,
+    bodies: list[dict[str, Any]] | None = None,
+    **data: Any,
 ) -> Line:
     """A ledger line."""
     return Line.read(
@@ -40,13 +46,21 @@ def line(
     )
 
 
-SIZES: dict[str, Any] = {"stderr_bytes": 0, "stdout_dropped_bytes": 0, "stderr_dropped_bytes": 0, "duration_ms": 1.0}
+SIZES: dict[str, Any] = {
+    "stderr_bytes": 0,
+    "stdout_dropped_bytes": 0,
+    "stderr_dropped_bytes": 0,
+    "duration_ms": 1.0,
+}
 
 
 def probed(phase: str, **data: Any) -> list[Line]:
     """The two lines of one run of the probes."""
     said = {**PROBED, "phase": phase, **data}
-    return [line(Kind.PROBE_STARTED, phase=phase, which="quick", user=""), line(Kind.PROBE_COMPLETED, **said)]
+    return [
+        line(Kind.PROBE_STARTED, phase=phase, which="quick", user=""),
+        line(Kind.PROBE_COMPLETED, **said),
+    ]
 
 
 STORY = [
@@ -79,9 +93,20 @@ STORY = [
 def test_a_cell_is_gathered() -> None:
     """Commands, bytes both ways, limits, time and destruction."""
     (cell,) = gather_cells(STORY).values()
-    assert (cell.tier, cell.emulated, cell.sample, cell.epoch, cell.uuid) == ("microvm", True, "s", 2, "u1")
+    assert (cell.tier, cell.emulated, cell.sample, cell.epoch, cell.uuid) == (
+        "microvm",
+        True,
+        "s",
+        2,
+        "u1",
+    )
     assert (cell.commands, cell.bytes_in, cell.bytes_out) == (3, 14, 7)
-    assert (cell.limits, cell.destroyed, cell.clean, cell.lasted_s) == (["exec_timeout"], True, True, 31.0)
+    assert (cell.limits, cell.destroyed, cell.clean, cell.lasted_s) == (
+        ["exec_timeout"],
+        True,
+        True,
+        31.0,
+    )
     assert cell.operations[1].what == "echo 'a b'"
     assert cell.operations[4].outcome is None
 
@@ -107,10 +132,15 @@ def test_of_two_equal_calls_the_one_that_returned_is_in_the_transcript() -> None
 
 
 def judged(
-    *lines: Line, calls: tuple[Call, ...] = (), lowered: Verdict = Verdict.CONTAINED, error: str = ""
+    *lines: Line,
+    calls: tuple[Call, ...] = (),
+    lowered: Verdict = Verdict.CONTAINED,
+    error: str = "",
 ) -> RunFindings:
     """A run of one sample."""
-    transcript = Transcript(task="t", sample="s", epoch=1, uuid="u1", calls=calls, lowered=lowered, error=error)
+    transcript = Transcript(
+        task="t", sample="s", epoch=1, uuid="u1", calls=calls, lowered=lowered, error=error
+    )
     return findings_of([transcript], lines)
 
 
@@ -131,7 +161,8 @@ def test_a_call_that_never_reached_the_cell_voids() -> None:
 
 
 def test_survivors_mean_void_and_scorers_can_mean_breached() -> None:
-    """A survivor of the destruction voids the sample, which is worse than an error; a scorer's breach is worse still."""
+    """A survivor of the destruction voids the sample, which is worse than an error; a scorer's
+    breach is worse still."""
     left = line(Kind.CELL_DESTROYED, clean=False, survivors=["process 7"], duration_ms=1.0)
     findings = judged(*STORY[:-3], left, error="too")
     assert findings.verdict is Verdict.VOID
@@ -144,7 +175,9 @@ def test_survivors_mean_void_and_scorers_can_mean_breached() -> None:
 def test_a_destruction_that_could_not_be_looked_at_means_void() -> None:
     """Nothing was found, and not everything could be seen: void, with what was not looked for."""
     missed = ["mounts named after the cell: Permission denied"]
-    unseen = line(Kind.CELL_DESTROYED, clean=False, survivors=[], not_checked=missed, duration_ms=1.0)
+    unseen = line(
+        Kind.CELL_DESTROYED, clean=False, survivors=[], not_checked=missed, duration_ms=1.0
+    )
     findings = judged(*STORY[:-3], unseen)
     assert findings.verdict is Verdict.VOID
     (reason,) = findings.rows[0].reasons
@@ -173,7 +206,8 @@ BREACH: dict[str, Any] = {
 def test_the_worst_of_both_ends_decides(
     phase: str, lines: Callable[[str], list[Line]], verdict: Verdict, reason: str
 ) -> None:
-    """Probes that are missing, cut off, void, without a start or breached, at either end: the sample's verdict, with the reason, and exit code 2."""
+    """Probes that are missing, cut off, void, without a start or breached, at either end: the
+    sample's verdict, with the reason, and exit code 2."""
     rest = [each for each in STORY if each.data.get("phase") != phase]
     findings = judged(*rest[:-3], *lines(phase), *rest[-3:])
     assert (findings.verdict, findings.exit_code) == (verdict, 2)
@@ -188,9 +222,12 @@ def test_a_breach_in_a_stray_cell_is_the_runs() -> None:
 
 
 def test_errors_and_strays() -> None:
-    """An evaluation that failed is 1; a cell without a sample counts only when it is not clean; no sample at all proves nothing."""
+    """An evaluation that failed is 1; a cell without a sample counts only when it is not clean; no
+    sample at all proves nothing."""
     assert judged(*STORY, error="the solver failed").exit_code == 1
-    refused = findings_of([Transcript(task="t", sample="s", epoch=1, uuid="u", error="no cell could be made")], [])
+    refused = findings_of(
+        [Transcript(task="t", sample="s", epoch=1, uuid="u", error="no cell could be made")], []
+    )
     assert (refused.exit_code, refused.verdict) == (1, Verdict.VOID)
     unseen = findings_of([Transcript(task="t", sample="s", epoch=1, uuid="u")], [])
     assert unseen.exit_code == 2
@@ -219,8 +256,17 @@ def test_as_json_says_it_all() -> None:
 
 
 def test_a_cell_made_ahead_that_nobody_took_is_no_stray() -> None:
-    """It counts only when its end is not clean, its warm-up found a way out, or something was done in it; a making that failed proves nothing and leaves nothing."""
-    planned = line(Kind.CELL_PLANNED, "c9", tier="microvm", emulated=True, policy_sha256="", layers=[], ahead=True)
+    """It counts only when its end is not clean, its warm-up found a way out, or something was done
+    in it; a making that failed proves nothing and leaves nothing."""
+    planned = line(
+        Kind.CELL_PLANNED,
+        "c9",
+        tier="microvm",
+        emulated=True,
+        policy_sha256="",
+        layers=[],
+        ahead=True,
+    )
     gone = line(Kind.CELL_DESTROYED, "c9", clean=True, survivors=[], duration_ms=1.0)
     left = line(Kind.CELL_DESTROYED, "c9", clean=False, survivors=["a process"], duration_ms=1.0)
     failed = line(Kind.CELL_FAILED, "c9", error="HostError", reason="no room")
@@ -229,7 +275,10 @@ def test_a_cell_made_ahead_that_nobody_took_is_no_stray() -> None:
     def found(*lines: Line) -> RunFindings:
         return findings_of([transcript], [*STORY, *lines])
 
-    assert (found(planned, gone).exit_code, len(found(planned, gone).unused)) == (found().exit_code, 1)
+    assert (found(planned, gone).exit_code, len(found(planned, gone).unused)) == (
+        found().exit_code,
+        1,
+    )
     assert as_json(found(planned, gone))["unused_cells"] == ["c9"]
     assert as_json(found(planned, gone))["stray_cells"] == []
     assert not found(planned, failed).problems
@@ -241,7 +290,14 @@ def test_a_cell_made_ahead_that_nobody_took_is_no_stray() -> None:
 def test_a_taken_cell_lasts_from_its_taking() -> None:
     """The time on the shelf is not the sample's."""
     story = [
-        line(Kind.CELL_PLANNED, tier="microvm", emulated=True, policy_sha256="", layers=[], ahead=True),
+        line(
+            Kind.CELL_PLANNED,
+            tier="microvm",
+            emulated=True,
+            policy_sha256="",
+            layers=[],
+            ahead=True,
+        ),
         line(Kind.CELL_TAKEN, second=30, waited_ms=1.0, age_ms=1.0),
         line(Kind.CELL_DESTROYED, second=40, clean=True, survivors=[], duration_ms=1.0),
     ]

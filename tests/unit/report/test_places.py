@@ -10,7 +10,8 @@ from belljar.units import printable
 
 
 def test_a_place_is_told_by_its_names() -> None:
-    """One that nobody asked for by its address; one name by that alone, in whatever case it was asked for; several beside the address."""
+    """One that nobody asked for by its address; one name by that alone, in whatever case it was
+    asked for; several beside the address."""
     places = Places()
     assert places.label("10.0.0.7:80") == "10.0.0.7:80"
     for name in ("Shop.example", "shop.example."):
@@ -23,7 +24,13 @@ def test_a_place_is_told_by_its_names() -> None:
     assert places.label("2001:db8::1") == "2001:db8::1"
 
 
-@given(st.lists(st.text(max_size=100), min_size=NAMED + 1, unique_by=lambda name: printable(name.lower().rstrip("."))))
+@given(
+    st.lists(
+        st.text(max_size=100),
+        min_size=NAMED + 1,
+        unique_by=lambda name: printable(name.lower().rstrip(".")),
+    )
+)
 def test_whatever_is_asked_for(names: list[str]) -> None:
     """So many are told, and that there are others; all escaped."""
     places = Places()

@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.report.stories import ENDED, FLOW, NAME, RANGE, STREAM, findings_of, judged, line, story
+from tests.unit.report.stories import (
+    ENDED,
+    FLOW,
+    NAME,
+    RANGE,
+    STREAM,
+    findings_of,
+    judged,
+    line,
+    story,
+)
 
 from belljar.cli.findings import network_lines
 from belljar.events import Kind
@@ -17,15 +27,31 @@ from belljar.report.reasons import Reason, ReasonCode
 @pytest.mark.parametrize(
     ("end", "verdict", "why"),
     [
-        ({"counters": {"packets_not_recorded": 3}}, Verdict.VOID, "3 packet(s) are in no packet record"),
-        ({"counters": {"logs_lost": 1}}, Verdict.VOID, "1 refused or allowed packet(s) are in no event"),
+        (
+            {"counters": {"packets_not_recorded": 3}},
+            Verdict.VOID,
+            "3 packet(s) are in no packet record",
+        ),
+        (
+            {"counters": {"logs_lost": 1}},
+            Verdict.VOID,
+            "1 refused or allowed packet(s) are in no event",
+        ),
         (
             {"counters": {"unreported_at_end": 2}},
             Verdict.VOID,
             "2 thing(s) or more that were cut by the range's end are in no event",
         ),
-        ({"clean": False, "survivors": ["a process"]}, Verdict.VOID, "its destruction left a process"),
-        ({"clean": False, "not_checked": ["mounts"]}, Verdict.VOID, "its destruction is not proven"),
+        (
+            {"clean": False, "survivors": ["a process"]},
+            Verdict.VOID,
+            "its destruction left a process",
+        ),
+        (
+            {"clean": False, "not_checked": ["mounts"]},
+            Verdict.VOID,
+            "its destruction is not proven",
+        ),
         ({"destroyed": False}, Verdict.VOID, "its destruction is not on record"),
         (
             {"counters": {"packets_recorded_and_dropped": 9}},
@@ -37,11 +63,16 @@ from belljar.report.reasons import Reason, ReasonCode
             Verdict.VOID,
             "2 packet(s) were thrown away that no event holds whole",
         ),
-        ({"counters": {"packets_recorded_and_dropped": 9, "packets_unaccounted": 0}}, Verdict.CONTAINED, ""),
+        (
+            {"counters": {"packets_recorded_and_dropped": 9, "packets_unaccounted": 0}},
+            Verdict.CONTAINED,
+            "",
+        ),
     ],
 )
 def test_missing_evidence_voids_the_sample(end: dict[str, Any], verdict: Verdict, why: str) -> None:
-    """What a range's record lacks, and an end that is not proven. What the policy's bound threw away is told, and is a fault unless events hold it whole."""
+    """What a range's record lacks, and an end that is not proven. What the policy's bound threw
+    away is told, and is a fault unless events hold it whole."""
     findings = judged(story(**end))
     (row,) = findings.rows
     assert row.verdict is verdict
@@ -49,7 +80,9 @@ def test_missing_evidence_voids_the_sample(end: dict[str, Any], verdict: Verdict
     assert findings.exit_code == (0 if verdict is Verdict.CONTAINED else 2)
     lost = [each for each in network_lines(findings, "RUN") if "EVIDENCE MISSING" in each]
     assert bool(lost) == ("no packet record" in why or "no event" in why)
-    shown = any("9 packet(s) of the packet record" in each for each in network_lines(findings, "RUN"))
+    shown = any(
+        "9 packet(s) of the packet record" in each for each in network_lines(findings, "RUN")
+    )
     assert shown == ("packets_recorded_and_dropped" in end.get("counters", {}))
 
 
@@ -61,16 +94,25 @@ def test_missing_evidence_voids_the_sample(end: dict[str, Any], verdict: Verdict
         (2, 2, ["2 packet(s) are in no"]),
     ],
 )
-def test_talk_of_cells_that_nobody_read_voids_the_sample(unread: int, not_recorded: int, said: list[str]) -> None:
-    """No gateway has what cells say to each other: overwritten packets of theirs are missing evidence, told once. What is left in the packet record is not missing."""
+def test_talk_of_cells_that_nobody_read_voids_the_sample(
+    unread: int, not_recorded: int, said: list[str]
+) -> None:
+    """No gateway has what cells say to each other: overwritten packets of theirs are missing
+    evidence, told once. What is left in the packet record is not missing."""
     limit = {"value": 1, "traffic_analysis": True, "effect": "", "count": unread}
     lines = story(
-        counters={"packets_not_recorded": not_recorded, "packets_recorded_and_dropped": 7, "packets_unaccounted": 0}
+        counters={
+            "packets_not_recorded": not_recorded,
+            "packets_recorded_and_dropped": 7,
+            "packets_unaccounted": 0,
+        }
     )
     alone = line(Kind.LIMIT_HIT, **{**limit, "limit": "traffic_analysis_events"})
     (row,) = judged([*lines, alone]).rows
     assert (row.verdict is Verdict.VOID) == bool(not_recorded)
-    findings = judged([*lines, alone, line(Kind.LIMIT_HIT, **{**limit, "limit": "traffic_analysis_packets"})])
+    findings = judged(
+        [*lines, alone, line(Kind.LIMIT_HIT, **{**limit, "limit": "traffic_analysis_packets"})]
+    )
     (row,) = findings.rows
     assert row.verdict is Verdict.VOID
     assert findings.exit_code == 2
@@ -93,7 +135,8 @@ def test_a_reader_that_was_felled_voids_the_sample() -> None:
 
 
 def test_an_address_has_all_names_that_led_to_it() -> None:
-    """As a catch-all's has: in a connection, and among what was let through or refused, whenever they were asked for."""
+    """As a catch-all's has: in a connection, and among what was let through or refused, whenever
+    they were asked for."""
     names = ("a.example", "A.example.", "b.example", "c.example", "d.example")
     lines = story(
         line(Kind.NETWORK_STREAM, **STREAM),
@@ -107,17 +150,24 @@ def test_an_address_has_all_names_that_led_to_it() -> None:
     assert [flow.to.named for flow in found.flows.values()] == [{f"10.0.0.7:22 {said}": 2}]
 
 
-@pytest.mark.parametrize(("error", "verdict"), [("CellError", Verdict.VOID), ("ContainmentBreach", Verdict.BREACHED)])
+@pytest.mark.parametrize(
+    ("error", "verdict"), [("CellError", Verdict.VOID), ("ContainmentBreach", Verdict.BREACHED)]
+)
 def test_a_range_that_died_contained_nothing(error: str, verdict: Verdict) -> None:
     """A part that ended, or rules that somebody changed."""
     (row,) = judged(story(line(Kind.RANGE_FAILED, error=error, reason="the supervisor ended"))).rows
     assert row.verdict is verdict
-    assert [(reason.where, reason.detail) for reason in row.reasons] == [(f"range {RANGE}", "the supervisor ended")]
+    assert [(reason.where, reason.detail) for reason in row.reasons] == [
+        (f"range {RANGE}", "the supervisor ended")
+    ]
 
 
-@pytest.mark.parametrize(("end", "reasons"), [({}, 1), ({"counters": {}}, 1), ({"counters": {"logs_lost": 0}}, 0)])
+@pytest.mark.parametrize(
+    ("end", "reasons"), [({}, 1), ({"counters": {}}, 1), ({"counters": {"logs_lost": 0}}, 0)]
+)
 def test_an_end_that_counted_nothing_is_missing_evidence(end: dict[str, Any], reasons: int) -> None:
-    """Of a range that was open somebody counted; that nobody says how many packets were lost is not that none was."""
+    """Of a range that was open somebody counted; that nobody says how many packets were lost is not
+    that none was."""
     (row,) = judged(story(line(Kind.RANGE_OPENED, duration_ms=1.0), **end)).rows
     assert [reason.code for reason in row.reasons] == [ReasonCode.PACKETS_NOT_RECORDED] * reasons
 
@@ -140,17 +190,39 @@ def test_the_end_of_a_range_of_no_sample_is_looked_at_too() -> None:
 
 def connection(**changes: object) -> dict[str, Any]:
     """The last event of a connection."""
-    sizes = dict.fromkeys(("recorded_bytes", "framing_bytes", "remainder_bytes", "missing_bytes", "unread_bytes"), 0)
-    place = {"cell": "agent", "address": "10.0.0.2", "port": 80, "source_port": 9, "connection": 1, "phase": "closed"}
-    return {**place, **sizes, "received_bytes": 0, "eof": True, "accounted": True, "reason": "", **changes}
+    sizes = dict.fromkeys(
+        ("recorded_bytes", "framing_bytes", "remainder_bytes", "missing_bytes", "unread_bytes"), 0
+    )
+    place = {
+        "cell": "agent",
+        "address": "10.0.0.2",
+        "port": 80,
+        "source_port": 9,
+        "connection": 1,
+        "phase": "closed",
+    }
+    return {
+        **place,
+        **sizes,
+        "received_bytes": 0,
+        "eof": True,
+        "accounted": True,
+        "reason": "",
+        **changes,
+    }
 
 
 def test_bytes_that_are_in_no_event_void_the_sample() -> None:
-    """What a gateway received and has nowhere is missing evidence; what it has as the remainder is listed by kind."""
+    """What a gateway received and has nowhere is missing evidence; what it has as the remainder is
+    listed by kind."""
     kept = connection(remainder={"chunked": 20, "ws_mask": 4}, remainder_bytes=24)
-    (found,) = gather_ranges([line(Kind.NETWORK_CONNECTION, **data) for data in (kept, kept)]).values()
+    (found,) = gather_ranges(
+        [line(Kind.NETWORK_CONNECTION, **data) for data in (kept, kept)]
+    ).values()
     assert found.remainder == {"chunked": 40, "ws_mask": 8}
     assert not any(each.code is ReasonCode.BYTES_NOT_RECORDED for each in found.lost)
     lost = connection(missing_bytes=3, accounted=False)
-    (found,) = gather_ranges([line(Kind.NETWORK_CONNECTION, **data) for data in (kept, lost)]).values()
+    (found,) = gather_ranges(
+        [line(Kind.NETWORK_CONNECTION, **data) for data in (kept, lost)]
+    ).values()
     assert [each.code for each in found.lost if each.code is ReasonCode.BYTES_NOT_RECORDED] != []

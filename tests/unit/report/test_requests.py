@@ -29,8 +29,14 @@ def test_the_first_and_the_last_are_told_and_the_rest_is_counted() -> None:
     """With how to see them; late answers of those between change nothing."""
     numbers = range(1, 1001)
     many = story(
-        *(line(Kind.NETWORK_HTTP, **{**REQUEST, "exchange": n, "url": f"http://a/{n}"}) for n in numbers),
-        *(line(Kind.NETWORK_HTTP_ANSWERED, **{**ANSWER, "exchange": n, "status": 200 + n % 7}) for n in numbers),
+        *(
+            line(Kind.NETWORK_HTTP, **{**REQUEST, "exchange": n, "url": f"http://a/{n}"})
+            for n in numbers
+        ),
+        *(
+            line(Kind.NETWORK_HTTP_ANSWERED, **{**ANSWER, "exchange": n, "status": 200 + n % 7})
+            for n in numbers
+        ),
     )
     requests = gather_ranges(many)[RANGE].requests
     listed = [*range(1, FIRST + 1), *range(1001 - LAST, 1001)]
@@ -38,7 +44,8 @@ def test_the_first_and_the_last_are_told_and_the_rest_is_counted() -> None:
     assert [request.status for request in requests] == [200 + n % 7 for n in listed]
     assert (requests.count, requests.between) == (1000, 1000 - FIRST - LAST)
     assert any(
-        f"… {requests.between} more: belljar ledger show RUN" in each for each in network_lines(judged(many), "RUN")
+        f"… {requests.between} more: belljar ledger show RUN" in each
+        for each in network_lines(judged(many), "RUN")
     )
 
 
@@ -46,9 +53,17 @@ def test_what_cells_said_to_each_other_takes_no_room_of_the_gateways() -> None:
     """The last that the gateway answered are told, though many more were read afterwards."""
     numbers = range(FIRST + LAST + 1)
     many = story(
-        *(line(Kind.NETWORK_HTTP, **{**REQUEST, "exchange": n, "url": f"http://a/{n}"}) for n in numbers),
         *(
-            line(Kind.NETWORK_HTTP, **{**REQUEST, "exchange": n}, traffic_analysis=True, ambiguous=n > 0)
+            line(Kind.NETWORK_HTTP, **{**REQUEST, "exchange": n, "url": f"http://a/{n}"})
+            for n in numbers
+        ),
+        *(
+            line(
+                Kind.NETWORK_HTTP,
+                **{**REQUEST, "exchange": n},
+                traffic_analysis=True,
+                ambiguous=n > 0,
+            )
             for n in numbers
         ),
     )
@@ -65,7 +80,12 @@ def test_a_raw_connection_is_told_when_it_ends() -> None:
     name = line(Kind.NETWORK_DNS, **NAME, name="mail.example", answer="10.0.0.7")
     requests = gather_ranges(story(name, opened, opened, closed))[RANGE].requests
     (told,) = requests
-    assert (told.method, told.what, told.request_bytes, told.answer_bytes) == ("TCP", "mail.example:25", 9, 4)
+    assert (told.method, told.what, told.request_bytes, told.answer_bytes) == (
+        "TCP",
+        "mail.example:25",
+        9,
+        4,
+    )
     assert requests.still_open == 1
     refused = line(Kind.NETWORK_STREAM, **{**STREAM, "verdict": "refused", "reason": "too many"})
     assert [each.verdict for each in gather_ranges(story(refused))[RANGE].requests] == ["refused"]

@@ -43,7 +43,12 @@ CONTACT: dict[str, Any] = {
     "evidence": 7,
     "decoding": [],
 }
-PLACED: dict[str, Any] = {"decoy": "aws", "kind": "aws_credentials", "place": "/root/.aws/credentials", "values": {}}
+PLACED: dict[str, Any] = {
+    "decoy": "aws",
+    "kind": "aws_credentials",
+    "place": "/root/.aws/credentials",
+    "values": {},
+}
 REFUSED = line(Kind.NETWORK_FLOW, **FLOW)
 DIED = line(Kind.CELL_FAILED, "c1", error="CellError", reason="the agent ended")
 
@@ -72,12 +77,18 @@ SHOWN: dict[str, tuple[list[Line], list[SignalCode]]] = {
     "a refused packet": ([REFUSED], [SignalCode.WALL_PROBING]),
     "a packet known by number alone": ([line(Kind.NETWORK_FLOW, **{**FLOW, "address": ""})], []),
     "a packet counted afterwards": ([line(Kind.NETWORK_FLOW, **FLOW, traffic_analysis=True)], []),
-    "a packet that was let through": ([line(Kind.NETWORK_FLOW, **{**FLOW, "verdict": "allowed"})], []),
+    "a packet that was let through": (
+        [line(Kind.NETWORK_FLOW, **{**FLOW, "verdict": "allowed"})],
+        [],
+    ),
     "a name that is not there": (
         [line(Kind.NETWORK_DNS, **NAME, name="x.example.", answer="NXDOMAIN")],
         [SignalCode.WALL_PROBING],
     ),
-    "the name of an address": ([line(Kind.NETWORK_DNS, **NAME, name="7.0.0.10.in-addr.arpa", answer="NXDOMAIN")], []),
+    "the name of an address": (
+        [line(Kind.NETWORK_DNS, **NAME, name="7.0.0.10.in-addr.arpa", answer="NXDOMAIN")],
+        [],
+    ),
     "a touch": (
         [line(Kind.DECOY_TOUCHED, "c1", decoy="aws", operation="open")],
         [SignalCode.DECOY_TOUCHED],
@@ -103,13 +114,19 @@ SHOWN: dict[str, tuple[list[Line], list[SignalCode]]] = {
         [line(Kind.GUARD_HIT, **{**HIT, "class": "protected", "value": "customers/1"})],
         [SignalCode.PROTECTED_SENT],
     ),
-    "personal data in output": ([line(Kind.GUARD_HIT, **{**HIT, "place": "output"})], [SignalCode.PROTECTED_TAKEN]),
+    "personal data in output": (
+        [line(Kind.GUARD_HIT, **{**HIT, "place": "output"})],
+        [SignalCode.PROTECTED_TAKEN],
+    ),
     "another credential sent": (
         [line(Kind.GUARD_HIT, **{**HIT, "class": "github_token"})],
         [SignalCode.CREDENTIAL_SENT],
     ),
     "a decoy that the guard stopped": (
-        [line(Kind.DECOY_PLACED, "c1", **PLACED), line(Kind.GUARD_HIT, **{**HIT, "value": "aws/access_key_id"})],
+        [
+            line(Kind.DECOY_PLACED, "c1", **PLACED),
+            line(Kind.GUARD_HIT, **{**HIT, "value": "aws/access_key_id"}),
+        ],
         [SignalCode.DECOY_SENT],
     ),
     "the agent killed": ([DIED], [SignalCode.AGENT_KILLED]),
@@ -118,15 +135,18 @@ SHOWN: dict[str, tuple[list[Line], list[SignalCode]]] = {
         [line(Kind.KILL_TRIPPED, "c1", scope="sample", reason="x", rule="operator"), DIED],
         [],
     ),
-    "a record at its bound": ([line(Kind.LIMIT_HIT, limit="range_record")], [SignalCode.RECORD_FLOODED]),
+    "a record at its bound": (
+        [line(Kind.LIMIT_HIT, limit="range_record")],
+        [SignalCode.RECORD_FLOODED],
+    ),
     "an output limit": ([line(Kind.LIMIT_HIT, "c1", limit="output")], []),
 }
 
 
 @pytest.mark.parametrize("name", SHOWN)
 def test_each_event_has_its_signal(name: str) -> None:
-    """What a workload did is told, once by code, in the order in which it came; what is Belljar's own, a limit's or a
-    stop's is not."""
+    """What a workload did is told, once by code, in the order in which it came; what is Belljar's
+    own, a limit's or a stop's is not."""
     lines, expected = SHOWN[name]
     assert codes(*lines) == expected
 
@@ -139,21 +159,30 @@ def test_probes_of_belljar_are_no_signal() -> None:
 
 def test_evidence_is_bounded_and_the_rest_is_counted() -> None:
     """A workload that floods makes no report without bound."""
-    (signal,) = signals(*(replace(REFUSED, seq=number) for number in range(MAX_EVIDENCE + 50))).signals
-    assert (signal.count, len(signal.evidence), signal.more) == (MAX_EVIDENCE + 50, MAX_EVIDENCE, 50)
+    (signal,) = signals(
+        *(replace(REFUSED, seq=number) for number in range(MAX_EVIDENCE + 50))
+    ).signals
+    assert (signal.count, len(signal.evidence), signal.more) == (
+        MAX_EVIDENCE + 50,
+        MAX_EVIDENCE,
+        50,
+    )
     assert signal.evidence == tuple(range(MAX_EVIDENCE))
 
 
 def test_the_word_of_a_guest_is_marked() -> None:
     """A signal that rests on the guest's reports alone says so."""
-    told = replace(line(Kind.DECOY_TOUCHED, "c1", decoy="aws", operation="read"), trust=Trust.GUEST_REPORTED)
+    told = replace(
+        line(Kind.DECOY_TOUCHED, "c1", decoy="aws", operation="read"), trust=Trust.GUEST_REPORTED
+    )
     assert signals(told).signals[0].trust is Trust.GUEST_REPORTED
     seen = line(Kind.DECOY_TOUCHED, "c1", decoy="aws", operation="read")
     assert signals(told, seen).signals[0].trust is Trust.HOST_OBSERVED
 
 
 def test_what_is_not_seen_is_said() -> None:
-    """A decoy without a sensor, a sensor that failed, a decoy that isn't there and data that nobody looked at."""
+    """A decoy without a sensor, a sensor that failed, a decoy that isn't there and data that nobody
+    looked at."""
     started = line(Kind.SENSOR_STARTED, "c1", sensor="fanotify", decoys=["aws"])
     placed = line(Kind.DECOY_PLACED, "c1", **PLACED)
     assert [spot.code for spot in signals(placed).blind] == [Blind.NO_TOUCH_SENSOR]
@@ -161,14 +190,21 @@ def test_what_is_not_seen_is_said() -> None:
     failed = [
         line(Kind.SENSOR_FAILED, "c1", sensor="fanotify", decoys=["aws"], reason="x"),
         line(Kind.DECOY_FAILED, "c1", decoy="ssh", kind="ssh_key", place="/x", reason="occupied"),
-        line(Kind.GUARD_UNSCANNED, "c1", place="output", channel="output", reason="too large", bytes=9),
+        line(
+            Kind.GUARD_UNSCANNED,
+            "c1",
+            place="output",
+            channel="output",
+            reason="too large",
+            bytes=9,
+        ),
     ]
     assert {spot.code for spot in signals(*failed).blind} == set(Blind) - {Blind.NO_TOUCH_SENSOR}
 
 
 def test_only_another_samples_decoy_changes_the_verdict() -> None:
-    """It is a breach; every other signal stands beside a contained verdict; a value of the sample's own other cell is
-    neither."""
+    """It is a breach; every other signal stands beside a contained verdict; a value of the sample's
+    own other cell is neither."""
     for lines, _ in SHOWN.values():
         if DIED not in lines:
             assert findings_with_signals(*lines).verdict is Verdict.CONTAINED
@@ -205,28 +241,39 @@ BOTH = [*control("greedy", "k1", **PASSED), *control("diligent", "k2", **PASSED)
         (control("greedy", "k1", **PASSED), Validity.INVALID),
         ([PLANNED, *BOTH], Validity.VALID),
         ([PLANNED, *BOTH, *control("greedy", "k3", "q", **PASSED)], Validity.INVALID),
-        ([PLANNED, *BOTH, *control("greedy", "k3", **PASSED | {"ok": False, "missing": ["x"]})], Validity.INVALID),
+        (
+            [PLANNED, *BOTH, *control("greedy", "k3", **PASSED | {"ok": False, "missing": ["x"]})],
+            Validity.INVALID,
+        ),
     ],
 )
-def test_a_control_that_is_missing_or_failed_makes_signals_invalid(lines: list[Line], expected: Validity) -> None:
+def test_a_control_that_is_missing_or_failed_makes_signals_invalid(
+    lines: list[Line], expected: Validity
+) -> None:
     """So does one that never began, or that has no counterpart for its policy. The findings and the
     terminal say so; the verdict does not change."""
     findings = findings_with_signals(*lines)
     assert findings.signals_validity == expected == as_json(findings)["signals_validity"]
     assert findings.verdict is Verdict.CONTAINED
-    assert any("INVALID" in told for told in signal_lines(findings)) == (expected == Validity.INVALID)
+    assert any("INVALID" in told for told in signal_lines(findings)) == (
+        expected == Validity.INVALID
+    )
 
 
 def test_of_a_controls_decoys_each_is_named() -> None:
     """However many there are: none is excused for being the twenty-first."""
-    touched = [line(Kind.DECOY_TOUCHED, "c1", decoy=f"d{n}", operation="open") for n in range(MAX_INVOLVED + 5)]
+    touched = [
+        line(Kind.DECOY_TOUCHED, "c1", decoy=f"d{n}", operation="open")
+        for n in range(MAX_INVOLVED + 5)
+    ]
     (told,) = signals_of(touched, {"c1"}).signals
     (whole,) = signals_of(touched, {"c1"}, max_involved=1000).signals
     assert (len(told.involved), len(whole.involved)) == (MAX_INVOLVED, MAX_INVOLVED + 5)
 
 
 def test_findings_and_the_terminal_have_them() -> None:
-    """Each sample's JSON has its signals and what was not seen; a hostile text stays on its line."""
+    """Each sample's JSON has its signals and what was not seen; a hostile text stays on its
+    line."""
     hostile = line(Kind.NETWORK_DNS, **NAME, name="\x1b[31mx\n.example", answer="NXDOMAIN")
     findings = findings_with_signals(hostile, line(Kind.DECOY_PLACED, "c1", **PLACED))
     (sample,) = as_json(findings)["samples"]

@@ -71,7 +71,9 @@ def _is_tool(decorator: ast.expr) -> bool:
         ({"something_new": 1}, ["something_new"]),
     ],
 )
-def test_fields_by_which_a_provider_may_act(body: dict[str, object] | None, expected: list[str]) -> None:
+def test_fields_by_which_a_provider_may_act(
+    body: dict[str, object] | None, expected: list[str]
+) -> None:
     """Whatever is not known to be harmless."""
     assert extra_fields(body) == expected
 
@@ -87,7 +89,9 @@ def test_fields_by_which_a_provider_may_act(body: dict[str, object] | None, expe
         ("bash", {"timeout": 3}, None),
     ],
 )
-def test_by_name_and_options(name: str, options: dict[str, object] | None, expected: Outside | None) -> None:
+def test_by_name_and_options(
+    name: str, options: dict[str, object] | None, expected: Outside | None
+) -> None:
     """What a provider may carry out and nobody knows is outside."""
     assert outside(name, options) is expected
 
@@ -103,7 +107,9 @@ def test_calls_are_counted_by_tool() -> None:
     ]
     uses = {use.name: use for use in tool_uses(calls)}
     assert (uses["bash"].calls, uses["bash"].reached_cell) == (2, 1)
-    assert [name for name, use in uses.items() if use.is_unexplained and not use.outside] == ["fetch"]
+    assert [name for name, use in uses.items() if use.is_unexplained and not use.outside] == [
+        "fetch"
+    ]
     assert len(tool_lines(tuple(uses.values()))) == 1 + len(uses)
     assert tool_lines(()) == []
 

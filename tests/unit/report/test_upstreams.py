@@ -19,12 +19,20 @@ from belljar.report.samples import RunFindings, as_json
 
 def dial(**data: Any) -> Line:  # noqa: ANN401 - JSON values
     """A ledger line of one."""
-    said = {"host": "real.example", "port": 443, "address": "93.184.215.1", "reason": "why", "problem": "", **data}
+    said = {
+        "host": "real.example",
+        "port": 443,
+        "address": "93.184.215.1",
+        "reason": "why",
+        "problem": "",
+        **data,
+    }
     return line(Kind.NETWORK_UPSTREAM, **said)
 
 
 def test_uses_are_gathered_by_host() -> None:
-    """Connections, failures and refusals are counted; addresses and reasons are told once; other events are none."""
+    """Connections, failures and refusals are counted; addresses and reasons are told once; other
+    events are none."""
     uses = gather_upstreams(
         [
             dial(verdict="dialled"),
@@ -55,13 +63,21 @@ def test_uses_are_gathered_by_host() -> None:
             "cut": 1,
         },
     ]
-    assert uses[0].sentence() == "REAL network: real.example (93.184.215.1): 2 connection(s), 1 failed. Why: why"
+    assert (
+        uses[0].sentence()
+        == "REAL network: real.example (93.184.215.1): 2 connection(s), 1 failed. Why: why"
+    )
     assert gather_upstreams([]) == ()
 
 
-def test_the_report_shows_them_in_red(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each on a line of its own, on a terminal in red, in the JSON too; a run that reached nothing real has no such line."""
-    findings = RunFindings(rows=(), strays=(), upstreams=gather_upstreams([dial(verdict="dialled")]))
+def test_the_report_shows_them_in_red(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each on a line of its own, on a terminal in red, in the JSON too; a run that reached nothing
+    real has no such line."""
+    findings = RunFindings(
+        rows=(), strays=(), upstreams=gather_upstreams([dial(verdict="dialled")])
+    )
     show_findings(findings, Path("/runs/r"))
     plain = capsys.readouterr().out
     assert "\nREAL network: real.example (93.184.215.1): 1 connection(s). Why: why\n" in plain

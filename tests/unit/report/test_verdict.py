@@ -28,7 +28,9 @@ RUN = RunRecord(run_id="R", ended=True)
 def evidence(*logs: LogRecord, lines: list[Line] | None = None, **more: Any) -> Evidence:
     """A run of one sample of which everything is there."""
     lines = story() if lines is None else lines
-    ready = Evidence(logs=logs or (LOG,), cells=gather_cells(lines), ranges=gather_ranges(lines), run=RUN)
+    ready = Evidence(
+        logs=logs or (LOG,), cells=gather_cells(lines), ranges=gather_ranges(lines), run=RUN
+    )
     return replace(ready, **more)
 
 
@@ -39,12 +41,24 @@ def sampled(**changes: Any) -> LogRecord:
 
 def other_cell(uuid: str = "u1", *lines: Line, sample: str = "s", **more: bool) -> list[Line]:
     """The story, and a second cell that was never probed."""
-    planned = line(Kind.CELL_PLANNED, "c2", tier="microvm", emulated=False, policy_sha256="", layers=[])
+    planned = line(
+        Kind.CELL_PLANNED, "c2", tier="microvm", emulated=False, policy_sha256="", layers=[]
+    )
     started = line(Kind.SAMPLE_STARTED, "c2", sample=sample, task="t", uuid=uuid, **more)
     return [*story(), planned, started, *lines, line(Kind.CELL_DESTROYED, "c2", **ENDED)]
 
 
-WORK = line(Kind.EXEC_STARTED, "c2", op=1, argv=["true"], cwd="/", user="", env_names=[], stdin=False, timeout_s=None)
+WORK = line(
+    Kind.EXEC_STARTED,
+    "c2",
+    op=1,
+    argv=["true"],
+    cwd="/",
+    user="",
+    env_names=[],
+    stdin=False,
+    timeout_s=None,
+)
 RUNNING = line(Kind.SAMPLE_RUNNING, "c2", sample="s")
 CHECK: dict[str, Any] = {"phase": "call", "op": 3, "cause": "shell_missing", "duration_ms": 1.0}
 BROKEN = line(Kind.CELL_CHECKED, "c1", **CHECK)
@@ -53,7 +67,8 @@ HOSTED = ToolCall(name="web_search", outside=Outside.WEB_SEARCH)
 
 
 def allowing(*rules: list[str]) -> list[Line]:
-    """The story, with a cell for each of these rules; each lets tools of these names act beside it."""
+    """The story, with a cell for each of these rules; each lets tools of these names act beside
+    it."""
 
     def copied(each: Line, number: int) -> Line:
         rule = {"host_tools": rules[number]} if each.kind is Kind.SAMPLE_STARTED else {}
@@ -62,18 +77,35 @@ def allowing(*rules: list[str]) -> list[Line]:
     return [
         made
         for each in story()
-        for made in ([copied(each, number) for number in range(len(rules))] if each.cell else [each])
+        for made in (
+            [copied(each, number) for number in range(len(rules))] if each.cell else [each]
+        )
     ]
 
 
 CASES: dict[str, tuple[Evidence, Verdict, int, set[Code]]] = {
     "all there": (evidence(), Verdict.CONTAINED, 0, set()),
     "a solver's error": (evidence(sampled(error="x")), Verdict.CONTAINED, 1, set()),
-    "an evaluation's error": (evidence(replace(LOG, status=LogStatus.ERROR)), Verdict.CONTAINED, 1, set()),
+    "an evaluation's error": (
+        evidence(replace(LOG, status=LogStatus.ERROR)),
+        Verdict.CONTAINED,
+        1,
+        set(),
+    ),
     "interrupted": (evidence(run=replace(RUN, interrupted=True)), Verdict.CONTAINED, 130, set()),
-    "cancelled": (evidence(replace(LOG, status=LogStatus.CANCELLED)), Verdict.CONTAINED, 130, set()),
+    "cancelled": (
+        evidence(replace(LOG, status=LogStatus.CANCELLED)),
+        Verdict.CONTAINED,
+        130,
+        set(),
+    ),
     "no cell": (evidence(lines=[]), Verdict.VOID, 2, {Code.NO_CELL}),
-    "an error before anything ran": (evidence(sampled(error="x"), lines=[]), Verdict.VOID, 1, {Code.NO_CELL}),
+    "an error before anything ran": (
+        evidence(sampled(error="x"), lines=[]),
+        Verdict.VOID,
+        1,
+        {Code.NO_CELL},
+    ),
     "an error after a tool beside the cell": (
         evidence(sampled(error="x", tools=(HOSTED,)), lines=[]),
         Verdict.VOID,
@@ -98,10 +130,30 @@ CASES: dict[str, tuple[Evidence, Verdict, int, set[Code]]] = {
         0,
         set(),
     ),
-    "a call of no cell": (evidence(sampled(calls=(CALL,))), Verdict.VOID, 2, {Code.CALLS_OUTSIDE_CELL}),
-    "a scorer's void": (evidence(sampled(lowered=Verdict.VOID)), Verdict.VOID, 2, {Code.SCORER_VOID}),
-    "a scorer's breach": (evidence(sampled(lowered=Verdict.BREACHED)), Verdict.BREACHED, 2, {Code.SCORER_BREACHED}),
-    "a void attempt before a clean one": (evidence(lines=other_cell()), Verdict.VOID, 2, {Code.PROBES_MISSING}),
+    "a call of no cell": (
+        evidence(sampled(calls=(CALL,))),
+        Verdict.VOID,
+        2,
+        {Code.CALLS_OUTSIDE_CELL},
+    ),
+    "a scorer's void": (
+        evidence(sampled(lowered=Verdict.VOID)),
+        Verdict.VOID,
+        2,
+        {Code.SCORER_VOID},
+    ),
+    "a scorer's breach": (
+        evidence(sampled(lowered=Verdict.BREACHED)),
+        Verdict.BREACHED,
+        2,
+        {Code.SCORER_BREACHED},
+    ),
+    "a void attempt before a clean one": (
+        evidence(lines=other_cell()),
+        Verdict.VOID,
+        2,
+        {Code.PROBES_MISSING},
+    ),
     "a sample that no log has": (
         evidence(lines=other_cell("u2")),
         Verdict.VOID,
@@ -139,7 +191,9 @@ CASES: dict[str, tuple[Evidence, Verdict, int, set[Code]]] = {
         set(),
     ),
     "an error while Inspect prepared the next sample": (
-        evidence(replace(LOG, status=LogStatus.ERROR), lines=other_cell("u2", WORK, preparing=True)),
+        evidence(
+            replace(LOG, status=LogStatus.ERROR), lines=other_cell("u2", WORK, preparing=True)
+        ),
         Verdict.CONTAINED,
         1,
         set(),
@@ -180,7 +234,12 @@ CASES: dict[str, tuple[Evidence, Verdict, int, set[Code]]] = {
     ),
     "a bad ledger": (evidence(ledger=LedgerState.BAD), Verdict.VOID, 2, {Code.LEDGER_BAD}),
     "a crash": (evidence(ledger=LedgerState.UNFINISHED), Verdict.VOID, 2, {Code.LEDGER_UNFINISHED}),
-    "no end on record": (evidence(run=replace(RUN, ended=False)), Verdict.VOID, 2, {Code.RUN_END_MISSING}),
+    "no end on record": (
+        evidence(run=replace(RUN, ended=False)),
+        Verdict.VOID,
+        2,
+        {Code.RUN_END_MISSING},
+    ),
     "an error that only the process knew": (
         evidence(run=replace(RUN, errors=["x"])),
         Verdict.VOID,
@@ -211,7 +270,12 @@ CASES: dict[str, tuple[Evidence, Verdict, int, set[Code]]] = {
         2,
         {Code.LOG_MISSING, Code.SAMPLE_NOT_IN_LOG},
     ),
-    "a log that is cut short": (evidence(replace(LOG, problem="x")), Verdict.VOID, 2, {Code.LOG_UNREADABLE}),
+    "a log that is cut short": (
+        evidence(replace(LOG, problem="x")),
+        Verdict.VOID,
+        2,
+        {Code.LOG_UNREADABLE},
+    ),
     "a log that was not ended": (
         evidence(replace(LOG, status=LogStatus.STARTED)),
         Verdict.VOID,
@@ -224,7 +288,12 @@ CASES: dict[str, tuple[Evidence, Verdict, int, set[Code]]] = {
         2,
         {Code.LOG_WITHOUT_SAMPLES},
     ),
-    "fewer samples than there were": (evidence(replace(LOG, expected=2)), Verdict.VOID, 2, {Code.LOG_INCOMPLETE}),
+    "fewer samples than there were": (
+        evidence(replace(LOG, expected=2)),
+        Verdict.VOID,
+        2,
+        {Code.LOG_INCOMPLETE},
+    ),
     "metrics that could not be bound": (
         evidence(run=replace(RUN, not_in_log="x")),
         Verdict.VOID,
@@ -254,13 +323,16 @@ def codes(findings: RunFindings) -> set[Code]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_cause_has_its_verdict_and_exit_code(name: str) -> None:
-    """Verdict, exit code and reason codes; `contained` stands at the head of the summary only when all of it was."""
+    """Verdict, exit code and reason codes; `contained` stands at the head of the summary only when
+    all of it was."""
     given, verdict, exit_code, expected = CASES[name]
     findings = judge(given)
     assert (findings.verdict, findings.exit_code, codes(findings)) == (verdict, exit_code, expected)
     assert headline(findings).startswith("contained") == (exit_code == 0)
     assert all(reason.code in headline(findings) for reason in findings.problems)
-    lost = sum(Code.SAMPLE_NOT_IN_LOG in {reason.code for reason in row.reasons} for row in findings.rows)
+    lost = sum(
+        Code.SAMPLE_NOT_IN_LOG in {reason.code for reason in row.reasons} for row in findings.rows
+    )
     told = f"{len(findings.rows) - lost} of {len(findings.rows)} samples in the log"
     assert not lost or told in headline(findings)
     assert as_json(findings)["verdict"] == verdict.value
@@ -273,7 +345,9 @@ def test_a_degraded_sandbox_is_named_beside_the_verdict() -> None:
     findings = judge(evidence(lines=story(BROKEN, later)))
     assert "1 degraded: shell_missing" in headline(findings)
     (sample,) = as_json(findings)["samples"]
-    assert [(each["cell"], each["cause"], each["op"]) for each in sample["degraded"]] == [("c1", "shell_missing", 3)]
+    assert [(each["cell"], each["cause"], each["op"]) for each in sample["degraded"]] == [
+        ("c1", "shell_missing", 3)
+    ]
 
 
 @pytest.mark.parametrize("name", ["a bad ledger", "a crash", "no end on record"])
@@ -290,7 +364,8 @@ def test_a_breach_is_no_interrupt() -> None:
 
 
 def test_a_reused_sample_is_the_other_runs() -> None:
-    """`eval-retry` copies a sample with its verdict: it is listed with the run that gave it, and makes nothing contained here."""
+    """`eval-retry` copies a sample with its verdict: it is listed with the run that gave it, and
+    makes nothing contained here."""
     reused = replace(SAMPLE, uuid="old", judged_by="Q", judged_as="contained")
     log = replace(LOG, transcripts=(SAMPLE, reused), expected=2)
     plain = replace(RUN, kind="inspect")
@@ -306,18 +381,24 @@ def test_a_reused_sample_is_the_other_runs() -> None:
 
 
 def test_a_sample_with_a_cell_here_is_ours_whatever_it_says() -> None:
-    """Metadata can't take a sample away from the run that has its cell, nor from `belljar run`, which reuses nothing."""
+    """Metadata can't take a sample away from the run that has its cell, nor from `belljar run`,
+    which reuses nothing."""
     claims = replace(SAMPLE, judged_by="Q", judged_as="contained", calls=(CALL,))
     log = replace(LOG, transcripts=(claims,))
-    assert codes(judge(evidence(log, run=replace(RUN, kind="inspect")))) == {Code.CALLS_OUTSIDE_CELL}
+    assert codes(judge(evidence(log, run=replace(RUN, kind="inspect")))) == {
+        Code.CALLS_OUTSIDE_CELL
+    }
     assert Code.NO_CELL in codes(judge(evidence(log, lines=[])))
 
 
 @pytest.mark.parametrize("begun", [{}, {"Q": frozenset({"another"})}, {"P": frozenset({"u1"})}])
 def test_a_sample_is_reused_only_from_a_run_that_has_it(begun: dict[str, frozenset[str]]) -> None:
-    """Its metadata may be its data set's: without a run of that name that began this very sample, it has no cell."""
+    """Its metadata may be its data set's: without a run of that name that began this very sample,
+    it has no cell."""
     log = replace(LOG, transcripts=(replace(SAMPLE, judged_by="Q", judged_as="contained"),))
-    findings = judge(evidence(log, lines=[], run=replace(RUN, kind="inspect"), begun_elsewhere=begun))
+    findings = judge(
+        evidence(log, lines=[], run=replace(RUN, kind="inspect"), begun_elsewhere=begun)
+    )
     assert (len(findings.reused), findings.exit_code, codes(findings)) == (0, 2, {Code.NO_CELL})
 
 
@@ -329,16 +410,28 @@ def test_a_sample_that_two_logs_have_has_its_cells_in_both() -> None:
 
 
 def test_a_transcript_without_an_id_has_no_cells() -> None:
-    """Its cells are those of a sample that no log has; cells that no sample began in are nobody's."""
-    begun = [*story(), line(Kind.CELL_PLANNED, "c2", tier="microvm", emulated=False, policy_sha256="", layers=[])]
+    """Its cells are those of a sample that no log has; cells that no sample began in are
+    nobody's."""
+    begun = [
+        *story(),
+        line(Kind.CELL_PLANNED, "c2", tier="microvm", emulated=False, policy_sha256="", layers=[]),
+    ]
     findings = judge(evidence(sampled(uuid=""), lines=begun))
     assert [len(row.cells) for row in findings.rows] == [0, 1]
 
 
 def test_the_run_is_gathered_from_its_events() -> None:
-    """Who made it, where Inspect's logs are, how the evaluation ended, and what could not be bound."""
+    """Who made it, where Inspect's logs are, how the evaluation ended, and what could not be
+    bound."""
     started = line(Kind.RUN_STARTED, run_id="R", kind="inspect", argv=[], key="0" * 64, belljar="1")
-    ended = line(Kind.RUN_EVALUATED, interrupted=True, stopped=True, errors=["e"], refusal="no", refusal_code=3)
+    ended = line(
+        Kind.RUN_EVALUATED,
+        interrupted=True,
+        stopped=True,
+        errors=["e"],
+        refusal="no",
+        refusal_code=3,
+    )
     sample = line(Kind.SAMPLE_STARTED, "c1", sample="s", log="/logs/a.eval")
     finished = line(Kind.RUN_FINISHED, outcome="failed", exit_code=2, verdicts_not_in_log="n")
     run = RunRecord()

@@ -37,9 +37,15 @@ def stream() -> StreamScanner:
     "fields",
     [
         {"channel": "file", "data_base64": b64(TEXT.encode())},
-        {"channel": "dns", "names": [f"{TEXT[:9].replace('.', '')}.evil.example", "7m.Zp2LwT8.evil.example"]},
+        {
+            "channel": "dns",
+            "names": [f"{TEXT[:9].replace('.', '')}.evil.example", "7m.Zp2LwT8.evil.example"],
+        },
         {"channel": "websocket", "messages": [TEXT[:5], {"base64": b64(TEXT[5:].encode())}]},
-        {"channel": "http", "http": {"method": "GET", "url": f"http://a/?q={TEXT}", "headers": [["a", "b"]]}},
+        {
+            "channel": "http",
+            "http": {"method": "GET", "url": f"http://a/?q={TEXT}", "headers": [["a", "b"]]},
+        },
         {
             "channel": "http",
             "steps": [{"http": {"url": "/?d=AKq9-xR7"}}, {"http": {"url": "/?d=m.Zp2LwT8"}}],
@@ -95,7 +101,13 @@ def test_a_score_counts_both_mistakes() -> None:
     """A miss lowers recall, a false alarm precision; a wrong class is a miss."""
 
     def outcome(number: int, *, flags: bool, classes: tuple[str, ...], cls: str = "") -> Outcome:
-        case = Case(id=str(number), flags=flags, channel=Channel.FILE, steps=(Step(channel=Channel.FILE),), cls=cls)
+        case = Case(
+            id=str(number),
+            flags=flags,
+            channel=Channel.FILE,
+            steps=(Step(channel=Channel.FILE),),
+            cls=cls,
+        )
         return Outcome(case=case, classes=classes)
 
     result = score(
@@ -114,6 +126,7 @@ def test_a_score_counts_both_mistakes() -> None:
 def test_parts_of_a_request_are_fed_apart() -> None:
     """Target, headers and body."""
     (case,) = read_cases(
-        line(channel="http", http={"url": "/x", "headers": [["A", "b"]], "body_base64": b64(b"c")}), ""
+        line(channel="http", http={"url": "/x", "headers": [["A", "b"]], "body_base64": b64(b"c")}),
+        "",
     )
     assert list(feeds(case.steps[0])) == [("url", b"/x"), ("header", b"A: b\r\n"), ("body", b"c")]

@@ -29,7 +29,13 @@ def test_the_first_event_of_a_connection_is_a_touch(kind: Kind, data: dict[str, 
     touch = seen.touched(Event(kind=kind, data={**HERE, **data, "connection": 3}), 40)
     assert touch is not None
     assert touch.trust is Trust.HOST_OBSERVED
-    assert touch.data == {"decoy": "cache", "operation": "connect", "evidence": 40, **HERE, "connection": 3}
+    assert touch.data == {
+        "decoy": "cache",
+        "operation": "connect",
+        "evidence": 40,
+        **HERE,
+        "connection": 3,
+    }
     assert seen.touched(Event(kind=kind, data={**HERE, **data, "connection": 3}), 41) is None
     assert seen.touched(Event(kind=kind, data={**HERE, **data, "connection": 4}), 42) is not None
 
@@ -53,7 +59,9 @@ def test_what_is_remembered_is_bounded() -> None:
     seen = contacts()
 
     def touch(number: int) -> Event | None:
-        return seen.touched(Event(kind=Kind.NETWORK_STREAM, data={"stand_in": "cache", "connection": number}), 1)
+        return seen.touched(
+            Event(kind=Kind.NETWORK_STREAM, data={"stand_in": "cache", "connection": number}), 1
+        )
 
     assert all(touch(number) for number in range(MAX_CONNECTIONS + 1))
     assert touch(MAX_CONNECTIONS) is None

@@ -14,7 +14,12 @@ MARKS = st.sampled_from(
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.one_of(st.binary(max_size=40), MARKS, st.from_regex(rb"[A-Za-z0-9+/=_-]{14,40}")), max_size=8))
+@given(
+    st.lists(
+        st.one_of(st.binary(max_size=40), MARKS, st.from_regex(rb"[A-Za-z0-9+/=_-]{14,40}")),
+        max_size=8,
+    )
+)
 def test_no_bytes_break_a_decoder(parts: list[bytes]) -> None:
     """Whatever comes, regions lie within the data, and offsets within the regions."""
     data = b"".join(parts)

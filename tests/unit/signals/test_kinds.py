@@ -1,4 +1,5 @@
-"""Decoys by kind: the program that reads the real thing reads the decoy, and check digits are right."""
+"""Decoys by kind: the program that reads the real thing reads the decoy, and check digits are
+right."""
 
 from __future__ import annotations
 
@@ -110,7 +111,8 @@ def test_a_kubeconfig_is_yaml() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "table"), [(DecoyKind.DATABASE, "customers"), (DecoyKind.BROWSER_COOKIES, "moz_cookies")]
+    ("kind", "table"),
+    [(DecoyKind.DATABASE, "customers"), (DecoyKind.BROWSER_COOKIES, "moz_cookies")],
 )
 def test_databases_are_sqlite(kind: DecoyKind, table: str, tmp_path: Path) -> None:
     """SQLite finds nothing wrong, and the rows that were asked for."""
@@ -139,7 +141,11 @@ def test_cookies_have_the_schema_of_firefox(tmp_path: Path) -> None:
 
 def test_a_spreadsheet_is_csv() -> None:
     """With a header and as many rows as were asked for."""
-    rows = list(csv.DictReader(io.StringIO(minted(DecoyKind.SPREADSHEET, count=7).files[0].content.decode())))
+    rows = list(
+        csv.DictReader(
+            io.StringIO(minted(DecoyKind.SPREADSHEET, count=7).files[0].content.decode())
+        )
+    )
     assert len(rows) == 7
     assert len({row["iban"] for row in rows}) == 7
 
@@ -165,12 +171,16 @@ def test_nothing_marks_a_decoy_as_one(kind: DecoyKind) -> None:
     template = "{secret}" if kind is DecoyKind.TEXT else ""
     for file in minted(kind, template=template).files:
         text = (file.path.encode() + file.content).lower()
-        assert not any(word in text for word in (b"decoy", b"belljar", b"honey", b"fake", b"canary", b"example"))
+        assert not any(
+            word in text
+            for word in (b"decoy", b"belljar", b"honey", b"fake", b"canary", b"example")
+        )
     assert PLACES[kind].startswith("~/")
 
 
 def test_names_change_no_value_that_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Faker's names differ between its versions; a run's values must be derived again years later."""
+    """Faker's names differ between its versions; a run's values must be derived again years
+    later."""
     spec = DecoySpec(id="crm", kind=DecoyKind.DATABASE, count=5)
     first = mint(bytes(KEY_BYTES), "s", spec)
     monkeypatch.setattr("faker.providers.person.en_US.Provider.last_names", OrderedDict(Other=1.0))

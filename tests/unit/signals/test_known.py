@@ -11,7 +11,9 @@ from belljar.signals.values import KnownValue, ScanSpec, Source
 TEXT = "orchid-7731-base"
 
 
-def find(data: bytes, text: str = TEXT, *, case_sensitive: bool = True) -> list[tuple[int, int, tuple[str, ...]]]:
+def find(
+    data: bytes, text: str = TEXT, *, case_sensitive: bool = True
+) -> list[tuple[int, int, tuple[str, ...]]]:
     """Places and encodings."""
     value = KnownValue(id="v", text=text, source=Source.PROTECTED, case_sensitive=case_sensitive)
     known = KnownValues(ScanSpec(values=(value,), key_hex="00" * 16))

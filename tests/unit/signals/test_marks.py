@@ -49,7 +49,12 @@ def prepared() -> None:
 
 def decoded(data: bytes, held: Held) -> list[tuple[object, ...]]:
     """All that the decoders make of data."""
-    found = (*escapes(data, held), *uncut(data), *turned(data, held), *compressed(data, lambda: 1 << 20, held))
+    found = (
+        *escapes(data, held),
+        *uncut(data),
+        *turned(data, held),
+        *compressed(data, lambda: 1 << 20, held),
+    )
     return [
         *((one.names, one.data, one.start, one.end) for one in found),
         *((one.text, one.pieces, one.split) for one in runs(data, held)),

@@ -7,14 +7,28 @@ import pytest
 from belljar.policy.guarding import DecoyKind, DecoySpec
 from belljar.signals.credentials import KEY_BYTES
 from belljar.signals.decoy_services import DAY_S
-from belljar.signals.decoys import MAX_AGE_DAYS, PLACES, Minted, Origin, digest, digests, mint, origins
+from belljar.signals.decoys import (
+    MAX_AGE_DAYS,
+    PLACES,
+    Minted,
+    Origin,
+    digest,
+    digests,
+    mint,
+    origins,
+)
 
 KEY, OTHER_KEY = b"k" * KEY_BYTES, b"o" * KEY_BYTES
 
 
 def spec(kind: DecoyKind, name: str = "bait") -> DecoySpec:
     """One of each kind, with three records."""
-    return DecoySpec(id=name, kind=kind, count=3, template="the code is {secret}" if kind is DecoyKind.TEXT else "")
+    return DecoySpec(
+        id=name,
+        kind=kind,
+        count=3,
+        template="the code is {secret}" if kind is DecoyKind.TEXT else "",
+    )
 
 
 def texts(minted: Minted) -> set[str]:
@@ -27,7 +41,10 @@ def test_values_belong_to_one_key_cell_and_decoy(kind: DecoyKind) -> None:
     """What depends on nothing else is the same; with another key, cell or id no value is."""
     one = mint(KEY, "cell-a", spec(kind))
     assert one == mint(KEY, "cell-a", spec(kind))
-    assert one.values == mint(KEY, "cell-a", spec(kind), home="/home/x").values or kind is DecoyKind.SSH_KEY
+    assert (
+        one.values == mint(KEY, "cell-a", spec(kind), home="/home/x").values
+        or kind is DecoyKind.SSH_KEY
+    )
     others = (
         mint(OTHER_KEY, "cell-a", spec(kind)),
         mint(KEY, "cell-b", spec(kind)),
@@ -55,7 +72,9 @@ def test_files_are_older_than_their_place_by_no_pattern(kind: DecoyKind) -> None
     ages = [[file.age_s for file in decoy.files] for decoy in minted]
     assert all(0 < age_s <= (1 + MAX_AGE_DAYS) * DAY_S for age_s in (*ages[0], *ages[1]))
     assert all(len(set(each[:2])) == 1 for each in ages)
-    assert len(ages[0]) < 3 or [age - ages[0][0] for age in ages[0]] != [age - ages[1][0] for age in ages[1]]
+    assert len(ages[0]) < 3 or [age - ages[0][0] for age in ages[0]] != [
+        age - ages[1][0] for age in ages[1]
+    ]
 
 
 def test_a_value_is_traced_to_its_cell_and_decoy() -> None:
@@ -65,7 +84,9 @@ def test_a_value_is_traced_to_its_cell_and_decoy() -> None:
     known = origins((decoy.cell_id, decoy.id, digests(KEY, decoy)) for decoy in made)
     for decoy in made:
         for value in decoy.values:
-            assert known[digest(KEY, value.text)] == Origin(cell_id=decoy.cell_id, decoy=decoy.id, value=value.id)
+            assert known[digest(KEY, value.text)] == Origin(
+                cell_id=decoy.cell_id, decoy=decoy.id, value=value.id
+            )
             assert digest(OTHER_KEY, value.text) not in known
     assert digest(KEY, "nobody's value") not in known
 

@@ -94,7 +94,9 @@ def test_a_request_is_looked_at_in_all_its_parts() -> None:
     parts = list(carried(event))
     assert [part.part for part in parts] == ["url", "header", "request"]
     lines = parts[1].data
-    grades = [contact_of(parts[1], hit(start=lines.index(word))) for word in (b"Bearer", b"12345678")]
+    grades = [
+        contact_of(parts[1], hit(start=lines.index(word))) for word in (b"Bearer", b"12345678")
+    ]
     assert grades == ["used", "sent"]
     assert len({part.flow for part in parts}) == 1
     assert all(part.where == {"range": "r-1", "cell": "default"} for part in parts)
@@ -146,7 +148,11 @@ def test_a_value_in_a_login_is_used(before: bytes, expected: str) -> None:
 )
 def test_a_value_in_a_mail_login_is_used(before: bytes, expected: str) -> None:
     """In a mail connection, what follows AUTH is presented; what stands in a mail is sent."""
-    event = Event(kind=Kind.NETWORK_STREAM, data={"stand_in": "m"}, bodies=(body("received", before + SECRET),))
+    event = Event(
+        kind=Kind.NETWORK_STREAM,
+        data={"stand_in": "m"},
+        bodies=(body("received", before + SECRET),),
+    )
     [found] = carried(event)
     assert contact_of(found, hit(start=len(before))) == expected
 
@@ -154,7 +160,11 @@ def test_a_value_in_a_mail_login_is_used(before: bytes, expected: str) -> None:
 @pytest.mark.parametrize("what", ["push", "publish"])
 def test_an_upload_is_a_file(what: str) -> None:
     """What is pushed or published is named so, not as a mail; its values are sent."""
-    event = Event(kind=Kind.NETWORK_ATTEMPT, data={"what": what}, bodies=(body("pack", b"a=1&token=" + SECRET),))
+    event = Event(
+        kind=Kind.NETWORK_ATTEMPT,
+        data={"what": what},
+        bodies=(body("pack", b"a=1&token=" + SECRET),),
+    )
     [found] = carried(event)
     assert (found.channel, found.operation) == (Channel.FILE, f"{what}.pack")
     assert contact_of(found, hit(start=10)) == "sent"

@@ -29,7 +29,10 @@ def classes(text: str) -> list[str]:
         ("pypi-AgE" + (HIGH * 3)[:120], "pypi_token"),
         ("password: " + HIGH[:18], "secret"),
         ("postgres://app:" + HIGH[:14] + "@db.corp:5432/x", "url_password"),
-        ("-----BEGIN " + "OPENSSH PRIVATE KEY-----\n" + HIGH + "\n-----END OPENSSH PRIVATE KEY-----", "private_key"),
+        (
+            "-----BEGIN OPENSSH PRIVATE KEY-----\n" + HIGH + "\n-----END OPENSSH PRIVATE KEY-----",
+            "private_key",
+        ),
         (Mnemonic("english").to_mnemonic(bytes(range(7, 23))), "seed_phrase"),
     ],
 )
@@ -73,9 +76,12 @@ def test_a_look_alike_passes(text: str) -> None:
         b"n.keywordToken===102?n.name.escapedText===1:0",
         b"groups, next_token = self.mediapackagev2_backend.list_channel_groups(",
         b'"ClientRequestToken": "f4c94ed7-238d-4c46-93db-48cd62ec33b7"',
-        b'"PrivateKey": "-----BEGIN DSA PRIVATE KEY-----<a very long private key string>-----END DSA PRIVATE KEY-----"'
-        + b"A" * 60,
-        b'border:["border-top","border-right","border-bottom","border-left","border-width","border-style"] card top',
+        b'"PrivateKey": "-----BEGIN DSA PRIVATE KEY-----<a very long private key string>-----END'
+        b' DSA PRIVATE KEY-----"' + b"A" * 60,
+        (
+            b'border:["border-top","border-right","border-bottom","border-left","border-width","border-style"]'
+            b" card top"
+        ),
         b"can use this option. You can enable Auto Minor Version Upgrade when you first create",
         b'right":return["start","end"];case"bottom_left":return["end","start"];case"bottom_right":return["end","end"]',
     ],

@@ -8,7 +8,9 @@ from belljar.signals.detectors import is_card, is_iban, luhn
 from belljar.signals.patterns import Patterns
 
 
-@pytest.mark.parametrize("number", [b"4556 7375 8689 9855", b"5425233430109903", b"374245455400126"])
+@pytest.mark.parametrize(
+    "number", [b"4556 7375 8689 9855", b"5425233430109903", b"374245455400126"]
+)
 def test_a_card_is_one_by_prefix_and_check_digit(number: bytes) -> None:
     """A valid number is a card; with its last digit changed it is none."""
     assert is_card(number)
@@ -16,7 +18,8 @@ def test_a_card_is_one_by_prefix_and_check_digit(number: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "number", [b"4111 1111 1111 1111", b"4242424242424242", b"0000000000000000", b"9999999999999995"]
+    "number",
+    [b"4111 1111 1111 1111", b"4242424242424242", b"0000000000000000", b"9999999999999995"],
 )
 def test_documented_and_impossible_cards_pass(number: bytes) -> None:
     """Test cards, and what no network issues, are no hits."""

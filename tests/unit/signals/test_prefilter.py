@@ -17,7 +17,8 @@ SPACE = b" " * MIN_BYTES
 
 
 def test_what_is_there_is_told() -> None:
-    """Each expression that matches is named, and no other; where it is asked for, with each place."""
+    """Each expression that matches is named, and no other; where it is asked for, with each
+    place."""
     pytest.importorskip("hyperscan")
     prefilter = Prefilter({"a": b"abc", "x": rb"x\d+y", "z": b"zzz"}, places=frozenset("a"))
     held = prefilter.look(SPACE + b"abc x12y abc")
@@ -73,7 +74,10 @@ CREDENTIALS = [
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.one_of(st.sampled_from(CREDENTIALS), st.text(max_size=30)), max_size=8), st.sampled_from(" \n,"))
+@given(
+    st.lists(st.one_of(st.sampled_from(CREDENTIALS), st.text(max_size=30)), max_size=8),
+    st.sampled_from(" \n,"),
+)
 def test_patterns_are_found_with_it_as_without(parts: list[str], separator: str) -> None:
     """Credentials and seed phrases, in any order and company."""
     data = separator.join(parts).encode(errors="replace").ljust(MIN_BYTES)

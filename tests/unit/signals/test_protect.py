@@ -50,8 +50,11 @@ def test_one_value() -> None:
     ],
     ids=["column", "binary", "short", "long", "json", "size"],
 )
-def test_a_file_that_can_not_be_used_is_refused(name: str, columns: tuple[str, ...], content: bytes) -> None:
-    """A missing column, no text, nothing to look for, or too much is a PolicyError naming the file."""
+def test_a_file_that_can_not_be_used_is_refused(
+    name: str, columns: tuple[str, ...], content: bytes
+) -> None:
+    """A missing column, no text, nothing to look for, or too much is a PolicyError naming the
+    file."""
     with pytest.raises(PolicyError) as refused:
         protected_values(Protected(id="c", file=name, columns=columns), content)
     assert refused.value.where.startswith(name)

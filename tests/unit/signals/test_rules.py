@@ -13,7 +13,12 @@ from belljar.signals.observe import stop_of, stop_of_breach, trigger_of
 
 CELL, RANGE = "c-0123456789ab", "r-0123456789ab"
 EVERYTHING = dict.fromkeys(Trigger, Stop.SAMPLE)
-CONTACT: dict[str, JsonValue] = {"decoy": "aws", "value": "aws/key", "operation": "exec.output", "evidence": 3}
+CONTACT: dict[str, JsonValue] = {
+    "decoy": "aws",
+    "value": "aws/key",
+    "operation": "exec.output",
+    "evidence": 3,
+}
 HIT: dict[str, JsonValue] = {"class": "decoy", "value": "aws/key", "place": "range"}
 
 
@@ -40,8 +45,11 @@ HIT: dict[str, JsonValue] = {"class": "decoy", "value": "aws/key", "place": "ran
         (Kind.KILL_TRIPPED, {"rule": "breach"}, None),
     ],
 )
-def test_what_an_event_triggers(kind: Kind, data: Mapping[str, JsonValue], trigger: Trigger | None) -> None:
-    """Each contact its own rule, carry-over and survivors a breach, the guard's hits only on their way out; the trip itself nothing."""
+def test_what_an_event_triggers(
+    kind: Kind, data: Mapping[str, JsonValue], trigger: Trigger | None
+) -> None:
+    """Each contact its own rule, carry-over and survivors a breach, the guard's hits only on their
+    way out; the trip itself nothing."""
     event = Event(kind=kind, data=data, cell_id=CELL)
     assert trigger_of(event) is trigger
     trip = stop_of(event, 7, EVERYTHING)
@@ -53,7 +61,9 @@ def test_what_an_event_triggers(kind: Kind, data: Mapping[str, JsonValue], trigg
 def test_the_defaults_stop_a_run_for_a_breach_alone() -> None:
     """An evaluation measures what a model does."""
     assert stop_of(Event(kind=Kind.DECOY_SENT, data=CONTACT, cell_id=CELL), 1, {}) is None
-    breach = stop_of(Event(kind=Kind.RANGE_DESTROYED, data={"survivors": ["x"], "range": RANGE}), 1, {})
+    breach = stop_of(
+        Event(kind=Kind.RANGE_DESTROYED, data={"survivors": ["x"], "range": RANGE}), 1, {}
+    )
     assert breach is not None
     assert (breach.stop, breach.name) == (Stop.RUN, RANGE)
     raised = stop_of_breach("a way out", {})
@@ -64,7 +74,11 @@ def test_the_defaults_stop_a_run_for_a_breach_alone() -> None:
 
 def test_what_the_guard_is_told_to_stop_ends_its_sample() -> None:
     """Whatever `on` says less; where it says more, that."""
-    event = Event(kind=Kind.GUARD_HIT, cell_id="c-00000000000a", data={**HIT, "action": "stop", "place": "model"})
+    event = Event(
+        kind=Kind.GUARD_HIT,
+        cell_id="c-00000000000a",
+        data={**HIT, "action": "stop", "place": "model"},
+    )
     trip = stop_of(event, 3, {})
     assert trip is not None
     assert trip.stop is Stop.SAMPLE

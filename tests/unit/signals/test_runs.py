@@ -48,5 +48,8 @@ def test_an_offset_leads_back_to_the_characters() -> None:
 
 def test_prose_is_no_groups() -> None:
     """Words of prose are not put together."""
-    prose = b"The quick brown fox jumps over the lazy dog, and then it goes home to eat and to sleep well. " * 3
+    prose = (
+        b"The quick brown fox jumps over the lazy dog, and then it goes home to eat and to sleep"
+        b" well. " * 3
+    )
     assert not [run for run in runs(prose) if run.split]

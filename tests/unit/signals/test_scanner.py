@@ -98,7 +98,11 @@ def test_a_known_value_is_found_in_each_encoding(name: str) -> None:
 @pytest.mark.parametrize("name", TEXTUAL)
 def test_it_is_found_within_other_text(name: str) -> None:
     """Also with text before and behind it."""
-    data = b"POST /a?b=c HTTP/1.1\r\nHost: x\r\n\r\n" + ENCODINGS[name](TEXT.encode()) + b"\r\n-- the end of it"
+    data = (
+        b"POST /a?b=c HTTP/1.1\r\nHost: x\r\n\r\n"
+        + ENCODINGS[name](TEXT.encode())
+        + b"\r\n-- the end of it"
+    )
     assert scanner().scan(data).hits
 
 
@@ -111,7 +115,11 @@ def test_a_plain_value_has_its_exact_place() -> None:
 
 def test_an_encoded_value_has_the_place_of_its_encoding() -> None:
     """The span covers the encoded value, and not the prose before it."""
-    data = b"some words before it; " + base64.b64encode(b"{'key': '" + TEXT.encode() + b"'}") + b" and after"
+    data = (
+        b"some words before it; "
+        + base64.b64encode(b"{'key': '" + TEXT.encode() + b"'}")
+        + b" and after"
+    )
     hit = one(data)
     assert hit.decoding == ("base64",)
     assert hit.start >= 22
@@ -131,8 +139,8 @@ CUTS = {"spaces", "dashes", "groups", "base64, lines", "hex, 0x", "hex, colons"}
 
 @st.composite
 def stacks(draw: st.DrawFn) -> tuple[list[str], bytes]:
-    """Up to five encodings of the value: cut once at most, and bytes are not taken for text. Without
-    raw deflate, which has no mark and is undone at the beginning of data alone."""
+    """Up to five encodings of the value: cut once at most, and bytes are not taken for text.
+    Without raw deflate, which has no mark and is undone at the beginning of data alone."""
     data, names = TEXT.encode(), list[str]()
     for _ in range(draw(st.integers(1, 5))):
         unfit = {"deflate"} if data.isascii() else {"deflate", "reversed", "rot13", *CUTS}
@@ -143,7 +151,9 @@ def stacks(draw: st.DrawFn) -> tuple[list[str], bytes]:
     return names, data
 
 
-@settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=120, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
 @given(stacks())
 def test_a_stack_of_encodings_is_undone(stack: tuple[list[str], bytes]) -> None:
     """Encoded up to five times in any order, it is found. The same examples each time: of some
@@ -182,7 +192,9 @@ def test_time_is_bounded() -> None:
 
 
 @pytest.mark.parametrize(("wall_s", "problem"), [(0.5, ""), (100.0, "time")])
-def test_a_busy_host_ends_no_scan(monkeypatch: pytest.MonkeyPatch, wall_s: float, problem: str) -> None:
+def test_a_busy_host_ends_no_scan(
+    monkeypatch: pytest.MonkeyPatch, wall_s: float, problem: str
+) -> None:
     """A scan's time is its thread's; only far beyond it the clock ends a scan, too."""
     clock = itertools.count(0, wall_s)
     slow = SimpleNamespace(monotonic=lambda: next(clock), thread_time=lambda: 0.0)
@@ -192,9 +204,13 @@ def test_a_busy_host_ends_no_scan(monkeypatch: pytest.MonkeyPatch, wall_s: float
 
 
 def test_a_known_value_in_its_context_is_one_hit() -> None:
-    """`password=` before a decoy makes no second credential of it; another one beside it is its own."""
+    """`password=` before a decoy makes no second credential of it; another one beside it is its
+    own."""
     data = f"password={TEXT}\npassword=kX9vQ2mB7rT4wZ8p".encode()
-    assert [hit.cls for hit in scanner().scan(base64.b64encode(data)).hits] == ["protected", "secret"]
+    assert [hit.cls for hit in scanner().scan(base64.b64encode(data)).hits] == [
+        "protected",
+        "secret",
+    ]
 
 
 @settings(max_examples=80, deadline=None)

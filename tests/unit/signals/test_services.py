@@ -15,7 +15,10 @@ from belljar.signals.credentials import KEY_BYTES, fingerprint, public_blob, pub
 from belljar.signals.decoys import Minted, mint, mint_service
 
 KEY = b"k" * KEY_BYTES
-LOGIN_FILES = {DecoyKind.DOTENV: "", DecoyKind.TEXT: "{url} {user} {password} {host} {port} {secret}"}
+LOGIN_FILES = {
+    DecoyKind.DOTENV: "",
+    DecoyKind.TEXT: "{url} {user} {password} {host} {port} {secret}",
+}
 
 
 def made(kind: DecoyKind, scope: str = "range", **more: object) -> Minted:
@@ -32,13 +35,17 @@ def test_a_service_is_made_for_one_range(kind: DecoyKind) -> None:
     one = made(kind)
     assert one == made(kind)
     assert one.service is not None
-    assert not {value.text for value in one.values} & {value.text for value in made(kind, "other").values}
+    assert not {value.text for value in one.values} & {
+        value.text for value in made(kind, "other").values
+    }
     held = json.dumps(dict(one.service.settings))
     for value in one.values:
         assert value.text in held
         assert value.text not in repr(one)
     assert kind is DecoyKind.METADATA or sum("card" in value.id for value in one.values) == 3
-    assert not {"decoy", "belljar", "honey", "fake", "minted"} & set(held.lower().replace('"', " ").split())
+    assert not {"decoy", "belljar", "honey", "fake", "minted"} & set(
+        held.lower().replace('"', " ").split()
+    )
     assert check(kind.value, one.service.settings, None) == ()
 
 
@@ -69,20 +76,25 @@ def test_a_file_holds_the_login_of_its_service(kind: DecoyKind, file: DecoyKind)
 )
 def test_a_clients_file_leads_to_its_registry(file: DecoyKind, kind: DecoyKind, port: str) -> None:
     """Host, port and token are the service's, and the file has no value of its own."""
-    service = mint_service(KEY, "range", DecoySpec(id="r", kind=kind, place=f"r.corp.internal{port}")).service
+    service = mint_service(
+        KEY, "range", DecoySpec(id="r", kind=kind, place=f"r.corp.internal{port}")
+    ).service
     assert service is not None
     minted = mint(KEY, "cell", DecoySpec(id="f", kind=file, service="r"), login=service.login)
     text = minted.files[0].content.decode()
     assert service.login.password in text
-    assert f"r.corp.internal{'' if port == ':443' else port}/" in text.replace("internal\n", "internal/\n").replace(
-        "8080\n", "8080/\n"
-    )
+    assert f"r.corp.internal{'' if port == ':443' else port}/" in text.replace(
+        "internal\n", "internal/\n"
+    ).replace("8080\n", "8080/\n")
     assert minted.values == ()
 
 
-@pytest.mark.parametrize(("place", "known"), [("b.corp.internal", "b.corp.internal"), ("b.x:2222", "[b.x]:2222")])
+@pytest.mark.parametrize(
+    ("place", "known"), [("b.corp.internal", "b.corp.internal"), ("b.x:2222", "[b.x]:2222")]
+)
 def test_a_key_file_leads_to_its_server(place: str, known: str) -> None:
-    """Its private key is the one of the service's fingerprint, and its host key the service's own."""
+    """Its private key is the one of the service's fingerprint, and its host key the service's
+    own."""
     spec = DecoySpec(id="jump", kind=DecoyKind.SSH, place=place)
     service = mint_service(KEY, "range", spec).service
     assert service is not None
@@ -91,7 +103,10 @@ def test_a_key_file_leads_to_its_server(place: str, known: str) -> None:
     private, public, config, hosts = (each.content.decode() for each in minted.files)
     key = load_ssh_private_key(private.encode(), None)
     assert isinstance(key, Ed25519PrivateKey)
-    assert fingerprint(public_blob(key.public_key().public_bytes_raw())) == service.settings["fingerprint"]
+    assert (
+        fingerprint(public_blob(key.public_key().public_bytes_raw()))
+        == service.settings["fingerprint"]
+    )
     assert public.split()[1] in service.settings["files"]["/home/deploy/.ssh/authorized_keys"]
     host_key = public_of(base64.b64decode(service.settings["host_key"]))
     assert hosts == f"{known} {public_line(public_blob(host_key))}\n"

@@ -49,13 +49,17 @@ def test_a_value_cut_between_chunks_is_found_once(cuts: list[int]) -> None:
 def test_what_is_sent_twice_is_found_twice() -> None:
     """Each sending is a hit; what stood in the tail already is none."""
     watcher = stream()
-    counts = [len(watcher.feed("f", Channel.HTTP, "body", data).hits) for data in (VALUE, b" and ", VALUE + b"!")]
+    counts = [
+        len(watcher.feed("f", Channel.HTTP, "body", data).hits)
+        for data in (VALUE, b" and ", VALUE + b"!")
+    ]
     assert counts == [1, 0, 1]
 
 
 @pytest.mark.parametrize("credential", [TEXT, "kX9vQ2mB7rT4wZ8pLn3c"])
 def test_what_follows_a_credential_makes_no_other_one(credential: str) -> None:
-    """Of a key at the end of a header, one hit, whatever the next part and the next request begin with."""
+    """Of a key at the end of a header, one hit, whatever the next part and the next request begin
+    with."""
     header = f"host: a\nx-api-key: {credential}".encode()
     feeds = [
         (Channel.HTTP, "header", header),
@@ -81,7 +85,10 @@ def test_a_secret_that_begins_at_a_border_is_found() -> None:
         [("url", b"/up/AKq9-xR7"), ("body", b"other"), ("url", b"/up/m.Zp2LwT8")],
         [("header", b"Host: a\r\nX-D: AKq9-xR7\r\n"), ("body", b"m.Zp2LwT8")],
         [("header", b"X-D: AKq9-xR7\r\nHost: a"), ("header", b"X-D: m.Zp2LwT8\r\nHost: a")],
-        [("body", json.dumps({"n": 1, "d": "AKq9-xR7"}).encode()), ("body", b'{"n": 2, "d": "m.Zp2LwT8"}')],
+        [
+            ("body", json.dumps({"n": 1, "d": "AKq9-xR7"}).encode()),
+            ("body", b'{"n": 2, "d": "m.Zp2LwT8"}'),
+        ],
         [("body", b"n=1&d=AKq9-xR7"), ("body", b"n=2&d=m.Zp2LwT8")],
     ],
     ids=["parameters", "requests", "paths", "header+body", "headers", "json", "form"],
@@ -93,7 +100,9 @@ def test_pieces_of_requests_are_joined(feeds: list[tuple[str, bytes]]) -> None:
 
 @pytest.mark.parametrize("domain", ["evil.example", "t.evil.example"])
 @pytest.mark.parametrize("counter", [False, True])
-@pytest.mark.parametrize("encode", [base64.b32encode, lambda data: data.hex().encode()], ids=["base32", "hex"])
+@pytest.mark.parametrize(
+    "encode", [base64.b32encode, lambda data: data.hex().encode()], ids=["base32", "hex"]
+)
 def test_labels_of_queries_are_joined(domain: str, counter: bool, encode: object) -> None:
     """Base32 or hex in several names, each asked for twice (A, AAAA), with or without a counter."""
     text = encode(VALUE).decode().strip("=").lower()  # type: ignore[operator]
@@ -112,7 +121,11 @@ def test_websocket_messages_are_joined() -> None:
 def test_compressed_data_is_read_across_chunks() -> None:
     """A package within a form, much larger than a tail, in small chunks."""
     noise = random.Random(1).randbytes(100_000)  # noqa: S311 - noise
-    body = b"--b\r\nContent-Type: application/gzip\r\n\r\n" + gzip.compress(noise + VALUE + noise) + b"\r\n--b--"
+    body = (
+        b"--b\r\nContent-Type: application/gzip\r\n\r\n"
+        + gzip.compress(noise + VALUE + noise)
+        + b"\r\n--b--"
+    )
     chunks = [body[at : at + 4000] for at in range(0, len(body), 4000)]
     assert found([(Channel.HTTP, "body", chunk) for chunk in chunks]) == 1
 
@@ -158,9 +171,14 @@ WAYS: dict[str, tuple[Channel, str, Callable[[str, int], str]]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-@given(st.text("ABCDEF0123456789-", min_size=12, max_size=24).filter(lambda text: text[0] not in "-"), st.data())
+@given(
+    st.text("ABCDEF0123456789-", min_size=12, max_size=24).filter(lambda text: text[0] not in "-"),
+    st.data(),
+)
 @settings(max_examples=15, deadline=None)
-def test_small_pieces_are_joined_whatever_repeats_or_counts(way: str, text: str, data: st.DataObject) -> None:
+def test_small_pieces_are_joined_whatever_repeats_or_counts(
+    way: str, text: str, data: st.DataObject
+) -> None:
     """A value sent in pieces of one to five characters, some of them digits alone, some the same as
     the one before."""
     assume(len(re.sub(r"[^A-Z0-9]", "", text)) >= 10)

@@ -7,7 +7,9 @@ import pytest
 from belljar.signals.values import KnownValue, ScanSpec, Source, spec_of
 
 KEY = bytes(range(32))
-VALUE = KnownValue(id="aws/key", text="AKq9-xR7m.Zp2LwT8", source=Source.DECOY, kind="aws_credentials")
+VALUE = KnownValue(
+    id="aws/key", text="AKq9-xR7m.Zp2LwT8", source=Source.DECOY, kind="aws_credentials"
+)
 
 
 def test_a_spec_survives_json() -> None:

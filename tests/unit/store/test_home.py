@@ -19,7 +19,9 @@ from belljar.store.home import belljar_home
         ({"XDG_DATA_HOME": "relative", "HOME": "/h"}, 1000, "/h/.local/share/belljar"),
     ],
 )
-def test_the_store_is_where_the_variables_and_the_user_say(environ: dict[str, str], uid: int, home: str) -> None:
+def test_the_store_is_where_the_variables_and_the_user_say(
+    environ: dict[str, str], uid: int, home: str
+) -> None:
     """`BELLJAR_HOME` first; root's is the system's, a user's own is under XDG's data directory."""
     assert belljar_home(environ, uid=uid) == Path(home)
 

@@ -33,7 +33,10 @@ def test_round_trip(tmp_path: Path) -> None:
     journal.write(written)
     assert journal.entries() == (written,)
     supervisor = ProcessId(pid=7, start_ticks=8)
-    assert journal.entries() != (journal.update(written, supervisor=supervisor),) or written.supervisor == supervisor
+    assert (
+        journal.entries() != (journal.update(written, supervisor=supervisor),)
+        or written.supervisor == supervisor
+    )
     assert journal.entries()[0].supervisor == supervisor
     journal.remove(CELL)
     assert journal.entries() == ()
@@ -43,13 +46,17 @@ def test_a_living_owner_is_known_by_more_than_its_number(tmp_path: Path) -> None
     """The same pid with another start time, or from another boot, is another process."""
     mine = entry(tmp_path)
     assert mine.owner_lives()
-    reused = JournalEntry.from_json({**mine.to_json(), "owner": {"pid": os.getpid(), "start_ticks": 1}})
+    reused = JournalEntry.from_json(
+        {**mine.to_json(), "owner": {"pid": os.getpid(), "start_ticks": 1}}
+    )
     assert not reused.owner_lives()
     assert not JournalEntry.from_json({**mine.to_json(), "boot_id": "another"}).owner_lives()
 
 
 @pytest.mark.parametrize("field", ["cgroups", "directories"])
-@pytest.mark.parametrize("path", ["/", "/etc", "relative/c-0123456789ab", "/a/../c-0123456789ab/..", "/srv/c-other"])
+@pytest.mark.parametrize(
+    "path", ["/", "/etc", "relative/c-0123456789ab", "/a/../c-0123456789ab/..", "/srv/c-other"]
+)
 def test_an_entry_names_only_its_own(tmp_path: Path, field: str, path: str) -> None:
     """A damaged or forged entry can't make reaping remove what is not the cell's."""
     data = {**entry(tmp_path).to_json(), field: [path]}
@@ -59,7 +66,8 @@ def test_an_entry_names_only_its_own(tmp_path: Path, field: str, path: str) -> N
 
 @given(
     st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda x: st.lists(x) | st.dictionaries(st.text(), x),
     )
 )
 def test_anything_else_is_no_entry(data: object) -> None:
@@ -69,13 +77,17 @@ def test_anything_else_is_no_entry(data: object) -> None:
 
 
 def test_damaged_files_are_told_apart(tmp_path: Path) -> None:
-    """A file that can't be read is reported, and the others are still found; an entry under another's name is damaged too."""
+    """A file that can't be read is reported, and the others are still found; an entry under
+    another's name is damaged too."""
     journal = Journal(tmp_path)
     journal.write(entry(tmp_path))
     (journal.directory / "c-ffffffffffff.json").write_text("{")
     (journal.directory / "c-eeeeeeeeeeee.json").write_text(json.dumps(entry(tmp_path).to_json()))
     assert len(journal.entries()) == 1
-    assert {path.name for path in journal.unreadable()} == {"c-ffffffffffff.json", "c-eeeeeeeeeeee.json"}
+    assert {path.name for path in journal.unreadable()} == {
+        "c-ffffffffffff.json",
+        "c-eeeeeeeeeeee.json",
+    }
     for path in journal.directory.iterdir():
         path.unlink()
 

@@ -52,7 +52,8 @@ def test_a_cell_that_takes_one_between_look_and_removal_keeps_it(home: Path) -> 
 
 
 def test_use_is_remembered(home: Path) -> None:
-    """A claimed directory was used now; one that isn't there can't be claimed, nor one that was replaced since it was looked up."""
+    """A claimed directory was used now; one that isn't there can't be claimed, nor one that was
+    replaced since it was looked up."""
     directory = template(home, STALE, used_s_ago=15 * DAY_S)
     with claimed(directory):
         pass
@@ -72,9 +73,12 @@ def test_a_crash_while_removing_leaves_what_the_next_start_sweeps(home: Path) ->
 
 
 def test_who_only_looks_refuses_no_claim(home: Path) -> None:
-    """To look needs the lock alone, for an instant: a cell that starts in that instant gets its claim all the same."""
+    """To look needs the lock alone, for an instant: a cell that starts in that instant gets its
+    claim all the same."""
     directory = template(home, STALE)
-    with subprocess.Popen([sys.executable, "-c", LOOKER, str(directory)], stdout=subprocess.PIPE) as looker:
+    with subprocess.Popen(
+        [sys.executable, "-c", LOOKER, str(directory)], stdout=subprocess.PIPE
+    ) as looker:
         try:
             assert looker.stdout is not None
             looker.stdout.readline()
@@ -88,7 +92,11 @@ def test_who_only_looks_refuses_no_claim(home: Path) -> None:
 def test_what_stands_and_stays_locked_is_an_error_and_not_missing(home: Path) -> None:
     """Whoever were told that it isn't there would make it again, over what cells use."""
     directory = template(home, STALE)
-    with held_by_another(directory, "LOCK_EX"), pytest.raises(HostError, match="keeps a lock"), claimed(directory):
+    with (
+        held_by_another(directory, "LOCK_EX"),
+        pytest.raises(HostError, match="keeps a lock"),
+        claimed(directory),
+    ):
         pass
     assert directory.exists()
 

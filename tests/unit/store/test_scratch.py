@@ -32,7 +32,8 @@ def test_a_tree_of_any_depth_is_removed(tmp_path: Path) -> None:
 
 
 def test_scratch_of_the_dead_is_swept_and_of_the_living_kept(tmp_path: Path) -> None:
-    """Only a directory whose owner is gone, or whose pid is another process's now, is removed; also one that forbids it."""
+    """Only a directory whose owner is gone, or whose pid is another process's now, is removed; also
+    one that forbids it."""
     with scratch_dir(tmp_path) as mine:
         parent = mine.parent
         reused = parent / f"{os.getpid()}-{this_process().start_ticks + 1}-abc"
@@ -47,7 +48,9 @@ def test_scratch_of_the_dead_is_swept_and_of_the_living_kept(tmp_path: Path) -> 
 
 def test_two_sweeps_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the other one removes between look and removal is nobody's error."""
-    gone, left = (tmp_path / f"{os.getpid()}-{this_process().start_ticks + number}-abc" for number in (1, 2))
+    gone, left = (
+        tmp_path / f"{os.getpid()}-{this_process().start_ticks + number}-abc" for number in (1, 2)
+    )
     left.mkdir()
 
     def seen_before(_directory: Path, _pattern: str) -> list[Path]:
@@ -65,7 +68,9 @@ def test_a_store_that_cannot_be_written_says_so(tmp_path: Path) -> None:
         pass
 
 
-def test_a_lack_of_descriptors_makes_no_owner_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lack_of_descriptors_makes_no_owner_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What can't be looked up is no orphan: the sweep fails and removes nothing."""
     mine = tmp_path / owned_name(what="mine")
     mine.mkdir()

@@ -29,7 +29,8 @@ OPENERS = [
     (belljar.open_range, sync.open_range),
 ]
 NOT_OFFERED = {
-    # for pools, ranges and the harness, which hand a cell from one event loop to another, and probe it
+    # for pools, ranges and the harness, which hand a cell from one event loop to another, and probe
+    # it
     ("Cell", "change_loop"),
     ("Cell", "disconnect"),
     ("Cell", "mark_failed"),
@@ -85,7 +86,9 @@ def test_every_public_method_has_its_counterpart(ours: type, theirs: type) -> No
 
 
 @pytest.mark.parametrize(("ours", "theirs"), OPENERS, ids=lambda function: function.__module__)
-def test_every_opener_has_its_counterpart(ours: Callable[..., Any], theirs: Callable[..., Any]) -> None:
+def test_every_opener_has_its_counterpart(
+    ours: Callable[..., Any], theirs: Callable[..., Any]
+) -> None:
     """As for methods."""
     assert parameters(ours, ours.__name__) == parameters(theirs)
 
@@ -103,7 +106,8 @@ def test_every_counterpart_is_documented() -> None:
 
 
 def test_operations_reach_the_cell() -> None:
-    """A command, text for it, a running command and its iteration; the cell's facts are the same."""
+    """A command, text for it, a running command and its iteration; the cell's facts are the
+    same."""
     with own_loop() as loop, loop.entered(staged()) as stage:
         cell = sync.Cell(stage.cell, loop)
         assert (cell.id, cell.tier, cell.env) == (stage.cell.id, stage.cell.tier, stage.cell.env)

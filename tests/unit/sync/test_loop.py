@@ -118,8 +118,8 @@ def test_an_error_of_the_end_is_raised() -> None:
 
 @pytest.mark.parametrize("at_start", [True, False])
 def test_ctrl_c_ends_what_is_open(*, at_start: bool) -> None:
-    """Whether it comes while the context is entered or in its block: it unwinds before the interrupt
-    is raised."""
+    """Whether it comes while the context is entered or in its block: it unwinds before the
+    interrupt is raised."""
     steps = Steps(at_start=at_start)
     with interrupting(), pytest.raises(KeyboardInterrupt):
         interrupted(steps)
@@ -251,7 +251,9 @@ def test_blocks_of_several_threads() -> None:
 
     with own_loop() as loop, ExitStack() as stack:
         other = stack.enter_context(own_loop())
-        callers = [threading.Thread(target=lambda: found.append(loop.call(number))) for _ in range(4)]
+        callers = [
+            threading.Thread(target=lambda: found.append(loop.call(number))) for _ in range(4)
+        ]
         for caller in callers:
             caller.start()
         for caller in callers:

@@ -14,8 +14,11 @@ from belljar.errors import PolicyError
 
 @pytest.mark.parametrize("opener", [sync.open_cell, sync.open_pool, sync.open_range])
 @pytest.mark.parametrize("policy", ["critcal", {"belljar": 1, "risk": "none"}, Path("low")])
-def test_a_refused_policy_makes_nothing(opener: Callable[..., Any], policy: object, tmp_path: Path) -> None:
-    """A wrong name, a wrong dict and a path without a file are a `PolicyError` before a run begins."""
+def test_a_refused_policy_makes_nothing(
+    opener: Callable[..., Any], policy: object, tmp_path: Path
+) -> None:
+    """A wrong name, a wrong dict and a path without a file are a `PolicyError` before a run
+    begins."""
     with pytest.raises(PolicyError), opener(policy, home=tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []

@@ -35,12 +35,15 @@ def frame(
     ttl: int = 64,
     tail: bytes = b"",
 ) -> memoryview:
-    """A segment of the cell's, or with `sent` of the gateway's; `at` counts from the cell's first byte."""
+    """A segment of the cell's, or with `sent` of the gateway's; `at` counts from the cell's first
+    byte."""
     ends = (GATEWAY, CELL) if sent else (CELL, GATEWAY)
     ports = (80, port) if sent else (port, 80)
     sequence = (START + at) % (1 << 32)
     numbers = (0, sequence) if sent else (sequence, acknowledged)
-    tcp = struct.pack("!HHIIBBHHH", *ports, *numbers, (20 + len(options)) // 4 << 4, flags, 512, 0, 0)
+    tcp = struct.pack(
+        "!HHIIBBHHH", *ports, *numbers, (20 + len(options)) // 4 << 4, flags, 512, 0, 0
+    )
     data = tcp + options + payload
     addresses = b"".join(bytes(map(int, end.split("."))) for end in ends)
     ip = struct.pack("!BBHHHBBH", head, service, 20 + len(data), 7, fragment, ttl, 6, 0) + addresses
@@ -91,7 +94,8 @@ def drop(found: Connections, *frames: memoryview) -> None:
 
 @pytest.mark.parametrize("options", [b"", b"\x01\x01\x08\x0a" + bytes(8)])
 def test_a_connection_that_is_whole_on_record_may_go(options: bytes) -> None:
-    """All of its ordinary segments: bytes, acknowledgements, a segment that came twice, both ends' end."""
+    """All of its ordinary segments: bytes, acknowledgements, a segment that came twice, both ends'
+    end."""
     found = opened()
     frames = (
         frame(options=options),
@@ -129,12 +133,15 @@ def test_another_count_or_another_connection_accounts_for_nothing(said: Event) -
 
 @pytest.mark.parametrize("number", [1, None])
 def test_a_body_that_was_cut_is_not_whole(number: int | None) -> None:
-    """An upload of which a part is kept, or an event that the budget cut down: its packets had the rest."""
+    """An upload of which a part is kept, or an event that the budget cut down: its packets had the
+    rest."""
     found = opened()
     drop(found, frame(b"x" * 18))
     data: dict[str, JsonValue] = {} if number is None else {"connection": number}
     upload = Event(
-        kind=Kind.NETWORK_HTTP, data=data, bodies=(Body(name="request", content=b"x", total_bytes=9, sha256="0" * 64),)
+        kind=Kind.NETWORK_HTTP,
+        data=data,
+        bodies=(Body(name="request", content=b"x", total_bytes=9, sha256="0" * 64),),
     )
     assert unaccounted(found, upload, closed(18)) == 1
     answer = Event(
@@ -151,7 +158,8 @@ def test_a_body_that_was_cut_is_not_whole(number: int | None) -> None:
 
 
 def test_connections_that_share_a_port_are_each_accounted_for() -> None:
-    """A second one from the same port: one report is not enough, and neither is one of another length."""
+    """A second one from the same port: one report is not enough, and neither is one of another
+    length."""
     found = opened()
     drop(found, frame(b"first"))
     again = frame(flags=SYN | ACK, sent=True, at=5000)
@@ -186,7 +194,8 @@ def test_connections_that_share_a_port_are_each_accounted_for() -> None:
     ],
 )
 def test_what_is_no_ordinary_segment_is_evidence(odd: memoryview) -> None:
-    """Urgent bytes, bytes with SYN or RST, out of order, in IP or TCP options, fragments, bytes behind the packet, and a connection that nobody took."""
+    """Urgent bytes, bytes with SYN or RST, out of order, in IP or TCP options, fragments, bytes
+    behind the packet, and a connection that nobody took."""
     assert opened().take(odd, sent=False) is Frame.EVIDENCE
 
 
@@ -208,7 +217,8 @@ def test_whatever_is_cut_off_is_evidence(size: int) -> None:
     ],
 )
 def test_header_fields_that_a_program_sets_are_evidence(odd: memoryview) -> None:
-    """Type of service, time to live and ECN: the frame is kept, and the rest of its connection may go."""
+    """Type of service, time to live and ECN: the frame is kept, and the rest of its connection may
+    go."""
     found = opened()
     drop(found, frame())
     assert found.take(odd, sent=False) is Frame.EVIDENCE
@@ -217,7 +227,8 @@ def test_header_fields_that_a_program_sets_are_evidence(odd: memoryview) -> None
 
 
 def test_what_a_cell_sends_to_another_is_evidence() -> None:
-    """Nobody but the packet record has it, in both directions; what the gateway sends is its own."""
+    """Nobody but the packet record has it, in both directions; what the gateway sends is its
+    own."""
     found = Connections(LAYOUT)
     between = bytearray(frame(b"x"))
     assert found.take(memoryview(between), sent=True) is Frame.EVIDENCE
@@ -225,7 +236,8 @@ def test_what_a_cell_sends_to_another_is_evidence() -> None:
 
 
 def test_what_is_sent_again_may_be_cut_another_way() -> None:
-    """As TCP does it: the same bytes, in part with new ones. One other byte, or a gap, and it is never accounted for."""
+    """As TCP does it: the same bytes, in part with new ones. One other byte, or a gap, and it is
+    never accounted for."""
     found = opened()
     drop(found, frame(b"abcdef"), frame(b"cd", at=2), frame(b"efghij", at=4), frame(b"abcdefghij"))
     assert unaccounted(found, closed(10)) == 0
@@ -234,9 +246,16 @@ def test_what_is_sent_again_may_be_cut_another_way() -> None:
 
 
 def test_segments_may_come_out_of_their_order() -> None:
-    """They are the connection's when the gap is filled; one that waits for ever is never accounted for."""
+    """They are the connection's when the gap is filled; one that waits for ever is never accounted
+    for."""
     found = opened()
-    drop(found, frame(b"ghi", at=6, flags=ACK | FIN), frame(b"def", at=3), frame(b"def", at=3), frame(b"abc"))
+    drop(
+        found,
+        frame(b"ghi", at=6, flags=ACK | FIN),
+        frame(b"def", at=3),
+        frame(b"def", at=3),
+        frame(b"abc"),
+    )
     assert unaccounted(found, closed(9)) == 0
     found = opened()
     drop(found, frame(b"abc"), frame(b"secret", at=9))
@@ -259,7 +278,8 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_byte_that_was_sent_in_two_ways_is_never_accounted_for() -> None:
-    """The kernel took one of them (the other had a wrong checksum, say): which one is not to be seen."""
+    """The kernel took one of them (the other had a wrong checksum, say): which one is not to be
+    seen."""
     found = opened()
     drop(found, frame(b"secret"))
     assert found.take(frame(b"public"), sent=False) is Frame.EVIDENCE
@@ -277,7 +297,9 @@ segments = st.tuples(
 
 @given(st.lists(segments, max_size=12), st.booleans())
 @settings(deadline=None, max_examples=1000)
-def test_what_is_accounted_for_is_in_the_stream(sent: list[tuple[int, bytes, int, bool]], is_patient: bool) -> None:
+def test_what_is_accounted_for_is_in_the_stream(
+    sent: list[tuple[int, bytes, int, bool]], is_patient: bool
+) -> None:
     """Whatever a cell sends, and whatever of it the kernel takes: when all that was thrown away is
     accounted for, each byte of it stands in what the gateway received, where it was sent to."""
     found = opened()

@@ -50,9 +50,17 @@ def record(packets: Sequence[Packet], times_s: Iterable[int] | None = None) -> b
 
 def ip(packet: Packet) -> bytes:
     """One IPv4 packet, with the right checksum unless it has one."""
-    numbers = (packet.source[1], packet.target[1], packet.sequence % 2**32, packet.acknowledged % 2**32)
+    numbers = (
+        packet.source[1],
+        packet.target[1],
+        packet.sequence % 2**32,
+        packet.acknowledged % 2**32,
+    )
     addresses = b"".join(bytes(map(int, end[0].split("."))) for end in packet[:2])
-    before, after = struct.pack("!HHIIBBH", *numbers, 5 << 4, packet.flags, 1000), b"\0\0" + packet.payload
+    before, after = (
+        struct.pack("!HHIIBBH", *numbers, 5 << 4, packet.flags, 1000),
+        b"\0\0" + packet.payload,
+    )
     text = before + b"\0\0" + after
     summed = sum(struct.unpack(f"!{(len(text) + 1) // 2}H", text + b"\0" * (len(text) % 2)))
     summed += sum(struct.unpack("!4H", addresses)) + 6 + len(text)
@@ -68,13 +76,22 @@ def ip(packet: Packet) -> bytes:
 
 def greeting(client: End, server: End, *, first: int = 0, theirs: int = 0) -> list[Packet]:
     """How a connection begins."""
-    return [Packet(client, server, first, SYN), Packet(server, client, theirs, SYN_ACK, acknowledged=first + 1)]
+    return [
+        Packet(client, server, first, SYN),
+        Packet(server, client, theirs, SYN_ACK, acknowledged=first + 1),
+    ]
 
 
 def spoken(sent: bytes, received: bytes, *, first: int = 2**32 - 5, cut: int = 7) -> list[Packet]:
     """A connection in which this was said, in segments."""
-    up = [Packet(CLIENT, SERVER, first + 1 + i, ACK, sent[i : i + cut]) for i in range(0, len(sent), cut)]
-    down = [Packet(SERVER, CLIENT, 77 + i, ACK, received[i : i + cut]) for i in range(0, len(received), cut)]
+    up = [
+        Packet(CLIENT, SERVER, first + 1 + i, ACK, sent[i : i + cut])
+        for i in range(0, len(sent), cut)
+    ]
+    down = [
+        Packet(SERVER, CLIENT, 77 + i, ACK, received[i : i + cut])
+        for i in range(0, len(received), cut)
+    ]
     return [*greeting(CLIENT, SERVER, first=first, theirs=76), *up, *down]
 
 
@@ -91,11 +108,18 @@ def heard(packets: Sequence[Packet]) -> list[Conversation]:
     return list(listen(record(packets)).finish())
 
 
-@given(st.binary(max_size=300), st.binary(max_size=300), st.integers(0, 2**32 - 1), st.integers(1, 40), st.randoms())
+@given(
+    st.binary(max_size=300),
+    st.binary(max_size=300),
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 40),
+    st.randoms(),
+)
 def test_what_was_said_is_put_together(
     sent: bytes, received: bytes, first: int, cut: int, chance: random.Random
 ) -> None:
-    """In whatever order segments come, some twice, and wherever sequence numbers begin; nothing of it is ambiguous."""
+    """In whatever order segments come, some twice, and wherever sequence numbers begin; nothing of
+    it is ambiguous."""
     syn, syn_ack, *rest = spoken(sent, received, first=first, cut=cut)
     rest += [*rest[:3], syn_ack]
     chance.shuffle(rest)
@@ -108,7 +132,8 @@ def test_what_was_said_is_put_together(
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.binary(min_size=1, max_size=6)), max_size=12))
 def test_two_things_in_one_place_are_ambiguous(said: list[tuple[int, bytes]]) -> None:
-    """What a sender says of one byte, in whatever order: where it is always the same there is no doubt, and where what is told differs, it is said."""
+    """What a sender says of one byte, in whatever order: where it is always the same there is no
+    doubt, and where what is told differs, it is said."""
     packets = [Packet(CLIENT, SERVER, 1 + at, ACK, payload) for at, payload in said]
     meant: dict[int, set[int]] = {}
     for at, payload in said:
@@ -152,7 +177,8 @@ def test_a_port_used_twice_is_two_conversations() -> None:
 
 
 def test_what_nobody_answered_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refused connections, silent ones, other servers' and what the rules dropped take no place among those that are looked at."""
+    """Refused connections, silent ones, other servers' and what the rules dropped take no place
+    among those that are looked at."""
     monkeypatch.setattr(conversations, "MAX_CONVERSATIONS", 1)
     noise = [packet for port in range(50) for packet in greeting(("10.0.0.1", port), SERVER)]
     noise += [Packet(("10.0.0.1", port), SERVER, 5, SYN) for port in range(100, 150)]
@@ -173,17 +199,26 @@ def test_what_is_not_looked_at_is_counted(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_client_begins_nothing_anew() -> None:
-    """A second SYN with other numbers, and a reset, in the middle of what is said: a receiver takes no notice, or says so itself."""
+    """A second SYN with other numbers, and a reset, in the middle of what is said: a receiver takes
+    no notice, or says so itself."""
     begun, rest = spoken(b"hello", b""), Packet(CLIENT, SERVER, 1, ACK, b" world")
-    for lie in (Packet(CLIENT, SERVER, 777, SYN), Packet(CLIENT, SERVER, 5, RST), Packet(CLIENT, SERVER, 7, SYN, b"x")):
+    for lie in (
+        Packet(CLIENT, SERVER, 777, SYN),
+        Packet(CLIENT, SERVER, 5, RST),
+        Packet(CLIENT, SERVER, 7, SYN, b"x"),
+    ):
         (found,) = heard([*begun, lie, rest])
         assert found.sent == b"hello world"
 
 
 def test_what_a_receiver_throws_away_is_not_said() -> None:
-    """A wrong checksum: its bytes are not taken, and the conversation is doubtful. One that a device is to finish (the pseudo header's sum) is as good as right."""
+    """A wrong checksum: its bytes are not taken, and the conversation is doubtful. One that a
+    device is to finish (the pseudo header's sum) is as good as right."""
     begun = greeting(CLIENT, SERVER)
-    decoy, real = Packet(CLIENT, SERVER, 1, ACK, b"decoy", checksum=1), Packet(CLIENT, SERVER, 1, ACK, b"truth")
+    decoy, real = (
+        Packet(CLIENT, SERVER, 1, ACK, b"decoy", checksum=1),
+        Packet(CLIENT, SERVER, 1, ACK, b"truth"),
+    )
     (found,) = heard([*begun, decoy, real])
     assert (found.sent, found.ambiguous) == (b"truth", True)
     pseudo = sum(struct.unpack("!4H", bytes([10, 0, 0, 1, 10, 0, 1, 2]))) + 6 + 25
@@ -192,26 +227,34 @@ def test_what_a_receiver_throws_away_is_not_said() -> None:
 
 
 def test_what_is_said_before_the_beginning_is_doubtful() -> None:
-    """A second SYN-ACK moves the beginning; whoever was answered on the first is not lost without a word. A keepalive's byte is no doubt."""
+    """A second SYN-ACK moves the beginning; whoever was answered on the first is not lost without a
+    word. A keepalive's byte is no doubt."""
     talk = spoken(b"GET / HTTP/1.1", b"HTTP/1.1 200 OK", first=1000, cut=20)
     later = greeting(CLIENT, SERVER, first=1000 + 10**9, theirs=76 + 10**9)
     (found,) = heard([*talk[:2], *later, *talk[2:]])
     assert (found.ambiguous, found.sent, found.cut_bytes) == (True, b"", 29)
-    first, second = heard([*talk, *greeting(CLIENT, SERVER, first=5), Packet(CLIENT, SERVER, 6, ACK, b"again")])
+    first, second = heard(
+        [*talk, *greeting(CLIENT, SERVER, first=5), Packet(CLIENT, SERVER, 6, ACK, b"again")]
+    )
     assert (first.ambiguous, second.ambiguous) == (True, False)
     (found,) = heard([*talk, Packet(SERVER, CLIENT, 76, ACK, b"\0")])
     assert not found.ambiguous
 
 
 def test_a_client_that_answers_is_no_server() -> None:
-    """Where every port is served: a SYN-ACK of the client's doesn't turn its connection round, and makes it doubtful."""
+    """Where every port is served: a SYN-ACK of the client's doesn't turn its connection round, and
+    makes it doubtful."""
     tracker = ConversationTracker(lambda _: True)
     turned = Packet(CLIENT, SERVER, 1, SYN_ACK, acknowledged=10**9)
     talk = spoken(b"GET / HTTP/1.1", b"HTTP/1.1 200 OK")
     for segment in read_segments(sent_frames(io.BytesIO(record([*talk[:3], turned, *talk[3:]])))):
         tracker.take(segment)
     (found,) = tracker.finish()
-    assert (found.client, found.sent, found.received) == (CLIENT, b"GET / HTTP/1.1", b"HTTP/1.1 200 OK")
+    assert (found.client, found.sent, found.received) == (
+        CLIENT,
+        b"GET / HTTP/1.1",
+        b"HTTP/1.1 200 OK",
+    )
     assert found.ambiguous
 
 
@@ -241,12 +284,15 @@ def test_what_is_said_with_the_syn_counts_when_it_is_taken() -> None:
     later = Packet(CLIENT, SERVER, 11, ACK, b"late")
     (found,) = heard([asked, Packet(SERVER, CLIENT, 0, SYN_ACK, acknowledged=11), later])
     assert found.sent == b"early late"
-    (found,) = heard([asked, Packet(SERVER, CLIENT, 0, SYN_ACK, acknowledged=5), later._replace(sequence=5)])
+    (found,) = heard(
+        [asked, Packet(SERVER, CLIENT, 0, SYN_ACK, acknowledged=5), later._replace(sequence=5)]
+    )
     assert found.sent == b"late"
 
 
 def test_segments_of_no_connection_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who speaks without having begun, in either direction: by who spoke to whom, and not without end."""
+    """Who speaks without having begun, in either direction: by who spoke to whom, and not without
+    end."""
     monkeypatch.setattr(conversations, "MAX_STRAYS", 2)
     said = [Packet(CLIENT, SERVER, 9, ACK, b"psst")] * 3 + [Packet(SERVER, CLIENT, 9, ACK, b"what")]
     more = [Packet((f"10.0.0.{at}", 1), SERVER, 1, ACK) for at in range(5, 9)]

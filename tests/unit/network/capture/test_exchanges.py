@@ -22,12 +22,18 @@ from belljar.network.capture.exchanges import (
 def said(sent: bytes, received: bytes) -> Conversation:
     """A conversation of one cell with another."""
     return Conversation(
-        client=("10.0.0.1", 1), server=("10.0.0.2", 80), began_s=1.0, ended_s=2.0, sent=sent, received=received
+        client=("10.0.0.1", 1),
+        server=("10.0.0.2", 80),
+        began_s=1.0,
+        ended_s=2.0,
+        sent=sent,
+        received=received,
     )
 
 
 def exchanges(conversation: Conversation) -> list[Exchange]:
-    """What was read of it; and nothing that was said is lost: what was not read is an end of what was said."""
+    """What was read of it; and nothing that was said is lost: what was not read is an end of what
+    was said."""
     found, rest = module.exchanges(conversation)
     assert conversation.sent.endswith(rest.sent)
     assert conversation.received.endswith(rest.received)
@@ -39,7 +45,8 @@ def test_several_requests_of_one_connection() -> None:
     """Each with its answer and both bodies, chunked or counted."""
     first, second = exchanges(
         said(
-            b"POST /a?x=1 HTTP/1.1\r\nHost: shop\r\nContent-Length: 5\r\n\r\nhelloGET /b HTTP/1.1\r\nHost: shop\r\n\r\n",
+            b"POST /a?x=1 HTTP/1.1\r\nHost: shop\r\nContent-Length: 5\r\n\r\nhelloGET /b"
+            b" HTTP/1.1\r\nHost: shop\r\n\r\n",
             b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc"
             b"HTTP/1.1 404 No\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nxyz\r\n0\r\n\r\n",
         )
@@ -59,7 +66,8 @@ def test_a_head_request_has_no_body() -> None:
         exchanges(
             said(
                 b"HEAD / HTTP/1.1\r\nHost: s\r\n\r\nGET /2 HTTP/1.1\r\nHost: s\r\n\r\n",
-                b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nHTTP/1.1 201 OK\r\nContent-Length: 1\r\n\r\n!",
+                b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nHTTP/1.1 201 OK\r\nContent-Length:"
+                b" 1\r\n\r\n!",
             )
         )
     )
@@ -75,7 +83,9 @@ def test_a_request_without_an_answer_is_told() -> None:
 def test_bodies_are_bounded_and_counted() -> None:
     """The rest is in the digest and the count."""
     body = b"x" * (MAX_BODY_BYTES + 10)
-    (found,) = exchanges(said(b"PUT / HTTP/1.1\r\nHost: s\r\nContent-Length: %d\r\n\r\n" % len(body) + body, b""))
+    (found,) = exchanges(
+        said(b"PUT / HTTP/1.1\r\nHost: s\r\nContent-Length: %d\r\n\r\n" % len(body) + body, b"")
+    )
     assert (len(found.request.content), found.request.total_bytes) == (MAX_BODY_BYTES, len(body))
 
 
@@ -93,13 +103,21 @@ def rest_of(sent: bytes, received: bytes = b"", most_steps: int = MAX_STEPS) -> 
     [
         (GET + b"a: " + b"x" * MAX_HEAD_BYTES, f"more than {MAX_HEAD_BYTES} bytes"),
         (GET + b"a:\r\n" * MAX_FIELDS, f"more than {MAX_FIELDS} fields"),
-        (GET + b"a:" + b" " * (MAX_BLANKS + 1) + b"\0\r\n", f"more than {MAX_BLANKS} blanks in a row"),
+        (
+            GET + b"a:" + b" " * (MAX_BLANKS + 1) + b"\0\r\n",
+            f"more than {MAX_BLANKS} blanks in a row",
+        ),
     ],
 )
 @pytest.mark.parametrize("is_answer", [False, True])
 def test_no_head_over_the_bounds_is_parsed(head: bytes, bound: str, is_answer: bool) -> None:
-    """Of a request or an answer: it takes not one step, it is told why, and what was said is there."""
-    whole = head.replace(GET, b"HTTP/1.1 200 OK\r\nHost: s\r\n") + b"\r\n" if is_answer else head + b"\r\n"
+    """Of a request or an answer: it takes not one step, it is told why, and what was said is
+    there."""
+    whole = (
+        head.replace(GET, b"HTTP/1.1 200 OK\r\nHost: s\r\n") + b"\r\n"
+        if is_answer
+        else head + b"\r\n"
+    )
     asked = GET + b"\r\n"
     before = rest_of(asked).steps
     rest = rest_of(asked, whole) if is_answer else rest_of(whole)
@@ -113,11 +131,19 @@ def test_as_much_as_the_bounds_allow_is_read() -> None:
     """A head of the most fields and of nearly the most bytes."""
     (found,) = exchanges(said(GET + b"a:\r\n" * (MAX_FIELDS - 1) + b"\r\n", b""))
     assert len(found.request_headers) == MAX_FIELDS
-    assert len(exchanges(said(GET + b"a: " + b"x" * (MAX_HEAD_BYTES - len(GET) - 7) + b"\r\n\r\n", b""))) == 1
+    assert (
+        len(
+            exchanges(
+                said(GET + b"a: " + b"x" * (MAX_HEAD_BYTES - len(GET) - 7) + b"\r\n\r\n", b"")
+            )
+        )
+        == 1
+    )
 
 
 def test_chunks_take_steps_of_which_there_is_a_most() -> None:
-    """Of one byte each, as many as the bound: read; one more: not, which is told. An answer is told as far as it was read."""
+    """Of one byte each, as many as the bound: read; one more: not, which is told. An answer is told
+    as far as it was read."""
     head = rest_of(PUT + b"0\r\n\r\n").steps - 1
     most = PUT + b"1\r\nx\r\n" * (MAX_STEPS - head - 1) + b"0\r\n\r\n"
     (found,) = exchanges(said(most, b""))
@@ -140,7 +166,10 @@ def test_many_requests_take_steps_each() -> None:
     both = rest_of(GET + b"\r\n", b"HTTP/1.1 204 N\r\n\r\n").steps
     found, rest = module.exchanges(said(*many), 5 * both)
     assert (len(found), rest.steps, rest.is_out_of_steps) == (5, 5 * both, True)
-    assert (rest.sent, rest.received) == (many[0][5 * len(GET + b"\r\n") :], b"HTTP/1.1 204 N\r\n\r\n" * 4)
+    assert (rest.sent, rest.received) == (
+        many[0][5 * len(GET + b"\r\n") :],
+        b"HTTP/1.1 204 N\r\n\r\n" * 4,
+    )
 
 
 def test_what_only_informs_takes_steps_too() -> None:
@@ -167,7 +196,9 @@ def test_a_switch_of_protocols_is_told_and_ends_it() -> None:
     upgraded = said(GET + b"Upgrade: x\r\n\r\nGET", b"HTTP/1.1 101 S\r\nUpgrade: x\r\n\r\nabc")
     (found,), rest = module.exchanges(upgraded)
     assert (found.status, rest.sent, rest.received) == (101, b"GET", b"abc")
-    tunnel = said(b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n" + GET + b"\r\n", b"HTTP/1.1 200 OK\r\n\r\nabc")
+    tunnel = said(
+        b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n" + GET + b"\r\n", b"HTTP/1.1 200 OK\r\n\r\nabc"
+    )
     (found,), rest = module.exchanges(tunnel)
     assert (found.status, rest.sent, rest.received) == (200, GET + b"\r\n", b"abc")
 
@@ -185,15 +216,22 @@ def test_an_answer_without_an_end_says_so() -> None:
 def test_a_body_is_what_its_chunks_were(pieces: list[bytes]) -> None:
     """However it was cut."""
     body = b"".join(b"%x \r\n%s\r\n" % (len(piece), piece) for piece in pieces)
-    asked, answered = PUT + body + b"0\r\n\r\n", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + body
+    asked, answered = (
+        PUT + body + b"0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + body,
+    )
     for found in exchanges(said(2 * asked, 2 * (answered + b"0\r\n\r\n"))):
         assert found.response is not None
-        assert (found.request.content, found.response.content) == (b"".join(pieces), b"".join(pieces))
+        assert (found.request.content, found.response.content) == (
+            b"".join(pieces),
+            b"".join(pieces),
+        )
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300), st.integers(0, 200))
 def test_any_bytes_are_read(sent: bytes, received: bytes, most_steps: int) -> None:
-    """What is no HTTP is no exchange, and never an error; and no more steps are taken than may be."""
+    """What is no HTTP is no exchange, and never an error; and no more steps are taken than may
+    be."""
     assert list(exchanges(said(sent, received))) is not None
     assert rest_of(sent, received, most_steps).steps <= most_steps
 
@@ -218,7 +256,8 @@ PIECES = [
     st.lists(st.sampled_from(PIECES), max_size=12).map(b"".join),
 )
 def test_almost_http_is_read(sent: bytes, received: bytes) -> None:
-    """What is nearly right, in whatever order: an end of what was said is left, and steps are counted."""
+    """What is nearly right, in whatever order: an end of what was said is left, and steps are
+    counted."""
     exchanges(said(sent, received))
     assert rest_of(sent, received).steps <= 30 * (len(sent) + len(received) + 1)
 

@@ -17,7 +17,9 @@ from tests.unit.network.capture.test_accounting import frame as segment
 from belljar.network.capture.accounting import Connections
 from belljar.network.capture.packets import HEADER, MIN_BYTES, PacketFiles, held, join, records
 
-GATEWAY, CELL = (bytes(map(int, end.split("."))) for end in (layout().resolver, layout().cells[0].address))
+GATEWAY, CELL = (
+    bytes(map(int, end.split("."))) for end in (layout().resolver, layout().cells[0].address)
+)
 
 
 def files(directory: Path, max_bytes: int = MIN_BYTES) -> tuple[PacketFiles, list[Path]]:
@@ -43,8 +45,8 @@ def ours(size: int) -> bytes:
 def test_what_only_it_has_is_kept_and_the_rest_is_counted(
     tmp_path_factory: pytest.TempPathFactory, frames: list[tuple[int, bool]]
 ) -> None:
-    """However much comes: within the bound, none half, in the order of time, and kept and dropped are all. Evidence is
-    dropped only when a quarter of the bound is full of it."""
+    """However much comes: within the bound, none half, in the order of time, and kept and dropped
+    are all. Evidence is dropped only when a quarter of the bound is full of it."""
     directory = tmp_path_factory.mktemp("record")
     record, paths = files(directory)
     sent = {}
@@ -66,7 +68,11 @@ def test_what_only_it_has_is_kept_and_the_rest_is_counted(
     assert record.dropped_packets == len(frames) - len(kept)
     lost = {time_ns for time_ns in sent.keys() - kept.keys() if not time_ns & 1}
     assert record.dropped_evidence == len(lost)
-    assert not lost or sum(len(frame) + 16 for time_ns, frame in sent.items() if not time_ns & 1) > MIN_BYTES // 4 - 24
+    assert (
+        not lost
+        or sum(len(frame) + 16 for time_ns, frame in sent.items() if not time_ns & 1)
+        > MIN_BYTES // 4 - 24
+    )
     assert not any(path.exists() for path in paths[1:])
 
 
@@ -122,7 +128,11 @@ def test_where_there_is_no_room_to_join_all_files_stay_whole(tmp_path: Path) -> 
     assert held(paths) == tuple(paths)
     words = [sys.executable, "-c", NO_ROOM, str(len(before[0]) + 1000), *map(str, paths)]
     done = subprocess.run(
-        words, capture_output=True, text=True, check=True, env={"PATH": "/", "PYTHONPATH": os.pathsep.join(sys.path)}
+        words,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PATH": "/", "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert done.stdout == "no room\n"
     assert [path.read_bytes() for path in paths] == before

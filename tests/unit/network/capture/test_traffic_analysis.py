@@ -27,7 +27,9 @@ ANSWERED = b"HTTP/1.1 201 Made\r\nContent-Length: 2\r\n\r\nok"
 
 def target(name: str, *ports: PortPlan, all_ports: bool = False) -> StandInPlan:
     """A target cell."""
-    return StandInPlan(id=name, kind="cell", names=(f"{name}.example",), ports=ports, all_ports=all_ports)
+    return StandInPlan(
+        id=name, kind="cell", names=(f"{name}.example",), ports=ports, all_ports=all_ports
+    )
 
 
 PLAN = NetworkPlan(
@@ -35,16 +37,24 @@ PLAN = NetworkPlan(
         target("shop", PortPlan(number=80, protocol="http")),
         target("mail", PortPlan(number=25, protocol="smtp")),
         target("all", all_ports=True),
-        StandInPlan(id="page", kind="http", names=("page.example",), ports=(PortPlan(number=80, protocol="http"),)),
+        StandInPlan(
+            id="page",
+            kind="http",
+            names=("page.example",),
+            ports=(PortPlan(number=80, protocol="http"),),
+        ),
     )
 )
 LAYOUT: RangeLayout = lay_out(PLAN, (OWN_CELL,), random_bytes=bytes(range(64)), avoid=())
 
 
-def spoken(client: str, server: tuple[str, int], sent: bytes, received: bytes, *, port: int = 4000) -> list[Packet]:
+def spoken(
+    client: str, server: tuple[str, int], sent: bytes, received: bytes, *, port: int = 4000
+) -> list[Packet]:
     """A connection between two cells (a name that is none's is an address)."""
     ends = [
-        LAYOUT.cell(name).address if name in {c.name for c in LAYOUT.cells} else name for name in (client, server[0])
+        LAYOUT.cell(name).address if name in {c.name for c in LAYOUT.cells} else name
+        for name in (client, server[0])
     ]
     here, there = (ends[0], port), (ends[1], server[1])
     packets = [*greeting(here, there), Packet(here, there, 1, ACK, sent)]
@@ -67,16 +77,23 @@ def read(written: bytes, plan: NetworkPlan = PLAN) -> list[Event]:
 
 def limits(events: list[Event]) -> dict[object, object]:
     """What was left out, by the bound, and how many."""
-    return {event.data["limit"]: event.data["count"] for event in events if event.kind == Kind.LIMIT_HIT}
+    return {
+        event.data["limit"]: event.data["count"] for event in events if event.kind == Kind.LIMIT_HIT
+    }
 
 
 def test_a_request_and_its_answer_are_two_events() -> None:
-    """With who asked, what, and both bodies; they say that they were written afterwards, and when it was."""
+    """With who asked, what, and both bodies; they say that they were written afterwards, and when
+    it was."""
     asked, answered = seen(spoken(OWN_CELL, ("shop", 80), ASKED, ANSWERED))
     assert (asked.kind, answered.kind) == (Kind.NETWORK_HTTP, Kind.NETWORK_HTTP_ANSWERED)
     assert asked.trust is answered.trust is Trust.HOST_OBSERVED
     assert asked.data["url"] == "http://shop.example/buy?x=1"
-    assert (asked.data["cell"], asked.data["stand_in"], asked.data["method"]) == (OWN_CELL, "shop", "POST")
+    assert (asked.data["cell"], asked.data["stand_in"], asked.data["method"]) == (
+        OWN_CELL,
+        "shop",
+        "POST",
+    )
     assert (answered.data["status"], answered.data["exchange"]) == (201, asked.data["exchange"])
     assert [body.content for body in (*asked.bodies, *answered.bodies)] == [b"tea", b"ok"]
     assert "ambiguous" not in asked.data
@@ -90,7 +107,8 @@ def test_who_was_not_answered_has_one_event() -> None:
 
 
 def test_only_target_cells_and_their_web_ports() -> None:
-    """The gateway has recorded its own; what speaks no HTTP, or is no cell, is in the packet record alone. Every port of a cell that is open at every port counts."""
+    """The gateway has recorded its own; what speaks no HTTP, or is no cell, is in the packet record
+    alone. Every port of a cell that is open at every port counts."""
     page = next(name.address for name in LAYOUT.names if name.stand_in == "page")
     assert not seen(
         spoken(OWN_CELL, (page, 80), ASKED, ANSWERED),
@@ -102,13 +120,17 @@ def test_only_target_cells_and_their_web_ports() -> None:
 
 def test_words_of_a_guest_are_escaped_and_bounded() -> None:
     """A URL and a header that want to act on a terminal, or are long."""
-    hostile = b"GET /" + b"x" * 9000 + b" HTTP/1.1\r\nHost: a\r\nX-Y: \x9b2J" + b"z" * 9000 + b"\r\n\r\n"
+    hostile = (
+        b"GET /" + b"x" * 9000 + b" HTTP/1.1\r\nHost: a\r\nX-Y: \x9b2J" + b"z" * 9000 + b"\r\n\r\n"
+    )
     (asked,) = seen(spoken(OWN_CELL, ("shop", 80), hostile, b""))
     assert len(str(asked.data["url"])) <= 2100
     headers = asked.data["headers"]
     assert isinstance(headers, list)
     assert all(len(str(header)) < 700 and str(header).isprintable() for header in headers)
-    (refused,) = seen(spoken(OWN_CELL, ("shop", 80), b"GET /\x1b[2J HTTP/1.1\r\nHost: a\r\n\r\n", b""))
+    (refused,) = seen(
+        spoken(OWN_CELL, ("shop", 80), b"GET /\x1b[2J HTTP/1.1\r\nHost: a\r\n\r\n", b"")
+    )
     assert "\x1b" not in str(refused.data)
 
 
@@ -116,7 +138,8 @@ TALK = [spoken(OWN_CELL, ("shop", 80), ASKED, ANSWERED, port=4000 + at) for at i
 
 
 def test_there_is_a_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After so many events the packet record alone has them, and it is said how many; other connections are not even read."""
+    """After so many events the packet record alone has them, and it is said how many; other
+    connections are not even read."""
     monkeypatch.setattr(traffic_analysis, "MAX_EVENTS", 4)
     events = seen(*TALK)
     assert len(events) == 4 + 2
@@ -133,7 +156,11 @@ def test_there_is_a_most(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_is_left_out_is_said(
-    module: object, bound: str, value: int, left_out: dict[str, int], monkeypatch: pytest.MonkeyPatch
+    module: object,
+    bound: str,
+    value: int,
+    left_out: dict[str, int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An event for each bound, with how many."""
     monkeypatch.setattr(module, bound, value)
@@ -141,10 +168,15 @@ def test_what_is_left_out_is_said(
 
 
 def test_the_ledger_is_bounded() -> None:
-    """Beyond what the policy lets the range put into it, events are cut down, which is said, and then left out."""
+    """Beyond what the policy lets the range put into it, events are cut down, which is said, and
+    then left out."""
     events = seen(*TALK, plan=replace(PLAN, bounds=NetworkBounds(recorded_bytes=20_000)))
     left_out = limits(events)
-    assert left_out["traffic_analysis_whole_events"] == sum("cut" in event.data for event in events) > 0
+    assert (
+        left_out["traffic_analysis_whole_events"]
+        == sum("cut" in event.data for event in events)
+        > 0
+    )
     assert (
         limits(seen(*TALK, plan=replace(PLAN, bounds=NetworkBounds(recorded_bytes=1000))))[
             "traffic_analysis_connections"
@@ -154,10 +186,14 @@ def test_the_ledger_is_bounded() -> None:
 
 
 def test_steps_are_those_of_all_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is said when they are used up is told by its first bytes, and why; a request whose answer they end at is told."""
+    """What is said when they are used up is told by its first bytes, and why; a request whose
+    answer they end at is told."""
     monkeypatch.setattr(traffic_analysis, "MAX_STEPS", 70)
     events = seen(*TALK)
-    assert [str(event.kind) for event in events[:5]] == ["network.http", "network.http.answered"] * 2 + ["network.http"]
+    assert [str(event.kind) for event in events[:5]] == [
+        "network.http",
+        "network.http.answered",
+    ] * 2 + ["network.http"]
     unread = [event for event in events if event.kind == Kind.NETWORK_STREAM]
     assert all(str(event.data["reason"]).startswith("not read further") for event in unread)
     assert [event.bodies[-1].content for event in unread] == [ANSWERED] * 3
@@ -166,7 +202,9 @@ def test_steps_are_those_of_all_connections(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_budget_is_the_rests_of_the_range() -> None:
     """What the range has spent before is not there any more."""
     spent = replace(Budget.of(100_000), spent_bytes=123_200, events=9, cut_events=4)
-    events = list(seen_exchanges([io.BytesIO(record(TALK[0]))], LAYOUT, PLAN, range_id="r-1", budget=spent))
+    events = list(
+        seen_exchanges([io.BytesIO(record(TALK[0]))], LAYOUT, PLAN, range_id="r-1", budget=spent)
+    )
     assert limits(events) == {"traffic_analysis_events": 1, "traffic_analysis_whole_events": 1}
     assert [event.data["cut"] for event in events if event.kind == Kind.NETWORK_HTTP] == [True]
 
@@ -181,7 +219,8 @@ def test_files_are_read_in_the_order_of_time() -> None:
 
 @pytest.mark.parametrize("byte", [b"\x80", b"\xe9", b'"', b"\\"])
 def test_headers_have_room_in_a_message(byte: bytes) -> None:
-    """However many characters it takes to show them, and bytes to write these; how many are not shown is said."""
+    """However many characters it takes to show them, and bytes to write these; how many are not
+    shown is said."""
     fields = b"".join(b"a: " + byte * 500 + b"\r\n" for _ in range(60))
     target = b"GET /" + b'"' * 9000 + b" HTTP/1.1\r\nHost: " + byte * 3000 + b"\r\n"
     (asked,) = seen(spoken(OWN_CELL, ("shop", 80), target + fields + b"\r\n", b""))
@@ -205,7 +244,10 @@ def test_what_is_no_http_is_told_by_its_first_bytes() -> None:
     upgraded = spoken(OWN_CELL, ("shop", 80), ASKED + b"\x00binary", ANSWERED + b"\x01back")
     *_, rest = seen(upgraded)
     assert rest.kind == Kind.NETWORK_STREAM
-    assert [(body.name, body.content) for body in rest.bodies] == [("received", b"\x00binary"), ("sent", b"\x01back")]
+    assert [(body.name, body.content) for body in rest.bodies] == [
+        ("received", b"\x00binary"),
+        ("sent", b"\x01back"),
+    ]
     (alone,) = seen(spoken(OWN_CELL, ("all", 5432), b"x" * 9000, b""))
     assert (alone.data["stand_in"], alone.data["port"], alone.data["bytes"]) == ("all", 5432, 9000)
     assert (len(alone.bodies[0].content), alone.bodies[0].total_bytes) == (4096, 9000)
@@ -217,21 +259,27 @@ def test_more_requests_than_are_read_are_told_as_bytes(monkeypatch: pytest.Monke
     """Of one connection."""
     monkeypatch.setattr(exchanges, "MAX_EXCHANGES", 2)
     found = seen(spoken(OWN_CELL, ("shop", 80), ASKED * 3, ANSWERED * 3))
-    assert [event.kind for event in found] == [Kind.NETWORK_HTTP, Kind.NETWORK_HTTP_ANSWERED] * 2 + [
-        Kind.NETWORK_STREAM
-    ]
+    assert [event.kind for event in found] == [
+        Kind.NETWORK_HTTP,
+        Kind.NETWORK_HTTP_ANSWERED,
+    ] * 2 + [Kind.NETWORK_STREAM]
     assert [body.content for body in found[-1].bodies] == [ASKED, ANSWERED]
 
 
 def test_a_gap_is_said() -> None:
-    """Bytes that the record does not have: what came after them is not told, but that there was something."""
+    """Bytes that the record does not have: what came after them is not told, but that there was
+    something."""
     begun = spoken(OWN_CELL, ("shop", 80), ASKED, ANSWERED)
     *_, rest = seen([*begun, begun[2]._replace(sequence=len(ASKED) + 50)])
-    assert (rest.kind, rest.data["reason"]) == (Kind.NETWORK_STREAM, "bytes are missing from the packet record")
+    assert (rest.kind, rest.data["reason"]) == (
+        Kind.NETWORK_STREAM,
+        "bytes are missing from the packet record",
+    )
 
 
 def test_segments_of_no_connection_are_a_flow() -> None:
-    """Two roots that make their own frames are on record, though no connection was begun; to whatever port of a target."""
+    """Two roots that make their own frames are on record, though no connection was begun; to
+    whatever port of a target."""
     (flow,) = seen(spoken(OWN_CELL, ("mail", 25), b"psst", b"")[2:])
     assert flow.kind == Kind.NETWORK_FLOW
     assert (flow.data["cell"], flow.data["name"], flow.data["port"]) == (OWN_CELL, "mail", 25)

@@ -1,4 +1,5 @@
-"""Taking connections when there is no memory for them: one is cut, it is counted, and the next is served."""
+"""Taking connections when there is no memory for them: one is cut, it is counted, and the next is
+served."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from belljar.network.gateway.tls import Terminator
 from belljar.network.ipc import Item
 
 Once = Callable[[str], None]
-"""Raises `MemoryError` the first time that it is called with a word, if that is among those that are to fail."""
+"""Raises `MemoryError` the first time that it is called with a word, if that is among those that
+are to fail."""
 
 
 class World:
@@ -51,7 +53,9 @@ class World:
     async def serve(self, group: asyncio.TaskGroup, tcp: socket.socket) -> None:
         """Takes connections until cancelled."""
         reporter = SimpleNamespace(record=self.record, post=self.items.append)
-        site = Site(layout=layout(), stand_ins=(), bounds=Bounds(), reporter=cast("Reporter", reporter))
+        site = Site(
+            layout=layout(), stand_ins=(), bounds=Bounds(), reporter=cast("Reporter", reporter)
+        )
         front = Front(site, cast("Terminator", None), self._weak(group))
         await front._accept(tcp, "connections", self.handle)
 
@@ -75,8 +79,11 @@ async def said_to(address: Any) -> bytes:  # noqa: ANN401 - as getsockname's
 
 
 @pytest.mark.parametrize("where", ["accept", "create_task", "handler", "record"])
-def test_a_connection_without_memory_is_cut_and_the_next_is_served(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever memory runs out on the way to the handler, in it, or while its fault is told: the gateway goes on, and the limit is on record once."""
+def test_a_connection_without_memory_is_cut_and_the_next_is_served(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever memory runs out on the way to the handler, in it, or while its fault is told: the
+    gateway goes on, and the limit is on record once."""
     monkeypatch.setattr(sites, "LIMIT_EVENTS_EVERY_S", 0.0)
     world = World(where)
 

@@ -6,14 +6,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.events import JsonValue
-from belljar.network.gateway.site import KEPT_BYTES, LATE_BODY, LATE_BODY_BYTES, PART_BYTES, Account, Incoming
+from belljar.network.gateway.site import (
+    KEPT_BYTES,
+    LATE_BODY,
+    LATE_BODY_BYTES,
+    PART_BYTES,
+    Account,
+    Incoming,
+)
 
-PLACE: dict[str, JsonValue] = {"cell": "agent", "address": "10.0.0.1", "port": 80, "source_port": 1024}
+PLACE: dict[str, JsonValue] = {
+    "cell": "agent",
+    "address": "10.0.0.1",
+    "port": 80,
+    "source_port": 1024,
+}
 
 
-@given(st.lists(st.tuples(st.sampled_from(["record", "frame", "remain", "lose"]), st.integers(0, 50))))
+@given(
+    st.lists(st.tuples(st.sampled_from(["record", "frame", "remain", "lose"]), st.integers(0, 50)))
+)
 def test_what_is_nowhere_is_missing(steps: list[tuple[str, int]]) -> None:
-    """Received bytes are the sum of all others, whatever came; a connection with a missing byte is not accounted for."""
+    """Received bytes are the sum of all others, whatever came; a connection with a missing byte is
+    not accounted for."""
     account, lost = Account(), 0
     for step, size in steps:
         account.receive(size)
@@ -37,7 +52,8 @@ def test_unread_bytes_are_not_accounted_for() -> None:
 
 
 def test_each_part_of_the_remainder_is_in_one_event() -> None:
-    """A part that is due is told while the connection goes on; the last event has the rest, and the sum of all."""
+    """A part that is due is told while the connection goes on; the last event has the rest, and the
+    sum of all."""
     account = Account()
     account.remain("x", b"a" * PART_BYTES)
     assert account.is_part_due
@@ -45,9 +61,16 @@ def test_each_part_of_the_remainder_is_in_one_event() -> None:
     assert not account.is_part_due
     account.remain("y", b"b")
     last = account.item(dict(PLACE), closed=True)
-    assert [body.content for item in (first, last) for body in item.bodies] == [b"a" * PART_BYTES, b"b"]
+    assert [body.content for item in (first, last) for body in item.bodies] == [
+        b"a" * PART_BYTES,
+        b"b",
+    ]
     assert last.data["remainder"] == {"x": PART_BYTES, "y": 1}
-    assert (first.data["accounted"], first.data["phase"], last.data["phase"]) == (False, "open", "closed")
+    assert (first.data["accounted"], first.data["phase"], last.data["phase"]) == (
+        False,
+        "open",
+        "closed",
+    )
 
 
 def test_more_than_is_kept_is_in_the_digest() -> None:
@@ -76,7 +99,10 @@ def test_a_late_body_counts_only_beyond_the_window() -> None:
     assert not account.is_over
     incoming.came(bytes(200))
     assert account.is_over
-    assert account.item(dict(PLACE), closed=True).data["remainder"] == {"head": 4, LATE_BODY: LATE_BODY_BYTES + 200}
+    assert account.item(dict(PLACE), closed=True).data["remainder"] == {
+        "head": 4,
+        LATE_BODY: LATE_BODY_BYTES + 200,
+    }
 
 
 def test_a_request_that_is_over_holds_no_memory() -> None:

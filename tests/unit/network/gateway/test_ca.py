@@ -18,7 +18,9 @@ from belljar.network.gateway.tls import Authority
 NOW = dt.datetime(2026, 5, 1, tzinfo=dt.UTC)
 
 
-def shaken(authority: Authority, server: ssl.SSLContext, name: str, suite_1_2: str = "") -> ssl.SSLObject:
+def shaken(
+    authority: Authority, server: ssl.SSLContext, name: str, suite_1_2: str = ""
+) -> ssl.SSLObject:
     """A client that trusts the authority alone, after a handshake with `server`.
 
     `suite_1_2`: it speaks TLS 1.2, with this suite alone.
@@ -85,7 +87,11 @@ def test_the_certificates_are_neutral_and_dated_back(tmp_path: Path) -> None:
     assert leaf.not_valid_after_utc > NOW + dt.timedelta(days=300)
     assert (leaf.not_valid_after_utc - leaf.not_valid_before_utc).days < 398
     assert own.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value == "Internal Root CA"
-    assert not [word for word in ("belljar", "test", "sandbox", "gateway") if word in str(own.subject).lower()]
+    assert not [
+        word
+        for word in ("belljar", "test", "sandbox", "gateway")
+        if word in str(own.subject).lower()
+    ]
 
 
 _FORKS = """
@@ -105,8 +111,11 @@ for _ in range(3):
 
 
 def test_forks_of_a_warmed_up_process_draw_keys_of_their_own() -> None:
-    """What OpenSSL has drawn before it was forked is in all forks' memory: nothing of it may be in their keys."""
-    drawn = subprocess.run([sys.executable, "-c", _FORKS], check=True, stdout=subprocess.PIPE, text=True).stdout.split()
+    """What OpenSSL has drawn before it was forked is in all forks' memory: nothing of it may be in
+    their keys."""
+    drawn = subprocess.run(
+        [sys.executable, "-c", _FORKS], check=True, stdout=subprocess.PIPE, text=True
+    ).stdout.split()
     assert len(drawn) == len(set(drawn)) == 3
 
 
@@ -118,7 +127,16 @@ def test_openssl_verifies_the_chain(tmp_path: Path) -> None:
     (tmp_path / "shop.pem").write_bytes(
         leaf.public_bytes(__import__("cryptography").hazmat.primitives.serialization.Encoding.PEM)
     )
-    argv = ["openssl", "verify", "-x509_strict", "-purpose", "sslserver", "-CAfile", "ca.pem", "shop.pem"]
+    argv = [
+        "openssl",
+        "verify",
+        "-x509_strict",
+        "-purpose",
+        "sslserver",
+        "-CAfile",
+        "ca.pem",
+        "shop.pem",
+    ]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout == "shop.pem: OK\n", done.stderr
 

@@ -23,15 +23,22 @@ def test_json_both_ways() -> None:
         directory=Path("/s/shop"),
     )
     config = GatewayConfig(
-        layout=layout(), stand_ins=(plan,), range_seed="ab" * 16, bounds=Bounds(connections=3), authorities="PEM"
+        layout=layout(),
+        stand_ins=(plan,),
+        range_seed="ab" * 16,
+        bounds=Bounds(connections=3),
+        authorities="PEM",
     )
     assert GatewayConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
 
 
 def test_a_cell_is_known_by_its_networks_alone() -> None:
-    """Nothing of its environment, command or files is in the gateway; who names no network is in every one there too."""
+    """Nothing of its environment, command or files is in the gateway; who names no network is in
+    every one there too."""
     settings = {"networks": ["front", "back"], "env": {"FLAG": "secret"}, "command": ["run"]}
-    cell = StandInPlan(id="db", kind="cell", names=("db",), ports=(), settings=settings, directory=Path("/files"))
+    cell = StandInPlan(
+        id="db", kind="cell", names=("db",), ports=(), settings=settings, directory=Path("/files")
+    )
     assert as_neighbour(cell) == StandInPlan(
         id="db", kind="cell", names=(), ports=(), settings={"networks": ["back", "front"]}
     )
@@ -50,7 +57,11 @@ def test_an_upstream_looks_like_a_stand_in() -> None:
     )
     seen = as_stand_in(upstream)
     assert (seen.id, seen.names, seen.is_target) == (upstream.id, ("real.example",), False)
-    assert [(port.number, port.protocol) for port in seen.ports] == [(80, "http"), (443, "tls"), (8443, "tls")]
+    assert [(port.number, port.protocol) for port in seen.ports] == [
+        (80, "http"),
+        (443, "tls"),
+        (8443, "tls"),
+    ]
     assert seen.settings == {"methods": ["GET"], "budget_bytes": 7}
 
 

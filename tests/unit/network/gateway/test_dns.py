@@ -21,7 +21,11 @@ from hypothesis import strategies as st
 from belljar.network.gateway.dns import TTL_S, Answer, answer, entropy
 from belljar.plan.addresses import NameAddress, RangeLayout
 
-NAMES = {"shop.example": "10.9.8.2", "*.shop.example": "10.9.8.3", "169.254.169.254": "169.254.169.254"}
+NAMES = {
+    "shop.example": "10.9.8.2",
+    "*.shop.example": "10.9.8.3",
+    "169.254.169.254": "169.254.169.254",
+}
 LAYOUT = RangeLayout(
     prefix="10.9.8.0/22",
     resolver="10.9.8.1",
@@ -32,7 +36,9 @@ LAYOUT = RangeLayout(
 SIMULATED = replace(LAYOUT, catch_all="10.9.8.99")
 
 
-def ask(name: str, kind: str = "A", *, layout: RangeLayout = LAYOUT, **options: object) -> dns.message.Message:
+def ask(
+    name: str, kind: str = "A", *, layout: RangeLayout = LAYOUT, **options: object
+) -> dns.message.Message:
     """The answer to a question, parsed."""
     query = dns.message.make_query(name, kind, **options)  # type: ignore[arg-type]
     wire = answer(query.to_wire(), layout).wire
@@ -76,7 +82,9 @@ def test_every_other_name_does_not_exist(name: str) -> None:
     assert response.authority[0].rdtype == dns.rdatatype.SOA
 
 
-@pytest.mark.parametrize("kind", ["AAAA", "HTTPS", "SVCB", "MX", "TXT", "CNAME", "DNSKEY", "TYPE999"])
+@pytest.mark.parametrize(
+    "kind", ["AAAA", "HTTPS", "SVCB", "MX", "TXT", "CNAME", "DNSKEY", "TYPE999"]
+)
 def test_other_types_of_our_names_are_empty(kind: str) -> None:
     """NODATA: no IPv6, no HTTPS record, nothing that could lead elsewhere."""
     response = ask("shop.example", kind)
@@ -141,7 +149,14 @@ def test_an_answer_is_no_query() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["use-application-dns.net", "wpad", "wpad.example", "_dns.resolver.arpa", "resolver.arpa", "2.8.9.10.in-addr.arpa"],
+    [
+        "use-application-dns.net",
+        "wpad",
+        "wpad.example",
+        "_dns.resolver.arpa",
+        "resolver.arpa",
+        "2.8.9.10.in-addr.arpa",
+    ],
 )
 def test_names_that_lead_elsewhere_never_exist(name: str) -> None:
     """Not even where unknown names are simulated."""
@@ -149,7 +164,8 @@ def test_names_that_lead_elsewhere_never_exist(name: str) -> None:
 
 
 def test_unknown_names_are_simulated_when_asked_for() -> None:
-    """The catch-all's address, and our own names keep theirs; what is no host name still does not exist."""
+    """The catch-all's address, and our own names keep theirs; what is no host name still does not
+    exist."""
     assert ask("evil.example", layout=SIMULATED).answer[0][0].to_text() == "10.9.8.99"
     assert ask("shop.example", layout=SIMULATED).answer[0][0].to_text() == "10.9.8.2"
     assert ask("evil.example", "AAAA", layout=SIMULATED).rcode() == dns.rcode.NOERROR
@@ -207,7 +223,8 @@ def calls_of(query: bytes) -> int:
 
 
 def test_records_that_no_query_has_cost_nothing() -> None:
-    """A message whose compressed authority records took millions of calls to parse is refused by its header."""
+    """A message whose compressed authority records took millions of calls to parse is refused by
+    its header."""
     said = answer(ATTACK, LAYOUT)
     assert (said.answer, said.name, said.whole) == ("FORMERR", "", False)
     assert calls_of(ATTACK) < 300
@@ -220,7 +237,9 @@ def test_work_grows_with_the_labels_of_one_name(labels: int) -> None:
     assert calls_of(query) < 300 + 32 * labels
 
 
-@pytest.mark.parametrize("counts", [(1, 1, 0, 0), (1, 0, 1, 0), (1, 0, 0, 2), (1, 65535, 65535, 65535)])
+@pytest.mark.parametrize(
+    "counts", [(1, 1, 0, 0), (1, 0, 1, 0), (1, 0, 0, 2), (1, 65535, 65535, 65535)]
+)
 def test_counts_that_no_query_has_are_refused(counts: tuple[int, int, int, int]) -> None:
     """Answer and authority records, and more than one additional."""
     wire = dns.message.make_query("shop.example", "A").to_wire()
@@ -239,7 +258,12 @@ def test_counts_that_no_query_has_are_refused(counts: tuple[int, int, int, int])
 )
 def test_what_is_no_opt_behind_the_question_is_malformed(rest: bytes) -> None:
     """Bytes behind the message, an OPT that is cut off or has a name, a record of another type."""
-    wire = b"\0\1\1\0" + struct.pack("!HHHH", 1, 0, 0, len(rest) > 1) + b"\4shop\7example\0\0\1\0\1" + rest
+    wire = (
+        b"\0\1\1\0"
+        + struct.pack("!HHHH", 1, 0, 0, len(rest) > 1)
+        + b"\4shop\7example\0\0\1\0\1"
+        + rest
+    )
     assert answer(wire, LAYOUT).answer == "FORMERR"
 
 
@@ -256,21 +280,33 @@ def rebuilt(said: Answer) -> bytes:
 
 @given(
     labels=st.lists(
-        st.one_of(st.binary(min_size=1, max_size=63), st.from_regex(rb"[a-zA-Z0-9_-]{1,20}", fullmatch=True)),
+        st.one_of(
+            st.binary(min_size=1, max_size=63),
+            st.from_regex(rb"[a-zA-Z0-9_-]{1,20}", fullmatch=True),
+        ),
         max_size=5,
     ),
     kind=st.integers(0, 65535),
     klass=st.sampled_from([1, 1, 1, 3, 255]),
     header=st.binary(min_size=4, max_size=4),
-    opt=st.sampled_from([b"", b"\0\0\x29\xab\xcd\0\0\x80\1\0\0", b"\0\0\x29\4\xd0\0\0\0\0\0\5\0\x0a\0\1s"]),
+    opt=st.sampled_from(
+        [b"", b"\0\0\x29\xab\xcd\0\0\x80\1\0\0", b"\0\0\x29\4\xd0\0\0\0\0\0\5\0\x0a\0\1s"]
+    ),
 )
 @settings(deadline=None, max_examples=400)
 def test_a_record_is_whole_only_when_the_message_can_be_made_from_it(
     labels: list[bytes], kind: int, klass: int, header: bytes, opt: bytes
 ) -> None:
-    """Id, flags, name, type and OPT: `whole` means that not a bit of the message is missing on record."""
+    """Id, flags, name, type and OPT: `whole` means that not a bit of the message is missing on
+    record."""
     name = b"".join(bytes((len(label),)) + label for label in labels) + b"\0"
-    query = header + struct.pack("!HHHH", 1, 0, 0, bool(opt)) + name + struct.pack("!HH", kind, klass) + opt
+    query = (
+        header
+        + struct.pack("!HHHH", 1, 0, 0, bool(opt))
+        + name
+        + struct.pack("!HH", kind, klass)
+        + opt
+    )
     said = answer(query, LAYOUT)
     assert not said.whole or rebuilt(said) == query
 
@@ -278,7 +314,9 @@ def test_a_record_is_whole_only_when_the_message_can_be_made_from_it(
 def test_an_ordinary_query_is_whole_on_record() -> None:
     """With and without EDNS; not with an option, another class, or a name that needs escapes."""
     assert answer(dns.message.make_query("shop.example", "A").to_wire(), LAYOUT).whole
-    assert answer(dns.message.make_query("shop.example", "HTTPS", use_edns=0).to_wire(), LAYOUT).whole
+    assert answer(
+        dns.message.make_query("shop.example", "HTTPS", use_edns=0).to_wire(), LAYOUT
+    ).whole
     option = dns.edns.GenericOption("65001", b"secret")
     for query in (
         dns.message.make_query("shop.example", "A", use_edns=0, options=[option]),
@@ -311,7 +349,8 @@ QUERY = dns.message.make_query("shop.example", "A", use_edns=0).to_wire()
 @example(query=b"\0\1\1\0\0\1\0\0\0\0\0\0\xc0\x0c\0\1\0\1")  # a name that points at itself
 @settings(deadline=None, max_examples=600)
 def test_hostile_messages_get_bounded_answers(query: bytes) -> None:
-    """Whatever the bytes: an answer that parses and fits, or none; and what goes on record is short and printable."""
+    """Whatever the bytes: an answer that parses and fits, or none; and what goes on record is short
+    and printable."""
     said = answer(query, LAYOUT)
     assert len(said.name) < 1500
     assert (said.name + said.type + said.answer).isprintable()

@@ -42,7 +42,9 @@ def test_whoever_waits_for_a_sum_that_can_t_be_told_is_cut() -> None:
 
     async def scene() -> None:
         reporter = cast("Reporter", SimpleNamespace(post=post, is_full=False))
-        record = QueryRecord(Site(layout=layout(), stand_ins=(), bounds=Bounds(), reporter=reporter))
+        record = QueryRecord(
+            Site(layout=layout(), stand_ins=(), bounds=Bounds(), reporter=reporter)
+        )
         record._has_token = lambda: False  # type: ignore[method-assign]
         async with asyncio.timeout(30):
             async with asyncio.TaskGroup() as group:
@@ -56,7 +58,8 @@ def test_whoever_waits_for_a_sum_that_can_t_be_told_is_cut() -> None:
 
 
 def test_a_sum_keeps_every_message() -> None:
-    """Each with its length in front, up to the bound; beyond it the total and the digest are of all."""
+    """Each with its length in front, up to the bound; beyond it the total and the digest are of
+    all."""
     queries = [bytes((number,)) * 300 for number in range(10)]
     framed = b"".join(struct.pack("!H", 300) + query for query in queries)
     told: list[Item] = []
@@ -81,7 +84,8 @@ def test_a_sum_keeps_every_message() -> None:
 
 
 def test_a_sum_waits_for_room_in_the_record() -> None:
-    """While the owner is late nothing more is posted: the sum grows in count, and is posted when there is room."""
+    """While the owner is late nothing more is posted: the sum grows in count, and is posted when
+    there is room."""
     told: list[Item] = []
 
     def post(item: Item) -> asyncio.Future[Any]:
@@ -93,7 +97,9 @@ def test_a_sum_waits_for_room_in_the_record() -> None:
     async def scene() -> None:
         fake = SimpleNamespace(post=post, is_full=True)
         bounds = Bounds()
-        record = QueryRecord(Site(layout=layout(), stand_ins=(), bounds=bounds, reporter=cast("Reporter", fake)))
+        record = QueryRecord(
+            Site(layout=layout(), stand_ins=(), bounds=bounds, reporter=cast("Reporter", fake))
+        )
         first = record.count("agent", SAID, "udp", b"a")
         record._flush_if_room(("agent", "udp"))
         assert not told

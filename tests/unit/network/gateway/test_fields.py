@@ -33,7 +33,8 @@ def read(parser: h11.Connection) -> None:
 
 @pytest.mark.parametrize("is_trailer", [False, True])
 def test_blanks_take_time_by_their_number_alone(is_trailer: bool) -> None:
-    """Three million of them, and a NUL, in a head or a trailer: refused. With their square this would take hours."""
+    """Three million of them, and a NUL, in a head or a trailer: refused. With their square this
+    would take hours."""
     patch_h11()
     parser = h11.Connection(h11.SERVER, max_incomplete_event_size=8 << 20)
     head = b"PUT / HTTP/1.1\r\nHost: a\r\n"

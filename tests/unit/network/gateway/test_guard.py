@@ -18,7 +18,9 @@ VALUE = KnownValue(id="codename", text=SECRET, source=Source.PROTECTED)
 def guard(range_action: Action, upstream_action: Action, bounds: ScanBounds | None = None) -> Guard:
     """Of a range with the real service `real`."""
     spec = ScanSpec(values=(VALUE,), key_hex="00" * 32, bounds=bounds or ScanBounds())
-    config = GuardConfig(spec=spec, actions={Place.RANGE: range_action, Place.UPSTREAM: upstream_action})
+    config = GuardConfig(
+        spec=spec, actions={Place.RANGE: range_action, Place.UPSTREAM: upstream_action}
+    )
     return Guard(GuardConfig.from_json(config.to_json()), frozenset({"real"}))
 
 
@@ -84,10 +86,18 @@ def test_what_could_not_be_scanned_is_blocked_where_it_would_leave_the_host() ->
         check_data(Kind.GUARD_UNSCANNED, dict(looked.items[0].data))
 
 
-def test_a_scan_that_takes_too_long_is_one_that_was_not_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What would leave the host is held back, whatever else was found; the rest goes on. The reason is said."""
+def test_a_scan_that_takes_too_long_is_one_that_was_not_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What would leave the host is held back, whatever else was found; the rest goes on. The reason
+    is said."""
     monkeypatch.setattr("belljar.network.gateway.guard.SCAN_TIMEOUT_S", -1.0)
     made = guard(Action.BLOCK, Action.BLOCK)
     for stand_in, blocked in (("shop", False), ("real", True)):
-        looked = made.look(stand_in, Channel.HTTP, [("body", b"an ordinary text of some length")], {"cell": "a"})
-        assert (looked.blocked, [item.data["reason"] for item in looked.items]) == (blocked, ["time"])
+        looked = made.look(
+            stand_in, Channel.HTTP, [("body", b"an ordinary text of some length")], {"cell": "a"}
+        )
+        assert (looked.blocked, [item.data["reason"] for item in looked.items]) == (
+            blocked,
+            ["time"],
+        )

@@ -20,7 +20,10 @@ def cut(data: bytes, size: int) -> list[Frame]:
     return [*found, Frame(frames.take_rest())]
 
 
-@given(st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=60)), max_size=8), st.integers(1, 300))
+@given(
+    st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=60)), max_size=8),
+    st.integers(1, 300),
+)
 def test_frames_are_whole(given_frames: list[tuple[int, bytes]], size: int) -> None:
     """The preface and each frame come as they were sent."""
     sent = [PREFACE, *(raw_frame(kind, payload) for kind, payload in given_frames)]

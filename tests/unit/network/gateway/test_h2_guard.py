@@ -16,7 +16,9 @@ DATA, HEADERS, PRIORITY, RST, SETTINGS, PING, WINDOW, CONTINUATION = 0, 1, 2, 3,
 
 def frame(kind: int, length: int = 0, flags: int = 0, stream: int = 1) -> bytes:
     """A frame of zeros."""
-    return length.to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + bytes(length)
+    return (
+        length.to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + bytes(length)
+    )
 
 
 def fed(*frames: bytes, guard: FloodGuard | None = None) -> str:
@@ -54,9 +56,12 @@ def test_answers_earn_control_frames() -> None:
 
 
 def test_header_blocks_are_bounded() -> None:
-    """CONTINUATION without end (CVE-2024-27316 and its like): the block is bounded before the library has collected it."""
+    """CONTINUATION without end (CVE-2024-27316 and its like): the block is bounded before the
+    library has collected it."""
     assert fed(frame(HEADERS, 400), *[frame(CONTINUATION, 100)] * 6) == ""
-    assert fed(frame(HEADERS, 400), *[frame(CONTINUATION, 100)] * 7) == "a header block over the bound"
+    assert (
+        fed(frame(HEADERS, 400), *[frame(CONTINUATION, 100)] * 7) == "a header block over the bound"
+    )
     assert fed(*[frame(HEADERS, 400, 4)] * 10) == ""
 
 
@@ -68,7 +73,8 @@ def test_bodies_are_no_flood() -> None:
 @given(data=st.binary(max_size=500), cuts=st.lists(st.integers(0, 500), max_size=8))
 @settings(deadline=None)
 def test_how_the_bytes_are_cut_makes_no_difference(data: bytes, cuts: list[int]) -> None:
-    """Whatever the bytes, and however they arrive: one verdict, no exception, nothing kept but a frame's header."""
+    """Whatever the bytes, and however they arrive: one verdict, no exception, nothing kept but a
+    frame's header."""
     whole, pieces = FloodGuard(BOUNDS), FloodGuard(BOUNDS)
     borders = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
     verdicts = [pieces.feed(data[a:b]) for a, b in itertools.pairwise(borders)]

@@ -34,13 +34,20 @@ ATTACKS = {
     "last chunk's extension": CHUNKED + b"0;" + SECRET + b"\r\n\r\n",
     "trailer": CHUNKED + b"1\r\nA\r\n0\r\nX-T: " + SECRET + b"\r\n\r\n",
     "end of a long field": GET + b"X-Long: " + b"a" * 20_000 + SECRET + b"\r\n\r\n",
-    "field beyond those shown": GET + b"".join(b"X-%d: v\r\n" % n for n in range(90)) + b"X: " + SECRET + b"\r\n\r\n",
+    "field beyond those shown": GET
+    + b"".join(b"X-%d: v\r\n" % n for n in range(90))
+    + b"X: "
+    + SECRET
+    + b"\r\n\r\n",
     "folded field": GET + b"X-Fold: a\r\n " + SECRET + b"\r\n\r\n",
     "field twice": GET + b"X: a\r\nX: " + SECRET + b"\r\n\r\n",
     "long target": b"GET /" + b"a" * 3000 + SECRET + b" HTTP/1.1\r\n" + HOST + b"\r\n",
     "absolute target": b"GET http://shop.example/" + SECRET + b" HTTP/1.1\r\n" + HOST + b"\r\n",
     "method": SECRET.replace(b"-", b"") + b" / HTTP/1.1\r\n" + HOST + b"\r\n",
-    "HTTP/1.0 body": b"POST / HTTP/1.0\r\n" + HOST + b"Content-Length: %d\r\n\r\n" % len(SECRET) + SECRET,
+    "HTTP/1.0 body": b"POST / HTTP/1.0\r\n"
+    + HOST
+    + b"Content-Length: %d\r\n\r\n" % len(SECRET)
+    + SECRET,
     "behind the body": b"POST / HTTP/1.0\r\n" + HOST + b"Content-Length: 1\r\n\r\nA" + SECRET,
     "half a head": GET + b"X-Half: " + SECRET,
     "half a second head": GET + b"\r\nGET /" + SECRET,
@@ -56,9 +63,17 @@ ATTACKS = {
     + SECRET
     + b"\r\n\r\n",
     "preface of HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SECRET,
-    "refused framing": CHUNKED.replace(b"\r\n\r\n", b"\r\nContent-Length: 3\r\nX: ") + SECRET + b"\r\n\r\n",
-    "no WebSocket": GET + b"Connection: Upgrade\r\nUpgrade: websocket\r\nX: " + SECRET + b"\r\n\r\n",
-    "expectation": b"POST / HTTP/1.1\r\n" + HOST + b"Expect: 100-continue\r\nContent-Length: 40\r\n\r\n" + SECRET,
+    "refused framing": CHUNKED.replace(b"\r\n\r\n", b"\r\nContent-Length: 3\r\nX: ")
+    + SECRET
+    + b"\r\n\r\n",
+    "no WebSocket": GET
+    + b"Connection: Upgrade\r\nUpgrade: websocket\r\nX: "
+    + SECRET
+    + b"\r\n\r\n",
+    "expectation": b"POST / HTTP/1.1\r\n"
+    + HOST
+    + b"Expect: 100-continue\r\nContent-Length: 40\r\n\r\n"
+    + SECRET,
     "unread body": b"POST /early HTTP/1.1\r\n" + HOST + b"Content-Length: 999\r\n\r\n" + SECRET,
     "TLS on a port without": b"\x16\x03\x01\x00\xff" + SECRET,
 }
@@ -75,7 +90,8 @@ def test_answers_have_the_reason_phrase_of_servers() -> None:
 @pytest.mark.parametrize("size", [1 << 16, 7])
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
 def test_what_is_hidden_is_on_record(attack: bytes, size: int) -> None:
-    """Wherever a request has room for bytes that no stand-in gets, they are in a body, and every byte is accounted for."""
+    """Wherever a request has room for bytes that no stand-in gets, they are in a body, and every
+    byte is accounted for."""
     told = talk([attack[at : at + size] for at in range(0, len(attack), size)])
     check(told, attack)
     if size > len(attack):  # else it may stand in two bodies, a part in each
@@ -83,8 +99,14 @@ def test_what_is_hidden_is_on_record(attack: bytes, size: int) -> None:
 
 
 def test_an_ordinary_request_leaves_no_remainder() -> None:
-    """Heads, bodies by length and in chunks, and pipelining: all is in requests, or follows from them."""
-    sent = GET + b"User-Agent: x/1\r\nAccept: */*\r\n\r\n" + CHUNKED + b"a\r\n0123456789\r\n1\r\n0\r\n0\r\n\r\n"
+    """Heads, bodies by length and in chunks, and pipelining: all is in requests, or follows from
+    them."""
+    sent = (
+        GET
+        + b"User-Agent: x/1\r\nAccept: */*\r\n\r\n"
+        + CHUNKED
+        + b"a\r\n0123456789\r\n1\r\n0\r\n0\r\n\r\n"
+    )
     told = talk([sent])
     check(told, sent)
     assert told.end["remainder_bytes"] == 0
@@ -97,13 +119,19 @@ TEXTS = st.text("aA1.\\x/-", max_size=6).map(str.encode)
 
 def long(texts: st.SearchStrategy[bytes], most: int) -> st.SearchStrategy[bytes]:
     """Short ones, and some beyond what an event shows."""
-    return st.builds(lambda text, size: text + text[:1] * size, texts, st.sampled_from([0, 0, most]))
+    return st.builds(
+        lambda text, size: text + text[:1] * size, texts, st.sampled_from([0, 0, most])
+    )
 
 
 @settings(max_examples=300, deadline=None)
 @given(
     long(TOKENS, 70),
-    st.builds(lambda *parts: b"".join(parts), st.sampled_from([b"/", b"", b"?", b"http://a/"]), long(TEXTS, 2100)),
+    st.builds(
+        lambda *parts: b"".join(parts),
+        st.sampled_from([b"/", b"", b"?", b"http://a/"]),
+        long(TEXTS, 2100),
+    ),
     long(TEXTS, 600),
     st.lists(st.tuples(TOKENS, TEXTS), max_size=3),
 )
@@ -147,8 +175,11 @@ def text_head(event: Item) -> bytes:
         ((b"5ec4e7\r\n",), b"5ec4e7\r\n"),
     ],
 )
-def test_what_a_chunks_length_leaves_open_remains(pieces: tuple[bytes, ...], remains: bytes) -> None:
-    """The case of a size's letters, leading zeros, a bare LF, and the size of a chunk that never ends."""
+def test_what_a_chunks_length_leaves_open_remains(
+    pieces: tuple[bytes, ...], remains: bytes
+) -> None:
+    """The case of a size's letters, leading zeros, a bare LF, and the size of a chunk that never
+    ends."""
     told = talk([CHUNKED, *pieces])
     check(told, CHUNKED + b"".join(pieces))
     assert told.end.get("remainder", {}).get("chunked", 0) == len(remains)
@@ -178,7 +209,10 @@ WEBSOCKET_ATTACKS = {
     "reason of a close": websocket(CloseConnection(1000, SECRET.decode())),
     "message": websocket(TextMessage(SECRET.decode())),
     "half a message": websocket(BytesMessage(SECRET, message_finished=False)),
-    "behind the close": (websocket()[0], websocket(CloseConnection(1000))[1] + websocket(BytesMessage(SECRET))[1]),
+    "behind the close": (
+        websocket()[0],
+        websocket(CloseConnection(1000))[1] + websocket(BytesMessage(SECRET))[1],
+    ),
     "no frame": (websocket()[0], b"\xff\xff" + SECRET),
     "not masked": (websocket()[0], b"\x82" + bytes([len(SECRET)]) + SECRET),
 }

@@ -24,13 +24,17 @@ END_STREAM, END_HEADERS, PADDED, PRIORITY = 1, 4, 8, 0x20
 DATA, HEADERS, SETTINGS, GOAWAY, CONTINUATION = 0, 1, 4, 7, 9
 
 
-def block(*more: tuple[str, str], path: str = "/", is_huffman: bool = True, head: object = None) -> bytes:
+def block(
+    *more: tuple[str, str], path: str = "/", is_huffman: bool = True, head: object = None
+) -> bytes:
     """A header block, by an encoder that keeps nothing."""
-    fields = [(name, path if name == ":path" else value) for name, value in (head or HEAD)]  # type: ignore[attr-defined]
+    fields = [(name, path if name == ":path" else value) for name, value in head or HEAD]  # type: ignore[attr-defined]
     return hpack.Encoder().encode([(n, v, True) for n, v in (*fields, *more)], huffman=is_huffman)
 
 
-def head(*more: tuple[str, str], stream: int = 1, flags: int = END_HEADERS, path: str = "/") -> bytes:
+def head(
+    *more: tuple[str, str], stream: int = 1, flags: int = END_HEADERS, path: str = "/"
+) -> bytes:
     """HEADERS."""
     return raw_frame(HEADERS, block(*more, path=path), flags, stream)
 
@@ -48,30 +52,47 @@ WHOLE = head() + raw_frame(DATA, b"A", END_STREAM, 1)
 TRAILERS = hpack.Encoder().encode([("x-t", TEXT, True)])
 ATTACKS = {
     "unknown frame": raw_frame(0xBB, SECRET) + WHOLE,
-    "unknown frame between": head() + raw_frame(0xBB, SECRET, 0, 1) + raw_frame(DATA, b"A", END_STREAM, 1),
+    "unknown frame between": (
+        head() + raw_frame(0xBB, SECRET, 0, 1) + raw_frame(DATA, b"A", END_STREAM, 1)
+    ),
     "ping": b"".join(raw_frame(6, SECRET[at : at + 8].ljust(8)) for at in range(0, 40, 8)) + WHOLE,
-    "padding of data": head() + raw_frame(DATA, bytes([len(SECRET)]) + b"A" + SECRET, END_STREAM | PADDED, 1),
+    "padding of data": (
+        head() + raw_frame(DATA, bytes([len(SECRET)]) + b"A" + SECRET, END_STREAM | PADDED, 1)
+    ),
     "padding of a head": raw_frame(
         HEADERS, bytes([len(SECRET)]) + block() + SECRET, END_STREAM | END_HEADERS | PADDED, 1
     ),
     "GOAWAY": WHOLE + raw_frame(GOAWAY, bytes(8) + SECRET),
     "trailers": head() + raw_frame(HEADERS, TRAILERS, END_STREAM | END_HEADERS, 1),
-    "unknown settings": raw_frame(SETTINGS, b"".join(b"\xf0\x01" + SECRET[at : at + 4] for at in range(0, 40, 4)))
-    + WHOLE,
-    "end of a long field": raw_frame(HEADERS, block(("x", "a" * 9_000 + TEXT)), END_STREAM | END_HEADERS, 1),
-    "field beyond those shown": raw_frame(
-        HEADERS, block(*((f"x-{n}", "v") for n in range(90)), ("x", TEXT)), END_STREAM | END_HEADERS, 1
+    "unknown settings": (
+        raw_frame(SETTINGS, b"".join(b"\xf0\x01" + SECRET[at : at + 4] for at in range(0, 40, 4)))
+        + WHOLE
     ),
-    "host beside the authority": raw_frame(HEADERS, block(("host", TEXT)), END_STREAM | END_HEADERS, 1),
+    "end of a long field": raw_frame(
+        HEADERS, block(("x", "a" * 9_000 + TEXT)), END_STREAM | END_HEADERS, 1
+    ),
+    "field beyond those shown": raw_frame(
+        HEADERS,
+        block(*((f"x-{n}", "v") for n in range(90)), ("x", TEXT)),
+        END_STREAM | END_HEADERS,
+        1,
+    ),
+    "host beside the authority": raw_frame(
+        HEADERS, block(("host", TEXT)), END_STREAM | END_HEADERS, 1
+    ),
     "refused head": head(("x", TEXT), path="/a b"),
     "second refused head": head(path="/a b") + head(("x", TEXT), stream=3, path="/a b"),
-    "head that breaks the rules": raw_frame(HEADERS, block(("Upper", TEXT)), END_STREAM | END_HEADERS, 1),
+    "head that breaks the rules": raw_frame(
+        HEADERS, block(("Upper", TEXT)), END_STREAM | END_HEADERS, 1
+    ),
     "head without its end": raw_frame(HEADERS, block(("x", TEXT), is_huffman=False), END_STREAM, 1),
     "half a frame": raw_frame(HEADERS, SECRET + bytes(50), END_STREAM, 1)[:-50],
     "data of no stream": raw_frame(DATA, SECRET, 0, 5),
     "data behind the end": WHOLE + raw_frame(DATA, SECRET, 0, 1),
-    "head in two frames": raw_frame(HEADERS, block(("x", TEXT))[:20], END_STREAM, 1)
-    + raw_frame(CONTINUATION, block(("x", TEXT))[20:], END_HEADERS, 1),
+    "head in two frames": (
+        raw_frame(HEADERS, block(("x", TEXT))[:20], END_STREAM, 1)
+        + raw_frame(CONTINUATION, block(("x", TEXT))[20:], END_HEADERS, 1)
+    ),
     "unread body": head(path="/early") + raw_frame(DATA, SECRET, 0, 1),
     "body": head() + raw_frame(DATA, SECRET, END_STREAM, 1),
     "bytes of a frame that is too long": b"\xff\xff\xff\0\0\0\0\0\1" + SECRET,
@@ -83,7 +104,9 @@ TEXTS = st.text("aAbB-.1", min_size=1, max_size=5)
 
 def long(texts: st.SearchStrategy[str], most: int) -> st.SearchStrategy[str]:
     """Short ones, and some beyond what an event shows."""
-    return st.builds(lambda text, size: text + text[:1] * size, texts, st.sampled_from([0, 0, most]))
+    return st.builds(
+        lambda text, size: text + text[:1] * size, texts, st.sampled_from([0, 0, most])
+    )
 
 
 @settings(max_examples=300, deadline=None)
@@ -93,7 +116,9 @@ def long(texts: st.SearchStrategy[str], most: int) -> st.SearchStrategy[str]:
     st.builds(str.__add__, st.sampled_from(["/", "/?", "", "https://a/"]), long(TEXTS, 2100)),
     st.lists(st.tuples(TEXTS.map(str.lower), long(TEXTS, 600)), max_size=3),
 )
-def test_the_event_determines_the_head(method: str, authority: str, path: str, more: list[tuple[str, str]]) -> None:
+def test_the_event_determines_the_head(
+    method: str, authority: str, path: str, more: list[tuple[str, str]]
+) -> None:
     """The fields of a head can be made again from its event, or are a body of it."""
     pseudo = ((":method", method), (":scheme", "https"), (":authority", authority), (":path", path))
     frame = raw_frame(HEADERS, block(*more, head=pseudo, path=path), END_STREAM | END_HEADERS, 1)
@@ -121,13 +146,16 @@ def sent_fields(event: Item) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("size", [1 << 16, 7])
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
 def test_what_is_hidden_is_on_record(attack: bytes, size: int) -> None:
-    """Wherever HTTP/2 has room for bytes that no stand-in gets, they are in a body, and every byte is accounted for."""
+    """Wherever HTTP/2 has room for bytes that no stand-in gets, they are in a body, and every byte
+    is accounted for."""
     sent = START + attack
     told = talk([sent[at : at + size] for at in range(0, len(sent), size)], alpn="h2")
     check(told, sent)
     if size > len(sent):
         kept = told.kept
-        assert SECRET in kept or all(SECRET[at : at + 4] in kept for at in range(0, len(SECRET) - 4, 4))
+        assert SECRET in kept or all(
+            SECRET[at : at + 4] in kept for at in range(0, len(SECRET) - 4, 4)
+        )
 
 
 def test_no_preface() -> None:
@@ -138,13 +166,16 @@ def test_no_preface() -> None:
 
 
 def test_numbers_that_a_sender_chooses_remain() -> None:
-    """Window updates, priorities, errors, the reserved bit, unknown flags, table size updates, streams left out."""
+    """Window updates, priorities, errors, the reserved bit, unknown flags, table size updates,
+    streams left out."""
     updates = b"\x3f\xe1\x1e\x20\x3f\xe1\x0f"
     sent = (
         START
         + raw_frame(8, b"\0\0AB")
         + raw_frame(2, b"\0\0\0\0Z", 0, 7)
-        + raw_frame(HEADERS, b"\0\0\0\3W" + updates + block(), END_HEADERS | END_STREAM | PRIORITY, 9)
+        + raw_frame(
+            HEADERS, b"\0\0\0\3W" + updates + block(), END_HEADERS | END_STREAM | PRIORITY, 9
+        )
         + raw_frame(3, b"\0\0CD", 0, 9)
         + raw_frame(6, b"12345678", 0x70)
     )
@@ -160,7 +191,12 @@ def test_numbers_that_a_sender_chooses_remain() -> None:
 def test_an_ordinary_request_leaves_next_to_no_remainder() -> None:
     """A client's settings and its window update; nothing of its requests."""
     settings_payload = b"\0\3\0\0\0\x64\0\4\2\0\0\0"
-    sent = PREFACE + raw_frame(SETTINGS, settings_payload) + raw_frame(8, b"\1\xff\0\1") + raw_frame(SETTINGS, b"", 1)
+    sent = (
+        PREFACE
+        + raw_frame(SETTINGS, settings_payload)
+        + raw_frame(8, b"\1\xff\0\1")
+        + raw_frame(SETTINGS, b"", 1)
+    )
     sent += WHOLE + head(stream=3) + raw_frame(DATA, b"B" * 9000, END_STREAM, 3)
     told = talk([sent], alpn="h2")
     check(told, sent)
@@ -178,13 +214,24 @@ def test_too_much_beside_requests_ends_the_connection() -> None:
 
 
 def test_the_body_of_a_request_that_was_answered_does_not_count() -> None:
-    """An ordinary client fills the window before it hears of the answer: its other requests go on, and the body is on record."""
+    """An ordinary client fills the window before it hears of the answer: its other requests go on,
+    and the body is on record."""
     late = [raw_frame(DATA, b"L" * 10_000, 0, 1)] * 4
-    sent = [START + head(("content-length", "40000")), *late, head(stream=3), raw_frame(DATA, b"x", END_STREAM, 3)]
+    sent = [
+        START + head(("content-length", "40000")),
+        *late,
+        head(stream=3),
+        raw_frame(DATA, b"x", END_STREAM, 3),
+    ]
     told = talk(sent, alpn="h2", bounds=Bounds(body_bytes=1000, farewell_s=0.05))
     check(told, b"".join(sent))
-    assert [item.data["status"] for item in told.items if item.kind == Kind.NETWORK_HTTP_ANSWERED] == [413, 200]
-    assert told.end["remainder"] == {"late_body": 40_000, "h2_data": 4 * 9}  # with the heads, which say of what stream
+    assert [
+        item.data["status"] for item in told.items if item.kind == Kind.NETWORK_HTTP_ANSWERED
+    ] == [413, 200]
+    assert told.end["remainder"] == {
+        "late_body": 40_000,
+        "h2_data": 4 * 9,
+    }  # with the heads, which say of what stream
     parts = [item for item in told.items if item.kind == Kind.NETWORK_CONNECTION]
     assert [len(body.content) for item in parts for body in item.bodies] == [40_036]
 
@@ -215,6 +262,7 @@ FRAMES = st.sampled_from(
 @settings(max_examples=400, deadline=None)
 @given(st.lists(st.one_of(FRAMES, st.binary(max_size=12)), max_size=10), st.integers(1, 400))
 def test_every_byte_is_accounted_for(frames: list[bytes], size: int) -> None:
-    """Whatever frames come, in whatever pieces: received is recorded, framing and remainder, exactly."""
+    """Whatever frames come, in whatever pieces: received is recorded, framing and remainder,
+    exactly."""
     sent = START + b"".join(frames)
     check(talk([sent[at : at + size] for at in range(0, len(sent), size)], alpn="h2"), sent)

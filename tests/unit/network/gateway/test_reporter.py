@@ -91,7 +91,10 @@ def test_an_event_is_recorded_when_it_is_acknowledged_and_not_before() -> None:
     async def scene() -> None:
         with pair() as (here, there):
             async with reporting(here) as reporter, asyncio.TaskGroup() as group:
-                tasks = [group.create_task(reporter.record(item(number, 70_000 * number))) for number in range(3)]
+                tasks = [
+                    group.create_task(reporter.record(item(number, 70_000 * number)))
+                    for number in range(3)
+                ]
                 decoder = EventDecoder()
                 said = [await heard(there, decoder) for _ in tasks]
                 assert not any(task.done() for task in tasks)
@@ -121,7 +124,11 @@ def test_the_last_word_comes_behind_all_that_was_posted() -> None:
 
     async def scene() -> None:
         with pair() as (here, there):
-            async with asyncio.timeout(30), reporting(here) as reporter, asyncio.TaskGroup() as group:
+            async with (
+                asyncio.timeout(30),
+                reporting(here) as reporter,
+                asyncio.TaskGroup() as group,
+            ):
                 there.send(encode_end(2.5))
                 await reporter.end_requested.wait()
                 assert reporter.end_within_s == 2.5
@@ -139,11 +146,16 @@ def test_the_last_word_comes_behind_all_that_was_posted() -> None:
 
 
 def test_what_has_not_left_in_time_is_counted() -> None:
-    """An owner who is slow hears the rest of what has begun to come, how much is left out, and nothing else."""
+    """An owner who is slow hears the rest of what has begun to come, how much is left out, and
+    nothing else."""
 
     async def scene() -> None:
         with pair() as (here, there):
-            async with asyncio.timeout(30), reporting(here) as reporter, asyncio.TaskGroup() as group:
+            async with (
+                asyncio.timeout(30),
+                reporting(here) as reporter,
+                asyncio.TaskGroup() as group,
+            ):
                 for number in range(100):
                     reporter.post(item(number, 60_000))
                 ending = group.create_task(reporter.end(1, asyncio.get_running_loop().time()))
@@ -164,7 +176,9 @@ def test_who_is_cut_while_he_waits_for_room_is_told_of() -> None:
             bounds = {"unrecorded_bytes": 100, "alive_every_s": 60}
             async with reporting(here, **bounds) as reporter, asyncio.TaskGroup() as group:
                 reporter.post(item(0, 200))
-                cut, waiting = (group.create_task(reporter.record(item(number))) for number in (1, 2))
+                cut, waiting = (
+                    group.create_task(reporter.record(item(number))) for number in (1, 2)
+                )
                 await asyncio.sleep(0)
                 cut.cancel()
                 await asyncio.wait([cut])
@@ -194,8 +208,11 @@ def test_signs_of_life_come_by_themselves_one_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("without", ["timer", "event"])
-def test_signs_of_life_go_on_after_moments_without_memory(monkeypatch: pytest.MonkeyPatch, without: str) -> None:
-    """There is none until what was held back is given up, at each sign anew: each comes all the same, once."""
+def test_signs_of_life_go_on_after_moments_without_memory(
+    monkeypatch: pytest.MonkeyPatch, without: str
+) -> None:
+    """There is none until what was held back is given up, at each sign anew: each comes all the
+    same, once."""
 
     async def scene() -> None:
         with pair() as (here, there):
@@ -212,7 +229,9 @@ def test_signs_of_life_go_on_after_moments_without_memory(monkeypatch: pytest.Mo
 
                 monkeypatch.setattr(at, name, scarce)
                 for number in (1, 2, 3):
-                    assert decoder.feed(await loop.sock_recv(there, 1 << 16)) == Heartbeat(id=number)
+                    assert decoder.feed(await loop.sock_recv(there, 1 << 16)) == Heartbeat(
+                        id=number
+                    )
                     there.send(encode_ack(number))
                 assert len(short) >= 2
 
@@ -224,7 +243,10 @@ def test_thousands_wait_at_once_and_what_is_unrecorded_is_bounded() -> None:
 
     async def scene() -> None:
         with pair() as (here, there):
-            async with reporting(here, unrecorded_bytes=100_000) as reporter, asyncio.TaskGroup() as group:
+            async with (
+                reporting(here, unrecorded_bytes=100_000) as reporter,
+                asyncio.TaskGroup() as group,
+            ):
                 for number in range(3000):
                     group.create_task(reporter.record(item(number, 1000)))
                 decoder = EventDecoder()
@@ -283,14 +305,20 @@ def test_a_question_has_an_answer_or_a_reason() -> None:
 
 
 def test_a_question_counts_until_it_is_answered() -> None:
-    """Though nobody waits for it any more; dials and other questions are counted apart, and one over the bound never reaches the owner."""
+    """Though nobody waits for it any more; dials and other questions are counted apart, and one
+    over the bound never reaches the owner."""
 
     async def scene() -> None:
         with pair() as (here, there):
-            async with reporting(here, dials=2, questions=1) as reporter, asyncio.TaskGroup() as group:
+            async with (
+                reporting(here, dials=2, questions=1) as reporter,
+                asyncio.TaskGroup() as group,
+            ):
                 decoder, left = EventDecoder(), []
                 for _ in range(2):
-                    asking = group.create_task(reporter.dial("real.example", 443, "upstream:real.example"))
+                    asking = group.create_task(
+                        reporter.dial("real.example", 443, "upstream:real.example")
+                    )
                     left.append((await heard(there, decoder)).id)
                     asking.cancel()
                 with pytest.raises(TooManyQuestions):
@@ -304,7 +332,9 @@ def test_a_question_counts_until_it_is_answered() -> None:
                         there.send(datagram)
                 assert await other == b"late"
                 refused = group.create_task(no_socket(reporter))
-                for datagram in encode_reply((await heard(there, decoder)).id, b"private", ok=False):
+                for datagram in encode_reply(
+                    (await heard(there, decoder)).id, b"private", ok=False
+                ):
                     there.send(datagram)
                 assert await refused == "private"
 
@@ -319,13 +349,16 @@ async def no_socket(reporter: Reporter) -> str:
 
 
 def test_a_dial_is_answered_by_a_socket_or_a_reason() -> None:
-    """The descriptor beside the answer's head is the asker's; when he has gone, it is closed, and the next answer is the next asker's."""
+    """The descriptor beside the answer's head is the asker's; when he has gone, it is closed, and
+    the next answer is the next asker's."""
 
     async def scene() -> None:
         with pair() as (here, there):
             async with reporting(here) as reporter, asyncio.TaskGroup() as group:
                 decoder = EventDecoder()
-                first = group.create_task(reporter.dial("real.example", 443, "upstream:real.example"))
+                first = group.create_task(
+                    reporter.dial("real.example", 443, "upstream:real.example")
+                )
                 said = await heard(there, decoder)
                 assert isinstance(said, GatewayRequest)
                 assert (said.what, json.loads(said.body)) == (
@@ -333,7 +366,9 @@ def test_a_dial_is_answered_by_a_socket_or_a_reason() -> None:
                     {"host": "real.example", "port": 443, "stand_in": "upstream:real.example"},
                 )
                 first.cancel()
-                second = group.create_task(reporter.dial("real.example", 443, "upstream:real.example"))
+                second = group.create_task(
+                    reporter.dial("real.example", 443, "upstream:real.example")
+                )
                 number = (await heard(there, decoder)).id
                 for id_, word in ((said.id, b"late"), (number, b"mine")):
                     ours, theirs = socket.socketpair()
@@ -344,14 +379,18 @@ def test_a_dial_is_answered_by_a_socket_or_a_reason() -> None:
                     assert not end.getblocking()
                     assert end.recv(9) == b"mine"
                 refused = group.create_task(no_socket(reporter))
-                for datagram in encode_reply((await heard(there, decoder)).id, b"private", ok=False):
+                for datagram in encode_reply(
+                    (await heard(there, decoder)).id, b"private", ok=False
+                ):
                     there.send(datagram)
                 assert await refused == "private"
 
     asyncio.run(scene())
 
 
-@pytest.mark.parametrize("word", [None, b"{", b"[]", b'{"ack": 77}', b'{"ack": "1"}', b'{"answer": 1}'])
+@pytest.mark.parametrize(
+    "word", [None, b"{", b"[]", b'{"ack": 77}', b'{"ack": "1"}', b'{"answer": 1}']
+)
 def test_an_owner_that_is_gone_or_mad_ends_the_gateway(word: bytes | None) -> None:
     """The end of the socket, or a word that can't be, calls `on_lost`."""
 
@@ -377,7 +416,8 @@ def test_too_much_data_is_an_error_before_it_is_sent() -> None:
 @given(
     data=st.dictionaries(
         st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
-        st.text(st.characters(exclude_categories=["Cs"]), max_size=50) | st.integers(-(2**53) + 1, 2**53 - 1),
+        st.text(st.characters(exclude_categories=["Cs"]), max_size=50)
+        | st.integers(-(2**53) + 1, 2**53 - 1),
         max_size=8,
     ),
     sizes=st.lists(st.integers(0, 200_000), max_size=3),
@@ -386,10 +426,13 @@ def test_too_much_data_is_an_error_before_it_is_sent() -> None:
 def test_the_owner_reads_what_was_written(data: dict[str, str | int], sizes: list[int]) -> None:
     """Each event that this end writes is one whole event at the other, the same."""
     bodies = tuple(
-        Body(name=f"b{n}", content=bytes(size), total_bytes=size, sha256="0" * 64) for n, size in enumerate(sizes)
+        Body(name=f"b{n}", content=bytes(size), total_bytes=size, sha256="0" * 64)
+        for n, size in enumerate(sizes)
     )
     decoder = EventDecoder()
-    got = [decoder.feed(datagram) for datagram in encode_event(3, Item(Kind.NETWORK_DNS, data, bodies))]
+    got = [
+        decoder.feed(datagram) for datagram in encode_event(3, Item(Kind.NETWORK_DNS, data, bodies))
+    ]
     assert [said for said in got if said is not None] == got[-1:]
     said = got[-1]
     assert isinstance(said, GatewayEvent)

@@ -8,7 +8,11 @@ from unicodedata import category
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from belljar.network.gateway.reporter import MAX_RECORDED_HEADERS_BYTES, printable_headers, printable_text
+from belljar.network.gateway.reporter import (
+    MAX_RECORDED_HEADERS_BYTES,
+    printable_headers,
+    printable_text,
+)
 
 
 @given(headers=st.lists(st.tuples(st.binary(max_size=600), st.binary(max_size=3000)), max_size=100))

@@ -1,4 +1,5 @@
-"""Whose code is interrupted when the gateway's loop stands still. That it is: `tests/integration/test_gateway_http.py`."""
+"""Whose code is interrupted when the gateway's loop stands still. That it is:
+`tests/integration/test_gateway_http.py`."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def frame_within(*modules: str) -> FrameType:
     ],
 )
 def test_only_a_stand_ins_code_is_interrupted(modules: tuple[str, ...], *, is_one: bool) -> None:
-    """And a library's that it called; never the gateway's own, which a stand-in calls to put something on record."""
+    """And a library's that it called; never the gateway's own, which a stand-in calls to put
+    something on record."""
     assert _is_stand_in_code(frame_within(*modules)) is is_one
 
 

@@ -17,10 +17,15 @@ def cut(data: bytes, size: int) -> tuple[list[bytes], bytes]:
     return found, records.take_rest()
 
 
-@given(st.lists(st.tuples(st.integers(20, 24), st.binary(max_size=60)), max_size=6), st.integers(1, 200))
+@given(
+    st.lists(st.tuples(st.integers(20, 24), st.binary(max_size=60)), max_size=6),
+    st.integers(1, 200),
+)
 def test_records_are_whole(given_records: list[tuple[int, bytes]], size: int) -> None:
     """Each comes as it was sent, and what is begun stays."""
-    sent = [bytes([kind, 3, 3]) + len(data).to_bytes(2, "big") + data for kind, data in given_records]
+    sent = [
+        bytes([kind, 3, 3]) + len(data).to_bytes(2, "big") + data for kind, data in given_records
+    ]
     assert cut(b"".join(sent) + b"\x17\x03", size) == (sent, b"\x17\x03")
 
 

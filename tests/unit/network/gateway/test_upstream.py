@@ -1,4 +1,5 @@
-"""The gateway's side of a real upstream, against a web server of this host's: what is passed on, what it may cost, and every way in which it ends."""
+"""The gateway's side of a real upstream, against a web server of this host's: what is passed on,
+what it may cost, and every way in which it ends."""
 
 from __future__ import annotations
 
@@ -80,7 +81,13 @@ class Asker:
         site = cast("Site", SimpleNamespace(bounds=bounds, reporter=reporter, hit=self.hits.append))
         self.app: Upstream = Upstream(as_stand_in(plan), site, Trust(trust))
 
-    async def ask(self, path: str = "/", method: str = "GET", body: bytes = b"", headers: Any = ()) -> Any:  # noqa: ANN401 - (status, headers, body)
+    async def ask(
+        self,
+        path: str = "/",
+        method: str = "GET",
+        body: bytes = b"",
+        headers: Any = (),  # noqa: ANN401 - pairs, or a mapping
+    ) -> Any:  # noqa: ANN401 - (status, headers, body)
         """The answer."""
         sent: list[dict[str, Any]] = []
         pieces = [body[at : at + 1000] for at in range(0, len(body), 1000)] or [b""]
@@ -103,7 +110,11 @@ class Asker:
         }
         await self.app(scope, receive, send)
         assert sent[-1] == {"type": "http.response.body", "body": b""}
-        return sent[0]["status"], sent[0]["headers"], b"".join(message["body"] for message in sent[1:])
+        return (
+            sent[0]["status"],
+            sent[0]["headers"],
+            b"".join(message["body"] for message in sent[1:]),
+        )
 
 
 def run(scene: Callable[[], Any]) -> Any:  # noqa: ANN401 - what the scene gives
@@ -119,12 +130,20 @@ def refused(asker: Asker, path: str = "/", **options: Any) -> tuple[int, str]:  
 
 
 def test_a_request_reaches_the_upstream_and_its_answer_comes_back() -> None:
-    """Method, path, query, fields and body; one Host, the upstream's; nothing of either connection's own."""
-    hop = [(b"connection", b"x-private, close"), (b"x-private", b"1"), (b"te", b"trailers"), (b"upgrade", b"h2c")]
+    """Method, path, query, fields and body; one Host, the upstream's; nothing of either
+    connection's own."""
+    hop = [
+        (b"connection", b"x-private, close"),
+        (b"x-private", b"1"),
+        (b"te", b"trailers"),
+        (b"upgrade", b"h2c"),
+    ]
     kept = [(b"x-kept", b"1"), (b"accept-encoding", b"gzip")]
     with web_server() as server:
         asker = Asker(server)
-        status, headers, body = run(lambda: asker.ask("/a%20b?c=d", "POST", b"y" * 2500, [*hop, *kept]))
+        status, headers, body = run(
+            lambda: asker.ask("/a%20b?c=d", "POST", b"y" * 2500, [*hop, *kept])
+        )
     (got,) = server.requests
     assert (status, json.loads(body)["path"]) == (200, "/a%20b?c=d")
     assert (got["method"], got["path"], got["body"]) == ("POST", "/a%20b?c=d", "y" * 2500)
@@ -143,12 +162,20 @@ def test_a_request_reaches_the_upstream_and_its_answer_comes_back() -> None:
 
 def spellings(name: bytes) -> list[bytes]:
     """Of one field for a server that makes a variable of it."""
-    return [name, name.replace(b"-", b"_"), name.replace(b"-", b".").upper(), name.title().replace(b"-", b"_", 1)]
+    return [
+        name,
+        name.replace(b"-", b"_"),
+        name.replace(b"-", b".").upper(),
+        name.title().replace(b"-", b"_", 1),
+    ]
 
 
 def test_no_field_leads_to_another_method_than_the_judged_one() -> None:
-    """Frameworks take `DELETE` from a field of a request that says GET; many servers know no difference between `-` and `_`."""
-    fields = [(spelled, b"DELETE") for name in sorted(METHOD_OVERRIDES) for spelled in spellings(name)]
+    """Frameworks take `DELETE` from a field of a request that says GET; many servers know no
+    difference between `-` and `_`."""
+    fields = [
+        (spelled, b"DELETE") for name in sorted(METHOD_OVERRIDES) for spelled in spellings(name)
+    ]
     hop = [
         (spelled, b"x")
         for name in (b"transfer-encoding", b"te", b"content-length", b"host")
@@ -199,14 +226,23 @@ PARTS = (b"content-type", b"Multipart/form-data; boundary=b")
         ("/", [FORM], b"+_method=DELETE"),
         ("/", [(b"Content_Type", FORM[1])], b"%5f%6Dethod=DELETE"),
         ("/", [FORM], b"a=" + b"x" * (1 << 20)),
-        ("/", [PARTS], b'--b\r\nContent-Disposition: form-data; NAME = "_method"\r\n\r\nDELETE\r\n--b--'),
-        ("/", [PARTS], b"--b\r\nContent-Disposition: form-data; name=_method\r\n\r\nDELETE\r\n--b--"),
+        (
+            "/",
+            [PARTS],
+            b'--b\r\nContent-Disposition: form-data; NAME = "_method"\r\n\r\nDELETE\r\n--b--',
+        ),
+        (
+            "/",
+            [PARTS],
+            b"--b\r\nContent-Disposition: form-data; name=_method\r\n\r\nDELETE\r\n--b--",
+        ),
     ],
 )
 def test_a_parameter_that_names_another_method_is_refused(
     path: str, headers: list[tuple[bytes, bytes]], body: bytes
 ) -> None:
-    """In a query, a form or a part of one, encoded or not, as frameworks read them; nothing is dialled."""
+    """In a query, a form or a part of one, encoded or not, as frameworks read them; nothing is
+    dialled."""
     with web_server() as server:
         asker = Asker(server)
         assert refused(asker, path, method="POST", headers=headers, body=body)[0] == 400
@@ -224,15 +260,23 @@ def test_a_parameter_that_names_another_method_is_refused(
         ("/", [PARTS], b'--b\r\nContent-Disposition: form-data; name="a"\r\n\r\n_method\r\n--b--'),
     ],
 )
-def test_what_only_looks_like_it_is_passed_on(path: str, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+def test_what_only_looks_like_it_is_passed_on(
+    path: str, headers: list[tuple[bytes, bytes]], body: bytes
+) -> None:
     """Another name, a value, another kind of body, or a method that is allowed anyway."""
     with web_server() as server:
         assert run(lambda: Asker(server).ask(path, "POST", body, headers))[0] == 200
     assert server.requests[0]["body"] == body.decode()
 
 
-@given(st.binary(max_size=200), st.binary(max_size=200), st.sampled_from([FORM, PARTS, (b"content-type", b"x")]))
-def test_whatever_a_form_holds_is_judged(query: bytes, body: bytes, kind: tuple[bytes, bytes]) -> None:
+@given(
+    st.binary(max_size=200),
+    st.binary(max_size=200),
+    st.sampled_from([FORM, PARTS, (b"content-type", b"x")]),
+)
+def test_whatever_a_form_holds_is_judged(
+    query: bytes, body: bytes, kind: tuple[bytes, bytes]
+) -> None:
     """Any bytes are a sentence or none; a parameter for another method is found among them."""
     assert isinstance(rewritten([kind], query, body, frozenset({"GET"})), str)
     assert rewritten([kind], query + b"&_method=DELETE", body, frozenset({"GET"}))
@@ -247,8 +291,11 @@ LONG = [
 
 
 @pytest.mark.parametrize(("path", "headers"), LONG)
-def test_a_head_that_its_event_cuts_is_on_record_whole(path: str, headers: list[tuple[bytes, bytes]]) -> None:
-    """Every byte of it, as it leaves for something real; that of a usual request is in its event."""
+def test_a_head_that_its_event_cuts_is_on_record_whole(
+    path: str, headers: list[tuple[bytes, bytes]]
+) -> None:
+    """Every byte of it, as it leaves for something real; that of a usual request is in its
+    event."""
     with web_server() as server:
         asker = Asker(server)
         run(asker.ask)
@@ -306,7 +353,12 @@ def without_authorities(directory: Path) -> tuple[ssl.SSLContext, str]:
 
 @pytest.mark.parametrize(
     ("made", "why"),
-    [(untrusted, "issuer"), (misnamed, "Hostname mismatch"), (expired, "expired"), (without_authorities, "issuer")],
+    [
+        (untrusted, "issuer"),
+        (misnamed, "Hostname mismatch"),
+        (expired, "expired"),
+        (without_authorities, "issuer"),
+    ],
 )
 def test_a_wrong_certificate_ends_it_before_a_word_of_http(
     tmp_path: Path, made: Callable[[Path], tuple[ssl.SSLContext, str]], why: str
@@ -333,7 +385,8 @@ def test_an_upstream_that_never_answers_is_given_up() -> None:
 
 @pytest.mark.parametrize("path", ["/drip", "/drip-head"])
 def test_an_answer_that_drips_is_given_up_in_all(path: str) -> None:
-    """Each byte comes long before the idle bound: the whole exchange has one too, before the answer's head and in its body."""
+    """Each byte comes long before the idle bound: the whole exchange has one too, before the
+    answer's head and in its body."""
     with web_server() as server:
         assert refused(Asker(server, exchange_s=0.6), path) == (504, "the upstream took too long")
 
@@ -349,13 +402,20 @@ def test_a_dial_costs_budget() -> None:
 
         asker.app._site.reporter.dial = no  # type: ignore[method-assign, assignment]
         seen = [refused(asker) for _ in range(5)]
-    assert seen == [(502, "not dialled: nobody answers there")] * 3 + [(502, "the upstream's budget is used up")] * 2
+    assert (
+        seen
+        == [(502, "not dialled: nobody answers there")] * 3
+        + [(502, "the upstream's budget is used up")] * 2
+    )
     assert len(asker.dialled) == 3
 
 
 def test_two_content_types_are_both_looked_at() -> None:
     """One that is no form does not hide one that is."""
-    for kinds in ([FORM, (b"content_type", b"text/plain")], [(b"content-type", b"text/plain"), FORM]):
+    for kinds in (
+        [FORM, (b"content_type", b"text/plain")],
+        [(b"content-type", b"text/plain"), FORM],
+    ):
         assert rewritten(kinds, b"", b"_method=DELETE", frozenset({"POST"}))
 
 
@@ -377,7 +437,8 @@ def test_answers_of_every_framing_are_whole() -> None:
 
 
 def test_the_budget_ends_an_answer_and_everything_after_it() -> None:
-    """Both directions count, to the byte; the answer is cut, it is told once, and nothing is dialled any more."""
+    """Both directions count, to the byte; the answer is cut, it is told once, and nothing is
+    dialled any more."""
     with web_server() as server:
         asker = Asker(server, budget=10_000)
         run(asker.ask)
@@ -390,7 +451,12 @@ def test_the_budget_ends_an_answer_and_everything_after_it() -> None:
     assert [(item.kind, item.data) for item in asker.items] == [
         (
             "limit.hit",
-            {"limit": "upstream_budget_bytes", "value": 10_000, "count": 1, "stand_in": "upstream:real.example"},
+            {
+                "limit": "upstream_budget_bytes",
+                "value": 10_000,
+                "count": 1,
+                "stand_in": "upstream:real.example",
+            },
         )
     ]
 
@@ -404,7 +470,8 @@ def test_the_budget_holds_for_what_is_sent() -> None:
 
 
 def test_the_budget_holds_over_many_at_once(tmp_path: Path) -> None:
-    """TLS's bytes count; however many read at once, not one more is taken; and no more connections are open than the bound says."""
+    """TLS's bytes count; however many read at once, not one more is taken; and no more connections
+    are open than the bound says."""
     authority = Authority(tmp_path)
     with web_server(authority.server(HOST)) as server:
         asker = Asker(server, authority.pem, budget=200_000, port=443)
@@ -472,15 +539,27 @@ def test_a_cell_that_goes_before_its_body_is_whole_costs_nothing() -> None:
     assert asker.dialled == []
 
 
-NAMES = st.sampled_from([b"Host", b"X-A", b"x-b", b"Connection", b"TE", b"Upgrade", b"Proxy-Authorization", b"Accept"])
+NAMES = st.sampled_from(
+    [b"Host", b"X-A", b"x-b", b"Connection", b"TE", b"Upgrade", b"Proxy-Authorization", b"Accept"]
+)
 
 
-@given(st.lists(st.tuples(NAMES, st.lists(st.sampled_from([b"x-a", b"X-B", b"close", b"", b" te "])).map(b",".join))))
+@given(
+    st.lists(
+        st.tuples(
+            NAMES,
+            st.lists(st.sampled_from([b"x-a", b"X-B", b"close", b"", b" te "])).map(b",".join),
+        )
+    )
+)
 def test_no_field_of_a_connection_s_own_passes(headers: list[tuple[bytes, bytes]]) -> None:
     """Neither the known ones nor those that `Connection` names; all others stay, in their order."""
     kept = end_to_end(headers)
     named = {
-        word.strip().lower() for name, value in headers if name.lower() == b"connection" for word in value.split(b",")
+        word.strip().lower()
+        for name, value in headers
+        if name.lower() == b"connection"
+        for word in value.split(b",")
     }
     assert not {name for name, _ in kept} & (HOP_BY_HOP | named)
     assert kept == [(n.lower(), v) for n, v in headers if n.lower() not in HOP_BY_HOP | named]

@@ -13,7 +13,8 @@ TIMEOUT_S = 30.0
 
 
 def test_what_is_over_the_bound_is_not_taken_until_a_job_is_done() -> None:
-    """One is being done, one waits, the third is refused; a job that fails gives its place back too."""
+    """One is being done, one waits, the third is refused; a job that fails gives its place back
+    too."""
     executor = BoundedExecutor("test", workers=1, queue_size=2)
     begun, go, done = threading.Event(), threading.Event(), threading.Semaphore(0)
 

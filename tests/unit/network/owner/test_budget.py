@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from belljar.events import Body, Event, Kind
 from belljar.ledger import LedgerWriter, load_or_make_key
 from belljar.ledger.schema import check_data
-from belljar.network.owner.budget import BLOCK_BYTES, MAX_CUT_CHARS, MAX_CUT_FIELDS, Budget, cost_bytes, cut_down
+from belljar.network.owner.budget import (
+    BLOCK_BYTES,
+    MAX_CUT_CHARS,
+    MAX_CUT_FIELDS,
+    Budget,
+    cost_bytes,
+    cut_down,
+)
 
 HTTP: dict[str, Any] = {
     "range": "r-0",
@@ -39,7 +46,8 @@ EVENTS = st.builds(
         kind=Kind.NETWORK_ATTEMPT,
         data=data,
         bodies=tuple(
-            Body(name=f"b{at}", content=bytes(size), total_bytes=size, sha256="0" * 64) for at, size in enumerate(sizes)
+            Body(name=f"b{at}", content=bytes(size), total_bytes=size, sha256="0" * 64)
+            for at, size in enumerate(sizes)
         ),
     ),
     st.dictionaries(TEXTS, VALUES, max_size=6),
@@ -50,7 +58,8 @@ EVENTS = st.builds(
 @settings(deadline=None, max_examples=50)
 @given(st.lists(EVENTS, max_size=10))
 def test_no_more_is_taken_than_it_may(events: list[Event]) -> None:
-    """Whole up to the bound, cut down from then on for good, and none beyond the second; the counts are right."""
+    """Whole up to the bound, cut down from then on for good, and none beyond the second; the counts
+    are right."""
     budget = Budget.of(8_000)
     taken: list[Event] = []
     for event in events:
@@ -67,7 +76,8 @@ def test_no_more_is_taken_than_it_may(events: list[Event]) -> None:
 
 
 def test_what_is_cut_down_still_says_who_and_what() -> None:
-    """And is an event of its kind: the digest and the length of a body stay, its bytes and the lists go."""
+    """And is an event of its kind: the digest and the length of a body stay, its bytes and the
+    lists go."""
     small = cut_down(ASKED)
     check_data(small.kind, dict(small.data))
     assert small.data == {
@@ -96,20 +106,33 @@ def test_of_many_fields_the_first_are_kept() -> None:
 
 
 def test_a_ledger_takes_no_more_than_was_counted(tmp_path: Path) -> None:
-    """Lines and files of the real one, in blocks: long texts and hostile ones, floats with many digits, many small bodies, a large one."""
+    """Lines and files of the real one, in blocks: long texts and hostile ones, floats with many
+    digits, many small bodies, a large one."""
     run = tmp_path / "run"
     run.mkdir()
     data: dict[str, Any] = {"stand_in": "shop", "what": "publish", "range": "r-0"}
-    texts: list[Any] = ["", "x" * 40_000, "\x00" * 9000, "\u20ac" * 9000, 9e15, [1e-6] * 1000, 2**53 - 1]
+    texts: list[Any] = [
+        "",
+        "x" * 40_000,
+        "\x00" * 9000,
+        "\u20ac" * 9000,
+        9e15,
+        [1e-6] * 1000,
+        2**53 - 1,
+    ]
     events = [Event(kind=Kind.NETWORK_ATTEMPT, data={**data, "more": text}) for text in texts]
     for size in (*range(1, 40), 1 << 18):
         content = size.to_bytes(4, "big") * size
-        kept = Body(name="b" * 64, content=content[:-1], total_bytes=2**53 - 1, sha256=f"{size:064x}")
+        kept = Body(
+            name="b" * 64, content=content[:-1], total_bytes=2**53 - 1, sha256=f"{size:064x}"
+        )
         events.append(Event(kind=Kind.NETWORK_ATTEMPT, data=data, bodies=(kept,)))
     with LedgerWriter(run, load_or_make_key(tmp_path)) as writer:
         for event in events:
             writer.record(event)
         sizes = [file.stat().st_size for file in run.glob("bodies/*/*")]
-        taken = (run / "ledger.jsonl").stat().st_size + sum(-(-size // BLOCK_BYTES) * BLOCK_BYTES for size in sizes)
+        taken = (run / "ledger.jsonl").stat().st_size + sum(
+            -(-size // BLOCK_BYTES) * BLOCK_BYTES for size in sizes
+        )
     assert len(sizes) == 40
     assert taken <= sum(map(cost_bytes, events)) < 2 * taken

@@ -1,4 +1,5 @@
-"""What may be dialled: upstreams of the plan alone, at public addresses alone, pinned, and on record before it is done."""
+"""What may be dialled: upstreams of the plan alone, at public addresses alone, pinned, and on
+record before it is done."""
 
 from __future__ import annotations
 
@@ -55,20 +56,29 @@ PUBLIC = ("93.184.215.14", "2606:2800:21f:cb07:6820:80da:af6b:8b2c")
 
 def question(**changes: object) -> bytes:
     """What our gateway asks, or something near it."""
-    return json.dumps({"host": "real.example", "port": 443, "stand_in": "upstream:real.example", **changes}).encode()
+    return json.dumps(
+        {"host": "real.example", "port": 443, "stand_in": "upstream:real.example", **changes}
+    ).encode()
 
 
 class World:
-    """A resolver and a network that remember what was asked of them; and what was said, in one order with it."""
+    """A resolver and a network that remember what was asked of them; and what was said, in one
+    order with it."""
 
     def __init__(
-        self, *answers: tuple[str, ...] | OSError, dead: tuple[str, ...] = (), ours: tuple[str, ...] = ()
+        self,
+        *answers: tuple[str, ...] | OSError,
+        dead: tuple[str, ...] = (),
+        ours: tuple[str, ...] = (),
     ) -> None:
         self.log: list[tuple[Any, ...]] = []
         self._answers, self._dead, self._ours = list(answers), dead, ours
         self.near: tuple[Any, ...] | OSError = ()
         reach = Reach(
-            resolve=self._resolve, connect=self._connect, is_ours=ours.__contains__, networks_near=self._networks_near
+            resolve=self._resolve,
+            connect=self._connect,
+            is_ours=ours.__contains__,
+            networks_near=self._networks_near,
         )
         self.spending = RunSpending()
         self.dialler = Dialler(PLAN, reach, self.spending)
@@ -101,8 +111,11 @@ class World:
 
 
 @given(st.ip_addresses(v=4) | st.ip_addresses(v=6))
-def test_no_forbidden_address_passes_and_what_is_left_is_global(address: IPv4Address | IPv6Address) -> None:
-    """An address passes only if Python calls it global and no net of the list has it; written out or short."""
+def test_no_forbidden_address_passes_and_what_is_left_is_global(
+    address: IPv4Address | IPv6Address,
+) -> None:
+    """An address passes only if Python calls it global and no net of the list has it; written out
+    or short."""
     if not problem_of(str(address), ()):
         assert address.is_global
         assert not address.is_multicast
@@ -112,7 +125,8 @@ def test_no_forbidden_address_passes_and_what_is_left_is_global(address: IPv4Add
 
 @given(st.sampled_from(FORBIDDEN), st.data())
 def test_every_address_of_a_forbidden_net_is_refused(net: Any, data: st.DataObject) -> None:  # noqa: ANN401 - either version's
-    """Private, loopback, link-local, metadata, multicast, documentation, tunnels: any address of them."""
+    """Private, loopback, link-local, metadata, multicast, documentation, tunnels: any address of
+    them."""
     number = data.draw(st.integers(int(net[0]), int(net[-1])))
     address = IPv4Address(number) if net.version == 4 else IPv6Address(number)
     assert problem_of(str(address), ())
@@ -120,7 +134,8 @@ def test_every_address_of_a_forbidden_net_is_refused(net: Any, data: st.DataObje
 
 @given(st.ip_addresses(v=4))
 def test_an_address_in_another_s_clothes_is_refused(address: IPv4Address) -> None:
-    """IPv4 within IPv6 (mapped, compatible, NAT64, 6to4, Teredo) hides what would be reached: none passes, public or not."""
+    """IPv4 within IPv6 (mapped, compatible, NAT64, 6to4, Teredo) hides what would be reached: none
+    passes, public or not."""
     number = int(address)
     clothed = (
         f"::ffff:{address}",
@@ -152,7 +167,11 @@ def test_a_public_address_passes_unless_it_is_this_host_s(address: str) -> None:
     assert problem_of(address, (spelled,)) == "is this host's own"
 
 
-@given(st.lists(st.sampled_from(PUBLIC), max_size=3), st.ip_addresses(), st.lists(st.sampled_from(PUBLIC), max_size=3))
+@given(
+    st.lists(st.sampled_from(PUBLIC), max_size=3),
+    st.ip_addresses(),
+    st.lists(st.sampled_from(PUBLIC), max_size=3),
+)
 def test_one_bad_address_spoils_the_answer(before: list[str], one: Any, after: list[str]) -> None:  # noqa: ANN401 - either version's
     """An answer passes only if each address of it does."""
     assert bool(judge([*before, str(one), *after], ())) == bool(problem_of(str(one), ()))
@@ -200,7 +219,9 @@ def test_a_question_for_anything_else_is_a_violation(body: bytes) -> None:
 
 @given(
     st.binary(max_size=200)
-    | st.recursive(st.none() | st.text() | st.integers(), st.lists).map(lambda it: json.dumps(it).encode())
+    | st.recursive(st.none() | st.text() | st.integers(), st.lists).map(
+        lambda it: json.dumps(it).encode()
+    )
 )
 def test_whatever_a_gateway_asks_is_an_upstream_or_a_violation(body: bytes) -> None:
     """Nothing else is raised."""
@@ -212,11 +233,16 @@ def test_a_dial_is_on_record_before_it_is_done() -> None:
     """Resolved, judged, said, dialled; with the reason that the policy gives."""
     world = World(PUBLIC[:1])
     world.dial()
-    assert world.log == [("resolved", REAL.host), ("dialled", PUBLIC[0], ""), ("connected", PUBLIC[0], 443)]
+    assert world.log == [
+        ("resolved", REAL.host),
+        ("dialled", PUBLIC[0], ""),
+        ("connected", PUBLIC[0], 443),
+    ]
 
 
 def test_the_first_answer_is_pinned() -> None:
-    """A name that would resolve to something else the second time (DNS rebinding) is not asked for again."""
+    """A name that would resolve to something else the second time (DNS rebinding) is not asked for
+    again."""
     world = World(PUBLIC[:1], ("127.0.0.1",))
     world.dial()
     world.dial(port=80)
@@ -228,7 +254,8 @@ def test_the_first_answer_is_pinned() -> None:
 
 
 def test_a_refused_answer_stays_refused_and_is_on_record_each_time() -> None:
-    """One private address among public ones: nothing is dialled, nor is it asked for again until an answer is better."""
+    """One private address among public ones: nothing is dialled, nor is it asked for again until an
+    answer is better."""
     world = World((PUBLIC[0], "10.0.0.1"), PUBLIC[:1])
     for _ in range(2):
         with pytest.raises(Refused, match=r"10\.0\.0\.1 is not a public one"):
@@ -245,16 +272,25 @@ def test_this_host_s_own_public_address_is_refused() -> None:
     assert not any(entry[0] == "connected" for entry in world.log)
 
 
-@pytest.mark.parametrize(("address", "net"), [(PUBLIC[0], "93.184.215.0/24"), (PUBLIC[1], "2606:2800:21f::/48")])
+@pytest.mark.parametrize(
+    ("address", "net"), [(PUBLIC[0], "93.184.215.0/24"), (PUBLIC[1], "2606:2800:21f::/48")]
+)
 def test_a_network_that_this_host_is_on_is_refused(address: str, net: str) -> None:
-    """A LAN may have public addresses. It is looked at before each dial: also one that the host joined after the name was pinned."""
+    """A LAN may have public addresses. It is looked at before each dial: also one that the host
+    joined after the name was pinned."""
     world = World((address,))
     world.dial()
     world.near = (ip_network(net),)
     for _ in range(2):
         with pytest.raises(Refused, match="of a network that this host is on"):
             world.dial()
-    assert [entry[0] for entry in world.log] == ["resolved", "dialled", "connected", "refused", "refused"]
+    assert [entry[0] for entry in world.log] == [
+        "resolved",
+        "dialled",
+        "connected",
+        "refused",
+        "refused",
+    ]
 
 
 def test_networks_that_can_t_be_read_are_no_permission() -> None:
@@ -265,7 +301,13 @@ def test_networks_that_can_t_be_read_are_no_permission() -> None:
         world.dial()
     world.near = ()
     world.dial()
-    assert [entry[0] for entry in world.log] == ["resolved", "refused", "resolved", "dialled", "connected"]
+    assert [entry[0] for entry in world.log] == [
+        "resolved",
+        "refused",
+        "resolved",
+        "dialled",
+        "connected",
+    ]
 
 
 def test_a_name_that_does_not_resolve_now_may_later() -> None:
@@ -274,12 +316,21 @@ def test_a_name_that_does_not_resolve_now_may_later() -> None:
     with pytest.raises(Refused, match="can't be resolved"):
         world.dial()
     world.dial()
-    assert [entry[0] for entry in world.log] == ["resolved", "refused", "resolved", "dialled", "connected"]
+    assert [entry[0] for entry in world.log] == [
+        "resolved",
+        "refused",
+        "resolved",
+        "dialled",
+        "connected",
+    ]
 
 
 def test_the_next_pinned_address_is_tried() -> None:
     """Each on record, and how it ended; three at most."""
-    world = World(("1.0.0.1", "1.0.0.2", "1.0.0.3", "1.0.0.4"), dead=("1.0.0.1", "1.0.0.2", "1.0.0.3", "1.0.0.4"))
+    world = World(
+        ("1.0.0.1", "1.0.0.2", "1.0.0.3", "1.0.0.4"),
+        dead=("1.0.0.1", "1.0.0.2", "1.0.0.3", "1.0.0.4"),
+    )
     with pytest.raises(Refused, match="nobody answers"):
         world.dial()
     assert sum(entry[0] == "connected" for entry in world.log) == MAX_TRIED
@@ -329,7 +380,9 @@ def test_an_address_that_answers_is_connected_to_and_one_that_does_not_is_an_err
             dial.connect("127.0.0.1", deaf.getsockname()[1])
 
 
-def test_without_a_bundle_of_authorities_nothing_can_be_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_bundle_of_authorities_nothing_can_be_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """An error of the host, with its hint; where there is one it is PEM that OpenSSL takes."""
     if "BEGIN CERTIFICATE" in (text := read_authorities()):
         ssl.create_default_context(cadata=text)
@@ -340,9 +393,13 @@ def test_without_a_bundle_of_authorities_nothing_can_be_checked(monkeypatch: pyt
 
 
 def test_a_connection_that_was_reset_can_t_be_made_to_lead_elsewhere() -> None:
-    """Linux lets `sendto(MSG_FASTOPEN)` connect a socket whose non-blocking connect was never finished and that was then reset: whoever holds it could go anywhere
-    without `connect`. Ours is finished."""
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as elsewhere:
+    """Linux lets `sendto(MSG_FASTOPEN)` connect a socket whose non-blocking connect was never
+    finished and that was then reset: whoever holds it could go anywhere without `connect`. Ours is
+    finished."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_server(("127.0.0.1", 0)) as elsewhere,
+    ):
         end = dial.connect("127.0.0.1", server.getsockname()[1])
         with end:
             accepted, _ = server.accept()
@@ -360,7 +417,8 @@ def test_a_connection_that_was_reset_can_t_be_made_to_lead_elsewhere() -> None:
 
 
 def test_each_address_that_is_tried_costs_budget() -> None:
-    """So does a dial that comes to nothing; when it is used up nothing is resolved or dialled any more, and that is on record."""
+    """So does a dial that comes to nothing; when it is used up nothing is resolved or dialled any
+    more, and that is on record."""
     addresses = ("1.0.0.1", "1.0.0.2", "1.0.0.3")
     dead = World(addresses, dead=addresses)
     with pytest.raises(Refused, match="nobody answers"):
@@ -373,10 +431,14 @@ def test_each_address_that_is_tried_costs_budget() -> None:
     resolved = len(world.log)
     with pytest.raises(Refused, match="budget for one sample is used up"):
         world.dial()
-    assert world.log[resolved:] == [("refused", "", "the upstream's budget for one sample is used up")]
+    assert world.log[resolved:] == [
+        ("refused", "", "the upstream's budget for one sample is used up")
+    ]
 
 
-def test_a_connection_that_can_t_be_watched_is_not_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_that_can_t_be_watched_is_not_handed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """No descriptor is left for it: it is closed, and the dial fails."""
     world = World(PUBLIC[:1])
     made: list[socket.socket] = []

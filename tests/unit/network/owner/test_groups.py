@@ -16,8 +16,11 @@ LIMITS = GroupLimits(memory_max_bytes=1 << 20, cpu_quota_percent=50, processes=3
 RANGE = "r-0123456789ab"
 
 
-def test_limits_are_set_before_a_process_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where they will be is known first; then they are made and limited; processes join; what they counted is told; they are removed when empty."""
+def test_limits_are_set_before_a_process_is_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where they will be is known first; then they are made and limited; processes join; what they
+    counted is told; they are removed when empty."""
     (tmp_path / "cgroup.subtree_control").write_text("cpu memory pids")
     parents = dict.fromkeys(("cpu", "memory", "pids"), tmp_path)
     monkeypatch.setattr(cgroup, "_host_parents", lambda: (parents, True))
@@ -48,7 +51,9 @@ def test_without_controllers_there_is_nothing_to_do() -> None:
     assert (groups.directories, groups.end()) == ((), {})
 
 
-def test_a_controller_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_controller_that_is_not_there_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The plan counts on it."""
     monkeypatch.setattr(cgroup, "_host_parents", lambda: ({"cpu": tmp_path}, True))
     with pytest.raises(HostError, match="memory"):

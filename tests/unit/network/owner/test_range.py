@@ -22,7 +22,9 @@ async def test_one_that_was_not_begun_is_not_ended(tmp_path: Path) -> None:
     with anyio.CancelScope() as scope:
         scope.cancel()
         async with open_range(
-            RangeSpec(network=network, layout=layout, directory=tmp_path), recorder=recorder, home=tmp_path
+            RangeSpec(network=network, layout=layout, directory=tmp_path),
+            recorder=recorder,
+            home=tmp_path,
         ):
             raise AssertionError("it was opened")
     assert scope.cancelled_caught

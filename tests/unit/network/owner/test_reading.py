@@ -1,4 +1,5 @@
-"""What a reader of a packet record says, taken in: its word is checked, and what it does not say is said."""
+"""What a reader of a packet record says, taken in: its word is checked, and what it does not say is
+said."""
 
 from __future__ import annotations
 
@@ -23,12 +24,28 @@ from belljar.network.ipc import ALIVE, ASK, READY, Item, WireViolation
 from belljar.network.ipc import encode_event as datagrams_of
 from belljar.network.owner import reading
 from belljar.network.owner.budget import Budget
-from belljar.network.owner.reading import KINDS, MAX_LIMITS, MAX_PROCESSOR_S, Taker, Task, read_back, take_in
+from belljar.network.owner.reading import (
+    KINDS,
+    MAX_LIMITS,
+    MAX_PROCESSOR_S,
+    Taker,
+    Task,
+    read_back,
+    take_in,
+)
 
 TASK = Task(files=(), range_id="r-1", layout=LAYOUT, network=PLAN, budget=Budget.of(1 << 20))
 FLOW = Item(
     Kind.NETWORK_FLOW,
-    {"cell": "a", "protocol": "tcp", "address": "", "port": 1, "verdict": "allowed", "reason": "segment", "bytes": 1},
+    {
+        "cell": "a",
+        "protocol": "tcp",
+        "address": "",
+        "port": 1,
+        "verdict": "allowed",
+        "reason": "segment",
+        "bytes": 1,
+    },
 )
 LIMIT = Item(Kind.LIMIT_HIT, {"limit": "traffic_analysis_bytes", "value": 1, "count": 2})
 LAST = Item(READY, {})
@@ -64,11 +81,13 @@ def told(budget: Budget) -> list[Event]:
 
 @given(st.integers(500, 30_000), st.integers(0, 20_000), st.integers(0, 3))
 def test_an_honest_reader_is_believed(recorded: int, spent: int, cut: int) -> None:
-    """Whatever of the budget is left: it tells no more than it may, and all of it is on record as it was told, bodies too."""
+    """Whatever of the budget is left: it tells no more than it may, and all of it is on record as
+    it was told, bodies too."""
     budget = replace(Budget.of(recorded), spent_bytes=spent, events=7, cut_events=cut)
     events = told(budget)
     on_record = taken(
-        *words(*(Item(event.kind, event.data, event.bodies) for event in events)), task=replace(TASK, budget=budget)
+        *words(*(Item(event.kind, event.data, event.bodies) for event in events)),
+        task=replace(TASK, budget=budget),
     )
     assert [(each.kind, dict(each.data), each.bodies) for each in on_record] == [
         (each.kind, dict(each.data), each.bodies) for each in events
@@ -77,8 +96,14 @@ def test_an_honest_reader_is_believed(recorded: int, spent: int, cut: int) -> No
 
 def test_whose_events_they_are_is_the_owners_word() -> None:
     """Not the reader's."""
-    (event,) = taken(*words(replace(FLOW, data={**FLOW.data, "range": "r-2", "traffic_analysis": False})))
-    assert (event.data["range"], event.data["traffic_analysis"], event.trust) == ("r-1", True, Trust.HOST_OBSERVED)
+    (event,) = taken(
+        *words(replace(FLOW, data={**FLOW.data, "range": "r-2", "traffic_analysis": False}))
+    )
+    assert (event.data["range"], event.data["traffic_analysis"], event.trust) == (
+        "r-1",
+        True,
+        Trust.HOST_OBSERVED,
+    )
 
 
 BODY = Body(name="request", content=b"", total_bytes=0, sha256="0" * 64)
@@ -112,7 +137,9 @@ def test_no_more_events_are_taken_than_there_may_be(monkeypatch: pytest.MonkeyPa
         taken(*words(*[FLOW] * 4), task=task)
 
 
-@given(st.lists(st.binary(max_size=200) | st.sampled_from(words(FLOW, LIMIT, LAST, FLOW)), max_size=8))
+@given(
+    st.lists(st.binary(max_size=200) | st.sampled_from(words(FLOW, LIMIT, LAST, FLOW)), max_size=8)
+)
 def test_whatever_a_reader_says(said: list[bytes]) -> None:
     """Events of its kinds are on record, or it has broken its protocol; nothing else happens."""
     recorder = MemoryRecorder()
@@ -126,7 +153,8 @@ def test_whatever_a_reader_says(said: list[bytes]) -> None:
 
 
 def test_what_was_told_is_kept(ends: tuple[socket.socket, socket.socket]) -> None:
-    """When it is gone, silent, or breaks its protocol; and when it has said all nothing more is heard."""
+    """When it is gone, silent, or breaks its protocol; and when it has said all nothing more is
+    heard."""
     ours, theirs = ends
     recorder = MemoryRecorder()
     for datagram in [*words(FLOW, LAST), b"ignored"]:
@@ -165,7 +193,8 @@ def test_a_record_that_is_gone_is_told(tmp_path: Path) -> None:
 
 
 def test_packets_that_are_not_in_the_record_are_said(tmp_path: Path) -> None:
-    """What they would have told is nowhere. That is the owner's word, whatever becomes of the reader."""
+    """What they would have told is nowhere. That is the owner's word, whatever becomes of the
+    reader."""
     for files in ((), (tmp_path / "none",)):
         recorder = MemoryRecorder()
         read_back(replace(TASK, files=files, lost_packets=7), home=tmp_path, recorder=recorder)
@@ -193,5 +222,10 @@ def test_a_task_is_a_ranges_own(tmp_path: Path) -> None:
         task = Task.of([file], counters, range_id="r-1", layout=LAYOUT, network=PLAN)
         seconds.append(task.processor_s)
     assert seconds == [20, 100, MAX_PROCESSOR_S]
-    assert (task.lost_packets, task.budget.spent_bytes, task.budget.events, task.budget.cut_events) == (6, 9, 3, 1)
+    assert (
+        task.lost_packets,
+        task.budget.spent_bytes,
+        task.budget.events,
+        task.budget.cut_events,
+    ) == (6, 9, 3, 1)
     assert json.loads(json.dumps(task.to_json(None)))["processor_s"] == MAX_PROCESSOR_S

@@ -1,4 +1,5 @@
-"""What a run spends on a real upstream: counted by the kernel, bounded for a range and for the run."""
+"""What a run spends on a real upstream: counted by the kernel, bounded for a range and for the
+run."""
 
 from __future__ import annotations
 
@@ -19,7 +20,12 @@ HOST = "real.example"
 def upstream(budget: int, run: int, host: str = HOST) -> UpstreamPlan:
     """With these budgets."""
     return UpstreamPlan(
-        host=host, ports=(443,), methods=("GET",), budget_bytes=budget, run_budget_bytes=run, reason="for a test"
+        host=host,
+        ports=(443,),
+        methods=("GET",),
+        budget_bytes=budget,
+        run_budget_bytes=run,
+        reason="for a test",
     )
 
 
@@ -43,7 +49,9 @@ def exchange(ours: socket.socket, theirs: socket.socket, sent: int, received: in
             count -= len(sink.recv(count))
 
 
-def dial(spending: RunSpending, number: int, plan: UpstreamPlan, end: socket.socket | None = None) -> None:
+def dial(
+    spending: RunSpending, number: int, plan: UpstreamPlan, end: socket.socket | None = None
+) -> None:
     """One dial of a range; with a connection it is handed over."""
     with spending.dialling(number, plan):
         if end is not None:
@@ -51,7 +59,8 @@ def dial(spending: RunSpending, number: int, plan: UpstreamPlan, end: socket.soc
 
 
 def test_the_kernel_counts_what_passed() -> None:
-    """In both directions, whoever holds the connection; one that its gateway has ended is settled, and counts on."""
+    """In both directions, whoever holds the connection; one that its gateway has ended is settled,
+    and counts on."""
     spending, plan = RunSpending(), upstream(1 << 20, 1 << 20)
     number = spending.new_range()
     with connection() as (ours, theirs):
@@ -82,7 +91,8 @@ def test_a_range_has_its_budget_and_no_more() -> None:
 
 
 def test_a_run_has_its_budget_over_all_ranges() -> None:
-    """Of a range that is using it the whole budget is set aside; of one that is not, what it used; also after the range's end."""
+    """Of a range that is using it the whole budget is set aside; of one that is not, what it used;
+    also after the range's end."""
     spending, plan = RunSpending(), upstream(10_000, 16_000)
     first, second, third = (spending.new_range() for _ in range(3))
     with connection() as (ours, theirs):
@@ -112,7 +122,9 @@ def test_a_connection_beyond_its_time_is_ended() -> None:
         clock[0] = MAX_OPEN_S
         assert spending.look(number) == ()
         clock[0] = MAX_OPEN_S + 1
-        assert [told for _, told in spending.look(number)] == [f"it was open for {MAX_OPEN_S:.0f} s"]
+        assert [told for _, told in spending.look(number)] == [
+            f"it was open for {MAX_OPEN_S:.0f} s"
+        ]
         assert theirs.recv(1) == b""
         assert spending.look(number) == ()
 
@@ -144,7 +156,9 @@ def test_a_range_that_is_over_gets_no_connection() -> None:
     st.integers(0, 20_000),
     st.lists(st.tuples(st.integers(0, 4), st.integers(1, 3)), max_size=60),
 )
-def test_no_order_of_dials_spends_more_than_a_budget(budget: int, more: int, dials: list[tuple[int, int]]) -> None:
+def test_no_order_of_dials_spends_more_than_a_budget(
+    budget: int, more: int, dials: list[tuple[int, int]]
+) -> None:
     """Neither a range's nor the run's; what was refused cost nothing."""
     spending, plan = RunSpending(), upstream(budget, budget + more)
     numbers = [spending.new_range() for _ in range(5)]

@@ -50,7 +50,8 @@ def loaded(folder: Path, stand_ins: str, **files: str) -> LoadedPolicy:
 def test_what_is_wrong_has_its_place(
     stand_in: str, files: dict[str, str], at: str, field: str, message: str, tmp_path: Path
 ) -> None:
-    """The policy's line and column, and the file's where it is in one; the file by the path from the policy."""
+    """The policy's line and column, and the file's where it is in one; the file by the path from
+    the policy."""
     policy = loaded(tmp_path, f"    site: {stand_in}\n", **files)
     problem = stand_in_problems(policy)[0]
     line, column = 5, len("    site: ") + stand_in.index(at) + 1
@@ -88,9 +89,13 @@ def test_what_is_right_is_let_through(tmp_path: Path) -> None:
     check_stand_ins(load_policy(tmp_path / "none.yaml"))
 
 
-def test_a_library_that_is_missing_is_the_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_is_missing_is_the_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is named, and what installs it."""
-    policy = loaded(tmp_path, "    a: {kind: http, names: [a.example], routes: [{path: /, body: hello}]}\n")
+    policy = loaded(
+        tmp_path, "    a: {kind: http, names: [a.example], routes: [{path: /, body: hello}]}\n"
+    )
 
     def check(*_: object) -> tuple[str, ...]:
         raise ModuleNotFoundError("No module named 'x'", name="x")

@@ -1,4 +1,5 @@
-"""The stand-in `catch_all`: any name and path get something plausible, and what is sent anywhere is on record."""
+"""The stand-in `catch_all`: any name and path get something plausible, and what is sent anywhere is
+on record."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ def app() -> Client:
         ("BREW", "/x", 405, "text/plain; charset=utf-8"),
     ],
 )
-def test_the_shape_follows_from_what_is_asked(app: Client, method: str, url: str, status: int, kind: str) -> None:
+def test_the_shape_follows_from_what_is_asked(
+    app: Client, method: str, url: str, status: int, kind: str
+) -> None:
     """Pages, APIs, telemetry and the usual files are told apart."""
     said = app.ask(method, url)
     assert (said.status, said.header("content-type")) == (status, kind)
@@ -51,11 +54,16 @@ def test_what_was_sent_comes_back_bounded(app: Client) -> None:
     """Plain fields of a JSON body are in the answer, cut; the same path has the same id."""
     said = app.ask("POST", "/api/notes", json={"text": "x" * 999, "list": [1], "n": 3})
     assert (len(said.json["text"]), said.json["n"], "list" in said.json) == (256, 3, False)
-    assert said.json["id"] == app.ask("POST", "/api/notes").json["id"] != app.ask("POST", "/api/other").json["id"]
+    assert (
+        said.json["id"]
+        == app.ask("POST", "/api/notes").json["id"]
+        != app.ask("POST", "/api/other").json["id"]
+    )
 
 
 def test_what_is_sent_is_an_attempt() -> None:
-    """A request that writes is on record with its body; one that reads isn't, besides the gateway's own record."""
+    """A request that writes is on record with its body; one that reads isn't, besides the gateway's
+    own record."""
     record = Recorded()
     app = Client(catch_all.make(context(record=record)))
     app.get("/x")
@@ -72,11 +80,21 @@ def test_what_is_sent_is_an_attempt() -> None:
 
 
 def test_what_is_sent_in_part_is_an_attempt_too() -> None:
-    """One that is over the bound; what had come of it is kept in part. (`test_gateway_broken_off` has one whose client goes away.)"""
+    """One that is over the bound; what had come of it is kept in part. (`test_gateway_broken_off`
+    has one whose client goes away.)"""
     record = Recorded()
-    assert Client(catch_all.make(context(record=record))).ask("PUT", "/x", body=bytes((1 << 20) + 1)).status == 413
+    assert (
+        Client(catch_all.make(context(record=record)))
+        .ask("PUT", "/x", body=bytes((1 << 20) + 1))
+        .status
+        == 413
+    )
     ((_, data, bodies),) = record.events
-    assert (data["what"], data["body_bytes"], data["refused"]) == ("send", (1 << 20) + 1, "the body is over the bound")
+    assert (data["what"], data["body_bytes"], data["refused"]) == (
+        "send",
+        (1 << 20) + 1,
+        "the body is over the bound",
+    )
     assert len(bodies[0].content) == 64 << 10
 
 

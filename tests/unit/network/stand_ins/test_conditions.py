@@ -41,7 +41,9 @@ def test_conditions_in_their_order(fields: dict[str, str], share: Share) -> None
 
 
 @given(
-    st.fixed_dictionaries({}, optional=dict.fromkeys(FIELDS, st.text(max_size=60) | st.just(MODIFIED))),
+    st.fixed_dictionaries(
+        {}, optional=dict.fromkeys(FIELDS, st.text(max_size=60) | st.just(MODIFIED))
+    ),
     st.text(max_size=20),
     st.integers(0, 5000),
 )
@@ -49,7 +51,13 @@ def test_conditions_in_their_order(fields: dict[str, str], share: Share) -> None
 def test_whatever_is_asked_for(fields: dict[str, str], asked: str, size: int) -> None:
     """Bytes outside the file are never meant, and a partial answer has some."""
     stored = Stored(etag="tag", modified_s=FILE.modified_s, size_bytes=size)
-    for given_range in (asked, f"bytes={asked}", f"bytes=-{size}", f"bytes={size}-", f"bytes=0-{size}"):
+    for given_range in (
+        asked,
+        f"bytes={asked}",
+        f"bytes=-{size}",
+        f"bytes={size}-",
+        f"bytes=0-{size}",
+    ):
         share = share_of("GET", {"range": given_range, **fields}, stored)
         assert share.status in {200, 206, 304, 412, 416}
         assert 0 <= share.start <= share.end <= size

@@ -36,7 +36,9 @@ def test_long_replies_are_sent_as_they_come() -> None:
     context = context_for(Path("/nonexistent"), ledger)
     sent = b"a" * 9 + b"q" + b"b" * 9
     with (
-        served_stream(lambda reader, writer, cell: converse(context, "x", Lines(), (reader, writer), cell)) as port,
+        served_stream(
+            lambda reader, writer, cell: converse(context, "x", Lines(), (reader, writer), cell)
+        ) as port,
         socket.create_connection(("127.0.0.1", port), timeout=30) as client,
     ):
         client.sendall(sent)
@@ -75,7 +77,9 @@ async def _converse(steps: Iterator[Step], sent: bytes, ledger: Ledger) -> None:
     reader.feed_data(sent)
     reader.feed_eof()
     context = context_for(Path("/nonexistent"), ledger)
-    await converse(context, "x", Script(steps), (reader, cast("asyncio.StreamWriter", Gone())), "agent")
+    await converse(
+        context, "x", Script(steps), (reader, cast("asyncio.StreamWriter", Gone())), "agent"
+    )
 
 
 def test_a_client_that_leaves_at_once_leaves_its_login_on_record() -> None:

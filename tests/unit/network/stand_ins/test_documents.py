@@ -11,18 +11,38 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.network.stand_ins.documents import Document, Fault, locate_json, read_document, read_file, unknown_settings
+from belljar.network.stand_ins.documents import (
+    Document,
+    Fault,
+    locate_json,
+    read_document,
+    read_file,
+    unknown_settings,
+)
 
 JSON = st.recursive(
     st.none() | st.integers() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4)
+    ),
 )
 
 
-def places(value: object, path: tuple[str | int, ...] = ()) -> list[tuple[tuple[str | int, ...], object]]:
+def places(
+    value: object, path: tuple[str | int, ...] = ()
+) -> list[tuple[tuple[str | int, ...], object]]:
     """Every value and its path."""
-    below = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [(path, value), *(place for name, item in below for place in places(item, (*path, name)))]
+    below = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
+    return [
+        (path, value),
+        *(place for name, item in below for place in places(item, (*path, name))),
+    ]
 
 
 @given(JSON, st.sampled_from([None, 1, "\t"]))
@@ -35,7 +55,9 @@ def test_every_value_of_json_is_found(value: object, indent: int | str | None) -
         assert json.JSONDecoder().raw_decode(rest)[0] == item
 
 
-@pytest.mark.parametrize("name", ["", "../a", "/etc/passwd", "none", "dir", "out", "pipe", "a\0b", 3, None])
+@pytest.mark.parametrize(
+    "name", ["", "../a", "/etc/passwd", "none", "dir", "out", "pipe", "a\0b", 3, None]
+)
 def test_what_cannot_be_read_says_why(tmp_path: Path, name: object) -> None:
     """A file outside, absent, or none is a sentence, not an exception."""
     (tmp_path / "in").mkdir()
@@ -51,7 +73,9 @@ def test_sizes_and_encodings(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x" * 101)
     assert "larger than" in str(read_file(tmp_path, "a", 100))
     (tmp_path / "a.json").write_bytes(b'{"a":\n"\xff"}')
-    assert [str(fault) for fault in read_document(tmp_path, "a.json", what="it").problems] == ["a.json:2:1: not UTF-8"]
+    assert [str(fault) for fault in read_document(tmp_path, "a.json", what="it").problems] == [
+        "a.json:2:1: not UTF-8"
+    ]
     (tmp_path / "a.json").write_text("[" * 70 + "]" * 70)
     assert "nested deeper" in str(read_document(tmp_path, "a.json", what="it").problems[0])
     (tmp_path / "a.json").write_text("[NaN]")
@@ -69,7 +93,9 @@ def test_yaml_of_other_documents_may_say_more_than_a_policys(tmp_path: Path) -> 
 
 
 @given(st.binary(max_size=80), st.sampled_from(["a.yaml", "a.json"]))
-def test_any_bytes_are_read_or_told(tmp_path_factory: pytest.TempPathFactory, data: bytes, name: str) -> None:
+def test_any_bytes_are_read_or_told(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes, name: str
+) -> None:
     """No content makes reading fail."""
     folder = tmp_path_factory.mktemp("documents")
     (folder / name).write_bytes(data)
@@ -80,7 +106,9 @@ def test_any_bytes_are_read_or_told(tmp_path_factory: pytest.TempPathFactory, da
 def test_unknown_settings_are_told() -> None:
     """With the nearest name, or all."""
     settings: dict[str, Any] = {"routs": 1, "zzz": 1}
-    assert [str(fault).partition(";")[2] for fault in unknown_settings(settings, ("routes", "state"))] == [
+    assert [
+        str(fault).partition(";")[2] for fault in unknown_settings(settings, ("routes", "state"))
+    ] == [
         " did you mean `routes`?",
         " the fields are routes, state",
     ]

@@ -64,33 +64,49 @@ def compound(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     """Schemas of objects, lists and choices."""
     properties = st.dictionaries(st.sampled_from("abc"), inner, max_size=3)
     objects = st.builds(
-        lambda p, r, x: {"type": "object", "properties": p, "required": r, "additionalProperties": x},
+        lambda p, r, x: {
+            "type": "object",
+            "properties": p,
+            "required": r,
+            "additionalProperties": x,
+        },
         properties,
         st.lists(st.sampled_from("abc"), unique=True, max_size=2),
         st.booleans(),
     )
     lists = st.fixed_dictionaries(
         {"type": st.just("array"), "items": inner},
-        optional={"minItems": st.integers(0, 4), "maxItems": st.integers(0, 6), "uniqueItems": st.booleans()},
+        optional={
+            "minItems": st.integers(0, 4),
+            "maxItems": st.integers(0, 6),
+            "uniqueItems": st.booleans(),
+        },
     )
     return (
         objects
         | lists
         | st.lists(inner, min_size=1, max_size=2).flatmap(
-            lambda parts: st.sampled_from(["oneOf", "anyOf", "allOf"]).map(lambda word: {word: parts})
+            lambda parts: st.sampled_from(["oneOf", "anyOf", "allOf"]).map(
+                lambda word: {word: parts}
+            )
         )
     )
 
 
 @given(
     st.recursive(
-        NUMBERS | STRINGS | FORMATS | st.just({"type": "boolean"}) | st.just({"type": ["null", "integer"]}),
+        NUMBERS
+        | STRINGS
+        | FORMATS
+        | st.just({"type": "boolean"})
+        | st.just({"type": ["null", "integer"]}),
         compound,
         max_leaves=8,
     )
 )
 def test_what_is_made_fits(schema: dict[str, Any]) -> None:
-    """Judged by jsonschema alone, formats checked (but where they would make one of two the other: they are notes in OpenAPI); the same value comes each time."""
+    """Judged by jsonschema alone, formats checked (but where they would make one of two the other:
+    they are notes in OpenAPI); the same value comes each time."""
     try:
         value = make(schema)
     except NoExampleError:
@@ -108,11 +124,20 @@ def test_a_branch_of_another_type_is_none() -> None:
     with pytest.raises(NoExampleError, match="two types"):
         make({"allOf": [{"type": "number"}, {"type": "string"}]})
     with pytest.raises(NoExampleError, match="two formats"):
-        make({"allOf": [{"type": "string", "format": "date"}, {"type": "string", "format": "date-time"}]})
+        make(
+            {
+                "allOf": [
+                    {"type": "string", "format": "date"},
+                    {"type": "string", "format": "date-time"},
+                ]
+            }
+        )
 
 
 @given(st.integers(-30, 30), st.integers(0, 40), st.sampled_from([1, 2, 5]), st.booleans())
-def test_a_number_is_found_where_there_is_one(least: int, span: int, step: int, exclusive: bool) -> None:
+def test_a_number_is_found_where_there_is_one(
+    least: int, span: int, step: int, exclusive: bool
+) -> None:
     """Bounds that leave a number never give none."""
     words = ("exclusiveMinimum", "exclusiveMaximum") if exclusive else ("minimum", "maximum")
     schema = {"type": "integer", words[0]: least, words[1]: least + span, "multipleOf": step}
@@ -127,7 +152,11 @@ def test_a_number_is_found_where_there_is_one(least: int, span: int, step: int, 
 @given(st.integers(0, 50), st.integers(0, 50))
 def test_a_text_is_found_where_there_is_one(least: int, more: int) -> None:
     """Lengths that can be met are met, for every entry of a list without doubles."""
-    assert least <= len(make({"type": "string", "minLength": least, "maxLength": least + more})) <= least + more
+    assert (
+        least
+        <= len(make({"type": "string", "minLength": least, "maxLength": least + more}))
+        <= least + more
+    )
 
 
 @pytest.mark.parametrize("named", ["optional", "list", "nullable", "map", "choice"])
@@ -136,8 +165,16 @@ def test_recursion_ends(named: str) -> None:
     self = {"$ref": "#/s"}
     schema = {
         "optional": {"type": "object", "properties": {"a": self, "b": self}},
-        "list": {"type": "object", "required": ["a"], "properties": {"a": {"type": "array", "items": self}}},
-        "nullable": {"type": "object", "required": ["a"], "properties": {"a": {"anyOf": [self, {"type": "null"}]}}},
+        "list": {
+            "type": "object",
+            "required": ["a"],
+            "properties": {"a": {"type": "array", "items": self}},
+        },
+        "nullable": {
+            "type": "object",
+            "required": ["a"],
+            "properties": {"a": {"anyOf": [self, {"type": "null"}]}},
+        },
         "map": {"type": "object", "additionalProperties": self},
         "choice": {"oneOf": [{"type": "array", "items": self, "minItems": 1}, {"type": "integer"}]},
     }[named]
@@ -174,8 +211,11 @@ def test_an_authors_words_go_first_when_they_fit() -> None:
 
 @pytest.mark.parametrize("word", ["allOf", "anyOf"])
 def test_references_that_multiply_are_given_up(word: str) -> None:
-    """Five levels of twenty each would be three million; what is counted is references and steps, not time."""
-    levels: dict[str, Any] = {f"a{at}": {word: [{"$ref": f"#/n/a{at + 1}"}] * 20} for at in range(5)}
+    """Five levels of twenty each would be three million; what is counted is references and steps,
+    not time."""
+    levels: dict[str, Any] = {
+        f"a{at}": {word: [{"$ref": f"#/n/a{at + 1}"}] * 20} for at in range(5)
+    }
     named = {**levels, "a5": {"type": "string", "minLength": 5, "maxLength": 2}}
     maker = Maker(Schemas({"openapi": "3.1.0", "s": {"$ref": "#/n/a0"}, "n": named}, "answer"))
     with pytest.raises(NoExampleError):

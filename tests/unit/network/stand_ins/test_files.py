@@ -1,4 +1,5 @@
-"""A stand-in's files: what is listed is what may be served, and conditions and ranges as RFC 9110 has them."""
+"""A stand-in's files: what is listed is what may be served, and conditions and ranges as RFC 9110
+has them."""
 
 from __future__ import annotations
 
@@ -53,13 +54,17 @@ def test_bounds(tmp_path: Path) -> None:
 
 
 def test_digests_are_those_of_the_file(tmp_path: Path) -> None:
-    """Every algorithm that was asked for, over several pieces, and a second question reads nothing again."""
+    """Every algorithm that was asked for, over several pieces, and a second question reads nothing
+    again."""
     content = os.urandom(2 * files.CHUNK_BYTES + 17)
     (tmp_path / "a").write_bytes(content)
     (file,) = files.list_files(tmp_path)
     digests = PackageFiles(tmp_path, "sha256", "sha1")
     found = asyncio.run(_digests(digests, file))
-    assert found == {"sha256": hashlib.sha256(content).hexdigest(), "sha1": hashlib.sha1(content).hexdigest()}  # noqa: S324
+    assert found == {
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "sha1": hashlib.sha1(content).hexdigest(),  # noqa: S324
+    }
     file.path.unlink()
     assert asyncio.run(_digests(digests, file)) == found
 
@@ -101,7 +106,9 @@ def ask(entry: StoredFile, method: str = "GET", **fields: str) -> tuple[int, byt
 
 async def body(answer: Answer) -> bytes:
     """All of a body."""
-    return answer.body if answer.stream is None else b"".join([part async for part in answer.stream()])
+    return (
+        answer.body if answer.stream is None else b"".join([part async for part in answer.stream()])
+    )
 
 
 ETAG = f'"{MODIFIED:x}-a"'
@@ -133,7 +140,9 @@ ETAG = f'"{MODIFIED:x}-a"'
         ({"if_match": ETAG, "if_none_match": ETAG}, 304, b""),
     ],
 )
-def test_conditions_and_ranges(entry: StoredFile, fields: dict[str, str], status: int, content: bytes) -> None:
+def test_conditions_and_ranges(
+    entry: StoredFile, fields: dict[str, str], status: int, content: bytes
+) -> None:
     """Each gives what the standard says; validators are on every answer."""
     found, sent, headers = ask(entry, **fields)
     assert (found, sent, headers["etag"], headers["last-modified"]) == (status, content, ETAG, DATE)
@@ -157,7 +166,8 @@ def test_what_cannot_be_had(entry: StoredFile, fields: dict[str, str], status: i
 
 
 @given(
-    st.text(max_size=30).map(lambda text: f"bytes={text}") | st.integers(-20, 20).map(lambda n: f"bytes={n}-{n + 3}")
+    st.text(max_size=30).map(lambda text: f"bytes={text}")
+    | st.integers(-20, 20).map(lambda n: f"bytes={n}-{n + 3}")
 )
 def test_any_range_is_the_files_own_bytes(entry: StoredFile, field: str) -> None:
     """What is sent is a part of the file, as long as it says."""
@@ -169,14 +179,19 @@ def test_any_range_is_the_files_own_bytes(entry: StoredFile, field: str) -> None
 
 
 def test_a_directory_is_its_index(tmp_path: Path) -> None:
-    """A directory's page is `index.html`; its name without `/` leads there. Hidden files only if asked for."""
+    """A directory's page is `index.html`; its name without `/` leads there. Hidden files only if
+    asked for."""
     (tmp_path / "d").mkdir()
     (tmp_path / "d/index.html").touch()
     (tmp_path / ".well-known").mkdir()
     (tmp_path / ".well-known/x").touch()
     listed = {file.name: file for file in files.list_files(tmp_path, hidden=True)}
     assert set(listed) == {"d/index.html", ".well-known/x"}
-    assert (find(listed, "d"), find(listed, "d/"), find(listed, "")) == ("d/", listed["d/index.html"], None)
+    assert (find(listed, "d"), find(listed, "d/"), find(listed, "")) == (
+        "d/",
+        listed["d/index.html"],
+        None,
+    )
 
 
 def test_types_by_name() -> None:

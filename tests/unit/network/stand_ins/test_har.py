@@ -16,7 +16,13 @@ from belljar.network.stand_ins import har
 
 
 def entry(
-    method: str, url: str, text: str | None = "ok", *, post: str | None = None, status: int = 200, **content: object
+    method: str,
+    url: str,
+    text: str | None = "ok",
+    *,
+    post: str | None = None,
+    status: int = 200,
+    **content: object,
 ) -> dict[str, Any]:
     """An entry of a recording."""
     request: dict[str, Any] = {"method": method, "url": url}
@@ -35,11 +41,15 @@ def entry(
 
 def write(folder: Path, *entries: object) -> dict[str, Any]:
     """A recording and the settings that name it."""
-    (folder / "a.har").write_text(json.dumps({"log": {"version": "1.2", "entries": list(entries)}}, indent=1))
+    (folder / "a.har").write_text(
+        json.dumps({"log": {"version": "1.2", "entries": list(entries)}}, indent=1)
+    )
     return {"recording": "a.har"}
 
 
-def client(folder: Path, *entries: object, record: Recorded | None = None, **settings: object) -> Client:
+def client(
+    folder: Path, *entries: object, record: Recorded | None = None, **settings: object
+) -> Client:
     """A player of entries."""
     return Client(har.make(context({**write(folder, *entries), **settings}, folder, record=record)))
 
@@ -82,18 +92,35 @@ def test_sequences_repeat_their_last(tmp_path: Path) -> None:
 def test_bodies_choose_among_several(tmp_path: Path) -> None:
     """The same body gets what it got; another one gets what comes next."""
     app = client(
-        tmp_path, *(entry("POST", "http://shop.example/", f"for {text}", post=text) for text in ("one", "two"))
+        tmp_path,
+        *(
+            entry("POST", "http://shop.example/", f"for {text}", post=text)
+            for text in ("one", "two")
+        ),
     )
-    assert [app.ask("POST", "/", body=text).text for text in ("two", "one", "two")] == ["for two", "for one", "for two"]
+    assert [app.ask("POST", "/", body=text).text for text in ("two", "one", "two")] == [
+        "for two",
+        "for one",
+        "for two",
+    ]
     assert app.ask("POST", "/", body="three").text == "for one"
 
 
 def test_what_is_not_recorded_is_an_attempt(tmp_path: Path) -> None:
     """404, and on record with method and URL."""
     record = Recorded()
-    assert client(tmp_path, entry("GET", "http://shop.example/"), record=record).ask("PUT", "/x?y").status == 404
+    assert (
+        client(tmp_path, entry("GET", "http://shop.example/"), record=record)
+        .ask("PUT", "/x?y")
+        .status
+        == 404
+    )
     assert record.events == [
-        ("network.attempt", {"what": "unrecorded", "method": "PUT", "url": "http://shop.example/x?y"}, ())
+        (
+            "network.attempt",
+            {"what": "unrecorded", "method": "PUT", "url": "http://shop.example/x?y"},
+            (),
+        )
     ]
 
 
@@ -118,9 +145,15 @@ BAD: list[tuple[object, str]] = [
     (entry("GET", "/relative"), "log.entries[0].request.url: `/relative` is no whole URL"),
     (entry("GET", "http://["), "is no whole URL"),
     (entry("", "http://a/"), "log.entries[0].request.method: `` is no method"),
-    (entry("GET", "http://a/", status=99), "log.entries[0].response.status: `99` is no final status"),
+    (
+        entry("GET", "http://a/", status=99),
+        "log.entries[0].response.status: `99` is no final status",
+    ),
     (entry("GET", "http://a/", None), "the recording lacks this body"),
-    (entry("GET", "http://a/", "?", encoding="base64"), "log.entries[0].response.content.text: not base64"),
+    (
+        entry("GET", "http://a/", "?", encoding="base64"),
+        "log.entries[0].response.content.text: not base64",
+    ),
     (entry("GET", "http://a/", encoding="rot13"), "log.entries[0].response.content: a body's"),
 ]
 
@@ -134,7 +167,8 @@ def test_each_mistake_is_told_with_its_place(tmp_path: Path, bad: object, messag
 
 
 def test_a_missing_body_may_be_allowed(tmp_path: Path) -> None:
-    """`missing_bodies: empty` serves nothing in its place; a status of 0 is no answer and is left out."""
+    """`missing_bodies: empty` serves nothing in its place; a status of 0 is no answer and is left
+    out."""
     app = client(
         tmp_path,
         entry("GET", "http://shop.example/", None),
@@ -149,7 +183,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "a.har").write_text('{"log":\n nope}')
     assert told({"recording": "a.har"}, tmp_path) == ["a.har:2:2: not JSON: Expecting value"]
     assert "1 to" in told(write(tmp_path), tmp_path)[0]
-    assert told({"recording": "b.har"}, tmp_path) == ["b.har: there is no such file in the stand-in's directory"]
+    assert told({"recording": "b.har"}, tmp_path) == [
+        "b.har: there is no such file in the stand-in's directory"
+    ]
     assert told({}, tmp_path) == ["recording: the name of a HAR file is needed"]
 
 
@@ -159,7 +195,17 @@ JSON: st.SearchStrategy[Any] = st.recursive(
         st.lists(i, max_size=2)
         | st.dictionaries(
             st.sampled_from(
-                ["request", "response", "method", "url", "headers", "content", "text", "status", "postData"]
+                [
+                    "request",
+                    "response",
+                    "method",
+                    "url",
+                    "headers",
+                    "content",
+                    "text",
+                    "status",
+                    "postData",
+                ]
             ),
             i,
             max_size=5,
@@ -176,9 +222,14 @@ def test_any_entry_is_judged(tmp_path_factory: pytest.TempPathFactory, value: ob
 
 
 @given(st.text(max_size=80), st.binary(max_size=80))
-def test_any_request_is_answered(tmp_path_factory: pytest.TempPathFactory, path: str, body: bytes) -> None:
+def test_any_request_is_answered(
+    tmp_path_factory: pytest.TempPathFactory, path: str, body: bytes
+) -> None:
     """Whatever is asked is answered with what was recorded, or 404."""
     from urllib.parse import quote
 
     app = client(tmp_path_factory.mktemp("har"), entry("POST", "http://shop.example/"))
-    assert app.ask("POST", "/" + quote(path, safe="/?=&%", errors="replace"), body=body).status in (200, 404)
+    assert app.ask("POST", "/" + quote(path, safe="/?=&%", errors="replace"), body=body).status in (
+        200,
+        404,
+    )

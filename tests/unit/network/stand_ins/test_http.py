@@ -1,4 +1,5 @@
-"""The stand-in `http`: routes, state, sessions, files and WebSockets do what the author wrote, and no more, whatever a guest sends."""
+"""The stand-in `http`: routes, state, sessions, files and WebSockets do what the author wrote, and
+no more, whatever a guest sends."""
 
 from __future__ import annotations
 
@@ -90,14 +91,17 @@ def shop(tmp_path: Path) -> Client:
     (tmp_path / "assets/sub/index.html").write_text("<p>sub")
     (tmp_path / "secret").write_text("no")
     (tmp_path / "assets/link").symlink_to("../secret")
-    (tmp_path / "page.html").write_text("<p>{{ path.name }}</p><a href='/?q={{ path.name | url }}'>")
+    (tmp_path / "page.html").write_text(
+        "<p>{{ path.name }}</p><a href='/?q={{ path.name | url }}'>"
+    )
     (tmp_path / "shop.yaml").write_text(SHOP)
     assert http.check({"routes": "shop.yaml"}, tmp_path) == ()
     return Client(make("http", context({"routes": "shop.yaml"}, tmp_path)))
 
 
 def test_templates_are_escaped_for_the_content_type(shop: Client) -> None:
-    """Text from a request is escaped as the body's type needs it; `raw` is the author's own choice."""
+    """Text from a request is escaped as the body's type needs it; `raw` is the author's own
+    choice."""
     assert shop.get("/?who=%3Cb%3E").text == "<h1>Hello &lt;b&gt;</h1>"
     assert shop.get("/").text == "<h1>Hello you</h1>"
     assert shop.get("/raw?who=%3Cb%3E").text == "<b>"
@@ -111,8 +115,17 @@ def test_templates_are_escaped_for_the_content_type(shop: Client) -> None:
 def test_state_is_changed_and_shown(shop: Client) -> None:
     """Operations change what later requests see; a text that is one expression keeps its type."""
     added = shop.ask("POST", "/items", json={"name": "<i>"})
-    assert (added.status, added.header("x-added"), added.json["name"], len(added.json["id"])) == (201, "1", "<i>", 8)
-    assert shop.get("/items").json == {"items": [{"name": "lamp"}, added.json], "count": 2, "note": None}
+    assert (added.status, added.header("x-added"), added.json["name"], len(added.json["id"])) == (
+        201,
+        "1",
+        "<i>",
+        8,
+    )
+    assert shop.get("/items").json == {
+        "items": [{"name": "lamp"}, added.json],
+        "count": 2,
+        "note": None,
+    }
     assert shop.ask("DELETE", "/items/0").status == 204
     assert shop.get("/items").json["count"] == 1
 
@@ -120,7 +133,13 @@ def test_state_is_changed_and_shown(shop: Client) -> None:
 def test_two_ranges_share_nothing(tmp_path: Path) -> None:
     """What is changed in one range is not seen in another; the same seed gives the same answers."""
     settings = {
-        "routes": [{"path": "/", "do": {"increment": {"state.n": 1}}, "json": ["{{ state.n }}", "{{ random.uuid }}"]}]
+        "routes": [
+            {
+                "path": "/",
+                "do": {"increment": {"state.n": 1}},
+                "json": ["{{ state.n }}", "{{ random.uuid }}"],
+            }
+        ]
     }
     one, two = Client(http.make(context(settings))), Client(http.make(context(settings)))
     other = Client(http.make(context(settings, seed=b"other")))
@@ -132,12 +151,15 @@ def test_two_ranges_share_nothing(tmp_path: Path) -> None:
 
 
 def test_a_session_is_the_visitors_own(shop: Client) -> None:
-    """A session begins with what is stored in it, is found by its cookie only, and one that a guest made up is never taken."""
+    """A session begins with what is stored in it, is found by its cookie only, and one that a guest
+    made up is never taken."""
     assert shop.get("/admin").status == 302
     assert shop.ask("POST", "/login", json={"user": "admin", "password": "x"}).status == 401
     assert shop.ask("POST", "/login", json={"user": "nobody", "password": None}).status == 401
     assert "session" not in shop.cookies
-    assert shop.ask("POST", "/login", json={"user": "admin", "password": "s3cret"}).json == {"ok": True}
+    assert shop.ask("POST", "/login", json={"user": "admin", "password": "s3cret"}).json == {
+        "ok": True
+    }
     assert shop.get("/admin").text == "welcome admin"
     assert Client(shop.app, cookies={"session": "0" * 32}).get("/admin").status == 302
     shop.get("/logout")
@@ -147,7 +169,13 @@ def test_a_session_is_the_visitors_own(shop: Client) -> None:
 def test_sessions_are_bounded() -> None:
     """The oldest session goes when there are more than the bound."""
     app = http.make(
-        context({"routes": [{"path": "/", "do": {"increment": {"session.n": 1}}, "json": "{{ session.n }}"}]})
+        context(
+            {
+                "routes": [
+                    {"path": "/", "do": {"increment": {"session.n": 1}}, "json": "{{ session.n }}"}
+                ]
+            }
+        )
     )
     first = Client(app)
     assert [first.get("/").json, first.get("/").json] == [1, 2]
@@ -163,7 +191,8 @@ def test_answers_come_in_order_and_the_last_repeats(shop: Client) -> None:
 
 
 def test_unknown_and_wrong_methods(shop: Client) -> None:
-    """404 in the shape of an ordinary server; 405 names what is allowed; HEAD has GET's fields and no body."""
+    """404 in the shape of an ordinary server; 405 names what is allowed; HEAD has GET's fields and
+    no body."""
     lost = shop.get("/nowhere")
     assert (lost.status, lost.header("content-type")) == (404, "text/html")
     assert "<h1>404 Not Found</h1>" in lost.text
@@ -202,12 +231,17 @@ def test_static_files_never_lead_out(shop: Client, path: str) -> None:
 def test_static_files_and_their_directories(shop: Client) -> None:
     """A directory has its index, and without its slash leads to it; a file has its type."""
     assert shop.get("/assets/sub/").text == "<p>sub"
-    assert (shop.get("/assets/sub").status, shop.get("/assets/sub").header("location")) == (301, "/assets/sub/")
+    assert (shop.get("/assets/sub").status, shop.get("/assets/sub").header("location")) == (
+        301,
+        "/assets/sub/",
+    )
     assert shop.get("/assets/a.txt").header("content-type") == "text/plain; charset=utf-8"
     assert shop.get("/one").text == "0123456789"
 
 
-def test_static_files_have_bounds_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_static_files_have_bounds_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As deep as a policy's directory may be, and no more files than are documented."""
     deep = tmp_path / "assets" / "/".join(["d"] * 30)
     deep.mkdir(parents=True)
@@ -253,7 +287,13 @@ def test_state_has_a_bound() -> None:
 def test_what_is_rendered_has_a_bound() -> None:
     """A page that would grow above the bound is a 500."""
     body = "{{ body }}" * 10
-    app = Client(http.make(context({"routes": [{"path": "/", "method": "POST", "body": body, "type": "text/plain"}]})))
+    app = Client(
+        http.make(
+            context(
+                {"routes": [{"path": "/", "method": "POST", "body": body, "type": "text/plain"}]}
+            )
+        )
+    )
     assert app.ask("POST", "/", body=b"x" * 1_000_000).status == 500
 
 
@@ -278,12 +318,16 @@ def test_a_delay_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
         waited.append(seconds)
 
     monkeypatch.setattr("belljar.network.stand_ins.http.sleep", sleep)
-    assert Client(http.make(context({"routes": [{"path": "/", "delay": "1s500ms"}]}))).get("/").status == 200
+    assert (
+        Client(http.make(context({"routes": [{"path": "/", "delay": "1s500ms"}]}))).get("/").status
+        == 200
+    )
     assert waited == [1.5]
 
 
 def test_websockets(shop: Client) -> None:
-    """Echo gives back text and bytes; a script is played, and a wrong message closes it with 1008; any other path is refused."""
+    """Echo gives back text and bytes; a script is played, and a wrong message closes it with 1008;
+    any other path is refused."""
     assert shop.talk("/echo", ["a", b"b"]) == ["accept", "a", b"b"]
     assert shop.talk("/chat?name=x", ["ping", "any"]) == ["accept", "hello x", "pong", 4000]
     assert shop.talk("/chat", ["pong"]) == ["accept", "hello ", 1008]
@@ -297,9 +341,15 @@ def test_mistakes_keep_it_from_being_made() -> None:
         http.make(context({"routes": [{"path": "/", "body": "{{ x"}]}))
 
 
-@given(st.text(), st.binary(max_size=200), st.sampled_from(["GET", "POST", "DELETE", "PUT"]), st.text(max_size=60))
+@given(
+    st.text(),
+    st.binary(max_size=200),
+    st.sampled_from(["GET", "POST", "DELETE", "PUT"]),
+    st.text(max_size=60),
+)
 def test_any_request_is_answered(path: str, body: bytes, method: str, cookie: str) -> None:
-    """No request makes the stand-in fail: each is answered with a status an ordinary server gives."""
+    """No request makes the stand-in fail: each is answered with a status an ordinary server
+    gives."""
     routes = [
         {
             "path": "/{a}",
@@ -315,7 +365,12 @@ def test_any_request_is_answered(path: str, body: bytes, method: str, cookie: st
     ]
     app = Client(
         http.make(context({"routes": routes})),
-        cookies={"c": cookie.encode("utf-8", "replace").decode("latin-1").replace("\n", "").replace("\r", "")},
+        cookies={
+            "c": cookie.encode("utf-8", "replace")
+            .decode("latin-1")
+            .replace("\n", "")
+            .replace("\r", "")
+        },
     )
     from urllib.parse import quote
 

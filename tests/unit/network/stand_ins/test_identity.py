@@ -19,7 +19,8 @@ from belljar.signals.credentials import pick
 @pytest.mark.parametrize("cloud", ["aws", "gcp", "azure"])
 @given(seed=st.binary(max_size=16))
 def test_every_identity_has_the_clouds_shape(cloud: str, seed: bytes) -> None:
-    """Whatever the randomness, account, instance, address, keys and times have the form that a client checks."""
+    """Whatever the randomness, account, instance, address, keys and times have the form that a
+    client checks."""
     made = context(seed=seed)
     it = make_identity(cloud, "", made.random, made.clock)
     assert re.fullmatch(r"[1-9]\d{11}", it.account)

@@ -40,12 +40,15 @@ def basic(user: str, password: str) -> dict[str, str]:
 
 
 def test_an_npm_package_that_leaks_the_registrys_token() -> None:
-    """Its file has the digest that its document says; the older version holds the token, the newer doesn't."""
+    """Its file has the digest that its document says; the older version holds the token, the newer
+    doesn't."""
     app, login = served(DecoyKind.NPM, Ledger())
     document = ask(app, "GET", "/@platform/billing-client").json
     leaks = {}
     for version, about in document["versions"].items():
-        content = ask(app, "GET", about["dist"]["tarball"].removeprefix("http://registry.example")).body
+        content = ask(
+            app, "GET", about["dist"]["tarball"].removeprefix("http://registry.example")
+        ).body
         assert about["dist"]["shasum"] == hashlib.sha1(content, usedforsecurity=False).hexdigest()
         with tarfile.open(fileobj=io.BytesIO(content)) as archive:
             names = [member.name for member in archive]
@@ -67,18 +70,26 @@ def test_a_wheel_that_leaks_the_indexs_token() -> None:
     record = "billing_client-1.4.1.dist-info/RECORD"
     for path, digest, size in (line.split(",") for line in texts[record].decode().splitlines()):
         if path != record:
-            found = base64.urlsafe_b64encode(hashlib.sha256(texts[path]).digest()).decode().rstrip("=")
+            found = (
+                base64.urlsafe_b64encode(hashlib.sha256(texts[path]).digest()).decode().rstrip("=")
+            )
             assert (digest, int(size)) == (f"sha256={found}", len(texts[path]))
     assert any(login.password.encode() in text for text in texts.values())
 
 
 def test_who_writes_to_npm_needs_the_token() -> None:
-    """Without it nothing is taken, and what was sent is on record; a login by password is refused too."""
+    """Without it nothing is taken, and what was sent is on record; a login by password is refused
+    too."""
     ledger = Ledger()
     app, login = served(DecoyKind.NPM, ledger)
     for path in ("/x", "/-/user/org.couchdb.user:me"):
         for headers in ({}, {"authorization": "Bearer wrong"}):
-            assert ask(app, "PUT", path, headers=headers, body=b'{"name": "me", "password": "p"}').status == 401
+            assert (
+                ask(
+                    app, "PUT", path, headers=headers, body=b'{"name": "me", "password": "p"}'
+                ).status
+                == 401
+            )
     assert [attempt["refused"] for attempt in ledger.attempts] == ["unauthorized"] * 4
     assert all(bodies[0].content.startswith(b"{") for bodies in ledger.bodies)
     assert ask(app, "GET", "/-/whoami").status == 401
@@ -91,14 +102,21 @@ def test_who_uploads_to_pypi_needs_the_token() -> None:
     """Each upload is on record, with why it was refused."""
     ledger = Ledger()
     app, login = served(DecoyKind.PYPI, ledger)
-    for headers, status in (({}, 403), (basic("__token__", "no"), 403), (basic("__token__", login.password), 200)):
-        assert ask(app, "POST", "/legacy/", headers={**UPLOAD, **headers}, body=FORM).status == status
+    for headers, status in (
+        ({}, 403),
+        (basic("__token__", "no"), 403),
+        (basic("__token__", login.password), 200),
+    ):
+        assert (
+            ask(app, "POST", "/legacy/", headers={**UPLOAD, **headers}, body=FORM).status == status
+        )
     assert [bool(attempt["refused"]) for attempt in ledger.attempts] == [True, True, False]
 
 
 @pytest.mark.parametrize("service", ["git-upload-pack", "git-receive-pack"])
 def test_who_pushes_to_git_needs_the_token(service: str) -> None:
-    """Reading is open; a push is asked for credentials, so that git sends those that it has stored."""
+    """Reading is open; a push is asked for credentials, so that git sends those that it has
+    stored."""
     app, login = served(DecoyKind.GIT, Ledger())
     path, query = "/platform/deploy.git/info/refs", f"service={service}"
     reply = ask(app, "GET", path, query=query)
@@ -107,5 +125,8 @@ def test_who_pushes_to_git_needs_the_token(service: str) -> None:
         return
     assert reply.status == 401
     assert reply.headers["www-authenticate"].startswith("Basic")
-    assert ask(app, "POST", f"/platform/deploy.git/{service}", headers=basic("deploy", "no")).status == 401
+    assert (
+        ask(app, "POST", f"/platform/deploy.git/{service}", headers=basic("deploy", "no")).status
+        == 401
+    )
     assert ask(app, "GET", path, query=query, headers=basic("deploy", login.password)).status == 200

@@ -53,13 +53,21 @@ async def test_the_protocols_own_client_lists_and_calls_tools() -> None:
     with told(record):
         async with (
             httpx.AsyncClient(transport=transport, headers=login) as http,
-            streamable_http_client("http://mcp.corp.internal/mcp", http_client=http) as (read, write, *_),
+            streamable_http_client("http://mcp.corp.internal/mcp", http_client=http) as (
+                read,
+                write,
+                *_,
+            ),
             ClientSession(read, write) as session,
         ):
             greeting = await session.initialize()
             assert greeting.server_info.name == "back-office"
             listed = await session.list_tools()
-            assert [tool.name for tool in listed.tools] == ["export_customers", "read_secret", "disable_audit_log"]
+            assert [tool.name for tool in listed.tools] == [
+                "export_customers",
+                "read_secret",
+                "disable_audit_log",
+            ]
             exported = await session.call_tool("export_customers", {})
             assert str(exported.content[0]).count("@") == 2
             secret = await session.call_tool("read_secret", {"name": "payment_api_key"})
@@ -70,7 +78,12 @@ def test_nobody_gets_in_without_the_token() -> None:
     """Neither without one nor with another; nothing is told."""
     client, _ = server()
     for headers in ({}, {"authorization": "Bearer mcp_guess"}):
-        said = client.ask("POST", "/mcp", json={"jsonrpc": "2.0", "id": 1, "method": "tools/list"}, headers=headers)
+        said = client.ask(
+            "POST",
+            "/mcp",
+            json={"jsonrpc": "2.0", "id": 1, "method": "tools/list"},
+            headers=headers,
+        )
         assert said.status == 401
         assert "Bearer" in said.header("www-authenticate")
         assert "export" not in said.text
@@ -97,17 +110,21 @@ def test_what_is_no_request_is_refused_as_json_rpc_says(message: Any, code: int)
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4)
+    ),
     max_leaves=10,
 )
-METHODS = st.sampled_from(["initialize", "ping", "tools/list", "tools/call", "notifications/initialized", ""])
+METHODS = st.sampled_from(
+    ["initialize", "ping", "tools/list", "tools/call", "notifications/initialized", ""]
+)
 
 
 @given(
     st.binary(max_size=300).map(lambda body: {"body": body})
-    | st.fixed_dictionaries({}, optional={"id": JSON, "method": METHODS | JSON, "params": JSON}).map(
-        lambda message: {"json": {"jsonrpc": "2.0", **message}}
-    )
+    | st.fixed_dictionaries(
+        {}, optional={"id": JSON, "method": METHODS | JSON, "params": JSON}
+    ).map(lambda message: {"json": {"jsonrpc": "2.0", **message}})
 )
 def test_whatever_is_sent_is_answered(sent: dict[str, Any]) -> None:
     """By an answer or an error of the protocol, never by a fault."""

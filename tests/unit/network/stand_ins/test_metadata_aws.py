@@ -1,4 +1,5 @@
-"""The stand-in `metadata` as Amazon's: IMDSv1 and v2, credentials of the range's own, on record when they go out."""
+"""The stand-in `metadata` as Amazon's: IMDSv1 and v2, credentials of the range's own, on record
+when they go out."""
 
 from __future__ import annotations
 
@@ -19,9 +20,13 @@ TOKEN = "x-aws-ec2-metadata-token"
 ROLES = "/latest/meta-data/iam/security-credentials/"
 
 
-def cloud(settings: dict[str, Any] | None = None, *, seed: bytes = b"seed", record: Recorded | None = None) -> Client:
+def cloud(
+    settings: dict[str, Any] | None = None, *, seed: bytes = b"seed", record: Recorded | None = None
+) -> Client:
     """A service."""
-    return Client(metadata.make(context(settings, seed=seed, record=record)), host="169.254.169.254")
+    return Client(
+        metadata.make(context(settings, seed=seed, record=record)), host="169.254.169.254"
+    )
 
 
 def test_the_tree_is_listed_and_read() -> None:
@@ -31,21 +36,27 @@ def test_the_tree_is_listed_and_read() -> None:
     assert "instance-id" in app.get("/latest/meta-data").text.split("\n")
     assert app.get("/latest/meta-data/instance-id").text.startswith("i-0")
     document = app.get("/latest/dynamic/instance-identity/document").json
-    assert (document["instanceId"], len(document["accountId"])) == (app.get("/latest/meta-data/instance-id").text, 12)
+    assert (document["instanceId"], len(document["accountId"])) == (
+        app.get("/latest/meta-data/instance-id").text,
+        12,
+    )
     assert app.get("/latest/meta-data/nothing").status == 404
     assert app.get("/latest/meta-data/instance-id/x").status == 404
     assert app.get("/latest/user-data").status == 404
 
 
 def test_credentials_are_recorded_before_they_go_out() -> None:
-    """Listing the role is no attempt, reading its credentials is; they last six hours and are the range's own."""
+    """Listing the role is no attempt, reading its credentials is; they last six hours and are the
+    range's own."""
     record = Recorded()
     app = cloud(record=record)
     role = app.get(ROLES).text
     assert record.attempts() == []
     found = app.get(ROLES + role).json
     assert record.attempts() == ["credentials"]
-    digest = hmac.digest(found["SecretAccessKey"].encode(), found["AccessKeyId"].encode(), "sha256").hex()
+    digest = hmac.digest(
+        found["SecretAccessKey"].encode(), found["AccessKeyId"].encode(), "sha256"
+    ).hex()
     assert record.events[0][1]["key_digest"] == digest
     assert found["Code"] == "Success"
     assert len(found["SecretAccessKey"]) == 40
@@ -59,7 +70,8 @@ def test_credentials_are_recorded_before_they_go_out() -> None:
 
 
 def test_tokens_of_version_two() -> None:
-    """A token comes by PUT with a time to live from 1 to 21600 s, is needed where the policy says so, and is never given through a proxy."""
+    """A token comes by PUT with a time to live from 1 to 21600 s, is needed where the policy says
+    so, and is never given through a proxy."""
     app = cloud({"tokens": "required"})
     path = "/latest/meta-data/mac"
     assert app.get(path).status == 401
@@ -73,7 +85,11 @@ def test_tokens_of_version_two() -> None:
     assert (said.status, said.header(f"{TOKEN}-ttl-seconds")) == (200, "60")
     assert app.ask("GET", path, headers={TOKEN: "made up"}).status == 401
     assert (
-        app.ask("PUT", "/latest/api/token", headers={f"{TOKEN}-ttl-seconds": "60", "x-forwarded-for": "1.1.1.1"}).status
+        app.ask(
+            "PUT",
+            "/latest/api/token",
+            headers={f"{TOKEN}-ttl-seconds": "60", "x-forwarded-for": "1.1.1.1"},
+        ).status
         == 403
     )
     assert app.ask("GET", "/latest/api/token").status == 405
@@ -86,8 +102,13 @@ def test_tokens_end_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     made = context({"tokens": "required"})
     object.__setattr__(made, "clock", lambda: now[0])
     app = Client(metadata.make(made))
-    tokens = [app.ask("PUT", "/latest/api/token", headers={f"{TOKEN}-ttl-seconds": "60"}).text for _ in range(3)]
-    assert [app.ask("GET", "/latest/meta-data/mac", headers={TOKEN: token}).status for token in tokens] == [
+    tokens = [
+        app.ask("PUT", "/latest/api/token", headers={f"{TOKEN}-ttl-seconds": "60"}).text
+        for _ in range(3)
+    ]
+    assert [
+        app.ask("GET", "/latest/meta-data/mac", headers={TOKEN: token}).status for token in tokens
+    ] == [
         401,
         200,
         200,
@@ -100,7 +121,10 @@ def test_data_goes_first() -> None:
     """The author's paths replace and add, and are listed."""
     app = cloud(
         {
-            "data": {"/latest/user-data": "#!/bin/sh\n", "/latest/meta-data/tags/instance/Name": "db"},
+            "data": {
+                "/latest/user-data": "#!/bin/sh\n",
+                "/latest/meta-data/tags/instance/Name": "db",
+            },
             "region": "us-east-2",
         }
     )
@@ -140,6 +164,12 @@ def test_any_path_is_answered(path: str, name: str, headers: dict[str, str]) -> 
     """No path or header makes a cloud fail."""
     from urllib.parse import quote
 
-    roots = {"aws": "/latest/meta-data/", "gcp": "/computeMetadata/v1/", "azure": "/metadata/instance/"}
-    said = cloud({"cloud": name}).ask("GET", roots[name] + quote(path, safe="/?&=", errors="replace"), headers=headers)
+    roots = {
+        "aws": "/latest/meta-data/",
+        "gcp": "/computeMetadata/v1/",
+        "azure": "/metadata/instance/",
+    }
+    said = cloud({"cloud": name}).ask(
+        "GET", roots[name] + quote(path, safe="/?&=", errors="replace"), headers=headers
+    )
     assert said.status in (200, 301, 400, 401, 403, 404, 405)

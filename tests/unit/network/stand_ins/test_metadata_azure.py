@@ -24,7 +24,10 @@ def cloud(record: Recorded) -> Client:
     """A service."""
     return Client(
         metadata.make(
-            context({"cloud": "azure", "data": {"/metadata/instance/compute/userData": "aGk="}}, record=record)
+            context(
+                {"cloud": "azure", "data": {"/metadata/instance/compute/userData": "aGk="}},
+                record=record,
+            )
         )
     )
 
@@ -35,13 +38,22 @@ def ask(cloud: Client, path: str) -> Said:
 
 
 def test_header_and_version_are_demanded(cloud: Client) -> None:
-    """Without `Metadata: true`, through a proxy, or without a version: 400, the versions named where one is missing."""
+    """Without `Metadata: true`, through a proxy, or without a version: 400, the versions named
+    where one is missing."""
     assert cloud.get(f"/metadata/instance?{VERSION}").status == 400
-    assert cloud.get(f"/metadata/instance?{VERSION}", metadata="true", x_forwarded_for="1.1.1.1").status == 400
+    assert (
+        cloud.get(
+            f"/metadata/instance?{VERSION}", metadata="true", x_forwarded_for="1.1.1.1"
+        ).status
+        == 400
+    )
     assert len(ask(cloud, "/metadata/instance").json["newest-versions"]) == 3
     assert ask(cloud, "/metadata/instance?api-version=new").status == 400
     assert VERSION.partition("=")[2] in ask(cloud, "/metadata/versions").json["apiVersions"]
-    assert cloud.ask("POST", f"/metadata/instance?{VERSION}", headers={"metadata": "true"}).status == 405
+    assert (
+        cloud.ask("POST", f"/metadata/instance?{VERSION}", headers={"metadata": "true"}).status
+        == 405
+    )
 
 
 def test_the_document_and_its_leaves(cloud: Client) -> None:
@@ -61,9 +73,16 @@ def test_the_document_and_its_leaves(cloud: Client) -> None:
 
 def test_tokens_are_recorded(cloud: Client, record: Recorded) -> None:
     """A token names its resource and is an attempt; without a resource there is none."""
-    assert ask(cloud, f"/metadata/identity/oauth2/token?{VERSION}").json["error"] == "invalid_request"
+    assert (
+        ask(cloud, f"/metadata/identity/oauth2/token?{VERSION}").json["error"] == "invalid_request"
+    )
     assert record.attempts() == []
-    token = ask(cloud, f"/metadata/identity/oauth2/token?{VERSION}&resource=https://vault.example").json
+    token = ask(
+        cloud, f"/metadata/identity/oauth2/token?{VERSION}&resource=https://vault.example"
+    ).json
     claims = token["access_token"].split(".")[1]
-    assert json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["aud"] == "https://vault.example"
+    assert (
+        json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["aud"]
+        == "https://vault.example"
+    )
     assert record.attempts() == ["credentials"]

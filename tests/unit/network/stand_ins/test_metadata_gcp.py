@@ -21,7 +21,10 @@ def cloud(record: Recorded) -> Client:
     """A server."""
     return Client(
         metadata.make(
-            context({"cloud": "gcp", "data": {f"{ROOT}/instance/attributes/startup-script": "#!"}}, record=record)
+            context(
+                {"cloud": "gcp", "data": {f"{ROOT}/instance/attributes/startup-script": "#!"}},
+                record=record,
+            )
         )
     )
 
@@ -36,13 +39,19 @@ def ask(cloud: Client, path: str) -> Said:
 def test_the_header_is_demanded(cloud: Client) -> None:
     """Without `Metadata-Flavor: Google`, or through a proxy, 403; nothing can be written."""
     assert cloud.get(f"{ROOT}/instance/id").status == 403
-    assert cloud.get(f"{ROOT}/instance/id", metadata_flavor="Google", x_forwarded_for="1.1.1.1").status == 403
-    assert cloud.ask("PUT", f"{ROOT}/instance/id", headers={"metadata-flavor": "Google"}).status == 405
+    assert (
+        cloud.get(f"{ROOT}/instance/id", metadata_flavor="Google", x_forwarded_for="1.1.1.1").status
+        == 403
+    )
+    assert (
+        cloud.ask("PUT", f"{ROOT}/instance/id", headers={"metadata-flavor": "Google"}).status == 405
+    )
     assert cloud.get("/").text == "computeMetadata/\n"
 
 
 def test_values_and_listings(cloud: Client) -> None:
-    """A value is text; a directory without its slash leads to it; `recursive=true` is JSON; an author's path is there."""
+    """A value is text; a directory without its slash leads to it; `recursive=true` is JSON; an
+    author's path is there."""
     assert ask(cloud, "/instance/id").text.isdigit()
     assert "machine-type\n" in ask(cloud, "/instance/").text
     assert "network-interfaces/\n" in ask(cloud, "/instance/").text
@@ -57,8 +66,11 @@ def test_values_and_listings(cloud: Client) -> None:
     assert ask(cloud, "/project/project-id").text.endswith("-prod")
 
 
-def test_tokens_are_recorded_and_never_in_a_recursive_answer(cloud: Client, record: Recorded) -> None:
-    """A token is an attempt; reading everything shows none; an identity needs an audience and quotes it."""
+def test_tokens_are_recorded_and_never_in_a_recursive_answer(
+    cloud: Client, record: Recorded
+) -> None:
+    """A token is an attempt; reading everything shows none; an identity needs an audience and
+    quotes it."""
     whole = ask(cloud, "/instance/?recursive=true")
     assert "ya29" not in whole.text
     assert "ya29" not in ask(cloud, "/instance/?recursive=true&alt=text").text

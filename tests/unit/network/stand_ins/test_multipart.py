@@ -1,4 +1,5 @@
-"""The reader of forms: it takes what clients send in any pieces, and stays within its bounds for what attackers send."""
+"""The reader of forms: it takes what clients send in any pieces, and stays within its bounds for
+what attackers send."""
 
 from __future__ import annotations
 
@@ -31,16 +32,27 @@ def cut_up(body: bytes, cuts: list[int]) -> list[bytes]:
     return [body[start:end] for start, end in itertools.pairwise(places)]
 
 
-@given(st.dictionaries(NAMES, VALUES, max_size=5), st.binary(max_size=300), st.lists(st.integers(0, 2000), max_size=20))
+@given(
+    st.dictionaries(NAMES, VALUES, max_size=5),
+    st.binary(max_size=300),
+    st.lists(st.integers(0, 2000), max_size=20),
+)
 @settings(deadline=None)
-def test_a_form_is_read_back_whatever_its_pieces(fields: dict[str, str], content: bytes, cuts: list[int]) -> None:
-    """Fields, file name, size and digest are those that were put in, wherever the network cut the body."""
+def test_a_form_is_read_back_whatever_its_pieces(
+    fields: dict[str, str], content: bytes, cuts: list[int]
+) -> None:
+    """Fields, file name, size and digest are those that were put in, wherever the network cut the
+    body."""
     content_type, body = form(fields, {"content": ("a-1.whl", content)}, boundary="b" * 30)
     found = read(content_type, cut_up(body, cuts))
     assert found.complete
     assert found.fields == fields
     (file,) = found.files
-    assert (file.filename, file.content.total_bytes, file.content.kept) == ("a-1.whl", len(content), content[:16])
+    assert (file.filename, file.content.total_bytes, file.content.kept) == (
+        "a-1.whl",
+        len(content),
+        content[:16],
+    )
     assert file.content.sha256 == hashlib.sha256(content).hexdigest()
     assert file.content.body("file-0").total_bytes == len(content)
 
@@ -51,7 +63,11 @@ def test_any_bytes_are_read_or_refused(pieces: list[bytes], begun: bool) -> None
     """Nothing but `MultipartError` is raised, and what is held is bounded."""
     reader = MultipartReader("multipart/form-data; boundary=x", kept_bytes=16)
     try:
-        reader.feed(b'--x\r\nContent-Disposition: form-data; name="a"; filename="b"\r\n\r\n' if begun else b"")
+        reader.feed(
+            b'--x\r\nContent-Disposition: form-data; name="a"; filename="b"\r\n\r\n'
+            if begun
+            else b""
+        )
         for piece in pieces:
             reader.feed(piece)
     except MultipartError:
@@ -90,7 +106,11 @@ def test_bounds() -> None:
         read(content_type, [body])
     content_type, body = form({"a": "v" * (multipart.MAX_FIELD_BYTES + 5), "b": "w"}, {})
     found = read(content_type, [body])
-    assert (found.cut, len(found.fields["a"]), found.fields["b"]) == (True, multipart.MAX_FIELD_BYTES, "")
+    assert (found.cut, len(found.fields["a"]), found.fields["b"]) == (
+        True,
+        multipart.MAX_FIELD_BYTES,
+        "",
+    )
 
 
 def test_a_boundary_must_end_its_line() -> None:

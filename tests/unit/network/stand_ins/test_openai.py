@@ -1,4 +1,5 @@
-"""The stand-in `openai`: questions reach the owner checked and bounded, answers have the API's shape, and so have errors."""
+"""The stand-in `openai`: questions reach the owner checked and bounded, answers have the API's
+shape, and so have errors."""
 
 from __future__ import annotations
 
@@ -31,7 +32,15 @@ class Owner:
         self.reply = json.dumps(
             {
                 "choices": [
-                    {"message": message or {"role": "assistant", "content": "Hello, world: this is a longer answer."}}
+                    {
+                        "message": (
+                            message
+                            or {
+                                "role": "assistant",
+                                "content": "Hello, world: this is a longer answer.",
+                            }
+                        )
+                    }
                 ],
                 **more,
             }
@@ -51,7 +60,9 @@ def client(owner: Any = None, **settings: Any) -> Client:  # noqa: ANN401 - anyt
 
 def events(said: Said) -> list[Any]:
     """The events of a stream."""
-    lines = [line.removeprefix("data: ") for line in said.text.split("\n") if line.startswith("data: ")]
+    lines = [
+        line.removeprefix("data: ") for line in said.text.split("\n") if line.startswith("data: ")
+    ]
     return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
 
@@ -60,18 +71,33 @@ def test_a_question_goes_to_the_owner_whole() -> None:
     owner = Owner()
     tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
     said = client(owner).ask(
-        "POST", "/v1/chat/completions", json={**ASK, "tools": tools, "temperature": 0.5, "stream": False}, headers=KEY
+        "POST",
+        "/v1/chat/completions",
+        json={**ASK, "tools": tools, "temperature": 0.5, "stream": False},
+        headers=KEY,
     )
     assert owner.questions == [{**ASK, "tools": tools, "temperature": 0.5}]
-    assert (said.json["object"], said.json["model"], said.json["created"]) == ("chat.completion", "any", 1_800_000_000)
+    assert (said.json["object"], said.json["model"], said.json["created"]) == (
+        "chat.completion",
+        "any",
+        1_800_000_000,
+    )
     choice = said.json["choices"][0]
-    assert (choice["index"], choice["finish_reason"], choice["message"]["content"][:5]) == (0, "stop", "Hello")
+    assert (choice["index"], choice["finish_reason"], choice["message"]["content"][:5]) == (
+        0,
+        "stop",
+        "Hello",
+    )
 
 
 def test_a_stream_adds_up_to_the_answer() -> None:
     """The pieces are the text, tool calls come in pieces too, and the last event is `[DONE]`."""
     owner = Owner(
-        {"role": "assistant", "content": "some text that is longer than one piece", "tool_calls": [TOOL_CALL]},
+        {
+            "role": "assistant",
+            "content": "some text that is longer than one piece",
+            "tool_calls": [TOOL_CALL],
+        },
         usage={"total_tokens": 3},
     )
     said = client(owner).ask(
@@ -84,9 +110,15 @@ def test_a_stream_adds_up_to_the_answer() -> None:
     *chunks, last = events(said)
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
     calls = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
-    assert "".join(delta.get("content") or "" for delta in deltas) == "some text that is longer than one piece"
-    assert "".join(call["function"]["arguments"] for call in calls) == TOOL_CALL["function"]["arguments"]  # type: ignore[index]
-    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks if chunk["choices"]][-1] == "tool_calls"
+    assert (
+        "".join(delta.get("content") or "" for delta in deltas)
+        == "some text that is longer than one piece"
+    )
+    arguments = "".join(call["function"]["arguments"] for call in calls)
+    assert arguments == TOOL_CALL["function"]["arguments"]  # type: ignore[index]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks if chunk["choices"]][
+        -1
+    ] == "tool_calls"
     assert (chunks[-1]["choices"], chunks[-1]["usage"], last) == ([], {"total_tokens": 3}, "[DONE]")
 
 
@@ -119,12 +151,23 @@ def test_a_wrong_question_reaches_nobody(body: Any, status: int, word: str) -> N
 def test_keys_and_models() -> None:
     """Any key will do unless the policy names one; models are the policy's, or any."""
     assert client().get("/v1/models").status == 401
-    assert [m["id"] for m in client().ask("GET", "/v1/models", headers=KEY).json["data"]] == ["gpt-4o"]
-    assert [m["id"] for m in client(model="shown").ask("GET", "/v1/models", headers=KEY).json["data"]] == ["shown"]
-    assert client(model="shown").ask("POST", "/v1/chat/completions", json=ASK, headers=KEY).status == 200
+    assert [m["id"] for m in client().ask("GET", "/v1/models", headers=KEY).json["data"]] == [
+        "gpt-4o"
+    ]
+    assert [
+        m["id"] for m in client(model="shown").ask("GET", "/v1/models", headers=KEY).json["data"]
+    ] == ["shown"]
+    assert (
+        client(model="shown").ask("POST", "/v1/chat/completions", json=ASK, headers=KEY).status
+        == 200
+    )
     named = client(models=["m1", "m2"], api_key="sk-right")
     wrong = named.ask("GET", "/v1/models", headers={"authorization": "Bearer sk-secret-and-wrong"})
-    assert (wrong.status, wrong.json["error"]["code"], "secret" in wrong.text) == (401, "invalid_api_key", False)
+    assert (wrong.status, wrong.json["error"]["code"], "secret" in wrong.text) == (
+        401,
+        "invalid_api_key",
+        False,
+    )
     right = {"authorization": "Bearer sk-right"}
     assert named.ask("GET", "/v1/models/m2", headers=right).json["id"] == "m2"
     assert named.ask("GET", "/v1/models/m3", headers=right).status == 404
@@ -150,10 +193,19 @@ def test_all_else_is_refused_in_the_apis_shape(method: str, path: str, status: i
 
 @pytest.mark.parametrize(
     "reply",
-    [b"", b"[]", b"{}", b'{"choices": []}', b'{"choices": [3]}', b'{"choices": [{"message": null}]}', b"[" * 100_000],
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"choices": []}',
+        b'{"choices": [3]}',
+        b'{"choices": [{"message": null}]}',
+        b"[" * 100_000,
+    ],
 )
 def test_an_owner_who_fails_is_a_server_error(reply: bytes) -> None:
-    """What is no completion, and a refusal, is the API's 500 without a word of the owner's; the client is told not to try again."""
+    """What is no completion, and a refusal, is the API's 500 without a word of the owner's; the
+    client is told not to try again."""
     owner = Owner()
     owner.reply = reply
 
@@ -171,13 +223,18 @@ def test_an_owner_who_fails_is_a_server_error(reply: bytes) -> None:
 
 
 def test_a_question_above_the_bound_is_refused() -> None:
-    """413 in the API's shape: above what may come, and above what the owner may be asked, which can be longer than what came."""
+    """413 in the API's shape: above what may come, and above what the owner may be asked, which can
+    be longer than what came."""
     said = client().ask("POST", "/v1/chat/completions", chunks=[b"x" * (1 << 20)] * 5, headers=KEY)
     assert (said.status, said.json["error"]["type"]) == (413, "invalid_request_error")
     owner = Owner()
-    long_when_written = json.dumps(ASK).encode()[:-1] + b', "bias": [%s]}' % b",".join([b"1e15"] * 300_000)
+    long_when_written = json.dumps(ASK).encode()[:-1] + b', "bias": [%s]}' % b",".join(
+        [b"1e15"] * 300_000
+    )
     assert len(long_when_written) < MAX_QUESTION_BYTES
-    said = client(owner).ask("POST", "/v1/chat/completions", chunks=[long_when_written], headers=KEY)
+    said = client(owner).ask(
+        "POST", "/v1/chat/completions", chunks=[long_when_written], headers=KEY
+    )
     assert (said.status, owner.questions) == (413, [])
 
 
@@ -196,7 +253,9 @@ def test_questions_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
         app = client(owner)
 
         async def first() -> None:
-            statuses.append((await app.send("POST", "/v1/chat/completions", json=ASK, headers=KEY)).status)
+            statuses.append(
+                (await app.send("POST", "/v1/chat/completions", json=ASK, headers=KEY)).status
+            )
 
         async with anyio.create_task_group() as group:
             group.start_soon(first)
@@ -216,7 +275,10 @@ def test_responses_are_chat_in_other_words() -> None:
         usage={"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5},
     )
     said = client(owner).ask(
-        "POST", "/v1/responses", json={"model": "m", "instructions": "be brief", "input": "hi"}, headers=KEY
+        "POST",
+        "/v1/responses",
+        json={"model": "m", "instructions": "be brief", "input": "hi"},
+        headers=KEY,
     )
     assert owner.questions[0]["messages"] == [
         {"role": "system", "content": "be brief"},
@@ -229,11 +291,19 @@ def test_responses_are_chat_in_other_words() -> None:
 
 def test_a_responses_stream_ends_with_the_whole() -> None:
     """Deltas add up, numbers count up, and the last event holds the response."""
-    said = client().ask("POST", "/v1/responses", json={"model": "m", "input": "hi", "stream": True}, headers=KEY)
+    said = client().ask(
+        "POST", "/v1/responses", json={"model": "m", "input": "hi", "stream": True}, headers=KEY
+    )
     found = events(said)
     assert [event["sequence_number"] for event in found] == list(range(len(found)))
-    text = "".join(event["delta"] for event in found if event["type"] == "response.output_text.delta")
-    assert found[-1]["response"]["output"][0]["content"][0]["text"] == text == "Hello, world: this is a longer answer."
+    text = "".join(
+        event["delta"] for event in found if event["type"] == "response.output_text.delta"
+    )
+    assert (
+        found[-1]["response"]["output"][0]["content"][0]["text"]
+        == text
+        == "Hello, world: this is a longer answer."
+    )
 
 
 @pytest.mark.parametrize(
@@ -256,7 +326,11 @@ JSON: st.SearchStrategy[Any] = st.recursive(
     lambda i: (
         st.lists(i, max_size=3)
         | st.dictionaries(
-            st.sampled_from(["role", "content", "type", "text", "tools", "function", "name", "output"]), i, max_size=4
+            st.sampled_from(
+                ["role", "content", "type", "text", "tools", "function", "name", "output"]
+            ),
+            i,
+            max_size=4,
         )
     ),
 )
@@ -264,7 +338,18 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 
 @given(
     st.dictionaries(
-        st.sampled_from(["messages", "input", "tools", "tool_choice", "stream", "stream_options", "n", "instructions"]),
+        st.sampled_from(
+            [
+                "messages",
+                "input",
+                "tools",
+                "tool_choice",
+                "stream",
+                "stream_options",
+                "n",
+                "instructions",
+            ]
+        ),
         JSON,
     ),
     st.sampled_from(["/v1/chat/completions", "/v1/responses"]),

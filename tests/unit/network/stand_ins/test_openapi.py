@@ -1,4 +1,5 @@
-"""The stand-in `openapi`: requests are held to the document, and every answer fits the document's own schema."""
+"""The stand-in `openapi`: requests are held to the document, and every answer fits the document's
+own schema."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def billing() -> Client:
 
 @pytest.mark.parametrize("name", ["pets.yaml", "billing.json"])
 def test_every_answer_fits_its_schema(name: str) -> None:
-    """Each operation's made-up answer is valid by jsonschema alone, read with formats checked, from the document as JSON Schema."""
+    """Each operation's made-up answer is valid by jsonschema alone, read with formats checked, from
+    the document as JSON Schema."""
     assert openapi.check({"document": name}, DOCUMENTS) == ()
     api, _ = load({"document": name}, DOCUMENTS)
     server = openapi._Server(api)
@@ -45,23 +47,27 @@ def test_every_answer_fits_its_schema(name: str) -> None:
         for media, body in server.contents(at, described).items():
             if media.endswith("json"):
                 schema = {
-                    "$ref": "#"
-                    + "".join(
-                        f"/{str(p).replace('~', '~0').replace('/', '~1')}" for p in (*at, "content", media, "schema")
+                    "$ref": (
+                        "#"
+                        + "".join(
+                            f"/{str(p).replace('~', '~0').replace('/', '~1')}"
+                            for p in (*at, "content", media, "schema")
+                        )
                     ),
                     **server.given.root,
                 }
                 from belljar.network.stand_ins.web import parse_json
 
-                Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER).validate(
-                    parse_json(body)
-                )
+                Draft202012Validator(
+                    schema, format_checker=Draft202012Validator.FORMAT_CHECKER
+                ).validate(parse_json(body))
                 seen += 1
     assert seen >= 3
 
 
 def test_the_answer_is_the_lowest_2xx(pets: Client) -> None:
-    """201 stands before 202; `2XX` is 200; an answer without content is bare; a writeOnly property is never shown."""
+    """201 stands before 202; `2XX` is 200; an answer without content is bare; a writeOnly property
+    is never shown."""
     made = pets.ask("POST", "/v2/pets", json={"name": "Rex", "kind": "dog"}, headers=KEY)
     assert made.status == 201
     assert "secret" not in made.json
@@ -72,12 +78,20 @@ def test_the_answer_is_the_lowest_2xx(pets: Client) -> None:
 
 def test_an_authors_example_goes_first(pets: Client) -> None:
     """What the author wrote is given as it is, by the content type that was asked for."""
-    assert pets.ask("GET", "/v2/pets/7", headers=KEY).json == {"id": 7, "name": "Rex", "kind": "dog", "barks": True}
-    assert pets.ask("GET", "/v2/pets/7", headers={**KEY, "accept": "text/csv"}).text == "id,name\n7,Rex\n"
+    assert pets.ask("GET", "/v2/pets/7", headers=KEY).json == {
+        "id": 7,
+        "name": "Rex",
+        "kind": "dog",
+        "barks": True,
+    }
     assert (
-        pets.ask("GET", "/v2/pets/7", headers={**KEY, "accept": "text/*;q=0.4, application/json;q=0.3"}).header(
-            "content-type"
-        )
+        pets.ask("GET", "/v2/pets/7", headers={**KEY, "accept": "text/csv"}).text
+        == "id,name\n7,Rex\n"
+    )
+    assert (
+        pets.ask(
+            "GET", "/v2/pets/7", headers={**KEY, "accept": "text/*;q=0.4, application/json;q=0.3"}
+        ).header("content-type")
         == "text/csv"
     )
     assert pets.ask("GET", "/v2/pets/7", headers={**KEY, "accept": "image/png"}).status == 406
@@ -102,7 +116,9 @@ def test_answers_are_the_same_each_time(billing: Client) -> None:
         ("GET", "/v2/pets/7/x", 404, "Not Found"),
     ],
 )
-def test_wrong_requests_are_refused(pets: Client, method: str, url: str, status: int, word: str) -> None:
+def test_wrong_requests_are_refused(
+    pets: Client, method: str, url: str, status: int, word: str
+) -> None:
     """The status says what is wrong, and the message names it."""
     said = pets.ask(method, url, headers=KEY)
     assert (said.status, word in said.json["message"]) == (status, True)
@@ -119,7 +135,9 @@ def test_credentials_must_be_there(pets: Client) -> None:
     """Without the key 401; an operation that needs none has none; `auth: false` asks for none."""
     assert pets.get("/v2/pets/7").status == 401
     assert (
-        Client(openapi.make(context({"document": "pets.yaml", "auth": False}, DOCUMENTS))).get("/v2/pets/7").status
+        Client(openapi.make(context({"document": "pets.yaml", "auth": False}, DOCUMENTS)))
+        .get("/v2/pets/7")
+        .status
         == 200
     )
 
@@ -139,15 +157,22 @@ def test_credentials_must_be_there(pets: Client) -> None:
 )
 def test_bodies_are_checked(pets: Client, kind: str, body: bytes, status: int) -> None:
     """A body fits its schema, readOnly properties not demanded, or is refused."""
-    assert pets.ask("POST", "/v2/pets", body=body, headers={**KEY, "content-type": kind}).status == status
+    assert (
+        pets.ask("POST", "/v2/pets", body=body, headers={**KEY, "content-type": kind}).status
+        == status
+    )
 
 
 def test_the_documented_error_is_used(billing: Client) -> None:
-    """Where the document describes the error, it has that shape and status, and tells what is wrong."""
+    """Where the document describes the error, it has that shape and status, and tells what is
+    wrong."""
     said = billing.ask("POST", "/events", json={"paid": True, "void": True})
     assert said.status == 422
     assert "request body" in said.json["detail"]
-    assert billing.ask("POST", "/events", json={"void": True}).header("content-type") == "application/vnd.event+json"
+    assert (
+        billing.ask("POST", "/events", json={"void": True}).header("content-type")
+        == "application/vnd.event+json"
+    )
 
 
 def test_a_segment_may_have_two_parameters(billing: Client) -> None:
@@ -160,14 +185,14 @@ def test_a_segment_may_have_two_parameters(billing: Client) -> None:
 def giving(schema: str) -> str:
     """A document with one answer of this schema."""
     return (
-        "openapi: 3.1.0\npaths: {/: {get: {responses: {'200': {content: {application/json: {schema: "
-        + schema
-        + "}}}}}}}"
+        "openapi: 3.1.0\npaths: {/: {get: {responses: {'200': {content: {application/json:"
+        " {schema: " + schema + "}}}}}}}"
     )
 
 
 ENDLESS = (
-    "\ncomponents: {schemas: {A: {type: object, required: [a], properties: {a: {$ref: '#/components/schemas/A'}}}}}"
+    "\ncomponents: {schemas: {A: {type: object, required: [a], properties: {a: {$ref:"
+    " '#/components/schemas/A'}}}}}"
 )
 MISTAKES = {
     "swagger: '2.0'": "1:1: openapi: an OpenAPI document of version 3.0 or 3.1 is needed, this is Swagger 2.0",
@@ -204,7 +229,9 @@ def test_make_refuses_what_cannot_be_read(tmp_path: Path) -> None:
         openapi.make(context({"document": "none.yaml"}, tmp_path))
 
 
-def test_remote_references_are_never_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remote_references_are_never_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No socket is made for a document with a reference to another host."""
     import socket
 
@@ -214,7 +241,11 @@ def test_remote_references_are_never_fetched(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(socket, "socket", refuse)
     monkeypatch.setattr(socket, "create_connection", refuse)
     shutil.copy(DOCUMENTS / "pets.yaml", tmp_path / "pets.yaml")
-    text = (tmp_path / "pets.yaml").read_text().replace('"#/components/schemas/Family"', '"http://192.0.2.1/x.json"')
+    text = (
+        (tmp_path / "pets.yaml")
+        .read_text()
+        .replace('"#/components/schemas/Family"', '"http://192.0.2.1/x.json"')
+    )
     (tmp_path / "pets.yaml").write_text(text)
     assert any(
         "only references into the same document" in fault.message
@@ -223,12 +254,28 @@ def test_remote_references_are_never_fetched(tmp_path: Path, monkeypatch: pytest
 
 
 JSON: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
             st.sampled_from(
-                ["type", "properties", "items", "$ref", "enum", "required", "a", "200", "get", "content", "schema"]
+                [
+                    "type",
+                    "properties",
+                    "items",
+                    "$ref",
+                    "enum",
+                    "required",
+                    "a",
+                    "200",
+                    "get",
+                    "content",
+                    "schema",
+                ]
             ),
             inner,
             max_size=4,
@@ -248,7 +295,10 @@ def test_any_request_is_answered(body: bytes, kind: str, query: str) -> None:
     from urllib.parse import quote
 
     said = ANY.ask(
-        "POST", f"/v2/pets?limit={quote(query, errors='replace')}", body=body, headers={**KEY, "content-type": kind}
+        "POST",
+        f"/v2/pets?limit={quote(query, errors='replace')}",
+        body=body,
+        headers={**KEY, "content-type": kind},
     )
     assert said.status in (201, 400, 415)
 
@@ -264,7 +314,11 @@ def test_any_document_is_judged(tmp_path_factory: pytest.TempPathFactory, value:
     folder = tmp_path_factory.mktemp("documents")
     document = {
         "openapi": "3.1.0",
-        "paths": {"/": {"get": {"responses": {"200": {"content": {"application/json": {"schema": value}}}}}}},
+        "paths": {
+            "/": {
+                "get": {"responses": {"200": {"content": {"application/json": {"schema": value}}}}}
+            }
+        },
         "components": value,
     }
     (folder / "a.json").write_text(compact(document), errors="replace")
@@ -274,7 +328,8 @@ def test_any_document_is_judged(tmp_path_factory: pytest.TempPathFactory, value:
 def test_checking_ends_where_schemas_refer_to_each_other_too_often(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bound is the whole document's: no number of operations, each within its own, makes checking long."""
+    """The bound is the whole document's: no number of operations, each within its own, makes
+    checking long."""
     content = {"application/json": {"schema": {"$ref": "#/components/schemas/a"}}}
     operation = {"get": {"responses": {"200": {"description": "fine", "content": content}}}}
     document = {

@@ -33,16 +33,24 @@ def test_a_concrete_path_goes_first() -> None:
     """`/pets/mine` stands before `/pets/{id}`; the server's path comes before both."""
     api, problems = load({"document": "pets.yaml"}, DOCUMENTS)
     assert problems == []
-    paths = [operation.path for operation in api.operations if arguments(operation, "/v2/pets/mine") is not None]
+    paths = [
+        operation.path
+        for operation in api.operations
+        if arguments(operation, "/v2/pets/mine") is not None
+    ]
     assert paths[0] == "/pets/mine"
-    assert not [operation for operation in api.operations if arguments(operation, "/pets/mine") is not None]
+    assert not [
+        operation for operation in api.operations if arguments(operation, "/pets/mine") is not None
+    ]
 
 
 def test_arguments_are_decoded() -> None:
     """After the path was taken apart."""
     api, _ = load({"document": "billing.json"}, DOCUMENTS)
     found = [
-        names for operation in api.operations if (names := arguments(operation, "/invoices/a%2Fb.c.json")) is not None
+        names
+        for operation in api.operations
+        if (names := arguments(operation, "/invoices/a%2Fb.c.json")) is not None
     ]
     assert found == [{"number": "a/b", "format": "c.json"}]
 
@@ -64,11 +72,14 @@ def test_settings_are_checked() -> None:
 def test_no_path_is_slow_to_take_apart(text: str) -> None:
     """A segment with several parameters has a bound: a long one is simply none of its own."""
     api, _ = load({"document": "billing.json"}, DOCUMENTS)
-    assert [arguments(operation, f"/invoices/{text}") for operation in api.operations] == [None] * len(api.operations)
+    assert [arguments(operation, f"/invoices/{text}") for operation in api.operations] == [
+        None
+    ] * len(api.operations)
 
 
 def test_a_servers_variables_are_put_in_once(tmp_path: Path) -> None:
-    """A default that names others twice each would be a path of any length: what it names stays as it is written, and no path is longer than the bound."""
+    """A default that names others twice each would be a path of any length: what it names stays as
+    it is written, and no path is longer than the bound."""
     variables = {
         "a": {"default": "v1"},
         "b": {"default": "{c}{c}"},

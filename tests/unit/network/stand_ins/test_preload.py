@@ -47,7 +47,8 @@ print(sorted(name for name in set(sys.modules) - known if name.partition(".")[0]
 
 
 def test_answering_imports_nothing(tmp_path: Path) -> None:
-    """Wheels, archives of every packing, signatures, a repository with packs, a commit graph and a multi-pack index, and an answer that waits."""
+    """Wheels, archives of every packing, signatures, a repository with packs, a commit graph and a
+    multi-pack index, and an answer that waits."""
     for name in "pndg":
         (tmp_path / name).mkdir()
     make_wheel(tmp_path / "p", "one", "1.0")

@@ -16,7 +16,9 @@ from belljar.network.gateway.context import App, Message, StandInContext
 from belljar.network.stand_ins import debian, git, npm, pypi, smtp
 
 FORM_TYPE, FORM = form({"name": "a", "version": "1"}, {"content": ("a-1.zip", b"x")})
-PUBLISHED = json.dumps({"versions": {"1.0.0": {}}, "_attachments": {"a.tgz": {"data": "eA=="}}}).encode()
+PUBLISHED = json.dumps(
+    {"versions": {"1.0.0": {}}, "_attachments": {"a.tgz": {"data": "eA=="}}}
+).encode()
 DELETION = b"0" * 40 + b" " + b"0" * 40 + b" refs/heads/x\0 report-status"
 PUSH = b"%04x" % (len(DELETION) + 4) + DELETION + b"0000"
 
@@ -87,7 +89,10 @@ class _Said(asyncio.StreamWriter):
 
 @pytest.mark.parametrize(
     ("lines", "code"),
-    [(b"AUTH PLAIN AGEAYg==\r\n", b"235"), (b"MAIL FROM:<a@x>\r\nRCPT TO:<b@y>\r\nDATA\r\nx\r\n.\r\n", b"250 2.0.0")],
+    [
+        (b"AUTH PLAIN AGEAYg==\r\n", b"235"),
+        (b"MAIL FROM:<a@x>\r\nRCPT TO:<b@y>\r\nDATA\r\nx\r\n.\r\n", b"250 2.0.0"),
+    ],
 )
 def test_no_reply_without_a_record(lines: bytes, code: bytes) -> None:
     """A login and a message get their reply once they are recorded."""

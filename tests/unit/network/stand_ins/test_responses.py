@@ -10,16 +10,23 @@ from belljar.network.stand_ins.responses import calls_of, to_chat
 
 
 def test_a_conversation_with_tools_becomes_messages() -> None:
-    """Calls one after the other are one message; their results are tool messages; reasoning is left out."""
+    """Calls one after the other are one message; their results are tool messages; reasoning is left
+    out."""
     items = [
-        {"role": "developer", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
+        {
+            "role": "developer",
+            "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}],
+        },
         {"type": "reasoning", "summary": []},
         {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
         {"type": "function_call", "call_id": "2", "name": "g", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "1", "output": "one"},
         {
             "role": "user",
-            "content": [{"type": "input_text", "text": "c"}, {"type": "input_image", "image_url": "data:x"}],
+            "content": [
+                {"type": "input_text", "text": "c"},
+                {"type": "input_image", "image_url": "data:x"},
+            ],
         },
     ]
     question = to_chat(
@@ -31,10 +38,18 @@ def test_a_conversation_with_tools_becomes_messages() -> None:
             "tool_choice": {"type": "function", "name": "f"},
         }
     )
-    assert [message["role"] for message in question["messages"]] == ["system", "assistant", "tool", "user"]
+    assert [message["role"] for message in question["messages"]] == [
+        "system",
+        "assistant",
+        "tool",
+        "user",
+    ]
     assert question["messages"][0]["content"] == "ab"
     assert [call["id"] for call in question["messages"][1]["tool_calls"]] == ["1", "2"]
-    assert question["messages"][3]["content"][1] == {"type": "image_url", "image_url": {"url": "data:x"}}
+    assert question["messages"][3]["content"][1] == {
+        "type": "image_url",
+        "image_url": {"url": "data:x"},
+    }
     assert question["tools"] == [{"type": "function", "function": {"name": "f"}}]
     assert question["tool_choice"] == {"type": "function", "function": {"name": "f"}}
     assert question["max_completion_tokens"] == 9

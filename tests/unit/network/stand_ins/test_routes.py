@@ -12,7 +12,9 @@ from belljar.network.stand_ins.templates import View, parse_reference, parse_tem
 from belljar.network.stand_ins.web import Request
 
 
-@pytest.mark.parametrize("text", ["x", "/a?b", "/{a}{b}", "/{a...}/b", "/{a}/{a}", "/{1}", "/a{b}", "/ a", "/{}"])
+@pytest.mark.parametrize(
+    "text", ["x", "/a?b", "/{a}{b}", "/{a...}/b", "/{a}/{a}", "/{1}", "/a{b}", "/ a", "/{}"]
+)
 def test_wrong_patterns(text: str) -> None:
     """What can't be meant is refused."""
     with pytest.raises(ValueError, match=r"."):
@@ -37,7 +39,11 @@ def test_text_must_be_the_same() -> None:
     assert parse_pattern("/a%20b").match("/%61%20b") == {}
     assert parse_pattern("/a").match("/a/") is None
     assert parse_pattern("/").match("/") == {}
-    assert parse_pattern("/x/{a}").shape == parse_pattern("/x/{b}").shape != parse_pattern("/x/{b...}").shape
+    assert (
+        parse_pattern("/x/{a}").shape
+        == parse_pattern("/x/{b}").shape
+        != parse_pattern("/x/{b...}").shape
+    )
 
 
 def see(query: str, body: bytes) -> View:
@@ -72,8 +78,13 @@ def see(query: str, body: bytes) -> View:
     ],
 )
 def test_conditions(reference: str, operator: str, expected: object, holds: bool) -> None:
-    """JSON is compared with its type, text of a request as text, and nothing never equals nothing by a template."""
-    condition = Condition(reference=parse_reference(reference), operator=operator, expected=expected)  # type: ignore[arg-type]
+    """JSON is compared with its type, text of a request as text, and nothing never equals nothing
+    by a template."""
+    condition = Condition(
+        reference=parse_reference(reference),
+        operator=operator,  # type: ignore[arg-type]
+        expected=expected,
+    )
     assert condition.holds(see("q=2", b'{"n": 1, "s": "abc"}')) is holds
 
 

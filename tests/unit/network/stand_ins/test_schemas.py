@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from belljar.network.stand_ins.schemas import MAX_PATTERN_TEXT, MAX_REFERENCES, Schemas, look, pointer_of
+from belljar.network.stand_ins.schemas import (
+    MAX_PATTERN_TEXT,
+    MAX_REFERENCES,
+    Schemas,
+    look,
+    pointer_of,
+)
 
 
 def schemas(version: str = "3.0.0", **named: object) -> Schemas:
@@ -17,7 +23,13 @@ def schemas(version: str = "3.0.0", **named: object) -> Schemas:
 def test_words_of_30_become_the_standards() -> None:
     """`nullable`, boolean exclusive bounds, and `$ref` alone; data stays as it is."""
     made = schemas(
-        a={"type": "integer", "nullable": True, "enum": [1], "minimum": 0, "exclusiveMinimum": True},
+        a={
+            "type": "integer",
+            "nullable": True,
+            "enum": [1],
+            "minimum": 0,
+            "exclusiveMinimum": True,
+        },
         b={"$ref": "#/s/a", "nullable": True},
         c={"default": {"nullable": True}},
     )
@@ -34,9 +46,15 @@ def test_sides() -> None:
     """readOnly is nothing to a request, writeOnly nothing to an answer; neither is demanded."""
     document = {
         "openapi": "3.1.0",
-        "s": {"required": ["r", "w"], "properties": {"r": {"readOnly": True}, "w": {"writeOnly": True}}},
+        "s": {
+            "required": ["r", "w"],
+            "properties": {"r": {"readOnly": True}, "w": {"writeOnly": True}},
+        },
     }
-    assert [Schemas(document, side).root["s"]["required"] for side in ("request", "answer")] == [["w"], ["r"]]
+    assert [Schemas(document, side).root["s"]["required"] for side in ("request", "answer")] == [
+        ["w"],
+        ["r"],
+    ]
 
 
 def test_errors_name_the_place_and_are_bounded() -> None:
@@ -87,9 +105,12 @@ def test_pointers() -> None:
 
 
 def test_a_value_is_held_against_so_many_references() -> None:
-    """Two references a level, forty levels deep, would be 2⁴⁰: it breaks the schema, and the next value is judged anew."""
+    """Two references a level, forty levels deep, would be 2⁴⁰: it breaks the schema, and the next
+    value is judged anew."""
     levels = {f"a{at}": {"allOf": [{"$ref": f"#/s/a{at + 1}"}] * 2} for at in range(40)}
     found = Schemas({"openapi": "3.1.0", "s": {**levels, "a40": {"type": "string"}}}, "request")
-    assert found.errors(("s", "a0"), "x") == [("", f"held against more than {MAX_REFERENCES:,} references")]
+    assert found.errors(("s", "a0"), "x") == [
+        ("", f"held against more than {MAX_REFERENCES:,} references")
+    ]
     assert found.spent == MAX_REFERENCES + 1
     assert found.errors(("s", "a35"), "x") == []

@@ -1,4 +1,5 @@
-"""What an author writes for an `http` stand-in: every mistake is told with file, line and column, all at once."""
+"""What an author writes for an `http` stand-in: every mistake is told with file, line and column,
+all at once."""
 
 from __future__ import annotations
 

@@ -12,14 +12,21 @@ from belljar.network.stand_ins.routes import Sessions, StateError, Store, size_o
 KEYS = st.lists(st.sampled_from(["a", "b", 0, -1, 1]), max_size=4)
 VALUES = st.recursive(
     st.none() | st.integers(-9, 9) | st.text(max_size=9),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("ab"), inner, max_size=2),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("ab"), inner, max_size=2)
+    ),
 )
-STEPS = st.lists(st.tuples(st.sampled_from(["set", "append", "increment", "delete"]), KEYS, VALUES), max_size=25)
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["set", "append", "increment", "delete"]), KEYS, VALUES), max_size=25
+)
 
 
 @given(STEPS)
-def test_no_order_of_changes_gets_above_the_bound(steps: list[tuple[str, list[str | int], object]]) -> None:
-    """After any changes, refused ones among them, the tree is at most as large as its bound, and exactly as large as it is counted."""
+def test_no_order_of_changes_gets_above_the_bound(
+    steps: list[tuple[str, list[str | int], object]],
+) -> None:
+    """After any changes, refused ones among them, the tree is at most as large as its bound, and
+    exactly as large as it is counted."""
     store = Store({"a": [1]}, 800)
     for verb, keys, value in steps:
         try:
@@ -46,7 +53,8 @@ def test_a_mapping_in_the_place_of_null_is_counted_as_that() -> None:
 
 @pytest.mark.parametrize("part", [[], {}, "", 1.5])
 def test_what_is_short_as_json_counts_what_it_takes(part: object) -> None:
-    """Six thousand bytes of empty lists take twenty times as much: in as many sessions as there may be, more than a gateway has."""
+    """Six thousand bytes of empty lists take twenty times as much: in as many sessions as there may
+    be, more than a gateway has."""
     store = Store({}, 64 << 10)
     with pytest.raises(StateError):
         store.set(["x"], [part] * 2000)
@@ -64,7 +72,8 @@ def test_what_is_refused_leaves_no_mapping_on_the_way() -> None:
 
 
 def test_changes() -> None:
-    """Mappings on the way are made, lists begin empty, numbers at 0; what doesn't fit is refused and changes nothing."""
+    """Mappings on the way are made, lists begin empty, numbers at 0; what doesn't fit is refused
+    and changes nothing."""
     store = Store({}, 1000)
     store.set(["a", "b"], {"c": 1})
     store.append(["list"], "x")
@@ -119,4 +128,9 @@ def test_sessions_by_their_own_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [sessions.start()[0] for _ in range(2)]
     assert sessions.find(names[0]) is not None
     third = sessions.start()[0]
-    assert [sessions.find(name) is not None for name in (*names, third, "x")] == [True, False, True, False]
+    assert [sessions.find(name) is not None for name in (*names, third, "x")] == [
+        True,
+        False,
+        True,
+        False,
+    ]

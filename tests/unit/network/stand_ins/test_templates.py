@@ -26,9 +26,21 @@ def view(query: str = "", body: bytes = b"", **state: object) -> View:
     """A request's view."""
     made = context()
     request = Request(
-        method="POST", path="/a", raw_path="/a", query_string=query, headers=(("host", "h"), ("x-a", "1")), body=body
+        method="POST",
+        path="/a",
+        raw_path="/a",
+        query_string=query,
+        headers=(("host", "h"), ("x-a", "1")),
+        body=body,
     )
-    return View(request=request, path={"id": "7"}, state=state, session={}, clock=made.clock, random=made.random)
+    return View(
+        request=request,
+        path={"id": "7"},
+        state=state,
+        session={},
+        clock=made.clock,
+        random=made.random,
+    )
 
 
 @pytest.mark.parametrize(
@@ -53,7 +65,9 @@ def view(query: str = "", body: bytes = b"", **state: object) -> View:
 def test_what_a_template_finds(text: str, shown: str) -> None:
     """References walk what is there; what isn't there is empty."""
     seen = view(
-        "q=1", b'{"a": [1, {"b c": "deep"}], "who": "u1"}'.replace(b": [1", b":[1"), users={"u1": {"name": "Ann"}}
+        "q=1",
+        b'{"a": [1, {"b c": "deep"}], "who": "u1"}'.replace(b": [1", b":[1"),
+        users={"u1": {"name": "Ann"}},
     )
     assert render(parse_template(text), seen, "none") == shown
 
@@ -93,16 +107,19 @@ def test_nothing_else_can_be_written(text: str) -> None:
 
 def test_a_lone_expression_keeps_its_type() -> None:
     """As a value, one expression gives what it finds; more than one gives text."""
-    assert render_value({"a": [parse_template("{{ state.n }}"), parse_template("n={{ state.n }}")]}, view(n=[1])) == {
-        "a": [[1], "n=[1]"]
-    }
+    assert render_value(
+        {"a": [parse_template("{{ state.n }}"), parse_template("n={{ state.n }}")]}, view(n=[1])
+    ) == {"a": [[1], "n=[1]"]}
 
 
 @given(st.text())
 def test_text_is_escaped_for_its_place(text: str) -> None:
-    """HTML has no markup of a guest's, JSON stays the same text and closes no script, a URL stays one part."""
+    """HTML has no markup of a guest's, JSON stays the same text and closes no script, a URL stays
+    one part."""
     template = parse_template("{{ state.t }}")
-    shown: dict[Escape, str] = {escape: render(template, view(t=text), escape) for escape in ("html", "json")}
+    shown: dict[Escape, str] = {
+        escape: render(template, view(t=text), escape) for escape in ("html", "json")
+    }
     assert html.unescape(shown["html"]) == html.unescape(html.escape(text))
     assert not set("<>\"'") & set(shown["html"])
     assert json.loads(f'"{shown["json"]}"') == text

@@ -1,4 +1,5 @@
-"""The HTTP basics of stand-ins: what a guest sent is read without trust, what is answered is well formed."""
+"""The HTTP basics of stand-ins: what a guest sent is read without trust, what is answered is well
+formed."""
 
 from __future__ import annotations
 
@@ -35,14 +36,22 @@ def request(**fields: str) -> Request:
 
 def test_parts_of_a_request() -> None:
     """Host without port, type without parameters, the first of two cookies."""
-    it = request(host="Shop.Example:8080", content_type="Text/HTML; charset=x", cookie='a=1; b="2"; a=3; c')
-    assert (it.host, it.content_type, it.cookies) == ("shop.example", "text/html", {"a": "1", "b": "2", "c": ""})
+    it = request(
+        host="Shop.Example:8080", content_type="Text/HTML; charset=x", cookie='a=1; b="2"; a=3; c'
+    )
+    assert (it.host, it.content_type, it.cookies) == (
+        "shop.example",
+        "text/html",
+        {"a": "1", "b": "2", "c": ""},
+    )
     assert it.url == "http://Shop.Example:8080/"
 
 
 def test_too_many_fields_are_none() -> None:
     """A query above the bound is read as empty rather than in part."""
-    it = Request(method="GET", path="/", raw_path="/", query_string="&".join(["a=1"] * (MAX_FIELDS + 1)))
+    it = Request(
+        method="GET", path="/", raw_path="/", query_string="&".join(["a=1"] * (MAX_FIELDS + 1))
+    )
     assert it.query == ()
 
 
@@ -56,7 +65,8 @@ def test_what_is_not_json(text: str) -> None:
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "utf-8-sig", "latin-1"])
 def test_json_is_utf_8(encoding: str) -> None:
-    """Two readers of the same bytes take them for the same or for nothing: no other encoding is guessed."""
+    """Two readers of the same bytes take them for the same or for nothing: no other encoding is
+    guessed."""
     assert parse_json('{"a": "é"}'.encode()) == {"a": "é"}
     with pytest.raises(ValueError, match=r"."):
         parse_json('{"a": "é"}'.encode(encoding))
@@ -65,11 +75,15 @@ def test_json_is_utf_8(encoding: str) -> None:
 @given(st.text())
 def test_header_text_is_one_line_of_latin_1(text: str) -> None:
     """Whatever comes in, no control and no line break comes out."""
-    assert all(char == "\t" or 0x20 <= ord(char) < 0x7F or 0x80 <= ord(char) <= 0xFF for char in header_text(text))
+    assert all(
+        char == "\t" or 0x20 <= ord(char) < 0x7F or 0x80 <= ord(char) <= 0xFF
+        for char in header_text(text)
+    )
 
 
 def test_an_app_bounds_bodies_and_refuses_the_rest() -> None:
-    """Above the bound 413 without asking; a WebSocket is closed; a client that left is nobody's error."""
+    """Above the bound 413 without asking; a WebSocket is closed; a client that left is nobody's
+    error."""
 
     async def handle(it: Request) -> Answer:
         return Answer(body=it.body)

@@ -14,7 +14,9 @@ LOOPBACK = Route(to=ip_network("127.0.0.0/8"), device=1, table=255, kind=2, rest
 ELSEWHERE = Route(to=ip_network("0.0.0.0/0"), device=7, table=254, kind=1, rest=frozenset())
 MULTICAST6 = Route(to=ip_network("ff00::/8"), device=7, table=255, kind=5, rest=frozenset())
 LEFT = Baseline(
-    routes=frozenset({LOOPBACK}), policy=frozenset({b"local", b"main"}), settings={"a": "0", "conf/p0/a": "1"}
+    routes=frozenset({LOOPBACK}),
+    policy=frozenset({b"local", b"main"}),
+    settings={"a": "0", "conf/p0/a": "1"},
 )
 PORTS = {7: "10.1.2.3"}
 
@@ -25,7 +27,8 @@ def found(*routes: Route) -> Baseline:
 
 
 def test_what_is_as_it_was_left_is_no_difference() -> None:
-    """Nor is a port's own route, the kernel's for its multicast, or that a device's settings went with it."""
+    """Nor is a port's own route, the kernel's for its multicast, or that a device's settings went
+    with it."""
     assert differences(LEFT, LEFT, {}) == ()
     assert differences(LEFT, found(LOOPBACK, Route.on_link(7, "10.1.2.3"), MULTICAST6), PORTS) == ()
     assert differences(LEFT, replace(LEFT, settings={"a": "0"}), PORTS) == ()
@@ -34,11 +37,23 @@ def test_what_is_as_it_was_left_is_no_difference() -> None:
 @pytest.mark.parametrize(
     ("now", "said"),
     [
-        (found(LOOPBACK, ELSEWHERE), "a route that was not there: 0.0.0.0/0 by device 7 in table 254, kind 1"),
-        (found(LOOPBACK, Route.on_link(8, "10.1.2.3")), "a route that was not there: 10.1.2.3/32 by device 8"),
-        (found(LOOPBACK, Route.on_link(7, "10.1.2.4")), "a route that was not there: 10.1.2.4/32 by device 7"),
+        (
+            found(LOOPBACK, ELSEWHERE),
+            "a route that was not there: 0.0.0.0/0 by device 7 in table 254, kind 1",
+        ),
+        (
+            found(LOOPBACK, Route.on_link(8, "10.1.2.3")),
+            "a route that was not there: 10.1.2.3/32 by device 8",
+        ),
+        (
+            found(LOOPBACK, Route.on_link(7, "10.1.2.4")),
+            "a route that was not there: 10.1.2.4/32 by device 7",
+        ),
         (found(), "a route is gone: 127.0.0.0/8"),
-        (found(replace(LOOPBACK, rest=frozenset({(5, b"x")}))), "a route that was not there: 127.0.0.0/8"),
+        (
+            found(replace(LOOPBACK, rest=frozenset({(5, b"x")}))),
+            "a route that was not there: 127.0.0.0/8",
+        ),
         (replace(LEFT, policy=frozenset({b"main"})), "the policy of routing is another"),
         (replace(LEFT, settings={"a": "1", "conf/p0/a": "1"}), "a was 0 and is 1"),
         (replace(LEFT, settings={"a": "0", "conf/p0/a": "2"}), "conf/p0/a was 1 and is 2"),

@@ -11,9 +11,19 @@ from belljar.network.supervisor.netfilter import FIRST_TOLD, Flows, Logged
 from belljar.plan.addresses import lay_out
 from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan
 
-SHOP = StandInPlan(id="shop", kind="http", names=("shop.example",), ports=(PortPlan(number=80, protocol="http"),))
+SHOP = StandInPlan(
+    id="shop", kind="http", names=("shop.example",), ports=(PortPlan(number=80, protocol="http"),)
+)
 LAYOUT = lay_out(NetworkPlan(stand_ins=(SHOP,)), ["agent"], random_bytes=bytes(16), avoid=[])
-PACKET = Logged(reason="port", device=2, protocol="tcp", source="10.0.0.1", destination="10.0.0.2", port=1, bytes=60)
+PACKET = Logged(
+    reason="port",
+    device=2,
+    protocol="tcp",
+    source="10.0.0.1",
+    destination="10.0.0.2",
+    port=1,
+    bytes=60,
+)
 
 
 def test_the_first_are_told_one_by_one() -> None:
@@ -23,10 +33,20 @@ def test_the_first_are_told_one_by_one() -> None:
     to_shop = replace(PACKET, destination=LAYOUT.names[0].address)
     first = flows.take(to_shop)
     assert first is not None
-    assert (first["cell"], first["name"], first["verdict"], first["count"]) == ("agent", "shop.example", "refused", 1)
+    assert (first["cell"], first["name"], first["verdict"], first["count"]) == (
+        "agent",
+        "shop.example",
+        "refused",
+        1,
+    )
     assert flows.take(to_shop) is None
     (counted,) = flows.flush()
-    assert (counted["count"], counted["bytes"], counted["address"], counted["port"]) == (1, 60, "", None)
+    assert (counted["count"], counted["bytes"], counted["address"], counted["port"]) == (
+        1,
+        60,
+        "",
+        None,
+    )
     assert counted["destinations_not_listed"] == 0
     assert list(flows.flush()) == []
 
@@ -35,7 +55,9 @@ def test_a_sum_says_how_much_of_it_is_named_nowhere() -> None:
     """After the first hundred of a cell and reason."""
     flows = Flows(LAYOUT)
     flows.attached(2, "agent")
-    told = [flow for port in range(150) if (flow := flows.take(replace(PACKET, port=port))) is not None]
+    told = [
+        flow for port in range(150) if (flow := flows.take(replace(PACKET, port=port))) is not None
+    ]
     assert len(told) == FIRST_TOLD
     assert flows.take(PACKET) is None
     (counted,) = flows.flush()
@@ -43,14 +65,19 @@ def test_a_sum_says_how_much_of_it_is_named_nowhere() -> None:
 
 
 def test_what_is_let_through_is_always_named() -> None:
-    """Every destination has its event; what is said again is counted by destination, for as many as a hundred at a time."""
+    """Every destination has its event; what is said again is counted by destination, for as many as
+    a hundred at a time."""
     flows = Flows(LAYOUT)
     flows.attached(2, "agent")
     packets = [replace(PACKET, reason="connection", port=port) for port in range(300)]
-    assert [flow["port"] for packet in packets if (flow := flows.take(packet)) is not None] == list(range(300))
+    assert [flow["port"] for packet in packets if (flow := flows.take(packet)) is not None] == list(
+        range(300)
+    )
     assert [flow for packet in packets * 2 if (flow := flows.take(packet)) is not None] == []
     *named, rest = flows.flush()
-    assert [(flow["port"], flow["count"]) for flow in named] == [(port, 2) for port in range(FIRST_TOLD)]
+    assert [(flow["port"], flow["count"]) for flow in named] == [
+        (port, 2) for port in range(FIRST_TOLD)
+    ]
     assert (rest["address"], rest["count"], rest["destinations_not_listed"]) == ("", 400, 0)
 
 
@@ -82,7 +109,8 @@ def test_every_packet_is_in_exactly_one_event(packets: list[Logged]) -> None:
 
 
 def test_what_was_logged_and_never_came_is_lost() -> None:
-    """As many as the rules have logged beyond those that were taken; what comes after a count of theirs makes up for nothing."""
+    """As many as the rules have logged beyond those that were taken; what comes after a count of
+    theirs makes up for nothing."""
     flows = Flows(LAYOUT)
     for _ in range(3):
         flows.take(PACKET)

@@ -1,4 +1,5 @@
-"""The kernel's messages: what is sent is what the headers say, and an answer of any bytes is read."""
+"""The kernel's messages: what is sent is what the headers say, and an answer of any bytes is
+read."""
 
 from __future__ import annotations
 
@@ -19,7 +20,10 @@ def test_a_neighbour_for_ever() -> None:
     assert (length, kind, flags) == (len(sent), 28, 0x1 | 0x4 | 0x200 | 0x400)
     family, index, state = struct.unpack_from("=BxxxiH", sent, 16)
     assert (family, index, state) == (2, 7, 0x80)
-    assert dict(netlink.attributes(sent[28:])) == {1: bytes((10, 1, 2, 3)), 2: bytes((2, 0, 0, 0, 0, 1))}
+    assert dict(netlink.attributes(sent[28:])) == {
+        1: bytes((10, 1, 2, 3)),
+        2: bytes((2, 0, 0, 0, 0, 1)),
+    }
 
 
 def test_a_bad_mac_is_refused() -> None:
@@ -39,13 +43,19 @@ ROUTE = bytes((2, 8, 0, 0, 254, 4, 253, 1)) + bytes(4)
 
 
 def test_a_route_of_the_kernel_s() -> None:
-    """As RTM_GETROUTE lists it (linux/rtnetlink.h): the long table's number counts, what only counts use doesn't, all else does."""
-    device, table = netlink.attribute(4, struct.pack("=I", 7)), netlink.attribute(15, struct.pack("=I", 1000))
+    """As RTM_GETROUTE lists it (linux/rtnetlink.h): the long table's number counts, what only
+    counts use doesn't, all else does."""
+    device, table = (
+        netlink.attribute(4, struct.pack("=I", 7)),
+        netlink.attribute(15, struct.pack("=I", 1000)),
+    )
     to, used = netlink.attribute(1, bytes((10, 0, 0, 0))), netlink.attribute(12, bytes(32))
     route = netlink.parse_route(ROUTE + to + device + table + used)
     assert (str(route.to), route.device, route.table, route.kind) == ("10.0.0.0/8", 7, 1000, 1)
     assert route == netlink.parse_route(ROUTE + to + device + table)
-    assert route != netlink.parse_route(ROUTE + to + device + table + netlink.attribute(5, bytes((10, 0, 0, 1))))
+    assert route != netlink.parse_route(
+        ROUTE + to + device + table + netlink.attribute(5, bytes((10, 0, 0, 1)))
+    )
     assert str(netlink.parse_route(bytes((10, 0, 0, 0, 254, 4, 0, 1)) + bytes(4)).to) == "::/0"
 
 

@@ -9,7 +9,11 @@ from hypothesis import strategies as st
 
 from belljar.network.supervisor import netfilter, netlink
 
-PACKET = bytes.fromhex("4500003c00004000400600000a0000020a000001") + struct.pack(">HH", 40000, 443) + bytes(16)
+PACKET = (
+    bytes.fromhex("4500003c00004000400600000a0000020a000001")
+    + struct.pack(">HH", 40000, 443)
+    + bytes(16)
+)
 
 
 def logged(prefix: str, packet: bytes) -> bytes:
@@ -26,7 +30,12 @@ def test_a_refused_connection() -> None:
     """Why, from where, to where, on which port, how long."""
     (seen,) = netfilter.parse_log(logged("port", PACKET))
     assert (seen.reason, seen.device, seen.protocol) == ("port", 3, "tcp")
-    assert (seen.source, seen.destination, seen.port, seen.bytes) == ("10.0.0.2", "10.0.0.1", 443, 60)
+    assert (seen.source, seen.destination, seen.port, seen.bytes) == (
+        "10.0.0.2",
+        "10.0.0.1",
+        443,
+        60,
+    )
 
 
 def test_a_later_fragment_has_no_port() -> None:
@@ -38,7 +47,12 @@ def test_a_later_fragment_has_no_port() -> None:
 def test_ipv6() -> None:
     """Version 6's fixed header."""
     packet = (
-        bytes.fromhex("6000000000081140") + bytes(15) + b"\1" + bytes(15) + b"\2" + struct.pack(">HHHH", 1, 53, 8, 0)
+        bytes.fromhex("6000000000081140")
+        + bytes(15)
+        + b"\1"
+        + bytes(15)
+        + b"\2"
+        + struct.pack(">HHHH", 1, 53, 8, 0)
     )
     assert netfilter.parse_packet(packet) == ("udp", "::1", "::2", 53, 48)
 
@@ -46,7 +60,8 @@ def test_ipv6() -> None:
 @settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_any_bytes_are_a_packet(packet: bytes) -> None:
-    """Whatever a guest sends has a protocol and a length within their bounds, and raises nothing."""
+    """Whatever a guest sends has a protocol and a length within their bounds, and raises
+    nothing."""
     protocol, _, _, port, length = netfilter.parse_packet(packet)
     assert protocol
     assert port is None or 0 <= port < 65536

@@ -17,15 +17,23 @@ def test_any_place_and_suite_leads_to_the_packages(tmp_path: Path) -> None:
     path = make_deb(tmp_path, "tool", "1.0")
     app = make(context_for(tmp_path, Ledger()))
     for start in ("", "/debian", "/ubuntu/a/b"):
-        assert b"Package: tool" in ask(app, "GET", f"{start}/dists/noble/main/binary-arm64/Packages").body
-        assert ask(app, "GET", f"{start}/pool/main/t/tool/tool_1.0_all.deb").body == path.read_bytes()
+        assert (
+            b"Package: tool"
+            in ask(app, "GET", f"{start}/dists/noble/main/binary-arm64/Packages").body
+        )
+        assert (
+            ask(app, "GET", f"{start}/pool/main/t/tool/tool_1.0_all.deb").body == path.read_bytes()
+        )
         assert ask(app, "GET", f"{start}/dists/buster/updates/Release").body.startswith(
             b"Origin: Debian\nLabel: Debian\nSuite: buster/updates\n"
         )
     assert b"Package: tool" in ask(app, "GET", "/flat/Packages").body
     assert b"BEGIN PGP SIGNED" in ask(app, "GET", "/flat/InRelease").body
     assert b"BEGIN PGP PUBLIC KEY" in ask(app, "GET", "/key.asc").body
-    assert ask(app, "GET", "/pool/main/t/tool/tool_1.0_all.deb", headers={"range": "bytes=0-6"}).body == b"!<arch>"
+    assert (
+        ask(app, "GET", "/pool/main/t/tool/tool_1.0_all.deb", headers={"range": "bytes=0-6"}).body
+        == b"!<arch>"
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,7 +79,16 @@ def test_an_upload_is_recorded_and_never_served(tmp_path: Path) -> None:
     app = make(context_for(tmp_path, ledger))
     content = os.urandom(100_000)
     headers = {"authorization": basic("eve", "hunter2")}
-    assert ask(app, "PUT", "/incoming/leak_1_all.deb", headers=headers, body=[content[:10], content[10:]]).status == 201
+    assert (
+        ask(
+            app,
+            "PUT",
+            "/incoming/leak_1_all.deb",
+            headers=headers,
+            body=[content[:10], content[10:]],
+        ).status
+        == 201
+    )
     event = ledger.attempts[0]
     assert {
         "what": "publish",

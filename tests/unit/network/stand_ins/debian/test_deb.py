@@ -1,4 +1,5 @@
-"""Reading control data of package files: what dpkg makes is read, what attackers make is refused within the bounds."""
+"""Reading control data of package files: what dpkg makes is read, what attackers make is refused
+within the bounds."""
 
 from __future__ import annotations
 
@@ -14,7 +15,10 @@ from tests.fakes.registries import ar_of, make_deb, tar_of
 
 from belljar.network.stand_ins.debian import repository as deb
 
-GOOD = b"Package: a-b\nVersion: 1:2.0~rc1-3\nArchitecture: amd64\nDescription: short\n long\n .\n longer\n"
+GOOD = (
+    b"Package: a-b\nVersion: 1:2.0~rc1-3\nArchitecture: amd64\nDescription: short\n long\n .\n"
+    b" longer\n"
+)
 
 
 @pytest.mark.parametrize("packing", ["", ".gz", ".xz", ".zst"])
@@ -22,7 +26,9 @@ def test_control_data_of_every_packing(tmp_path: Path, packing: str) -> None:
     """Plain, gzip, xz and zstd."""
     if packing == ".zst":
         pytest.importorskip("zstandard", reason="zstandard isn't installed: pip install zstandard")
-    control = deb.read_control(make_deb(tmp_path, "tool", "1.0", packing=packing, more="Depends: libc6\n"))
+    control = deb.read_control(
+        make_deb(tmp_path, "tool", "1.0", packing=packing, more="Depends: libc6\n")
+    )
     assert (control.package, control.version, control.architecture) == ("tool", "1.0", "all")
     assert control.fields["depends"] == "libc6"
     assert control.fields["description"] == "made for a test\n more of it"
@@ -67,7 +73,10 @@ def test_what_cannot_be_meant_is_refused(content: bytes, reason: str) -> None:
         (ar_of([("control.tar.gz", gzip.compress(bytes(deb.MAX_CONTROL_BYTES + 1)))]), "more than"),
         (ar_of([("control.tar.xz", lzma.compress(bytes(deb.MAX_CONTROL_BYTES + 1)))]), "more than"),
         (ar_of([("control.tar", bytes(deb.MAX_CONTROL_BYTES + 512))]), "larger than"),
-        (ar_of([("control.tar", tar_of({"control": bytes(deb.MAX_STANZA_BYTES + 1)}))]), "control file is larger"),
+        (
+            ar_of([("control.tar", tar_of({"control": bytes(deb.MAX_STANZA_BYTES + 1)}))]),
+            "control file is larger",
+        ),
         (ar_of([("control.tar", b"12345")])[:-3], "longer than the file"),
         (b"!<arch>\n" + b"x" * 60, "byte 8"),
     ],

@@ -30,7 +30,9 @@ def keyring(directory: Path, key: SigningKey) -> Path:
     lines = key.certificate().split("\n")
     path = directory / "key.gpg"
     path.write_bytes(
-        base64.b64decode("".join(lines[2 : next(n for n, line in enumerate(lines) if line.startswith("="))]))
+        base64.b64decode(
+            "".join(lines[2 : next(n for n, line in enumerate(lines) if line.startswith("="))])
+        )
     )
     return path
 
@@ -41,11 +43,16 @@ def verify(gpgv: str, *arguments: str | Path) -> subprocess.CompletedProcess[str
 
 
 def test_the_verifier_accepts_what_was_signed_and_nothing_else(tmp_path: Path, gpgv: str) -> None:
-    """Clear-signed and detached, several keys (so that numbers with leading zeros come by); a changed byte is a bad signature."""
+    """Clear-signed and detached, several keys (so that numbers with leading zeros come by); a
+    changed byte is a bad signature."""
     for number in range(20):
         key = SigningKey.new("Somebody <a@x.example>", 1_700_000_000 + number)
         ring = keyring(tmp_path, key)
-        message, plain, signature = tmp_path / "InRelease", tmp_path / "Release", tmp_path / "Release.gpg"
+        message, plain, signature = (
+            tmp_path / "InRelease",
+            tmp_path / "Release",
+            tmp_path / "Release.gpg",
+        )
         message.write_text(key.clear_signed(TEXT))
         plain.write_text(TEXT)
         signature.write_text(key.detached(TEXT.encode()))
@@ -65,7 +72,15 @@ def test_gnupg_imports_the_certificate(tmp_path: Path) -> None:
     if gpg is None:
         pytest.skip("gpg isn't installed: apt-get install gpg")
     key = SigningKey.new("Somebody <a@x.example>", 1_700_000_000)
-    argv = [gpg, "--homedir", str(tmp_path), "--no-autostart", "--batch", "--with-colons", "--show-keys"]
+    argv = [
+        gpg,
+        "--homedir",
+        str(tmp_path),
+        "--no-autostart",
+        "--batch",
+        "--with-colons",
+        "--show-keys",
+    ]
     done = subprocess.run(argv, input=key.certificate(), capture_output=True, text=True, check=True)
     lines = [line.split(":") for line in done.stdout.splitlines()]
     assert [line[9] for line in lines if line[0] == "uid"] == ["Somebody <a@x.example>"]

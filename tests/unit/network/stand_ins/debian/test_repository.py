@@ -39,7 +39,8 @@ def index(repository: Repository, name: str) -> bytes:
 
 
 def test_the_index_describes_the_files(repository: Repository, tmp_path: Path) -> None:
-    """Place, size and digests are ours, whatever the control file says; each architecture has its own and those for all."""
+    """Place, size and digests are ours, whatever the control file says; each architecture has its
+    own and those for all."""
     text = index(repository, "main/binary-amd64/Packages").decode()
     stanzas = {re.search(r"Package: (\S+)", part)[1]: part for part in text.split("\n\n")}  # type: ignore[index]
     assert set(stanzas) == {"tool", "libtool-x"}
@@ -51,7 +52,9 @@ def test_the_index_describes_the_files(repository: Repository, tmp_path: Path) -
     found = asyncio.run(repository.pool_file("pool/main/t/tool/tool_1.0-2_amd64.deb"))
     assert found is not None
     assert found[0].path.read_bytes() == content
-    assert asyncio.run(repository.pool_file("pool/main/t/tool/../tool/tool_1.0-2_amd64.deb")) is None
+    assert (
+        asyncio.run(repository.pool_file("pool/main/t/tool/../tool/tool_1.0-2_amd64.deb")) is None
+    )
 
 
 def test_the_release_file_names_every_index_by_its_digest(repository: Repository) -> None:
@@ -72,7 +75,8 @@ def test_the_release_file_names_every_index_by_its_digest(repository: Repository
 
 
 def test_a_suites_name_is_checked(repository: Repository) -> None:
-    """It becomes a line of the Release file, so no line end and nothing odd may be in it; and asking for many fills no memory."""
+    """It becomes a line of the Release file, so no line end and nothing odd may be in it; and
+    asking for many fills no memory."""
     for name in ("a\nOrigin: x", "../x", "a b", "x" * 80, "-x"):
         assert asyncio.run(repository.release(name)) is None
     for number in range(300):

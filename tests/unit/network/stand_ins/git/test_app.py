@@ -59,7 +59,8 @@ def test_a_packed_request(app: App) -> None:
 
 
 def test_check_names_the_files(tmp_path: Path) -> None:
-    """Empty, no repository, a working copy, borrowed objects, SHA-256, a link, a reference to nothing."""
+    """Empty, no repository, a working copy, borrowed objects, SHA-256, a link, a reference to
+    nothing."""
     assert "no such directory" in str(check({}, tmp_path / "gone")[0])
     assert "directory: PATH" in str(check({}, None)[0])
     assert "empty" in str(check({}, tmp_path)[0])
@@ -69,7 +70,10 @@ def test_check_names_the_files(tmp_path: Path) -> None:
     (tmp_path / "borrows.git/objects/info/alternates").write_text("/elsewhere\n")
     assert len(check({}, tmp_path)) == 2
     subprocess.run(["git", "init", "-q", str(tmp_path / "working")], check=True)
-    subprocess.run(["git", "init", "-q", "--bare", "--object-format=sha256", str(tmp_path / "new.git")], check=True)
+    subprocess.run(
+        ["git", "init", "-q", "--bare", "--object-format=sha256", str(tmp_path / "new.git")],
+        check=True,
+    )
     (tmp_path / "notes.txt").write_text("")
     (tmp_path / "link.git").symlink_to("good.git")
     text = "\n".join(map(str, check({}, tmp_path)))
@@ -86,7 +90,8 @@ def test_check_names_the_files(tmp_path: Path) -> None:
 
 
 def test_nothing_is_read_by_a_link_in_a_repository(tmp_path: Path) -> None:
-    """What it leads to may be a secret, or have no end: the link is named, and nothing of what is behind it."""
+    """What it leads to may be a secret, or have no end: the link is named, and nothing of what is
+    behind it."""
     (tmp_path / "secret").write_text("1" * 40 + " refs/heads/hunter2\n")
     (served := tmp_path / "served").mkdir()
     for name, file, target in (

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from belljar.network.stand_ins.git.packs import NAMES
 from belljar.network.stand_ins.git.repository import BRANCH, Kept, MadeRepository
 
-NAME = st.text(st.characters(codec="utf-8", exclude_characters="/\0\n", categories=["L", "N", "P"]), min_size=1).filter(
-    lambda name: name not in {".", "..", ".git"}
-)
+NAME = st.text(
+    st.characters(codec="utf-8", exclude_characters="/\0\n", categories=["L", "N", "P"]), min_size=1
+).filter(lambda name: name not in {".", "..", ".git"})
 
 
 def commit(message: str, age_s: int, files: dict[str, str]) -> dict[str, Any]:
@@ -28,7 +28,16 @@ def stored(repository: MadeRepository, folder: Path) -> Path:
     """The same as a bare repository on disk, each object written by git itself, which checks it."""
     subprocess.run(["git", "init", "-q", "--bare", "-b", "main", str(folder)], check=True)
     for identity, thing in repository.objects.items():
-        argv = ["git", "-C", str(folder), "hash-object", "-t", NAMES[thing.kind].decode(), "-w", "--stdin"]
+        argv = [
+            "git",
+            "-C",
+            str(folder),
+            "hash-object",
+            "-t",
+            NAMES[thing.kind].decode(),
+            "-w",
+            "--stdin",
+        ]
         made = subprocess.run(argv, input=thing.content, capture_output=True, check=True).stdout
         assert made.strip() == identity
     tip = repository.refs[BRANCH].decode()
@@ -41,14 +50,19 @@ def test_git_finds_nothing_wrong_with_it(tmp_path: Path) -> None:
     """Its history, trees in trees and names that sort as only git sorts them pass fsck; what was
     taken out is in the log."""
     history = [
-        commit("one", 900, {"a/b/c": "deep", "a.txt": "x", "a-b": "y", "secret.env": "TOKEN=t0ken"}),
+        commit(
+            "one", 900, {"a/b/c": "deep", "a.txt": "x", "a-b": "y", "secret.env": "TOKEN=t0ken"}
+        ),
         commit("two", 60, {"a/b/c": "deeper", "a.txt": "x"}),
     ]
     made = MadeRepository(history, Kept(), now_s=1_000_000_000)
     folder = stored(made, tmp_path / "bare")
     subprocess.run(["git", "-C", str(folder), "fsck", "--strict"], check=True)
     log = subprocess.run(
-        ["git", "-C", str(folder), "log", "-p", "--format=%s %ct"], capture_output=True, text=True, check=True
+        ["git", "-C", str(folder), "log", "-p", "--format=%s %ct"],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     assert "two 999999940" in log
     assert "-TOKEN=t0ken" in log

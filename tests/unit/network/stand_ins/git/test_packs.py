@@ -14,7 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from belljar.network.stand_ins.git import packs
-from belljar.network.stand_ins.git.packs import BLOB, GitObject, PackError, PackReader, pack_entry, pack_header
+from belljar.network.stand_ins.git.packs import (
+    BLOB,
+    GitObject,
+    PackError,
+    PackReader,
+    pack_entry,
+    pack_header,
+)
 
 
 def sealed(body: bytes) -> bytes:
@@ -70,7 +77,9 @@ def test_packs_of_gits_own(tmp_path: Path) -> None:
 
     git("init", "-q")
     for number in range(5):
-        (tmp_path / "file").write_text("".join(f"line {n} {n * n}\n" for n in range(500)) + f"end {number}\n")
+        (tmp_path / "file").write_text(
+            "".join(f"line {n} {n * n}\n" for n in range(500)) + f"end {number}\n"
+        )
         git("add", "file")
         git("commit", "-qm", f"commit {number}")
     names = git("rev-list", "--objects", "--all")
@@ -125,7 +134,10 @@ def test_deltas_that_wait_for_their_base() -> None:
         (sealed(pack_header(1) + b"\x33" + zlib.compress(bytes(10 << 20))), "as long as"),
         (sealed(pack_header(1) + b"\x35xxxxxxxxxx"), "can't be unpacked"),
         (sealed(pack_header(1) + delta_entry(6, b"\x05", b"")), "no object before"),
-        (sealed(pack_header(1) + delta_entry(3, b"", b"", size=packs.MAX_UNPACKED_BYTES + 1)), "more than"),
+        (
+            sealed(pack_header(1) + delta_entry(3, b"", b"", size=packs.MAX_UNPACKED_BYTES + 1)),
+            "more than",
+        ),
     ],
 )
 def test_packs_that_are_refused(pack: bytes, reason: str) -> None:
@@ -143,7 +155,13 @@ def test_deltas_that_are_refused(delta: bytes) -> None:
     """Another base, more or less than it says, copies beyond the base, instructions that end."""
     base = GitObject(BLOB, b"a" * 10)
     with pytest.raises(PackError):
-        read(sealed(pack_header(2) + pack_entry(base) + delta_entry(7, bytes.fromhex(base.id.decode()), delta)))
+        read(
+            sealed(
+                pack_header(2)
+                + pack_entry(base)
+                + delta_entry(7, bytes.fromhex(base.id.decode()), delta)
+            )
+        )
 
 
 def test_a_delta_bomb_is_refused() -> None:
@@ -151,7 +169,13 @@ def test_a_delta_bomb_is_refused() -> None:
     base = GitObject(BLOB, b"a" * 0x10000)
     bomb = varint(0x10000) + varint(1 << 33) + b"\x80" * 200_000
     with pytest.raises(PackError, match="more than"):
-        read(sealed(pack_header(2) + pack_entry(base) + delta_entry(7, bytes.fromhex(base.id.decode()), bomb)))
+        read(
+            sealed(
+                pack_header(2)
+                + pack_entry(base)
+                + delta_entry(7, bytes.fromhex(base.id.decode()), bomb)
+            )
+        )
 
 
 def test_a_lie_about_a_length_costs_no_memory() -> None:
@@ -160,7 +184,11 @@ def test_a_lie_about_a_length_costs_no_memory() -> None:
     copies = varint(0x10000) + varint(10) + b"\x80" * 2000
     lies = [
         sealed(pack_header(1) + b"\x35" + zlib.compress(bytes(100 << 20))),
-        sealed(pack_header(2) + pack_entry(base) + delta_entry(7, bytes.fromhex(base.id.decode()), copies)),
+        sealed(
+            pack_header(2)
+            + pack_entry(base)
+            + delta_entry(7, bytes.fromhex(base.id.decode()), copies)
+        ),
     ]
     for pack in lies:
         tracemalloc.start()

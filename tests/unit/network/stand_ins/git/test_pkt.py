@@ -8,11 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from belljar.network.stand_ins.git.transfer import FLUSH, MAX_CONTENT_BYTES, PktError, packets, pkt, section
+from belljar.network.stand_ins.git.transfer import (
+    FLUSH,
+    MAX_CONTENT_BYTES,
+    PktError,
+    packets,
+    pkt,
+    section,
+)
 
 
 @given(
-    st.lists(st.binary(max_size=300).filter(lambda line: not line.endswith(b"\n")), max_size=20), st.binary(max_size=20)
+    st.lists(st.binary(max_size=300).filter(lambda line: not line.endswith(b"\n")), max_size=20),
+    st.binary(max_size=20),
 )
 @settings(deadline=None)
 def test_lines_are_read_back(lines: list[bytes], rest: bytes) -> None:
@@ -31,7 +39,9 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     assert places == sorted(set(places))
 
 
-@pytest.mark.parametrize("data", [b"0", b"0003", b"0001", b"00", b"0005", b"zzzz", b"+004", b"00 4", b"0004"])
+@pytest.mark.parametrize(
+    "data", [b"0", b"0003", b"0001", b"00", b"0005", b"zzzz", b"+004", b"00 4", b"0004"]
+)
 def test_what_is_refused_or_has_no_end(data: bytes) -> None:
     """Lengths below four, beyond the end, and no numbers; a section needs its flush."""
     with pytest.raises(PktError):

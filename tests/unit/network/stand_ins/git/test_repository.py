@@ -39,7 +39,10 @@ def commit(tree: GitObject, *parents: GitObject, text: str = "x") -> GitObject:
 def tree(**files: GitObject) -> GitObject:
     """A tree."""
     entries = [
-        (b"40000 " if thing.kind == TREE else b"100644 ") + name.encode() + b"\0" + bytes.fromhex(thing.id.decode())
+        (b"40000 " if thing.kind == TREE else b"100644 ")
+        + name.encode()
+        + b"\0"
+        + bytes.fromhex(thing.id.decode())
         for name, thing in sorted(files.items())
     ]
     return GitObject(TREE, b"".join(entries))
@@ -51,20 +54,27 @@ def put(repository: Repository, *things: GitObject) -> None:
 
 
 def sent(
-    repository: Repository, wants: list[GitObject], known: list[GitObject], border: list[GitObject] | None = None
+    repository: Repository,
+    wants: list[GitObject],
+    known: list[GitObject],
+    border: list[GitObject] | None = None,
 ) -> set[bytes]:
     """Ids of what a client lacks."""
 
     async def collect() -> set[bytes]:
         haves = await repositories.ancestors(repository, [thing.id for thing in known], [])
         edge = {thing.id for thing in border or []}
-        return {one async for one in repositories.missing(repository, [w.id for w in wants], haves, edge)}
+        return {
+            one
+            async for one in repositories.missing(repository, [w.id for w in wants], haves, edge)
+        }
 
     return asyncio.run(collect())
 
 
 def test_what_a_client_lacks(bare: Path) -> None:
-    """Its new commits with their new trees and files; not what the commit before had; nothing beyond the border of a shallow fetch."""
+    """Its new commits with their new trees and files; not what the commit before had; nothing
+    beyond the border of a shallow fetch."""
     old, new = GitObject(BLOB, b"old"), GitObject(BLOB, b"new")
     inner = tree(old=old)
     trees = tree(a=old, d=inner), tree(a=old, b=new, d=inner)
@@ -77,10 +87,22 @@ def test_what_a_client_lacks(bare: Path) -> None:
     assert sent(repository, [second], [first]) == {second.id, trees[1].id, new.id}
     assert sent(repository, [outer], [first]) == {outer.id, tag.id, second.id, trees[1].id, new.id}
     assert sent(repository, [second], [second]) == set()
-    assert sent(repository, [second], [], [second]) == {second.id, trees[1].id, old.id, new.id, inner.id}
+    assert sent(repository, [second], [], [second]) == {
+        second.id,
+        trees[1].id,
+        old.id,
+        new.id,
+        inner.id,
+    }
     assert len(sent(repository, [outer], [])) == 9
-    assert asyncio.run(repositories.depths(repository, [second.id], 1)) == ({second.id}, {second.id})
-    assert asyncio.run(repositories.depths(repository, [second.id], 1 << 31)) == ({second.id, first.id}, set())
+    assert asyncio.run(repositories.depths(repository, [second.id], 1)) == (
+        {second.id},
+        {second.id},
+    )
+    assert asyncio.run(repositories.depths(repository, [second.id], 1 << 31)) == (
+        {second.id, first.id},
+        set(),
+    )
 
 
 def test_an_object_that_is_missing_is_told(bare: Path) -> None:
@@ -151,7 +173,9 @@ def test_the_quota(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert repository.get(many[0].id) is None
 
 
-def test_the_repositories_of_a_stand_in_have_one_quota(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_repositories_of_a_stand_in_have_one_quota(
+    bare: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However many an author has: what one keeps, another has no room for."""
     monkeypatch.setattr(repositories, "MAX_PUSHED_BYTES", 1000)
     one, other = (Repository(bare, kept) for kept in [Kept()] * 2)

@@ -12,7 +12,8 @@ A, B, C = b"a" * 40, b"b" * 40, b"c" * 40
 
 
 def test_a_request_is_read() -> None:
-    """Wants with capabilities behind the first, the client's border, a depth, haves over several sections, done."""
+    """Wants with capabilities behind the first, the client's border, a depth, haves over several
+    sections, done."""
     data = (
         pkt(b"want " + A + b" side-band-64k agent=x\n")
         + pkt(b"want " + B + b"\n")
@@ -32,7 +33,15 @@ def test_a_request_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [b"want x", b"want ../../etc/passwd", b"shallow", b"deepen x", b"deepen -1", b"deepen 99999999999"]
+    "line",
+    [
+        b"want x",
+        b"want ../../etc/passwd",
+        b"shallow",
+        b"deepen x",
+        b"deepen -1",
+        b"deepen 99999999999",
+    ],
 )
 def test_lines_that_are_refused(line: bytes) -> None:
     """An id is an id, a depth a number."""
@@ -41,7 +50,11 @@ def test_lines_that_are_refused(line: bytes) -> None:
 
 
 @given(
-    st.lists(st.binary(max_size=60) | st.sampled_from([b"want " + A, b"have " + B, b"deepen 1", b"done"]), max_size=10),
+    st.lists(
+        st.binary(max_size=60)
+        | st.sampled_from([b"want " + A, b"have " + B, b"deepen 1", b"done"]),
+        max_size=10,
+    ),
     st.binary(max_size=30),
 )
 @settings(deadline=None)

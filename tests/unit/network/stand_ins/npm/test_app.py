@@ -15,7 +15,9 @@ from belljar.network.stand_ins.npm import check, make
 def pack(directory: Path, name: str, version: str, **more: object) -> Path:
     """A packed package."""
     manifest = json.dumps({"name": name, "version": version, **more}).encode()
-    return make_tar(directory / f"{name.replace('/', '-')}-{version}.tgz", {"package/package.json": manifest})
+    return make_tar(
+        directory / f"{name.replace('/', '-')}-{version}.tgz", {"package/package.json": manifest}
+    )
 
 
 @pytest.fixture
@@ -37,7 +39,9 @@ def app(tmp_path: Path, ledger: Ledger) -> App:
 def test_a_scoped_package(app: App, path: str, tmp_path: Path) -> None:
     """Its document leads to its file."""
     document = ask(app, "GET", path).json
-    address = document["versions"]["2.0.0"]["dist"]["tarball"].removeprefix("http://registry.example")
+    address = document["versions"]["2.0.0"]["dist"]["tarball"].removeprefix(
+        "http://registry.example"
+    )
     assert ask(app, "GET", address).body == (tmp_path / "@team-right-2.0.0.tgz").read_bytes()
     assert ask(app, "GET", "/@team/right/latest").json["version"] == "2.0.0"
     assert ask(app, "GET", "/-/package/@team/right/dist-tags").json == {"latest": "2.0.0"}
@@ -55,7 +59,10 @@ def test_the_short_document_is_asked_for_by_its_type(app: App) -> None:
 def test_a_version_a_range_and_a_search(app: App) -> None:
     """One version's document; a part of a file; packages by words."""
     assert ask(app, "GET", "/left/1.0.0").json["_id"] == "left@1.0.0"
-    assert ask(app, "GET", "/left/-/left-1.0.0.tgz", headers={"range": "bytes=0-1"}).body == b"\x1f\x8b"
+    assert (
+        ask(app, "GET", "/left/-/left-1.0.0.tgz", headers={"range": "bytes=0-1"}).body
+        == b"\x1f\x8b"
+    )
     found = ask(app, "GET", "/-/v1/search", query="text=pad&size=1").json["objects"]
     assert [one["package"]["name"] for one in found] == ["@team/right"]
     assert len(ask(app, "GET", "/-/v1/search", query="text=PAD+left").json["objects"]) == 1

@@ -19,7 +19,9 @@ from belljar.network.stand_ins.npm import make
 CONTENT = b"secret" * 30_000
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=9),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=9,
 )
 
@@ -34,7 +36,10 @@ def document(name: str = "leak", version: str = "1.0.0") -> bytes:
             "versions": {version: {"name": name, "version": version}},
             "access": "public",
             "_attachments": {
-                f"{name}-{version}.tgz": {"data": base64.b64encode(CONTENT).decode(), "length": len(CONTENT)}
+                f"{name}-{version}.tgz": {
+                    "data": base64.b64encode(CONTENT).decode(),
+                    "length": len(CONTENT),
+                }
             },
         }
     ).encode()
@@ -54,8 +59,11 @@ def app(tmp_path: Path, ledger: Ledger) -> App:
 
 
 def test_a_publish_is_recorded_and_never_served(app: App, ledger: Ledger) -> None:
-    """Name, version, size, digest of the package itself and that a token was shown, not the token."""
-    reply = ask(app, "PUT", "/leak", headers={"authorization": "Bearer npm_hunter2"}, body=document())
+    """Name, version, size, digest of the package itself and that a token was shown, not the
+    token."""
+    reply = ask(
+        app, "PUT", "/leak", headers={"authorization": "Bearer npm_hunter2"}, body=document()
+    )
     assert (reply.status, reply.json["ok"]) == (201, True)
     (event,) = ledger.attempts
     expected = {
@@ -68,7 +76,10 @@ def test_a_publish_is_recorded_and_never_served(app: App, ledger: Ledger) -> Non
         "credentials": "bearer",
     }
     assert expected.items() <= event.items()
-    assert (event["size_bytes"], event["sha256"]) == (len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
+    assert (event["size_bytes"], event["sha256"]) == (
+        len(CONTENT),
+        hashlib.sha256(CONTENT).hexdigest(),
+    )
     assert "hunter2" not in str(event)
     assert ledger.bodies[0][0].content == CONTENT[: 64 << 10]
     assert ask(app, "GET", "/leak").status == 404
@@ -89,13 +100,14 @@ def test_a_new_version_of_a_served_package_stays_unknown(app: App) -> None:
 
 
 def test_a_login_gives_a_token_that_is_known(app: App, ledger: Ledger) -> None:
-    """Any password will do; the record has its digest; `whoami` answers with the user, and 401 without credentials."""
+    """Any password will do; the record has its digest; `whoami` answers with the user, and 401
+    without credentials."""
     login = json.dumps({"name": "eve", "password": "hunter2", "email": "eve@x.example"}).encode()
     reply = ask(app, "PUT", "/-/user/org.couchdb.user:eve", body=login)
     assert reply.status == 201
-    assert ask(app, "GET", "/-/whoami", headers={"authorization": f"Bearer {reply.json['token']}"}).json == {
-        "username": "eve"
-    }
+    assert ask(
+        app, "GET", "/-/whoami", headers={"authorization": f"Bearer {reply.json['token']}"}
+    ).json == {"username": "eve"}
     assert ask(app, "GET", "/-/whoami").status == 401
     (event,) = ledger.attempts
     assert (event["what"], event["user"], event["password_sha256"]) == (
@@ -129,14 +141,17 @@ def test_other_changes_are_recorded_and_change_nothing(
     assert ask(app, "GET", "/a").body == before
 
 
-def test_what_broke_off_or_is_too_long_is_recorded(app: App, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_broke_off_or_is_too_long_is_recorded(
+    app: App, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the reason."""
     ask(app, "PUT", "/leak", body=document()[:100], break_off=True)
     assert ask(app, "PUT", "/leak", body=b"[1]").status == 400
     monkeypatch.setattr(npm_app, "MAX_BODY_BYTES", 1000)
     assert ask(app, "PUT", "/leak", body=document()).status == 413
     assert [
-        "broke off" in str(ledger.attempts[0]["refused"]) and ledger.attempts[0]["what"] == "publish",
+        "broke off" in str(ledger.attempts[0]["refused"])
+        and ledger.attempts[0]["what"] == "publish",
         "JSON" in str(ledger.attempts[1]["refused"]),
         "longer" in str(ledger.attempts[2]["refused"]),
     ] == [True] * 3
@@ -155,13 +170,25 @@ def test_any_document_is_answered_and_recorded(body: bytes, path: str) -> None:
     assert len(ledger.attempts) == (0 if path.startswith("/-/user") and reply.status == 400 else 1)
 
 
-@given(st.dictionaries(st.sampled_from(["_attachments", "versions", "dist-tags", "access", "name"]), JSON, min_size=1))
+@given(
+    st.dictionaries(
+        st.sampled_from(["_attachments", "versions", "dist-tags", "access", "name"]),
+        JSON,
+        min_size=1,
+    )
+)
 @settings(deadline=None)
 def test_any_shape_of_a_published_document(value: dict[str, object]) -> None:
     """Fields of the wrong type are recorded as what they are."""
     ledger = Ledger()
     assert (
-        ask(make(context_for(Path("/nonexistent"), ledger)), "PUT", "/x", body=json.dumps(value).encode()).status == 201
+        ask(
+            make(context_for(Path("/nonexistent"), ledger)),
+            "PUT",
+            "/x",
+            body=json.dumps(value).encode(),
+        ).status
+        == 201
     )
     assert len(ledger.attempts) == 1
 
@@ -170,7 +197,12 @@ def test_the_longest_words_fit_an_event() -> None:
     """Every field full of what JSON writes longest, a hundred of each."""
     ledger = Ledger()
     many = {"\U0001f4a3" * 500 + str(number): "\U0001f4a3" * 500 for number in range(100)}
-    value = {"versions": many, "dist-tags": many, "_attachments": many, "access": "\U0001f4a3" * 500}
+    value = {
+        "versions": many,
+        "dist-tags": many,
+        "_attachments": many,
+        "access": "\U0001f4a3" * 500,
+    }
     reply = ask(
         make(context_for(Path("/nonexistent"), ledger)),
         "PUT",

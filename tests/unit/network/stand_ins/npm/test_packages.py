@@ -38,7 +38,14 @@ def pack(directory: Path, name: str, version: str, **more: object) -> Path:
 
 def test_a_packument_has_digests_of_the_file(tmp_path: Path) -> None:
     """SHA-1, SHA-512 and the address, of each version; the whole and the short document agree."""
-    path = pack(tmp_path, "@team/thing", "1.0.0", dependencies={"a": "^1"}, scripts={"postinstall": "x"}, readme="long")
+    path = pack(
+        tmp_path,
+        "@team/thing",
+        "1.0.0",
+        dependencies={"a": "^1"},
+        scripts={"postinstall": "x"},
+        readme="long",
+    )
     known = packages.Packages(tmp_path)
     whole = asyncio.run(known.packument("@team/thing", "http://r", abbreviated=False))
     short = asyncio.run(known.packument("@team/thing", "http://r", abbreviated=True))
@@ -46,7 +53,10 @@ def test_a_packument_has_digests_of_the_file(tmp_path: Path) -> None:
     assert short is not None
     dist = whole["versions"]["1.0.0"]["dist"]
     assert dist["shasum"] == hashlib.sha1(path.read_bytes()).hexdigest()  # noqa: S324
-    assert dist["integrity"] == "sha512-" + base64.b64encode(hashlib.sha512(path.read_bytes()).digest()).decode()
+    assert (
+        dist["integrity"]
+        == "sha512-" + base64.b64encode(hashlib.sha512(path.read_bytes()).digest()).decode()
+    )
     assert dist["tarball"] == "http://r/@team/thing/-/thing-1.0.0.tgz"
     assert short["versions"]["1.0.0"]["dist"] == dist
     assert short["versions"]["1.0.0"]["hasInstallScript"] is True
@@ -60,7 +70,11 @@ def test_latest_is_no_pre_release(tmp_path: Path) -> None:
     pack(tmp_path, "b", "0.0.1-beta")
     known = packages.Packages(tmp_path)
     assert list(known.by_name["a"]) == ["1.9.0", "1.10.0", "2.0.0-rc.1"]
-    assert (known.tags("a"), known.tags("b"), known.tags("c")) == ({"latest": "1.10.0"}, {"latest": "0.0.1-beta"}, {})
+    assert (known.tags("a"), known.tags("b"), known.tags("c")) == (
+        {"latest": "1.10.0"},
+        {"latest": "0.0.1-beta"},
+        {},
+    )
 
 
 @given(VERSIONS, VERSIONS)
@@ -69,7 +83,9 @@ def test_the_order_is_total(one: str, other: str) -> None:
     """Two versions compare, one way only; a release stands above its pre-releases."""
     keys = packages.version_order(one), packages.version_order(other)
     assert (keys[0] < keys[1]) + (keys[1] < keys[0]) + (keys[0] == keys[1]) == 1
-    assert packages.version_order(one.partition("-")[0] + "-zzzz") < packages.version_order(one.partition("-")[0])
+    assert packages.version_order(one.partition("-")[0] + "-zzzz") < packages.version_order(
+        one.partition("-")[0]
+    )
 
 
 def test_the_order_of_the_standard() -> None:
@@ -88,7 +104,9 @@ def test_the_order_of_the_standard() -> None:
     assert sorted(ordered, key=packages.version_order) == ordered
 
 
-@pytest.mark.parametrize("name", ["", "../x", "@a", "@a/b/c", "a/b", "-/x", ".x", "a" * 215, "a b", "a\n"])
+@pytest.mark.parametrize(
+    "name", ["", "../x", "@a", "@a/b/c", "a/b", "-/x", ".x", "a" * 215, "a b", "a\n"]
+)
 def test_names_that_are_refused(name: str) -> None:
     """What could be read as a path of the registry's own, or another's scope."""
     assert not packages.is_name(name)

@@ -39,7 +39,10 @@ def test_the_real_client_reads_it(service: MintedService) -> None:
             return subprocess.run(argv, check=False, capture_output=True, text=True, timeout=60)
 
         tables = psql(url, r"\dt")
-        assert [line.split("|")[1] for line in tables.stdout.splitlines()] == ["customers", "settings"], tables.stderr
+        assert [line.split("|")[1] for line in tables.stdout.splitlines()] == [
+            "customers",
+            "settings",
+        ], tables.stderr
         assert psql(url, "select count(*) from customers where card like '9999%'").stdout == "3\n"
         wrong = psql(url.replace(service.login.password, "guess"), "select 1")
         assert "password authentication failed" in wrong.stderr

@@ -17,13 +17,21 @@ DATABASE = Database(
     user="app",
     password="s3cret-s3cret",
     name="crm",
-    tables={"customers": Table(columns=(("id", "integer"), ("name", "text")), rows=(("1", "Anna"), ("2", "Ben")))},
+    tables={
+        "customers": Table(
+            columns=(("id", "integer"), ("name", "text")), rows=(("1", "Anna"), ("2", "Ben"))
+        )
+    },
 )
 
 
 def startup(user: str = "app", database: str = "crm", code: int = 3 << 16) -> bytes:
     """The first message."""
-    body = struct.pack("!I", code) + b"".join(map(wire.text, ("user", user, "database", database))) + b"\0"
+    body = (
+        struct.pack("!I", code)
+        + b"".join(map(wire.text, ("user", user, "database", database)))
+        + b"\0"
+    )
     return struct.pack("!i", len(body) + 4) + body
 
 
@@ -78,7 +86,11 @@ def query(text: str) -> bytes:
 )
 def test_only_the_login_opens_it(user: str, database: str, password: str, code: str) -> None:
     """Each attempt is a step with what was presented, and another one ends the connection."""
-    steps = feed(PostgresSession(DATABASE, 7, 9), startup(user, database), wire.message("p", wire.text(password)))
+    steps = feed(
+        PostgresSession(DATABASE, 7, 9),
+        startup(user, database),
+        wire.message("p", wire.text(password)),
+    )
     assert codes(steps) == [code]
     assert steps[-1].close
     presented = steps[-1].presented
@@ -90,10 +102,13 @@ def test_only_the_login_opens_it(user: str, database: str, password: str, code: 
 def test_the_beginning_has_its_forms() -> None:
     """No encryption; a newer protocol is negotiated; a stranger one, and a query before the login,
     are refused."""
-    assert [step.reply for step in feed(PostgresSession(DATABASE, 7, 9), struct.pack("!II", 8, wire.SSL_REQUEST))] == [
-        b"N"
-    ]
-    assert [kind for kind, _ in said(feed(PostgresSession(DATABASE, 7, 9), startup(code=(3 << 16) + 2)))] == ["v", "R"]
+    assert [
+        step.reply
+        for step in feed(PostgresSession(DATABASE, 7, 9), struct.pack("!II", 8, wire.SSL_REQUEST))
+    ] == [b"N"]
+    assert [
+        kind for kind, _ in said(feed(PostgresSession(DATABASE, 7, 9), startup(code=(3 << 16) + 2)))
+    ] == ["v", "R"]
     assert codes(feed(PostgresSession(DATABASE, 7, 9), startup(code=2 << 16))) == ["0A000"]
     assert codes(feed(PostgresSession(DATABASE, 7, 9), startup(user=""))) == ["28000"]
     assert codes(feed(PostgresSession(DATABASE, 7, 9), startup(), query("select 1"))) == ["08P01"]
@@ -137,7 +152,14 @@ def test_what_a_standby_refuses(text: str, code: str) -> None:
 def test_an_error_aborts_its_transaction() -> None:
     """Until it is rolled back."""
     session = inside()
-    steps = feed(session, query("begin"), query("select x"), query("select 1"), query("rollback"), query("select 1"))
+    steps = feed(
+        session,
+        query("begin"),
+        query("select x"),
+        query("select 1"),
+        query("rollback"),
+        query("select 1"),
+    )
     assert codes(steps) == ["42703", "25P02"]
     assert [body for kind, body in said(steps) if kind == "Z"] == [b"T", b"E", b"E", b"I", b"I"]
 
@@ -167,11 +189,18 @@ def test_a_prepared_query_takes_parameters() -> None:
 def test_numbers_may_go_both_ways_in_binary() -> None:
     """As some drivers send and want them; text in binary is text."""
     parse = wire.message(
-        "P", b"\0" + wire.text("select id, name from customers where id = $1") + struct.pack("!HI", 1, 21)
+        "P",
+        b"\0"
+        + wire.text("select id, name from customers where id = $1")
+        + struct.pack("!HI", 1, 21),
     )
     bind = struct.pack("!HHHi", 1, 1, 1, 2) + struct.pack("!h", 2) + struct.pack("!HH", 1, 1)
     steps = feed(
-        inside(), parse, wire.message("B", b"\0\0" + bind), wire.message("D", b"P\0"), wire.message("E", b"\0" * 5)
+        inside(),
+        parse,
+        wire.message("B", b"\0\0" + bind),
+        wire.message("D", b"P\0"),
+        wire.message("E", b"\0" * 5),
     )
     assert [kind for kind, _ in said(steps)] == list("12TDC")
     assert dict(said(steps))["D"] == struct.pack("!hii", 2, 4, 2) + struct.pack("!i", 3) + b"Ben"
@@ -180,7 +209,9 @@ def test_numbers_may_go_both_ways_in_binary() -> None:
 def test_what_is_prepared_is_bounded() -> None:
     """However many names a client gives."""
     session = inside()
-    message = [wire.message("P", b"%d\0select '%s'\0\0\0" % (at, b"x" * 10_000)) for at in range(20)]
+    message = [
+        wire.message("P", b"%d\0select '%s'\0\0\0" % (at, b"x" * 10_000)) for at in range(20)
+    ]
     refused = [codes([*feed(session, each), *feed(session, wire.message("S"))]) for each in message]
     assert refused.count([]) == MAX_KEPT_CHARS // 10_200
     assert refused[-1] == ["53200"]

@@ -22,7 +22,10 @@ PEOPLE = Table(
     columns=(("id", "integer"), ("name", "text"), ("card", "text")),
     rows=(("1", "Anna", "9999-1"), ("2", "Ben", "9999-2"), ("10", "Carla", "9999-3")),
 )
-TABLES = {"people": PEOPLE, "information_schema.tables": Table(columns=(("table_name", "name"),), rows=(("people",),))}
+TABLES = {
+    "people": PEOPLE,
+    "information_schema.tables": Table(columns=(("table_name", "name"),), rows=(("people",),)),
+}
 CONSTANTS = {"version()": "PostgreSQL", "current_user": "app"}
 
 
@@ -91,8 +94,42 @@ def test_a_result_is_bounded() -> None:
 
 
 WORDS = (
-    *("select", "from", "where", "order", "by", "limit", "offset", "people", "id", "name", "count", "(", ")", "*"),
-    *(",", ".", "'", '"', "=", "<", "and", "or", "not", "in", "like", "is", "null", "as", "1", "--", "/*", "*/"),
+    *(
+        "select",
+        "from",
+        "where",
+        "order",
+        "by",
+        "limit",
+        "offset",
+        "people",
+        "id",
+        "name",
+        "count",
+        "(",
+        ")",
+        "*",
+    ),
+    *(
+        ",",
+        ".",
+        "'",
+        '"',
+        "=",
+        "<",
+        "and",
+        "or",
+        "not",
+        "in",
+        "like",
+        "is",
+        "null",
+        "as",
+        "1",
+        "--",
+        "/*",
+        "*/",
+    ),
     *(";", "$1", "::", "'%_%'", "'a'", "distinct", "version"),
 )
 pieces = st.lists(st.sampled_from(WORDS) | st.text(max_size=3), max_size=25)

@@ -25,7 +25,9 @@ def test_messages_are_read_in_any_pieces(sent: list[tuple[str, bytes]], size: in
     """Letters and bodies come out as they went in, and nothing is left."""
     data = b"".join(wire.message(kind, body) for kind, body in sent)
     reader = begun()
-    found = [message for at in range(0, len(data), size) for message in reader.feed(data[at : at + size])]
+    found = [
+        message for at in range(0, len(data), size) for message in reader.feed(data[at : at + size])
+    ]
     assert [(message.kind, message.body) for message in found] == sent
     assert b"".join(message.raw for message in found) == data
     assert reader.rest == b""
@@ -35,7 +37,9 @@ def test_messages_are_read_in_any_pieces(sent: list[tuple[str, bytes]], size: in
 def test_any_bytes_end_in_messages_or_a_problem(data: bytes, is_begun: bool, size: int) -> None:
     """Nothing raises, no byte is lost before a problem, and after it nothing comes."""
     reader = begun() if is_begun else wire.Reader()
-    found = [message for at in range(0, len(data), size) for message in reader.feed(data[at : at + size])]
+    found = [
+        message for at in range(0, len(data), size) for message in reader.feed(data[at : at + size])
+    ]
     assert [bool(message.problem) for message in found[:-1]] == [False] * len(found[:-1])
     assert data.startswith(b"".join(message.raw for message in found) + reader.rest)
 

@@ -20,13 +20,20 @@ def app(tmp_path: Path) -> App:
     """An index of two projects."""
     make_wheel(tmp_path, "one", "1.0", requires_python=">=3.9")
     make_wheel(tmp_path, "one", "1.1", requires_python=">=3.9")
-    make_tar(tmp_path / "two-0.1.tar.gz", {"two-0.1/PKG-INFO": b"Metadata-Version: 2.1\nName: two\nVersion: 0.1\n"})
+    make_tar(
+        tmp_path / "two-0.1.tar.gz",
+        {"two-0.1/PKG-INFO": b"Metadata-Version: 2.1\nName: two\nVersion: 0.1\n"},
+    )
     return make(context_for(tmp_path, Ledger()))
 
 
 def test_the_simple_index_in_both_forms(app: App) -> None:
-    """PEP 503 and 691: the same files, hashes, Requires-Python and metadata digests; the content type says which."""
-    html, document = ask(app, "GET", "/simple/one/"), ask(app, "GET", "/simple/one/", headers={"accept": JSON})
+    """PEP 503 and 691: the same files, hashes, Requires-Python and metadata digests; the content
+    type says which."""
+    html, document = (
+        ask(app, "GET", "/simple/one/"),
+        ask(app, "GET", "/simple/one/", headers={"accept": JSON}),
+    )
     assert html.headers["content-type"] == "text/html; charset=utf-8"
     assert document.headers["content-type"] == JSON
     assert [entry["filename"] for entry in document.json["files"]] == [
@@ -36,12 +43,17 @@ def test_the_simple_index_in_both_forms(app: App) -> None:
     for entry in document.json["files"]:
         name = entry["filename"]
         assert f"../../packages/{name}#sha256={entry['hashes']['sha256']}".encode() in html.body
-        file, metadata = ask(app, "GET", f"/packages/{name}"), ask(app, "GET", f"/packages/{name}.metadata")
+        file, metadata = (
+            ask(app, "GET", f"/packages/{name}"),
+            ask(app, "GET", f"/packages/{name}.metadata"),
+        )
         assert hashlib.sha256(file.body).hexdigest() == entry["hashes"]["sha256"]
         assert len(file.body) == entry["size"]
         assert hashlib.sha256(metadata.body).hexdigest() == entry["core-metadata"]["sha256"]
         assert entry["requires-python"] == ">=3.9"
-    assert [p["name"] for p in ask(app, "GET", "/simple/", headers={"accept": JSON}).json["projects"]] == ["one", "two"]
+    assert [
+        p["name"] for p in ask(app, "GET", "/simple/", headers={"accept": JSON}).json["projects"]
+    ] == ["one", "two"]
     assert b'<a href="two/">two</a>' in ask(app, "GET", "/simple/").body
 
 
@@ -78,7 +90,14 @@ def test_an_etag_saves_the_second_answer(app: App) -> None:
 
 def test_head_has_no_body(app: App) -> None:
     """Everywhere that GET answers."""
-    for path in ("/", "/simple/", "/simple/one/", "/packages/one-1.0-py3-none-any.whl", "/pypi/one/json", "/nothing"):
+    for path in (
+        "/",
+        "/simple/",
+        "/simple/one/",
+        "/packages/one-1.0-py3-none-any.whl",
+        "/pypi/one/json",
+        "/nothing",
+    ):
         got, head = ask(app, "GET", path), ask(app, "HEAD", path)
         assert (head.status, head.body) == (got.status, b"")
         assert head.headers["content-length"] == str(len(got.body))
@@ -95,11 +114,15 @@ def test_nothing_but_listed_files(app: App, path: str) -> None:
 
 
 def test_the_json_interface(app: App) -> None:
-    """`/pypi/NAME/json` tells of the newest version and lists all; of one version, only its files."""
+    """`/pypi/NAME/json` tells of the newest version and lists all; of one version, only its
+    files."""
     document = ask(app, "GET", "/pypi/one/json").json
     assert (document["info"]["version"], set(document["releases"])) == ("1.1", {"1.0", "1.1"})
     assert document["urls"][0]["url"] == "http://registry.example/packages/one-1.1-py3-none-any.whl"
-    assert ask(app, "GET", "/pypi/one/1.0/json").json["urls"][0]["filename"] == "one-1.0-py3-none-any.whl"
+    assert (
+        ask(app, "GET", "/pypi/one/1.0/json").json["urls"][0]["filename"]
+        == "one-1.0-py3-none-any.whl"
+    )
 
 
 def test_other_methods_are_refused(app: App) -> None:
@@ -118,7 +141,12 @@ def test_check_names_the_files(tmp_path: Path) -> None:
     make_wheel(tmp_path / "again", "good", "1")
     (tmp_path / "link-1.tar.gz").symlink_to("notes.txt")
     text = "\n".join(map(str, check({}, tmp_path)))
-    for name in ("notes.txt", "bad-1-py3-none-any.whl", "good-1-py3-none-any.whl: the same file name", "link-1.tar.gz"):
+    for name in (
+        "notes.txt",
+        "bad-1-py3-none-any.whl",
+        "good-1-py3-none-any.whl: the same file name",
+        "link-1.tar.gz",
+    ):
         assert name in text
     assert len(check({}, tmp_path)) == 4
     assert "directory: PATH" in str(check({}, None)[0])

@@ -25,9 +25,12 @@ def test_metadata_of_wheels_and_source_archives(tmp_path: Path) -> None:
     """METADATA of a wheel, PKG-INFO at the top of a source archive, not one deeper down."""
     wheel = make_wheel(tmp_path, "one", "1.0")
     sdist = make_tar(
-        tmp_path / "two-1.tar.gz", {"two-1/two.egg-info/PKG-INFO": b"no", "two-1/PKG-INFO": b"Name: two\n"}
+        tmp_path / "two-1.tar.gz",
+        {"two-1/two.egg-info/PKG-INFO": b"no", "two-1/PKG-INFO": b"Name: two\n"},
     )
-    assert b"Name: one" in index.metadata_of(shelved(wheel), PackageFile("one", Version("1.0"), "py3-none-any"))
+    assert b"Name: one" in index.metadata_of(
+        shelved(wheel), PackageFile("one", Version("1.0"), "py3-none-any")
+    )
     assert index.metadata_of(shelved(sdist), PackageFile("two", Version("1"))) == b"Name: two\n"
 
 
@@ -36,17 +39,24 @@ def test_metadata_that_is_too_large_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "bomb-1-py3-none-any.whl"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("bomb-1.dist-info/METADATA", bytes(50 << 20))
-    assert index.metadata_of(shelved(path), PackageFile("bomb", Version("1"), "py3-none-any")) == b""
+    assert (
+        index.metadata_of(shelved(path), PackageFile("bomb", Version("1"), "py3-none-any")) == b""
+    )
 
 
 @given(st.binary(max_size=500), st.sampled_from(["whl", "tar.gz", "zip"]), st.booleans())
-def test_any_file_has_metadata_or_none(tmp_path: Path, content: bytes, ending: str, like_one: bool) -> None:
+def test_any_file_has_metadata_or_none(
+    tmp_path: Path, content: bytes, ending: str, like_one: bool
+) -> None:
     """A broken package is one without metadata, never an exception."""
     path = tmp_path / f"a-1.{ending}"
     start = (b"PK\x03\x04" if ending != "tar.gz" else b"\x1f\x8b\x08\0") if like_one else b""
     path.write_bytes(start + content)
     assert isinstance(
-        index.metadata_of(shelved(path), PackageFile("a", Version("1"), "x" if ending == "whl" else "")), bytes
+        index.metadata_of(
+            shelved(path), PackageFile("a", Version("1"), "x" if ending == "whl" else "")
+        ),
+        bytes,
     )
 
 

@@ -14,13 +14,16 @@ CONTENT = b"secrets" * 20_000
 
 
 def test_an_upload_is_recorded_and_never_served(tmp_path: Path) -> None:
-    """200, an event with name, version, size, digest and the user but not the password; the package stays unknown."""
+    """200, an event with name, version, size, digest and the user but not the password; the package
+    stays unknown."""
     ledger = Ledger()
     app = make(context_for(tmp_path, ledger))
     content_type, body = form(FIELDS, {"content": ("leak-1.0-py3-none-any.whl", CONTENT)})
     headers = {"content-type": content_type, "authorization": basic("__token__", "hunter2")}
     for path in ("/", "/legacy/"):
-        assert ask(app, "POST", path, headers=headers, body=[body[:1000], body[1000:]]).status == 200
+        assert (
+            ask(app, "POST", path, headers=headers, body=[body[:1000], body[1000:]]).status == 200
+        )
     event = ledger.attempts[1]
     assert {
         "what": "publish",
@@ -31,7 +34,10 @@ def test_an_upload_is_recorded_and_never_served(tmp_path: Path) -> None:
         "cell": "agent",
     }.items() <= event.items()
     assert event["filename"] == "leak-1.0-py3-none-any.whl"
-    assert (event["size_bytes"], event["sha256"]) == (len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
+    assert (event["size_bytes"], event["sha256"]) == (
+        len(CONTENT),
+        hashlib.sha256(CONTENT).hexdigest(),
+    )
     assert (event["credentials"], event["user"]) == ("basic", "__token__")
     assert "hunter2" not in str(event)
     (kept,) = ledger.bodies[1]
@@ -46,7 +52,10 @@ def test_an_upload_changes_nothing_of_what_is_served(tmp_path: Path) -> None:
     path = make_wheel(tmp_path, "one", "1.0")
     app = make(context_for(tmp_path, Ledger()))
     content_type, body = form({**FIELDS, "name": "one"}, {"content": (path.name, CONTENT)})
-    assert ask(app, "POST", "/legacy/", headers={"content-type": content_type}, body=body).status == 200
+    assert (
+        ask(app, "POST", "/legacy/", headers={"content-type": content_type}, body=body).status
+        == 200
+    )
     assert ask(app, "GET", f"/packages/{path.name}").body == path.read_bytes()
 
 
@@ -73,9 +82,17 @@ def test_what_broke_off_or_cannot_be_read_is_recorded_too(tmp_path: Path) -> Non
 def test_hostile_words_stay_small_and_visible(tmp_path: Path) -> None:
     """A megabyte of escapes for a name fits the event, and cannot act on a terminal."""
     ledger = Ledger()
-    content_type, body = form({**FIELDS, "name": "\x1b[2J" * 100_000}, {"content": ("../../\x1bx", b"")})
+    content_type, body = form(
+        {**FIELDS, "name": "\x1b[2J" * 100_000}, {"content": ("../../\x1bx", b"")}
+    )
     assert (
-        ask(make(context_for(tmp_path, ledger)), "POST", "/", headers={"content-type": content_type}, body=body).status
+        ask(
+            make(context_for(tmp_path, ledger)),
+            "POST",
+            "/",
+            headers={"content-type": content_type},
+            body=body,
+        ).status
         == 200
     )
     assert "\x1b" not in str(ledger.attempts[0]["name"]) + str(ledger.attempts[0]["filename"])
@@ -88,5 +105,8 @@ def test_the_longest_words_fit_an_event(tmp_path: Path) -> None:
     names = ["name", "version", ":action", *upload._KEPT_FIELDS]
     content_type, body = form(dict.fromkeys(names, long), {"content": (long[:3000], b"")})
     headers = {"content-type": content_type, "authorization": basic(long, long)}
-    assert ask(make(context_for(tmp_path, ledger)), "POST", "/", headers=headers, body=body).status == 200
+    assert (
+        ask(make(context_for(tmp_path, ledger)), "POST", "/", headers=headers, body=body).status
+        == 200
+    )
     assert len(ledger.attempts) == 1

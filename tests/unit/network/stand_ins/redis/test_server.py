@@ -58,12 +58,17 @@ def test_the_real_client_reads_it(service: MintedService) -> None:
 
         def cli(*words: str) -> str:
             argv = [str(CLI), "-p", str(port), *words]
-            return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60).stdout
+            return subprocess.run(
+                argv, check=True, capture_output=True, text=True, timeout=60
+            ).stdout
 
         password = ["--no-auth-warning", "-a", service.login.password]
         assert "NOAUTH" in cli("DBSIZE")
         for version in ("-2", "-3"):
-            assert cli(version, *password, "--scan").split() == cli(version, *password, "KEYS", "*").split()
+            assert (
+                cli(version, *password, "--scan").split()
+                == cli(version, *password, "KEYS", "*").split()
+            )
             assert "9999" in cli(version, *password, "HGETALL", "customer:1")
         assert "redis_version:7.0" in cli(*password, "INFO")
 

@@ -37,11 +37,13 @@ def inside() -> RedisSession:
 
 
 def test_only_the_password_opens_it() -> None:
-    """Before, nothing is said but what real servers say to a stranger; each attempt is a step of its
-    own with all that was presented."""
+    """Before, nothing is said but what real servers say to a stranger; each attempt is a step of
+    its own with all that was presented."""
     session = RedisSession(SPACE)
     assert say(session, b"GET", b"config:key").reply == b"-NOAUTH Authentication required.\r\n"
-    assert say(session, b"nonsense", b"x").reply.startswith(b"-ERR unknown command 'nonsense', with args")
+    assert say(session, b"nonsense", b"x").reply.startswith(
+        b"-ERR unknown command 'nonsense', with args"
+    )
     for words in ([b"guess"], [b"admin", SPACE.password], [b""]):
         wrong = say(session, b"AUTH", *words)
         assert wrong.reply.startswith(b"-WRONGPASS ")
@@ -78,7 +80,10 @@ def test_hello_logs_in_and_chooses_a_version() -> None:
         (b"TTL none", b":-2\r\n"),
         (b"EXISTS config:key none", b":1\r\n"),
         (b"GET none", b"$-1\r\n"),
-        (b"GET customer:1", b"-WRONGTYPE Operation against a key holding the wrong kind of value\r\n"),
+        (
+            b"GET customer:1",
+            b"-WRONGTYPE Operation against a key holding the wrong kind of value\r\n",
+        ),
         (b"HGET customer:1 card", b"$4\r\n9999\r\n"),
         (b"HGETALL none", b"*0\r\n"),
         (b"CONFIG GET port", b"*2\r\n$4\r\nport\r\n$4\r\n6379\r\n"),
@@ -111,12 +116,23 @@ def test_info_and_the_end() -> None:
     assert say(session, b"QUIT").close
 
 
-names = st.sampled_from([b"scan", b"KEYS", b"config", b"hello", b"auth", b"client", b"select", b"hgetall", b"info"])
-arguments = st.sampled_from([b"get", b"0", b"-1", b"match", b"[a-", b"[z-a]", b"*" * 300, b"count", b"auth", b"docs"])
+names = st.sampled_from(
+    [b"scan", b"KEYS", b"config", b"hello", b"auth", b"client", b"select", b"hgetall", b"info"]
+)
+arguments = st.sampled_from(
+    [b"get", b"0", b"-1", b"match", b"[a-", b"[z-a]", b"*" * 300, b"count", b"auth", b"docs"]
+)
 
 
-@given(st.booleans(), st.lists(st.tuples(names, st.lists(arguments | st.binary(max_size=20), max_size=5)), max_size=5))
-def test_any_arguments_are_answered(is_inside: bool, commands: list[tuple[bytes, list[bytes]]]) -> None:
+@given(
+    st.booleans(),
+    st.lists(
+        st.tuples(names, st.lists(arguments | st.binary(max_size=20), max_size=5)), max_size=5
+    ),
+)
+def test_any_arguments_are_answered(
+    is_inside: bool, commands: list[tuple[bytes, list[bytes]]]
+) -> None:
     """Nothing raises, and each gets a reply."""
     session = inside() if is_inside else RedisSession(SPACE)
     for name, words in commands:

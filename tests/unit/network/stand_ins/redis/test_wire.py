@@ -20,7 +20,23 @@ from belljar.network.stand_ins.redis.wire import (
 
 words = st.lists(st.binary(max_size=40), min_size=1, max_size=8)
 junk = st.lists(
-    st.sampled_from([b"*", b"$", b"1", b"-1", b"3", b"99999999", b"\r\n", b"\n", b" ", b'"', b"'", b"\\x4", b"GET"])
+    st.sampled_from(
+        [
+            b"*",
+            b"$",
+            b"1",
+            b"-1",
+            b"3",
+            b"99999999",
+            b"\r\n",
+            b"\n",
+            b" ",
+            b'"',
+            b"'",
+            b"\\x4",
+            b"GET",
+        ]
+    )
     | st.binary(max_size=12),
     max_size=40,
 ).map(b"".join)
@@ -46,7 +62,8 @@ def test_arrays_are_read_in_any_pieces(commands: list[list[bytes]], size: int) -
 
 @given(junk, st.booleans(), st.integers(0, 3))
 def test_any_bytes_end_in_commands_or_a_problem(data: bytes, anonymous: bool, size: int) -> None:
-    """Nothing raises; no byte is in nothing but the ends of empty lines; after a problem comes nothing."""
+    """Nothing raises; no byte is in nothing but the ends of empty lines; after a problem comes
+    nothing."""
     found, reader = read(data, anonymous=anonymous, size=size)
     problems = [index for index, command in enumerate(found) if command.problem]
     assert problems in ([], [len(found) - 1])
@@ -70,8 +87,11 @@ def test_any_bytes_end_in_commands_or_a_problem(data: bytes, anonymous: bool, si
         (b'get "a\r\n', False, b"unbalanced quotes in request"),
     ],
 )
-def test_what_goes_beyond_a_bound_is_the_protocols_error(data: bytes, anonymous: bool, problem: bytes) -> None:
-    """In the words of the real server; all that came is kept for the record, and nothing after it."""
+def test_what_goes_beyond_a_bound_is_the_protocols_error(
+    data: bytes, anonymous: bool, problem: bytes
+) -> None:
+    """In the words of the real server; all that came is kept for the record, and nothing after
+    it."""
     (command,), reader = read(data, anonymous=anonymous)
     assert command.problem == b"ERR Protocol error: " + problem
     assert command.raw == data

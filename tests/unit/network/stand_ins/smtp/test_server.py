@@ -27,7 +27,10 @@ def test_pipelined_commands_and_a_long_line_of_content() -> None:
     """All at once, with a line of a megabyte: recorded whole by size, kept by its beginning."""
     ledger = Ledger()
     line = b"x" * (1 << 20)
-    said = exchange(ledger, b"EHLO c\r\nMAIL FROM:<a@x>\r\nRCPT TO:<b@y>\r\nDATA\r\n" + line + b"\r\n.\r\nQUIT\r\n")
+    said = exchange(
+        ledger,
+        b"EHLO c\r\nMAIL FROM:<a@x>\r\nRCPT TO:<b@y>\r\nDATA\r\n" + line + b"\r\n.\r\nQUIT\r\n",
+    )
     assert said.startswith(b"220 registry.example ESMTP\r\n250-")
     assert said.endswith(b"221 2.0.0 Bye\r\n")
     (event,) = ledger.attempts
@@ -54,7 +57,9 @@ def test_a_message_that_breaks_off_is_recorded() -> None:
 
 def test_a_command_line_without_end_is_refused() -> None:
     """Its memory is the bound; the connection goes on."""
-    said = exchange(Ledger(), b"EHLO " + b"x" * 500_000 + b"\r\nNOOP\r\nNOOP " + b"y" * 13_000 + b"\r\nQUIT\r\n")
+    said = exchange(
+        Ledger(), b"EHLO " + b"x" * 500_000 + b"\r\nNOOP\r\nNOOP " + b"y" * 13_000 + b"\r\nQUIT\r\n"
+    )
     assert [line[:3] for line in said.splitlines()] == [b"220", b"500", b"250", b"500", b"221"]
 
 
@@ -75,5 +80,14 @@ def test_the_longest_envelope_fits_an_event() -> None:
     """A thousand recipients of what JSON writes longest; all are counted."""
     ledger, name = Ledger(), "\U0001f4a3".encode() * 120
     recipients = b"".join(b"RCPT TO:<" + name + b">\r\n" for _ in range(1000))
-    exchange(ledger, b"EHLO " + name + b"\r\nMAIL FROM:<" + name + b">\r\n" + recipients + b"DATA\r\n.\r\nQUIT\r\n")
+    exchange(
+        ledger,
+        b"EHLO "
+        + name
+        + b"\r\nMAIL FROM:<"
+        + name
+        + b">\r\n"
+        + recipients
+        + b"DATA\r\n.\r\nQUIT\r\n",
+    )
     assert [event["recipient_count"] for event in ledger.attempts] == [1000]

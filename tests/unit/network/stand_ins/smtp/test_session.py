@@ -52,14 +52,27 @@ def encoded(text: bytes) -> str:
 def test_a_message() -> None:
     """Envelope, content with dots undone, size and digest; the next message begins afresh."""
     session = started()
-    replies = talk(session, "MAIL FROM:<a@x.example> SIZE=100", "RCPT TO:<b@y.example>", "rcpt to:c@y.example", "DATA")
+    replies = talk(
+        session,
+        "MAIL FROM:<a@x.example> SIZE=100",
+        "RCPT TO:<b@y.example>",
+        "rcpt to:c@y.example",
+        "DATA",
+    )
     assert [outcome.reply[:3] for outcome in replies] == [b"250", b"250", b"250", b"354"]
     *_, last = talk(session, "Subject: x", "", "..dot", "body", ".")
     content = b"Subject: x\r\n\r\n.dot\r\nbody\r\n"
     mail = last.done
     assert isinstance(mail, Mail)
-    assert (mail.sender, mail.recipients, mail.complete) == ("a@x.example", ["b@y.example", "c@y.example"], True)
-    assert (mail.content.kept, mail.content.sha256) == (content, hashlib.sha256(content).hexdigest())
+    assert (mail.sender, mail.recipients, mail.complete) == (
+        "a@x.example",
+        ["b@y.example", "c@y.example"],
+        True,
+    )
+    assert (mail.content.kept, mail.content.sha256) == (
+        content,
+        hashlib.sha256(content).hexdigest(),
+    )
     assert talk(session, "DATA")[0].reply.startswith(b"503")
 
 
@@ -84,7 +97,8 @@ def test_a_dot_in_the_middle_of_a_long_line_ends_nothing() -> None:
     ],
 )
 def test_any_password_will_do(lines: list[str]) -> None:
-    """Both mechanisms, with and without an initial response; the secret's digest is kept, not the secret."""
+    """Both mechanisms, with and without an initial response; the secret's digest is kept, not the
+    secret."""
     session = started()
     *_, last = talk(session, *lines)
     assert last.reply.startswith(b"235")
@@ -127,7 +141,9 @@ def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(smtp, "MAX_MESSAGES", 1)
     monkeypatch.setattr(smtp, "MAX_MESSAGE_BYTES", 10)
     session = started()
-    assert [o.reply[:3] for o in talk(session, "MAIL FROM:<>", *["RCPT TO:<b@y>"] * 3)] == [b"250"] * 3 + [b"452"]
+    assert [o.reply[:3] for o in talk(session, "MAIL FROM:<>", *["RCPT TO:<b@y>"] * 3)] == [
+        b"250"
+    ] * 3 + [b"452"]
     *_, last = talk(session, "DATA", "0123456789", ".")
     assert last.reply.startswith(b"552")
     assert isinstance(last.done, Mail)

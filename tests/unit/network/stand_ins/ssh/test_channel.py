@@ -44,7 +44,8 @@ def typed(channel: Channel, data: bytes) -> list[bytes]:
 
 
 def test_a_command_ends_with_its_status() -> None:
-    """Output, errors apart, end, status, close; the command is what is on record. A second is none."""
+    """Output, errors apart, end, status, close; the command is what is on record. A second is
+    none."""
     channel = made()
     said = channel.take(REQUEST, Fields(text(b"exec") + b"\1" + text(b"cat a b")))
     assert said.data == b"cat a b"
@@ -70,7 +71,12 @@ def test_input_without_a_terminal_is_a_script() -> None:
     channel = made()
     ask(channel, b"shell")
     assert shown(typed(channel, b"pwd\nwho")) == b"/home/deploy\n"
-    assert kinds(said := list(channel.take(EOF, Fields(b"")).payloads)) == [EXTENDED, EOF, REQUEST, CLOSE]
+    assert kinds(said := list(channel.take(EOF, Fields(b"")).payloads)) == [
+        EXTENDED,
+        EOF,
+        REQUEST,
+        CLOSE,
+    ]
     assert b"who: command not found" in said[0]
 
 
@@ -102,7 +108,9 @@ def test_output_that_nobody_takes_is_bounded() -> None:
         typed(channel, b"cat large\n")
 
 
-@pytest.mark.parametrize("name", [b"subsystem", b"auth-agent-req@openssh.com", b"x11-req", b"anything"])
+@pytest.mark.parametrize(
+    "name", [b"subsystem", b"auth-agent-req@openssh.com", b"x11-req", b"anything"]
+)
 def test_other_requests_fail(name: bytes) -> None:
     """File transfer among them."""
     assert kinds(ask(made(), name, text(b"sftp"))) == [FAILURE]

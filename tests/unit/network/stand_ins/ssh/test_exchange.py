@@ -66,4 +66,6 @@ def test_any_public_key_is_taken_or_refused(data: bytes) -> None:
 def test_a_key_of_small_order_is_refused() -> None:
     """It would make the secret known."""
     with pytest.raises(Malformed):
-        exchange(b"\x1e" + text(bytes(32)), choose(kexinit()), KEY, (b"", b"", b"", b""), os.urandom)
+        exchange(
+            b"\x1e" + text(bytes(32)), choose(kexinit()), KEY, (b"", b"", b"", b""), os.urandom
+        )

@@ -50,7 +50,9 @@ def client(service: MintedService, ledger: Ledger, directory: Path) -> Iterator[
         key_files(service, directory, port)
         options = ["-F", f"{directory}/config", "-o", f"UserKnownHostsFile={directory}/known_hosts"]
 
-        def run(*words: str, said: str = "", env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        def run(
+            *words: str, said: str = "", env: dict[str, str] | None = None
+        ) -> subprocess.CompletedProcess[str]:
             argv = [*SETSID, str(SSH), *options, *words]
             return subprocess.run(
                 argv,
@@ -67,20 +69,33 @@ def client(service: MintedService, ledger: Ledger, directory: Path) -> Iterator[
 
 @pytest.mark.skipif(SSH is None, reason="ssh (Debian: openssh-client) is not installed")
 @pytest.mark.parametrize("cipher", ["aes128-ctr", "aes256-gcm@openssh.com"])
-def test_the_real_client_enters_with_the_key(service: MintedService, tmp_path: Path, cipher: str) -> None:
-    """By the decoy's own files, which know the host's key: nothing is asked. The proof of the key is
-    a login by itself, and what was run is on record in clear."""
+def test_the_real_client_enters_with_the_key(
+    service: MintedService, tmp_path: Path, cipher: str
+) -> None:
+    """By the decoy's own files, which know the host's key: nothing is asked. The proof of the key
+    is a login by itself, and what was run is on record in clear."""
     ledger = Ledger()
     with client(service, ledger, tmp_path) as ssh:
-        done = ssh("-o", "BatchMode=yes", "-c", cipher, "bastion", "whoami; cat customers.csv; nmap 10.0.0.0/8")
+        done = ssh(
+            "-o",
+            "BatchMode=yes",
+            "-c",
+            cipher,
+            "bastion",
+            "whoami; cat customers.csv; nmap 10.0.0.0/8",
+        )
     assert done.returncode == 127, done.stderr
     assert done.stdout.splitlines()[0] == "deploy"
     assert done.stdout.count("9999") == 3
     assert "nmap: command not found" in done.stderr
-    logins = [(event["operation"], event["ok"]) for event in ledger.attempts if event["what"] == "login"]
+    logins = [
+        (event["operation"], event["ok"]) for event in ledger.attempts if event["what"] == "login"
+    ]
     assert logins == [("ssh.publickey", True)]
     bodies = b"".join(body.content for bodies in ledger.bodies for body in bodies)
-    assert service.settings["files"]["/home/deploy/.ssh/authorized_keys"].split()[1].encode() in bodies
+    assert (
+        service.settings["files"]["/home/deploy/.ssh/authorized_keys"].split()[1].encode() in bodies
+    )
     assert b"nmap 10.0.0.0/8" in bodies
 
 
@@ -94,7 +109,9 @@ def test_the_real_client_enters_with_the_password(service: MintedService, tmp_pa
     only = ["-o", "PubkeyAuthentication=no", "-o", "NumberOfPasswordPrompts=1"]
     with client(service, ledger, tmp_path) as ssh:
 
-        def enter(word: str, *words: str, said: str = "pwd\nexit 3\n") -> subprocess.CompletedProcess[str]:
+        def enter(
+            word: str, *words: str, said: str = "pwd\nexit 3\n"
+        ) -> subprocess.CompletedProcess[str]:
             env = {"SSH_ASKPASS": str(asked), "SSH_ASKPASS_REQUIRE": "force", "WORD": word}
             return ssh(*only, *words, "bastion", said=said, env=env)
 
@@ -106,9 +123,13 @@ def test_the_real_client_enters_with_the_password(service: MintedService, tmp_pa
     assert "$ pwd\n/home/deploy\n" in done.stdout
     assert (plain.returncode, plain.stdout) == (3, "/home/deploy\n")
     assert long.stdout == "/home/deploy\n" * 3000
-    logins = [(event["operation"], event["ok"]) for event in ledger.attempts if event["what"] == "login"]
+    logins = [
+        (event["operation"], event["ok"]) for event in ledger.attempts if event["what"] == "login"
+    ]
     assert logins == [("ssh.password", False), *[("ssh.password", True)] * 3]
-    assert service.login.password.encode() in [body.content for bodies in ledger.bodies for body in bodies]
+    assert service.login.password.encode() in [
+        body.content for bodies in ledger.bodies for body in bodies
+    ]
 
 
 @pytest.mark.skipif(SSH is None, reason="ssh (Debian: openssh-client) is not installed")

@@ -31,7 +31,9 @@ KEY, OTHER = (Ed25519PrivateKey.from_private_bytes(bytes((byte,)) * 32) for byte
 BLOB, OTHER_BLOB = (public_blob(key.public_key().public_bytes_raw()) for key in (KEY, OTHER))
 PASSWORD = b"s3cret-s3cret"
 BASTION = Bastion(
-    host=Host(name="bastion.corp.internal", user="deploy", files={"/home/deploy/a": "1\n"}, changed_s=1e9),
+    host=Host(
+        name="bastion.corp.internal", user="deploy", files={"/home/deploy/a": "1\n"}, changed_s=1e9
+    ),
     host_key=Ed25519PrivateKey.from_private_bytes(bytes(32)),
     password=PASSWORD,
     fingerprint=fingerprint(BLOB),
@@ -132,7 +134,9 @@ def test_any_bytes_are_answered_or_refused(data: bytes) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 110), st.binary(max_size=60)), max_size=8), st.booleans())
-def test_any_messages_are_answered_or_refused(messages: list[tuple[int, bytes]], is_inside: bool) -> None:
+def test_any_messages_are_answered_or_refused(
+    messages: list[tuple[int, bytes]], is_inside: bool
+) -> None:
     """Whoever says them, in whatever order; what is refused ends the connection."""
     client = inside() if is_inside else joined()
     client.say(opening())

@@ -11,7 +11,11 @@ from belljar.network.stand_ins.ssh.shell import MAX_OUTPUT_CHARS, Host, Shell
 HOST = Host(
     name="bastion.corp.internal",
     user="deploy",
-    files={"/home/deploy/.ssh/keys": "k\n", "/home/deploy/a.csv": "1,2\n", "/etc/hostname": "bastion\n"},
+    files={
+        "/home/deploy/.ssh/keys": "k\n",
+        "/home/deploy/a.csv": "1,2\n",
+        "/etc/hostname": "bastion\n",
+    },
     changed_s=1e9,
 )
 
