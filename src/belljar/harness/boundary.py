@@ -1,9 +1,8 @@
-"""What `belljar run` holds in Inspect: sandbox providers, and what is sent to a model.
+"""What `belljar run` controls in Inspect: sandbox providers, and what is sent to a model.
 
-Every sandbox provider but Belljar's is kept out at three places: the registry, the base class of
-all providers, and the start of a sample. Texts sent to a model's provider leave this host for good:
-each is scanned once before (`guard.action.model`). Where the installed Inspect lacks such a place,
-nothing runs.
+Other sandbox providers are kept out at three places: the registry, the base class of all providers,
+and the start of a sample. Texts for a model's provider are scanned first (`guard.action.model`).
+Nothing runs where the installed Inspect lacks such a place.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import hashlib
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import anyio.to_thread
 from inspect_ai.hooks import BeforeModelGenerate, Hooks, SampleAttemptStart, hooks
@@ -33,30 +32,21 @@ from belljar.report.reasons import ReasonCode
 from belljar.signals.observe import model_part
 from belljar.units import printable
 
-if TYPE_CHECKING:
-    from belljar.harness.session import Session
-
-
-# Known to Inspect even where the entry point is not installed.
-
-
+# Inspect may ask these of another provider: to read tasks and logs that name one.
 _HARMLESS: Final = ("config_files", "is_docker_compatible", "config_deserialize")
-"""What Inspect may ask of another provider: it reads tasks and logs that name one, and nothing is
-made by these.
-"""
 _LOOKUP: Final = "registry_find_sandboxenv"
+# Inspect's modules that look providers up, to use them.
 _CALLERS: Final = ("_eval.loader", "_eval.run", "_eval.task.sandbox", "util._sandbox.context")
-"""Inspect's modules that look providers up, to use them."""
 
 
 class SoleProvider:
-    """One `belljar run`'s hold on Inspect's providers. Any thread of the process is held."""
+    """Refuses other providers in all threads of one `belljar run`."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
 
     def refuse(self, what: str, *, where: str) -> NoReturn:
-        """Stop the run; nothing has been done with the provider."""
+        """Stop the run before the provider is used."""
         self.session.refuse(
             f"{what}; under belljar run a task's commands run in cells only",
             where=where,
@@ -67,7 +57,11 @@ class SoleProvider:
     def look_at(self, environments: Mapping[str, object] | None, *, where: str) -> None:
         """Check a sample's sandboxes before it begins. Raises `ContainmentBreach`."""
         if not environments:
-            if self._is_high_risk():
+            try:
+                risk = configs.load(None, **self.session.operator_options).policy.risk
+            except BelljarError:
+                risk = Risk.HIGH  # what can't be read is not low
+            if risk in {Risk.HIGH, Risk.CRITICAL}:
                 self.refuse("a sample has no sandbox, and the policy's risk is high", where=where)
             print_status(f"belljar: {printable(where)}: it has no sandbox")
         for name, environment in (environments or {}).items():
@@ -75,38 +69,31 @@ class SoleProvider:
             if not issubclass(provider, BelljarSandboxEnvironment):
                 self.refuse(f"sandbox {name!r} is a {provider.__name__}", where=where)
 
-    def _is_high_risk(self) -> bool:
-        try:
-            risk = configs.load(None, **self.session.operator_options).policy.risk
-        except BelljarError:
-            return True  # what can't be read is not low
-        return risk in {Risk.HIGH, Risk.CRITICAL}
-
 
 class _Closed(type):
     """Replaces another provider: any attempt to make or use its sandboxes stops the run."""
 
     provider: type[SandboxEnvironment]
-    hold: SoleProvider
+    sole: SoleProvider
 
     def __getattr__(cls, name: str) -> Any:  # noqa: ANN401 - never returns
         if name.startswith("__"):
             raise AttributeError(name)
-        cls.hold.refuse(
+        cls.sole.refuse(
             f"the sandbox provider {cls.provider.__name__} was about to be used ({name})",
             where="inspect",
         )
 
 
-def _closed(provider: type[SandboxEnvironment], hold: SoleProvider) -> _Closed:
+def _closed(provider: type[SandboxEnvironment], sole: SoleProvider) -> _Closed:
     harmless = {name: staticmethod(getattr(provider, name)) for name in _HARMLESS}
     return _Closed(
-        f"Closed{provider.__name__}", (), {"provider": provider, "hold": hold, **harmless}
+        f"Closed{provider.__name__}", (), {"provider": provider, "sole": sole, **harmless}
     )
 
 
 _lock = threading.Lock()
-_holding: SoleProvider | None = None
+_active: SoleProvider | None = None
 
 
 @hooks(
@@ -118,49 +105,49 @@ class LookAtSandboxes(Hooks):
 
     @override
     def enabled(self) -> bool:
-        """Only while `belljar run` is on."""
-        return _holding is not None
+        """Only during `belljar run`."""
+        return _active is not None
 
     @override
     async def on_sample_attempt_start(self, data: SampleAttemptStart) -> None:
-        """Look, and stop the run when a sandbox is not a cell."""
+        """Stop the run when a sandbox is not a cell."""
         from inspect_ai.util._sandbox.context import sandbox_environments_context_var
 
-        hold = _holding
-        if hold is None:
+        sole = _active
+        if sole is None:
             return
         where = f"sample {data.summary.id}"
         try:
-            hold.look_at(sandbox_environments_context_var.get(None), where=where)
+            sole.look_at(sandbox_environments_context_var.get(None), where=where)
         except Exception as error:  # noqa: BLE001 - what can't be looked at does not begin
-            await hold.session.end_sample(error, where=where)
+            await sole.session.end_sample(error, where=where)
 
 
 @contextmanager
 def sole_provider(session: Session) -> Iterator[SoleProvider]:
     """Keep other providers out inside the block; an attempt to use one stops `session`.
 
-    Raises `HostError` when the installed Inspect can't be held, or another run holds it.
+    Raises `HostError` for an unknown Inspect, or when another run is active.
     """
-    global _holding
-    hold = SoleProvider(session)
+    global _active
+    sole = SoleProvider(session)
     with ExitStack() as stack:
         if not _lock.acquire(blocking=False):
             raise HostError(
                 "another evaluation runs in this process", hint="run one after the other"
             )
         stack.callback(_lock.release)
-        _hold_registry(hold, stack)
-        _hold_instances(hold, stack)
-        _check_hold()
-        _holding = hold
+        _patch_registry(sole, stack)
+        _patch_base_class(sole, stack)
+        _check_patches()
+        _active = sole
         try:
-            yield hold
+            yield sole
         finally:
-            _holding = None
+            _active = None
 
 
-def _hold_registry(hold: SoleProvider, stack: ExitStack) -> None:
+def _patch_registry(sole: SoleProvider, stack: ExitStack) -> None:
     from inspect_ai._util.registry import RegistryInfo
     from inspect_ai.util._sandbox import registry
 
@@ -171,16 +158,16 @@ def _hold_registry(hold: SoleProvider, stack: ExitStack) -> None:
     # Not what is registered under our name: a task may have registered another there.
     own = RegistryInfo(type="sandboxenv", name=f"{PROVIDER}/{PROVIDER}")
 
-    def held(predicate: Any) -> list[Any]:  # noqa: ANN401 - as Inspect's
+    def find_closed(predicate: Any) -> list[Any]:  # noqa: ANN401 - as Inspect's
         if predicate(own):
             return [BelljarSandboxEnvironment]
-        return [_closed(each, hold) for each in find(predicate)]
+        return [_closed(each, sole) for each in find(predicate)]
 
-    registry.__dict__["registry_find"] = held
+    registry.__dict__["registry_find"] = find_closed
     stack.callback(registry.__dict__.__setitem__, "registry_find", find)
 
 
-def _hold_instances(hold: SoleProvider, stack: ExitStack) -> None:
+def _patch_base_class(sole: SoleProvider, stack: ExitStack) -> None:
     from inspect_ai.util._sandbox.events import SandboxEnvironmentProxy
     from inspect_ai.util._sandbox.local import LocalSandboxEnvironment
 
@@ -189,7 +176,7 @@ def _hold_instances(hold: SoleProvider, stack: ExitStack) -> None:
     def check(kind: type) -> None:
         if not issubclass(kind, (BelljarSandboxEnvironment, SandboxEnvironmentProxy)):
             what = f"a sandbox of the provider {kind.__name__} was about to be made"
-            hold.refuse(what, where="inspect")
+            sole.refuse(what, where="inspect")
 
     def new(cls: type, *_args: Any, **_more: Any) -> Any:  # noqa: ANN401 - as the original
         check(cls)
@@ -208,14 +195,14 @@ def _hold_instances(hold: SoleProvider, stack: ExitStack) -> None:
     stack.callback(setattr, SandboxEnvironment, "__init__", made)
     SandboxEnvironment.__init__ = init  # type: ignore[method-assign]
     if LocalSandboxEnvironment.__new__ is not new:
-        raise unknown_inspect("the making of sandboxes can't be held")
+        raise unknown_inspect("the making of sandboxes can't be controlled")
 
 
 def _new(cls: type, *_args: Any, **_more: Any) -> Any:  # noqa: ANN401
     return object.__new__(cls)
 
 
-def _check_hold() -> None:
+def _check_patches() -> None:
     from importlib import import_module
 
     from inspect_ai.hooks._hooks import get_all_hooks
@@ -228,7 +215,7 @@ def _check_hold() -> None:
     if registry.registry_find_sandboxenv(PROVIDER) is not BelljarSandboxEnvironment:
         raise unknown_inspect("the sandbox provider `belljar` is not found")
     if not isinstance(registry.registry_find_sandboxenv("local"), _Closed):
-        raise unknown_inspect("its registry of sandbox providers can't be held")
+        raise unknown_inspect("its registry of sandbox providers can't be controlled")
     if not any(isinstance(hook, LookAtSandboxes) for hook in get_all_hooks()):
         raise unknown_inspect("a hook at the start of each sample is not called")
 
@@ -243,43 +230,43 @@ class LookAtMessages(Hooks):
 
     @override
     def enabled(self) -> bool:
-        """Only while `belljar run` is on."""
+        """Only during `belljar run`."""
         return _session is not None
 
     @override
     async def on_before_model_generate(self, data: BeforeModelGenerate) -> None:
-        """What may not leave is taken out, or ends the sample: whatever fails here ends it too."""
+        """Redact what may not leave, or end the sample; so does any failure."""
         session, environment = _session, sample_environment()
         if session is None or environment is None or environment.cell.guard is None:
             return
         try:
             cell, guard = environment.cell, environment.cell.guard
             for index, message in enumerate(data.input):
-                data.input[index] = await _passed(message, guard, cell.id)
+                data.input[index] = await _scanned(message, guard, cell.id)
         except LimitExceededError:
             raise
         except Exception as error:  # noqa: BLE001 - what can't be looked at is not sent
             await session.end_sample(error, where="model boundary")
 
 
-async def _passed(message: ChatMessage, guard: GuardedRecorder, cell_id: str) -> ChatMessage:
+async def _scanned(message: ChatMessage, guard: GuardedRecorder, cell_id: str) -> ChatMessage:
     if isinstance(message.content, str):
-        text = await _passed_text(message.content, guard, cell_id)
+        text = await _scanned_text(message.content, guard, cell_id)
         return message if text == message.content else message.model_copy(update={"content": text})
     contents = []
     for content in message.content:
         if isinstance(content, ContentText):
-            text = await _passed_text(content.text, guard, cell_id)
+            text = await _scanned_text(content.text, guard, cell_id)
             content = content.model_copy(update={"text": text})
         elif isinstance(content, ContentReasoning):
-            text = await _passed_text(content.reasoning, guard, cell_id)
+            text = await _scanned_text(content.reasoning, guard, cell_id)
             content = content.model_copy(update={"reasoning": text})
         contents.append(content)
     same = contents == list(message.content)
     return message if same else message.model_copy(update={"content": contents})
 
 
-async def _passed_text(text: str, guard: GuardedRecorder, cell_id: str) -> str:
+async def _scanned_text(text: str, guard: GuardedRecorder, cell_id: str) -> str:
     key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
     if key not in guard.passed:
         part = model_part(text.encode("utf-8", "surrogatepass"))
@@ -292,7 +279,7 @@ async def _passed_text(text: str, guard: GuardedRecorder, cell_id: str) -> str:
 
 
 def sample_environment() -> BelljarSandboxEnvironment | None:
-    """Of the sample that runs here; None where none of ours does."""
+    """The current sample's cell; None where its sandbox is another's."""
     from inspect_ai.util._sandbox.context import sandbox_environments_context_var
 
     for environment in (sandbox_environments_context_var.get(None) or {}).values():
@@ -304,7 +291,7 @@ def sample_environment() -> BelljarSandboxEnvironment | None:
 
 @contextmanager
 def model_boundary(session: Session) -> Iterator[None]:
-    """Look at what models are sent inside the block."""
+    """Scan what models are sent inside the block."""
     global _session
     _session = session
     try:

@@ -1,9 +1,7 @@
-"""`belljar run`: an Inspect evaluation with cells, its record, and what the record says afterwards.
+"""`belljar run`: an Inspect evaluation in cells, its record, and its verdict.
 
-Inspect's own command line parses Inspect's options and its own `eval` runs the tasks, in this
-process: whatever the installed version can do, this can. What Belljar adds: the tasks' sandboxes
-are replaced before anything runs, Inspect's log goes into the run directory, and when it is over
-the log is held against the ledger.
+Inspect's own command line parses its options and its own `eval` runs the tasks, in this process.
+Belljar replaces the tasks' sandboxes first, and compares log and ledger at the end.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import click
@@ -31,14 +29,14 @@ from belljar.harness.options import (
     read_selection,
     was_given,
 )
-from belljar.harness.preview import Preview, SampleSandbox, preview, summary, with_images
+from belljar.harness.preview import Preview, preview, summary, with_images
 from belljar.harness.session import Session, session_scope
 from belljar.harness.source import CellSource, RealCells, print_status
 from belljar.harness.warm import expected_samples, warm_cells
 from belljar.interrupts import termination_as_interrupt
 from belljar.report.reasons import Reason, ReasonCode
 from belljar.report.samples import RunFindings
-from belljar.report.verdict import Evidence, LedgerState, judge
+from belljar.report.verdict import LedgerState, judge
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -51,18 +49,16 @@ if TYPE_CHECKING:
 
 
 TOOLS: Final = "tools.json"
-"""In a run directory, beside the plan: the tools that each task held when it was loaded, and which
-act outside of a cell.
-"""
+"""In a run directory: the tools of each task when it was loaded, and where each acts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
     """What to run.
 
-    `inspect_args`: the task and Inspect's options. `policy`: a file or preset, "" for the task's
-    own. `override`: it also replaces the task's content. `tier` can only raise.
+    `inspect_args`: the task and Inspect's options. `policy`: a file or preset, "" for the task's.
     `require_contained`: metrics count contained samples only. `warm`: cells kept ready per plan.
+    `quiet`: standard output stays free for the caller.
     """
 
     inspect_args: Sequence[str]
@@ -80,7 +76,7 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    """What came of it. `dropped` are the samples, `id #epoch`, that the metrics do not count."""
+    """The result; `dropped`: samples, `id #epoch`, that the metrics do not count."""
 
     findings: RunFindings
     dropped: Sequence[str] = ()
@@ -95,46 +91,43 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
     Raises `PolicyError`, `HostError`, `CellError`, `LedgerError` before anything ran in a cell,
     `ContainmentBreach` for another provider used while loading, `click.UsageError` for options.
     """
-    if request.policy:
-        _check_policy(request.policy, request.tier)
-    options = read_options(request.inspect_args)
-    session = Session(
-        operator_options={
-            "run_policy": _absolute(request.policy),
-            "override": request.override,
-            "tier": request.tier,
-            "allow_upstreams": request.allow_upstreams,
-        },
-        home=request.home,
-        source=request.source,
-    )
-    with _standard_output_to_error() if request.quiet else contextlib.nullcontext():
+    with contextlib.ExitStack() as stack:
+        if request.quiet:
+            stack.enter_context(_standard_output_to_error())
+        if request.policy:
+            _check_policy(request.policy, request.tier)
+        options = read_options(request.inspect_args)
+        session = Session(
+            operator_options={
+                "run_policy": _absolute(request.policy),
+                "override": request.override,
+                "tier": request.tier,
+                "allow_upstreams": request.allow_upstreams,
+            },
+            home=request.home,
+            source=request.source,
+        )
         _start_hooks()
-    from belljar.harness.boundary import model_boundary, sole_provider
-    from belljar.harness.host_tools import check_known_tools, hold_tools
+        from belljar.harness.boundary import model_boundary, sole_provider
+        from belljar.harness.host_tools import check_known_tools, tool_checks
 
-    with sole_provider(session), hold_tools(session), model_boundary(session):
-        with _standard_output_to_error() if request.quiet else contextlib.nullcontext():
-            operator = read_operator(**session.operator_options)
-            tasks, previews = load_tasks(options, operator, read_selection(options))
+        for check in (sole_provider, tool_checks, model_boundary):
+            stack.enter_context(check(session))
+        operator = read_operator(**session.operator_options)
+        tasks, previews = load_tasks(options, operator, read_selection(options))
         if session.stopped is not None:
             raise session.stopped
         _show_preview(previews, session)
-        session.show_once(
-            [remark for task in tasks if (remark := check_known_tools(task, session))]
-        )
-        policies = (
-            {each.policy: None for each in previews if each.policy is not None}
-            if request.controls
-            else {}
-        )
-        return _run_tasks(request, options, tasks, session, controlled=tuple(policies))
+        session.show_once(filter(None, [check_known_tools(task, session) for task in tasks]))
+        policies = {each.policy: None for each in previews if each.policy is not None}
+        controlled = tuple(policies) if request.controls else ()
+        return _run_tasks(request, options, tasks, session, controlled=controlled)
 
 
 def check_tasks(arguments: Sequence[str], operator: OperatorOptions) -> list[Preview]:
-    """What the samples of tasks would run in; nothing is started. Raises as `run_evaluation`."""
+    """Preview the samples of tasks; starts nothing. Raises as `run_evaluation`."""
     from belljar.harness.boundary import sole_provider
-    from belljar.harness.host_tools import hold_tools
+    from belljar.harness.host_tools import tool_checks
 
     if run_policy := operator.get("run_policy", ""):
         _check_policy(run_policy, operator.get("tier", ""))
@@ -142,7 +135,7 @@ def check_tasks(arguments: Sequence[str], operator: OperatorOptions) -> list[Pre
     options = read_options(arguments)
     with _standard_output_to_error():
         _start_hooks()
-        with sole_provider(session), hold_tools(session):
+        with sole_provider(session), tool_checks(session):
             selection = read_selection(options)
             if not selection.is_foreseen:
                 selection = Selection(ids=selection.ids)
@@ -188,33 +181,24 @@ def _run_tasks(
     from belljar.harness.host_tools import known_tools
 
     what = ", ".join(task.name for task in tasks)
+    argv = [*sys.argv[:1], *request.inspect_args]
+    epochs = options.context.params.get("epochs")
+    expected = expected_samples(tasks, epochs=epochs, selection=read_selection(options))
     with (
-        request.source.start_run(
-            "run", [*sys.argv[:1], *request.inspect_args], home=request.home, what=what
-        ) as run,
+        request.source.start_run("run", argv, home=request.home, what=what) as run,
         session_scope(session),
     ):
         session.run = run
-        run.write_json(
-            TOOLS, {task.name: [tool.to_json() for tool in known_tools(task)] for task in tasks}
-        )
-        expected = (
-            expected_samples(
-                tasks,
-                epochs=options.context.params.get("epochs"),
-                selection=read_selection(options),
-            )
-            if request.warm
-            else {}
-        )
+        tools = {task.name: [tool.to_json() for tool in known_tools(task)] for task in tasks}
+        run.write_json(TOOLS, tools)
         with (
             termination_as_interrupt() as termination,
             warm_cells(session, size=request.warm, expected=expected),
         ):
-            # A breach ends the evaluation as Ctrl-C does: Inspect cancels what runs and writes its
-            # log, the cells are destroyed.
             if controlled:
                 anyio.run(_control, controlled, run, session)
+            # A breach ends the evaluation as Ctrl-C does: Inspect cancels what runs and writes its
+            # log, the cells are destroyed.
             session.termination_signals, session.stop = termination.received, termination.interrupt
             interrupted = _invoke(options, tasks, session, run, quiet=request.quiet)
             session.stop = None
@@ -227,7 +211,9 @@ def _run_tasks(
         put_on_record(run, findings, dropped)
     if session.refusal is not None and findings.exit_code == session.refusal.exit_code:
         raise session.refusal
-    findings = _sealed(evidence, findings, run)
+    state, problem = check_ledger(run)  # now that it is sealed
+    if state is not LedgerState.VERIFIED:
+        findings = judge(replace(evidence, ledger=state, ledger_problem=problem))
     return RunOutcome(
         findings=findings,
         dropped=dropped,
@@ -249,26 +235,16 @@ async def _control(policies: Sequence[LoadedPolicy], run: RunDirectory, session:
     await run_controls(policies, run, opening, on_progress=print_status)
 
 
-def _sealed(evidence: Evidence, findings: RunFindings, run: RunDirectory) -> RunFindings:
-    state, problem = check_ledger(run)
-    if state is LedgerState.VERIFIED:
-        return findings
-    return judge(replace(evidence, ledger=state, ledger_problem=problem))
-
-
 def _bind(
     findings: RunFindings, run: RunDirectory, *, require_contained: bool
 ) -> tuple[list[str], str]:
-    """Returns the samples that the metrics do not count, and what went wrong.
-
-    Inspect's log is for people, the record is the ledger: what can't be written is a problem of the
-    run only when numbers depend on it.
-    """
+    """Returns the samples that the metrics do not count, and what went wrong."""
     from belljar.harness.verdicts import bind_verdicts
 
     try:
         return bind_verdicts(run.inspect_log_dir, findings, require_contained=require_contained), ""
     except Exception as error:  # noqa: BLE001 - Inspect's log format, and a task's own metrics
+        # The ledger is the record: this is a problem of the run only when numbers depend on it.
         detail = f"{type(error).__name__}: {printable(str(error), max_chars=300)}"
         print_status(f"belljar: {Reason(code=ReasonCode.VERDICTS_NOT_IN_LOG, detail=detail)}")
         return [], detail
@@ -296,21 +272,17 @@ def _check_files(specs: Sequence[str]) -> None:
         if not Path(file).exists():
             hint = "name a file, file@task or package/task"
             raise PolicyError("no such file", where=printable(file), hint=hint)
-        if file.endswith(".py"):
-            _check_syntax(file)
-
-
-def _check_syntax(file: str) -> None:
-    try:
-        ast.parse(Path(file).read_bytes(), filename=file)
-    except SyntaxError as error:
-        raise PolicyError(
-            f"the task can't be loaded: {type(error).__name__}: {printable(error.msg)}",
-            where=printable(f"{file}:{error.lineno}" if error.lineno else file),
-            hint="try: python -m py_compile FILE",
-        ) from error
-    except (OSError, ValueError, RecursionError, MemoryError):
-        return  # whoever loads it says why it can't be
+        try:
+            if file.endswith(".py"):
+                ast.parse(Path(file).read_bytes(), filename=file)
+        except SyntaxError as error:
+            raise PolicyError(
+                f"the task can't be loaded: {type(error).__name__}: {printable(error.msg)}",
+                where=printable(f"{file}:{error.lineno}" if error.lineno else file),
+                hint="try: python -m py_compile FILE",
+            ) from error
+        except (OSError, ValueError, RecursionError, MemoryError):
+            continue  # loading it says why
 
 
 def load_tasks(
@@ -318,62 +290,46 @@ def load_tasks(
 ) -> tuple[list[Task], list[Preview]]:
     """Load the tasks with their sandboxes replaced, and preview each selected sample.
 
-    Raises `PolicyError` for a task that can't be loaded. A refused sandbox is an error of its
-    samples: the caller starts none.
+    Raises `PolicyError` for an invalid task. A refused sandbox is an error of its samples.
     """
     from inspect_ai._cli.util import parse_cli_config
     from inspect_ai._eval.loader import load_tasks as inspect_load_tasks
     from inspect_ai._eval.task.util import task_run_dir
 
+    from belljar.harness.adapt import adapt_task
+    from belljar.policy import resolve_policy
+
     params, configured = options.context.params, options.configured
-    in_file = [configured["tasks"]] if "tasks" in configured else []
-    specs = [_relative(spec) for spec in params["tasks"] or in_file]
+    specs = []
+    for spec in params["tasks"] or ([configured["tasks"]] if "tasks" in configured else []):
+        path, at, name = spec.partition("@")
+        is_file = Path(path).is_absolute() and Path(path).exists()
+        specs.append(f"{os.path.relpath(path)}{at}{name}" if is_file else spec)
     if not specs:
         raise click.UsageError(
             "which task? Name a file, file@task or package/task", options.context
         )
     _check_files(specs)
+    given = parse_cli_config(params["t"], params["task_config"])
     with _explained(", ".join(specs)):
-        tasks = inspect_load_tasks(
-            specs,
-            {
-                **configured.get("task_args", {}),
-                **parse_cli_config(params["t"], params["task_config"]),
-            },
-        )
+        tasks = inspect_load_tasks(specs, {**configured.get("task_args", {}), **given})
     if not tasks:
         raise PolicyError(
             "no task was found there",
             where=printable(", ".join(specs)),
             hint="name a file, file@task or package/task",
         )
+    run_policy = resolve_policy(operator.run_policy).policy if operator.override else None
+    names_image = run_policy is not None and "image" in run_policy.model_fields_set
     previews: list[Preview] = []
     names = [task.name for task in tasks]
     for task in tasks:
         selection.order(task)
-        made = _adapt(task, directory=Path(task_run_dir(task)), operator=operator)
+        made = adapt_task(task, directory=Path(task_run_dir(task)), may_override=names_image)
         previews += preview([made[each] for each in selection.positions(task, names)], operator)
         if options.model:
             task.model = None
     return tasks, previews
-
-
-def _relative(spec: str) -> str:
-    path, at, name = spec.partition("@")
-    return (
-        f"{os.path.relpath(path)}{at}{name}"
-        if Path(path).is_absolute() and Path(path).exists()
-        else spec
-    )
-
-
-def _adapt(task: Task, *, directory: Path, operator: Operator) -> list[SampleSandbox]:
-    from belljar.harness.adapt import adapt_task
-    from belljar.policy import resolve_policy
-
-    run_policy = resolve_policy(operator.run_policy).policy if operator.override else None
-    names_image = run_policy is not None and "image" in run_policy.model_fields_set
-    return adapt_task(task, directory=directory, may_override=names_image)
 
 
 def _start_hooks() -> None:
@@ -386,7 +342,7 @@ def _start_hooks() -> None:
 
 @contextlib.contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """Report what goes wrong in a task's file as an input error."""
+    """Report errors in a task's file as input errors."""
     try:
         yield
     except (BelljarError, click.ClickException):
@@ -403,10 +359,7 @@ def _explained(what: str) -> Iterator[None]:
 def _invoke(
     options: InspectOptions, tasks: list[Task], session: Session, run: RunDirectory, *, quiet: bool
 ) -> bool:
-    """Run the tasks with Inspect's `eval` command; True when a person interrupted it.
-
-    Prints its errors, except a refusal of ours, which `run_evaluation` raises.
-    """
+    """Run the tasks with Inspect's `eval` command; True when a person interrupted it."""
     context = options.context
     context.params |= {
         "tasks": tuple(tasks),
@@ -419,14 +372,14 @@ def _invoke(
     from inspect_ai._util.error import PrerequisiteError
 
     try:
-        with (
-            _standard_output_to_error() if quiet else contextlib.nullcontext(),
-            explicit_arguments(options.explicit(run.inspect_log_dir)),
-        ):
+        with explicit_arguments(options.explicit(run.inspect_log_dir)):
             context.command.invoke(context)
     except PrerequisiteError as error:
-        if session.refusal is None:
-            print_status(f"belljar: inspect: {_plain(error.message)}")
+        if session.refusal is None:  # else `run_evaluation` raises that
+            from rich.text import Text
+
+            message = Text.from_markup(str(error.message)).plain
+            print_status(f"belljar: inspect: {printable(message, max_chars=2000)}")
     except (KeyboardInterrupt, click.Abort):
         return True
     except Exception as error:  # noqa: BLE001
@@ -438,20 +391,15 @@ def _invoke(
     return False
 
 
-def _plain(message: Any) -> str:  # noqa: ANN401 - a rich renderable
-    from rich.text import Text
-
-    return printable(Text.from_markup(str(message)).plain, max_chars=2000)
-
-
 @contextlib.contextmanager
 def _standard_output_to_error() -> Iterator[None]:
-    """Keep standard output for `--json`: redirects the descriptor, for Inspect and the task."""
+    """Keep standard output for `--json`: Inspect, its logging and the task may print."""
     sys.stdout.flush()
     kept = os.dup(1)
     try:
         os.dup2(2, 1)
-        yield
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
     finally:
         sys.stdout.flush()
         os.dup2(kept, 1)

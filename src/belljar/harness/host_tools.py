@@ -1,9 +1,8 @@
-"""Tools that act outside of a cell: found in a task when it is loaded, and refused before they act
-where the policy says so.
+"""Tools that act outside of a cell: found when a task is loaded, refused by policy before they act.
 
-Held in Inspect: what is offered to a model, each call of a tool, each call that an agent in a cell
-makes of a tool of the host, and the connection to an MCP server, which starts a process on this
-host. Where the installed Inspect has no such place, nothing runs.
+Checked in Inspect: what a model is offered, each call of a tool, also by an agent in a cell, and
+each connection to an MCP server, which starts a process on this host. Nothing runs where the
+installed Inspect lacks such a place.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from typing_extensions import override
 
 from belljar.errors import PolicyError
 from belljar.harness import config as configs
+from belljar.harness.boundary import sample_environment
 from belljar.harness.options import PROVIDER, unknown_inspect
-from belljar.harness.provider import BelljarSandboxEnvironment
 from belljar.policy import HostTools
 from belljar.report.reasons import ReasonCode
 from belljar.report.tools import (
@@ -46,15 +45,13 @@ if TYPE_CHECKING:
 
 _MCP: Final = "inspect_ai.tool._mcp"
 _CALL: Final = ["tools", "message", "message_id", "call"]
+# Objects of a task that are searched for tools; those beyond are checked when they are called.
 _MAX_VISITED: Final = 20_000
-"""Objects of a task that are looked at for tools; a task with more is judged when its tools are
-used.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownTool:
-    """A tool that a loaded task holds; `outside`: where it acts, if not in a cell."""
+    """A loaded task's tool; `outside`: where it acts, if not in a cell."""
 
     name: str
     outside: Outside | None = None
@@ -65,7 +62,7 @@ class KnownTool:
 
 
 def known_tools(task: Task) -> tuple[KnownTool, ...]:
-    """The tools that a task's solvers hold, except those made while they run."""
+    """The tools of a task's solvers, except those made while they run."""
     found: dict[KnownTool, None] = {}
     waiting: deque[object] = deque([task.solver, task.setup])
     seen: set[int] = set()
@@ -79,13 +76,18 @@ def known_tools(task: Task) -> tuple[KnownTool, ...]:
         known = _known(item)
         if known is not None:
             found[known] = None
-        waiting.extend(_held_by(item))
+        waiting.extend(_referents(item))
     return tuple(found)
 
 
 def _known(item: object) -> KnownTool | None:
     if isinstance(item, ToolSource) and type(item).__module__.startswith(_MCP):
-        server = _server_of(item)
+        config, client = getattr(item, "_config", None), getattr(item, "_client", None)
+        server = ""
+        if config is not None:
+            server = f"{MCP_PREFIX}{getattr(config, 'name', '')}"
+        elif client is not None and not _is_in_sandbox(client):
+            server = str(getattr(item, "_name", ""))
         return KnownTool(name=server, outside=Outside.MCP) if server else None
     if isinstance(item, ToolDef):
         return _known_tool(item)
@@ -108,25 +110,12 @@ def _known_tool(tool: ToolDef) -> KnownTool:
     return KnownTool(name=name, outside=outside(tool.name, tool.options))
 
 
-def _server_of(source: ToolSource) -> str:
-    """The name of an MCP server outside of a cell; "" for another source."""
-    config = getattr(source, "_config", None)
-    if config is not None:
-        return f"{MCP_PREFIX}{getattr(config, 'name', '')}"
-    client = getattr(source, "_client", None)
-    return (
-        str(getattr(source, "_name", ""))
-        if client is not None and not _is_in_sandbox(client)
-        else ""
-    )
-
-
 def _is_in_sandbox(client: Callable[[], Any]) -> bool:
     """Whether Inspect starts the MCP server in a sandbox. Unknown clients count as outside."""
     return "sandbox_client" in getattr(getattr(client, "__code__", None), "co_names", ())
 
 
-def _held_by(item: object) -> Iterable[object]:
+def _referents(item: object) -> Iterable[object]:
     if isinstance(item, (list, tuple, set, frozenset)):
         return item
     if isinstance(item, Mapping):
@@ -136,11 +125,11 @@ def _held_by(item: object) -> Iterable[object]:
     if isinstance(item, (str, bytes, int, float, type)):
         return ()
     cells = getattr(item, "__closure__", None) or ()
-    held = [getattr(cell, "cell_contents", None) for cell in cells]
-    held += [getattr(item, "__self__", None), getattr(item, "__wrapped__", None)]
+    found = [getattr(cell, "cell_contents", None) for cell in cells]
+    found += [getattr(item, "__self__", None), getattr(item, "__wrapped__", None)]
     if type(item).__module__.startswith("inspect_ai"):
-        held += list(getattr(item, "__dict__", {}).values())
-    return [each for each in held if each is not None and type(each).__name__ != "module"]
+        found += list(getattr(item, "__dict__", {}).values())
+    return [each for each in found if each is not None and type(each).__name__ != "module"]
 
 
 def check_known_tools(task: Task, session: Session) -> str:
@@ -161,11 +150,9 @@ def check_known_tools(task: Task, session: Session) -> str:
     inside = [printable(tool.name) for tool in tools if not tool.outside]
     beside = [f"{printable(tool.name)} ({tool.outside})" for tool in tools if tool.outside]
     parts = [f"tools: {', '.join(inside)}"] if inside else []
-    parts += (
-        [f"tools that act OUTSIDE of the cell, by the policy's `host_tools`: {', '.join(beside)}"]
-        if beside
-        else []
-    )
+    if beside:
+        what = "tools that act OUTSIDE of the cell, by the policy's `host_tools`"
+        parts.append(f"{what}: {', '.join(beside)}")
     return f"task {printable(task.name)}: {'; '.join(parts)}" if parts else ""
 
 
@@ -184,8 +171,8 @@ def _hint(tool: str) -> str:
     return f"take it out of the task, or let the policy name it: host_tools: {{allow: [{name}]}}"
 
 
-class ToolHold:
-    """One `belljar run`'s hold on the tools that its models call."""
+class ToolChecks:
+    """Checks the tools that one `belljar run`'s models call."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -194,7 +181,9 @@ class ToolHold:
         """Stop the run at a tool that the policy refuses. Raises `ContainmentBreach`."""
         if where is None:
             return
-        if not self._rule_here().permits(_names(tool)):
+        environment = sample_environment()  # outside of a sample: the operator's policy
+        rule = environment.policy.policy.host_tools_rule if environment else None
+        if not (rule or _rule(self.session, None)).permits(_names(tool)):
             self.session.refuse(
                 f"the tool {printable(tool)} was about to act outside of the cell ({where}), "
                 f"which the policy refuses",
@@ -204,18 +193,8 @@ class ToolHold:
             )
         self.session.show_once([f"the tool {printable(tool)} acts outside of the cell: {where}"])
 
-    def _rule_here(self) -> HostTools:
-        """The policy of this context's sample, else the operator's or the default one."""
-        from inspect_ai.util._sandbox.context import sandbox_environments_context_var
 
-        for environment in (sandbox_environments_context_var.get(None) or {}).values():
-            ours = getattr(environment, "_sandbox", environment)
-            if isinstance(ours, BelljarSandboxEnvironment):
-                return ours.policy.policy.host_tools_rule
-        return _rule(self.session, None)
-
-
-_holding: ToolHold | None = None
+_active: ToolChecks | None = None
 
 
 @hooks(name="belljar_host_tools", description="Looks at the tools that each model call offers.")
@@ -224,40 +203,40 @@ class LookAtTools(Hooks):
 
     @override
     def enabled(self) -> bool:
-        """Only while `belljar run` is on."""
-        return _holding is not None
+        """Only during `belljar run`."""
+        return _active is not None
 
     @override
     async def on_before_model_generate(self, data: BeforeModelGenerate) -> None:
         """A refused tool is never offered: the provider could carry it out at once."""
-        hold = _holding
-        if hold is None:
+        checks = _active
+        if checks is None:
             return
         try:
             for tool in data.tools:
                 name = policy_name(tool.name, tool.options)
-                hold.check(name, outside(tool.name, tool.options))
+                checks.check(name, outside(tool.name, tool.options))
             if extra_fields(data.config.extra_body):
-                hold.check(EXTRA_BODY_TOOL, Outside.EXTRA_BODY)
+                checks.check(EXTRA_BODY_TOOL, Outside.EXTRA_BODY)
         except Exception as error:  # noqa: BLE001 - what can't be checked is not offered
-            await hold.session.end_sample(error, where="tools")
+            await checks.session.end_sample(error, where="tools")
 
 
 @contextmanager
-def hold_tools(session: Session) -> Iterator[ToolHold]:
-    """Check Inspect's tool calls inside the block. Raises `HostError` when it can't be held."""
-    global _holding
-    hold = ToolHold(session)
+def tool_checks(session: Session) -> Iterator[ToolChecks]:
+    """Check tool calls inside the block. Raises `HostError` for an unknown Inspect."""
+    global _active
+    checks = ToolChecks(session)
     with ExitStack() as stack:
-        _hold_calls(hold, stack)
-        _hold_bridge(hold, stack)
+        _patch_calls(checks, stack)
+        _patch_bridge(checks, stack)
         if find_spec("mcp") is not None:  # else Inspect has no MCP
-            _hold_mcp(hold, stack)
-        _holding = hold
+            _patch_mcp(checks, stack)
+        _active = checks
         try:
-            yield hold
+            yield checks
         finally:
-            _holding = None
+            _active = None
 
 
 def _replace(
@@ -273,7 +252,7 @@ def _replace(
     stack.callback(setattr, owner, name, original)
 
 
-def _hold_calls(hold: ToolHold, stack: ExitStack) -> None:
+def _patch_calls(checks: ToolChecks, stack: ExitStack) -> None:
     from inspect_ai.model import _call_tools
 
     known = list(signature(_call_tools.call_tool).parameters)[:4]
@@ -286,7 +265,7 @@ def _hold_calls(hold: ToolHold, stack: ExitStack) -> None:
             for tool in tools:
                 if tool.name == call.function:
                     known = _known_tool(tool)
-                    hold.check(known.name, known.outside)
+                    checks.check(known.name, known.outside)
             return await original(*given, **more)
 
         return call_tool
@@ -303,7 +282,7 @@ def _names_in(function: Callable[..., Any]) -> set[str]:
     return names
 
 
-def _hold_bridge(hold: ToolHold, stack: ExitStack) -> None:
+def _patch_bridge(checks: ToolChecks, stack: ExitStack) -> None:
     from inspect_ai.agent._bridge.sandbox import service
 
     def make(original: Any) -> Any:  # noqa: ANN401 - Inspect's function
@@ -315,7 +294,7 @@ def _hold_bridge(hold: ToolHold, stack: ExitStack) -> None:
         ) -> Any:  # noqa: ANN401 - Inspect's
             known = _known(bridge.bridged_tools.get(server, {}).get(tool))
             if known is not None:
-                hold.check(known.name, known.outside)
+                checks.check(known.name, known.outside)
             return await original(bridge, server, tool, arguments)
 
         return execute_host_tool
@@ -323,7 +302,7 @@ def _hold_bridge(hold: ToolHold, stack: ExitStack) -> None:
     _replace(stack, service, "execute_host_tool", make)
 
 
-def _hold_mcp(hold: ToolHold, stack: ExitStack) -> None:
+def _patch_mcp(checks: ToolChecks, stack: ExitStack) -> None:
     from inspect_ai.tool._mcp._local import MCPServerLocalSession
 
     def make(original: Any) -> Any:  # noqa: ANN401 - Inspect's method
@@ -335,7 +314,7 @@ def _hold_mcp(hold: ToolHold, stack: ExitStack) -> None:
             **more: Any,  # noqa: ANN401 - Inspect's
         ) -> None:
             def connect() -> Any:  # noqa: ANN401 - Inspect's context manager
-                hold.check(name, None if _is_in_sandbox(client) else Outside.MCP)
+                checks.check(name, None if _is_in_sandbox(client) else Outside.MCP)
                 return client()
 
             original(self, connect, name=name, **more)

@@ -19,7 +19,7 @@ from tests.fakes.cell import RecordedCells
 
 from belljar.errors import ContainmentBreach, HostError, PolicyError
 from belljar.harness.evaluate import RunOutcome, RunRequest, run_evaluation
-from belljar.harness.host_tools import LookAtTools, hold_tools
+from belljar.harness.host_tools import LookAtTools, tool_checks
 from belljar.harness.session import Session
 from belljar.probe.model import Verdict
 from belljar.report.reasons import ReasonCode
@@ -240,7 +240,7 @@ def test_a_tool_is_not_offered_where_the_policy_can_not_be_read(tmp_path: Path) 
     session = Session(operator_options={"run_policy": str(tmp_path / "gone.yaml")})
     offered = [ToolInfo(name="x", description="x", options={INTERNAL_TOOL_TYPE: "web_search"})]
     data: Any = SimpleNamespace(tools=offered, config=GenerateConfig())
-    with hold_tools(session), pytest.raises(LimitExceededError):
+    with tool_checks(session), pytest.raises(LimitExceededError):
         anyio.run(LookAtTools().on_before_model_generate, data)
     assert isinstance(session.stopped, ContainmentBreach)
 
@@ -291,7 +291,7 @@ def test_an_inspect_that_works_otherwise_is_refused(
 ) -> None:
     """Without the places that are held nothing runs."""
     monkeypatch.setattr(place, None if place.endswith("host_tool") else lambda: None)
-    with pytest.raises(HostError, match="not known"), hold_tools(Session()):
+    with pytest.raises(HostError, match="not known"), tool_checks(Session()):
         pass
 
 
@@ -300,7 +300,7 @@ def test_everything_is_let_go_afterwards() -> None:
     from inspect_ai.model import _call_tools
 
     before = _call_tools.call_tool
-    with hold_tools(Session()):
+    with tool_checks(Session()):
         assert _call_tools.call_tool is not before
     assert _call_tools.call_tool is before
     assert sys.modules["inspect_ai.model._call_tools"] is _call_tools
