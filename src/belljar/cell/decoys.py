@@ -178,7 +178,7 @@ def _known(run: RunDirectory, cell: Cell, own: Sequence[KnownValue]) -> Iterator
         finally:
             del _runs[run.path]
 
-    run.hold("decoy values", shared)
+    run.enter_once("decoy values", shared)
     values = _runs[run.path]
     theirs = [replace(value, id=f"{cell.id}/{value.id}", source=Source.FOREIGN) for value in own]
     with values.lock:

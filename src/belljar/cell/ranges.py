@@ -189,7 +189,7 @@ async def open_range(
                 )
                 opened = Range(cells={OWN_CELL: cell})
             else:
-                run.hold(
+                run.enter_once(
                     f"fork server {home}", partial(started_fork_server, home)
                 )  # it imports while the templates are looked at
                 members = await prepare_range(loaded, run=run, home=home)
@@ -339,7 +339,7 @@ def _spending_of(run: RunDirectory) -> RunSpending:
         finally:
             del _spending[run.path]
 
-    run.hold("spending", counted)
+    run.enter_once("spending", counted)
     return _spending[run.path]
 
 

@@ -116,9 +116,9 @@ def tripping(run: RunDirectory, policy: Policy, home: Path) -> Iterator[Tripping
     Meanwhile, and as long as the run, the switch is tested.
     """
     tripper = Tripper(run_id=run.run_id, recorder=run.recorder, home=home)
-    run.hold("kill order", partial(run_order_kept, home, run.run_id))
+    run.enter_once("kill order", partial(run_order_kept, home, run.run_id))
     ends_run = policy.risk >= Risk.HIGH
-    run.hold(
+    run.enter_once(
         f"kill switch test {ends_run}",
         partial(_tested, run.recorder, tripper if ends_run else None, home),
     )

@@ -1,8 +1,6 @@
 """The append-only, hash-chained, signed record of a run.
 
-Lives here: the chain and the Merkle tree (pure), the one writer, verification, export, and the run
-directory.
-Must not: interpret events; know what a cell is.
+Chain and Merkle tree (pure), the one writer, verification, run directory. Interprets no events.
 """
 
 from __future__ import annotations
@@ -38,16 +36,15 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "parse_line": "belljar.ledger.verification",
-        **dict.fromkeys(
-            ("SigningKey", "load_or_make_key", "local_fingerprint"), "belljar.ledger.keys"
-        ),
-        "read_events": "belljar.ledger.listing",
-        **dict.fromkeys(("RunDirectory", "create_run"), "belljar.ledger.rundir"),
-        "Line": "belljar.ledger.schema",
-        **dict.fromkeys(
-            ("Problem", "Status", "Verification", "verify"), "belljar.ledger.verification"
-        ),
-        "LedgerWriter": "belljar.ledger.writer",
+        name: f"belljar.ledger.{module}"
+        for module, names in (
+            ("keys", ("SigningKey", "load_or_make_key", "local_fingerprint")),
+            ("listing", ("read_events",)),
+            ("rundir", ("RunDirectory", "create_run")),
+            ("schema", ("Line",)),
+            ("verification", ("Problem", "Status", "Verification", "parse_line", "verify")),
+            ("writer", ("LedgerWriter",)),
+        )
+        for name in names
     },
 )

@@ -1,8 +1,7 @@
 """Canonical JSON, digests, the hash chain, the Merkle tree and signed checkpoints. Pure.
 
-A line is the RFC 8785 form of an object; its `prev` is the SHA-256 of the previous line's bytes,
-without the newline. A Merkle root commits to a prefix of the ledger. Checkpoints have a file of
-their own, so that one can be signed and synced by another thread while events go on.
+A line is an object in RFC 8785 form; `prev` is the previous line's SHA-256, without newline.
+Checkpoints have their own file, so another thread can sign while events go on.
 """
 
 from __future__ import annotations
@@ -17,24 +16,22 @@ from belljar.dataclass import dataclass
 from belljar.ledger.keys import SigningKey, fingerprint_of, signature_is_good
 from belljar.ledger.schema import SCHEMA_VERSION, Checkpoint
 
-NO_LINE: Final = "0" * 64
-"""The `prev` of the first line."""
+NO_LINE: Final = "0" * 64  # the `prev` of the first line
 
 _MAX_INT: Final = 2**53 - 1
 _MAX_DIGITS: Final = len(str(-_MAX_INT))
 
 
 def sha256_hex(content: bytes) -> str:
-    """The SHA-256 of the bytes, 64 lower-case hex digits."""
+    """SHA-256, 64 lower-case hex digits."""
     return hashlib.sha256(content).hexdigest()
 
 
 def canonical(value: object) -> bytes:
     """The RFC 8785 form of a JSON value.
 
-    Lone surrogates become their escape, as text: a record is never refused for bytes that a guest
-    or an operator chose. Raises `ValueError` for NaN, infinities, integers beyond ±(2^53 − 1), and
-    what is not JSON.
+    Lone surrogates are escaped: no record fails for bytes that a guest or operator chose.
+    Raises `ValueError` for NaN, infinities, integers beyond ±(2^53 − 1), and what is not JSON.
     """
     if _is_plain(value) or _is_plain(value := _with_whole_numbers(value)):
         text = _encode(value)
@@ -50,9 +47,15 @@ def canonical(value: object) -> bytes:
 
 
 def parse_canonical(line: bytes) -> dict[str, Any]:
-    """The object that a line holds. Raises `ValueError`, also for duplicate keys."""
+    """The object in a line. Raises `ValueError`, also for duplicate keys."""
+
+    def number(digits: str) -> int | float:
+        # JSON's numbers are doubles: a larger integer can only be canonical in a float's form.
+        exact = len(digits) <= _MAX_DIGITS and abs(int(digits)) <= _MAX_INT
+        return int(digits) if exact else float(digits)
+
     try:
-        value = json.loads(line, parse_int=_number)
+        value = json.loads(line, parse_int=number)
         again = canonical(value)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
@@ -63,27 +66,19 @@ def parse_canonical(line: bytes) -> dict[str, Any]:
     return value
 
 
-def _number(digits: str) -> int | float:
-    # JSON's numbers are doubles: an integer beyond what they hold exactly can only be canonical as
-    # a float's form.
-    exact = len(digits) <= _MAX_DIGITS and abs(int(digits)) <= _MAX_INT
-    return int(digits) if exact else float(digits)
-
-
 _encode = json.JSONEncoder(
     ensure_ascii=False, separators=(",", ":"), sort_keys=True, allow_nan=False
 ).encode
 
 
 def _is_plain(value: object) -> bool:
-    """Whether json's own encoder gives the canonical form, if the text is ASCII."""
+    """Whether json's encoder gives the canonical form, for ASCII."""
     if isinstance(value, str) or value is None or isinstance(value, bool):
         return True
     if isinstance(value, int):
         return -_MAX_INT <= value <= _MAX_INT
     if isinstance(value, float):
-        # Python and ECMAScript write these alike: the shortest digits, no exponent, not a whole
-        # number.
+        # Python and ECMAScript write these alike: shortest digits, no exponent.
         return 1e-4 <= abs(value) < 1e16 and not value.is_integer()
     if isinstance(value, dict):
         return all(type(key) is str for key in value) and all(map(_is_plain, value.values()))
@@ -110,22 +105,24 @@ EMPTY_ROOT: Final = hashlib.sha256(b"").digest()
 
 
 def leaf_hash(entry: bytes) -> bytes:
-    """The hash of a leaf: SHA-256 of a zero byte and the entry."""
+    """SHA-256 of a zero byte and the entry."""
     return hashlib.sha256(b"\x00" + entry).digest()
 
 
 def node_hash(left: bytes, right: bytes) -> bytes:
-    """The hash of an inner node: SHA-256 of a one byte and both children."""
+    """SHA-256 of a one byte and both children."""
     return hashlib.sha256(b"\x01" + left + right).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class MerkleTree:
-    """The tree of the leaves so far; immutable, so a writer replaces its state at once."""
+    """The tree of the leaves so far; immutable, so a writer replaces its state at once.
+
+    `subtrees`: roots of perfect subtrees, largest first, one per 1 bit of `size`.
+    """
 
     size: int = 0
     subtrees: tuple[bytes, ...] = ()
-    """Roots of perfect subtrees, largest first: one for each 1 bit of `size`."""
 
     def added(self, entry: bytes) -> MerkleTree:
         """The tree with one more leaf."""
@@ -137,7 +134,7 @@ class MerkleTree:
         return MerkleTree(self.size + 1, (*self.subtrees[:keep], node))
 
     def root(self) -> bytes:
-        """The tree hash of all leaves so far; of no leaves, SHA-256 of nothing. O(log size)."""
+        """The tree hash of all leaves; of none, SHA-256 of nothing. O(log size)."""
         if not self.subtrees:
             return EMPTY_ROOT
         *rest, node = self.subtrees
@@ -178,7 +175,7 @@ def make_checkpoint(
 
 
 def parse_checkpoint(line: bytes) -> Checkpoint:
-    """A checkpoint signed by the key it names: whose that is, the caller must know.
+    """A checkpoint signed by the key it names, which the caller must check.
 
     Raises `ValueError`.
     """

@@ -1,6 +1,6 @@
 """The files of a run directory: safe reading and writing, bodies, and the manifest.
 
-What is read may have been laid out by an attacker: no symlink is followed, nothing is unbounded.
+An attacker may have made what is read: no symlink is followed, nothing is unbounded.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _MAX_DEPTH: Final = 16
 
 
 def write_all(fd: int, content: bytes) -> None:
-    """Write with as many calls as it takes. Raises `OSError`."""
+    """Write all of it. Raises `OSError`."""
     view = memoryview(content)
     while view:
         view = view[os.write(fd, view) :]
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Make a new file, 0600, and sync it. Raises `OSError`, `FileExistsError`."""
+    """Make a new file, 0600, synced. Raises `OSError`."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         write_all(fd, content)
@@ -83,7 +83,7 @@ def open_beneath(dir_fd: int, path: str) -> BinaryIO:
 
 
 def read_beneath(dir_fd: int, path: str, *, max_bytes: int) -> bytes:
-    """All of a file below `dir_fd`. Raises `ValueError` when longer than `max_bytes`."""
+    """All of a file below `dir_fd`. Raises `ValueError` over `max_bytes`."""
     with open_beneath(dir_fd, path) as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
@@ -92,7 +92,7 @@ def read_beneath(dir_fd: int, path: str, *, max_bytes: int) -> bytes:
 
 
 def exists(dir_fd: int, path: str) -> bool:
-    """Whether there is an entry of that name, whatever it is."""
+    """Whether there is an entry of that name."""
     try:
         os.stat(path, dir_fd=dir_fd, follow_symlinks=False)
     except FileNotFoundError:
@@ -101,7 +101,7 @@ def exists(dir_fd: int, path: str) -> bool:
 
 
 def digest_file(file: BinaryIO) -> tuple[str, int]:
-    """The SHA-256 (hex) and the size of the rest of the file, read in pieces."""
+    """SHA-256 (hex) and size of the rest of the file."""
     digest, size = hashlib.sha256(), 0
     while piece := file.read(1 << 20):
         digest.update(piece)
@@ -111,10 +111,8 @@ def digest_file(file: BinaryIO) -> tuple[str, int]:
 
 def has_digest(file: BinaryIO, sha256: str, size_bytes: int) -> bool:
     """Whether the file has this size and digest; a wrong size is noticed without reading."""
-    return os.fstat(file.fileno()).st_size == size_bytes and digest_file(file) == (
-        sha256,
-        size_bytes,
-    )
+    size = os.fstat(file.fileno()).st_size
+    return size == size_bytes and digest_file(file) == (sha256, size_bytes)
 
 
 def raw_lines(file: BinaryIO, *, max_bytes: int, name: str) -> Iterator[tuple[int, bytes, bool]]:
@@ -128,7 +126,7 @@ def raw_lines(file: BinaryIO, *, max_bytes: int, name: str) -> Iterator[tuple[in
 
 
 def walk_files(dir_fd: int, prefix: str = "") -> Iterator[str]:
-    """The relative path of every file below a directory, sorted within each folder.
+    """The relative path of every file below, sorted by folder.
 
     Raises `LedgerError` for a link, special file, unprintable name, or nesting over 16.
     """
@@ -153,18 +151,17 @@ def walk_files(dir_fd: int, prefix: str = "") -> Iterator[str]:
 
 
 BODIES: Final = "bodies"
-_PART: Final = ".part"
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}", re.ASCII)
 
 
 def body_path(digest: str) -> str:
-    """Where a body is, relative to the run directory."""
+    """A body's path in the run directory."""
     return f"{BODIES}/{digest[:2]}/{digest}"
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedBody:
-    """A body with its digest, and how the line will name it."""
+    """A body, its digest, and its reference in the line."""
 
     digest: str
     content: bytes
@@ -207,17 +204,16 @@ class BodyStore:
         return len(self._known)
 
     def keep(self, body: PreparedBody) -> None:
-        """Store it unless it is stored or empty: complete or not at all. Raises `OSError`."""
+        """Store it whole, unless it is stored or empty. Raises `OSError`."""
         name = bytes.fromhex(body.digest)
         if not body.content or name in self._known:
             return
-        folder, part = self._root / body.digest[:2], self._root / _PART
+        folder, part = self._root / body.digest[:2], self._root / ".part"
         if body.digest[:2] not in self._folders:
             folder.mkdir(mode=0o700, exist_ok=True)
             self._folders.add(body.digest[:2])
-        fd = os.open(
-            part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
-        )
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(part, flags, 0o600)
         try:
             write_all(fd, body.content)
         finally:
@@ -228,12 +224,12 @@ class BodyStore:
         self.bytes += len(body.content)
 
     def take_unsynced(self) -> list[str]:
-        """The digests stored since the last call; the caller forces them to the disk."""
+        """The digests stored since the last call; the caller syncs them."""
         taken, self._unsynced = self._unsynced, []
         return taken
 
     def sync(self, digests: list[str]) -> None:
-        """Force these bodies, and the directories that name them, to the disk."""
+        """Force these bodies and their directories to the disk."""
         for digest in digests:
             fd = os.open(self._root / digest[:2] / digest, os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -247,8 +243,7 @@ class BodyStore:
 
 
 MANIFEST: Final = "manifest.json"
-MANIFEST_PART: Final = "manifest.json.new"
-"""The manifest until the final checkpoint that names its digest is on the disk."""
+MANIFEST_PART: Final = "manifest.json.new"  # until the final checkpoint is on the disk
 _MAX_MANIFEST_BYTES: Final = 64 << 20
 
 
@@ -258,11 +253,19 @@ def digests_of(run_dir: Path, *, synced: Collection[str] = ()) -> dict[str, dict
     Raises `OSError`, and `LedgerError` at a link or special file.
     """
     root = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    digests = {}
     try:
-        paths = [path for path in walk_files(root) if _is_listed(path)]
-        return {path: _digest(root, path, is_synced=path in synced) for path in paths}
+        for path in walk_files(root):
+            if path in {MANIFEST, MANIFEST_PART, CHECKPOINTS} or path.startswith(f"{BODIES}/"):
+                continue
+            with open_beneath(root, path) as file:
+                if path not in synced:
+                    os.fsync(file.fileno())
+                sha256, size = digest_file(file)
+            digests[path] = {"sha256": sha256, "bytes": size}
     finally:
         os.close(root)
+    return digests
 
 
 def check_finished_files(root: int, final: Checkpoint, bodies: Mapping[bytes, int]) -> list[str]:
@@ -270,9 +273,12 @@ def check_finished_files(root: int, final: Checkpoint, bodies: Mapping[bytes, in
 
     Raises `LedgerError` at the first file, by name, that is changed, added or missing.
     """
-    name, warnings = _manifest_name(root)
-    manifest = _load(root, name, final)
-    due = dict(manifest.files)
+    name, warnings = MANIFEST, list[str]()
+    # After a crash between final checkpoint and rename, the complete manifest has its first name.
+    if not exists(root, MANIFEST) and exists(root, MANIFEST_PART):
+        name = MANIFEST_PART
+        warnings = [f"the process died as it put {MANIFEST} in place; {name} is complete"]
+    due = dict(_load(root, name, final).files)
     for path in walk_files(root):
         if path.startswith(f"{BODIES}/"):
             digest = path.rpartition("/")[2]
@@ -294,17 +300,6 @@ def check_finished_files(root: int, final: Checkpoint, bodies: Mapping[bytes, in
     return warnings
 
 
-def _manifest_name(root: int) -> tuple[str, list[str]]:
-    """After a crash between final checkpoint and rename, the complete manifest has its first
-    name.
-    """
-    if not exists(root, MANIFEST) and exists(root, MANIFEST_PART):
-        return MANIFEST_PART, [
-            f"the process died as it put {MANIFEST} in place; {MANIFEST_PART} is complete"
-        ]
-    return MANIFEST, []
-
-
 def _load(root: int, name: str, final: Checkpoint) -> Manifest:
     try:
         content = read_beneath(root, name, max_bytes=_MAX_MANIFEST_BYTES)
@@ -318,22 +313,7 @@ def _load(root: int, name: str, final: Checkpoint) -> Manifest:
         manifest = Manifest.read(parse_canonical(content.removesuffix(b"\n")))
     except ValueError as error:
         raise LedgerError(f"not a manifest: {error}", where=name) from error
-    if (manifest.run_id, manifest.key, manifest.public_key) != (
-        final.run_id,
-        final.key,
-        final.public_key,
-    ):
+    signer = (final.run_id, final.key, final.public_key)
+    if (manifest.run_id, manifest.key, manifest.public_key) != signer:
         raise LedgerError("of another run or key than the final checkpoint", where=name)
     return manifest
-
-
-def _is_listed(path: str) -> bool:
-    return path not in {MANIFEST, MANIFEST_PART, CHECKPOINTS} and not path.startswith(f"{BODIES}/")
-
-
-def _digest(root: int, path: str, *, is_synced: bool) -> dict[str, Any]:
-    with open_beneath(root, path) as file:
-        if not is_synced:
-            os.fsync(file.fileno())
-        sha256, size = digest_file(file)
-    return {"sha256": sha256, "bytes": size}

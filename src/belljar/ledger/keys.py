@@ -1,7 +1,6 @@
-"""The key that signs checkpoints: made on first use, kept by this host's user, named by its
-fingerprint.
+"""The key that signs checkpoints: made on first use, kept by this host's user.
 
-`cryptography` is imported by who signs or verifies: lists of runs do neither.
+Imports `cryptography` only to sign or verify: listing runs does neither.
 """
 
 from __future__ import annotations
@@ -28,25 +27,25 @@ _MAX_KEY_FILE_BYTES: Final = 4096
 _PEM: Final = re.compile(
     rb"-----BEGIN PRIVATE KEY-----\n([A-Za-z0-9+/]{64})\n-----END PRIVATE KEY-----\n"
 )
+# Before the 32 bytes of an Ed25519 key in PKCS #8 (RFC 8410, without attributes).
 _PKCS8_HEAD: Final = bytes.fromhex("302e020100300506032b657004220420")
-"""What comes before the 32 bytes of an Ed25519 key in PKCS #8 (RFC 8410, without attributes)."""
 
 
 def fingerprint_of(public_key_hex: str) -> str:
-    """The name of a public key: SHA-256 of its 32 raw bytes, in hex."""
+    """SHA-256 of a public key's 32 raw bytes, in hex."""
     return hashlib.sha256(bytes.fromhex(public_key_hex)).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class SigningKey:
-    """A private key (32-byte seed) with its raw public key, 64 hex digits."""
+    """A private key (32-byte seed) and its public key in hex."""
 
     seed: bytes = field(repr=False)
     public_key: str
 
     @property
     def fingerprint(self) -> str:
-        """What people compare: 64 hex digits."""
+        """64 hex digits, for people to compare."""
         return fingerprint_of(self.public_key)
 
     def sign(self, payload: bytes) -> str:
@@ -59,7 +58,7 @@ class SigningKey:
 
 
 def signature_is_good(public_key_hex: str, signature_hex: str, payload: bytes) -> bool:
-    """Whether this key signed this payload. Raises nothing for hostile input."""
+    """Whether this key signed this payload. Never raises for hostile input."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -75,8 +74,7 @@ def signature_is_good(public_key_hex: str, signature_hex: str, payload: bytes) -
 def load_or_make_key(home: Path) -> SigningKey:
     """This host's key under `home/keys`, made atomically (0600) if there is none.
 
-    Raises `HostError` when it can't be read or written, `LedgerError` when damaged or open to
-    others.
+    Raises `HostError` when unusable, `LedgerError` when damaged or open to others.
     """
     path = home / "keys" / KEY_FILE
     try:
@@ -93,7 +91,7 @@ def load_or_make_key(home: Path) -> SigningKey:
 
 
 def local_fingerprint(home: Path) -> str | None:
-    """The fingerprint of this host's key, or None without a readable key. Makes none."""
+    """The fingerprint of this host's key; None without a readable one."""
     try:
         return _load(home / "keys" / KEY_FILE, facts=home / "facts").fingerprint
     except (OSError, LedgerError):
@@ -119,7 +117,10 @@ def _load(path: Path, *, facts: Path) -> SigningKey:
                 hint=f"chmod 600 it if you trust it, else move it away: {path}",
             )
         content = file.read(_MAX_KEY_FILE_BYTES)
-    seed = _seed(content, path)
+    usual = _PEM.fullmatch(content)
+    der = base64.b64decode(usual[1]) if usual else b""
+    is_usual = len(der) == len(_PKCS8_HEAD) + 32 and der.startswith(_PKCS8_HEAD)
+    seed = der[len(_PKCS8_HEAD) :] if is_usual else _read_seed(content, path)
     # By the key file's digest: another key has another public key.
     known = facts / f"ledger-key-{hashlib.sha256(content).hexdigest()}"
     with contextlib.suppress(OSError, UnicodeDecodeError):
@@ -139,11 +140,7 @@ def _private(seed: bytes) -> Ed25519PrivateKey:
     return Ed25519PrivateKey.from_private_bytes(seed)
 
 
-def _seed(content: bytes, path: Path) -> bytes:
-    usual = _PEM.fullmatch(content)
-    der = base64.b64decode(usual[1]) if usual else b""
-    if len(der) == len(_PKCS8_HEAD) + 32 and der.startswith(_PKCS8_HEAD):
-        return der[len(_PKCS8_HEAD) :]
+def _read_seed(content: bytes, path: Path) -> bytes:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -169,12 +166,8 @@ def _make(path: Path) -> None:
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _write_once(
-        path,
-        Ed25519PrivateKey.generate().private_bytes(
-            Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
-        ),
-    )
+    private = Ed25519PrivateKey.generate()
+    _write_once(path, private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
 
 
 def _write_once(path: Path, content: bytes) -> None:
@@ -185,7 +178,7 @@ def _write_once(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(fd)
-        # A link, not a rename: whoever comes second must use the first one's, not replace it.
+        # A link, not a rename: a second process must use the first one's, not replace it.
         with contextlib.suppress(FileExistsError):
             path.hardlink_to(fresh)
     finally:

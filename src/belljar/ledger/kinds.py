@@ -1,8 +1,7 @@
 """The shape of each event kind's data (docs/events.md), and the checks that shapes are made of.
 
-Each check raises `ValueError` that says what is wrong without showing the value. Data may carry
-more fields than are known here. Not pydantic: a short command would spend a third of its time
-importing it.
+A check raises `ValueError` without showing the value. Data may carry more fields than are known
+here. Not pydantic, whose import would take a third of a short command's time.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ Shape: TypeAlias = Mapping[str, Check | Optional]
 
 
 def check_shape(value: Any, shape: Shape, *, extra: bool = False) -> None:  # noqa: ANN401
-    """Check an object; with `extra` more fields are allowed. Raises `ValueError`."""
+    """Check an object; `extra`: more fields are allowed. Raises `ValueError`."""
     if not isinstance(value, dict):
         raise ValueError("an object is needed")
     for name, rule in shape.items():
@@ -65,7 +64,7 @@ def whole(value: object) -> None:
 
 
 def count(value: object) -> None:
-    """A whole number from 0 to what JSON carries exactly."""
+    """From 0 to what JSON carries exactly."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_COUNT:
         raise ValueError("a whole number from 0 to 2^53 - 1 is needed")
 
@@ -104,7 +103,7 @@ def exactly(number: int) -> Check:
 
 
 def matching(pattern: str) -> Check:
-    """Text that this pattern matches from its first to its last character."""
+    """Text that this pattern matches whole."""
     compiled = re.compile(pattern)
 
     def check(value: object) -> None:
@@ -128,14 +127,14 @@ def maybe(check: Check) -> Check:
     return check_unless_null
 
 
-def items(check: Check, *, most: int | None = None) -> Check:
-    """A list (in an event also a tuple) of such items, `most` at most."""
+def items(check: Check, *, max_items: int | None = None) -> Check:
+    """A list (in an event also a tuple) of such items."""
 
     def check_items(value: object) -> None:
         if not isinstance(value, list | tuple):
             raise ValueError("a list is needed")
-        if most is not None and len(value) > most:
-            raise ValueError(f"at most {most} items are allowed")
+        if max_items is not None and len(value) > max_items:
+            raise ValueError(f"at most {max_items} items are allowed")
         for index, item in enumerate(value):
             try:
                 check(item)
@@ -145,9 +144,9 @@ def items(check: Check, *, most: int | None = None) -> Check:
     return check_items
 
 
-def objects(shape: Shape, *, most: int | None = None, extra: bool = False) -> Check:
+def objects(shape: Shape, *, max_items: int | None = None, extra: bool = False) -> Check:
     """A list of objects of this shape."""
-    return items(lambda value: check_shape(value, shape, extra=extra), most=most)
+    return items(lambda value: check_shape(value, shape, extra=extra), max_items=max_items)
 
 
 texts: Final[Check] = items(text)

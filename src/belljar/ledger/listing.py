@@ -1,13 +1,11 @@
-"""Finding runs and reading their events without judging them: for lists and for people.
-
-`verify` is what judges.
-"""
+"""Finding runs and reading their events for lists and people, unverified."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
@@ -36,8 +34,7 @@ _TAIL_BYTES: Final = 256 << 10
 class RunSummary:
     """A run in a list, by its first and last event, unverified.
 
-    `outcome`: as recorded, else `running`, `unfinished` (its process died) or `broken`. `verdict`,
-    `killed`: as recorded at the end; "" for none.
+    `outcome`: as recorded, else `running`, `unfinished` (its process died) or `broken`.
     """
 
     run_id: str
@@ -52,12 +49,12 @@ class RunSummary:
     killed: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """The same as a JSON object."""
+        """As JSON values."""
         return asdict(self) | {"path": str(self.path)}
 
 
 def run_ids(home: Path) -> list[str]:
-    """The names of the run directories under `home`, oldest first."""
+    """The run directories under `home`, oldest first."""
     try:
         with os.scandir(home / RUNS) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
@@ -66,7 +63,7 @@ def run_ids(home: Path) -> list[str]:
 
 
 def find_run(home: Path, ref: str) -> Path:
-    """The run directory for a run id, a unique prefix, `last`, or a path.
+    """The run directory of an id, a unique prefix, `last`, or a path.
 
     Raises `FileNotFoundError` for none or several.
     """
@@ -90,7 +87,7 @@ def find_run(home: Path, ref: str) -> Path:
 
 
 def list_runs(home: Path, *, limit: int | None = None) -> tuple[list[RunSummary], int]:
-    """The latest `limit` runs under `home`, oldest first, and how many there are."""
+    """The latest `limit` runs, oldest first, and the count of all."""
     names = run_ids(home)
     latest = names if limit is None else names[-limit:]
     return [summarise(home / RUNS / name) for name in latest], len(names)
@@ -98,62 +95,54 @@ def list_runs(home: Path, *, limit: int | None = None) -> tuple[list[RunSummary]
 
 def summarise(run_dir: Path) -> RunSummary:
     """One run for a list. Raises nothing for a broken one."""
-    size_bytes = sum(_size_of(run_dir / path) for path in _files_of(run_dir))
-    try:
-        first, last, alive = _first_event(run_dir), _last_event(run_dir), is_being_written(run_dir)
-    except (OSError, ValueError, LedgerError):
-        return RunSummary(
-            run_id=run_dir.name,
-            path=run_dir,
-            started=None,
-            kind="",
-            what="",
-            outcome="broken",
-            exit_code=None,
-            size_bytes=size_bytes,
-        )
-    started = first.data if first.kind is Kind.RUN_STARTED else {}
-    sealed = (run_dir / MANIFEST).exists() or (run_dir / MANIFEST_PART).exists()
-    outcome, exit_code, verdict, killed = "running" if alive else "unfinished", None, "", ""
-    if sealed and last is not None and last.kind is Kind.RUN_FINISHED:
-        outcome, exit_code = last.data["outcome"], last.data["exit_code"]
-        verdict, killed = str(last.data.get("verdict", "")), str(last.data.get("killed", ""))
-    what = started.get("what") or " ".join(started.get("argv", []))
-    return RunSummary(
+    found = RunSummary(
         run_id=run_dir.name,
         path=run_dir,
+        started=None,
+        kind="",
+        what="",
+        outcome="broken",
+        exit_code=None,
+        size_bytes=_size_of(run_dir),
+    )
+    try:
+        _, first = next(read_lines(run_dir), (0, ValueError("no events")))
+        last, is_alive = _last_event(run_dir), is_being_written(run_dir)
+    except (OSError, ValueError, LedgerError):
+        return found
+    if isinstance(first, ValueError):
+        return found
+    started = first.data if first.kind is Kind.RUN_STARTED else {}
+    found = replace(
+        found,
         started=first.time,
         kind=str(started.get("kind", "")),
-        what=str(what),
-        outcome=outcome,
-        exit_code=exit_code,
-        size_bytes=size_bytes,
-        verdict=verdict,
-        killed=killed,
+        what=str(started.get("what") or " ".join(started.get("argv", []))),
+        outcome="running" if is_alive else "unfinished",
+    )
+    sealed = (run_dir / MANIFEST).exists() or (run_dir / MANIFEST_PART).exists()
+    if not sealed or last is None or last.kind is not Kind.RUN_FINISHED:
+        return found
+    return replace(
+        found,
+        outcome=last.data["outcome"],
+        exit_code=last.data["exit_code"],
+        verdict=str(last.data.get("verdict", "")),
+        killed=str(last.data.get("killed", "")),
     )
 
 
 def read_raw(run_dir: Path) -> Iterator[tuple[int, bytes, bool]]:
     """(line number, its bytes, complete?). Raises `OSError`, `LedgerError`."""
-    root = _open_dir(run_dir)
-    try:
-        with open_beneath(root, LEDGER) as file:
-            yield from raw_lines(file, max_bytes=MAX_LINE_BYTES, name=LEDGER)
-    finally:
-        os.close(root)
+    with _opened(run_dir) as root, open_beneath(root, LEDGER) as file:
+        yield from raw_lines(file, max_bytes=MAX_LINE_BYTES, name=LEDGER)
 
 
 def read_lines(run_dir: Path) -> Iterator[tuple[int, Line | ValueError]]:
-    """(line number, event or error), with `data` fetched from its body. Unverified.
-
-    Raises as `read_raw`.
-    """
-    root = _open_dir(run_dir)
-    try:
+    """(line number, event or error), with spilled `data`. Unverified. Raises as `read_raw`."""
+    with _opened(run_dir) as root:
         for number, raw, complete in read_raw(run_dir):
             yield number, _event_or_why(root, raw, complete=complete)
-    finally:
-        os.close(root)
 
 
 def read_events(run_dir: Path) -> Iterator[Line]:
@@ -161,8 +150,7 @@ def read_events(run_dir: Path) -> Iterator[Line]:
 
     Raises `OSError`, or `LedgerError` for a line or body that is not an event.
     """
-    root = _open_dir(run_dir)
-    try:
+    with _opened(run_dir) as root:
         for number, raw, complete in read_raw(run_dir):
             if complete:
                 event = _event_or_why(root, raw, complete=True)
@@ -173,24 +161,20 @@ def read_events(run_dir: Path) -> Iterator[Line]:
                         hint="run `belljar ledger verify` on it",
                     )
                 yield event
-    finally:
-        os.close(root)
 
 
 def read_body(run_dir: Path, body: BodyRef, *, max_bytes: int) -> bytes:
     """At most `max_bytes` of a body. Raises `OSError`, `LedgerError` if missing or changed."""
     if body.stored is None:
         return b""
-    root = _open_dir(run_dir)
+    path = body_path(body.stored)
     try:
-        with open_beneath(root, body_path(body.stored)) as file:
+        with _opened(run_dir) as root, open_beneath(root, path) as file:
             content = file.read(max_bytes)
     except FileNotFoundError as error:
-        raise LedgerError("its bytes are missing", where=body_path(body.stored)) from error
-    finally:
-        os.close(root)
+        raise LedgerError("its bytes are missing", where=path) from error
     if len(content) < max_bytes and hashlib.sha256(content).hexdigest() != body.stored:
-        raise LedgerError("its bytes were changed", where=body_path(body.stored))
+        raise LedgerError("its bytes were changed", where=path)
     return content
 
 
@@ -206,26 +190,20 @@ def _event_or_why(root: int, raw: bytes, *, complete: bool) -> Line | ValueError
         return ValueError(f"its data can't be read: {error}")
 
 
-def _open_dir(path: Path) -> int:
-    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-
-
-def _first_event(run_dir: Path) -> Line:
-    _, event = next(read_lines(run_dir), (0, ValueError("no events")))
-    if isinstance(event, ValueError):
-        raise event
-    return event
+@contextmanager
+def _opened(directory: Path) -> Iterator[int]:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def _last_event(run_dir: Path) -> Line | None:
     """Read from the end, so that lists of large runs stay quick."""
-    root = _open_dir(run_dir)
-    try:
-        with open_beneath(root, LEDGER) as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            lines = file.read(_TAIL_BYTES).split(b"\n")
-    finally:
-        os.close(root)
+    with _opened(run_dir) as root, open_beneath(root, LEDGER) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+        lines = file.read(_TAIL_BYTES).split(b"\n")
     if len(lines) < 2 or lines[-1]:
         return None
     try:
@@ -234,21 +212,10 @@ def _last_event(run_dir: Path) -> Line | None:
         return None
 
 
-def _files_of(run_dir: Path) -> list[str]:
-    try:
-        root = _open_dir(run_dir)
-    except OSError:
-        return []
-    try:
-        return list(walk_files(root))
-    except (OSError, LedgerError):
-        return []
-    finally:
-        os.close(root)
-
-
-def _size_of(path: Path) -> int:
-    try:
-        return path.lstat().st_size
-    except OSError:
-        return 0
+def _size_of(run_dir: Path) -> int:
+    size_bytes = 0
+    with suppress(OSError, LedgerError), _opened(run_dir) as root:
+        for path in list(walk_files(root)):
+            with suppress(OSError):
+                size_bytes += (run_dir / path).lstat().st_size
+    return size_bytes

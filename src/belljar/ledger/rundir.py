@@ -45,7 +45,7 @@ LIBRARIES: Final = (
 
 
 def library_versions(search_path: Iterable[str] | None = None) -> dict[str, str]:
-    """Installed versions of `LIBRARIES`; `importlib.metadata` would take 20 ms to import."""
+    """Installed versions of `LIBRARIES`; `importlib.metadata` takes 20 ms to import."""
     found: dict[str, str] = {}
     for folder in sys.path if search_path is None else search_path:
         try:
@@ -61,8 +61,7 @@ def library_versions(search_path: Iterable[str] | None = None) -> dict[str, str]
 
 
 RUNS: Final = "runs"
-INSPECT_LOGS: Final = "inspect"
-"""Where a run directory of `belljar run` has Inspect's logs."""
+INSPECT_LOGS: Final = "inspect"  # Inspect's logs in a run directory of `belljar run`
 
 _MAX_ERROR_CHARS: Final = 4096
 OUTCOMES: Final = ("completed", "failed", "interrupted")
@@ -79,8 +78,8 @@ def create_run(
 ) -> RunDirectory:
     """A new run directory under `home/runs`, to be entered.
 
-    `kind` is the command; `what` names the run in lists; `versions` is added to `versions.json`.
-    Entering raises `HostError` when the store, `LedgerError` when the key can't be used.
+    `kind`: the command. `what`: its name in lists. `versions`: for `versions.json`.
+    Entering raises `HostError` for an unusable store, `LedgerError` for an unusable key.
     """
     return RunDirectory(
         home,
@@ -93,17 +92,16 @@ def create_run(
 
 
 def new_run_id(time_ns: int, random: str) -> str:
-    """A name that sorts by time in milliseconds: `20261120-215346123-4f9c2a`. Pure."""
+    """A name that sorts by milliseconds: `20261120-215346123-4f9c2a`. Pure."""
     seconds, rest = divmod(time_ns, 1_000_000_000)
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(seconds))}{rest // 1_000_000:03d}-{random}"
 
 
 class RunDirectory:
-    """One run's directory while it is being made: a context manager.
+    """One run's directory while it is written: a context manager.
 
-    Entering records `run.started`; leaving records `run.finished`, writes the manifest and seals
-    the ledger, also after an exception. A failed write or a killed process leaves an *unfinished*
-    run.
+    Entering records `run.started`; leaving records `run.finished` and seals the ledger, also after
+    an exception. A failed write or a killed process leaves an *unfinished* run.
     """
 
     run_id: str
@@ -121,31 +119,26 @@ class RunDirectory:
         versions: dict[str, Any],
         checkpoint_interval_s: float,
     ) -> None:
-        self._home, self._kind, self._argv, self._what, self._versions = (
-            home,
-            kind,
-            argv,
-            what,
-            versions,
-        )
+        self._home, self._versions = home, versions
+        self._about: dict[str, JsonValue] = {"kind": kind, "argv": argv, "what": what}
         self._checkpoint_interval_s = checkpoint_interval_s
         self._outcome: tuple[str, int | None, str | None] | None = None
         self._details: dict[str, JsonValue] = {}
         self.is_sealed = False
         self._synced = set[str]()
         self._stack = ExitStack()
-        self._holding, self._held = threading.Lock(), set[str]()
+        self._sharing, self._shared = threading.Lock(), set[str]()
 
-    def hold(self, name: str, make: Callable[[], AbstractContextManager[object]]) -> None:
-        """Enter what cells share, once per `name`, until the run is sealed. Thread-safe."""
-        with self._holding:
-            if name not in self._held:
+    def enter_once(self, name: str, make: Callable[[], AbstractContextManager[object]]) -> None:
+        """Enter a context shared by cells, once per `name`, until sealing. Thread-safe."""
+        with self._sharing:
+            if name not in self._shared:
                 self._stack.enter_context(make())
-                self._held.add(name)
+                self._shared.add(name)
 
     @property
     def inspect_log_dir(self) -> Path:
-        """Where the harness puts its own log; made on first use."""
+        """For the harness's own log; made on first use."""
         folder = self.path / INSPECT_LOGS
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
@@ -161,35 +154,43 @@ class RunDirectory:
     def finish(
         self, outcome: str, *, exit_code: int | None, error: str | None = None, **details: JsonValue
     ) -> None:
-        """Set how the run ended (default: by the context's exception), with further fields."""
+        """Set how the run ended; default: by the context's exception."""
         if outcome not in OUTCOMES:
             raise ValueError(f"{outcome!r} is not one of {', '.join(OUTCOMES)}")
         self._outcome, self._details = (outcome, exit_code, error), details
 
     def __enter__(self) -> RunDirectory:
+        runs = self._home / RUNS
         try:
             key = load_or_make_key(self._home)
-            self._make()
+            runs.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.run_id = new_run_id(time.time_ns(), secrets.token_hex(3))
+            self.path = runs / self.run_id
+            self.path.mkdir(mode=0o700)
+            sync_directory(runs)
             with ExitStack() as on_failure:
                 self.recorder = on_failure.enter_context(
                     LedgerWriter(self.path, key, checkpoint_interval_s=self._checkpoint_interval_s)
                 )
                 data: dict[str, JsonValue] = {
                     "run_id": self.run_id,
-                    "kind": self._kind,
-                    "argv": self._argv,
-                    "what": self._what,
+                    **self._about,
                     "key": self.recorder.key.fingerprint,
                     "belljar": __version__,
                     "libraries": {**library_versions()},
                 }
                 self.recorder.record(Event(kind=Kind.RUN_STARTED, actor=Actor.OPERATOR, data=data))
-                self.write_json("versions.json", _versions() | self._versions)
+                versions = {
+                    "belljar": __version__,
+                    "python": platform.python_version(),
+                    "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
+                }
+                self.write_json("versions.json", versions | self._versions)
                 self._stack = on_failure.pop_all()
         except OSError as error:
             raise HostError(
                 f"the run directory can't be made: {error.strerror}",
-                where=str(self._home / RUNS),
+                where=str(runs),
                 hint="set BELLJAR_HOME to a directory that this user can write, or check this "
                 "one's owner and free space",
             ) from error
@@ -209,22 +210,12 @@ class RunDirectory:
                 if not isinstance(error, LedgerError):
                     raise
 
-    def _make(self) -> None:
-        runs = self._home / RUNS
-        runs.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.run_id = new_run_id(time.time_ns(), secrets.token_hex(3))
-        self.path = runs / self.run_id
-        self.path.mkdir(mode=0o700)
-        sync_directory(runs)
-
     def _seal(self, error: BaseException | None) -> None:
         outcome, exit_code, text = self._outcome or _outcome_of(error)
-        more = {
-            name: value
-            for name, value in (("error", text), ("killed", self.recorder.killed))
-            if value
-        }
-        data = {"outcome": outcome, "exit_code": exit_code, **more, **self._details}
+        data: dict[str, JsonValue] = {"outcome": outcome, "exit_code": exit_code}
+        data |= {"error": text} if text else {}
+        data |= {"killed": self.recorder.killed} if self.recorder.killed else {}
+        data |= self._details
         self.recorder.record(Event(kind=Kind.RUN_FINISHED, data=data))
         self.recorder.end()
         try:
@@ -277,11 +268,3 @@ def _outcome_of(error: BaseException | None) -> tuple[str, int | None, str | Non
         return "completed", 0, None
     text = f"{type(error).__name__}: {error}"[:_MAX_ERROR_CHARS]
     return "failed", exit_code if isinstance(exit_code, int) else 1, text
-
-
-def _versions() -> dict[str, Any]:
-    return {
-        "belljar": __version__,
-        "python": platform.python_version(),
-        "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
-    }

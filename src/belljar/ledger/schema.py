@@ -1,9 +1,6 @@
-"""The schema of a line, a checkpoint and a manifest; of each kind's data see `kinds`.
+"""The schema of a line, a checkpoint and a manifest; `kinds` has each kind's data.
 
-`docs/events.md` is this file for people.
-
-Strict: what is read may have been made by an attacker. Data may carry more fields than are known
-here (a record never refuses to say more); what is required is required.
+`docs/events.md` is for people. Strict: an attacker may have made what is read.
 """
 
 from __future__ import annotations
@@ -37,9 +34,7 @@ MAX_SPILLED_BYTES: Final = 16 << 20
 MAX_BODIES: Final = 64
 SPILLED_BODY: Final = "data"
 SPILLED: Final = {"$body": SPILLED_BODY}
-"""What stands in a line for data that is too large for it: the canonical JSON is the body of that
-name.
-"""
+"""Replaces data too large for a line; the body of that name is its canonical JSON."""
 
 _HEX128: Final = matching("[0-9a-f]{128}")
 _WALL_TIME: Final = matching("[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}[.][0-9]{6}Z")
@@ -48,7 +43,7 @@ _VERSION: Final = exactly(SCHEMA_VERSION)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BodyRef:
-    """How a line names bytes that are stored beside the ledger."""
+    """A line's reference to bytes beside the ledger."""
 
     name: str
     sha256: str | None
@@ -58,7 +53,7 @@ class BodyRef:
 
     @property
     def stored(self) -> str | None:
-        """The digest of the kept bytes; None when none were kept or no digest is given."""
+        """The digest of the kept bytes; None without either."""
         return (self.stored_sha256 or self.sha256) if self.kept_bytes else None
 
 
@@ -89,7 +84,7 @@ class Line:
 
     @classmethod
     def read(cls, value: Any) -> Line:  # noqa: ANN401 - JSON values
-        """The event of a JSON value. Raises `ValueError` that names the first wrong field."""
+        """From a JSON value. Raises `ValueError` that names the first wrong field."""
         check_shape(value, _LINE)
         named = {
             "kind": Kind(value["kind"]),
@@ -100,7 +95,7 @@ class Line:
         return cls(**{**value, **named})
 
     def to_json(self) -> dict[str, Any]:
-        """The line as JSON values."""
+        """As JSON values."""
         return {**asdict(self), "bodies": [asdict(body) for body in self.bodies]}
 
 
@@ -115,7 +110,7 @@ _LINE: Final[Shape] = {
     "actor": one_of(*Actor),
     "trust": one_of(*Trust),
     "data": json_object,
-    "bodies": objects(_BODY, most=MAX_BODIES),
+    "bodies": objects(_BODY, max_items=MAX_BODIES),
 }
 
 
@@ -138,7 +133,7 @@ class Checkpoint:
 
     @classmethod
     def read(cls, value: Any) -> Checkpoint:  # noqa: ANN401 - JSON values
-        """The checkpoint of a JSON value; its signature isn't looked at. Raises as `Line.read`."""
+        """From a JSON value; the signature isn't checked. Raises as `Line.read`."""
         check_shape(value, _CHECKPOINT)
         return cls(**value)
 
@@ -169,7 +164,7 @@ class FileDigest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Every file of a finished run that checkpoints and bodies don't cover."""
+    """Files of a finished run beside checkpoints and bodies."""
 
     run_id: str
     key: str
@@ -178,7 +173,7 @@ class Manifest:
 
     @classmethod
     def read(cls, value: Any) -> Manifest:  # noqa: ANN401 - JSON values
-        """The manifest of a JSON value. Raises as `Line.read`."""
+        """From a JSON value. Raises as `Line.read`."""
         check_shape(value, _MANIFEST)
         for each in value["files"].values():
             check_shape(each, {"sha256": HEX64, "bytes": count})
@@ -199,7 +194,7 @@ _MANIFEST: Final[Shape] = {
 
 
 def check_data(kind: Kind, data: dict[str, Any]) -> None:
-    """Raises `ValueError` that names the first field of `data` that this kind doesn't allow."""
+    """Raises `ValueError` for the first field that this kind doesn't allow."""
     try:
         check_shape(data, DATA[Kind(kind)], extra=True)
     except ValueError as error:

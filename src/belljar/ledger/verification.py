@@ -1,11 +1,9 @@
 """Whether a run directory is what its writer left: offline, streaming, trusting nothing in it.
 
-Found: any change to, removal, addition or reordering of events, bodies, checkpoints and files, and
-the cutting-off of a finished run, as long as the signing key stayed secret and is known to who
-verifies. Not found: what the key's holder forges; the last events of an *unfinished* run that no
-checkpoint signed yet (their number is reported); and the cutting-back of a finished run to an
-earlier checkpoint with the manifest removed, which looks like a crash. So an unfinished run is
-never evidence.
+Found, if the signing key is secret and known to the verifier: any change, removal, addition or
+reordering of events, bodies, checkpoints and files, and truncation of a finished run. Not found:
+forgery with the key; changes to the unsigned last events of an *unfinished* run; truncation to an
+earlier checkpoint without manifest, which looks like a crash: no unfinished run is evidence.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ from belljar.ledger.writer import is_being_written
 
 
 def parse_line(raw: bytes) -> Line:
-    """One line by itself, without data that is in a body. Raises `ValueError`."""
+    """One line, without data in a body. Raises `ValueError`."""
     line = Line.read(parse_canonical(raw))
     if line.data != SPILLED:
         check_data(line.kind, line.data)
@@ -63,7 +61,7 @@ def parse_line(raw: bytes) -> Line:
 
 
 def spilled_data(root: int, line: Line) -> dict[str, Any]:
-    """Data that is stored in the line's body. Raises `ValueError`, `OSError`, `LedgerError`."""
+    """Data in the line's body. Raises `ValueError`, `OSError`, `LedgerError`."""
     body = next((body for body in line.bodies if body.name == SPILLED_BODY), None)
     if body is None or body.stored is None or body.kept_bytes != body.total_bytes:
         raise ValueError("its data should be a body, which is not there whole")
@@ -72,7 +70,7 @@ def spilled_data(root: int, line: Line) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Checker:
-    """What the pass has seen so far of the run directory open as `root`."""
+    """One pass over the run directory open as `root`."""
 
     root: int
     run_dir: Path
@@ -89,9 +87,8 @@ class Checker:
     warnings: list[str] = field(default_factory=list)
 
     def check(self) -> None:
-        """The whole pass. Raises `LedgerError` at the first problem; sets `final`, `warnings`."""
-        # A live run may be sealed while we read; what was unfinished when we began is judged as
-        # such.
+        """Raises `LedgerError` at the first problem; sets `final`, `warnings`."""
+        # A live run may be sealed meanwhile: it is judged as it was when reading began.
         try:
             alive = is_being_written(self.run_dir)
         except OSError:
@@ -127,9 +124,7 @@ class Checker:
     def _reached(
         self, statements: Iterator[Checkpoint], due: Checkpoint | None
     ) -> Checkpoint | None:
-        """Compare the checkpoints that cover exactly what was read; returns the next one, or
-        None.
-        """
+        """Compare the checkpoints that cover exactly what was read; returns the next one."""
         while due is not None and due.size == self.tree.size:
             if due.root != self.tree.root().hex():
                 last = due.size
@@ -150,11 +145,14 @@ class Checker:
             line = parse_line(raw)
         except ValueError as error:
             raise LedgerError(f"not an event: {error}", where=where) from error
-        self._order(line, number)
+        self._check_order(line, number)
         for body in line.bodies:
             self._body(body, where)
         if line.data == SPILLED:
-            self._spilled(line, where)
+            try:
+                check_data(line.kind, spilled_data(self.root, line))
+            except ValueError as error:
+                raise LedgerError(f"body {SPILLED_BODY}: {error}", where=where) from error
         if line.kind is Kind.RUN_STARTED and self.checkpoint is not None:
             if line.data.get("run_id") != self.checkpoint.run_id:
                 raise LedgerError(f"of another run than {CHECKPOINTS}", where=where)
@@ -162,24 +160,16 @@ class Checker:
                 raise LedgerError(
                     f"names another key than the one that signed {CHECKPOINTS}", where=where
                 )
-        self.tree, self.prev, self.mono_ns = (
-            self.tree.added(raw),
-            sha256_hex(raw),
-            int(line.mono_ns),
-        )
+        self.tree, self.prev = self.tree.added(raw), sha256_hex(raw)
+        self.mono_ns = int(line.mono_ns)
 
-    def _order(self, line: Line, number: int) -> None:
+    def _check_order(self, line: Line, number: int) -> None:
         due, where = self.tree.size, f"{LEDGER}:{number}"
-        if line.seq > due:
-            raise LedgerError(
-                f"event {line.seq} where {due} is due: events were removed before it, or it was "
-                f"moved",
-                where=where,
+        if line.seq != due:
+            was = (
+                "it was added or" if line.seq < due else "events were removed before it, or it was"
             )
-        if line.seq < due:
-            raise LedgerError(
-                f"event {line.seq} where {due} is due: it was added or moved", where=where
-            )
+            raise LedgerError(f"event {line.seq} where {due} is due: {was} moved", where=where)
         if line.prev != self.prev and number == 1:
             raise LedgerError("the first event names one before it", where=where)
         if line.prev != self.prev:
@@ -207,30 +197,25 @@ class Checker:
         if digest is None:
             raise LedgerError(f"{what}: no digest says where its bytes are", where=where)
         size = self.bodies.get(bytes.fromhex(digest))
-        if size is None:
-            self._stored(body, digest, f"{what} ({body_path(digest)})", where)
-            self.bodies[bytes.fromhex(digest)] = body.kept_bytes
-        elif size != body.kept_bytes:
+        if size is not None and size != body.kept_bytes:
             raise LedgerError(
                 f"{what}: {body.kept_bytes} bytes recorded here, {size} before", where=where
             )
-
-    def _stored(self, body: BodyRef, digest: str, what: str, where: str) -> None:
+        if size is not None:
+            return
+        path = body_path(digest)
         try:
-            with open_beneath(self.root, body_path(digest)) as file:
-                good = has_digest(file, digest, body.kept_bytes)
+            with open_beneath(self.root, path) as file:
+                is_good = has_digest(file, digest, body.kept_bytes)
         except FileNotFoundError as error:
-            raise LedgerError(f"{what}: missing", where=where) from error
+            raise LedgerError(f"{what} ({path}): missing", where=where) from error
         except LedgerError as error:
-            raise LedgerError(f"{what}: {error.what}", where=where) from error
-        if not good:
-            raise LedgerError(f"{what}: changed, its bytes are not those recorded", where=where)
-
-    def _spilled(self, line: Line, where: str) -> None:
-        try:
-            check_data(line.kind, spilled_data(self.root, line))
-        except ValueError as error:
-            raise LedgerError(f"body {SPILLED_BODY}: {error}", where=where) from error
+            raise LedgerError(f"{what} ({path}): {error.what}", where=where) from error
+        if not is_good:
+            raise LedgerError(
+                f"{what} ({path}): changed, its bytes are not those recorded", where=where
+            )
+        self.bodies[bytes.fromhex(digest)] = body.kept_bytes
 
     # --- checkpoints
 
@@ -249,7 +234,7 @@ class Checker:
                 checkpoint = parse_checkpoint(raw)
             except ValueError as error:
                 raise LedgerError(f"not a checkpoint: {error}", where=where) from error
-            self._same_signer(checkpoint, where)
+            self._check_signer(checkpoint, where)
             if checkpoint.number != number - 1 or checkpoint.prev != prev:
                 raise LedgerError(
                     f"checkpoint {checkpoint.number} where {number - 1} is due, or not chained "
@@ -263,7 +248,7 @@ class Checker:
             self.final = checkpoint if checkpoint.final else None
             yield checkpoint
 
-    def _same_signer(self, checkpoint: Checkpoint, where: str) -> None:
+    def _check_signer(self, checkpoint: Checkpoint, where: str) -> None:
         if self.expected_key is not None and checkpoint.key != self.expected_key:
             raise LedgerError(
                 f"signed by key {checkpoint.key}, not by {self.expected_key}, which is expected",
@@ -273,9 +258,8 @@ class Checker:
             raise LedgerError(
                 f"of run {checkpoint.run_id}, in the place of {self.expected_run}", where=where
             )
-        if self.checkpoint is None:
-            return
-        if (checkpoint.key, checkpoint.run_id) != (self.checkpoint.key, self.checkpoint.run_id):
+        last = self.checkpoint or checkpoint
+        if (checkpoint.key, checkpoint.run_id) != (last.key, last.run_id):
             raise LedgerError("of another key or run than the checkpoint before it", where=where)
 
     # --- files
@@ -313,7 +297,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """The first problem; `where` is `file:line` or a file of the run directory."""
+    """The first problem; `where`: `file:line` or a file."""
 
     where: str
     what: str
@@ -324,10 +308,9 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """The result.
+    """The result; counts are of what was read before a problem.
 
-    `key` signed; `key_checked`: it was compared with an expected one. `signed_events` are covered
-    by a checkpoint. Counts are of what was read before a problem.
+    `key` signed; `key_checked`: it was the expected one. Checkpoints cover `signed_events`.
     """
 
     status: Status
@@ -343,7 +326,7 @@ class Verification:
     root: str
 
     def ok(self, *, strict: bool = False) -> bool:
-        """Nothing is wrong; strictly: and the run was finished."""
+        """Nothing is wrong; `strict`: and the run was finished."""
         return self.status is Status.VERIFIED or (self.status is Status.UNFINISHED and not strict)
 
 
@@ -352,8 +335,8 @@ def verify(
 ) -> Verification:
     """Verify a run directory of any size (200 bytes of memory per distinct body).
 
-    Without `expected_key`, a ledger forged as a whole and signed with another key is *not* found:
-    compare `key`. `expected_run`: a directory could hold another, genuine run. Raises `OSError`.
+    Without `expected_key`, a ledger forged whole with another key is *not* found: compare `key`.
+    `expected_run`: refuses another, genuine run in this directory. Raises `OSError`.
     """
     root = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -368,12 +351,8 @@ def verify(
         except OSError as error:
             where = str(error.filename or run_dir)
             problem = Problem(where=where, what=f"can't be read: {error.strerror}")
-        return _result(checker, problem)
     finally:
         os.close(root)
-
-
-def _result(checker: Checker, problem: Problem | None) -> Verification:
     last = checker.checkpoint
     return Verification(
         status=Status.BAD if problem else Status.VERIFIED if checker.final else Status.UNFINISHED,

@@ -1,9 +1,8 @@
 """The one writer of a run's ledger.
 
-What survives what: a line is handed to the kernel before `record` returns, so this process's death,
-however sudden, loses at most the event being written. The disk is forced at checkpoints (about
-every half second), so a power loss may lose what came after the last checkpoint; it never leaves a
-checkpoint without the events it covers, because they are forced first.
+The kernel has a line before `record` returns: the death of this process loses at most the event
+being written. Checkpoints (each half second) sync events first: a power loss may lose what came
+after the last one, never what a checkpoint covers.
 """
 
 from __future__ import annotations
@@ -44,10 +43,8 @@ from belljar.ledger.schema import (
     check_data,
 )
 
+# Half of the second within which events are signed; the rest is for slow disks.
 CHECKPOINT_INTERVAL_S: Final = 0.5
-"""How long events may gather before they are signed: half of the second that is promised, the rest
-is for slow disks.
-"""
 
 _APPEND: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -78,9 +75,9 @@ class _Written:
 class LedgerWriter:
     """The `Recorder` of a run directory, with a thread that signs checkpoints.
 
-    Thread-safe. One writer per run, once. After a failed write it is *poisoned*: each call raises
-    that failure again, since nothing may run without a record. Leaving without `seal` leaves an
-    unfinished run. Entering raises `LedgerError`.
+    Thread-safe; one writer per run. After a failed write each call raises that failure again:
+    nothing may run without a record. Leaving without `seal` leaves an unfinished run. Entering
+    raises `LedgerError`.
     """
 
     def __init__(
@@ -102,8 +99,7 @@ class LedgerWriter:
             target=self._sign_as_events_arrive, name="ledger-checkpoints", daemon=True
         )
         self._state = _Written(MerkleTree(), NO_LINE, 0)
-        self.killed = ""
-        """By whom or what rule the kill switch was used first, and why."""
+        self.killed = ""  # the first kill order's rule and reason
         self._pending: bytes | None = None
         self._poison: LedgerError | None = None
         self._ended = False
@@ -127,9 +123,12 @@ class LedgerWriter:
             try:
                 self._ledger_fd = os.open(self.run_dir / LEDGER, _APPEND, 0o600)
             except FileExistsError as error:
-                raise self._refusal() from error
-            # Says that this run is alive: see `is_being_written`. A reader holds it for a moment at
-            # most, so waiting is safe.
+                what = "there is a ledger already"
+                if is_being_written(self.run_dir):
+                    what = "another writer records this run"
+                hint = "a run is recorded once; start a new one"
+                raise LedgerError(what, where=str(self.run_dir), hint=hint) from error
+            # Marks this run as alive (`is_being_written`). Waiting is safe: readers unlock at once.
             fcntl.flock(self._ledger_fd, fcntl.LOCK_EX)
             self._checkpoints_fd = os.open(self.run_dir / CHECKPOINTS, _APPEND, 0o600)
             self._bodies = BodyStore(self.run_dir)
@@ -151,19 +150,19 @@ class LedgerWriter:
 
     @property
     def events(self) -> int:
-        """How many events are recorded."""
+        """Count of recorded events."""
         return self._state.tree.size
 
     @property
     def body_totals(self) -> tuple[int, int]:
-        """How many distinct bodies are stored, and their bytes."""
+        """Count of distinct stored bodies, and their bytes."""
         return len(self._bodies), self._bodies.bytes
 
     def record(self, event: Event) -> int:
-        """Record the event; returns its number, once the line is with the kernel.
+        """Record the event; returns its number, once the kernel has the line.
 
         Data over 64 KiB becomes a body (up to 16 MiB). Raises `LedgerError` for an invalid event,
-        or when it can't be written (then the writer is poisoned).
+        or a failed write, then also in each later call.
         """
         try:
             check_data(event.kind, dict(event.data))
@@ -184,16 +183,14 @@ class LedgerWriter:
             return self._write(event, data, bodies)
 
     def end(self) -> None:
-        """No more events: what `record` refuses from here on. Stops the thread."""
+        """Refuse further events and stop the thread."""
         with self._lock, self._failing("the ledger can't be ended"):
             self._settle()
             self._ended = True
         self._halt()
 
     def seal(self, manifest_sha256: str) -> None:
-        """After `end`: sign the final checkpoint with the manifest's digest. Raises
-        `LedgerError`.
-        """
+        """After `end`: sign the final checkpoint. Raises `LedgerError`."""
         if not self._ended or self._thread.is_alive():
             raise ValueError("seal comes after end")
         self._checkpoint(manifest_sha256)
@@ -202,15 +199,12 @@ class LedgerWriter:
         self._settle()
         for body in bodies:
             self._bodies.keep(body)
-        before = self._state
-        self._append(
-            _line(
-                event, data, [body.ref for body in bodies], seq=before.tree.size, prev=before.prev
-            )
-        )
+        seq = self._state.tree.size
+        refs = [body.ref for body in bodies]
+        self._append(_line(event, data, refs, seq=seq, prev=self._state.prev))
         if event.kind is Kind.KILL_TRIPPED and not self.killed:
             self.killed = f"{event.data['rule']}: {event.data['reason']}"
-        return before.tree.size
+        return seq
 
     def _append(self, line: bytes) -> None:
         content = line + b"\n"
@@ -226,7 +220,7 @@ class LedgerWriter:
             self._wake.set()
 
     def _settle(self) -> None:
-        """Refuse if nothing can be written, and find out what an interrupted call (Ctrl-C) did."""
+        """Refuse if nothing can be written; find out what an interrupted call did."""
         if self._poison is not None:
             raise self._poison
         if self._ended:
@@ -234,8 +228,7 @@ class LedgerWriter:
         if self._pending is None:
             return
         line, size = self._pending, os.fstat(self._ledger_fd).st_size
-        # The interrupt may have come after the state was replaced, before it was written, or
-        # between.
+        # The interrupt may have come before the write, after it, or after the state was replaced.
         if size == self._state.offset + len(line) + 1:
             self._state = self._state.after(line)
         elif size != self._state.offset:
@@ -250,15 +243,14 @@ class LedgerWriter:
                 return
             self._wake.clear()
             if self._stop.is_set():
-                # That waking, which was just forgotten, may have been `_halt`'s: there is no other.
-                return
+                return  # That wakeup may have been `_halt`'s: there is no other.
             try:
                 self._checkpoint()
             except LedgerError:
                 return  # Poisoned: the next record says so.
 
     def _checkpoint(self, manifest_sha256: str | None = None) -> None:
-        """Sync, then sign. One thread at a time: the writer's own, after its end the owner's."""
+        """Sync, then sign. Only the writer's thread calls it, after its end the owner."""
         with self._lock:
             state, digests = self._state, self._bodies.take_unsynced()
         if state.tree.size == self._signed_size and manifest_sha256 is None:
@@ -304,22 +296,9 @@ class LedgerWriter:
             )
             raise self._poison from error
 
-    def _refusal(self) -> LedgerError:
-        if is_being_written(self.run_dir):
-            return LedgerError(
-                "another writer records this run",
-                where=str(self.run_dir),
-                hint="each run has one writer; start a run of its own",
-            )
-        return LedgerError(
-            "there is a ledger already",
-            where=str(self.run_dir),
-            hint="a run is recorded once; start a new one",
-        )
-
 
 def is_being_written(run_dir: Path) -> bool:
-    """Whether a writer is alive on this run directory. Raises `OSError` without a ledger."""
+    """Whether a writer is alive on this run. Raises `OSError` without a ledger."""
     fd = os.open(run_dir / LEDGER, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -331,7 +310,7 @@ def is_being_written(run_dir: Path) -> bool:
 
 
 def _line(event: Event, data: bytes, bodies: list[dict[str, Any]], *, seq: int, prev: str) -> bytes:
-    """The canonical line around canonical data: `data` sorts between `cell` and `kind`."""
+    """The line around canonical data: `data` sorts between `cell` and `kind`."""
     left = canonical({"actor": event.actor, "bodies": bodies, "cell": event.cell_id})
     right = canonical(
         {
@@ -352,21 +331,15 @@ def _spilled(canonical_data: bytes) -> PreparedBody:
         raise ValueError(
             f"{len(canonical_data)} bytes of data; an event has at most {MAX_SPILLED_BYTES}"
         )
-    digest = sha256_hex(canonical_data)
+    size, digest = len(canonical_data), sha256_hex(canonical_data)
     return prepare_body(
-        Body(
-            name=SPILLED_BODY,
-            content=canonical_data,
-            total_bytes=len(canonical_data),
-            sha256=digest,
-        )
+        Body(name=SPILLED_BODY, content=canonical_data, total_bytes=size, sha256=digest)
     )
 
 
 def _write_once(fd: int, content: bytes) -> None:
-    """One write per line: readers and crashes see no mixed lines. A short write is a full disk."""
+    """One write per line, so that readers and crashes see no mixed lines."""
     written = os.write(fd, content)
     if written != len(content):
-        raise OSError(
-            errno.ENOSPC, f"only {written} of {len(content)} bytes were taken: the disk is full"
-        )
+        what = f"only {written} of {len(content)} bytes were taken: the disk is full"
+        raise OSError(errno.ENOSPC, what)

@@ -135,7 +135,7 @@ def test_what_is_held_lives_as_long_as_the_run(home: Path) -> None:
 
     with suppress(CellError), create_run(home, "test", []) as run:
         for name in ("one", "two", "one"):
-            run.hold(name, partial(shared, name))
+            run.enter_once(name, partial(shared, name))
         raise CellError("died")
     assert told == [
         "one entered",

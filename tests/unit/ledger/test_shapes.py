@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from belljar.ledger import kinds as shapes
 from belljar.ledger.kinds import Check, Optional, Shape, check_shape
 
-SHAPE: Shape = {"name": shapes.text, "sizes": Optional(shapes.items(shapes.count, most=2))}
+SHAPE: Shape = {"name": shapes.text, "sizes": Optional(shapes.items(shapes.count, max_items=2))}
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ SHAPE: Shape = {"name": shapes.text, "sizes": Optional(shapes.items(shapes.count
         (shapes.one_of("a", "b"), ["a", "b"], ["c", "", None, ["a"]]),
         (shapes.matching("[0-9]{2}"), ["12"], ["1", "123", "12\n", "\u0663\u0663", 12]),
         (shapes.maybe(shapes.text), [None, "x"], [1]),
-        (shapes.items(shapes.text, most=1), [[], ["x"], ("x",)], ["x", [1], ["x", "y"], {"x": 1}]),
+        (shapes.items(shapes.text, max_items=1), [[], ["x"], ("x",)], ["x", [1], ["x", "y"], {"x": 1}]),
         (shapes.objects(SHAPE), [[], [{"name": "x"}]], [[1], [{}], [{"name": "x", "more": 1}]]),
     ],
 )
