@@ -1,8 +1,7 @@
-"""What the ledger records of each cell, and how it compares with the harness's transcript. Pure.
+"""What the ledger records of each cell, compared with the harness's transcript. Pure.
 
-The transcript is written above the cell, the ledger at its boundary, so the ledger has more: calls
-that raised, calls the harness made itself, whole outputs. A call that only the transcript has never
-reached the cell: the evidence is void.
+The ledger has more: calls that raised, the harness's own calls, whole outputs. A call in the
+transcript alone never reached the cell: the evidence is void.
 """
 
 from __future__ import annotations
@@ -18,13 +17,12 @@ from belljar.dataclass import dataclass
 from belljar.differences import Difference
 from belljar.events import Kind
 from belljar.ledger import Line
-from belljar.ledger.schema import BodyRef
 from belljar.probe.model import Verdict, worst
 from belljar.report.reasons import Reason, ReasonCode
 
 
 class Action(StrEnum):
-    """What was asked of a cell; the words are those of Inspect's transcript."""
+    """An operation in a cell, in the words of Inspect's transcript."""
 
     EXEC = "exec"
     READ = "read_file"
@@ -38,7 +36,7 @@ class Action(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class Operation:
-    """One operation; `outcome` is the kind of its last event, None when cut off."""
+    """One operation; `outcome`: its last event's kind, None when cut off."""
 
     op: int
     action: Action
@@ -55,12 +53,11 @@ class Operation:
 
 
 CUT_OFF: Final = "it was cut off"
-_NOT_ALL: Final = "not all could be tried"
 
 
 @dataclass(slots=True, kw_only=True)
 class Probing:
-    """One run of the containment probes in a cell. Void until it is over."""
+    """One run of probes in a cell. Void until it is over."""
 
     phase: str
     verdict: Verdict = Verdict.VOID
@@ -72,7 +69,7 @@ class Probing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Degraded:
-    """The first damage that a check found in a cell, at a call or the sample's `end`."""
+    """A cell's first damage, found at a call or the sample's `end`."""
 
     cause: str
     detail: str
@@ -88,9 +85,8 @@ class Degraded:
 class CellFindings:
     """One cell.
 
-    Bytes: `bytes_in` are files and standard input, `bytes_out` output and files. `host_tools`:
-    allowed outside of it, `*` for all. `death`: why it died in use. `preparing`: the sample's work
-    never began. `control`: it belongs to a scripted control.
+    `bytes_in`: files and standard input; `bytes_out`: output and files. `host_tools`: allowed
+    outside of it, `*` for all. `death`: why it died in use. `preparing`: the sample never began.
     """
 
     cell_id: str
@@ -125,17 +121,12 @@ class CellFindings:
 
     @property
     def is_unused(self) -> bool:
-        """It was made ahead, and nobody took it."""
+        """It was made ahead and not used."""
         return self.ahead and not self.taken and not self.sample
 
     @property
-    def never_stood(self) -> bool:
-        """It could not be made, or its making was given up: nothing ever ran in it."""
-        return bool(self.failures) and not self.operations and not self.probings
-
-    @property
     def commands(self) -> int:
-        """How many commands were run."""
+        """Count of commands."""
         return sum(operation.action is Action.EXEC for operation in self.operations.values())
 
     def probed(self, phase: str) -> Verdict:
@@ -144,60 +135,55 @@ class CellFindings:
 
     @property
     def reasons(self) -> list[Reason]:
-        """Why the sample in it is not contained, as far as this cell goes."""
+        """Why its sample is not contained, as far as this cell goes."""
         phases = {probing.phase for probing in self.probings}
+        missing = [phase for phase in ("start", "end") if phase not in phases]
+        void = [
+            f"{each.phase or 'asked for'}: {each.problem or 'not all could be tried'}"
+            for each in self.probings
+            if each.verdict is Verdict.VOID
+        ]
         return [
             *self.end_reasons,
-            *(
-                self._reason(ReasonCode.PROBES_MISSING, phase)
-                for phase in ("start", "end")
-                if phase not in phases
-            ),
-            *(
-                self._reason(
-                    ReasonCode.PROBES_VOID,
-                    f"{each.phase or 'asked for'}: {each.problem or _NOT_ALL}",
-                )
-                for each in self.probings
-                if each.verdict is Verdict.VOID
-            ),
+            *(self._reason(ReasonCode.PROBES_MISSING, phase) for phase in missing),
+            *(self._reason(ReasonCode.PROBES_VOID, each) for each in void),
         ]
 
     @property
     def end_reasons(self) -> list[Reason]:
-        """Reasons even for a cell without a sample: a breach, or an unproven end."""
-        breached = [
+        """Reasons even without a sample: a breach, or an unproven end."""
+        found = [
             self._reason(ReasonCode.PROBES_BREACHED, breach)
             for probing in self.probings
             if probing.verdict is Verdict.BREACHED
             for breach in probing.breaches or ["the event names no probe"]
         ]
         if not self.destroyed:
-            given_up = self.is_unused and self.never_stood
-            return (
-                breached if given_up else [*breached, self._reason(ReasonCode.CELL_NOT_DESTROYED)]
-            )
-        if self.clean:
-            return breached
-        if self.survivors or not self.not_checked:
+            # An unused cell that could not be made: nothing ever ran in it.
+            ran = bool(self.operations or self.probings or not self.failures)
+            if ran or not self.is_unused:
+                found.append(self._reason(ReasonCode.CELL_NOT_DESTROYED))
+        elif self.clean:
+            pass
+        elif self.survivors or not self.not_checked:
             left = ", ".join(self.survivors) or "something"
-            return [*breached, self._reason(ReasonCode.CELL_SURVIVORS, left)]
-        return [
-            *breached,
-            self._reason(ReasonCode.CELL_DESTRUCTION_UNPROVEN, "; ".join(self.not_checked)),
-        ]
+            found.append(self._reason(ReasonCode.CELL_SURVIVORS, left))
+        else:
+            unproven = "; ".join(self.not_checked)
+            found.append(self._reason(ReasonCode.CELL_DESTRUCTION_UNPROVEN, unproven))
+        return found
 
     def _reason(self, code: ReasonCode, detail: str = "") -> Reason:
         return Reason(code=code, where=f"cell {self.cell_id}", detail=detail)
 
     @property
     def lasted_s(self) -> float:
-        """Seconds from the first event of the cell, or from its being taken, to its last."""
+        """Seconds from its first event, or its use, to its last."""
         return (self.ended - self.started).total_seconds() if self.started and self.ended else 0.0
 
 
+# A template's guest has an id too, but no workload ever runs in it.
 _TEMPLATES = {Kind.TEMPLATE_BUILDING, Kind.TEMPLATE_BUILT, Kind.TEMPLATE_REJECTED}
-"""A template's guest has an id too, but nothing of a workload ever runs in it."""
 _STARTS = {
     Kind.EXEC_STARTED: Action.EXEC,
     Kind.FILE_READ_STARTED: Action.READ,
@@ -217,7 +203,7 @@ _ENDS = {
 
 
 class CellGatherer:
-    """The cells of a run, by id, in the order in which they appear; event by event."""
+    """The cells of a run by id, in order of appearance."""
 
     def __init__(self) -> None:
         self.found: dict[str, CellFindings] = {}
@@ -225,25 +211,19 @@ class CellGatherer:
     def take(self, line: Line) -> None:
         """One event more."""
         if line.cell is not None and line.kind not in _TEMPLATES:
-            cell = self.found.setdefault(line.cell, CellFindings(cell_id=line.cell))
-            _add(cell, line.kind, line.data, datetime.fromisoformat(line.time), line.bodies)
+            _add(self.found.setdefault(line.cell, CellFindings(cell_id=line.cell)), line)
 
 
 def gather_cells(lines: Iterable[Line]) -> dict[str, CellFindings]:
-    """The cells of a run, out of all of its events."""
+    """The cells of a run, from all of its events."""
     gatherer = CellGatherer()
     for line in lines:
         gatherer.take(line)
     return gatherer.found
 
 
-def _add(
-    cell: CellFindings,
-    kind: Kind,
-    data: Mapping[str, Any],
-    time: datetime,
-    bodies: Sequence[BodyRef],
-) -> None:
+def _add(cell: CellFindings, line: Line) -> None:
+    kind, data, time = line.kind, line.data, datetime.fromisoformat(line.time)
     cell.started = time if kind is Kind.CELL_TAKEN else cell.started or time
     cell.ended = time
     if kind is Kind.FILES_STARTED:
@@ -251,9 +231,11 @@ def _add(
     elif kind in _STARTS:
         _add_start(cell, _STARTS[kind], data, time)
     elif kind in _ENDS:
-        _add_end(cell, kind, data, bodies)
+        _add_end(cell, line)
     elif kind is Kind.EXEC_INPUT:
         cell.bytes_in += _count(data.get("bytes"))
+    elif kind is Kind.SAMPLE_STARTED:
+        _add_sample(cell, data)
     else:
         _add_fact(cell, kind, data)
 
@@ -273,24 +255,33 @@ def _add_start(cell: CellFindings, action: Action, data: Mapping[str, Any], time
         cell.bytes_in += _count(data.get("bytes"))
 
 
-def _add_end(
-    cell: CellFindings, kind: Kind, data: Mapping[str, Any], bodies: Sequence[BodyRef]
-) -> None:
+def _add_end(cell: CellFindings, line: Line) -> None:
+    data = line.data
     operation = cell.operations.get(data["op"])
     if operation is None:
         cell.failures.append(f"operation {data['op']} ended without a start")
         return
-    operation.outcome = kind
+    operation.outcome = line.kind
     operation.status, operation.code = str(data.get("status", "")), data.get("code")
     operation.errno = data.get("errno")
-    operation.output_bytes = _count(data.get("stdout_bytes")) + _count(data.get("stderr_bytes"))
-    operation.dropped_bytes = _count(data.get("stdout_dropped_bytes")) + _count(
-        data.get("stderr_dropped_bytes")
-    )
-    if kind is Kind.FILE_READ_COMPLETED or operation.action is Action.DOWNLOAD:
+    both = ("stdout", "stderr")
+    operation.output_bytes = sum(_count(data.get(f"{each}_bytes")) for each in both)
+    operation.dropped_bytes = sum(_count(data.get(f"{each}_dropped_bytes")) for each in both)
+    if line.kind is Kind.FILE_READ_COMPLETED or operation.action is Action.DOWNLOAD:
         operation.output_bytes = _count(data.get("bytes"))
     cell.bytes_out += operation.output_bytes
-    cell.bytes_in += sum(body.total_bytes for body in bodies if body.name == "stdin")
+    cell.bytes_in += sum(body.total_bytes for body in line.bodies if body.name == "stdin")
+
+
+def _add_sample(cell: CellFindings, data: Mapping[str, Any]) -> None:
+    cell.sample, cell.epoch = str(data["sample"]), int(data.get("epoch") or 1)
+    cell.task, cell.uuid = str(data.get("task", "")), str(data.get("uuid", ""))
+    cell.preparing = data.get("preparing") is True
+    if isinstance(allowed := data.get("host_tools"), list):
+        cell.host_tools = tuple(str(name) for name in allowed)
+    if isinstance(found := data.get("differences"), list):
+        facts = (Difference.of_data(each) for each in found if isinstance(each, Mapping))
+        cell.differences = tuple(facts)
 
 
 def _add_fact(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
@@ -303,16 +294,6 @@ def _add_fact(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
             cell.control = True
         case Kind.CELL_TAKEN:
             cell.taken = True
-        case Kind.SAMPLE_STARTED:
-            cell.sample, cell.epoch = str(data["sample"]), int(data.get("epoch") or 1)
-            cell.task, cell.uuid = str(data.get("task", "")), str(data.get("uuid", ""))
-            cell.preparing = data.get("preparing") is True
-            if isinstance(allowed := data.get("host_tools"), list):
-                cell.host_tools = tuple(str(name) for name in allowed)
-            if isinstance(found := data.get("differences"), list):
-                cell.differences = tuple(
-                    Difference.of_data(each) for each in found if isinstance(each, Mapping)
-                )
         case Kind.SAMPLE_RUNNING:
             cell.preparing = False
         case Kind.SAMPLE_FINISHED:
@@ -321,8 +302,13 @@ def _add_fact(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
             cell.probings.append(Probing(phase=str(data["phase"])))
         case Kind.PROBE_COMPLETED:
             _add_probing(cell, data)
-        case Kind.CELL_CHECKED:
-            _add_check(cell, data)
+        case Kind.CELL_CHECKED if data["cause"] and cell.degraded is None:
+            cell.degraded = Degraded(
+                cause=str(data["cause"]),
+                detail=str(data.get("detail", "")),
+                phase=str(data["phase"]),
+                op=_count(data["op"]),
+            )
         case Kind.LIMIT_HIT:
             cell.limits.append(str(data["limit"]))
         case Kind.CELL_FAILED | Kind.PROTOCOL_VIOLATION:
@@ -334,16 +320,6 @@ def _add_fact(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
             cell.not_checked.extend(str(missed) for missed in data.get("not_checked", []))
         case _:
             pass
-
-
-def _add_check(cell: CellFindings, data: Mapping[str, Any]) -> None:
-    if data["cause"] and cell.degraded is None:
-        cell.degraded = Degraded(
-            cause=str(data["cause"]),
-            detail=str(data.get("detail", "")),
-            phase=str(data["phase"]),
-            op=_count(data["op"]),
-        )
 
 
 def _add_probing(cell: CellFindings, data: Mapping[str, Any]) -> None:
@@ -367,7 +343,7 @@ def _count(value: Any) -> int:  # noqa: ANN401 - a JSON value
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One call as the transcript has it. `shown_bytes` of its output are readable there."""
+    """One call in the transcript, with `shown_bytes` of its output."""
 
     action: Action
     what: str
@@ -378,9 +354,8 @@ class Call:
 class TranscriptGap:
     """What the transcript of one sample does not show.
 
-    `raised`: failed, timed out or cut off. `terminal`: a person's. `silent`: returned, but not
-    shown. `shortened`: shown without `missing_bytes` of output. `unfounded`: only in the
-    transcript.
+    `raised`: failed, timed out or cut off. `terminal`: a person's. `silent`: returned. `shortened`:
+    shown without `missing_bytes` of output. `unfounded`: only in the transcript.
     """
 
     raised: tuple[Operation, ...] = ()
@@ -392,7 +367,7 @@ class TranscriptGap:
 
     @property
     def hidden(self) -> int:
-        """How many operations the transcript does not show at all."""
+        """Count of operations that the transcript lacks."""
         return len(self.raised) + len(self.terminal) + len(self.silent)
 
 
@@ -405,14 +380,15 @@ _RETURNED = {
 
 
 def reconcile(calls: Sequence[Call], cells: Sequence[CellFindings]) -> TranscriptGap:
-    """Match one sample's transcript with the operations of its cells (several after retries)."""
+    """Match one sample's transcript with its cells' operations (several after retries)."""
     operations = [operation for cell in cells for operation in cell.operations.values()]
     open_calls: dict[tuple[Action, str], list[Call]] = {}
     for call in calls:
         open_calls.setdefault((call.action, call.what), []).append(call)
     hidden: list[Operation] = []
     shortened = missing_bytes = 0
-    for operation in _returned_first(operations):
+    # A call that raised is not in the transcript: of two equal ones, the returned one is.
+    for operation in sorted(operations, key=lambda each: each.outcome not in _RETURNED):
         matching = open_calls.get((operation.action, operation.what))
         if not matching:
             hidden.append(operation)
@@ -427,8 +403,3 @@ def reconcile(calls: Sequence[Call], cells: Sequence[CellFindings]) -> Transcrip
         missing_bytes=missing_bytes,
         unfounded=tuple(call for left in open_calls.values() for call in left),
     )
-
-
-def _returned_first(operations: Sequence[Operation]) -> list[Operation]:
-    """A call that raised is not in the transcript: of two equal ones, the returned one is."""
-    return sorted(operations, key=lambda operation: operation.outcome not in _RETURNED)

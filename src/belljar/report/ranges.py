@@ -1,6 +1,4 @@
-"""What the ledger says of each range, gathered from its events: its requests, what was refused, the
-names asked for, and what its record lacks. Pure.
-"""
+"""What the ledger records of each range: requests, refusals, names, and missing evidence. Pure."""
 
 from __future__ import annotations
 
@@ -15,27 +13,19 @@ from belljar.report.reasons import Reason, ReasonCode
 from belljar.report.requests import Places, Requests, in_traffic_analysis, place
 from belljar.units import printable
 
-MAX_NAMED: Final = 20
-"""Of names, and of a flow's destinations: so many are named, the others counted."""
+MAX_NAMED: Final = 20  # names, or destinations of a flow; the others are counted
 _MAX_KINDS: Final = 200
 _MAX_WORD_CHARS: Final = 120
 ORDINARY: Final = frozenset(
     {"h2_settings", "h2_window_update", "h2_priority", "hpack", "tls", "tls_nonce", "ws_mask"}
 )
 """Kinds of the remainder that any client has."""
-_TRAFFIC_ANALYSIS: Final = "traffic_analysis_"
-_PACKETS: Final = "packets"
-_READER: Final = "reader"
-"""Whoever read it ended before the record did: its effect says why."""
-_MAX_EFFECT_CHARS: Final = 600
+# Counters of `range.destroyed` that are missing evidence.
 _COUNTED_LOST: Final = {
     "packets_not_recorded": ReasonCode.PACKETS_NOT_RECORDED,
     "logs_lost": ReasonCode.FLOWS_NOT_RECORDED,
     "unreported_at_end": ReasonCode.EVENTS_CUT_AT_END,
 }
-"""Counters of `range.destroyed` that are missing evidence: what the kernel had no room for, and
-what its end left no time for.
-"""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,8 +36,8 @@ class Counts:
     more: int = 0
 
     def add(self, what: str, times: int = 1) -> None:
-        """Once more, or `times`."""
-        shown = printable(what, max_chars=_MAX_WORD_CHARS)
+        """Count `what`."""
+        shown = _word(what)
         if shown in self.named or len(self.named) < MAX_NAMED:
             self.named[shown] = self.named.get(shown, 0) + times
         else:
@@ -58,7 +48,7 @@ class Counts:
 
     @property
     def times(self) -> int:
-        """Of all together."""
+        """The sum."""
         return sum(self.named.values()) + self.more
 
     def renamed(self, label: Callable[[str], str]) -> Counts:
@@ -70,19 +60,16 @@ class Counts:
 
     def sentence(self) -> str:
         """`a, b ×3, others ×2`."""
-        counts = {**self.named, **({"others": self.more} if self.more else {})}
-        return ", ".join(
-            name if times == 1 else f"{name} ×{times}" for name, times in counts.items()
-        )
+        counts = self.named | ({"others": self.more} if self.more else {})
+        return ", ".join(name if n == 1 else f"{name} ×{n}" for name, n in counts.items())
 
 
 @dataclass(slots=True, kw_only=True)
 class Flow:
-    """Packets of one cell with one fate.
+    """Packets of one cell with one verdict.
 
-    `probed`: to new places during a probe of the cell, so most likely Belljar's own. `again`:
-    without an event of their own (repeats, or too many places). `to`: the others, by place.
-    `traffic_analysis`: from the packet record.
+    `probed`: to new places during a probe, so most likely Belljar's. `again`: without an event
+    (repeats, or too many places). `to`: the others. `traffic_analysis`: from the packet record.
     """
 
     cell: str
@@ -101,11 +88,10 @@ class Flow:
 class RangeFindings:
     """One range.
 
-    `cells`: names by id. `failed`: error class and reason. `packets`: path of the packet record in
-    the run directory. `requests`: the gateway's; `between_cells`: from the packet record.
-    `remainder`: received bytes outside of messages, by kind; `missing_bytes`: in no event;
-    `left_out`: not read or not reported; `unread_packets`: overwritten first; `reader_ended`: why
-    reading stopped early.
+    `cells`: names by id. `packets`: path of the packet record. `requests`: the gateway's;
+    `between_cells`: from the packet record. `remainder`: received bytes outside of messages, by
+    kind; `missing_bytes`: in no event; `left_out`: not reported; `unread_packets`: overwritten
+    first; `reader_ended`: why reading stopped early.
     """
 
     range_id: str
@@ -147,24 +133,22 @@ class RangeFindings:
     def end_reasons(self) -> list[Reason]:
         """Reasons even for an unused range: it died, or its end is not proven."""
         code = ReasonCode.RANGE_BREACHED if self.breached else ReasonCode.RANGE_FAILED
-        died = [self._reason(code, self.failed)] if self.failed or self.breached else []
+        found = [self._reason(code, self.failed)] if self.failed or self.breached else []
         if not self.destroyed:
-            return [*died, self._reason(ReasonCode.RANGE_NOT_DESTROYED)]
-        if self.clean:
-            return died
-        if self.left or not self.not_checked:
-            return [
-                *died,
-                self._reason(ReasonCode.RANGE_SURVIVORS, ", ".join(self.left) or "something"),
-            ]
-        return [
-            *died,
-            self._reason(ReasonCode.RANGE_DESTRUCTION_UNPROVEN, "; ".join(self.not_checked)),
-        ]
+            found.append(self._reason(ReasonCode.RANGE_NOT_DESTROYED))
+        elif self.clean:
+            pass
+        elif self.left or not self.not_checked:
+            left = ", ".join(self.left) or "something"
+            found.append(self._reason(ReasonCode.RANGE_SURVIVORS, left))
+        else:
+            unproven = "; ".join(self.not_checked)
+            found.append(self._reason(ReasonCode.RANGE_DESTRUCTION_UNPROVEN, unproven))
+        return found
 
     @property
     def lost(self) -> list[Reason]:
-        """Missing evidence. A dropped packet that events hold whole is not missing."""
+        """Missing evidence. A dropped packet whose events are complete is not missing."""
         counted = [(code, self.counters.get(name, 0)) for name, code in _COUNTED_LOST.items()]
         dropped = self.counters.get("packets_recorded_and_dropped", 0)
         unaccounted = self.counters.get("packets_unaccounted", dropped)
@@ -179,7 +163,7 @@ class RangeFindings:
         return lost
 
     def name_places(self) -> None:
-        """Tell each place by the names that were asked for, now that all are known."""
+        """Label each place with the names that cells looked up."""
         for requests in (self.requests, self.between_cells):
             requests.name_places(self.places)
         for flow in self.flows.values():
@@ -215,12 +199,24 @@ class RangeGatherer:
     def take(self, line: Line) -> None:
         """One event more."""
         if line.cell is not None:
-            _add_cell(line.cell, line, self._found, self._cells)
+            self._add_cell(line.cell, line)
         elif isinstance(range_id := line.data.get("range"), str):
             _add(self._found.setdefault(range_id, RangeFindings(range_id=range_id)), line)
 
+    def _add_cell(self, cell: str, line: Line) -> None:
+        if line.kind is Kind.CELL_PLANNED and line.data.get("range"):
+            range_id, name = str(line.data["range"]), str(line.data.get("name", ""))
+            self._cells[cell] = (range_id, name)
+            self._found.setdefault(range_id, RangeFindings(range_id=range_id)).cells[cell] = name
+        elif cell in self._cells:
+            range_id, name = self._cells[cell]
+            if line.kind is Kind.PROBE_STARTED:
+                self._found[range_id].probing.add(name)
+            elif line.kind is Kind.PROBE_COMPLETED:
+                self._found[range_id].probing.discard(name)
+
     def end(self) -> dict[str, RangeFindings]:
-        """The ranges by id, in the order in which they appear, now that all names are known."""
+        """The ranges by id, in order of appearance, with their places named."""
         for found in self._found.values():
             found.name_places()
         return self._found
@@ -234,28 +230,13 @@ def gather_ranges(lines: Iterable[Line]) -> dict[str, RangeFindings]:
     return gatherer.end()
 
 
-def _add_cell(
-    cell: str, line: Line, ranges: dict[str, RangeFindings], cells: dict[str, tuple[str, str]]
-) -> None:
-    if line.kind is Kind.CELL_PLANNED and line.data.get("range"):
-        range_id, name = str(line.data["range"]), str(line.data.get("name", ""))
-        cells[cell] = (range_id, name)
-        ranges.setdefault(range_id, RangeFindings(range_id=range_id)).cells[cell] = name
-    elif line.kind in {Kind.PROBE_STARTED, Kind.PROBE_COMPLETED} and cell in cells:
-        range_id, name = cells[cell]
-        probing = ranges[range_id].probing
-        (probing.add if line.kind is Kind.PROBE_STARTED else probing.discard)(name)
-
-
 def _add(found: RangeFindings, line: Line) -> None:
     data = line.data
     (found.between_cells if in_traffic_analysis(data) else found.requests).take(line)
     match line.kind:
         case Kind.RANGE_OPENING:
             if directory := data.get("directory"):
-                found.packets = (
-                    f"ranges/{printable(str(directory), max_chars=_MAX_WORD_CHARS)}/packets.pcap"
-                )
+                found.packets = f"ranges/{_word(directory)}/packets.pcap"
         case Kind.RANGE_OPENED:
             found.opened = True
         case Kind.RANGE_FAILED:
@@ -272,11 +253,22 @@ def _add(found: RangeFindings, line: Line) -> None:
         case Kind.NETWORK_FLOW:
             _add_flow(found, data)
         case Kind.NETWORK_DNS:
-            _add_name(found, data)
+            name, answer = str(data["name"]), str(data["answer"])
+            if answer[:1].isdigit():
+                found.places.named(name, answer)
+                found.names_found.add(name)
+            elif answer not in {"NODATA", "SOA", "NS"}:
+                shown = name if answer == "NXDOMAIN" else f"{name} ({answer})"
+                found.names_refused.add(shown, _times(data))
         case Kind.NETWORK_TLS if data["verdict"] != "allowed":
             found.tls_refused.add(f"{data['sni'] or place(data)} ({data['reason']})")
         case Kind.NETWORK_CONNECTION if data["phase"] == "closed":
-            _add_connection(found, data)
+            found.missing_bytes += data["missing_bytes"]
+            kinds = data.get("remainder")
+            for kind, size in (kinds if isinstance(kinds, dict) else {}).items():
+                has_room = len(found.remainder) < _MAX_KINDS or _word(kind) in found.remainder
+                if isinstance(size, int) and has_room:
+                    found.remainder[_word(kind)] = found.remainder.get(_word(kind), 0) + size
         case Kind.NETWORK_ATTEMPT:
             found.attempts.add(f"{data['what']} ({data['stand_in']})")
         case Kind.LIMIT_HIT:
@@ -285,47 +277,31 @@ def _add(found: RangeFindings, line: Line) -> None:
             pass
 
 
-def _add_connection(found: RangeFindings, data: Mapping[str, Any]) -> None:
-    found.missing_bytes += data["missing_bytes"]
-    kinds = data.get("remainder")
-    for kind, size in (kinds if isinstance(kinds, dict) else {}).items():
-        shown = printable(str(kind), max_chars=_MAX_WORD_CHARS)
-        if isinstance(size, int) and (
-            shown in found.remainder or len(found.remainder) < _MAX_KINDS
-        ):
-            found.remainder[shown] = found.remainder.get(shown, 0) + size
-
-
 def _add_limit(found: RangeFindings, data: Mapping[str, Any]) -> None:
     limit = str(data["limit"])
     if not in_traffic_analysis(data):
         found.limits.add(limit, _times(data))
-    elif (what := limit.removeprefix(_TRAFFIC_ANALYSIS)) == _PACKETS:
-        found.unread_packets += _times(data)
-    elif what == _READER:
-        found.reader_ended = printable(str(data.get("effect")), max_chars=_MAX_EFFECT_CHARS)
-    else:
-        found.left_out.add(what.replace("_", " "), _times(data))
+        return
+    match limit.removeprefix("traffic_analysis_"):
+        case "packets":
+            found.unread_packets += _times(data)
+        case "reader":
+            found.reader_ended = printable(str(data.get("effect")), max_chars=600)
+        case what:
+            found.left_out.add(what.replace("_", " "), _times(data))
 
 
 def _add_flow(found: RangeFindings, data: Mapping[str, Any]) -> None:
-    words = (data["cell"], data["verdict"], data["reason"], data["protocol"])
-    traffic_analysis = in_traffic_analysis(data)
-    cell, verdict, reason, protocol = (
-        printable(str(word), max_chars=_MAX_WORD_CHARS) for word in words
-    )
-    if (cell, verdict, reason, protocol, traffic_analysis) not in found.flows and len(
-        found.flows
-    ) >= _MAX_KINDS:
-        cell, reason, protocol = "", "others", ""
+    fields = (_word(data[name]) for name in ("cell", "verdict", "reason", "protocol"))
+    cell, verdict, reason, protocol = fields
+    is_analysis = in_traffic_analysis(data)
+    key = (cell, verdict, reason, protocol, is_analysis)
+    if key not in found.flows and len(found.flows) >= _MAX_KINDS:
+        key = ("", verdict, "others", "", is_analysis)
     made = Flow(
-        cell=cell,
-        verdict=verdict,
-        reason=reason,
-        protocol=protocol,
-        traffic_analysis=traffic_analysis,
+        cell=key[0], verdict=verdict, reason=key[2], protocol=key[3], traffic_analysis=is_analysis
     )
-    flow = found.flows.setdefault((cell, verdict, reason, protocol, traffic_analysis), made)
+    flow = found.flows.setdefault(key, made)
     times = _times(data)
     flow.packets += times
     flow.bytes += data["bytes"]
@@ -337,15 +313,8 @@ def _add_flow(found: RangeFindings, data: Mapping[str, Any]) -> None:
         flow.to.add(place(data), times)
 
 
-def _add_name(found: RangeFindings, data: Mapping[str, Any]) -> None:
-    name, answer = str(data["name"]), str(data["answer"])
-    if answer[:1].isdigit():
-        found.places.named(name, answer)
-        found.names_found.add(name)
-    elif answer not in {"NODATA", "SOA", "NS"}:
-        found.names_refused.add(
-            f"{name} ({answer})" if answer != "NXDOMAIN" else name, _times(data)
-        )
+def _word(value: object) -> str:
+    return printable(str(value), max_chars=_MAX_WORD_CHARS)
 
 
 def _times(data: Mapping[str, Any]) -> int:

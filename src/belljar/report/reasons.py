@@ -1,6 +1,4 @@
-"""Why a sample or a run is not contained: reason codes, what each means for the verdict, and their
-text. Pure.
-"""
+"""Why a sample or a run is not contained: reason codes, their verdicts and texts. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from belljar.probe.model import Verdict, worst
 
 
 class ReasonCode(StrEnum):
-    """One cause. A new cause is a member here, a sentence in `TEXT`, and whatever yields it."""
+    """One cause; its sentence is in `TEXT`."""
 
     CELL_NOT_DESTROYED = "cell_not_destroyed"
     CELL_SURVIVORS = "cell_survivors"
@@ -60,7 +58,7 @@ class ReasonCode(StrEnum):
 
     @property
     def verdict(self) -> Verdict:
-        """What this cause alone makes of a sample or run: void or breached."""
+        """Void or breached, by this cause alone."""
         return Verdict.BREACHED if self in _BREACHES else Verdict.VOID
 
 
@@ -76,10 +74,10 @@ _BREACHES: Final = frozenset(
 RECORD_IN_DOUBT: Final = frozenset(
     {ReasonCode.LEDGER_BAD, ReasonCode.LEDGER_UNFINISHED, ReasonCode.RUN_END_MISSING}
 )
-"""Causes of a run that void every sample of it."""
+"""Causes that void every sample of a run."""
 
+# The causes that the record may give for an error of the run; any other is `RUN_ERROR`.
 CAUSES_OF_STOPS: Final = frozenset({ReasonCode.OTHER_PROVIDER, ReasonCode.LATE_HOST_TOOL})
-"""What the record may give as the cause of an error of the run; any other is `RUN_ERROR`."""
 
 TEXT: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.CELL_NOT_DESTROYED: "its destruction is not on record",
@@ -157,5 +155,5 @@ class Reason:
 
 
 def verdict_of(reasons: Iterable[Reason]) -> Verdict:
-    """The worst that any of them means; contained where there is none."""
+    """The worst of their verdicts; contained without any."""
     return worst((Verdict.CONTAINED, *(reason.code.verdict for reason in reasons)))

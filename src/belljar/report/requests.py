@@ -1,7 +1,6 @@
 """The requests of one range, the names of its addresses, and real upstream hosts. Pure.
 
-What requests quote was chosen by a guest and passed a gateway that a guest may have compromised: it
-is escaped and cut here, whatever was done before.
+A guest chose what requests quote, and may have compromised the gateway: it is escaped and cut.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from belljar.events import Kind
 from belljar.ledger import Line
 from belljar.units import printable
 
-NAMED: Final = 3
-"""Names shown of one address."""
+NAMED: Final = 3  # names shown of one address
 _MAX_ADDRESSES: Final = 1024
 _MAX_NAME_CHARS: Final = 255
 
@@ -30,13 +28,11 @@ class Places:
     _has_others: set[str] = field(default_factory=set)
 
     def named(self, name: str, address: str) -> None:
-        """A cell asked for this name and was given this address."""
+        """A name resolved to this address."""
         if address not in self._names and len(self._names) >= _MAX_ADDRESSES:
             return
-        known, shown = (
-            self._names.setdefault(address, []),
-            printable(name.lower().rstrip("."), max_chars=_MAX_NAME_CHARS),
-        )
+        known = self._names.setdefault(address, [])
+        shown = printable(name.lower().rstrip("."), max_chars=_MAX_NAME_CHARS)
         if shown in known:
             return
         if len(known) < NAMED:
@@ -56,10 +52,7 @@ class Places:
 
 FIRST: Final = 30
 LAST: Final = 20
-"""Of a range: the first say how it began, the last how it came out.
-
-What lies between is in the ledger.
-"""
+"""Requests shown of a range; the ledger has the others."""
 _MAX_WHAT_CHARS: Final = 400
 _MAX_WORD_CHARS: Final = 64
 
@@ -68,10 +61,9 @@ _MAX_WORD_CHARS: Final = 64
 class Request:
     """One request or connection.
 
-    `time`: RFC 3339. `what`: a URL, or name and port. `address`: of other than HTTP. Sizes in
-    bytes; `status` 0: closed without an answer, None: not recorded. `traffic_analysis`: from the
-    packet record. `ambiguous`: overlapping data differed, or may be read in several ways; the first
-    version is shown.
+    `time`: RFC 3339. `what`: a URL, or name and port. `address`: of other than HTTP. `status` 0:
+    closed without an answer, None: not recorded. `traffic_analysis`: from the packet record.
+    `ambiguous`: overlapping data differed, or has several readings; the first is shown.
     """
 
     time: str
@@ -95,18 +87,18 @@ class Request:
 
 @dataclass(slots=True)
 class Requests:
-    """A range's requests from one source. Keeps the `FIRST` and `LAST`, counts the rest."""
+    """A range's requests; keeps `FIRST` and `LAST`, counts the rest."""
 
     count: int = 0
     ambiguous: int = 0
     first: list[Request] = field(default_factory=list)
     last: list[Request] = field(default_factory=list)
-    _unanswered: dict[int, Request] = field(default_factory=dict)
+    _pending: dict[int, Request] = field(default_factory=dict)
     _open: dict[tuple[str, str, str, int], int] = field(default_factory=dict)
 
     @property
     def between(self) -> int:
-        """How many are counted only."""
+        """Count of those not kept."""
         return self.count - len(self.first) - len(self.last)
 
     def __iter__(self) -> Iterator[Request]:
@@ -114,73 +106,40 @@ class Requests:
 
     @property
     def still_open(self) -> int:
-        """Raw connections that lasted until the range ended."""
+        """Count of raw connections open when the range ended."""
         return sum(self._open.values())
 
     def name_places(self, places: Places) -> None:
-        """Tell connections by the names of where they went."""
+        """Label connections with the names of their addresses."""
         for request in self:
             if request.address:
                 request.what = places.label(request.address)
 
     def take(self, line: Line) -> None:
-        """`network.http`, `network.http.answered` and `network.stream`; others are none."""
+        """One event more; kinds other than HTTP and streams are ignored."""
+        data = line.data
         if line.kind is Kind.NETWORK_HTTP:
-            self._add_http(line)
+            what = printable(str(data["url"]), max_chars=_MAX_WHAT_CHARS)
+            request = _request(line, method=_word(data["method"]), what=what)
+            self._pending[data["exchange"]] = request
+            self._add(request)
         elif line.kind is Kind.NETWORK_HTTP_ANSWERED:
-            data = line.data
-            request = self._unanswered.pop(data["exchange"], None)
-            if request is not None:
-                request.status, request.answer_bytes = data["status"], data["bytes"]
-                request.request_bytes = max(
-                    request.request_bytes, _count(data.get("request_bytes"))
-                )
+            pending = self._pending.pop(data["exchange"], None)
+            if pending is not None:
+                pending.status, pending.answer_bytes = data["status"], data["bytes"]
+                size = _count(data.get("request_bytes"))
+                pending.request_bytes = max(pending.request_bytes, size)
         elif line.kind is Kind.NETWORK_STREAM:
-            self._add_stream(line)
-
-    def _add_http(self, line: Line) -> None:
-        data = line.data
-        request = Request(
-            time=_asked(line),
-            cell=_word(data["cell"]),
-            method=_word(data["method"]),
-            what=printable(str(data["url"]), max_chars=_MAX_WHAT_CHARS),
-            verdict=_word(data["verdict"]),
-            reason=_word(data["reason"]),
-            stand_in=_word(data["stand_in"]),
-            request_bytes=data["bytes"],
-            traffic_analysis=in_traffic_analysis(data),
-            ambiguous=_is_ambiguous(data),
-        )
-        self._unanswered[data["exchange"]] = request
-        self._add(request)
-
-    def _add_stream(self, line: Line) -> None:
-        """One is listed when it ends: its beginning has no sizes."""
-        data = line.data
-        key = (str(data["cell"]), str(data["stand_in"]), str(data["address"]), data["port"])
-        if data.get("phase") == "opened":
-            self._open[key] = self._open.get(key, 0) + 1
-            return
-        if (left := self._open.pop(key, 0)) > 1:
-            self._open[key] = left - 1
-        where = place(data)
-        self._add(
-            Request(
-                time=_asked(line),
-                cell=_word(data["cell"]),
-                method="TCP",
-                what=where,
-                address=where,
-                verdict=_word(data["verdict"]),
-                reason=_word(data["reason"]),
-                stand_in=_word(data["stand_in"]),
-                request_bytes=data["bytes"],
-                answer_bytes=_count(data.get("sent_bytes")),
-                traffic_analysis=in_traffic_analysis(data),
-                ambiguous=_is_ambiguous(data),
-            )
-        )
+            key = (str(data["cell"]), str(data["stand_in"]), str(data["address"]), data["port"])
+            if data.get("phase") == "opened":  # listed when it ends: only then it has sizes
+                self._open[key] = self._open.get(key, 0) + 1
+                return
+            if (left := self._open.pop(key, 0)) > 1:
+                self._open[key] = left - 1
+            where = place(data)
+            request = _request(line, method="TCP", what=where)
+            request.address, request.answer_bytes = where, _count(data.get("sent_bytes"))
+            self._add(request)
 
     def _add(self, request: Request) -> None:
         self.count += 1
@@ -190,12 +149,26 @@ class Requests:
             return
         self.last.append(request)
         if len(self.last) > LAST:
-            self._forget(self.last.pop(0))
+            dropped = self.last.pop(0)
+            for key, pending in list(self._pending.items()):
+                if pending is dropped:
+                    del self._pending[key]
 
-    def _forget(self, request: Request) -> None:
-        for key, unanswered in list(self._unanswered.items()):
-            if unanswered is request:
-                del self._unanswered[key]
+
+def _request(line: Line, *, method: str, what: str) -> Request:
+    data = line.data
+    return Request(
+        time=_time_of(line),
+        cell=_word(data["cell"]),
+        method=method,
+        what=what,
+        verdict=_word(data["verdict"]),
+        reason=_word(data["reason"]),
+        stand_in=_word(data["stand_in"]),
+        request_bytes=data["bytes"],
+        traffic_analysis=in_traffic_analysis(data),
+        ambiguous=data.get("ambiguous") is True,
+    )
 
 
 def place(data: Mapping[str, Any]) -> str:
@@ -205,15 +178,11 @@ def place(data: Mapping[str, Any]) -> str:
 
 
 def in_traffic_analysis(data: Mapping[str, Any]) -> bool:
-    """Whether it was read out of the packet record when the range had ended."""
+    """Whether it comes from the packet record, after the range."""
     return data.get("traffic_analysis") is True
 
 
-def _is_ambiguous(data: Mapping[str, Any]) -> bool:
-    return data.get("ambiguous") is True
-
-
-def _asked(line: Line) -> str:
+def _time_of(line: Line) -> str:
     if not in_traffic_analysis(line.data):
         return line.time
     try:
@@ -249,22 +218,13 @@ class UpstreamUse:
 
     def sentence(self) -> str:
         """For a person; escaped, since a compromised gateway may have chosen the host."""
-        there = f" ({', '.join(self.addresses)})" if self.addresses else ""
-        more = [
-            f", {count} {what}"
-            for count, what in (
-                (self.failed, "failed"),
-                (self.refused, "refused"),
-                (self.cut, "cut off"),
-            )
-            if count
-        ]
-        why = f". Why: {' / '.join(self.reasons)}" if self.reasons else ""
-        text = (
-            f"REAL network: {self.host or 'something not planned'}{there}: {self.connections} "
-            f"connection(s)"
-        )
-        return printable(text + "".join(more) + why, max_chars=600)
+        text = f"REAL network: {self.host or 'something not planned'}"
+        text += f" ({', '.join(self.addresses)})" if self.addresses else ""
+        text += f": {self.connections} connection(s)"
+        counts = {"failed": self.failed, "refused": self.refused, "cut off": self.cut}
+        text += "".join(f", {count} {what}" for what, count in counts.items() if count)
+        text += f". Why: {' / '.join(self.reasons)}" if self.reasons else ""
+        return printable(text, max_chars=600)
 
 
 class UpstreamGatherer:
@@ -276,23 +236,20 @@ class UpstreamGatherer:
     def take(self, line: Line) -> None:
         """One event more."""
         if line.kind is Kind.NETWORK_UPSTREAM:
-            host = str(line.data["host"])
-            use = self.found.setdefault(host, UpstreamUse(host=host))
             data = line.data
+            host, reason, address = (str(data[name]) for name in ("host", "reason", "address"))
+            use = self.found.setdefault(host, UpstreamUse(host=host))
             use.connections += data["verdict"] == "dialled"
             use.failed += data["verdict"] == "failed"
             use.refused += data["verdict"] == "refused"
             use.cut += data["verdict"] == "cut"
-            for known, new in (
-                (use.reasons, str(data["reason"])),
-                (use.addresses, str(data["address"])),
-            ):
+            for known, new in ((use.reasons, reason), (use.addresses, address)):
                 if new and new not in known:
                     known.append(new)
 
 
 def gather_upstreams(lines: Iterable[Line]) -> tuple[UpstreamUse, ...]:
-    """The real hosts of a run, out of all of its events. Empty: nothing real was asked for."""
+    """The real hosts of a run, from all of its events."""
     gatherer = UpstreamGatherer()
     for line in lines:
         gatherer.take(line)

@@ -1,7 +1,4 @@
-"""The findings of a run: one row for each sample, what is wrong with the run, and both as JSON.
-
-Pure.
-"""
+"""The findings of a run: one row per sample, the run's problems, and their JSON. Pure."""
 
 from __future__ import annotations
 
@@ -25,8 +22,8 @@ from belljar.units import printable
 class Transcript:
     """One sample in the harness's log.
 
-    `lowered`: a scorer's verdict, which can only make ours worse. `judged_by`, `judged_as`: run and
-    verdict that the metadata names; a reused sample has another run's.
+    `lowered`: a scorer's verdict, which can only make ours worse. `judged_by`, `judged_as`: the run
+    and verdict in the metadata; a reused sample has another run's.
     """
 
     task: str
@@ -56,53 +53,49 @@ class Row:
 
     @property
     def verdict(self) -> Verdict:
-        """What its reasons mean."""
+        """By its reasons."""
         return verdict_of(self.reasons)
 
     @property
     def tools(self) -> tuple[ToolCall, ...]:
-        """The calls of tools, each with whether it reached a cell."""
-        hidden = [
-            each.started for each in (*self.transcript_gap.raised, *self.transcript_gap.silent)
-        ]
-        return with_hidden_operations(self.transcript.tools, hidden)
+        """The calls of tools; those with hidden operations reached a cell."""
+        hidden = (*self.transcript_gap.raised, *self.transcript_gap.silent)
+        return with_hidden_operations(self.transcript.tools, [each.started for each in hidden])
 
     @property
     def commands(self) -> int:
-        """Commands run in all of its cells."""
+        """Commands in all its cells."""
         return sum(cell.commands for cell in self.cells)
 
     @property
     def bytes_in(self) -> int:
-        """Bytes that went into its cells."""
+        """Bytes into all its cells."""
         return sum(cell.bytes_in for cell in self.cells)
 
     @property
     def bytes_out(self) -> int:
-        """Bytes that came out of its cells."""
+        """Bytes out of all its cells."""
         return sum(cell.bytes_out for cell in self.cells)
 
     @property
     def degraded(self) -> tuple[tuple[str, Degraded], ...]:
-        """Its cells that could no longer run commands: puts the score, not containment, in
-        doubt.
-        """
+        """Its damaged cells: they put the score, not containment, in doubt."""
         return tuple((cell.cell_id, cell.degraded) for cell in self.cells if cell.degraded)
 
     @property
     def lasted_s(self) -> float:
-        """Seconds that its cells lived, together."""
+        """Seconds of all its cells together."""
         return sum(cell.lasted_s for cell in self.cells)
 
     @property
     def ran(self) -> bool:
-        """Whether something ran, claims to have run, or the sample claims to have ended well."""
+        """Whether something ran, or the log claims so."""
         beside = any(call.outside for call in self.transcript.tools)
         return bool(self.cells or self.transcript.calls or beside or not self.transcript.error)
 
     @property
     def probed(self) -> str:
-        """Worst probe verdicts of its cells, `start/end`; `-` without cells."""
+        """Worst probe verdicts, `start/end`; `-` without cells."""
         if not self.cells:
             return "-"
         both = (worst(cell.probed(phase) for cell in self.cells) for phase in ("start", "end"))
@@ -110,12 +103,12 @@ class Row:
 
     @property
     def differences(self) -> tuple[Difference, ...]:
-        """What of its cells is not as the task's author or the policy's wrote it."""
+        """How its cells differ from the task and the policy."""
         return tuple(dict.fromkeys(fact for cell in self.cells for fact in cell.differences))
 
     @property
     def destroyed(self) -> bool:
-        """Every cell's destruction is proven."""
+        """Whether each cell's destruction is proven."""
         return bool(self.cells) and all(cell.destroyed and cell.clean for cell in self.cells)
 
 
@@ -124,8 +117,8 @@ class RunFindings:
     """The run as a whole.
 
     `problems` are the run's, `errors` the evaluation's. `strays`, `stray_ranges`: of no sample in a
-    log. `reused`: judged by another run. `refusal_code`: exit code of an error that prevented the
-    run, else 0. `unsealed_logs`: Inspect's logs that no signature covers.
+    log. `reused`: judged by another run. `refusal_code`: exit code of what prevented the run, or 0.
+    `unsealed_logs`: Inspect's logs that no signature covers.
     """
 
     run_id: str = ""
@@ -143,12 +136,12 @@ class RunFindings:
 
     @property
     def unused(self) -> tuple[CellFindings, ...]:
-        """Cells that were made ahead and not needed."""
+        """Cells made ahead and not used."""
         return tuple(cell for cell in self.strays if cell.is_unused)
 
     @property
     def signals_validity(self) -> Validity:
-        """What the controls say of the signals of all samples."""
+        """Of all samples' signals, by the controls."""
         return validity_of(self.controls)
 
     @property
@@ -158,21 +151,21 @@ class RunFindings:
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of its samples and of what is wrong with the run."""
+        """The worst of its samples and problems."""
         return worst((verdict_of(self.problems), *(row.verdict for row in self.rows)))
 
     @property
     def failed(self) -> bool:
-        """The evaluation itself had errors, or a score is not to be trusted."""
+        """Whether the evaluation had errors, or a score is in doubt."""
         return bool(self.errors) or any(row.transcript.error or row.degraded for row in self.rows)
 
     @property
     def exit_code(self) -> int:
         """0 contained, 1 evaluation errors, 2 evidence missing or breached, 130 interrupted.
 
-        Or a refusal's; the worst wins. A sample that failed before anything ran is an error, not
-        missing evidence: nothing could have got out.
+        Or a refusal's; the worst wins.
         """
+        # A sample that failed before anything ran is an error: nothing could have got out.
         doubted = any(row.verdict is not Verdict.CONTAINED and row.ran for row in self.rows)
         if doubted or any(reason.code not in _NOTHING_RAN for reason in self.problems):
             return 2
@@ -191,7 +184,7 @@ class RunFindings:
 
 
 def headline(findings: RunFindings) -> str:
-    """One line for the run; begins with `contained` only when everything ran and was."""
+    """One line; begins with `contained` only when everything ran and was."""
     counts = [
         f"{sum(row.verdict is verdict for row in findings.rows)} {verdict.value}"
         for verdict in Verdict
@@ -205,29 +198,23 @@ def headline(findings: RunFindings) -> str:
     broken = [row for row in findings.rows if row.degraded]
     causes = dict.fromkeys(printable(each.cause) for row in broken for _, each in row.degraded)
     degraded = f"; {len(broken)} degraded: {', '.join(causes)}" if broken else ""
+    unprepared = {cell.uuid or cell.cell_id for cell in findings.strays if cell.sample}
+    begun = len(findings.rows) + len(unprepared)
+    unlogged = ReasonCode.SAMPLE_NOT_IN_LOG
+    logged = sum(unlogged not in {each.code for each in row.reasons} for row in findings.rows)
+    log = f"; {logged} of {begun} samples in the log" if logged < begun else ""
     # A run may be void though each of its samples is contained.
     codes = dict.fromkeys(printable(reason.code.value) for reason in findings.problems)
     problems = f"; {len(findings.problems)} problem(s) of the run: {', '.join(codes)}"
-    return f"{whole}{degraded}{_not_logged(findings)}{problems if codes else ''}{reused}{where}"
+    return f"{whole}{degraded}{log}{problems if codes else ''}{reused}{where}"
 
 
-def _not_logged(findings: RunFindings) -> str:
-    unprepared = {cell.uuid or cell.cell_id for cell in findings.strays if cell.sample}
-    logged = sum(
-        all(each.code is not ReasonCode.SAMPLE_NOT_IN_LOG for each in row.reasons)
-        for row in findings.rows
-    )
-    begun = len(findings.rows) + len(unprepared)
-    return f"; {logged} of {begun} samples in the log" if logged < begun else ""
-
-
-INTERRUPTED_CODE: Final = 130
-"""As a shell says it: 128 + SIGINT."""
+INTERRUPTED_CODE: Final = 130  # 128 + SIGINT, as in a shell
 _NOTHING_RAN: Final = frozenset({ReasonCode.NO_SAMPLES, ReasonCode.RUN_REFUSED})
 
 
 def as_json(findings: RunFindings) -> dict[str, Any]:
-    """The findings as JSON values, for `--json` and for the run directory."""
+    """As JSON values, for `--json` and the run directory."""
     return {
         "run_id": findings.run_id,
         "verdict": findings.verdict.value,
@@ -277,18 +264,14 @@ def _row_json(row: Row) -> dict[str, Any]:
         "lasted_s": round(row.lasted_s, 3),
         "destroyed": row.destroyed,
         "probes": [
-            {"cell": cell.cell_id, **asdict(probing)}
-            for cell in row.cells
-            for probing in cell.probings
+            {"cell": cell.cell_id, **asdict(each)} for cell in row.cells for each in cell.probings
         ],
         "ranges": [each.to_json() for each in row.ranges],
         "signals": [signal.to_json() for signal in row.signals.signals],
         "signals_blind": [spot.to_json() for spot in row.signals.blind],
         "limits_hit": sorted({limit for cell in row.cells for limit in cell.limits}),
         "not_in_transcript": {
-            "raised": len(gap.raised),
-            "terminal": len(gap.terminal),
-            "silent": len(gap.silent),
+            **{name: len(getattr(gap, name)) for name in ("raised", "terminal", "silent")},
             "shortened": gap.shortened,
             "missing_bytes": gap.missing_bytes,
         },

@@ -1,7 +1,6 @@
-"""The tools of a run: which act outside of a cell, how often each was called, and how many calls
-reached a cell. Pure.
+"""The tools of a run: which act outside of a cell, and how many calls reached one. Pure.
 
-A call that makes no operation in a cell ran in the evaluation's own process or at a third party.
+A call without an operation in a cell ran in the evaluation's process or at a third party.
 """
 
 from __future__ import annotations
@@ -15,19 +14,16 @@ from typing import Any, Final
 from belljar.dataclass import dataclass
 from belljar.units import printable
 
+# Tools of Inspect that keep notes or end the sample: they reach nothing.
 HARMLESS: Final = frozenset({"submit", "think", "todo_write", "update_plan", "memory"})
-"""Tools of Inspect that keep notes or end the sample: they never reach a cell, and nothing else
-either.
-"""
+# Inspect's key in the options of a tool that a model's provider may carry out.
 _TYPE: Final = "__internal_tool_type__"
-"""Key of a tool's options in which Inspect says that a model's provider may carry the tool out."""
-
+# Inspect's name of a tool for an MCP server that the model's provider connects to.
 MCP_PREFIX: Final = "mcp_server_"
-"""Inspect's name of a tool that stands for an MCP server which the model's provider connects to."""
 
 
 class Outside(StrEnum):
-    """Where a tool acts that is known to act outside of a cell."""
+    """Where a tool acts, if not in a cell."""
 
     MCP = "an MCP server that is not in a cell"
     WEB_SEARCH = "web search"
@@ -43,28 +39,21 @@ EXTRA_BODY_TOOL: Final = "extra_body"
 _PLAIN_FIELDS: Final = frozenset(
     {
         *("frequency_penalty", "logit_bias", "max_completion_tokens", "max_tokens", "min_p"),
-        *(
-            "presence_penalty",
-            "repetition_penalty",
-            "seed",
-            "stop",
-            "temperature",
-            "top_k",
-            "top_p",
-        ),
+        *("presence_penalty", "repetition_penalty", "seed", "stop", "temperature"),
+        *("top_k", "top_p"),
         *("max_tool_calls", "parallel_tool_calls", "reasoning", "reasoning_effort", "thinking"),
         *("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"),
         *("service_tier", "store", "truncation", "user", "verbosity"),
     }
 )
-"""Fields of an `extra_body` that make no provider act: sampling, reasoning, bookkeeping. Those that
-Inspect's bridge passes on for an agent in a cell are among them, but `previous_response_id`: it
-names what another sample may have left at the provider.
+"""Fields of an `extra_body` that make no provider act: sampling, reasoning, bookkeeping.
+
+Not `previous_response_id`, which may name what another sample left at the provider.
 """
 
 
 def extra_fields(body: Mapping[str, Any] | None) -> list[str]:
-    """The unknown fields of an `extra_body`: a provider may be asked to act by any of them."""
+    """The fields of an `extra_body` that may make a provider act."""
     return sorted(set(body or ()) - _PLAIN_FIELDS)
 
 
@@ -84,22 +73,17 @@ BUILT_IN: Final[Mapping[str, Outside | None]] = {
     **dict.fromkeys(
         ("memory", "think", "todo_write", "update_plan", "submit", "default_submit_tool")
     ),
-    # agents: the tools that they hold are looked at themselves
+    # agents: their tools are checked themselves
     **dict.fromkeys(
         ("as_tool", "agent", "agent_status", "agent_wait", "agent_cancel", "agent_list")
     ),
 }
-"""Where each of Inspect's own tools acts when it is called, by the function that makes it; None:
-not outside of a cell.
-"""
+"""Where each of Inspect's own tools acts, by its maker's name; None: not outside of a cell."""
 
 
 def outside(name: str, options: Mapping[str, Any] | None) -> Outside | None:
-    """Where a provider's or MCP tool acts; None: not known to act outside of a cell.
-
-    A task's own `web_search` has no options: it is a function, and may act in a cell.
-    """
-    if options is None:
+    """Where a provider's or MCP tool acts; None: not known to act outside of a cell."""
+    if options is None:  # a task's own function, whatever its name
         return None
     kind = options.get(_TYPE)
     if kind == "mcp_call" or name.startswith(MCP_PREFIX):
@@ -113,7 +97,7 @@ def outside(name: str, options: Mapping[str, Any] | None) -> Outside | None:
 
 
 def policy_name(name: str, options: Mapping[str, Any] | None) -> str:
-    """The name by which a policy allows a tool, whatever the task calls it."""
+    """A tool's name in policies, whatever the task calls it."""
     kind = (options or {}).get(_TYPE)
     return str(kind) if kind in {"web_search", "code_execution"} else name
 
@@ -123,12 +107,12 @@ HOSTED_USE: Final[Mapping[str, Outside]] = {
     "mcp_call": Outside.MCP,
     "code_execution": Outside.HOSTED_CODE,
 }
-"""What a model's answer says that its provider did, by the type of the use."""
+"""By the type of a use in a model's answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """One call of a tool; `outside`: where it acted, if not in a cell."""
+    """One call; `outside`: where it acted, if not in a cell."""
 
     name: str
     reached_cell: bool = False
@@ -137,14 +121,14 @@ class ToolCall:
     ended: datetime | None = None
 
     def covers(self, time: datetime | None) -> bool:
-        """Whether something happened while the call was going on."""
+        """Whether `time` is within the call."""
         return bool(time and self.began and self.ended and self.began <= time <= self.ended)
 
 
 def with_hidden_operations(
     calls: Iterable[ToolCall], times: Sequence[datetime | None]
 ) -> tuple[ToolCall, ...]:
-    """Add cell operations that the transcript lacks, matched to calls by time alone."""
+    """Match operations that the transcript lacks to calls, by time."""
     return tuple(
         replace(call, reached_cell=call.reached_cell or any(call.covers(time) for time in times))
         for call in calls
@@ -152,7 +136,7 @@ def with_hidden_operations(
 
 
 def refused_calls(calls: Iterable[ToolCall], allowed: Sequence[str]) -> list[str]:
-    """The tools that acted outside of the cell although the policy names others; `*` allows all."""
+    """Tools that acted outside of the cell unallowed; `*` allows all."""
     beside = dict.fromkeys(call.name.removeprefix(MCP_PREFIX) for call in calls if call.outside)
     return [name for name in beside if "*" not in allowed and name not in allowed]
 
@@ -168,7 +152,7 @@ class ToolUse:
 
     @property
     def is_unexplained(self) -> bool:
-        """No call reached a cell, and it is none of those that are known not to act anywhere."""
+        """No call reached a cell, and the tool may act elsewhere."""
         return not self.reached_cell and self.name not in HARMLESS
 
     def to_json(self) -> dict[str, object]:
@@ -182,38 +166,28 @@ class ToolUse:
 
 
 def tool_uses(calls: Iterable[ToolCall]) -> tuple[ToolUse, ...]:
-    """The calls by tool, in the order of each tool's first call."""
-    by_tool: dict[tuple[str, Outside | None], list[ToolCall]] = {}
+    """The calls by tool, in order of first calls."""
+    by_tool: dict[tuple[str, Outside | None], list[bool]] = {}
     for call in calls:
-        by_tool.setdefault((call.name, call.outside), []).append(call)
+        by_tool.setdefault((call.name, call.outside), []).append(call.reached_cell)
     return tuple(
-        ToolUse(
-            name=name,
-            outside=where,
-            calls=len(each),
-            reached_cell=sum(call.reached_cell for call in each),
-        )
-        for (name, where), each in by_tool.items()
+        ToolUse(name=name, outside=where, calls=len(reached), reached_cell=sum(reached))
+        for (name, where), reached in by_tool.items()
     )
 
 
 def tool_lines(uses: Sequence[ToolUse]) -> list[str]:
-    """The tools for a person: a line for each, and those by name that never reached a cell."""
-    if not uses:
-        return []
-    lines = ["\nTools, with their calls and how many reached a cell:"]
-    lines += [
-        f"  {printable(use.name, max_chars=80)}: {use.calls}, {use.reached_cell}{_remark(use)}"
-        for use in uses
-    ]
+    """A line per tool, for a person."""
+    lines = ["\nTools, with their calls and how many reached a cell:"] if uses else []
+    for use in uses:
+        remark = ""
+        if use.outside:
+            remark = f" — outside of the cell: {use.outside}"
+        elif use.is_unexplained:
+            remark = (
+                " — never reached a cell: it ran in the evaluation's own process, or Inspect "
+                "turned the call down"
+            )
+        name = printable(use.name, max_chars=80)
+        lines.append(f"  {name}: {use.calls}, {use.reached_cell}{remark}")
     return lines
-
-
-def _remark(use: ToolUse) -> str:
-    if use.outside:
-        return f" — outside of the cell: {use.outside}"
-    remark = (
-        " — never reached a cell: it ran in the evaluation's own process, or Inspect turned the "
-        "call down"
-    )
-    return remark if use.is_unexplained else ""
