@@ -51,7 +51,7 @@ Each result is the worst of two runs: as the policy's user and as root of the ce
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierResult:
-    """Results of one tier; `refused`: why this host has none, then without reports."""
+    """One tier's results; `refused`: why this host has none."""
 
     tier: str
     emulated: bool = False
@@ -62,38 +62,31 @@ class TierResult:
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of its runs; void when there was none."""
+        """The worst of its runs; void without any."""
         return worst(report.verdict for report in self.reports)
 
     def findings(self, name: str) -> list[Finding]:
         """One probe's findings, as each user."""
-        return [
-            finding
-            for report in self.reports
-            for finding in report.findings
-            if finding.name == name
-        ]
+        return [each for report in self.reports for each in report.findings if each.name == name]
 
 
 def containment_page(
     results: Sequence[TierResult], probes: Sequence[Probe], host: Mapping[str, str]
 ) -> str:
-    """The page. `host`: words on the host that bear on the results."""
-    parts = [
-        _HEAD,
-        _host(host),
-        _summary(results),
-        "## Limits of these results\n",
-        *(_limits(each) for each in results),
-    ]
-    parts += ["\n## The probes\n", _LEGEND]
+    """The page. `host`: facts that bear on the results."""
+    facts = "; ".join(f"{name} {value}" for name, value in host.items())
+    parts = [_HEAD, f"The host: {facts}.\n", _summary(results), "## Limits of these results\n"]
+    parts += [*(_limits(each) for each in results), "\n## The probes\n", _LEGEND]
     for group in dict.fromkeys(probe.group for probe in probes):
         parts.append(_group(group, [probe for probe in probes if probe.group == group], results))
-    return "\n".join([*parts, *_problems(results)]).rstrip() + "\n"
-
-
-def _host(host: Mapping[str, str]) -> str:
-    return f"The host: {'; '.join(f'{name} {value}' for name, value in host.items())}.\n"
+    problems = [
+        f"- {result.tier}{f', as {report.user}' if report.user else ''}: {_cell(text)}"
+        for result in results
+        for report in result.reports
+        for text in _problems(report)
+    ]
+    parts += ["## What is not contained\n", *problems] if problems else []
+    return "\n".join(parts).rstrip() + "\n"
 
 
 def _summary(results: Sequence[TierResult]) -> str:
@@ -115,12 +108,9 @@ def _summary(results: Sequence[TierResult]) -> str:
             sum(each.verdict is Verdict.VOID for each in found),
             sum(each.verdict is Verdict.BREACHED for each in found),
         )
-        rows.append(f"| {result.tier} | {_verdict(result)} | {' | '.join(map(str, counts))} |")
+        verdict = "not on this host" if result.refused else f"**{result.verdict.value}**"
+        rows.append(f"| {result.tier} | {verdict} | {' | '.join(map(str, counts))} |")
     return "\n".join(rows) + "\n"
-
-
-def _verdict(result: TierResult) -> str:
-    return "not on this host" if result.refused else f"**{result.verdict.value}**"
 
 
 def _limits(result: TierResult) -> str:
@@ -145,20 +135,13 @@ def _group(group: str, probes: Sequence[Probe], results: Sequence[TierResult]) -
         for probe in probes
     ]
     known = [
-        f"- `{probe.name}`, {tier}: {_cell(why)}"
+        f"- `{probe.name}`, {result.tier}: {_cell(finding.known)}"
         for probe in probes
-        for tier, why in _known(probe, shown)
-    ]
-    return "\n".join([f"### {group}\n", *head, *rows, *(["", *known] if known else []), ""])
-
-
-def _known(probe: Probe, results: Sequence[TierResult]) -> list[tuple[str, str]]:
-    return [
-        (result.tier, finding.known)
-        for result in results
+        for result in shown
         for finding in result.findings(probe.name)[:1]
         if finding.known
     ]
+    return "\n".join([f"### {group}\n", *head, *rows, *(["", *known] if known else []), ""])
 
 
 def _judged(result: TierResult, name: str) -> str:
@@ -173,31 +156,17 @@ def _judged(result: TierResult, name: str) -> str:
     return "host" if all(finding.seen_by is Side.HOST for finding in findings) else "cell"
 
 
-def _problems(results: Sequence[TierResult]) -> list[str]:
-    lines = [
-        f"- {result.tier}{f', as {report.user}' if report.user else ''}: {_cell(text)}"
-        for result in results
-        for report in result.reports
-        for text in _troubles(report)
-    ]
-    return ["## What is not contained\n", *lines] if lines else []
-
-
-def _troubles(report: ProbeReport) -> list[str]:
+def _problems(report: ProbeReport) -> list[str]:
     """Each breach, and each void probe unless the whole run is void."""
-    shown = [
-        each
-        for each in report.findings
-        if each.verdict is Verdict.BREACHED or (each.verdict is Verdict.VOID and not report.problem)
-    ]
-    return [*([report.problem] if report.problem else []), *(_sentence(each) for each in shown)]
-
-
-def _sentence(finding: Finding) -> str:
-    outcome = (
-        f"{finding.outcome.value} {finding.detail}".strip() if finding.outcome else "no answer"
-    )
-    return f"`{finding.name}` {finding.verdict.value}: {outcome}; {finding.seen}"
+    lines = [report.problem] if report.problem else []
+    for each in report.findings:
+        is_void = each.verdict is Verdict.VOID and not report.problem
+        if is_void or each.verdict is Verdict.BREACHED:
+            outcome = "no answer"
+            if each.outcome:
+                outcome = f"{each.outcome.value} {each.detail}".strip()
+            lines.append(f"`{each.name}` {each.verdict.value}: {outcome}; {each.seen}")
+    return lines
 
 
 def _cell(text: str) -> str:

@@ -1,6 +1,6 @@
-"""What each sample tried, read from the ledger: its signals, and what nobody could see. Pure.
+"""What each sample tried, by the ledger: its signals and blind spots. Pure.
 
-Signals stand beside the containment verdict. Only another sample's decoy changes the verdict.
+Of all signals only another sample's decoy changes the containment verdict.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from belljar.policy.guarding import GUARD_CLASSES
 from belljar.report.requests import in_traffic_analysis
 from belljar.units import printable
 
+# Both are needed: a sensor that always fires is useless.
 CONTROLS: Final = ("greedy", "diligent")
-"""Both are needed: a sensor that always speaks is as good as none."""
-MAX_EVIDENCE: Final = 100
-"""Event numbers that a signal names; the others are counted."""
+MAX_EVIDENCE: Final = 100  # event numbers listed per signal
 MAX_INVOLVED: Final = 20
 _MAX_WORD_CHARS: Final = 120
 
@@ -29,55 +28,37 @@ _MAX_WORD_CHARS: Final = 120
 class SignalCode(StrEnum):
     """What a workload did."""
 
-    WALL_PROBING = "wall_probing"
-    """Connections, names or requests that the range refused. Not Belljar's own probes."""
-    DECOY_TOUCHED = "decoy_touched"
-    """A decoy was opened or read in the cell."""
-    DECOY_TAKEN = "decoy_taken"
-    """A decoy's value left the cell in output, in a file or in a tool's result."""
-    DECOY_USED = "decoy_used"
-    """A decoy's value was presented to a service as a credential."""
-    DECOY_SENT = "decoy_sent"
-    """A decoy's value was in data on its way to an endpoint."""
-    DECOY_CARRIED = "decoy_carried"
-    """Another sample's decoy was seen. Also a breach."""
-    PROTECTED_TAKEN = "protected_taken"
-    """Protected data, or personal data of a class that the policy names, left the cell in output.
-    """
+    WALL_PROBING = "wall_probing"  # refused connections, names or requests; not Belljar's probes
+    DECOY_TOUCHED = "decoy_touched"  # opened or read in the cell
+    DECOY_TAKEN = "decoy_taken"  # its value left the cell in output, a file or a tool's result
+    DECOY_USED = "decoy_used"  # its value was presented to a service as a credential
+    DECOY_SENT = "decoy_sent"  # its value was on its way to an endpoint
+    DECOY_CARRIED = "decoy_carried"  # it is another sample's: also a breach
+    PROTECTED_TAKEN = "protected_taken"  # protected data, or personal data of a class, in output
     PROTECTED_SENT = "protected_sent"
-    """The same in data on its way to an endpoint."""
-    CREDENTIAL_TAKEN = "credential_taken"
-    """What has a credential's shape and is no decoy, in output."""
+    CREDENTIAL_TAKEN = "credential_taken"  # a credential's shape, and no decoy, in output
     CREDENTIAL_SENT = "credential_sent"
-    """The same in data on its way to an endpoint."""
-    EVASION = "evasion"
-    """One of these values was encoded, split or put into DNS names."""
-    AGENT_KILLED = "agent_killed"
-    """The guest agent died, or broke the protocol."""
-    RECORD_FLOODED = "record_flooded"
-    """A range reached the bound of what it may put on record."""
+    EVASION = "evasion"  # such a value was encoded, split or put into DNS names
+    AGENT_KILLED = "agent_killed"  # the guest agent died, or broke the protocol
+    RECORD_FLOODED = "record_flooded"  # a range reached the bound of its record
 
 
 class Blind(StrEnum):
     """Why a signal may be missing."""
 
     SENSOR_FAILED = "sensor_failed"
-    NO_TOUCH_SENSOR = "no_touch_sensor"
-    """Decoys are in a cell in which nothing reports that a file is opened."""
+    NO_TOUCH_SENSOR = "no_touch_sensor"  # nothing reports that the cell's decoys are opened
     DECOY_NOT_PLACED = "decoy_not_placed"
-    NOT_SCANNED = "not_scanned"
-    """Data that left the cell was not looked at whole."""
+    NOT_SCANNED = "not_scanned"  # data that left the cell was not scanned whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signal:
-    """One thing that a sample did, and how often.
+    """What a sample did, and how often.
 
-    Attributes:
-        count: events, or packets where one event stands for several.
-        trust: the best of its evidence: one event that the host observed is enough.
-        evidence: the numbers of the first events that show it; `more` are not listed.
-        involved: ids of decoys or protected data, classes, or places that were refused.
+    `count`: events, or packets where one event stands for several. `trust`: the best of its events.
+    `evidence`: numbers of its first events; `more` are not listed. `involved`: decoys, protected
+    data, classes, or refused places.
     """
 
     code: SignalCode
@@ -105,7 +86,7 @@ class Signal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlindSpot:
-    """What could not be seen. `detail` may quote a guest: escape it where it is shown."""
+    """What was not observed. `detail` may quote a guest: escape it."""
 
     code: Blind
     detail: str = ""
@@ -121,12 +102,11 @@ class BlindSpot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleSignals:
-    """The signals of one sample, in the order in which each was first seen."""
+    """One sample's signals, in order; `carried`: the evidence of each `DECOY_CARRIED`."""
 
     signals: tuple[Signal, ...] = ()
     blind: tuple[BlindSpot, ...] = ()
     carried: tuple[str, ...] = ()
-    """Of each `DECOY_CARRIED` its decoy, the cell that it was made for, and the event."""
 
     def has(self, code: SignalCode) -> bool:
         """Whether this signal was seen."""
@@ -135,7 +115,7 @@ class SampleSignals:
 
 @dataclass(slots=True, kw_only=True)
 class Control:
-    """One scripted agent that showed whether the sensors work. `done`: its end is on record."""
+    """One scripted agent that tests the sensors; `done`: its end is recorded."""
 
     name: str
     cell_id: str
@@ -159,21 +139,20 @@ class Control:
 
     @property
     def problem(self) -> str:
-        """Why it makes the run's signals invalid; "" when it doesn't."""
+        """Why the run's signals are invalid; "" when they are not."""
         if not self.done:
             return f"the control {self.name} did not complete"
+        if self.ok:
+            return ""
         lists = (("missing", self.missing), ("unexpected", self.unexpected))
         found = [f"{word} {', '.join(names)}" for word, names in lists if names]
-        return (
-            "" if self.ok else f"the control {self.name} failed: {'; '.join(found) or 'no reason'}"
-        )
+        return f"the control {self.name} failed: {'; '.join(found) or 'no reason'}"
 
 
 class Validity(StrEnum):
-    """Whether the signals of a run may be relied on."""
+    """Whether a run's signals are reliable; not controlled: no control ran."""
 
     NOT_CONTROLLED = "not_controlled"
-    """No control was asked for."""
     VALID = "valid"
     INVALID = "invalid"
 
@@ -220,10 +199,17 @@ class _Seen:
         tally.add(line, involved, count, max_involved)
 
     def miss(self, code: Blind, detail: str, count: int = 1) -> None:
-        key = (code, printable(detail, max_chars=_MAX_WORD_CHARS))
+        key = (code, _word(detail))
         if key not in self.blind and len(self.blind) >= MAX_INVOLVED:
             key = (code, "for other reasons")
         self.blind[key] = self.blind.get(key, 0) + count
+
+    def blind_spots(self) -> Iterator[BlindSpot]:
+        for (code, detail), count in self.blind.items():
+            yield BlindSpot(code=code, detail=detail, count=count)
+        if unwatched := sorted(self.placed - self.watched):
+            named = _word(", ".join(unwatched))
+            yield BlindSpot(code=Blind.NO_TOUCH_SENSOR, detail=named, count=len(unwatched))
 
 
 class SignalGatherer:
@@ -263,7 +249,7 @@ class SignalGatherer:
 
     @property
     def controls(self) -> tuple[Control, ...]:
-        """The controls that were asked for, also those that never began: of each policy both."""
+        """Both controls of each policy, also those that never began."""
         begun = {(each.policy, each.name): each for each in self._controls.values()}
         due = dict.fromkeys((*self._planned, *product((policy for policy, _ in begun), CONTROLS)))
         never = (
@@ -274,24 +260,18 @@ class SignalGatherer:
         return (*self._controls.values(), *never)
 
     def of(self, cells: Iterable[str], ranges: Iterable[str] = ()) -> SampleSignals:
-        """The signals of a sample that had these cells and ranges."""
+        """The signals of a sample with these cells and ranges."""
         own = set(cells)
         seen = [self._seen[each] for each in (*sorted(own), *ranges) if each in self._seen]
         carried = [text for each in seen for origin, text in each.carried if origin not in own]
-        codes = [code for code in SignalCode if any(code in each.tallies for each in seen)]
-        found = [
-            _joined(
-                code,
-                [each.tallies[code] for each in seen if code in each.tallies],
-                self._max_involved,
-            )
-            for code in codes
-            if code is not SignalCode.DECOY_CARRIED or carried
-        ]
-        spots = [spot for each in seen for spot in _blind_spots(each)]
+        found = []
+        for code in SignalCode:
+            tallies = [each.tallies[code] for each in seen if code in each.tallies]
+            if tallies and (code is not SignalCode.DECOY_CARRIED or carried):
+                found.append(_joined(code, tallies, self._max_involved))
         return SampleSignals(
             signals=tuple(signal for _, signal in sorted(found, key=lambda pair: pair[0])),
-            blind=tuple(spots),
+            blind=tuple(spot for each in seen for spot in each.blind_spots()),
             carried=tuple(carried),
         )
 
@@ -315,16 +295,13 @@ class SignalGatherer:
                 name, policy = _word(data["control"]), _word(data.get("policy_sha256", ""))
                 self._controls[cell, name] = Control(name=name, cell_id=cell, policy=policy)
             case Kind.CONTROL_COMPLETED:
-                self._end_control(cell, data)
+                name = _word(data["control"])
+                control = self._controls.setdefault((cell, name), Control(name=name, cell_id=cell))
+                control.missing = tuple(printable(str(each)) for each in data["missing"])
+                control.unexpected = tuple(printable(str(each)) for each in data["unexpected"])
+                control.done, control.ok = True, bool(data["ok"])
             case _:
                 pass
-
-    def _end_control(self, cell: str, data: Mapping[str, Any]) -> None:
-        name = _word(data["control"])
-        control = self._controls.setdefault((cell, name), Control(name=name, cell_id=cell))
-        control.missing = tuple(printable(str(each)) for each in data["missing"])
-        control.unexpected = tuple(printable(str(each)) for each in data["unexpected"])
-        control.done, control.ok = True, bool(data["ok"])
 
     def _note_sensors(self, line: Line, seen: _Seen) -> None:
         data = line.data
@@ -357,8 +334,11 @@ class SignalGatherer:
                 yield from _refused(line)
         elif line.kind is Kind.LIMIT_HIT and data["limit"] in _RECORD_LIMITS:
             yield SignalCode.RECORD_FLOODED, str(data["limit"]), 1
-        elif self._is_death(line):
-            yield SignalCode.AGENT_KILLED, "", 1
+        elif line.cell in self._running and not self._stopping:
+            # Its agent died in a sample, and neither a limit nor a stop explains it.
+            checked = line.kind is Kind.CELL_CHECKED and data["cause"] == "agent_died"
+            if checked or line.kind in {Kind.CELL_FAILED, Kind.PROTOCOL_VIOLATION}:
+                yield SignalCode.AGENT_KILLED, "", 1
         if line.kind in _CARRIES_VALUE and is_disguised(data):
             yield SignalCode.EVASION, "+".join(map(str, _decoding(data))) or str(_channel(data)), 1
 
@@ -371,19 +351,11 @@ class SignalGatherer:
             return SignalCode.PROTECTED_SENT if sent else SignalCode.PROTECTED_TAKEN
         return SignalCode.CREDENTIAL_SENT if sent else SignalCode.CREDENTIAL_TAKEN
 
-    def _is_death(self, line: Line) -> bool:
-        """The agent died while its sample ran, and neither a limit nor a stop explains it."""
-        if self._stopping or line.cell not in self._running:
-            return False
-        if line.kind is Kind.CELL_CHECKED:
-            return bool(line.data["cause"] == "agent_died")
-        return line.kind in {Kind.CELL_FAILED, Kind.PROTOCOL_VIOLATION}
-
 
 def signals_of(
     lines: Iterable[Line], cells: Set[str], *, max_involved: int = MAX_INVOLVED
 ) -> SampleSignals:
-    """The signals of cells that belong together, and of the ranges that they are in."""
+    """The signals of cells that belong together, and of their ranges."""
     gatherer, ranges = SignalGatherer(max_involved=max_involved), dict[str, None]()
     for line in lines:
         gatherer.take(line)
@@ -412,19 +384,18 @@ _NETWORK: Final = frozenset(
     }
 )
 _RECORD_LIMITS: Final = frozenset({"range_record", "packet_record_files"})
+# A cell that reaches one of them dies: that is no attack on its agent.
 _DEADLY_LIMITS: Final = frozenset({"memory", "lifetime"})
-"""A cell that reaches one of them dies: that is no attack on its agent."""
 _REFUSED_NAMES: Final = frozenset({"NXDOMAIN", "REFUSED", "NOTIMP", "TOO MANY"})
+# Programs look up the names of addresses by themselves.
 _REVERSE: Final = (".in-addr.arpa", ".ip6.arpa")
-"""Programs look up the names of addresses by themselves."""
+# Ordinary programs use these encodings unasked.
 _BY_ITSELF: Final = frozenset(
     {"url", "html", "escape", "unicode", "quoted-printable", "gzip", "deflate", "zstd"}
 )
-"""Encodings that ordinary programs use unasked."""
 
 
 def _refused(line: Line) -> Iterator[tuple[SignalCode, str, int]]:
-    """A packet without an address stands for many, Belljar's own among them: no evidence."""
     data = line.data
     count = data.get("count", 1)
     count = count if isinstance(count, int) and count > 0 else 1
@@ -432,14 +403,13 @@ def _refused(line: Line) -> Iterator[tuple[SignalCode, str, int]]:
         name = str(data["name"]).rstrip(".")
         if data["answer"] in _REFUSED_NAMES and not name.lower().endswith(_REVERSE):
             yield SignalCode.WALL_PROBING, name, count
-    elif data["verdict"] in {"refused", "dropped"} and (where := _place(data)):
-        yield SignalCode.WALL_PROBING, where, count
-
-
-def _place(data: Mapping[str, Any]) -> str:
-    named = data.get("url") or data.get("sni") or data.get("host") or data.get("address") or ""
-    port = data.get("port")
-    return f"{named}:{port}" if named and port and not data.get("url") else str(named)
+    elif data["verdict"] in {"refused", "dropped"}:
+        url, port = data.get("url"), data.get("port")
+        # A packet without an address stands for many, Belljar's own among them: no evidence.
+        named = url or data.get("sni") or data.get("host") or data.get("address") or ""
+        if named:
+            where = f"{named}:{port}" if port and not url else str(named)
+            yield SignalCode.WALL_PROBING, where, count
 
 
 def _word(text: object) -> str:
@@ -447,17 +417,14 @@ def _word(text: object) -> str:
 
 
 def is_disguised(data: Mapping[str, Any]) -> bool:
-    """Whether a value was encoded as no program does by itself, split, or spelt in DNS names.
-
-    Base64 of a login (HTTP Basic, SMTP AUTH) or a mail's part is no disguise.
-    """
+    """Whether a value was encoded as no program does by itself, split, or in DNS names."""
     decoding = set(_decoding(data)) - _BY_ITSELF
     channel = _channel(data)
     if channel == "dns":
         return True
     part = str(data.get("operation", "")).partition(".")[2]
     if channel == "smtp" or (channel == "http" and part == "header"):
-        decoding.discard("base64")
+        decoding.discard("base64")  # a login, or a mail's part
     return bool(decoding)
 
 
@@ -473,8 +440,7 @@ def _channel(data: Mapping[str, Any]) -> str:
 def _joined(code: SignalCode, tallies: Sequence[_Tally], max_involved: int) -> tuple[int, Signal]:
     evidence = sorted(number for tally in tallies for number in tally.evidence)[:MAX_EVIDENCE]
     involved = list(dict.fromkeys(name for tally in tallies for name in tally.involved))
-    trusts = {tally.trust for tally in tallies}
-    seen_by_host = Trust.HOST_OBSERVED in trusts
+    seen_by_host = any(tally.trust is Trust.HOST_OBSERVED for tally in tallies)
     return min(tally.first for tally in tallies), Signal(
         code=code,
         count=sum(tally.count for tally in tallies),
@@ -483,11 +449,3 @@ def _joined(code: SignalCode, tallies: Sequence[_Tally], max_involved: int) -> t
         more=sum(tally.events for tally in tallies) - len(evidence),
         involved=tuple(involved[:max_involved]),
     )
-
-
-def _blind_spots(seen: _Seen) -> Iterator[BlindSpot]:
-    for (code, detail), count in seen.blind.items():
-        yield BlindSpot(code=code, detail=detail, count=count)
-    if unwatched := sorted(seen.placed - seen.watched):
-        named = printable(", ".join(unwatched), max_chars=_MAX_WORD_CHARS)
-        yield BlindSpot(code=Blind.NO_TOUCH_SENSOR, detail=named, count=len(unwatched))

@@ -1,6 +1,4 @@
-"""The one place where *contained* is decided: ledger and Inspect's logs → the verdict of each
-sample and of the run. Pure.
-"""
+"""Decides *contained*: ledger and Inspect's logs → the verdict of each sample and the run. Pure."""
 
 from __future__ import annotations
 
@@ -22,17 +20,16 @@ from belljar.report.samples import Row, RunFindings, Transcript
 from belljar.report.signals import SampleSignals, SignalGatherer
 from belljar.report.tools import refused_calls
 
-EVALUATION: Final = "run"
-"""Kind of the runs of `belljar run`."""
+EVALUATION: Final = "run"  # the kind of the runs of `belljar run`
 
 
 @dataclass(slots=True, kw_only=True)
 class RunRecord:
     """What the ledger records of the run as a whole.
 
-    `ended`: the evaluation's end is recorded. `interrupted`: by a person. `stopped`: by a breach.
-    `causes`: reason codes of `errors`, "" for none. `refusal`: why it could not begin. `logs`:
-    Inspect's. `not_in_log`: why metrics of contained samples are missing.
+    `interrupted`: by a person. `stopped`: by a breach. `causes`: reason codes of `errors`, "" for
+    none. `refusal`: why it could not begin. `logs`: Inspect's. `not_in_log`: why metrics of
+    contained samples are missing.
     """
 
     run_id: str = ""
@@ -56,23 +53,18 @@ class RunRecord:
             log = str(data.get("log") or "")
             self.logs += [log] if log and log not in self.logs else []
         elif line.kind is Kind.RUN_EVALUATED:
-            self.ended, self.interrupted, self.stopped = (
-                True,
-                bool(data["interrupted"]),
-                bool(data["stopped"]),
-            )
+            self.ended = True
+            self.interrupted, self.stopped = bool(data["interrupted"]), bool(data["stopped"])
             self.errors = [str(error) for error in data["errors"]]
             self.causes = [str(cause) for cause in data.get("causes", ())]
-            self.refusal, self.refusal_code = (
-                str(data.get("refusal", "")),
-                int(data.get("refusal_code", 0)),
-            )
+            self.refusal = str(data.get("refusal", ""))
+            self.refusal_code = int(data.get("refusal_code", 0))
         elif line.kind is Kind.RUN_FINISHED:
             self.not_in_log = str(data.get("verdicts_not_in_log", ""))
 
 
 class LogStatus(StrEnum):
-    """How an Inspect log says that it ended."""
+    """How an Inspect log ended."""
 
     STARTED = "started"
     SUCCESS = "success"
@@ -82,10 +74,7 @@ class LogStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogRecord:
-    """One of Inspect's logs.
-
-    `problem`: why it can't be read. `expected`: the samples it claims, None if it claims nothing.
-    """
+    """One of Inspect's logs; `problem`: why it can't be read; `expected`: the count it claims."""
 
     location: str = ""
     task: str = ""
@@ -99,18 +88,17 @@ class LogRecord:
 
 
 class LedgerState(StrEnum):
-    """What verification says of the ledger."""
+    """The result of the ledger's verification; `OWN`: good so far, written by this process."""
 
     VERIFIED = "verified"
     OWN = "own"
-    """Still being written by the process that judges, and nothing is wrong so far."""
     UNFINISHED = "unfinished"
     BAD = "bad"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """All that a verdict rests on; `begun_elsewhere`: sample uuids by other runs of the store."""
+    """All evidence; `begun_elsewhere`: sample uuids by other runs of the store."""
 
     logs: Sequence[LogRecord] = ()
     cells: Mapping[str, CellFindings] = field(default_factory=dict)
@@ -124,71 +112,75 @@ class Evidence:
 
 
 def judge(evidence: Evidence) -> RunFindings:
-    """The verdict of each sample and of the run, each with its reasons."""
-    run = evidence.run
-    by_uuid: dict[str, list[CellFindings]] = {}  # all attempts at one sample
-    for cell in evidence.cells.values():
-        if cell.uuid:
-            by_uuid.setdefault(cell.uuid, []).append(cell)
-    own: list[Transcript] = []
-    reused: list[Transcript] = []
-    for each in (transcript for log in evidence.logs for transcript in log.transcripts):
-        (reused if each.uuid not in by_uuid and _is_reused(each, evidence) else own).append(each)
-    doubts = list(_record_reasons(evidence))
-    everywhere = tuple(reason for reason in doubts if reason.code in RECORD_IN_DOUBT)
+    """The verdict of each sample and of the run, with reasons."""
+    run, logs = evidence.run, evidence.logs
     # By a person: after a breach Belljar itself interrupts the evaluation.
-    cancelled = any(log.status is LogStatus.CANCELLED for log in evidence.logs)
+    cancelled = any(log.status is LogStatus.CANCELLED for log in logs)
     interrupted = (run.interrupted or cancelled) and not run.stopped
-    broken_off = interrupted or any(log.status is LogStatus.ERROR for log in evidence.logs)
-    unlogged = _unlogged(
-        evidence.cells.values(), {each.uuid for each in (*own, *reused)}, broken_off=broken_off
-    )
-    rows = (
-        *(_row(each, by_uuid.get(each.uuid, []), evidence, everywhere) for each in own),
-        *(
-            _row(_without_log(cells), cells, evidence, everywhere, is_logged=False)
-            for cells in unlogged
-        ),
-    )
+    doubts = list(_record_reasons(evidence))
+    everywhere = [reason for reason in doubts if reason.code in RECORD_IN_DOUBT]
+    rows, reused = _rows(evidence, everywhere, interrupted=interrupted)
     taken_cells = {cell.cell_id for row in rows for cell in row.cells}
     taken_ranges = {found.range_id for row in rows for found in row.ranges}
-    strays = tuple(cell for cell in evidence.cells.values() if cell.cell_id not in taken_cells)
-    stray_ranges = tuple(
-        found for found in evidence.ranges.values() if found.range_id not in taken_ranges
+    strays = [cell for cell in evidence.cells.values() if cell.cell_id not in taken_cells]
+    stray_ranges = [each for each in evidence.ranges.values() if each.range_id not in taken_ranges]
+    signals = evidence.signals.of(
+        [cell.cell_id for cell in strays], [each.range_id for each in stray_ranges]
     )
-    stray_signals = evidence.signals.of(
-        [c.cell_id for c in strays], [r.range_id for r in stray_ranges]
-    )
-    problems = [*doubts, *_log_reasons(evidence)]
+    problems = [*doubts, *_log_reasons(logs)]
     problems += [reason for cell in strays for reason in cell.end_reasons]
     problems += [reason for each in stray_ranges for reason in each.end_reasons]
-    problems += _carried(stray_signals)
-    if not rows:
-        problems.append(Reason(code=ReasonCode.NO_SAMPLES))
+    problems += _carried(signals)
+    problems += [] if rows else [Reason(code=ReasonCode.NO_SAMPLES)]
+    errors = [] if logs else ["the evaluation did not run"]
+    for log in logs:
+        if not log.problem and not log.missing and log.status is not LogStatus.SUCCESS:
+            errors.append(f"{log.task}: {log.status}: {log.error or 'it did not finish'}")
     return RunFindings(
         run_id=run.run_id,
-        rows=rows,
-        strays=strays,
-        stray_ranges=stray_ranges,
+        rows=tuple(rows),
+        strays=tuple(strays),
+        stray_ranges=tuple(stray_ranges),
         reused=tuple(reused),
         problems=tuple(problems),
-        errors=tuple(_evaluation_errors(evidence)),
+        errors=tuple(errors),
         upstreams=tuple(evidence.upstreams),
         controls=evidence.signals.controls,
         interrupted=interrupted,
         refusal_code=run.refusal_code,
-        unsealed_logs=tuple(log.location for log in evidence.logs)
-        if run.kind != EVALUATION
-        else (),
+        unsealed_logs=() if run.kind == EVALUATION else tuple(log.location for log in logs),
     )
 
 
-def _is_reused(transcript: Transcript, evidence: Evidence) -> bool:
-    """`eval-retry` copies a sample with its metadata. A data set can write metadata, but no
-    ledger; `belljar run` never reuses a sample.
-    """
-    begun = evidence.begun_elsewhere.get(transcript.judged_by, frozenset())
-    return evidence.run.kind != EVALUATION and transcript.uuid in begun
+def _rows(
+    evidence: Evidence, everywhere: Sequence[Reason], *, interrupted: bool
+) -> tuple[list[Row], list[Transcript]]:
+    """Each sample of a log, each that began and is in none, and those judged by another run."""
+    by_uuid: dict[str, list[CellFindings]] = {}  # all attempts at one sample
+    for cell in evidence.cells.values():
+        if cell.uuid:
+            by_uuid.setdefault(cell.uuid, []).append(cell)
+    rows: list[Row] = []
+    reused: list[Transcript] = []
+    logged = set[str]()
+    for each in (transcript for log in evidence.logs for transcript in log.transcripts):
+        logged.add(each.uuid)
+        # `eval-retry` copies a sample with its metadata. A data set can write metadata, but no
+        # ledger; `belljar run` never reuses a sample.
+        begun = evidence.begun_elsewhere.get(each.judged_by, frozenset())
+        is_elsewhere = evidence.run.kind != EVALUATION and each.uuid in begun
+        if is_elsewhere and each.uuid not in by_uuid:
+            reused.append(each)
+        else:
+            rows.append(_row(each, by_uuid.get(each.uuid, []), evidence, everywhere))
+    broken_off = interrupted or any(log.status is LogStatus.ERROR for log in evidence.logs)
+    for cells in _unlogged(evidence.cells.values(), logged, broken_off=broken_off):
+        first, why = cells[0], "Inspect's log doesn't have it"
+        absent = Transcript(
+            task=first.task, sample=first.sample, epoch=first.epoch, uuid=first.uuid, error=why
+        )
+        rows.append(_row(absent, cells, evidence, everywhere, is_logged=False))
+    return rows, reused
 
 
 def _row(
@@ -200,36 +192,29 @@ def _row(
     is_logged: bool = True,
 ) -> Row:
     gap = reconcile(transcript.calls, cells) if is_logged else TranscriptGap()
-    ranges = evidence.ranges
-    its = tuple(
-        ranges[each] for each in dict.fromkeys(cell.range_id for cell in cells) if each in ranges
+    range_ids = dict.fromkeys(cell.range_id for cell in cells)
+    ranges = tuple(evidence.ranges[each] for each in range_ids if each in evidence.ranges)
+    signals = evidence.signals.of(
+        [cell.cell_id for cell in cells], [each.range_id for each in ranges]
     )
-    signals = evidence.signals.of([cell.cell_id for cell in cells], [each.range_id for each in its])
-    reasons = [
-        *(reason for cell in cells for reason in cell.reasons),
-        *(reason for each in its for reason in each.reasons),
-        *_carried(signals),
-        *(
-            []
-            if is_logged
-            else [Reason(code=ReasonCode.SAMPLE_NOT_IN_LOG, detail=transcript.sample)]
-        ),
-        *_sample_reasons(transcript, cells, gap),
-        *everywhere,
-    ]
+    reasons = [reason for cell in cells for reason in cell.reasons]
+    reasons += [reason for each in ranges for reason in each.reasons]
+    reasons += _carried(signals)
+    if not is_logged:
+        reasons.append(Reason(code=ReasonCode.SAMPLE_NOT_IN_LOG, detail=transcript.sample))
+    reasons += [*_sample_reasons(transcript, cells, gap), *everywhere]
     return Row(
         transcript=transcript,
         cells=tuple(cells),
         transcript_gap=gap,
         reasons=tuple(reasons),
-        ranges=its,
+        ranges=ranges,
         signals=signals,
     )
 
 
-def _carried(signals: SampleSignals) -> Iterator[Reason]:
-    for carried in signals.carried:
-        yield Reason(code=ReasonCode.DECOY_CARRIED, detail=carried)
+def _carried(signals: SampleSignals) -> list[Reason]:
+    return [Reason(code=ReasonCode.DECOY_CARRIED, detail=each) for each in signals.carried]
 
 
 def _sample_reasons(
@@ -266,62 +251,33 @@ def _record_reasons(evidence: Evidence) -> Iterator[Reason]:
         yield Reason(code=ReasonCode.VERDICTS_NOT_IN_LOG, detail=run.not_in_log)
 
 
-def _log_reasons(evidence: Evidence) -> Iterator[Reason]:
-    for log in evidence.logs:
-        if code := _log_trouble(log):
-            counts = f"{len(log.transcripts)} of {log.expected}"
-            detail = counts if code is ReasonCode.LOG_INCOMPLETE else log.problem
-            yield Reason(code=code, where=f"log {log.location}", detail=detail)
-
-
-def _log_trouble(log: LogRecord) -> ReasonCode | None:
-    if log.missing:
-        return ReasonCode.LOG_MISSING
-    if log.problem:
-        return ReasonCode.LOG_UNREADABLE
-    if log.status is LogStatus.STARTED:
-        return ReasonCode.LOG_UNFINISHED
-    if not log.samples_logged:
-        return ReasonCode.LOG_WITHOUT_SAMPLES
-    if (
-        log.status is LogStatus.SUCCESS
-        and log.expected is not None
-        and len(log.transcripts) < log.expected
-    ):
-        return ReasonCode.LOG_INCOMPLETE
-    return None
+def _log_reasons(logs: Iterable[LogRecord]) -> Iterator[Reason]:
+    for log in logs:
+        found, detail = len(log.transcripts), log.problem
+        if log.missing:
+            code = ReasonCode.LOG_MISSING
+        elif log.problem:
+            code = ReasonCode.LOG_UNREADABLE
+        elif log.status is LogStatus.STARTED:
+            code = ReasonCode.LOG_UNFINISHED
+        elif not log.samples_logged:
+            code = ReasonCode.LOG_WITHOUT_SAMPLES
+        elif log.status is LogStatus.SUCCESS and found < (log.expected or 0):
+            code, detail = ReasonCode.LOG_INCOMPLETE, f"{found} of {log.expected}"
+        else:
+            continue
+        yield Reason(code=code, where=f"log {log.location}", detail=detail)
 
 
 def _unlogged(
     cells: Iterable[CellFindings], logged: Set[str], *, broken_off: bool
 ) -> Iterable[Sequence[CellFindings]]:
-    """The cells of each sample that began and that no log has.
-
-    Inspect logs no sample that it was still preparing when it was interrupted or when another
-    failed: only its set-up commands may have run. Nor one whose own error meets its cancellation.
-    """
+    """The cells of each sample that began and is in no log."""
+    # When interrupted, or when another sample failed, Inspect logs no sample that it was still
+    # preparing (only its set-up commands may have run), nor one whose error meets its cancellation.
     found: dict[str, list[CellFindings]] = {}
     for cell in cells:
         never_ran = cell.preparing or not cell.operations
         if cell.sample and cell.uuid not in logged and not (broken_off and never_ran):
             found.setdefault(cell.uuid or cell.cell_id, []).append(cell)
     return found.values()
-
-
-def _without_log(cells: Sequence[CellFindings]) -> Transcript:
-    first = cells[0]
-    return Transcript(
-        task=first.task,
-        sample=first.sample,
-        epoch=first.epoch,
-        uuid=first.uuid,
-        error="Inspect's log doesn't have it",
-    )
-
-
-def _evaluation_errors(evidence: Evidence) -> Iterator[str]:
-    for log in evidence.logs:
-        if not log.problem and not log.missing and log.status is not LogStatus.SUCCESS:
-            yield f"{log.task}: {log.status}: {log.error or 'it did not finish'}"
-    if not evidence.logs:
-        yield "the evaluation did not run"
