@@ -1,7 +1,4 @@
-"""Puts cells in the place of the sandboxes that a loaded task and its samples name.
-
-Reads compose files; `compat` decides.
-"""
+"""Replaces the sandboxes of a loaded task with cells. Reads compose files; `compat` decides."""
 
 from __future__ import annotations
 
@@ -38,14 +35,14 @@ OURS: Final = "belljar"
 
 
 def adapt_task(task: Task, *, directory: Path, may_override: bool = False) -> list[SampleSandbox]:
-    """Give the task and its samples Belljar as sandbox; returns what each sample comes to.
+    """Give the task and its samples Belljar as sandbox; returns each sample's.
 
-    `directory` is the task's own. `may_override`: the operator's policy names an image, which
-    replaces a refused sandbox; other refusals are an error of the sample.
+    `directory` is the task's own. `may_override`: the operator's policy has an image for refused
+    sandboxes; other refusals are errors of samples.
     """
     read = _Reader(directory, may_override=may_override)
     default = read(task.sandbox, where=f"task {task.name}")
-    made = [_of_sample(task, sample, default, read) for sample in task.dataset or ()]
+    made = [_adapt_sample(task, sample, default, read) for sample in task.dataset or ()]
     task.sandbox = SandboxEnvironmentSpec(
         OURS, default if isinstance(default, BelljarConfig) else BelljarConfig()
     )
@@ -91,35 +88,30 @@ class _Reader:
         return BelljarConfig(network=NO_NETWORK if closed else "", differences=(overridden,))
 
 
-def _of_sample(
+def _adapt_sample(
     task: Task, sample: Sample, default: BelljarConfig | PolicyError, read: _Reader
 ) -> SampleSandbox:
-    """Judges a compose file that needs metadata now, not in the middle of the run."""
     where = f"task {task.name}, sample {sample.id}"
     written = sample.sandbox
     found = default if written is None else read(written, where=where)
     metadata = {**(sample.metadata or {}), "__sample_id__": sample.id}
     if isinstance(found, BelljarConfig):
         try:
-            settled(found, metadata, where=where)
+            settled(found, metadata, where=where)  # now, not in the middle of the run
         except PolicyError as error:
-            instead = read.instead(error, written or task.sandbox)
-            written, found = written or task.sandbox, instead
-    if isinstance(found, PolicyError):
-        return SampleSandbox(
-            task=task.name,
-            sample=str(sample.id),
-            metadata=metadata,
-            config=BelljarConfig(),
-            error=found,
-        )
-    if written is not None:
-        sample.sandbox = SandboxEnvironmentSpec(OURS, found)
-    return SampleSandbox(task=task.name, sample=str(sample.id), metadata=metadata, config=found)
+            written = written or task.sandbox
+            found = read.instead(error, written)
+    refusal = found if isinstance(found, PolicyError) else None
+    config = BelljarConfig() if isinstance(found, PolicyError) else found
+    if refusal is None and written is not None:
+        sample.sandbox = SandboxEnvironmentSpec(OURS, config)
+    return SampleSandbox(
+        task=task.name, sample=str(sample.id), metadata=metadata, config=config, error=refusal
+    )
 
 
 def stand_in(spec: SandboxEnvironmentSpec | None, *, directory: Path, where: str) -> BelljarConfig:
-    """What replaces the sandbox `spec`. Raises `PolicyError` when a cell can't."""
+    """The replacement of the sandbox `spec`. Raises `PolicyError`."""
     if spec is None:
         return beside_policy(directory)
     compose = _description(spec, directory)
@@ -145,8 +137,8 @@ def of_active_sample(
 ) -> BaseModel | str | None:
     """The starting sample's own sandbox, where Inspect dropped or replaced its configuration.
 
-    Happens under `inspect eval --sandbox belljar` for a file that Inspect does not know, or another
-    provider's. `directories` are the run's tasks'. Raises `PolicyError` when no cell fits.
+    Inspect does so under `--sandbox belljar` for an unknown file, or another provider's.
+    `directories`: of the run's tasks. Raises `PolicyError` when no cell fits.
     """
     from inspect_ai.log._samples import sample_active
 
@@ -164,7 +156,7 @@ def brought(
     directories: Iterable[Path],
     where: str,
 ) -> BaseModel | str | None:
-    """What a sample's own sandbox comes to, `config` being what Inspect made of it."""
+    """A sample's own sandbox; `config`: what Inspect made of it."""
     own = written.config
     if written.type == OURS or (config is not None and (own is None or own == config)):
         return config
@@ -182,7 +174,7 @@ def brought(
 
 
 def _wants_no_network(compose: Mapping[str, Any]) -> bool:
-    """Whether the default service has `network_mode: none`; True where that can't be read."""
+    """Whether the default service has `network_mode: none`; True when unreadable."""
     services = compose.get("services")
     if not isinstance(services, Mapping) or not all(
         isinstance(each, Mapping) for each in services.values()
@@ -193,14 +185,13 @@ def _wants_no_network(compose: Mapping[str, Any]) -> bool:
 
 
 def _description(spec: SandboxEnvironmentSpec, directory: Path) -> dict[str, Any] | None:
-    """The parsed compose file that the sandbox means, also of a Dockerfile; or None."""
+    """The sandbox's parsed compose file, also of a Dockerfile."""
     config = spec.config
     if isinstance(config, BaseModel):
         is_other = spec.type == OURS and not isinstance(config, ComposeConfig)
         return None if is_other else as_document(config)
     if config is None:
-        # What Inspect finds beside a task whose sandbox has no configuration
-        found = beside(directory)
+        found = beside(directory)  # as Inspect finds it
         if spec.type not in {OURS, "docker"} or (
             spec.type == OURS and beside_policy(directory).policy
         ):

@@ -1,11 +1,10 @@
 """A cell's attach socket: a unix socket in the store for `belljar attach` and `belljar forward`.
 
-A cell's channel belongs to the event loop of the process that made it, so terminals are served
-there, by a task of the sample's own task group (Inspect's public `background`). The socket listens
-from the moment the cell runs: a client that connects earlier waits in its backlog. The guest can't
-reach the socket; only the same user or root may connect.
+The process that made the cell serves it in the sample's task group (Inspect's `background`). It
+listens while the cell runs: early clients wait in the backlog. The guest can't reach it; only the
+same user or root may connect.
 
-A frame is one byte of kind, four of length (little-endian), and at most 64 KiB of payload.
+A frame: one byte of kind, four of length (little-endian), at most 64 KiB of payload.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import shlex
 import socket
 import struct
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
@@ -40,7 +39,7 @@ _SIZE: Final = struct.Struct("<HH")
 
 
 class FrameKind(Enum):
-    """What a frame means."""
+    """The kind of a frame."""
 
     OPEN = b"O"
     INPUT = b"I"
@@ -54,12 +53,12 @@ class FrameKind(Enum):
 
 
 class AttachError(ValueError):
-    """The peer sent something that is not of this protocol."""
+    """The peer broke the protocol."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """The first frame: who wants what."""
+    """The first frame: a command and its terminal."""
 
     argv: tuple[str, ...] = ()
     user: str | None = None
@@ -124,22 +123,22 @@ def read_size(payload: bytes) -> tuple[int, int]:
 
 
 class FrameReader:
-    """Bytes in, frames out. Holds at most one frame's worth of bytes beyond what it was fed."""
+    """Bytes in, frames out. Buffers at most one frame beyond a chunk."""
 
     def __init__(self) -> None:
-        self._held = bytearray()
+        self._buffer = bytearray()
 
     def feed(self, chunk: bytes) -> Iterator[tuple[FrameKind, bytes]]:
         """The frames that `chunk` completes. Raises `AttachError`."""
-        self._held += chunk
-        while len(self._held) >= _HEAD.size:
-            kind, length = _HEAD.unpack_from(self._held)
+        self._buffer += chunk
+        while len(self._buffer) >= _HEAD.size:
+            kind, length = _HEAD.unpack_from(self._buffer)
             if length > MAX_PAYLOAD_BYTES:
                 raise AttachError(f"a frame of {length} bytes")
-            if len(self._held) < _HEAD.size + length:
+            if len(self._buffer) < _HEAD.size + length:
                 return
-            payload = bytes(self._held[_HEAD.size : _HEAD.size + length])
-            del self._held[: _HEAD.size + length]
+            payload = bytes(self._buffer[_HEAD.size : _HEAD.size + length])
+            del self._buffer[: _HEAD.size + length]
             try:
                 yield FrameKind(kind), payload
             except ValueError as error:
@@ -150,16 +149,14 @@ logger = logging.getLogger(__name__)
 
 DIRECTORY: Final = "attach"
 MAX_CLIENTS: Final = 8
-MAX_STREAMS: Final = 32
-"""Half of the operations that run in a cell at once: its commands go on."""
+MAX_STREAMS: Final = 32  # half of a cell's operations at once: its commands go on
 _RECEIVE_BYTES: Final = 1 << 16
 _OPENING_S: Final = 10.0
-_NOTHING: Final = (FrameKind.INPUT_END, b"")
 _LOGIN_SHELL: Final = ("/bin/sh", "-c", 'exec "$(command -v bash || echo /bin/sh)" -l')
 
 
 def attach_directory(home: Path | None) -> Path:
-    """Where the attach sockets of this user's cells are."""
+    """The directory of this user's attach sockets."""
     from belljar.store.home import belljar_home
 
     return (home or belljar_home()) / DIRECTORY
@@ -167,18 +164,12 @@ def attach_directory(home: Path | None) -> Path:
 
 @contextlib.contextmanager
 def short_path(path: Path) -> Iterator[str]:
-    """A name for a socket within the kernel's 107 bytes, however deep the store is."""
+    """A socket's name within the kernel's 107 bytes."""
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{directory}/{path.name}"
     finally:
         os.close(directory)
-
-
-class _Limits:
-    def __init__(self) -> None:
-        self.terminals = anyio.CapacityLimiter(MAX_CLIENTS)
-        self.streams = anyio.CapacityLimiter(MAX_STREAMS)
 
 
 class AttachSocket:
@@ -190,12 +181,12 @@ class AttachSocket:
         self._listening = listening
         self._served = False
         self._closed = False
-        self._visits: anyio.CancelScope | None = None
+        self._sessions: anyio.CancelScope | None = None
         self._ended = anyio.Event()
 
     @classmethod
     def for_cell(cls, cell: Cell, *, home: Path | None) -> AttachSocket:
-        """A socket that listens and is not served yet. The caller closes it."""
+        """A listening socket, not served yet. The caller closes it."""
         path = attach_directory(home) / cell.id
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
@@ -209,16 +200,16 @@ class AttachSocket:
         return cls(path, listening)
 
     async def close(self) -> None:
-        """Refuse new clients and end the sessions; then no socket of them is left."""
+        """Refuse new clients and end all sessions."""
         self._closed = True
-        if self._visits is not None:
-            self._visits.cancel()
+        if self._sessions is not None:
+            self._sessions.cancel()
             await self._ended.wait()
         self._listening.close()
         self.path.unlink(missing_ok=True)
 
     def open_in_sample(self, cell: Cell) -> None:
-        """Serve clients while the sample runs. Idempotent; nothing happens outside of a sample."""
+        """Serve clients while the sample runs. Idempotent; no-op outside of a sample."""
         if self._served:
             return
         from inspect_ai.util import background
@@ -230,45 +221,43 @@ class AttachSocket:
         self._served = True
 
     async def serve(self, cell: Cell) -> None:
-        """Serve clients until cancelled or closed. An error ends the session it is in only."""
+        """Serve clients until cancelled or closed. An error ends only its session."""
         if self._closed:
             return
         self._ended = anyio.Event()
-        try:
-            with anyio.CancelScope() as self._visits:
-                await self._accept(cell)
-        finally:
-            self._visits = None
-            self._ended.set()
-
-    async def _accept(self, cell: Cell) -> None:
-        limits = _Limits()
+        self._terminals = anyio.CapacityLimiter(MAX_CLIENTS)
+        self._streams = anyio.CapacityLimiter(MAX_STREAMS)
 
         async def session(stream: SocketStream) -> None:
             async with stream:
                 try:
-                    await self._session(stream, cell, limits)
+                    await self._session(stream, cell)
                 except Exception as error:  # noqa: BLE001
                     # A session that goes wrong must never end the sample it is in.
                     logger.info("a session in cell %s ended: %s", cell.id, printable(str(error)))
 
-        async with await SocketListener.from_socket(self._listening.dup()) as listener:
-            await listener.serve(session)
+        try:
+            with anyio.CancelScope() as self._sessions:
+                async with await SocketListener.from_socket(self._listening.dup()) as listener:
+                    await listener.serve(session)
+        finally:
+            self._sessions = None
+            self._ended.set()
 
-    async def _session(self, stream: SocketStream, cell: Cell, limits: _Limits) -> None:
+    async def _session(self, stream: SocketStream, cell: Cell) -> None:
         if not may_connect(stream.extra(SocketAttribute.raw_socket)):  # noqa: S610
             return
         async with contextlib.aclosing(_incoming(stream)) as incoming:
             with anyio.fail_after(_OPENING_S):
-                kind, payload = await anext(incoming, _NOTHING)
+                kind, payload = await anext(incoming, (FrameKind.INPUT_END, b""))
             if kind is FrameKind.RELEASE:
                 self.released = True
                 await stream.send(frame(FrameKind.EXIT, b"0"))
             elif kind is FrameKind.OPEN:
-                async with limits.terminals:
+                async with self._terminals:
                     await _terminal(stream, incoming, cell, read_opening(payload))
             elif kind is FrameKind.CONNECT:
-                async with limits.streams:
+                async with self._streams:
                     await _connection(stream, incoming, cell, read_target(payload))
 
 
@@ -289,8 +278,7 @@ async def _terminal(
         ) as running:
             status = await _relay(stream, incoming, running)
     except BelljarError as error:
-        await stream.send(frame(FrameKind.EXIT, f"1 {printable(error.what)}".encode()))
-        return
+        status = f"1 {printable(error.what)}"
     await stream.send(frame(FrameKind.EXIT, status.encode()))
 
 
@@ -330,6 +318,7 @@ async def _connection(
     status = "0"
     try:
         async with cell.connect(target) as server, anyio.create_task_group() as tasks:
+            ended: list[FrameKind] = []
 
             async def listen() -> None:
                 async for kind, payload in incoming:
@@ -337,31 +326,28 @@ async def _connection(
                         await server.send(payload)
                     elif kind is FrameKind.INPUT_END:
                         await server.send_eof()
-                        both_ended.append(FrameKind.INPUT_END)
-                        if len(both_ended) == 2:
+                        ended.append(FrameKind.INPUT_END)
+                        if FrameKind.OUTPUT_END in ended:
                             break
                 tasks.cancel_scope.cancel()
 
-            both_ended: list[FrameKind] = []
-            tasks.start_soon(_until_gone, listen)
+            async def listen_until_gone() -> None:
+                with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+                    await listen()
+
+            tasks.start_soon(listen_until_gone)
             async for chunk in server:
                 for piece in frames(FrameKind.OUTPUT, chunk):
                     await stream.send(piece)
             await stream.send(frame(FrameKind.OUTPUT_END))
-            both_ended.append(FrameKind.OUTPUT_END)
-            if len(both_ended) == 2:
+            ended.append(FrameKind.OUTPUT_END)
+            if FrameKind.INPUT_END in ended:
                 tasks.cancel_scope.cancel()
     except (OSError, ValueError) as error:
         status = f"1 {printable(str(error))}"
     except BelljarError as error:
         status = f"1 {printable(error.what)}"
     await stream.send(frame(FrameKind.EXIT, status.encode()))
-
-
-async def _until_gone(task: Callable[[], Awaitable[None]]) -> None:
-    """Stop quietly when the server in the cell is gone."""
-    with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-        await task()
 
 
 async def _incoming(stream: SocketStream) -> AsyncGenerator[tuple[FrameKind, bytes], None]:
@@ -376,16 +362,13 @@ async def _incoming(stream: SocketStream) -> AsyncGenerator[tuple[FrameKind, byt
 
 
 def may_connect(peer: socket.socket) -> bool:
-    """Only the cell's owner and root: a second check behind the directory's mode."""
+    """Whether the peer is the cell's owner or root; the directory's mode says so too."""
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     uid = struct.unpack("3i", credentials)[1]
     return uid in {0, os.geteuid()}
 
 
-_TIMEOUT_S: Final = 5.0
-
-
-def connect_to(path: Path, *, timeout_s: float = _TIMEOUT_S) -> socket.socket:
+def connect_to(path: Path, *, timeout_s: float = 5.0) -> socket.socket:
     """A connection to an attach socket. Raises `OSError` if its owner is gone."""
     stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     stream.settimeout(timeout_s)
@@ -399,7 +382,7 @@ def connect_to(path: Path, *, timeout_s: float = _TIMEOUT_S) -> socket.socket:
 
 
 def release_cells(cell_id: str | None, home: Path | None = None) -> list[str]:
-    """Ask the owners of kept cells (or of one) to destroy them; returns those that answered."""
+    """Ask the owners of kept cells, or of one, to destroy them; returns the confirmed ones."""
     directory = attach_directory(home)
     if not directory.is_dir():
         return []
@@ -410,16 +393,16 @@ def release_cells(cell_id: str | None, home: Path | None = None) -> list[str]:
 def remove_dead_sockets(home: Path | None = None) -> list[str]:
     """Remove the sockets whose owners are dead; returns their cells."""
     directory = attach_directory(home)
-    swept = []
+    removed = []
     for path in sorted(directory.iterdir()) if directory.is_dir() else []:
         try:
             connect_to(path, timeout_s=1).close()
         except ConnectionRefusedError:
             path.unlink(missing_ok=True)
-            swept.append(path.name)
+            removed.append(path.name)
         except OSError:
-            continue  # full, or not ours to judge
-    return swept
+            continue  # full, or another error that does not show that its owner is dead
+    return removed
 
 
 def _release(path: Path) -> bool:
@@ -427,18 +410,15 @@ def _release(path: Path) -> bool:
         with connect_to(path) as stream:
             stream.sendall(frame(FrameKind.RELEASE))
             return bool(stream.recv(1))
-    except TimeoutError:
-        # A running sample's socket that is not served right now: its owner destroys the cell.
-        return False
     except ConnectionRefusedError:
         path.unlink(missing_ok=True)
-        return False
-    except OSError:
-        return False
+    except OSError:  # a timeout: a running sample's socket that is not served right now
+        pass
+    return False
 
 
 def login_command(cell_id: str, user: str | None) -> str:
-    """What a person types to get a terminal in a cell."""
+    """The command line for a terminal in a cell."""
     script = Path(sys.executable).with_name("belljar")
     launcher = [str(script)] if script.exists() else [sys.executable, "-m", "belljar"]
     return shlex.join([*launcher, "attach", cell_id, *(["--user", user] if user else [])])

@@ -1,7 +1,6 @@
-"""The stand-in `openai`'s questions, answered by the model that is evaluated: a program's chat
-request becomes a call of Inspect's model, on its transcript.
+"""Programs' chat requests to the stand-in `openai` become calls of the evaluated model.
 
-The request is a guest's: only text, tools and a few numbers of it are used, each checked.
+They are on the sample's transcript. Only text, tools and a few numbers are used, each checked.
 """
 
 from __future__ import annotations
@@ -35,10 +34,8 @@ from belljar.units import printable
 
 logger = logging.getLogger(__name__)
 CHAT: Final = "chat"
-MAX_ASKED_BYTES: Final = 256 << 20
-"""Of all questions of a sample's programs together: each stands on the transcript, in the host's
-memory and its log, also where the model refuses it.
-"""
+# Of all requests of a sample: each is in the host's memory and log, also when the model refuses.
+MAX_REQUEST_BYTES: Final = 256 << 20
 _NUMBERS: Final = {
     "max_tokens": "max_tokens",
     "max_completion_tokens": "max_tokens",
@@ -63,22 +60,21 @@ class ModelBridge:
     def __init__(self) -> None:
         self._context = copy_context()
         self._token = anyio.lowlevel.current_token()
-        self._asked_bytes = 0
+        self._request_bytes = 0
         self._open: set[anyio.CancelScope] = set()
         self._closed = False
 
     def __call__(self, kind: str, body: bytes) -> bytes:
         """Handle a request, from any thread.
 
-        Raises `ValueError` for an invalid request, beyond `MAX_ASKED_BYTES`, and after the end.
+        Raises `ValueError` for an invalid request, beyond `MAX_REQUEST_BYTES`, and after the end.
         """
         if kind != CHAT:
-            raise ValueError(f"there is no answer to questions of the kind {printable(kind)}")
-        self._asked_bytes += len(body)
-        if self._asked_bytes > MAX_ASKED_BYTES:
+            raise ValueError(f"requests of the kind {printable(kind)} are not supported")
+        self._request_bytes += len(body)
+        if self._request_bytes > MAX_REQUEST_BYTES:
             raise ValueError(
-                f"the programs of this sample have asked {MAX_ASKED_BYTES} bytes, which is all "
-                f"that they may"
+                f"the requests of this sample's programs are over {MAX_REQUEST_BYTES} bytes"
             )
         request = read_request(body)
         try:
@@ -102,7 +98,12 @@ class ModelBridge:
             self._open.add(scope)
             try:
                 await anyio.lowlevel.checkpoint()
-                return await _generate(request)
+                return await _answer(request)
+            except Exception as error:
+                # The program in the cell learns only that its API is down; the transcript has why.
+                why = printable(repr(error), max_chars=500)
+                logger.warning("a program's request to the model failed: %s", why)
+                raise
             finally:
                 self._open.discard(scope)
         raise ValueError("the range has ended")
@@ -117,25 +118,10 @@ def read_request(body: bytes) -> dict[str, Any]:
 
 
 def _json(data: bytes | str) -> Any:  # noqa: ANN401 - a guest's JSON
-    """Also refuses what would end the evaluation: Inspect's log can't hold 250 levels or
-    surrogates.
-    """
     value = parse_json(data)
+    # Refuse what would end the evaluation: Inspect's log can't represent 250 levels or surrogates.
     json.dumps(value, ensure_ascii=False).encode()
     return value
-
-
-async def _generate(request: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        return await _answer(request)
-    except Exception as error:
-        # The program in the cell learns only that its API is down; why stands on the sample's
-        # transcript.
-        logger.warning(
-            "a program's question to the model was not answered: %s",
-            printable(repr(error), max_chars=500),
-        )
-        raise
 
 
 async def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,7 +135,7 @@ async def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def messages_of(messages: Sequence[Any]) -> list[ChatMessage]:
-    """The conversation in Inspect's words. Raises `ValueError`."""
+    """The conversation in Inspect's types. Raises `ValueError`."""
     return [_message(message) for message in messages]
 
 
@@ -181,12 +167,8 @@ def _text(content: Any) -> str:  # noqa: ANN401 - a guest's JSON
 
 
 def _tool_call(call: Any) -> ToolCall:  # noqa: ANN401 - a guest's JSON
-    function = (
-        call["function"]
-        if isinstance(call, Mapping) and isinstance(call.get("function"), Mapping)
-        else None
-    )
-    if function is None:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
         raise ValueError("a tool call names a function")
     arguments = _json(str(function.get("arguments") or "{}"))
     if not isinstance(arguments, dict):
@@ -197,20 +179,18 @@ def _tool_call(call: Any) -> ToolCall:  # noqa: ANN401 - a guest's JSON
 
 
 def tools_of(tools: Sequence[Any]) -> list[ToolInfo]:
-    """The tools in Inspect's words. Raises `ValueError`."""
-    return [_tool(tool) for tool in tools]
-
-
-def _tool(tool: Any) -> ToolInfo:  # noqa: ANN401 - a guest's JSON
-    function = tool.get("function") if isinstance(tool, Mapping) else None
-    if not isinstance(function, Mapping):
-        raise ValueError("a tool is a function")
-    parameters = function.get("parameters") or {"type": "object", "properties": {}}
-    return ToolInfo(
-        name=str(function.get("name", "")),
-        description=str(function.get("description") or function.get("name", "")),
-        parameters=ToolParams.model_validate(parameters),
-    )
+    """The tools in Inspect's types. Raises `ValueError`."""
+    found = []
+    for tool in tools:
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping):
+            raise ValueError("a tool is a function")
+        name = str(function.get("name", ""))
+        written = function.get("parameters") or {"type": "object", "properties": {}}
+        parameters = ToolParams.model_validate(written)
+        description = str(function.get("description") or name)
+        found.append(ToolInfo(name=name, description=description, parameters=parameters))
+    return found
 
 
 def _tool_choice(choice: Any) -> ToolChoice | None:  # noqa: ANN401 - a guest's JSON
@@ -237,7 +217,7 @@ def _config(request: Mapping[str, Any]) -> GenerateConfig:
 
 
 def completion_of(output: ModelOutput) -> dict[str, Any]:
-    """The chat completion; the stand-in, not this, names a model."""
+    """The chat completion; the stand-in adds a model's name."""
     usage = output.usage
     counted = (
         {"prompt_tokens": usage.input_tokens, "completion_tokens": usage.output_tokens}
