@@ -17,7 +17,7 @@ from belljar.ledger import Line, Verification, read_events, verify
 from belljar.ledger.rundir import INSPECT_LOGS
 from belljar.ledger.verification import Status
 from belljar.probe.model import Verdict, worst
-from belljar.report.cells import Action, Call, CellGatherer
+from belljar.report.cells import Action, Call, CellGatherer, gather_cells
 from belljar.report.ranges import RangeGatherer
 from belljar.report.reasons import ReasonCode
 from belljar.report.requests import UpstreamGatherer
@@ -43,17 +43,14 @@ if TYPE_CHECKING:
 
 
 CONTAINMENT: Final = "containment"
-"""Key of a score's metadata by which a scorer that looked at the host can make a verdict worse:
-`breached` or `void`. It can't make it better. Case does not matter; a word that is no verdict
-counts as `void`.
-"""
+"""Key of a score's metadata by which a scorer can make a verdict worse: `breached` or `void`."""
 NOTE: Final = "containment_note"
 OWN_SCORE: Final = "judged_by_run"
-"""Key of the metadata of the score that Belljar makes: the run that says it."""
+"""Key of the metadata of Belljar's own score: its run."""
 
 
 def logs_in(directory: Path) -> list[str]:
-    """The logs in a directory, oldest first; none when it is not there."""
+    """The logs in a directory, oldest first."""
     return (
         [info.name for info in list_eval_logs(str(directory), descending=False)]
         if directory.is_dir()
@@ -62,7 +59,7 @@ def logs_in(directory: Path) -> list[str]:
 
 
 def read_log(location: str, run_id: str) -> LogRecord:
-    """One log of a run. What can't be read of it is its `problem`: nothing is raised."""
+    """One log of a run. Errors become its `problem`."""
     if not (path := Path(location.removeprefix("file://"))).exists() and "://" not in str(path):
         return LogRecord(location=location, missing=True)
     transcripts: list[Transcript] = []
@@ -101,6 +98,10 @@ def read_sample(task: str, sample: EvalSample, run_id: str) -> Transcript:
     score_metadata = [score.metadata or {} for score in scores.values()]
     judged = sample.metadata.get(CONTAINMENT_KEY)
     judged = judged if isinstance(judged, dict) else {}
+    # A word of a scorer that is no verdict counts as void.
+    words = [str(each.get(CONTAINMENT) or "").strip().lower() for each in score_metadata]
+    known = set(Verdict)
+    found = [Verdict(word) if word in known else Verdict.VOID for word in words if word]
     return Transcript(
         task=task,
         sample=str(sample.id),
@@ -110,7 +111,7 @@ def read_sample(task: str, sample: EvalSample, run_id: str) -> Transcript:
         error=_error(sample.error.message) if sample.error else "",
         calls=tuple(_calls(_all_events(sample, run_id))),
         tools=tuple(_tools(list(_all_events(sample, run_id)))),
-        lowered=_lowered(metadata.get(CONTAINMENT) for metadata in score_metadata),
+        lowered=worst([*found, Verdict.CONTAINED]),
         notes=tuple(str(metadata[NOTE]) for metadata in score_metadata if NOTE in metadata),
         judged_by=str(judged.get("run_id", "")),
         judged_as=str(judged.get("verdict", "")),
@@ -124,20 +125,12 @@ def _shown(score: Score) -> str:
 
 
 def is_own_score(score: Score) -> bool:
-    """Whether Belljar made this score, when an earlier judgement was written into the log."""
+    """Whether Belljar made this score, in an earlier judgement."""
     return OWN_SCORE in (score.metadata or {})
 
 
 def _error(message: str) -> str:
     return "cancelled" if message.startswith(("CancelledError", "Cancelled")) else message
-
-
-def _lowered(words: Iterable[object]) -> Verdict:
-    """The worst that scorers report; an unknown word is void."""
-    given = [str(word).strip().lower() for word in words if word is not None]
-    known = set(Verdict)
-    found = [Verdict(word) if word in known else Verdict.VOID for word in given if word]
-    return worst([*found, Verdict.CONTAINED])
 
 
 def _all_events(sample: EvalSample, run_id: str) -> Iterator[Event]:
@@ -209,23 +202,21 @@ def _hosted(event: ModelEvent) -> Iterator[ToolCall]:
 
 
 FINDINGS: Final = "findings.json"
-"""The findings in a run directory, as they were when it was sealed."""
+"""The findings in a run directory, when it was sealed."""
 
 
 def own_evidence(run: RunDirectory) -> Evidence:
-    """The evidence of a run that this process is about to seal."""
+    """The evidence of this process's run, before sealing."""
     evidence = _evidence(run.path, check_ledger(run), logs=(), remote=True)
     return _with_other_runs(evidence, run.path, run.recorder.key.fingerprint)
 
 
 def put_on_record(run: RunDirectory, findings: RunFindings, dropped: Sequence[str] = ()) -> None:
-    """The findings as a file of the run directory, and the verdict in the run's last event."""
+    """Write the findings into the run directory, and the verdict into its last event."""
     run.write_json(FINDINGS, {**as_json(findings), "not_in_metrics": list(dropped)})
     reasons = {reason.code: reason for reason in findings.problems}
-    refused, unbound = (
-        reasons.get(ReasonCode.RUN_REFUSED),
-        reasons.get(ReasonCode.VERDICTS_NOT_IN_LOG),
-    )
+    refused = reasons.get(ReasonCode.RUN_REFUSED)
+    unbound = reasons.get(ReasonCode.VERDICTS_NOT_IN_LOG)
     details: dict[str, JsonValue] = {"verdict": findings.verdict.value}
     if unbound is not None:
         details["verdicts_not_in_log"] = unbound.detail
@@ -264,13 +255,10 @@ def stored_evidence(
     result = verify(path, expected_key=expected_key, expected_run=expected_run)
     state, problem = _state(result)
     if state is LedgerState.VERIFIED and not result.key_checked:
-        state, problem = (
-            LedgerState.BAD,
-            f"signed by {result.key}, which was compared with no known key",
-        )
-    return _with_other_runs(
-        _evidence(path, (state, problem), logs=logs, remote=False), path, expected_key
-    )
+        state = LedgerState.BAD
+        problem = f"signed by {result.key}, which was compared with no known key"
+    evidence = _evidence(path, (state, problem), logs=logs, remote=False)
+    return _with_other_runs(evidence, path, expected_key)
 
 
 def _state(result: Verification) -> tuple[LedgerState, str]:
@@ -284,13 +272,8 @@ def _state(result: Verification) -> tuple[LedgerState, str]:
 def _evidence(
     path: Path, ledger: tuple[LedgerState, str], *, logs: Sequence[str], remote: bool
 ) -> Evidence:
-    record, cells, ranges, upstreams = (
-        RunRecord(),
-        CellGatherer(),
-        RangeGatherer(),
-        UpstreamGatherer(),
-    )
-    signals = SignalGatherer()
+    record, cells, signals = RunRecord(), CellGatherer(), SignalGatherer()
+    ranges, upstreams = RangeGatherer(), UpstreamGatherer()
     for line in _readable(path):
         for each in (record, cells, ranges, upstreams, signals):
             each.take(line)
@@ -322,10 +305,8 @@ def _with_other_runs(evidence: Evidence, path: Path, key: str | None) -> Evidenc
     begun: dict[str, frozenset[str]] = {}
     for run in path.parent.iterdir() if any(named) else ():
         if run.name in named and run.is_dir() and _is_signed(run, key):
-            cells = CellGatherer()
-            for line in _readable(run):
-                cells.take(line)
-            begun[run.name] = frozenset(cell.uuid for cell in cells.found.values() if cell.uuid)
+            cells = gather_cells(_readable(run)).values()
+            begun[run.name] = frozenset(cell.uuid for cell in cells if cell.uuid)
     return replace(evidence, begun_elsewhere=begun)
 
 

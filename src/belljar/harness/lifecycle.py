@@ -66,12 +66,11 @@ def as_prerequisite_error(error: BelljarError) -> Exception:
     return PrerequisiteError(escape("\n".join(printable(line) for line in str(error).splitlines())))
 
 
-async def hold(session: Session) -> None:
-    """Keep the cells for a person to look into (`--no-sandbox-cleanup`).
+async def keep_cells(session: Session) -> None:
+    """Keep the cells for a person (`--no-sandbox-cleanup`), and serve their attach sockets.
 
-    A cell dies with the process that owns it, by design. So this process stays, serves the cells'
-    attach sockets, and returns at Ctrl-C, SIGTERM, `inspect sandbox cleanup belljar [ID]`, or when
-    the last cell's lifetime is over; then the cells are destroyed as always.
+    Returns at Ctrl-C, SIGTERM, `inspect sandbox cleanup belljar [ID]`, or when the last cell's
+    lifetime is over: a cell never outlives its process.
     """
     print_status(
         f"belljar: {len(session.live)} cell(s) kept. They die with this process; Ctrl-C destroys "

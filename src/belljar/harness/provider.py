@@ -78,10 +78,8 @@ def to_result(
     `OutputLimitExceededError` over the *policy's* output bound. Over Inspect's bound alone, the
     tail is kept, as its Docker provider does.
     """
-    stdout, stderr = (
-        decode_tail(output.stdout, limit_bytes),
-        decode_tail(output.stderr, limit_bytes),
-    )
+    stdout = decode_tail(output.stdout, limit_bytes)
+    stderr = decode_tail(output.stderr, limit_bytes)
     if output.timed_out:
         raise timed_out(timeout_s, stdout + stderr)
     if output.not_started_errno is not None:
@@ -332,13 +330,9 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         """Destroy what is left; `--no-sandbox-cleanup` keeps it first, for a person to look at."""
         session = current_session()
         try:
-            if (
-                session.users == 1
-                and session.live
-                and not cleanup
-                and not session.termination_signals
-            ):
-                await lifecycle.hold(session)
+            is_last = session.users == 1 and bool(session.live)
+            if is_last and not cleanup and not session.termination_signals:
+                await lifecycle.keep_cells(session)
         finally:
             with anyio.CancelScope(shield=True):
                 try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -104,6 +105,24 @@ def test_with_json_a_failure_is_one_object_on_standard_output(
     assert error["code"]
     assert error["message"]
     assert "hint:" not in said.err
+
+
+def test_what_inspect_prints_does_not_spoil_the_object_of_a_run(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its log handler prints on standard output, whether it is Python's or the descriptor."""
+
+    def noisy(_specs: object) -> None:
+        print("a warning of Inspect")
+        os.write(1, b"a warning of a program\n")
+        raise PolicyError("no such file", where="here")
+
+    monkeypatch.setattr("belljar.harness.evaluate._check_files", noisy)
+    assert run(["run", "no-such-file.py", "--json"]) == 4
+    written = capfd.readouterr()
+    assert json.loads(written.out)["error"]["message"] == "no such file"
+    assert "a warning of Inspect" in written.err
+    assert "a warning of a program" in written.err
 
 
 @pytest.mark.parametrize("name", FAILING)

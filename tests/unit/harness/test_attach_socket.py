@@ -25,7 +25,7 @@ from belljar.harness.attach import (
     remove_dead_sockets,
     size_payload,
 )
-from belljar.harness.lifecycle import hold
+from belljar.harness.lifecycle import keep_cells
 from belljar.harness.session import Session
 
 
@@ -106,7 +106,7 @@ async def test_hold_ends_when_the_last_cell_is_released(session: Session) -> Non
     environment = await open_environment()
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(hold, session)
+            tasks.start_soon(keep_cells, session)
             while not await anyio.to_thread.run_sync(release_cells, None, session.home):  # noqa: ASYNC110 - another process would poll too
                 await anyio.sleep(0.05)
     assert not session.live
