@@ -36,8 +36,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One thing that is sent. Which field counts follows from the channel: `http`, `names` (DNS, in
-    order), `messages` (WebSocket), else `data`."""
+    """One thing that is sent.
+
+    `http`, `names` (DNS, in order), `messages` (WebSocket) or `data` counts, by channel.
+    """
 
     channel: Channel
     http: Request | None = None
@@ -48,7 +50,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is sent, and whether it must be flagged. `cls`: as which class; "" for any."""
+    """What is sent, and whether it must be flagged. `cls`: "" for any."""
 
     id: str
     flags: bool
@@ -59,7 +61,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What was found of a case. `problem`: why it could not be told."""
+    """What was found. `problem`: why the scan is incomplete."""
 
     case: Case
     classes: tuple[str, ...]
@@ -67,7 +69,7 @@ class Outcome:
 
     @property
     def flagged(self) -> bool:
-        """Whether it was found, as the class that it has."""
+        """Whether it was found, as its class."""
         return (
             self.case.cls in self.classes
             if self.case.cls and self.case.flags
@@ -76,13 +78,13 @@ class Outcome:
 
     @property
     def ok(self) -> bool:
-        """Whether what happened was expected."""
+        """Whether this was expected."""
         return self.flagged == self.case.flags and not (self.problem and not self.case.flags)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """Of many cases. A rate of nothing is 1 (precision, recall) or 0 (false positives)."""
+    """Rates of many cases; without cases 1, or 0 of false positives."""
 
     cases: int
     failed: tuple[Outcome, ...]
@@ -113,7 +115,7 @@ class Score:
         }
 
     def misses(self, key: Callable[[Case], str]) -> dict[str, int]:
-        """How many cases were missed, by class or channel."""
+        """Missed cases by class or channel."""
         return dict(
             sorted(
                 Counter(key(outcome.case) for outcome in self.failed if outcome.case.flags).items()
@@ -137,7 +139,7 @@ def score(outcomes: Iterable[Outcome]) -> Score:
 
 
 def feeds(step: Step) -> Iterator[tuple[str, bytes]]:
-    """The parts of a step, as a stream scanner is fed them."""
+    """Parts of a step, for `StreamScanner.feed`."""
     if step.http is not None:
         yield "url", step.http.url.encode()
         yield (
@@ -155,7 +157,7 @@ def feeds(step: Step) -> Iterator[tuple[str, bytes]]:
 
 
 def scan_case(case: Case, stream: StreamScanner) -> Outcome:
-    """Hand a case to the scanner, as a flow of its own."""
+    """Scan a case as one flow."""
     results: list[Scanned] = []
     for step in case.steps:
         results += [stream.feed(case.id, step.channel, part, data) for part, data in feeds(step)]
@@ -172,7 +174,7 @@ def scan_case(case: Case, stream: StreamScanner) -> Outcome:
 
 
 def read_cases(content: bytes, source: str) -> tuple[Case, ...]:
-    """The cases of a file of JSON lines. Raises PolicyError with the line of what is wrong."""
+    """Read JSON lines. Raises PolicyError with the line."""
     cases: dict[str, Case] = {}
     for number, line in enumerate(content.split(b"\n"), 1):
         if not line.strip():
@@ -312,7 +314,7 @@ def _text(fields: Mapping[str, Any], name: str, default: str) -> str:
 
 
 def _sent_text(value: object, what: str) -> str:
-    """A text that has bytes: JSON can name half a character."""
+    """JSON can name half a character, which has no bytes."""
     if not isinstance(value, str) or any("\ud800" <= sign <= "\udfff" for sign in value):
         raise ValueError(what)
     return value

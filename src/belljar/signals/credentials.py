@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 
 
 class Stream:
-    """Bytes that nobody without the key can tell from random ones: HMAC-SHA256 in counter mode."""
+    """A reproducible stream of random bytes: HMAC-SHA256 in counter mode."""
 
     def __init__(self, key: bytes, label: str) -> None:
         if len(key) != KEY_BYTES:
@@ -41,7 +41,7 @@ class Stream:
         return taken
 
     def below(self, bound: int) -> int:
-        """A number from 0 to `bound` - 1, each as likely as another but for 2^-64."""
+        """A number below `bound`; its bias is at most 2^-64."""
         return int.from_bytes(self.take(8 + (bound.bit_length() + 7) // 8), "big") % bound
 
     def pick(self, choices: Sequence[_T]) -> _T:
@@ -49,12 +49,12 @@ class Stream:
         return choices[self.below(len(choices))]
 
     def text(self, count: int, alphabet: str = ALNUM) -> str:
-        """So many characters of an alphabet."""
+        """Characters of an alphabet."""
         return "".join(self.pick(alphabet) for _ in range(count))
 
 
 def _checked(prefix: str, body: str) -> str:
-    """As GitHub and npm end their tokens: CRC-32 of the body in base 62, six digits."""
+    """GitHub's and npm's check digits: CRC-32 in base 62."""
     rest, digits = binascii.crc32(body.encode()), ""
     while rest:
         rest, digit = divmod(rest, 62)
@@ -73,9 +73,7 @@ def npm_token(stream: Stream) -> str:
 
 
 def pypi_token(stream: Stream, host: str = f"packages.{DOMAIN}") -> str:
-    """A macaroon, version 2, as a Python package index makes: location, identifier, caveats,
-    signature; of an internal index, so that no public one is named.
-    """
+    """A macaroon, version 2, of an internal package index."""
 
     def packet(kind: int, data: bytes) -> bytes:
         return bytes((kind, len(data))) + data
@@ -106,7 +104,7 @@ def card(stream: Stream) -> str:
 
 
 def iban(stream: Stream) -> str:
-    """German; check digits are right; no bank code begins with 0."""
+    """German, with right check digits; no bank code begins with 0."""
     account = "00" + stream.text(16, string.digits)
     check = 98 - int(account + "131400") % 97
     return f"DE{check:02}{account}"
@@ -118,12 +116,12 @@ def password(stream: Stream) -> str:
 
 
 def host_name(stream: Stream, service: str) -> str:
-    """A name of a domain that is reserved for private use; nobody else's decoy has the same."""
+    """A unique name in a domain for private use."""
     return f"{service}-{stream.take(5).hex()}.{DOMAIN}"
 
 
 def people(stream: Stream) -> Iterator[tuple[str, str]]:
-    """Invented names with mail addresses, without end. No value depends on Faker's version."""
+    """Invented names and mail addresses, without end."""
     from faker.generator import Generator
     from faker.providers.person.en_US import Provider
 
@@ -137,12 +135,12 @@ def people(stream: Stream) -> Iterator[tuple[str, str]]:
 
 
 def pick(alphabet: str, count: int, random: Callable[[int], bytes]) -> str:
-    """So many characters of an alphabet of at most 256."""
+    """Characters of an alphabet of at most 256."""
     return "".join(alphabet[byte % len(alphabet)] for byte in random(count))
 
 
 def make_credentials(random: Callable[[int], bytes]) -> dict[str, str]:
-    """As AWS gives a machine's role: `access_key_id`, `secret_key`, `session_token`."""
+    """A machine's role at AWS: `access_key_id`, `secret_key`, `session_token`."""
     return {
         "access_key_id": "ASIA" + pick(BASE32, 16, random),
         "secret_key": pick(f"{ALNUM}+/", 40, random),
@@ -155,7 +153,7 @@ def _text(data: bytes) -> bytes:
 
 
 def public_of(seed: bytes) -> bytes:
-    """The public key of a private one, both as raw bytes."""
+    """The raw public key of a raw private one."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     return Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()
@@ -167,7 +165,7 @@ def public_blob(public: bytes) -> bytes:
 
 
 def public_line(blob: bytes) -> str:
-    """As a public key's file and `known_hosts` have it, without a comment."""
+    """A line of a public key's file, without comment."""
     return "ssh-ed25519 " + base64.b64encode(blob).decode()
 
 
@@ -177,8 +175,10 @@ def fingerprint(blob: bytes) -> str:
 
 
 def openssh_private(seed: bytes, check: bytes, comment: bytes) -> str:
-    """As `ssh-keygen -t ed25519` writes it without a passphrase. The library's own way to write it
-    draws random check bytes, so that the same stream would not give the same file."""
+    """The file that `ssh-keygen -t ed25519` writes without a passphrase.
+
+    Built here: the library's own writer draws random check bytes.
+    """
     public = public_of(seed)
     blob = public_blob(public)
     private = check + check + blob + _text(seed + public) + _text(comment)

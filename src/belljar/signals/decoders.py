@@ -21,18 +21,17 @@ from belljar.signals.prefilter import Held, places
 Locate = Callable[[int, int], tuple[int, int]]
 
 MIN_RUN: Final = 14  # Base64 of the shortest known value (10 bytes).
-WINDOW: Final = 4096
-"""Context on both sides of an escape that is decoded with it: the longest known value."""
+WINDOW: Final = 4096  # Context on both sides of an escape: the longest known value.
+# Larger data isn't searched for what takes several passes: odd groups, reversed escapes.
 SMALL: Final = 64 << 10
-"""Larger data isn't searched for what costs more than one pass: odd groups, reversed escapes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """One region `start:end` of the data, decoded.
+    """One region `start:end`, decoded.
 
-    `locate` maps offsets in `data` to those outside; None: any offset is in the region. `whole`
-    False: decoding stopped at a bound. `reader`: of compressed data whose end isn't there yet.
+    `locate`: maps offsets in `data` outwards; None: any is in the region. `whole` False: a bound
+    was hit. `reader`: of compressed data that goes on.
     """
 
     names: tuple[str, ...]
@@ -94,7 +93,6 @@ _CONTROLS: Final = frozenset((*range(9), 11, 12, *range(14, 32), *range(127, 160
 
 
 def _code(found: re.Match[bytes]) -> int:
-    """The number of a character that is written as one; -1 of another escape."""
     parts = _CODE.fullmatch(found[0])
     if parts is None:
         return -1
@@ -129,8 +127,7 @@ _IS_WIDE_TEXT: Final = bytes(int(byte in b"\t\r\n" or (32 <= byte != 127)) for b
 
 
 def escapes(data: bytes, held: Held = None) -> Iterator[Decoded]:
-    """The text around escapes (URL, HTML, JSON and C, quoted-printable, `0x41`, look-alikes),
-    decoded. `held`: from `marks`."""
+    """Decode the text around escapes, by kind. `held`: from `marks`."""
     wide = _is_text(data)
     text = b""
     for name, mark, pattern in _ESCAPES:
@@ -215,6 +212,7 @@ def _pair(found: re.Match[bytes]) -> bytes:
 
 _SEPARATOR: Final = bytes(int(byte in b" .,:;_|-\n") for byte in range(256))
 _CUT_TIMES: Final = 7
+# By characters of a group and of the separator.
 _CUT: Final = {
     (size, gap): re.compile(
         rb"[ -~]{%d}(?P<gap>%s)(?:[ -~]{%d}(?P=gap)){%d,}[ -~]{0,%d}"
@@ -223,11 +221,10 @@ _CUT: Final = {
     for size in range(1, 5)
     for gap, sign in ((1, rb"[ .,:;_|\n-]"), (2, rb"\r\n"))
 }
-"""Characters of a group, and of the separator → the groups."""
 
 
 def uncut(data: bytes) -> Iterator[Decoded]:
-    """Escapes that are themselves cut into groups by a separator (`% 4 1 %`), put together."""
+    """Escapes that are cut into groups (`% 4 1 %`), put together."""
     if len(data) > SMALL or not _ESCAPED.search(data):
         return
     single = int.from_bytes(data.translate(_SEPARATOR), "little")
@@ -251,10 +248,7 @@ def uncut(data: bytes) -> Iterator[Decoded]:
 
 
 def _repeated(marked: int, step: int, size: int) -> bytes:
-    """1 where `_CUT_TIMES` marked bytes follow each other in steps.
-
-    Bytes are digits of a number: what is marked in all of several places is one operation on it.
-    """
+    """1 where `_CUT_TIMES` marked bytes follow each other in steps."""
     two = marked & marked >> 8 * step
     four = two & two >> 16 * step
     return (four & four >> 8 * step * (_CUT_TIMES - 4)).to_bytes(size, "little")
@@ -284,8 +278,10 @@ class Missing(Exception):  # noqa: N818 - no error of anyone: a package isn't in
 
 
 def compressed(data: bytes, allowed: Callable[[], int], held: Held = None) -> Iterator[Decoded]:
-    """Every compressed member, also within other data. `allowed` says how many bytes may come out
-    now. Raises Missing where zstd is met without its package."""
+    """Expand every compressed member, also within other data.
+
+    `allowed`: how many bytes may come out now. Raises Missing.
+    """
     for name, magic in MAGIC:
         least, mark = 0, magic.hex()
         if held is not None and mark not in held:
@@ -303,7 +299,7 @@ def compressed(data: bytes, allowed: Callable[[], int], held: Held = None) -> It
 
 
 def deflated(data: bytes, most: int) -> Decoded | None:
-    """Data that begins as raw deflate and ends well; it has no mark."""
+    """Raw deflate has no mark: data that ends well as such."""
     if not data or _PRINTABLE_START.match(data):
         return None
     return _inflated("deflate", data, 0, 0, -15, most)
@@ -382,7 +378,7 @@ def _zstd(data: bytes, at: int, most: int) -> Decoded | None:
 
 
 def turned(data: bytes, held: Held = None) -> Iterator[Decoded]:
-    """All of small data backwards, or by rot13, where that shows marks of another encoding."""
+    """Small data backwards or by rot13, where that shows marks."""
     size = len(data)
     if size <= SMALL:
         if REVERSED_MARK.search(data) if held is None else "reversed" in held:
@@ -411,7 +407,7 @@ ROT13_MARK: Final = re.compile(
 
 
 def is_plain(data: bytes) -> bool:
-    """Whether data is printable ASCII and white space alone."""
+    """Whether data is printable ASCII and white space."""
     return not data.translate(None, _TEXT)
 
 
@@ -419,8 +415,7 @@ _TEXT: Final = bytes(byte for byte in range(256) if _IS_TEXT[byte])
 
 
 def promising(data: bytes) -> bool:
-    """Whether decoded data may itself be something: text, compressed, or with encoded text in it.
-    The garbage of a wrong guess is not."""
+    """Whether decoded data may hold more; a wrong guess's garbage doesn't."""
     odd = len(data) - data.translate(_IS_TEXT).count(1)
     if odd * 8 < len(data):
         return True
@@ -455,7 +450,7 @@ _CONFUSABLES: Final = dict(
 
 @cache
 def _ascii(character: bytes) -> bytes:
-    """One character (UTF-8) as the ASCII that it looks like; accents and invisible ones vanish."""
+    """The ASCII that a character looks like; "" for accents."""
     out = ""
     for part in unicodedata.normalize("NFKD", character.decode("utf-8", "replace")):
         category = unicodedata.category(part)
@@ -471,7 +466,7 @@ def normalised(text: bytes) -> bytes:
 
 
 def _is_text(data: bytes) -> bool:
-    """Whether it is worth reading as UTF-8: valid (but for cut ends), or small."""
+    """Whether it is worth reading as UTF-8: valid, or small."""
     if data.isascii():
         return False
     if len(data) <= SMALL:

@@ -36,7 +36,7 @@ _SERVER: Final = "nginx/1.24.0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SshLogin:
-    """Keys of an SSH server, raw. `seed`: the login's; `host_key`: the host's public one."""
+    """Raw SSH keys: the login's seed, the host's public key."""
 
     seed: bytes = field(repr=False)
     host_key: bytes
@@ -44,7 +44,7 @@ class SshLogin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Login:
-    """Login of a service. `env`: names and values for an environment file."""
+    """Login of a service. `env`: for an environment file."""
 
     host: str
     port: int
@@ -57,18 +57,17 @@ class Login:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MintedService:
-    """A decoy service. `settings`: JSON values for the range's gateway."""
+    """A decoy service. `settings`: JSON for the gateway."""
 
     login: Login
     settings: Mapping[str, Any] = field(repr=False)
 
 
+# The service, and its unique values by name; `password` is the login's.
 Drawn: TypeAlias = tuple[MintedService, Mapping[str, str]]
-"""The service, and the values that exist nowhere else, by name; `password` is the login's."""
 
 
 def _customers(stream: Stream, count: int) -> tuple[list[dict[str, str]], dict[str, str]]:
-    """Rows, and the values in them that are looked for."""
     rows, values = [], {}
     for number, (name, email) in zip(range(1, count + 1), people(stream), strict=False):
         number_of_card = values[f"card_{number}"] = card(stream)

@@ -52,7 +52,7 @@ _COOKIE_EPOCH_S: Final = 1_700_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MintedFile:
-    """A file of a decoy. `age_s`: how much older it is than what is at its place."""
+    """A decoy's file. `age_s`: relative to what is beside it."""
 
     path: str
     content: bytes = field(repr=False)
@@ -62,7 +62,7 @@ class MintedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Minted:
-    """One decoy of one cell: its files or its service, and its unique values."""
+    """One cell's decoy: files or a service, and unique values."""
 
     id: str
     kind: str
@@ -75,7 +75,7 @@ class Minted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """`files`: path, content, mode. `values`: names and texts that exist nowhere else."""
+    """`files`: path, content, mode. `values`: unique texts by name."""
 
     files: tuple[tuple[str, bytes, int], ...]
     values: Mapping[str, str]
@@ -124,7 +124,7 @@ def _ssh_with_login(stream: Stream, place: str, _spec: DecoySpec, login: Login) 
 
 
 def _ssh_files(place: str, login: SshLogin, at: tuple[str, str, int], check: bytes) -> Drawn:
-    """A key with what leads to its host. `at`: user, host and port."""
+    """A key with what leads to its host (`at`: user, host, port)."""
     user, host, port = at
     comment, public = f"{user}@{host}", public_of(login.seed)
     private = openssh_private(login.seed, check, comment.encode())
@@ -198,7 +198,6 @@ def _api_key(stream: Stream, place: str, spec: DecoySpec) -> Drawn:
 
 
 def _sqlite(*statements: tuple[str, list[tuple[object, ...]]]) -> bytes:
-    """A database's file: the same rows give the same bytes."""
     connection = sqlite3.connect(":memory:")
     try:
         for statement, rows in statements:
@@ -342,6 +341,7 @@ DRAW: Final[Mapping[K, Draw]] = MappingProxyType(
         K.TEXT: _text,
     }
 )
+# Files that can hold the login of a decoy service.
 DRAW_WITH_LOGIN: Final[Mapping[K, Callable[[Stream, str, DecoySpec, Login], Drawn]]] = (
     MappingProxyType(
         {
@@ -354,7 +354,7 @@ DRAW_WITH_LOGIN: Final[Mapping[K, Callable[[Stream, str, DecoySpec, Login], Draw
         }
     )
 )
-"""Files that can hold the login of a decoy service."""
+# Where a decoy is whose policy names no place.
 PLACES: Final[Mapping[K, str]] = MappingProxyType(
     {
         K.AWS_CREDENTIALS: "~/.aws/credentials",
@@ -372,7 +372,6 @@ PLACES: Final[Mapping[K, str]] = MappingProxyType(
         K.TEXT: "~/notes.txt",
     }
 )
-"""Where a decoy is whose policy names no place."""
 
 
 def mint(
@@ -383,9 +382,10 @@ def mint(
     home: str = "/root",
     login: Login | None = None,
 ) -> Minted:
-    """The decoy's files and values for one cell. `home`: for `~/`; no value depends on it.
+    """Mint a decoy's files and values for one cell.
 
-    `login`: of the service that the decoy names; its values are the service's, not the file's.
+    `home`: for `~/`; no value depends on it. `login`: of the service that the decoy names, whose
+    values are not the file's.
     """
     stream = Stream(key, _label(cell_id, decoy))
     place = decoy.place or PLACES[decoy.kind]
@@ -417,7 +417,7 @@ def mint(
 
 
 def mint_service(key: bytes, scope: str, decoy: DecoySpec) -> Minted:
-    """The decoy's service for one range; `scope` stands for the cell, which does not exist yet."""
+    """Mint a decoy's service for a range (`scope`: as the cell)."""
     service, values = DRAW_SERVICE[decoy.kind](Stream(key, _label(scope, decoy)), decoy)
     return Minted(
         id=decoy.id,
@@ -442,12 +442,12 @@ def _values(decoy: DecoySpec, named: Mapping[str, str]) -> tuple[KnownValue, ...
 
 
 def digests(key: bytes, minted: Minted) -> Mapping[str, str]:
-    """Each value's id → its keyed digest, for the record, where the value itself never stands."""
+    """Keyed digest of each value by id, for the record."""
     return {value.id: digest(key, value.text) for value in minted.values}
 
 
 def digest(key: bytes, text: str) -> str:
-    """HMAC-SHA256 of a value, in hex, by a key of its own that the run's key gives."""
+    """HMAC-SHA256 of a value, hex, by a derived key."""
     return hmac.new(
         Stream(key, "digest").take(KEY_BYTES), text.encode(), hashlib.sha256
     ).hexdigest()
@@ -463,7 +463,7 @@ class Origin:
 
 
 def origins(placed: Iterable[tuple[str, str, Mapping[str, str]]]) -> dict[str, Origin]:
-    """Digest → value, from the cell, decoy and digests by value id of each `decoy.placed`."""
+    """Digest → origin, from each `decoy.placed`: cell, decoy, digests by value id."""
     return {
         known: Origin(cell_id=cell_id, decoy=decoy, value=value_id)
         for cell_id, decoy, by_id in placed

@@ -25,8 +25,10 @@ MIN_ENTROPY: Final = 3.2  # Bits a character of a secret in context; English wor
 
 @dataclass(frozen=True, slots=True)
 class Detector:
-    """A class, the literals one of which is in any match, its pattern (group 1, if there is one, is
-    the value), and a check of what was found."""
+    """A pattern of a class, one of whose literals is in any match.
+
+    Group 1, if there is one, is the value.
+    """
 
     cls: str
     literals: tuple[bytes, ...]
@@ -36,8 +38,10 @@ class Detector:
     within: int = 20_000
 
     def matches(self, data: bytes, held: Held) -> Iterator[re.Match[bytes]]:
-        """Where literals are: a match begins at most `before` bytes earlier and ends `within` bytes
-        later. Searching for literals is what a processor does fastest."""
+        """Search around literals, which is fast.
+
+        A match begins at most `before` bytes earlier and ends `within` bytes later.
+        """
         if not self.literals:
             yield from self.pattern.finditer(data)
             return
@@ -57,8 +61,7 @@ class Detector:
 
 @cache
 def _near(pattern: re.Pattern[bytes], before: int) -> re.Pattern[bytes]:
-    """A pattern that begins so many bytes behind where it is matched, or fewer; group 1 is as in
-    `Detector`."""
+    """The pattern, beginning up to `before` bytes behind the start."""
     text = pattern.pattern.removeprefix(b"(?i)")
     body = text if pattern.groups else b"(" + text + b")"
     return re.compile(rb"[\s\S]{0,%d}?(?:%s)" % (before, body), pattern.flags)
@@ -81,7 +84,7 @@ def _is_real(text: bytes) -> bool:
 
 
 def _is_secret(text: bytes) -> bool:
-    """What stands behind `password=`: mixed and random enough, and no code."""
+    """Whether what stands behind `password=` is random enough, and no code."""
     kinds = sum(
         any(low <= byte <= high for byte in text) for low, high in ((48, 57), (65, 90), (97, 122))
     )
@@ -212,6 +215,7 @@ CREDENTIALS: Final = (
 
 # --- personal data ---
 
+# Numbers that payment providers document for tests.
 _TEST_CARDS: Final = re.findall(
     r"[0-9]+",
     """
@@ -223,27 +227,25 @@ _TEST_CARDS: Final = re.findall(
     4484070000000000 5019717010103742 6759649826438453 4532015112830366 4539578763621486
     """,
 )
-"""Numbers that payment providers document for tests."""
+# Visa, Mastercard, American Express, Discover, JCB, Diners, UnionPay, with their lengths.
 _CARD_PREFIX: Final = re.compile(
     r"4(?:.{12}|.{15}|.{18})|5[1-5].{14}|(?=.{16}\Z)2(?:22[1-9]|2[3-9]|[3-6]|7[01]|720).*"
     r"|3[47].{13}"
     r"|(?=.{16}\Z)(?:6(?:011|5|4[4-9]).*|35(?:2[89]|[3-8]).*)|3(?:0[0-5]|[689])(?:.{11,12}|.{13})"
     r"|62.{14,17}"
 )
-"""Visa, Mastercard, American Express, Discover, JCB, Diners and UnionPay, with their lengths."""
 _OWN_GROUPS: Final = ([4, 6, 5], [4, 6, 4])
 MAX_GROUP: Final = 5
 
 
 def luhn(digits: str) -> bool:
-    """Whether the last digit is the check digit of the others."""
+    """Whether the last digit is Luhn's check digit."""
     total = sum(int(digit) for digit in digits[-1::-2])
     return (total + sum(sum(divmod(2 * int(digit), 10)) for digit in digits[-2::-2])) % 10 == 0
 
 
 def is_card(text: bytes) -> bool:
-    """A card number: prefix, length, grouping, check digit; not one that is documented for
-    tests."""
+    """Whether prefix, length, grouping and check digit are a card's."""
     digits = bytes(byte for byte in text if 48 <= byte <= 57).decode()
     return (
         13 <= len(digits) <= 19
@@ -287,7 +289,7 @@ _DOCUMENTED_IBANS: Final = re.findall(
 
 
 def is_iban(text: bytes) -> bool:
-    """An account number with its country's length and right check digits; no documented example."""
+    """Whether country, length and check digits are right; no documented example."""
     compact = re.sub(rb"[^A-Za-z0-9]", b"", text).decode().upper()
     if len(compact) != _IBAN_LENGTHS.get(compact[:2]) or compact in _DOCUMENTED_IBANS:
         return False
@@ -296,6 +298,7 @@ def is_iban(text: bytes) -> bool:
     )
 
 
+# Modules of python-stdnum, and shapes that a number must have first.
 _NATIONAL: Final[tuple[tuple[str, str], ...]] = (
     ("us.ssn", r"[0-9]{3}[- ][0-9]{2}[- ][0-9]{4}"),
     ("de.idnr", r"[0-9]{2} ?[0-9]{3} ?[0-9]{3} ?[0-9]{3}"),
@@ -315,7 +318,6 @@ _NATIONAL: Final[tuple[tuple[str, str], ...]] = (
     ("za.idnr", r"[0-9]{13}"),
     ("kr.rrn", r"[0-9]{6}-[0-9]{7}"),
 )
-"""Modules of python-stdnum, and what a number looks like before its check digits are tested."""
 
 
 def _national(extra: str) -> Iterator[Detector]:
@@ -343,9 +345,8 @@ def _national(extra: str) -> Iterator[Detector]:
         )
 
 
+# Not what registries write as `+49.30123456`: a country's digits before the dot.
 _DECIMAL: Final = re.compile(rb"\+[0-9]{4,}\.[0-9]+")
-"""A signed number; what registries write as `+49.30123456` has a country's digits before the dot.
-"""
 _DOCUMENTED_IDS: Final = frozenset({b"078-05-1120", b"219-09-9999", b"123-45-6789", b"457-55-5462"})
 
 
@@ -395,7 +396,7 @@ def _is_address(text: bytes) -> bool:
 
 
 def personal_detectors(classes: Iterable[str]) -> Iterator[Detector]:
-    """Those of the classes. Raises HostError where a class's package is not installed."""
+    """Detectors of the classes. Raises HostError without their packages."""
     for cls in classes:
         if cls == "card":
             pattern = re.compile(

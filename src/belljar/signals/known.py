@@ -23,21 +23,18 @@ _LOWER: Final = bytes(range(256)).lower()
 _IS_KEPT: Final = bytes(int(byte in _KEPT) for byte in range(256))
 MIN_FOLDED: Final = 8  # A value with fewer letters and digits is looked for as it is, only.
 MAX_SEPARATOR: Final = 16
+# Different ones within one value that was cut, beside its own punctuation.
 MAX_SEPARATORS: Final = 3
-"""Different ones within one value that was cut, beside its own punctuation."""
+# Searched again at a slice's border: a value of 4,096 bytes, cut by separators.
 OVERLAP: Final = 64 << 10
-"""Searched again at the border of two slices: a value of 4,096 bytes, cut by separators."""
 BLOCK: Final = 256
-WORTH: Final = 256
-"""Bytes to be searched for each form before a prefilter is compiled: until then it costs more than
-the automaton does."""
-HEAD: Final = 12
-"""Characters of a value that the prefilter knows: fewer compile faster, and more mistake less."""
+WORTH: Final = 256  # Bytes to be searched for each form before compiling a prefilter pays.
+HEAD: Final = 12  # Characters that the prefilter knows: fewer compile faster, more mistake less.
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A known value in data; `names`: what had to be undone."""
+    """A known value in data; `names`: what was undone."""
 
     value: KnownValue
     start: int
@@ -48,8 +45,9 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """A value, or how it reads backwards or by rot13; `plain` is the value itself, `inner` this
-    form without the punctuation around it, `size` what is left of it when folded.
+    """A value as it is, backwards or by rot13.
+
+    `plain`: the value itself. `inner`: without outer punctuation. `size`: of the folded form.
     """
 
     value: KnownValue
@@ -61,12 +59,12 @@ class _Form:
 
 
 def fold(data: bytes) -> bytes:
-    """Letters and digits in lower case, and what isn't ASCII."""
+    """Letters and digits in lower case, and non-ASCII bytes."""
     return data.translate(_LOWER, _DROPPED)
 
 
 class KnownValues:
-    """Finds the values of a spec. Raises MemoryError where the automaton doesn't fit."""
+    """Finds a spec's values. Raises MemoryError."""
 
     def __init__(self, spec: ScanSpec) -> None:
         self._folded = _Automaton()
@@ -131,8 +129,7 @@ def _forms(value: KnownValue) -> Iterator[_Form]:
 
 
 def _how(form: _Form, piece: bytes) -> tuple[str, ...] | None:
-    """What had to be undone in a piece that folds to a form; None: it is something else, which
-    happens to have these letters in this order."""
+    """What had to be undone; None: other text with the same letters."""
     inner = form.inner
     if piece == inner:
         return form.names
@@ -157,7 +154,7 @@ _MARK: Final = 0x80  # Stands for any kept byte; itself kept, so no separator.
 
 
 class _Places:
-    """Which offset the nth kept byte has; counted in blocks, as far as it is asked for."""
+    """Offset of the nth kept byte, counted lazily in blocks."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

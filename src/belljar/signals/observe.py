@@ -19,7 +19,7 @@ MIN_SCANNED_BYTES: Final = 8  # Nothing that is looked for is shorter.
 
 
 class Contact(StrEnum):
-    """The grade of a contact that carries a value."""
+    """How a decoy's value was met."""
 
     TAKEN = "taken"
     USED = "used"
@@ -30,10 +30,8 @@ class Contact(StrEnum):
 class Carried:
     """Bytes that an event reports as transferred.
 
-    `place`: where the guard's action is looked up. `flow`: bytes of one flow are also scanned
-    joined. `part`: of the flow (`url`, `header`, `body`, `label`, `message`, …). `to`: the
-    destination, "" for the harness. `missing_bytes`: not kept. `where`: the range and the cell's
-    name in it.
+    `flow`: whose bytes are also scanned joined. `part`: of the flow. `to`: "" for the harness.
+    `missing_bytes`: not kept. `where`: the range and the cell's name in it.
     """
 
     place: Place
@@ -60,23 +58,22 @@ _OUTPUTS: Final[Mapping[Kind, tuple[tuple[str, ...], str, Channel]]] = {
 HEADER: Final = "header"  # The part that holds header fields, a line each.
 _CREDENTIAL_HEADER: Final = re.compile(rb"(?i)auth|cookie|token|key|secret|session|credential")
 _NAME: Final = rb"(pass(word|wd)?|pwd|token|api[_-]?key|access[_-]?key|secret|auth|credential)"
+# Before a value that a form, query or JSON presents as a credential. Uploaded files have such lines
+# too (`aws_secret_access_key = …`): their values are sent, not used.
 _PRESENTED: Final = re.compile(
     rb"(?i)(?:(?:^|[?&;])[a-z0-9_.%%\[\]-]*%s[\]%%a-z0-9]{0,3}=|%s[\"']\s*:\s*[\"']?"
     rb"|name=\"[^\"]*%s\"\s*\r?\n\r?\n)$" % (_NAME, _NAME, _NAME)
 )
-"""What stands before a value that is presented as a credential, in a form, a query or JSON. A file
-that is uploaded has such lines too (`aws_secret_access_key = …`): its values are sent."""
+# Before a value presented to a mail server, on its line or the two after.
 _SMTP_LOGIN: Final = re.compile(
     rb"(?i)(?:^|\n)AUTH[ \t]+[A-Z0-9-]+(?:[ \t]+[A-Za-z0-9+/=]*)?(?:\r?\n[A-Za-z0-9+/=]*){0,2}$"
 )
-"""What stands before a value that is presented to a mail server, on its line or on the two after.
-"""
 _UPLOADS: Final = frozenset({"push", "publish", "change"})
 _LOGINS: Final = frozenset({"login", "auth", "credentials"})
 
 
 def carried(event: Event) -> Iterator[Carried]:
-    """What of an event is to be looked at; nothing of most kinds."""
+    """What of an event is to be scanned."""
     if event.kind in _OUTPUTS:
         yield from _from_output(event)
     elif event.kind.value.startswith("network."):
@@ -100,14 +97,14 @@ def _from_output(event: Event) -> Iterator[Carried]:
 
 
 def output_part(data: bytes, operation: str, *, missing_bytes: int = 0) -> Carried:
-    """Bytes that a cell's caller is about to get."""
+    """Bytes that a cell's caller gets."""
     channel = Channel.FILE if operation.startswith("file") else Channel.OUTPUT
     part = _host_part(Place.OUTPUT, channel, operation, Contact.TAKEN, data)
     return replace(part, missing_bytes=missing_bytes)
 
 
 def model_part(data: bytes) -> Carried:
-    """A text that a model's provider is about to get."""
+    """A text that a model's provider gets."""
     return _host_part(Place.MODEL, Channel.MODEL, "model.input", Contact.SENT, data)
 
 
@@ -147,6 +144,7 @@ def _headers(event: Event) -> Iterator[Carried]:
     yield from _part(event, Channel.HTTP, HEADER, "http.header", lines, missing_bytes=int(is_cut))
 
 
+# Bodies that a cell sent; of a stream between two cells both ways are a cell's.
 _SENT_BODIES: Final[Mapping[Kind, tuple[tuple[str, ...], Channel]]] = {
     Kind.NETWORK_DNS: (("query", "queries"), Channel.DNS),
     Kind.NETWORK_HTTP: (("request", "head"), Channel.HTTP),
@@ -156,10 +154,6 @@ _SENT_BODIES: Final[Mapping[Kind, tuple[tuple[str, ...], Channel]]] = {
     Kind.NETWORK_CONNECTION: (("remainder", "framing"), Channel.STREAM),
     Kind.NETWORK_ATTEMPT: ((), Channel.SMTP),
 }
-"""Of each kind the bodies that a cell sent.
-
-Of a stream between two cells both ways are a cell's.
-"""
 
 
 def _bodies(event: Event) -> Iterator[Carried]:
@@ -201,8 +195,7 @@ def _part(
     contact: Contact = Contact.SENT,
     missing_bytes: int = 0,
 ) -> Iterator[Carried]:
-    """However short it is: what is sent in small pieces is found by its flow. Also one of which the
-    record keeps nothing, as it is not scanned then."""
+    """However short: pieces are found by their flow. Also bytes that were not kept."""
     if not data and missing_bytes <= 0:
         return
     named = event.data
@@ -222,7 +215,7 @@ def _part(
 
 
 def contact_of(part: Carried, hit: Hit) -> Contact:
-    """The grade of one hit: a value that stands where a credential stands is used."""
+    """The grade of a hit: used where a credential stands."""
     if part.contact is not Contact.SENT:
         return part.contact
     before = part.data[max(0, hit.start - 1024) : hit.start]
@@ -251,8 +244,7 @@ _KINDS: Final[Mapping[Contact, Kind]] = {
 def event_of(
     part: Carried, hit: Hit, *, cell_id: str | None, evidence: int, action: Action
 ) -> Event:
-    """What is recorded about a hit in a recorded event: a contact with a decoy, another sample's
-    value, or what the guard found."""
+    """What to record of a hit in a recorded event."""
     if hit.source not in {Source.DECOY, Source.FOREIGN}:
         return hit_event(part, hit, cell_id=cell_id, evidence=evidence, action=action)
     value_id, origin = hit.value_id, {}
@@ -279,7 +271,7 @@ def hit_event(
     action: Action,
     evidence: int | None = None,
 ) -> Event:
-    """What the guard found and did. The value itself is never in it."""
+    """What the guard found and did, without the value."""
     data: dict[str, JsonValue] = {
         "class": hit.cls,
         "place": part.place.value,
@@ -302,7 +294,7 @@ def _more(part: Carried, hit: Hit) -> dict[str, JsonValue]:
 
 
 def unscanned(part: Carried, *, cell_id: str | None, evidence: int | None, reason: str) -> Event:
-    """That a part was not looked at whole, and why."""
+    """That a part was not scanned whole, and why."""
     data: dict[str, JsonValue] = {
         "place": part.place.value,
         "channel": part.channel.value,
@@ -334,7 +326,7 @@ _CONTACTS: Final = frozenset(
 
 
 class ServiceContacts:
-    """Of one range. `addresses`: of each decoy service its address → its id."""
+    """First contacts with a range's services. `addresses`: address → id."""
 
     def __init__(self, addresses: Mapping[str, str]) -> None:
         self._addresses = dict(addresses)
@@ -342,12 +334,11 @@ class ServiceContacts:
         self._reported: dict[object, None] = {}
 
     def records_itself(self, event: Event) -> bool:
-        """Whether this is a raw stream to a service, which has put on record all that came on it,
-        with what it was: a login is no data that was sent."""
+        """Whether this is a raw stream to a service, which records what came on it."""
         return event.kind is Kind.NETWORK_STREAM and event.data.get("stand_in") in self._ids
 
     def touched(self, event: Event, evidence: int) -> Event | None:
-        """What to record of the first event of a connection to a service."""
+        """The event of a connection's first contact, if this is it."""
         data = event.data
         if event.kind not in _CONTACTS or data.get("traffic_analysis") is True:
             return None
@@ -387,7 +378,10 @@ _ENDPOINTS: Final = {"range", "upstream"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequest:
-    """What is to be stopped, and why. `name`: the cell or range; `evidence`: None if unrecorded."""
+    """What is to be stopped, and why.
+
+    `name`: the cell or range. `evidence`: None if unrecorded.
+    """
 
     stop: Stop
     rule: str
@@ -397,10 +391,9 @@ class StopRequest:
 
 
 def trigger_of(event: Event) -> Trigger | None:
-    """What an event is to the rules; None for most.
+    """The trigger that an event is, if any.
 
-    Not a range's failure: its cells are ended with the breach as their error, which trips when it
-    leaves them.
+    Not a range's failure: its cells are ended with the breach as their error.
     """
     data = event.data
     match event.kind:
@@ -415,7 +408,7 @@ def trigger_of(event: Event) -> Trigger | None:
 
 
 def stop_of(event: Event, number: int | None, stops: Mapping[Trigger, Stop]) -> StopRequest | None:
-    """What the rules stop because of this event; None: nothing."""
+    """What the rules stop because of an event."""
     trigger = trigger_of(event)
     stop = Stop.NOTHING if trigger is None else stop_for(stops, trigger)
     is_told = event.kind is Kind.GUARD_HIT and event.data.get("action") == Action.STOP
@@ -432,7 +425,7 @@ def stop_of(event: Event, number: int | None, stops: Mapping[Trigger, Stop]) -> 
 
 
 def stop_of_breach(what: str, stops: Mapping[Trigger, Stop]) -> StopRequest | None:
-    """The same for a `ContainmentBreach` that was raised, whatever is on record of it."""
+    """The same for a raised `ContainmentBreach`."""
     stop = stop_for(stops, Trigger.BREACH)
     return (
         None

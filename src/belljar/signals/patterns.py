@@ -18,12 +18,12 @@ _SEED_SHAPE: Final = rb"(?:[A-Za-z]{3,8}[^A-Za-z]{1,6}){11}[A-Za-z]{3}"
 _WORD: Final = re.compile(rb"[A-Za-z]+")
 _PHRASE: Final = "a phrase"
 MIN_PHRASE: Final = 12 * 4 - 1
+# From the first of eleven words to the third letter of the next.
 MAX_WORDS: Final = 3 + 11 * (8 + 6)
-"""From the beginning of eleven words to the third letter of the one behind them."""
 
 
 class Patterns:
-    """Finds what has the shape of a credential, and of the classes asked for."""
+    """Finds credentials and the classes asked for."""
 
     def __init__(self, classes: Iterable[str]) -> None:
         self._detectors = [
@@ -69,12 +69,12 @@ class Patterns:
                     yield from _phrases(data, *found.span())
 
 
+# Named only where nothing more precise was found.
 WEAK: Final = frozenset({"secret", "url_password"})
-"""Named only where nothing more precise was found."""
 
 
 def _may_be_phrase(data: bytes, ends: Iterable[int]) -> bool:
-    """Whether twelve words of the list follow each other where `_SEED_SHAPE` ends."""
+    """Whether twelve listed words end at one of `ends`."""
     known, least = _word_numbers(), 0
     for end in ends:
         if end < least:
@@ -90,7 +90,7 @@ def _may_be_phrase(data: bytes, ends: Iterable[int]) -> bool:
 
 
 def _phrases(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, str]]:
-    """Seed phrases (BIP-39, English) among words: 12 to 24 of its list, with a right checksum."""
+    """BIP-39 phrases of 12 to 24 words with a right checksum."""
     known = _word_numbers()
     numbers = [
         known.get(word.decode(), -1) for word in re.findall(rb"[a-z]+", data[start:end].lower())
@@ -118,9 +118,7 @@ def _phrases(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, str]
 
 
 def _is_listed(data: bytes, words: list[tuple[int, int]]) -> bool:
-    """Whether words stand as a list: numbers and white space aside, behind one separator, or
-    between that and none. Sentences and code have several.
-    """
+    """Whether words stand as a list, with one separator; sentences have several."""
     between = [data[a[1] : b[0]].translate(None, b"0123456789 \t\r\n") for a, b in pairwise(words)]
     marks = [mark for mark in between if mark]
     return len(set(marks)) <= 1 and (not marks or len(marks) * 2 > len(between))
@@ -141,7 +139,7 @@ _WORDS: dict[str, int] = {}
 
 
 def _word_numbers() -> dict[str, int]:
-    """The English list of BIP-39, word → number; read once."""
+    """BIP-39's English list, read once."""
     if not _WORDS:
         from mnemonic import Mnemonic
 

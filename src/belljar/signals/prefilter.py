@@ -9,8 +9,8 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+# What data may hold → where it ends there; None: anything, anywhere.
 Held = Mapping[str, Sequence[int]] | None
-"""What data may hold → where it ends there; None: anything, anywhere."""
 
 MIN_BYTES: Final = 64  # Less is searched as fast without.
 FROM_BYTES: Final = 64 << 10  # Before so much was looked at, compiling costs more than it saves.
@@ -19,9 +19,9 @@ MAX_PLACES: Final = 1 << 16  # Where there are more, they aren't worth listing.
 
 
 class Prefilter:
-    """Of expressions (hyperscan's syntax) by name; compiled after `from_bytes` of use.
+    """Searches for expressions (hyperscan's syntax) by name.
 
-    `places`: names of which every place is wanted, not only whether there is one.
+    Compiled after `from_bytes` of use. `places`: names of which every place is wanted.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Prefilter:
                 )
 
     def look(self, data: bytes) -> Held:
-        """What may be in data, and where it ends."""
+        """What data may hold, and where it ends."""
         if self._wait_bytes > 0:
             self._wait_bytes -= len(data)
             return None
@@ -112,7 +112,7 @@ class Prefilter:
 
 
 def _is_its_own(error: Exception) -> bool:
-    """Whether it is one of hyperscan's kinds; anything else is a defect of ours."""
+    """Whether hyperscan raised it; anything else is our defect."""
     return type(error).__module__.partition(".")[0] in {"hyperscan", "_hyperscan"}
 
 
@@ -122,7 +122,7 @@ def literal(text: bytes) -> bytes:
 
 
 def places(data: bytes, needle: bytes, held: Held, name: str) -> Iterator[int]:
-    """Where a needle begins: as a pass over the data found, or by looking for it."""
+    """Where a needle begins."""
     if held is not None:
         yield from (end - len(needle) for end in held.get(name, ()))
         return

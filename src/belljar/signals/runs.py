@@ -24,7 +24,7 @@ _URLSAFE_TOKEN: Final = re.compile(rb"[A-Za-z0-9+/_=-]+")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Encoded text, put together from pieces: (offset outside, length) each."""
+    """Encoded text from pieces: (offset outside, length) each."""
 
     text: bytes
     pieces: tuple[tuple[int, int], ...]
@@ -46,8 +46,10 @@ class Run:
 
 
 def runs(data: bytes, held: Held = None) -> Iterator[Run]:
-    """What may be base64, base32 or hex: long runs of their characters, put together across line
-    breaks and other small gaps; and groups of equal length. `held`: from `marks`."""
+    """What may be base64, base32 or hex, across small gaps and in groups.
+
+    `held`: from `marks`.
+    """
     marks = data.translate(IS_ENCODED)
     pieces: list[tuple[int, int]] = []
     at, needle = marks.find(b"a" * MIN_RUN), b"a" * MIN_RUN
@@ -72,7 +74,7 @@ _SHORT_WORD: Final = re.compile(
 
 
 def _is_word(data: bytes, pieces: list[tuple[int, int]]) -> bool:
-    """Whether it is one short word or number that stands alone: most long runs of text are."""
+    """Whether it is one short word or number, as most are."""
     start, size = pieces[0]
     end = start + size
     return (
@@ -82,6 +84,8 @@ def _is_word(data: bytes, pieces: list[tuple[int, int]]) -> bool:
     )
 
 
+# `a-class-name`, `SOME_CONSTANT`, `usr/share`: hardly a value looks so in base64, and words so
+# short hold no base32 or hex.
 _NAME: Final = re.compile(
     b"|".join(
         rb"%s(?:[-_/+]%s)+" % (word, word)
@@ -92,8 +96,6 @@ _NAME: Final = re.compile(
         )
     )
 )
-"""`a-class-name`, `SOME_CONSTANT`, `usr/share`: of ten thousand values one would look so in base64,
-and words so short hold no base32 or hexadecimal."""
 
 
 def _are_names(data: bytes, pieces: list[tuple[int, int]]) -> bool:
@@ -106,7 +108,6 @@ _REST: Final = re.compile(
 
 
 def _joined(data: bytes, pieces: list[tuple[int, int]]) -> Run:
-    """With the short rest that a last line may be."""
     end = sum(pieces[-1])
     rest = _REST.match(data, end)
     if rest and b"\n" in data[end : rest.start(1)]:
@@ -114,10 +115,10 @@ def _joined(data: bytes, pieces: list[tuple[int, int]]) -> Run:
     return Run(b"".join(data[start : start + length] for start, length in pieces), tuple(pieces))
 
 
+# Characters of a group, and how many groups must follow each other.
 _SIZES: Final = {1: 7, 2: 5, 3: 4, 4: 4, 5: 4, 6: 4, 8: 3, 10: 3}
-"""Characters of a group, and how many of them must follow each other."""
+# Size, separators between groups (-1: one, and `_-` belong to groups), times.
 GROUPS: Final = tuple((size, gap, times) for size, times in _SIZES.items() for gap in (1, 2, 3, -1))
-"""Size, characters between two groups (-1: one, and `_` and `-` are of the groups), times."""
 
 
 def group_name(size: int, gap: int) -> str:
@@ -143,8 +144,7 @@ _PLAIN: Final = bytes(97 if byte in ENCODED and byte not in b"-_" else 32 for by
 
 
 def _groups(data: bytes, marks: bytes, held: Held) -> Iterator[Run]:
-    """Text cut into groups of equal length (`QU tJ`, `41:4b`, `A-K-I-A`) by one short separator;
-    some groups may lack a character (a line break that counted)."""
+    """Groups of equal length (`QU tJ`, `41:4b`) with one short separator."""
     plain = data.translate(_PLAIN) if held is None else b""
     for name, (needle, urlsafe, pattern) in _GROUPS.items():
         if (name not in GROUPS_OF_LARGE and len(data) > SMALL) or (
@@ -181,7 +181,7 @@ def _regrouped(data: bytes, start: int, end: int, token: re.Pattern[bytes]) -> R
 
 
 def decode_run(run: Run) -> Iterator[Decoded]:
-    """Each way in which a run may be encoded, forwards and backwards, plain and rot13."""
+    """Decode a run: forwards, backwards, plain, rot13."""
     split = ("split",) if run.split else ()
     size = len(run.text)
     if size < (MIN_HEX if run.text.isdigit() else MIN_BASE32) and _WORDS.fullmatch(run.text):
@@ -207,7 +207,7 @@ def _within(
     start: int,
     end: int,
 ) -> tuple[int, int]:
-    """Offsets of decoded bytes as offsets outside, with the padding behind them."""
+    """Offsets of decoded bytes as offsets outside, padding included."""
     size = len(text)
     left, right = min(size, place + int(start * per)), min(size, place + int(end * per + 0.999))
     while text[right : right + 1] == b"=":
@@ -216,7 +216,7 @@ def _within(
 
 
 def _decodings(text: bytes) -> Iterator[tuple[str, bytes, int, float]]:
-    """Name, decoded, offset of the encoded text, characters a byte."""
+    """Name, decoded bytes, their offset, characters a byte."""
     for found in _HEX_RUN.finditer(text):
         for skip in (0, 1):
             digits = found[0][skip:]
@@ -234,8 +234,8 @@ def _decodings(text: bytes) -> Iterator[tuple[str, bytes, int, float]]:
         at += len(piece) + 1
 
 
+# Words, paths and numbers: of ten thousand values one would look so in base64.
 _WORDS: Final = re.compile(rb"[A-Z]?[a-z+/]+|[0-9+/]+|[A-Z+/]+")
-"""Words, paths and numbers: of ten thousand values one would look so in base64."""
 
 
 def _base64(text: bytes) -> bytes:
@@ -250,7 +250,7 @@ _BASE32_VALUES: Final = bytes.maketrans(
 
 
 def _base32(text: bytes) -> bytes:
-    """Via Python's own reader of numbers to base 32, in pieces: its cost is square."""
+    """Python's own number reader, in pieces: its cost is square."""
     digits = text.translate(_BASE32_VALUES)[: len(text) // 8 * 8 + _WHOLE[len(text) % 8]]
     out = bytearray()
     for at in range(0, len(digits), 512):
@@ -260,5 +260,5 @@ def _base32(text: bytes) -> bytes:
     return bytes(out)
 
 
+# How many of so many last characters of base32 make whole bytes.
 _WHOLE: Final = (0, 0, 2, 2, 4, 5, 5, 7)
-"""How many of so many last characters of base32 make whole bytes."""

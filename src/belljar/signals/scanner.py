@@ -71,21 +71,20 @@ _small = Prefilter(
 
 
 def marks(data: bytes) -> Held:
-    """What it may hold → where that ends; None: not known."""
+    """What data may hold → where it ends; None: unknown."""
     return (_small if len(data) <= SMALL else _large).look(data)
 
 
 def prepare_marks() -> None:
-    """Compile what `marks` uses, where it can be."""
+    """Compile what `marks` uses."""
     _small.prepare()
     _large.prepare()
 
 
 MAX_HITS: Final = 10_000  # Of one scan. More tell nothing new.
 MEMO: Final = 512
+# Headers repeat: so many pieces in which nothing was found are remembered.
 MEMO_BYTES: Final = 2048
-"""Headers come again and again: so many pieces of data in which nothing was found are remembered.
-"""
 MEMO_RUNS: Final = 4096
 MEMO_RUN_BYTES: Final = 1024  # So do words that look encoded: so many of them are remembered, too.
 _NOTHING: Final = Scanned()
@@ -96,15 +95,14 @@ BATCH_BYTES: Final = 256 << 10  # Small decoded pieces are searched together.
 _TURNED: Final = frozenset({"reversed", "rot13"})
 SEPARATOR: Final = b"\xff\xfe\xff"  # In no text, so in no value.
 SLICE: Final = 1 << 20  # How much is searched between two looks at the clock.
+# A scan has a limit of processor time; by the clock it may take so many times as long, as the host
+# may be busy.
 WALL_FACTOR: Final = 15
-"""A scan's time is its thread's processor time, so that a busy host doesn't end it; so many times
-as much may pass by the clock.
-"""
 
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """Data to be searched: the outermost, or decoded from another view."""
+    """Data to search: the outermost, or decoded from another."""
 
     data: bytes
     names: tuple[str, ...] = ()
@@ -128,7 +126,7 @@ class _Exceeded(Exception):  # noqa: N818 - ends one scan
 
 
 class Scanner:
-    """Searches data for what a spec names; thread-safe. Raises ValueError, MemoryError."""
+    """Searches data for a spec. Thread-safe. Raises ValueError, MemoryError."""
 
     def __init__(self, spec: ScanSpec) -> None:
         self.spec = spec
@@ -141,7 +139,7 @@ class Scanner:
         return f"Scanner({len(self.spec.values)} known values)"
 
     def scan(self, data: bytes) -> Scanned:
-        """What is in `data`."""
+        """Find what the spec names."""
         data = bytes(data)
         if data in self._clean:
             return _NOTHING
@@ -162,13 +160,13 @@ class Scanner:
             self._clean_runs[run] = min(depth, self._clean_runs.get(run, depth))
 
     def prepare(self) -> None:
-        """Do now what a scan would do when it pays: for a process that can't load it later."""
+        """Compile everything now, for a process that can't later."""
         prepare_marks()
         self._patterns.prepare()
         self._known.prepare()
 
     def replace(self, data: bytes, hits: Iterable[Hit], by: bytes) -> bytes:
-        """`data` with each hit's span replaced once; overlapping spans become one."""
+        """`data` with each hit's span replaced; overlapping ones as one."""
         out, at = bytearray(), 0
         for start, end in _merged((hit.start, hit.end) for hit in hits):
             out += data[at:start] + by
@@ -197,8 +195,8 @@ class _Scan:
     ) -> None:
         self._spec = spec
         self._clean_runs = clean_runs
+        # By depth: if nothing is found at all, nothing is in any of them.
         self.decoded_runs: dict[bytes, int] = {}
-        """Short ones → at which depth; if nothing is found at all, nothing is in any of them."""
         self._known = known
         self._patterns = patterns
         self._hits: dict[tuple[str, str, int, int], Hit] = {}
@@ -211,7 +209,7 @@ class _Scan:
         self._problem = ""
 
     def run(self, data: bytes) -> Scanned:
-        """Searches breadth first: what is least encoded is found before a bound is hit."""
+        """Breadth first: the least encoded is found before a bound."""
         try:
             self._views.append(_View(data))
             self._search([data], [self._views[0]].__getitem__)
@@ -233,7 +231,7 @@ class _Scan:
             raise _Exceeded("time")
 
     def _search(self, pieces: list[bytes], view_of: Callable[[int], _View]) -> None:
-        """Known values, in many small pieces at once; `view_of`: the view of a piece."""
+        """Find known values, in many small pieces at once."""
         self._tick()
         data = pieces[0] if len(pieces) == 1 else SEPARATOR.join(pieces)
         starts: list[int] = []
@@ -260,7 +258,7 @@ class _Scan:
             self._tick()
 
     def _decode(self, view: _View) -> None:
-        """Search what may be encoded in a view; keep for later what may hold more."""
+        """Search what a view may encode; queue what may hold more."""
         batch: list[Decoded] = []
         size = 0
         for decoded in self._decoded(view):
@@ -324,7 +322,6 @@ class _Scan:
         )
 
     def _decoded(self, view: _View) -> Iterator[Decoded]:
-        """What may be encoded in a view, within the bounds."""
         if view.depth >= self._spec.bounds.depth:
             return
         held = marks(view.data)
@@ -344,7 +341,7 @@ class _Scan:
             self._problem = f"package:{package}"
 
     def _is_new(self, view: _View, decoded: Decoded) -> bool:
-        """Whether what was decoded is to be searched: it was not yet, and is within the bounds."""
+        """Whether decoded data is new and within the bounds."""
         if not decoded.whole:
             self._problem = self._problem or "decoded_bytes"
         data = decoded.data

@@ -31,8 +31,6 @@ JOINED: Final = "joined"
 
 
 class _Part:
-    """The end of one part of a flow, or of one field of it."""
-
     def __init__(self) -> None:
         self.tail = b""
         # Of a field, with the pieces that only count or repeat; None before the first of those.
@@ -111,7 +109,7 @@ class StreamScanner:
             self._bytes -= self._sizes.pop(flow, 0)
 
     def _follow(self, state: _Flow, name: str, data: bytes) -> Scanned:
-        """Search a part's data together with its tail and its compressed beginning."""
+        """Search data behind its tail and compressed beginning."""
         part = state.part(name)
         results = [self._new(part, data)]
         if part.reader is not None:
@@ -160,7 +158,7 @@ class StreamScanner:
         return Scanned(hits=tuple(hits), complete=not problem, problem=problem)
 
     def _border(self, state: _Flow, data: bytes) -> Scanned:
-        """What begins at the end of one part and goes on at the beginning of the next."""
+        """What spans the end of one part and the next."""
         end, state.end = state.end, (state.end + data)[-self._tail :]
         if not end or not data:
             return Scanned()
@@ -177,7 +175,7 @@ class StreamScanner:
     def _join(
         self, field: _Part, before: bytes, piece: bytes, size: int, *, alone: bool
     ) -> Scanned:
-        """Search a field's piece behind those before. `alone`: the piece itself was joined."""
+        """Search a piece behind its field's. `alone`: the piece itself was joined."""
         if not before and not alone:
             return Scanned()
         result = self._scanner.scan(before + (piece if alone else piece[: self._tail]))
@@ -195,7 +193,7 @@ class StreamScanner:
 
 
 def _has_grown(hit: Hit, before: int, starts: frozenset[int]) -> bool:
-    """Whether the first `before` bytes held the begin of this pattern's find: no new credential."""
+    """Whether a find was one already in the first `before` bytes."""
     return not hit.value_id and hit.start < before < hit.end and before - hit.start in starts
 
 
@@ -205,7 +203,7 @@ def _moved(hit: Hit, by: int, size: int, names: tuple[str, ...]) -> Hit:
 
 
 def _together(results: Iterable[Scanned]) -> Scanned:
-    """One result of several. Of overlapping finds of one value the first is kept."""
+    """One result of several; overlapping finds of one value once."""
     hits: list[Hit] = []
     problem = ""
     for result in results:
@@ -223,9 +221,9 @@ def _together(results: Iterable[Scanned]) -> Scanned:
 def _fields(
     state: _Flow, channel: Channel, part: str, data: bytes, tail: int
 ) -> Iterator[tuple[str, _Part, bytes, bytes]]:
-    """Name, field, what it had before, and the piece of each that may carry a part of something.
+    """Name, field, what it had, and each piece that may continue it.
 
-    Pieces are joined without those that only count or repeat, and, where there are such, with them.
+    Joined without what only counts or repeats, and with it where there is such.
     """
     new = old = 0
     for name, piece in _pieces(channel, part, data):

@@ -36,7 +36,7 @@ class Source(StrEnum):
 
 
 class Channel(StrEnum):
-    """How data travels; with it, what borders a stream has."""
+    """How data travels, and so what borders it has."""
 
     HTTP = "http"
     DNS = "dns"
@@ -50,10 +50,10 @@ class Channel(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownValue:
-    """One value that is looked for, 10 to 4,096 bytes of UTF-8.
+    """One value to look for, 10 to 4,096 bytes of UTF-8.
 
-    `id` names it in events, where the value itself never stands. `kind`: its class in a hit, else
-    the source. `case_sensitive` False: another case is the value itself, else an encoding (`case`).
+    `id`: its name in events. `kind`: its class in a hit, else the source. `case_sensitive` False:
+    another case is the value itself, else an encoding (`case`).
     """
 
     id: str
@@ -64,22 +64,22 @@ class KnownValue:
 
     @property
     def cls(self) -> str:
-        """The class that a hit of it has."""
+        """The class of its hits."""
         return self.kind or self.source.value
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values; this holds the value itself."""
+        """As JSON, with the value."""
         return asdict(self) | {"source": self.source.value}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> KnownValue:
-        """The reverse of `to_json`."""
+        """Inverse of `to_json`."""
         return cls(**{**data, "source": Source(data["source"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanBounds:
-    """What one scan may cost. Data beyond a bound is not scanned, and the result says so."""
+    """Bounds of one scan; hitting one makes it incomplete."""
 
     depth: int = 5
     decoded_bytes: int = 16 << 20
@@ -88,7 +88,7 @@ class ScanBounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanSpec:
-    """Everything a scanner needs. `classes`: personal data; credentials are always looked for."""
+    """What a scanner needs. `classes`: of personal data."""
 
     values: tuple[KnownValue, ...] = field(default=(), repr=False)
     classes: tuple[str, ...] = ()
@@ -113,11 +113,11 @@ class ScanSpec:
             raise ValueError(f"a digest key has at least {MIN_KEY_BYTES} bytes")
 
     def digest(self, found: bytes) -> str:
-        """HMAC-SHA256 of a value, in hex: tells whether two are the same without telling either."""
+        """HMAC-SHA256 in hex: tells equal values without telling them."""
         return hmac.digest(bytes.fromhex(self.key_hex), found, "sha256").hex()
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values; this holds values and key."""
+        """As JSON, with values and key."""
         return {
             "values": [value.to_json() for value in self.values],
             "classes": list(self.classes),
@@ -127,7 +127,7 @@ class ScanSpec:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ScanSpec:
-        """The reverse of `to_json`."""
+        """Inverse of `to_json`."""
         return cls(
             values=tuple(KnownValue.from_json(value) for value in data["values"]),
             classes=tuple(data["classes"]),
@@ -143,7 +143,7 @@ def spec_of(
     key: bytes,
     bounds: ScanBounds | None = None,
 ) -> ScanSpec:
-    """What a policy and a sample's decoys make the scanner look for; of equal values the first."""
+    """A scanner's spec; of equal values the first counts."""
     chosen: dict[str, KnownValue] = {}
     for value in (*decoys, *protected):
         chosen.setdefault(value.text, value)
@@ -159,9 +159,9 @@ def spec_of(
 class Hit:
     """Something found.
 
-    `cls`: `card`, `aws_key`, …; of a known value its kind or source. `value_id`: of a known value,
-    else "". `source`: decoy, protected, foreign or `pattern`. `start`, `end`: in the outermost
-    data. `decoding`: outermost first. `digest`: of a known value as given, else as found.
+    `cls`: `card`, `aws_key`, …; of a known value its kind or source. `value_id`: "" of a pattern.
+    `source`: decoy, protected, foreign or `pattern`. `start`, `end`: in the outermost data.
+    `decoding`: outermost first. `digest`: of a known value as given, else as found.
     """
 
     cls: str
@@ -175,7 +175,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scanned:
-    """The result of one scan. `complete` False: a bound was hit, and `problem` says which."""
+    """Result of one scan. `problem`: the bound that was hit."""
 
     hits: tuple[Hit, ...] = ()
     complete: bool = True
@@ -187,10 +187,10 @@ _HINT_SIZE: Final = "split it, or name the columns that matter"
 
 
 def protected_values(item: Protected, content: bytes | None = None) -> tuple[KnownValue, ...]:
-    """The values of one entry of `guard.protect`; `content` is its file's.
+    """The values of one entry of `guard.protect`, from its file's `content`.
 
-    CSV with a header (`columns`), JSON lines (`.jsonl`), or one value a line; values shorter than
-    10 bytes are left out. Raises PolicyError.
+    CSV with a header (`columns`), JSON lines (`.jsonl`), or one value a line; shorter than 10 bytes
+    is left out. Raises PolicyError.
     """
     where = item.file or f"guard.protect {item.id}"
     if not item.file:
@@ -282,7 +282,7 @@ def _of_json(item: Protected, text: str) -> Iterator[str]:
 
 
 def read_protected(loaded: LoadedPolicy) -> tuple[KnownValue, ...]:
-    """All that a policy protects, read from its files. Raises PolicyError."""
+    """Read all that a policy protects. Raises PolicyError."""
     from belljar.policy.files import read_regular
 
     values: list[KnownValue] = []

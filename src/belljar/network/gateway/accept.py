@@ -48,20 +48,20 @@ class Front:
         self._connections: dict[asyncio.Task[Any] | None, Peer] = {}
 
     def listen_dns(self, udp: socket.socket, tcp: socket.socket) -> None:
-        """Answers DNS on these sockets."""
+        """Answer DNS on these sockets."""
         self._dns.listen(udp)
         self._group.create_task(self._accept(tcp, "dns_tcp_connections", self._serve_dns))
 
     def listen(self, tcp: socket.socket) -> None:
-        """Serves the stand-ins' ports."""
+        """Serve a stand-in's port."""
         self._group.create_task(self._accept(tcp, "connections", self._serve))
 
     def listen_sink(self, tcp: socket.socket) -> None:
-        """Serves what is nobody's."""
+        """Record connections to nobody."""
         self._group.create_task(self._accept(tcp, "connections", self._serve_sink))
 
     async def _accept(self, listener: socket.socket, kind: str, handler: Handler) -> None:
-        """Accept for ever; a dead listener raises `OSError`, which ends the gateway."""
+        """A dead listener raises `OSError`, which ends the gateway."""
         loop = asyncio.get_running_loop()
         listener.setblocking(False)  # noqa: FBT003 - the library's signature
         # Its connections have it too: else an urgent byte is taken out of the stream, and in no
@@ -136,7 +136,7 @@ class Front:
             self._release(sock, source[0], kind)
 
     async def _serve_one(self, sock: socket.socket, peer: Peer, handler: Handler) -> None:
-        """Whatever comes of it, the last event of a connection says what became of its bytes."""
+        """The last event says what became of the bytes."""
         try:
             await handler(sock, peer)
         except OSError:
@@ -166,7 +166,7 @@ class Front:
             del self._of_cell[address]
 
     async def end(self, until: float) -> int:
-        """Cancel connections that are not idle, each on record; returns how many missed `until`."""
+        """Cancel connections, each on record; return how many missed `until`."""
         loop = asyncio.get_running_loop()
         self._site.is_ending = True
         self._dns.flush()
@@ -186,7 +186,6 @@ class Front:
         return unreported + sum(not task.done() for task in connections)
 
     def _report_idle(self, until: float) -> int:
-        """Record what idle connections received; returns how many remainders missed `until`."""
         loop, unreported = asyncio.get_running_loop(), 0
         idle = [peer for task, peer in self._connections.items() if task in self._site.idle]
         for peer in sorted(idle, key=lambda peer: not peer.account.has_unrecorded):

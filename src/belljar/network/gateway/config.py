@@ -17,106 +17,85 @@ from belljar.signals.values import ScanSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Each limit and what happens there. `memory_bytes` bounds all together, and may be hit
-    first."""
+    """Each limit and what happens there.
 
+    `memory_bytes` bounds all together, and may be hit first.
+    """
+
+    # Open at one time: a further one is reset, and counted (`limit.hit`).
     connections: int = 10_000
-    """Open at one time: a further one is reset at once, and counted (`limit.hit`)."""
     connections_per_cell: int = 5_000  # Likewise, of one cell.
     tls_connections: int = 2_000  # Likewise, of those with TLS (about 60 KiB each).
+    # From a connection's begin to its TLS handshake's end: closed, refused by name.
     handshake_timeout_s: float = 10.0
-    """From a connection's beginning to the end of its TLS handshake: closed, refused by name."""
     handshake_bytes: int = 32 << 10  # Received before the end of a TLS handshake: likewise.
+    # From the first byte of a request's head to its last (slow-loris): closed, refused by name.
     head_timeout_s: float = 10.0
-    """From the first byte of a request's head to its last (slow-loris): closed, refused by name."""
+    # A connection without a request, a WebSocket or stream without a byte: closed.
     idle_timeout_s: float = 60.0
-    """A connection without a request, or a WebSocket or stream without a byte: closed."""
     connection_timeout_s: float = 3600.0  # A connection's whole life: closed.
+    # A request's head: 431. HTTP/2 (the block, compressed, and the list, as RFC 9113 section 6.5.2
+    # counts it): the connection is closed.
     head_bytes: int = 64 << 10
-    """A request's head (HTTP/2: the header block, compressed, and the list, as RFC 9113 section
-    6.5.2 counts it): 431, HTTP/2: the connection is closed.
-    """
     headers: int = 128  # Fields of a request's head: 431.
     body_bytes: int = 64 << 20  # A request's body: 413, and the connection is closed.
     body_wait_s: float = 20.0  # Between two pieces of a request's body: closed.
-    body_bytes_per_s: int = 512
-    """The least mean rate of a request's body after `body_wait_s`: closed."""
+    body_bytes_per_s: int = 512  # Least mean rate of a request's body after `body_wait_s`: closed.
     request_timeout_s: float = 300.0  # From a request's head to the end of its answer: closed.
     requests_per_connection: int = 1_000  # The connection is closed after the answer.
     exchanges: int = 256  # Requests being answered at one time, WebSockets among them: 503.
+    # Received of all unfinished heads: 503, and the connection is closed.
     heads_bytes: int = 32 << 20
-    """Received of all heads that are not whole yet: 503, and the connection is closed."""
+    # Of the bodies of all open requests: 503, and the connection is closed.
     bodies_bytes: int = 128 << 20
-    """Of the bodies of all requests being answered: 503, and the connection is closed."""
+    # One message, never compressed: the connection is closed, code 1009.
     websocket_message_bytes: int = 1 << 20
-    """One message, as it came (extensions that compress are not agreed to): the connection is
-    closed, code 1009.
-    """
-    h2_streams: int = 64
-    """Open at one time on a connection: refused by the protocol (RFC 9113 section 5.1.2)."""
+    h2_streams: int = 64  # Open on a connection: refused by the protocol (RFC 9113 section 5.1.2).
+    # Frames that are neither a request's nor filled DATA, beyond `h2_control_frames_per_request`
+    # for each answered request and one for each KiB sent: GOAWAY ENHANCE_YOUR_CALM (CVE-2023-44487,
+    # CVE-2019-9512 to 9518).
     h2_control_frames: int = 200
-    """Frames that are neither a request's nor filled DATA (RST_STREAM, PING, SETTINGS, PRIORITY,
-    WINDOW_UPDATE, empty ones), beyond `h2_control_frames_per_request` for each request that was
-    answered and one for each KiB sent: GOAWAY ENHANCE_YOUR_CALM (CVE-2023-44487, CVE-2019-9512 to
-    9518).
-    """
     h2_control_frames_per_request: int = 16
+    # Received and in no event but the connection's: chunk extensions, trailers, other frames,
+    # masks, what TLS does not decrypt. Closed above this and what was earned: 64 bytes for each
+    # record and 1/32 of recorded and sent bytes. An ordinary client takes less than 1 KiB.
     remainder_bytes: int = 16 << 10
-    """Received on a connection and in no event but its own: chunk extensions, trailers, HTTP/2
-    frames that carry no request, WebSocket masks and control frames, what TLS does not decrypt. The
-    connection is closed above this and what it has earned: 64 bytes for each record and 1/32 of the
-    recorded and sent bytes. An ordinary client takes less than 1 KiB of it.
-    """
     stream_bytes: int = 256 << 20  # Of a raw stream, both ways together: closed.
+    # Between two pieces from a real upstream, TLS included: 504, or the answer is cut off.
     upstream_wait_s: float = 30.0
-    """Between two pieces of what a real upstream says, TLS included: 504, or the answer is cut off.
-    """
+    # From asking for a connection to the end of the answer: 504, or the answer is cut off.
     upstream_exchange_s: float = 120.0
-    """From the question for a connection to the end of the answer, however it drips: 504, or the
-    answer is cut off.
-    """
-    upstream_exchanges: int = 8
-    """Connections to one real upstream at one time: further requests wait."""
-    dials: int = 32
-    """Questions for a connection to an upstream that the owner has not answered, whether or not
-    somebody still waits for it: 503.
-    """
-    questions: int = 32
-    """All other questions to the owner, likewise: as the stand-in says that it has failed."""
+    upstream_exchanges: int = 8  # Connections to one upstream: further requests wait.
+    dials: int = 32  # Dials that the owner has not answered, even if nobody waits any more: 503.
+    questions: int = 32  # All other unanswered requests to the owner: the stand-in fails.
+    # Beside what the process started with; its confinement sees to it. A connection or datagram
+    # without memory is cut, and counted.
     memory_bytes: int = 256 << 20
-    """What the process may use beside what it was started with, which its confinement sees to: a
-    connection or datagram that finds none left is cut, and counted.
-    """
+    # Kept of each body in a record: the rest is counted, and in the digest.
     kept_body_bytes: int = 64 << 10
-    """Kept of each body in a record: the rest is counted, and in the digest."""
     kept_stream_bytes: int = 4 << 10  # Kept of each direction of a raw stream or the sink.
     sink_wait_s: float = 2.0  # How long the sink waits for first bytes.
+    # Of all kept bodies of the range: then bodies are digests and lengths.
     recorded_bytes: int = 1 << 30
-    """Of all kept bodies of the range: after it bodies are digests and lengths only."""
     unrecorded_bytes: int = 16 << 20  # Events on their way to the owner: who wants to record waits.
+    # Queries with an event each; more are counted together (at most 50 events a second and cell).
     dns_events_per_s: int = 200
-    """Queries with an event of their own; more are counted together, at most fifty events a second
-    and cell.
-    """
+    # Queries that wait for the record: a further datagram is dropped, and counted.
     dns_pending: int = 1_000
-    """Queries whose answer waits for the record: a further datagram is dropped, and counted."""
     dns_tcp_connections: int = 256  # Open at one time: a further one is reset.
     dns_tcp_idle_s: float = 5.0  # RFC 7766 section 6.2.3: closed.
     dns_tcp_queries: int = 100  # On one connection: closed.
+    # For a stand-in whose client has gone, to record what it was: then it is ended.
     farewell_s: float = 1.0
-    """How long a stand-in may go on with a request whose client has gone, to put on record what it
-    was: it is ended.
-    """
+    # How long a stand-in may block the loop: then the exchange fails (500). Well below the owner's
+    # heartbeat timeout.
     standstill_s: float = 12.0
-    """How long a stand-in may work on one thing without letting anything else in: the exchange
-    fails (500). Well below what the owner stands for.
-    """
     alive_every_s: float = 5.0  # How often the owner hears that the loop turns.
     leaf_certificates: int = 128  # Kept made: the one longest unused is forgotten.
 
     @classmethod
     def of(cls, plan: NetworkBounds, **changes: Any) -> Bounds:  # noqa: ANN401 - any field's value
-        """The bounds that a plan names, the rest as here."""
+        """A plan's bounds, the rest as here."""
         return cls(
             **{
                 "connections": plan.connections,
@@ -152,7 +131,7 @@ HTTP_PORT: Final = 80  # Of an upstream: at all others TLS is spoken.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardConfig:
-    """What a gateway's guard is made of. JSON both ways."""
+    """What a gateway's guard is made of."""
 
     spec: ScanSpec
     actions: Mapping[Place, Action]
@@ -163,19 +142,18 @@ class GuardConfig:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> GuardConfig:
-        """The inverse of `to_json`. Raises `ValueError`, `KeyError` or `TypeError`."""
+        """Raises `ValueError`, `KeyError` or `TypeError`."""
         actions = {Place(place): Action(action) for place, action in data["actions"].items()}
         return cls(spec=ScanSpec.from_json(data["spec"]), actions=actions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig:
-    """A gateway's part of a range. JSON both ways.
+    """A gateway's part of a range.
 
-    `stand_ins`: with `directory` as seen in the gateway's root; cells by `as_neighbour`.
-    `range_seed`: hex, at least 32 digits, for the stand-ins' randomness; never for keys. `scratch`:
-    a writable directory in memory, for a leaf's key while OpenSSL reads it. `authorities`:
-    certificates by which upstreams are verified, PEM.
+    `stand_ins`: with `directory` as in the gateway's root; cells by `as_neighbour`. `range_seed`:
+    at least 32 hex digits, never for keys. `scratch`: in memory, for a leaf's key while OpenSSL
+    reads it. `authorities`: PEM, of upstreams.
     """
 
     layout: RangeLayout
@@ -200,7 +178,7 @@ class GatewayConfig:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> GatewayConfig:
-        """The inverse of `to_json`. Raises `ValueError`, `KeyError` or `TypeError`."""
+        """Raises `ValueError`, `KeyError` or `TypeError`."""
         seed = str(data["range_seed"])
         if len(bytes.fromhex(seed)) < 16:
             raise ValueError("a range's seed has at least 16 bytes")
@@ -216,14 +194,14 @@ class GatewayConfig:
 
 
 def as_neighbour(cell: StandInPlan) -> StandInPlan:
-    """A cell as the gateway is told of it: its networks, and nothing of what runs there."""
+    """A cell as the gateway knows it: its networks alone."""
     return StandInPlan(
         id=cell.id, kind=cell.kind, names=(), ports=(), settings={"networks": sorted(cell.networks)}
     )
 
 
 def as_stand_in(upstream: UpstreamPlan) -> StandInPlan:
-    """A real upstream as the gateway sees it: a stand-in of the kind `upstream`."""
+    """An upstream as a stand-in of the kind `upstream`."""
     ports = (
         PortPlan(number=port, protocol="http" if port == HTTP_PORT else "tls")
         for port in upstream.ports

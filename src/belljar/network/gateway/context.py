@@ -22,49 +22,40 @@ Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
+# ASGI 3. `scope["headers"]` holds exactly one `host`, which was compared with address, SNI and
+# policy; `scope["state"]`: `cell`, the client's name, and `name`, the host in lower case, without a
+# port.
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
-"""ASGI 3.
 
-`scope["headers"]` holds exactly one `host`, which the gateway has compared with the address, the
-SNI and the policy; `scope["state"]["cell"]` is the name of the cell that asks,
-`scope["state"]["name"]` the name it asked for, in lower case, without a port.
-"""
-
+# `(reader, writer, cell)`. The connection is closed when it returns, raises or exceeds a bound.
 StreamApp: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter, str], Awaitable[None]]
-"""`(reader, writer, cell)`.
 
-The gateway closes the connection when it returns, raises, or has used up the bounds of a stream.
-"""
-
+# Of a request: 413; the stand-in sees a disconnect.
 MAX_BODY_BYTES: Final = NetworkBounds().body_bytes
-"""Of a request.
-
-The gateway answers 413 above it; to the stand-in it has broken off (`http.disconnect`).
-"""
 MAX_KEPT_BODY_BYTES: Final = 64 << 10
 MAX_QUESTION_BYTES: Final = 4 << 20
 MAX_ANSWER_BYTES: Final = 4 << 20  # Of a question to the owner, and of its answer.
 
 
 class Record(Protocol):
-    """How a stand-in puts something on record."""
+    """Puts something on record for a stand-in."""
 
     async def __call__(
         self, kind: str, data: Mapping[str, JsonValue], bodies: Sequence[Body] = ()
     ) -> None:
-        """Returns when the event is in the ledger: await it before answering.
+        """Return when the event is in the ledger: await it before answering.
 
-        `kind` is one of `events.Kind`. Raises `ValueError` above 48 KiB of JSON `data` or 8 bodies
-        of 64 KiB kept each. When the owner is gone the process ends.
+        `kind`: of `events.Kind`. Raises `ValueError` above 48 KiB of JSON or 8 bodies of 64 KiB.
+        Without its owner the process ends.
         """
         ...
 
 
 class Ask(Protocol):
-    """A question to the owner of the range (`openai` alone)."""
+    """Asks the range's owner (`openai` alone)."""
 
     async def __call__(self, kind: str, body: bytes) -> bytes:
-        """The owner's reply. Raises `ValueError` for its refusal, or above `MAX_QUESTION_BYTES`."""
+        """The reply. Raises `ValueError` if refused or over `MAX_QUESTION_BYTES`."""
         ...
 
 
@@ -72,9 +63,8 @@ class Ask(Protocol):
 class StandInContext:
     """What `make` is given.
 
-    `names`: lower case, A-labels, `*.` in front of a wildcard. `settings`: checked while planning.
-    `files`: its read-only directory, which may not exist. `clock`: seconds since the epoch.
-    `random`: bytes from the range's seed; not for keys.
+    `names`: lower case, A-labels, `*.` of a wildcard. `settings`: checked while planning. `files`:
+    read-only, may not exist. `clock`: Unix time. `random`: from the range's seed; not for keys.
     """
 
     id: str

@@ -23,22 +23,19 @@ from belljar.units import printable
 
 TTL_S: Final = 30
 MAX_QUERY_BYTES: Final = 4096
-MAX_UDP_BYTES: Final = 1232
-"""The payload size that is announced (DNS flag day 2020). No answer is longer than 320 bytes."""
+MAX_UDP_BYTES: Final = 1232  # Announced (DNS flag day 2020). No answer is longer than 320 bytes.
 MAX_SHOWN_CHARS: Final = 300
+# NXDOMAIN even where unknown names are simulated: Mozilla's canary (Firefox leaves DoH off), RFC
+# 9462 (no encrypted resolver), WPAD.
 NEVER: Final = frozenset({"use-application-dns.net", "wpad", "_dns.resolver.arpa", "resolver.arpa"})
-"""Names that would lead a client elsewhere, or that tell it whether there is a filter: NXDOMAIN
-even where unknown names are simulated (Mozilla's canary: Firefox then leaves DoH off; RFC 9462:
-there is no encrypted resolver; WPAD).
-"""
 _HEADER_BYTES: Final = 12
 _MAX_NAME_BYTES: Final = 255
 _MAX_LABEL_BYTES: Final = 63
 _AN_OPT: Final = b"\0\0\x29"  # The root's name and the type OPT (RFC 6891).
 _OPT_BYTES: Final = 11
 _COUNTS: Final = struct.Struct("!HHHH")
+# A label shown byte for byte: no dot, backslash, space or control.
 _SHOWN_EXACTLY: Final = re.compile(rb"[!-\-/-\[\]-~]+")
-"""A label that the name on record shows byte for byte: no dot, backslash, space or control."""
 _IN, _ANY_CLASS = 1, 255
 _A, _NS, _SOA, _OPT, _IXFR, _AXFR, _ANY = 1, 2, 6, 41, 251, 252, 255
 # https://www.iana.org/assignments/dns-parameters
@@ -66,10 +63,10 @@ class Rcode(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What is sent back (`wire`; None: nothing), and what goes on record.
+    """What is sent back (`wire`) and recorded.
 
-    `header`: the query's id and flags, `edns`: its OPT record's fixed fields, both hexadecimal.
-    `whole`: these fields hold every bit of the message; otherwise it must be kept beside them.
+    `header`: the query's id and flags, `edns`: its OPT's fixed fields, both hex. `whole`: these
+    fields hold every bit of the query.
     """
 
     wire: bytes | None
@@ -85,7 +82,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Query:
-    """`question`: as it came. `edns`: the OPT record's class and TTL; None without one."""
+    """`edns`: the OPT record's class and TTL."""
 
     question: bytes
     labels: tuple[bytes, ...]
@@ -101,7 +98,7 @@ class _Query:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reply:
-    """`word`: the answer as it is recorded. `answer`, `authority`: the record of that section."""
+    """`word`: as recorded. `answer`, `authority`: that section's record."""
 
     word: str
     rcode: Rcode = Rcode.NOERROR
@@ -113,7 +110,7 @@ def answer(query: bytes, layout: RangeLayout) -> Answer:
     """The answer to a message. Never raises.
 
     A and ANY (RFC 8482) of an existing name: its A record; other types: NODATA with the SOA (RFC
-    2308). Another class, AXFR, IXFR: REFUSED. Another opcode: NOTIMP. Anything but one question and
+    2308). Another class, AXFR, IXFR: REFUSED. Another opcode: NOTIMP. Not one question and at most
     one OPT: FORMERR. The name is returned as it was spelt (0x20).
     """
     if not _HEADER_BYTES <= len(query) <= MAX_QUERY_BYTES or query[2] & 0x80:
@@ -145,7 +142,7 @@ def answer(query: bytes, layout: RangeLayout) -> Answer:
 
 
 def entropy(text: bytes) -> float:
-    """Shannon's entropy in bits a byte, 0 for an empty text. High for names that carry data."""
+    """Shannon's entropy, bits a byte; high of encoded data."""
     if not text:
         return 0.0
     counts = Counter(text).values()
@@ -153,12 +150,12 @@ def entropy(text: bytes) -> float:
 
 
 def _bare(query: bytes, rcode: Rcode) -> bytes:
-    """A header without a question: the query's id, opcode and RD, and an error."""
+    """The query's id, opcode and RD, and an error."""
     return query[:2] + bytes((0x80 | (query[2] & 0x79), rcode)) + bytes(8)
 
 
 def _parse(query: bytes) -> _Query | None:
-    """One question and at most one OPT record, exactly; None for anything else."""
+    """One question and at most one OPT, or None."""
     questions, answers, authorities, additionals = _COUNTS.unpack_from(query, 4)
     if questions != 1 or answers or authorities or additionals > 1:
         return None
@@ -224,12 +221,12 @@ def _record(kind: int, data: bytes) -> bytes:
 
 
 def _soa() -> bytes:
-    """Each name is a zone of its own: the record names no other."""
+    """Each name is its own zone: no other is named."""
     return _record(_SOA, _QUESTION_S_NAME * 2 + struct.pack("!IIIII", 1, 3600, 600, 86_400, TTL_S))
 
 
 def _address(labels: tuple[bytes, ...], layout: RangeLayout) -> str | None:
-    """The address of a name; a label with a byte that no host name has is never simulated."""
+    """A label that no host name has is never simulated."""
     canonical = (
         None if any(b"." in label for label in labels) else canonical_name(b".".join(labels))
     )

@@ -33,7 +33,7 @@ _Key: TypeAlias = tuple[str, str]  # Cell and transport.
 
 
 class _Batch:
-    """Queries of one cell recorded together, each with its length in front as over TCP."""
+    """Queries recorded together, length-prefixed as over TCP."""
 
     def __init__(self, max_kept_bytes: int) -> None:
         self.recorded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -52,8 +52,7 @@ class _Batch:
 
 
 class QueryRecord:
-    """Records queries: each by itself up to a rate, more in one event per 20 ms, cell and
-    transport."""
+    """Records queries, above a rate in one event per 20 ms, cell and transport."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -62,7 +61,7 @@ class QueryRecord:
         self._batches: dict[_Key, _Batch] = {}
 
     async def record(self, cell: str, said: Answer, transport: str, query: bytes) -> None:
-        """Returns when the query is on record."""
+        """Return when the query is on record."""
         if self._has_token():
             bodies = () if said.whole else (body_of("query", query, MAX_QUERY_BYTES),)
             await self._site.reporter.record(dns_item(cell, said, transport, bodies))
@@ -70,7 +69,7 @@ class QueryRecord:
             await asyncio.shield(self.count(cell, said, transport, query))
 
     def count(self, cell: str, said: Answer, transport: str, query: bytes) -> asyncio.Future[None]:
-        """Records it with others, soon; done when they are on record."""
+        """Record it with others; done when on record."""
         key = (cell, transport)
         batch = self._batches.get(key)
         if batch is None:
@@ -87,12 +86,12 @@ class QueryRecord:
         return self._used <= self._site.bounds.dns_events_per_s
 
     def flush_all(self) -> None:
-        """Those that are counted together go on record now."""
+        """Record counted queries now."""
         for key in list(self._batches):
             self._flush(key)
 
     def _flush_if_room(self, key: _Key) -> None:
-        """While the owner is late a batch grows in count alone: its kept bytes are bounded."""
+        """Before that only a batch's count grows."""
         if key in self._batches and self._site.reporter.is_full:
             asyncio.get_running_loop().call_later(BATCH_S, self._flush_if_room, key)
         else:
@@ -140,7 +139,7 @@ def dns_item(cell: str, said: Answer, transport: str, bodies: tuple[Body, ...]) 
 
 
 class DnsServer:
-    """UDP and TCP of the resolver address; datagrams to other addresses are not answered."""
+    """Answers UDP and TCP of the resolver address only."""
 
     def __init__(self, site: Site, group: asyncio.TaskGroup) -> None:
         self._site, self._group = site, group
@@ -149,13 +148,13 @@ class DnsServer:
         self._datagram = memoryview(bytearray(MAX_DATAGRAM_BYTES))
 
     def listen(self, sock: socket.socket) -> None:
-        """Answers datagrams from now on."""
+        """Answer datagrams."""
         sock.setblocking(False)  # noqa: FBT003 - the library's signature
         sock.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
         asyncio.get_running_loop().add_reader(sock.fileno(), self._readable, sock)
 
     def flush(self) -> None:
-        """Those of the queries that are counted together go on record now."""
+        """Record counted queries now."""
         self._record.flush_all()
 
     def _readable(self, sock: socket.socket) -> None:
@@ -219,7 +218,7 @@ class DnsServer:
             self._pending -= 1
 
     async def _is_blocked(self, cell: str, said: Answer) -> bool:
-        """Whether the guard holds the query's name back: then there is no answer."""
+        """Whether the guard forbids an answer to this name."""
         parts = [("label", said.name.encode())]
         looked = self._site.guard.look("", Channel.DNS, parts, {"cell": cell})
         if looked.items:
@@ -227,7 +226,7 @@ class DnsServer:
         return looked.blocked
 
     async def serve(self, pipe: TcpPipe, cell: str) -> None:
-        """Serve one TCP connection (RFC 7766); what is no whole query is recorded too."""
+        """Serve TCP (RFC 7766); fragments are recorded too."""
         begun = bytearray()
         rest = Capture(max_kept_bytes=self._site.bounds.kept_body_bytes)
         try:
@@ -262,7 +261,7 @@ class DnsServer:
 
 
 async def _read_out(pipe: TcpPipe, rest: Capture) -> None:
-    """Half-close, read what still comes for a second or 256 KiB, then reset."""
+    """Half-close, read on for a second or 256 KiB, reset."""
     left = LINGER_BYTES
     with contextlib.suppress(OSError, TimeoutError):
         pipe.sock.shutdown(socket.SHUT_WR)
@@ -277,7 +276,7 @@ async def _read_out(pipe: TcpPipe, rest: Capture) -> None:
 
 
 async def _framed(pipe: TcpPipe, begun: bytearray) -> bytes | None:
-    """The next message, collected in `begun`; None if it ends early or is too long for a query."""
+    """The next message; None if cut or over the bound."""
     if not await _fill(begun, pipe, 2):
         return None
     length = int.from_bytes(begun, "big")
@@ -287,7 +286,7 @@ async def _framed(pipe: TcpPipe, begun: bytearray) -> bytes | None:
 
 
 async def _fill(begun: bytearray, pipe: TcpPipe, count: int) -> bool:
-    """Until there are so many bytes; False when the end comes before."""
+    """Read up to `count` bytes; False at the end."""
     while len(begun) < count and (data := await pipe.receive(count - len(begun))):
         begun += data
     return len(begun) >= count

@@ -26,7 +26,7 @@ _HOLDING: Final = frozenset({Action.BLOCK, Action.STOP})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looked:
-    """What is to be recorded of something a cell sent, and whether it goes no further."""
+    """What to record of a scan, and whether to block."""
 
     items: tuple[Item, ...] = ()
     blocked: bool = False
@@ -36,7 +36,7 @@ NOTHING_FOUND: Final = Looked()
 
 
 class Guard:
-    """One gateway's. `config` None: nothing is held back."""
+    """One gateway's. Without `config` it blocks nothing."""
 
     def __init__(self, config: GuardConfig | None, upstreams: frozenset[str] = frozenset()) -> None:
         self._rules = GuardRules(actions={} if config is None else config.actions)
@@ -49,7 +49,7 @@ class Guard:
             self._streams = StreamScanner(scanner)
 
     def holds(self, stand_in: str) -> bool:
-        """Whether what goes to this stand-in is looked at first."""
+        """Whether what goes there is scanned first."""
         return self._streams is not None and self._rules.action(self._place(stand_in)) in _HOLDING
 
     def look(
@@ -59,8 +59,10 @@ class Guard:
         parts: Sequence[tuple[str, bytes]],
         common: Mapping[str, JsonValue],
     ) -> Looked:
-        """Scan parts (name, bytes) of one flow, `SCAN_TIMEOUT_S` each; `common`: fields of all
-        events."""
+        """Scan parts of one flow, `SCAN_TIMEOUT_S` each.
+
+        `common`: fields of all events.
+        """
         if self._streams is None or not self.holds(stand_in):
             return NOTHING_FOUND
         place = self._place(stand_in)
@@ -96,8 +98,7 @@ class Guard:
 
 
 def warm_up(config: GuardConfig) -> None:
-    """Load all that a scan may import or read, before the gateway is confined. Raises
-    `HostError`."""
+    """Load what a scan imports, before confinement. Raises `HostError`."""
     prepare_marks()
     # The automaton is made once, by `Guard`
     Scanner(replace(config.spec, values=())).scan(_WARM_UP)
@@ -107,8 +108,8 @@ def warm_up(config: GuardConfig) -> None:
         phonenumbers.PhoneMetadata.load_all()
 
 
+# A seed phrase and a frame of zstd: their readers are imported late.
 _WARM_UP: Final = b"abandon " * 11 + b"about" + bytes.fromhex("28b52ffd200361 0900616263")
-"""A seed phrase (BIP-39) and a frame of zstd (RFC 8878): what reads them is imported late."""
 
 
 def _item(event: Event) -> Item:

@@ -59,7 +59,7 @@ class _Over(Exception):  # noqa: N818 - no error
 
 
 def hypercorn_config(bounds: Bounds) -> Config:
-    """hypercorn's settings. It says nothing of itself, and writes no log."""
+    """hypercorn's settings: no banner, no log."""
     config = Config()
     config.h11_max_incomplete_size = bounds.head_bytes
     config.h2_max_concurrent_streams = bounds.h2_streams
@@ -73,7 +73,7 @@ def hypercorn_config(bounds: Bounds) -> Config:
 
 
 class HttpConnection:
-    """Serves one connection until either side, or a bound, ends it."""
+    """One connection, until a side or bound ends it."""
 
     def __init__(self, site: Site, peer: Peer, pipe: Pipe, app: App, config: Config) -> None:
         self._site, self._peer, self._pipe = site, peer, pipe
@@ -91,7 +91,7 @@ class HttpConnection:
         self._refused = False
 
     async def run(self) -> None:
-        """Raises nothing but what cancels it. The pipe is closed."""
+        """Raises only what cancels it; closes the pipe."""
         bounds = self._site.bounds
         self._task = asyncio.current_task()
         self._rest()
@@ -155,7 +155,6 @@ class HttpConnection:
             scope["state"][INCOMING].leave()
 
     def _report_unfinished(self) -> None:
-        """Record a message, head or frame of which the rest does not come."""
         self._protocol.record_unfinished_message()
         if not self._site.is_ending:
             return
@@ -251,7 +250,7 @@ class HttpConnection:
         self._held_bytes = 0
 
     def _head_may_begin(self, size: int) -> None:
-        """Give the head its own deadline from its first byte, however slowly bytes come."""
+        """A head's deadline counts from its first byte."""
         is_idle = self._deadline is not None and self._deadline.when() is not None
         if is_idle and not self._in_head and self._protocol.awaits_head:
             self._in_head = True
@@ -269,7 +268,7 @@ class HttpConnection:
             self._deadline.reschedule(None if seconds is None else loop.time() + seconds)
 
     async def on_refused(self, reason: str) -> None:
-        """Puts on record that this connection is ended for what it said. Once."""
+        """Record once why this connection is ended."""
         if self._refused:
             return
         self._refused = True

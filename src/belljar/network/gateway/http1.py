@@ -31,11 +31,10 @@ _BLANKS: Final = r"[ \t]*"
 
 
 def patch_h11() -> None:
-    """Make h11's expression for a header field linear, for every h11 of this process.
+    """Make h11's header expression linear, for the whole process.
 
-    h11 (0.16) lets the blanks after a field's colon be given back one by one: `a:`, 60,000 blanks
-    and a NUL take it 15 s. A value begins with no blank, so an expression that gives none back
-    takes the same fields. Raises `HostError` for an h11 that has another.
+    h11 (0.16) backtracks over the blanks after a colon: 60,000 and a NUL take 15 s. No value begins
+    with a blank, so a possessive match takes the same fields. Raises `HostError` for another h11.
     """
     if _BLANKS not in _abnf.header_field:
         raise HostError(
@@ -48,9 +47,7 @@ def patch_h11() -> None:
 
 
 def make_room(stream: Any) -> None:  # noqa: ANN401 - one of hypercorn's streams, or None
-    """Drops what a closing stream's application has not read: hypercorn would wait for room to tell
-    it of the end, for ever if it reads no more.
-    """
+    """Drop what a closing stream's application has not read: else hypercorn waits for room."""
     put = getattr(stream, "app_put", None)
     if put is not None:
         queue: asyncio.Queue[Any] = put.__self__
@@ -59,27 +56,25 @@ def make_room(stream: Any) -> None:  # noqa: ANN401 - one of hypercorn's streams
 
 
 def keep_unread(stream: Any) -> None:  # noqa: ANN401 - one of hypercorn's streams, or None
-    """Let the end be queued behind what the application has not read. Nobody may wait for room."""
+    """Lift the queue's bound: the end never waits."""
     put = getattr(stream, "app_put", None)
     if put is not None:
         put.__self__._maxsize = 0
 
 
 _FRAMED: Final = (b"content-length", b"transfer-encoding")
+# Around a chunk's data: the end of the one before, a size, the end of all. A size follows from the
+# length if its letters have one case and no zero leads.
 _CHUNK: Final = re.compile(
     rb"(?:\r\n)?(?:(?P<size>[1-9a-f][0-9a-f]*|[1-9A-F][0-9A-F]*|0)\r\n)?(?:\r\n)?"
 )
-"""What stands around a chunk's data: the end of the chunk before, a size, the end of all.
-
-A size follows from the chunk's length if its letters are of one case and no zero leads.
-"""
 
 
 _PHRASES: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
 class RefusedRequest(Exception):  # noqa: N818 - a verdict on a request
-    """A request that no stand-in gets to see."""
+    """A request that no stand-in sees."""
 
     def __init__(self, reason: str, status: int = 400) -> None:
         super().__init__(reason)
@@ -87,7 +82,7 @@ class RefusedRequest(Exception):  # noqa: N818 - a verdict on a request
 
 
 class CountedConnection(h11.Connection):
-    """h11's parser. What it takes of the received bytes is compared with what it makes of them."""
+    """h11's parser, with its taken bytes accounted for."""
 
     def __init__(self, account: Account, max_head_bytes: int) -> None:
         super().__init__(h11.SERVER, max_incomplete_event_size=max_head_bytes)
@@ -98,7 +93,7 @@ class CountedConnection(h11.Connection):
         self.incoming: Incoming | None = None
 
     def receive_data(self, data: bytes) -> None:
-        """See h11. The same bytes are held here until it has taken them."""
+        """See h11."""
         self._held += data
         super().receive_data(data)
 
@@ -133,7 +128,7 @@ class CountedConnection(h11.Connection):
         return taken
 
     def _around(self, taken: bytes) -> None:
-        """Bytes around a chunk's data, which may come in pieces, a CR on its own among them."""
+        """Pieces around a chunk's data, maybe a lone CR."""
         found = _CHUNK.fullmatch(self._cr + taken)
         self._cr = b"\r" if taken == b"\r" else b""
         if self._cr:
@@ -146,7 +141,7 @@ class CountedConnection(h11.Connection):
             self._of_chunk = taken
 
     def _is_of_one_case(self, size: bytes) -> bool:
-        """Whether a size's letters are of the case of this connection's first ones."""
+        """Whether letters have this connection's first case."""
         if size.isdigit() or not size:
             return True
         if self._is_upper is None:
@@ -154,7 +149,7 @@ class CountedConnection(h11.Connection):
         return size.isupper() == self._is_upper
 
     def end_chunk(self, *, is_whole: bool) -> None:
-        """The size of a chunk that is whole follows from its data; any other could be anything."""
+        """A whole chunk's size follows from its data."""
         if is_whole:
             self._account.frame(len(self._of_chunk))
         else:
@@ -162,13 +157,13 @@ class CountedConnection(h11.Connection):
         self._of_chunk = b""
 
     def take_held(self) -> bytes:
-        """What h11 has not taken, and is no longer its affair."""
+        """What h11 has not taken."""
         held = bytes(self._held)
         self._held.clear()
         return held
 
     def take_unclaimed(self) -> bytes:
-        """What no event has and nothing more comes of: a refused head, and what was not parsed."""
+        """A refused head, and what was not parsed."""
         head = b"" if self.incoming is None else self.incoming.take_head()
         found = head + self._refused + self.take_held()
         self._refused = b""
@@ -184,7 +179,7 @@ class Http1(H11Protocol):
     def guard(
         self, on_refused: Callable[[str], Awaitable[None]], bounds: Bounds, account: Account
     ) -> None:
-        """Says what to call before a refusal leaves, and where bytes are counted."""
+        """`on_refused`: awaited before a refusal leaves."""
         self._on_refused, self._bounds, self._account = on_refused, bounds, account
         self._counted = CountedConnection(account, bounds.head_bytes)
         self.connection = self._counted
@@ -192,24 +187,24 @@ class Http1(H11Protocol):
 
     @property
     def awaits_head(self) -> bool:
-        """Whether bytes that come now are those of a request's head."""
+        """Whether a head comes next."""
         return self.stream is None
 
     @property
     def has_unparsed(self) -> bool:
-        """Whether something has come that is nothing whole."""
+        """Whether a fragment has come."""
         return isinstance(self.connection, h11.Connection) and bool(
             self.connection.trailing_data[0]
         )
 
     def take_unclaimed(self) -> bytes:
-        """What of the received bytes is in no event and is nothing whole."""
+        """Received bytes that are in no event."""
         return self._counted.take_unclaimed()
 
     take_refused = take_unclaimed
 
     def leave(self) -> None:
-        """Nothing more comes, and nobody answers any more: what is left goes to the remainder."""
+        """Give what is left to the remainder."""
         if self._counted.incoming is not None:
             self._counted.incoming.leave()
         self._counted.end_chunk(is_whole=False)
@@ -218,17 +213,17 @@ class Http1(H11Protocol):
             self._frames.leave()
 
     def abandon(self) -> None:
-        """Takes no more of an answer."""
+        """Take no more of an answer."""
         if self.stream is not None:
             self.stream.closed = True
 
     @property
     def open_streams(self) -> list[Any]:
-        """Those of requests that are not answered."""
+        """Streams of unanswered requests."""
         return [self.stream]
 
     def record_unfinished_message(self) -> None:
-        """Record the beginning of a WebSocket message of which the rest does not come."""
+        """Record an incomplete WebSocket message."""
         if isinstance(self.stream, WSStream) and self.stream.buffer.value is not None:
             record: WebSocketRecord | None = cast("Any", self.stream.scope)["state"].get(WEBSOCKET)
             if record is not None and (begun := self.stream.buffer.value.getvalue()):
@@ -238,14 +233,14 @@ class Http1(H11Protocol):
         """Counts what was sent."""
 
     async def refuse(self, refused: RefusedRequest) -> None:
-        """Answers a request that no stand-in gets to see."""
+        """Answer a request that no stand-in sees."""
         if self._frames is not None:
             await self._on_refused(str(refused))
             return
         await self._send_error_response(refused.status)
 
     async def handle(self, event: Event) -> None:
-        """hypercorn's, and a WebSocket that is over its bound has ended, whatever more it sends."""
+        """As hypercorn, but end an oversized WebSocket."""
         if isinstance(event, RawData) and self._frames is not None:
             # Bytes behind a WebSocket's handshake; before it is accepted there are no frames
             if isinstance(self.stream, WSStream) and self.stream.handshake.accepted:
@@ -266,7 +261,7 @@ class Http1(H11Protocol):
         await super()._send_error_response(status_code)
 
     async def _send_h11_event(self, event: Any) -> None:  # noqa: ANN401 - h11's events
-        """Add the reason phrase: botocore takes a 100 without one for the answer."""
+        """botocore takes a 100 without a reason for the answer."""
         if isinstance(event, h11.Response | h11.InformationalResponse) and not event.reason:
             event = type(event)(
                 status_code=event.status_code,
@@ -295,8 +290,7 @@ class Http1(H11Protocol):
             raise RefusedRequest("a WebSocket's handshake that is not one")
 
     async def _create_stream(self, request: h11.Request) -> None:
-        """Agree to no extension: compressed messages could be bombs and would hide from the
-        record."""
+        """Agree to no extension: compressed messages could be bombs."""
         plain = [
             (name, value) for name, value in request.headers if name != b"sec-websocket-extensions"
         ]
@@ -313,7 +307,7 @@ class Http1(H11Protocol):
 
 
 def _is_websocket(request: h11.Request) -> bool:
-    """Whether hypercorn takes it for one: the last field of a name counts."""
+    """As hypercorn sees it: the last field counts."""
     fields = {name: value.lower() for name, value in request.headers}
     words = [word.strip() for word in fields.get(b"connection", b"").split(b",")]
     return (

@@ -29,9 +29,7 @@ from belljar.network.gateway.site import LATE_BODY, Account, Incoming
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_HEADER_BYTES: Final = 9
-BYTES_PER_WINDOW_UPDATE: Final = 1024
-"""A client that takes a long answer says so every few KiB, for the stream and for the connection.
-"""
+BYTES_PER_WINDOW_UPDATE: Final = 1024  # Clients update both windows every few KiB of a long answer.
 _DATA: Final = 0
 _HEADERS: Final = 1
 _CONTINUATION: Final = 9
@@ -39,7 +37,7 @@ _END_STREAM: Final = 1
 
 
 class FloodGuard:
-    """One connection's frame counts; its owner counts answered `requests` and `sent_bytes`."""
+    """Counts frames; its owner counts `requests` and `sent_bytes`."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
@@ -51,7 +49,7 @@ class FloodGuard:
         self.sent_bytes = 0
 
     def feed(self, data: bytes) -> str:
-        """Why the connection is to be ended now, or "". Keeps at most a frame's header."""
+        """Why to end the connection now, or ""."""
         at = 0
         while at < len(data):
             if self._skip:
@@ -106,8 +104,8 @@ _NAMES: Final = {
     8: "window_update",
     CONTINUATION: "continuation",
 }
+# Those that a frame of this type may have.
 _FLAGS: Final = {DATA: 0x9, HEADERS: 0x2D, SETTINGS: 0x1, 6: 0x1, CONTINUATION: END_HEADERS}
-"""Those that a frame of this type may have; of others none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +116,7 @@ class Frame:
 
     @property
     def kind(self) -> int:
-        """Its type; -1 of the preface and of what is no whole frame."""
+        """Its type; -1 of the preface and fragments."""
         return self.raw[3] if len(self.raw) >= FRAME_HEADER_BYTES and self.raw != PREFACE else -1
 
     @property
@@ -133,7 +131,7 @@ class Frame:
 
     @property
     def stream(self) -> int:
-        """Its stream, the reserved bit included: with it set this is no stream's number."""
+        """Its stream, the reserved bit included."""
         return int.from_bytes(self.raw[5:FRAME_HEADER_BYTES], "big")
 
     @property
@@ -143,7 +141,7 @@ class Frame:
 
     @property
     def padded(self) -> tuple[bytes, bytes, bytes]:
-        """The payload of DATA or HEADERS: what precedes its content, the content, the padding."""
+        """Of DATA or HEADERS: prefix, content, padding."""
         payload, front, back = self.payload, 0, 0
         if self.kind != CONTINUATION and self.flags & PADDED:
             front, back = 1, payload[0] if payload else 0
@@ -153,12 +151,12 @@ class Frame:
         return payload[:front], payload[front:end], payload[end:]
 
     def has_known_header(self, streams: frozenset[int] | set[int]) -> bool:
-        """Whether nothing in its header was free to choose: known flags, one of these streams."""
+        """Whether the header holds no free choice."""
         return not self.flags & ~_FLAGS.get(self.kind, 0) and self.stream in streams
 
 
 class Frames:
-    """Cuts a connection's bytes into its preface and frames."""
+    """Cuts bytes into preface and frames."""
 
     def __init__(self, max_payload_bytes: int) -> None:
         self._max_payload_bytes = max_payload_bytes
@@ -170,8 +168,7 @@ class Frames:
         self._buffer += data
 
     def next(self) -> Frame | None:
-        """The next whole frame; what is too long comes as far as it is there: the library refuses
-        it."""
+        """The next frame; an oversized one as far as it is there."""
         buffer = self._buffer
         if not self._has_preface:
             if len(buffer) < len(PREFACE) and PREFACE.startswith(buffer):
@@ -195,15 +192,14 @@ class Frames:
         return bytes(self._buffer)
 
     def take_rest(self) -> bytes:
-        """What is not whole, and no longer held."""
+        """Take the fragment."""
         rest = bytes(self._buffer)
         self._buffer.clear()
         return rest
 
 
 def account_for_control(account: Account, frame: Frame, streams: set[int]) -> None:
-    """Account for a frame that is no request's: its payload, and a header with a choice in it,
-    remain."""
+    """Account for a frame that is no request's."""
     kind = f"h2_{frame.name}"
     if frame.name != "unknown" and frame.has_known_header(streams | {0}):
         account.frame(FRAME_HEADER_BYTES)
@@ -213,7 +209,7 @@ def account_for_control(account: Account, frame: Frame, streams: set[int]) -> No
 
 
 def account_for_header(account: Account, frame: Frame, streams: set[int]) -> bytes:
-    """A frame of a request, but for its content, which is returned."""
+    """Account for a request's frame; return its content."""
     if frame.has_known_header(streams):
         account.frame(FRAME_HEADER_BYTES)
     else:
@@ -227,7 +223,7 @@ def account_for_header(account: Account, frame: Frame, streams: set[int]) -> byt
 
 
 def size_updates(block: bytes) -> int:
-    """How many bytes at the front of a header block are table size updates: no field's."""
+    """Bytes of table size updates at a block's front."""
     at = 0
     while at < len(block) and block[at] & 0xE0 == 0x20:
         is_long = block[at] & 0x1F == 0x1F
@@ -239,7 +235,7 @@ def size_updates(block: bytes) -> int:
 
 
 class KeepingDecoder(hpack.Decoder):
-    """Keeps the last header block's fields: the library throws those away that break its rules."""
+    """Keeps the last block's fields, even of a refused one."""
 
     fields: list[tuple[bytes, bytes]] = []  # noqa: RUF012 - replaced, never changed
 
@@ -257,7 +253,7 @@ class Http2(H2Protocol):
     def guard(
         self, on_refused: Callable[[str], Awaitable[None]], bounds: Bounds, account: Account
     ) -> None:
-        """Says what to call before a refusal leaves, and where bytes are counted."""
+        """`on_refused`: awaited before a refusal leaves."""
         self._on_refused, self._bounds, self._account = on_refused, bounds, account
         self._floods = FloodGuard(bounds)
         self._frames = Frames(self.connection.max_inbound_frame_size)
@@ -275,41 +271,38 @@ class Http2(H2Protocol):
         # Without ENABLE_CONNECT_PROTOCOL: no CONNECT of any kind is taken.
         self.connection.local_settings = h2.settings.Settings(client=False, initial_values=offered)
 
-    awaits_head = False
-    """Its frames are not a head's bytes alone; a head that never ends is ended with the idle
-    connection.
-    """
+    awaits_head = False  # An endless head is ended with the idle connection.
 
     def abandon(self) -> None:
-        """Take no more of any answer: each would wait for a sender that is gone."""
+        """Take no more of any answer."""
         for stream in self.streams.values():
             stream.closed = True
 
     @property
     def open_streams(self) -> list[Any]:
-        """Those of requests that are not answered."""
+        """Streams of unanswered requests."""
         return list(self.streams.values())
 
     def record_unfinished_message(self) -> None:
-        """There is no WebSocket within it."""
+        """It has no WebSockets."""
 
     @property
     def has_unparsed(self) -> bool:
-        """Whether something has come that is no whole frame, or no whole head."""
+        """Whether a fragment of frame or head has come."""
         return bool(self._block or self._frames.rest)
 
     def take_unclaimed(self) -> bytes:
-        """What has come and is no whole frame, or no whole head; no longer held."""
+        """Take fragments of frame and head."""
         found = bytes(self._block) + self._frames.take_rest()
         self._block.clear()
         return found
 
     def take_refused(self) -> bytes:
-        """Nothing: other requests go on, and a refused head is the remainder's."""
+        """Nothing: a refused head is the remainder's."""
         return b""
 
     def leave(self) -> None:
-        """Nothing more comes, and nobody answers any more: what is left goes to the remainder."""
+        """Give what is left to the remainder."""
         for incoming in self._incoming.values():
             incoming.leave()
         self._account.remain("unparsed", self.take_unclaimed())
@@ -453,7 +446,7 @@ class Http2(H2Protocol):
 
 
 def _h2_problem(headers: Any, bounds: Bounds) -> str:  # noqa: ANN401
-    """Why a request's head is not taken; empty when it is."""
+    """Why a request's head is refused, or ""."""
     fields: dict[bytes, bytes] = dict(headers)
     if fields.get(b":method", b"").upper() == b"CONNECT":
         return "CONNECT"

@@ -52,11 +52,7 @@ class _TurnSelector(selectors.EpollSelector):
 
 
 def watched_loop(limit_s: float) -> asyncio.AbstractEventLoop:
-    """A loop that interrupts a stand-in using the processor for `limit_s` with a `Standstill`.
-
-    Once a process, in its main thread. The first turn, before anything is served, may take its
-    time.
-    """
+    """An event loop that interrupts a stand-in blocking it for `limit_s`."""
     turns = _TurnSelector()
 
     def look(_number: int, frame: FrameType | None) -> None:
@@ -73,8 +69,7 @@ def watched_loop(limit_s: float) -> asyncio.AbstractEventLoop:
 
 
 def _is_stand_in_code(frame: FrameType | None) -> bool:
-    """Whether the innermost code of ours is a stand-in's: the gateway's own is never
-    interrupted."""
+    """Whether a stand-in's code runs; ours is never interrupted."""
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
         if name.startswith("belljar."):
@@ -87,7 +82,7 @@ Serve = Callable[[GatewayConfig, Listeners, socket.socket], NoReturn]
 
 
 def run_gateway(fds: list[int], parent: int, serve: Serve) -> NoReturn:
-    """`fds`: the events' socket, the supervisor's socket, the document, standard error."""
+    """`fds`: events' socket, supervisor's socket, document, standard error."""
     events, supervisor = socket.socket(fileno=fds[0]), socket.socket(fileno=fds[1])
     ipc.wait_for_go(events, fds[3])
     document = ipc.from_file(fds[2])
@@ -115,8 +110,7 @@ def run_gateway(fds: list[int], parent: int, serve: Serve) -> NoReturn:
 
 
 def send_listeners(gateway: socket.socket, listeners: Mapping[str, socket.socket]) -> None:
-    """Send listeners by name (`dns_udp`, `dns_tcp`, `sink`) or port. Raises `OSError`,
-    `ipc.Closed`."""
+    """Send listeners by name or port. Raises `OSError`, `ipc.Closed`."""
     names = list(listeners)
     for at in range(0, len(names), ipc.MAX_DESCRIPTORS):
         part = names[at : at + ipc.MAX_DESCRIPTORS]

@@ -30,13 +30,8 @@ from belljar.network.gateway.websocket import WebSocketRecord
 from belljar.network.ipc import Item
 from belljar.signals.values import Channel
 
-PEER: Final = "peer"
-"""Where a connection's `Peer` is in `scope["state"]` on its way here; a stand-in sees `cell` and
-`name` in its place.
-"""
-INCOMING: Final = "incoming"
-"""Where the request's `Incoming` is, and in `MESSAGES` the frames of what has become a WebSocket.
-"""
+PEER: Final = "peer"  # `scope["state"]`'s `Peer`; a stand-in sees `cell` and `name` instead.
+INCOMING: Final = "incoming"  # The request's `Incoming`; in `MESSAGES` a WebSocket's frames.
 MESSAGES: Final = "messages"
 WEBSOCKET: Final = "websocket"  # Where its `WebSocketRecord` is then, if it has become one.
 _STATUS: Final[Mapping[str, int]] = {
@@ -56,7 +51,7 @@ class Middleware:
         self._site = site
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One exchange. Raises nothing but what cancels it."""
+        """One exchange. Raises only what cancels it."""
         site = self._site
         peer: Peer = scope["state"][PEER]
         exchange = Exchange(site, peer, scope)
@@ -109,14 +104,14 @@ class Exchange:
         self._websocket: WebSocketRecord | None = None
 
     def app(self) -> App:
-        """Who answers: the stand-in, or a refusal."""
+        """The stand-in, or a refusal."""
         if not self.verdict.allowed:
             return refuse(_STATUS.get(self.verdict.reason, _MISDIRECTED))
         found = self._site.apps.get(self.verdict.stand_in)
         return refuse(502) if found is None else found
 
     async def run(self, app: App, receive: Receive, send: Send) -> None:
-        """Lets `app` answer, on record."""
+        """Let `app` answer, on record."""
         self._upstream, self._downstream = receive, send
         scope = self._inner_scope()
         if scope["type"] == "websocket":
@@ -147,7 +142,7 @@ class Exchange:
             await self.fail("the stand-in gave no answer", 500)
 
     async def _held(self) -> list[Message] | None:
-        """The whole request, looked at before its stand-in sees any of it; None: it was blocked."""
+        """The whole request, once scanned; None: blocked."""
         messages = [await self._receive_for_app()]
         while messages[-1].get("more_body", False):
             messages.append(await self._receive_for_app())
@@ -166,7 +161,7 @@ class Exchange:
         return messages
 
     async def fail(self, reason: str, status: int) -> None:
-        """End an exchange by `status`, or by breaking off an answer that has begun."""
+        """Answer `status`, or break off a begun answer."""
         self._reason = reason
         self._refused = None
         self._read_all = True
@@ -178,12 +173,12 @@ class Exchange:
         await refuse(status)(self._scope, self._receive, self._send)
 
     def release(self) -> None:
-        """Gives back what the body took of all bodies' bound."""
+        """Give back the body's share of the bound."""
         self._site.bodies_bytes -= self._held_bytes
         self._held_bytes = 0
 
     def cut(self, reason: str) -> None:
-        """Puts on record what there was of an exchange that is over before its end."""
+        """Record an exchange that is over before its end."""
         if self._answered:
             return
         self._answered = True
@@ -198,8 +193,7 @@ class Exchange:
         self._site.post(partial(self._answer_item, status=status))
 
     async def _receive_for_app(self) -> Message:
-        """Tell the stand-in of a request refused while read as a disconnect; its answer goes
-        nowhere."""
+        """A refused request is a disconnect to the stand-in."""
         try:
             return await self._receive()
         except Refused as refused:
@@ -241,7 +235,6 @@ class Exchange:
         self._incoming.took(data)
 
     def _count_body(self) -> None:
-        """The body so far is in the event that is being made."""
         self._incoming.record(self._request.total_bytes - self._counted_bytes)
         self._counted_bytes = self._request.total_bytes
 
@@ -276,8 +269,7 @@ class Exchange:
         await self._downstream(self._head)
 
     async def _end(self) -> None:
-        """Read the whole request before the answer's last byte: closing on unread bytes would
-        reset."""
+        """Closing on unread bytes would reset: read the request first."""
         await self._read_out()
         status = None if self._head is None else int(self._head["status"])
         await self._close(self._reason, status=status)
@@ -354,7 +346,7 @@ class Exchange:
         return Item(Kind.NETWORK_HTTP, data, bodies)
 
     def _head_body(self, data: Mapping[str, Any], origin: bytes) -> tuple[Body, ...]:
-        """The head as it came, unless `data` shows all of it."""
+        """The head as it came, unless `data` shows it."""
         incoming = self._incoming
         if origin.isascii() and is_recorded_whole(incoming, data, origin.decode()):
             return ()
@@ -383,7 +375,7 @@ class Exchange:
         return Item(Kind.NETWORK_HTTP_ANSWERED, data, bodies)
 
     def _inner_scope(self) -> Scope:
-        """What a stand-in sees: a path without an authority, one Host, its own state only."""
+        """A stand-in's scope: no authority, one Host, own state."""
         _, path, query = split_target(self._request_head.target)
         state = {"cell": self._peer.cell, "name": self.verdict.name}
         scope = {**self._scope, "query_string": query, "state": state, "extensions": {}}
@@ -393,7 +385,7 @@ class Exchange:
 
 
 class Refused(Exception):  # noqa: N818 - a verdict on a request
-    """Ends an exchange with a status and a reason for the record; a stand-in may raise it."""
+    """Ends an exchange with a status; a stand-in may raise it."""
 
     def __init__(self, reason: str, status: int) -> None:
         super().__init__(reason)
@@ -402,7 +394,7 @@ class Refused(Exception):  # noqa: N818 - a verdict on a request
 
 
 def replayed(messages: list[Message], then: Receive) -> Receive:
-    """What was received already, then the rest."""
+    """What was received, then the rest."""
     waiting = deque(messages)
 
     async def receive() -> Message:
@@ -412,7 +404,7 @@ def replayed(messages: list[Message], then: Receive) -> Receive:
 
 
 def refuse(status: int) -> App:
-    """An application that answers a status, nothing else, and closes an HTTP/1.1 connection."""
+    """An application that answers a status and closes."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -432,9 +424,9 @@ def refuse(status: int) -> App:
 
 
 def is_recorded_whole(incoming: Incoming, data: Mapping[str, Any], origin: str) -> bool:
-    """Whether the bytes of a head can be made again from its event's `data`.
+    """Whether a head can be made again from its event's `data`.
 
-    `origin`: the URL before the path. The order of HTTP/2's pseudo-header fields is not kept.
+    `origin`: the URL before the path. The order of HTTP/2's pseudo-headers is not kept.
     """
     url = str(data["url"])
     method = str(data["method"]).encode()
@@ -466,7 +458,6 @@ def _request_head_of(scope: Scope) -> RequestHead:
 
 
 def _origin(scope: Scope, head: RequestHead, peer: Peer) -> bytes:
-    """What stands in a request's URL before its path."""
     authority, _, _ = split_target(head.target)
     host = authority if authority is not None else b"".join(head.hosts[:1])
     named = host or f"{peer.address}:{peer.port}".encode()

@@ -29,25 +29,25 @@ class Pipe(Protocol):
     """Both ways of a connection."""
 
     async def receive(self) -> bytes:
-        """At most 64 KiB; empty at the end. Raises `OSError` when the connection was cut."""
+        """At most 64 KiB; empty at the end. Raises `OSError`."""
         ...
 
     async def send(self, data: bytes) -> None:
-        """Returns when the kernel has taken all of it. Raises `OSError`."""
+        """Return when the kernel has it. Raises `OSError`."""
         ...
 
     async def close(self) -> None:
-        """Ends it as the protocol says; never raises."""
+        """End it as the protocol says; never raises."""
         ...
 
     @property
     def alpn(self) -> str | None:
-        """The protocol agreed on within TLS."""
+        """The protocol agreed on in TLS."""
         ...
 
 
 class TcpPipe:
-    """Over a socket that is open and does not block. What it receives is counted in `account`."""
+    """A non-blocking socket, its received bytes counted."""
 
     alpn: str | None = None
 
@@ -57,7 +57,7 @@ class TcpPipe:
         self._loop = asyncio.get_running_loop()
 
     async def receive(self, max_bytes: int = PIECE_BYTES) -> bytes:
-        """See `Pipe`. Takes nothing from the socket that is not returned, also when cancelled."""
+        """See `Pipe`. Loses nothing when cancelled."""
         while True:
             try:
                 return self._take(max_bytes)
@@ -92,8 +92,9 @@ class TcpPipe:
         self.drop()
 
     async def linger(self, receive: Callable[[], Awaitable[bytes]]) -> None:
-        """Ends the sending side, and for at most a second reads by `receive` what is still on its
-        way: closing a socket with unread bytes would reset it, and a reset can overtake the answer.
+        """Half-close, and read on for at most a second.
+
+        Closing on unread bytes would reset, and a reset can overtake the answer.
         """
         with contextlib.suppress(OSError, TimeoutError):
             self.sock.shutdown(socket.SHUT_WR)
@@ -104,7 +105,7 @@ class TcpPipe:
                     left -= len(data)
 
     def drain(self, max_bytes: int = LINGER_BYTES) -> bytes:
-        """What the kernel has, without waiting; what exceeds `max_bytes` is counted as unread."""
+        """What the kernel has; more than `max_bytes` is unread."""
         found = bytearray()
         with contextlib.suppress(OSError):
             while len(found) < max_bytes and (data := self._take(PIECE_BYTES)):
@@ -114,7 +115,7 @@ class TcpPipe:
         return bytes(found)
 
     def drop(self) -> None:
-        """Close without waiting (a cancelled task resets); what the kernel has is recorded."""
+        """Close now (cancelled: reset); unread bytes are recorded."""
         if self.sock.fileno() < 0:
             return
         self.account.remain("after_end", self.drain())
@@ -130,20 +131,20 @@ def _done(future: asyncio.Future[None]) -> None:
 
 
 def is_cancelled() -> bool:
-    """Whether who asks is being cancelled: it has no time for goodbyes."""
+    """Whether the caller is being cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def reset(sock: socket.socket) -> None:
-    """Closes a connection by RST, whatever was still on its way."""
+    """Close a connection by RST."""
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     sock.close()
 
 
 class TlsPipe:
-    """TLS over another pipe: server side, or client with `server_name`. Call `handshake` first."""
+    """TLS over a pipe. `server_name`: as a client. Call `handshake` first."""
 
     def __init__(
         self, inner: Pipe, context: ssl.SSLContext, *, server_name: str | None = None
@@ -162,9 +163,9 @@ class TlsPipe:
         return self.engine.selected_alpn_protocol()
 
     async def handshake(self, before_send: Callable[[], Awaitable[None]], max_bytes: int) -> None:
-        """Handshake; awaits `before_send` before each send. Raises `ssl.SSLError`, `OSError`.
+        """Handshake; awaits `before_send` before each send.
 
-        More than `max_bytes` received is an `ssl.SSLError` too. The alert has been sent then.
+        Raises `ssl.SSLError`, also over `max_bytes`, with the alert sent; `OSError`.
         """
         received = 0
         while True:
@@ -198,8 +199,7 @@ class TlsPipe:
         self._in.write(data)
 
     async def receive(self) -> bytes:
-        """See `Pipe`. An end without close_notify is an end: HTTP's framing decides what is
-        whole."""
+        """See `Pipe`. HTTP's framing decides, not close_notify."""
         while True:
             try:
                 return self.engine.read(PIECE_BYTES)
@@ -239,21 +239,19 @@ class TlsPipe:
 
 
 HEADER_BYTES: Final = 5
+# Of a payload (RFC 5246 section 6.2.3); RFC 8446 allows less.
 MAX_RECORD_BYTES: Final = (16 << 10) + 2048
-"""Of its payload (RFC 5246 section 6.2.3); RFC 8446 allows less."""
 _CONTENT_TYPES: Final = range(20, 25)
-_INNER_BYTES: Final = 17
-"""TLS 1.3: the inner content type and the tag, which in every suite that is offered has 16 bytes.
-"""
+_INNER_BYTES: Final = 17  # TLS 1.3: inner content type and tag, 16 bytes in every offered suite.
 _CLOSE_NOTIFY_BYTES: Final = 2
+# A client's second flight in TLS 1.3 follows from the keys (SHA-256, SHA-384).
 _FINISHED: Final = re.compile(
     rb"(?:\x14\x03\x03\0\x01\x01)?\x17\x03\x03\0(?:\x35[\0-\xff]{53}|\x45[\0-\xff]{69})", re.DOTALL
 )
-"""A client's second flight in TLS 1.3, whose bytes follow from the keys (SHA-256, SHA-384)."""
 
 
 class Records:
-    """Cuts a connection's bytes into TLS records. Sans-io."""
+    """Cuts bytes into TLS records. Sans-io."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -263,7 +261,7 @@ class Records:
         self._buffer += data
 
     def __iter__(self) -> Iterator[bytes]:
-        """Those that are whole; what can't be a record comes as it is, with all that follows."""
+        """Whole records; what is none comes as it is."""
         while len(self._buffer) >= HEADER_BYTES:
             length = int.from_bytes(self._buffer[3:HEADER_BYTES], "big")
             is_record = self._buffer[0] in _CONTENT_TYPES and length <= MAX_RECORD_BYTES
@@ -282,7 +280,7 @@ class Records:
 
 
 class ServerTlsPipe(TlsPipe):
-    """The server's side over a cell's connection."""
+    """The server's side of a cell's connection."""
 
     def __init__(self, inner: TcpPipe, context: ssl.SSLContext) -> None:
         super().__init__(inner, context)
@@ -297,14 +295,14 @@ class ServerTlsPipe(TlsPipe):
         super()._feed(data)
 
     def take_handshake_bytes(self) -> bytes:
-        """What came of the handshake since the last call: the caller puts it on record."""
+        """Handshake bytes since the last call, for the record."""
         heard = bytes(self._handshake_bytes)
         self._handshake_bytes.clear()
         self.account.record(len(heard))
         return heard
 
     def shaken(self) -> None:
-        """The handshake is over: what came behind it is records."""
+        """What follows the handshake is records."""
         rest = self._in.read()
         self._records.feed(rest)
         flight = bytes(self._handshake_bytes[: len(self._handshake_bytes) - len(rest)])
@@ -333,7 +331,7 @@ class ServerTlsPipe(TlsPipe):
         return b""
 
     def _opened(self, record: bytes) -> bytes:
-        """A record's plaintext; none of what is no application data."""
+        """Plaintext of a record of application data."""
         data = b""
         self._in.write(record)
         try:
@@ -366,19 +364,19 @@ class ServerTlsPipe(TlsPipe):
 
     @property
     def _nonce_bytes(self) -> int:
-        """Bytes of each record that its sender chooses: those of AES-GCM in TLS 1.2."""
+        """A sender's choice in each record: AES-GCM in TLS 1.2."""
         cipher = self.engine.cipher()
         return 8 if self.engine.version() == "TLSv1.2" and cipher and "GCM" in cipher[0] else 0
 
     @property
     def _overhead(self) -> int:
-        """Around each record's plaintext: no suite that `server_context` offers pads."""
+        """Around a record's plaintext: no offered suite pads."""
         if self.engine.version() == "TLSv1.3":
             return HEADER_BYTES + _INNER_BYTES
         return HEADER_BYTES + self._nonce_bytes + _INNER_BYTES - 1
 
     async def close(self) -> None:
-        """See `Pipe`. What comes after the end is decrypted, as long as it is TLS."""
+        """See `Pipe`. What comes after is decrypted, too."""
         if not is_cancelled():
             await self._say_goodbye()
             await self._tcp.linger(self._receive_more)
@@ -389,7 +387,7 @@ class ServerTlsPipe(TlsPipe):
         return await self.receive() or await self._tcp.receive()
 
     def leave(self) -> None:
-        """What was not read goes to the remainder: decrypted where it can be."""
+        """Give what was not read to the remainder."""
         self.account.remain("tls", bytes(self._handshake_bytes))
         self._handshake_bytes.clear()
         for record in self._records:

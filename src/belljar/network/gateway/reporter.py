@@ -38,7 +38,7 @@ def printable_text(text: str | bytes, max_chars: int) -> str:
 
 
 def printable_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[list[list[str]], int]:
-    """Header fields for a record: bounded as JSON, and how many were left out."""
+    """Header fields bounded as JSON, and how many dropped."""
     kept: list[list[str]] = []
     left = MAX_RECORDED_HEADERS_BYTES
     dropped = 0
@@ -57,19 +57,19 @@ _RESERVE_BYTES: Final = 1 << 20
 
 
 class TooManyQuestions(ValueError):  # noqa: N818 - a verdict on who asks
-    """The owner has not answered so many that no further one is asked."""
+    """The owner has too many unanswered requests."""
 
 
 def die() -> NoReturn:
-    """Ends the process at once: nothing may be answered that nobody records."""
+    """End the process: nothing unrecorded may be answered."""
     os._exit(OWNER_GONE)
 
 
 class Reporter:
-    """Sends events in order and waits for their acknowledgements; thousands may wait at once.
+    """Sends events in order and waits for acknowledgements.
 
-    When the owner is gone or violates the protocol, `on_lost` is called, which does not return.
-    `end_requested`: the range ends, `end` is due within `end_within_s`.
+    Thousands may wait. `on_lost`: called when the owner is gone or breaks the protocol; never
+    returns. `end_requested`: `end` is due within `end_within_s`.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Reporter:
         self._answer: tuple[int, bool, int, bytearray] | None = None
 
     def start(self) -> None:
-        """Start reading the owner's messages and sending heartbeats. Call it in the loop."""
+        """Read the owner's messages, send heartbeats."""
         asyncio.get_running_loop().add_reader(self._sock.fileno(), self._readable)
         self._schedule_heartbeat()
 
@@ -110,8 +110,7 @@ class Reporter:
             )
 
     def _send_heartbeat(self) -> None:
-        """Send a heartbeat, also when memory is short: the owner would think that the gateway
-        hangs."""
+        """Also without memory: the owner would see a hang."""
         self._heartbeat_timer = None
         try:
             self._post_heartbeat()
@@ -127,7 +126,7 @@ class Reporter:
             self._heartbeat = self.post(Item(ALIVE, {}))
 
     def stop(self) -> None:
-        """Listens no longer (for tests: a gateway never stops)."""
+        """For tests: a gateway never stops."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._sock.fileno())
         loop.remove_writer(self._sock.fileno())
@@ -135,9 +134,9 @@ class Reporter:
             self._heartbeat_timer.cancel()
 
     async def record(self, *items: Item) -> None:
-        """Returns when all of `items` are on record; cancelled, they are sent all the same.
+        """Return when all are on record; cancelled, they are sent.
 
-        Raises `ValueError` for one over the wire's bounds, before anything was sent.
+        Raises `ValueError` over the wire's bounds, before anything was sent.
         """
         try:
             await self._has_room()
@@ -152,8 +151,7 @@ class Reporter:
             await future
 
     def post(self, item: Item) -> asyncio.Future[Any]:
-        """Send without waiting; the future is done when it is on record. After `end` nothing is
-        sent."""
+        """Send without waiting; done when on record. Nothing after `end`."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if self._is_over:
             return future
@@ -172,14 +170,14 @@ class Reporter:
         return future
 
     async def flush(self) -> None:
-        """Returns when all that was posted until now is on record: the owner records in order."""
+        """Return when all that was posted is on record."""
         await self.post(Item(ALIVE, {}))
 
     async def end(self, unreported: int, until: float) -> None:
-        """Send the last message, after all that was posted; returns when it has left.
+        """Send the last message after all that was posted.
 
-        `unreported`: how much that was in progress is in no event; what has not left by `until`
-        (the loop's time) is left out, and added.
+        `unreported`: what was in progress and is in no event; what has not left by `until` (loop
+        time) is added.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(until):
@@ -194,8 +192,7 @@ class Reporter:
         await self._all_sent.wait()
 
     async def ask(self, kind: str, body: bytes) -> Any:  # noqa: ANN401 - bytes; a socket, to `dial`
-        """Ask the owner. Raises `ValueError` when it refuses, `TooManyQuestions` above the
-        bound."""
+        """Ask the owner. Raises `ValueError`, `TooManyQuestions`."""
         if len(body) > MAX_QUESTION_BYTES:
             raise ValueError(f"a question has at most {MAX_QUESTION_BYTES} bytes")
         await self._has_room()
@@ -209,7 +206,7 @@ class Reporter:
         )
 
     async def dial(self, host: str, port: int, stand_in: str) -> socket.socket:
-        """A connected socket to a real upstream, the caller's to close. Raises `ValueError`."""
+        """A socket to an upstream, the caller's. Raises `ValueError`."""
         body = json.dumps({"host": host, "port": port, "stand_in": stand_in}).encode()
         answer = await self.ask(DIAL, body)
         if not isinstance(answer, socket.socket):
@@ -218,7 +215,7 @@ class Reporter:
 
     @property
     def is_full(self) -> bool:
-        """Whether who wants to record waits for the owner."""
+        """Whether recording waits for the owner."""
         return bool(self._room) or self._unrecorded >= self._bounds.unrecorded_bytes
 
     async def _has_room(self) -> None:

@@ -36,10 +36,10 @@ Make = Callable[[str, StandInContext], Any]  # `stand_ins.make`: what answers fo
 
 
 def serve(config: GatewayConfig, listeners: Listeners, events: socket.socket) -> NoReturn:
-    """Serve until the range ends (status 0), the owner is gone (70), or an error of its own (1).
+    """Serve until the range ends (status 0), the owner is gone (70) or it fails (1).
 
-    Call it after confinement, in the event loop that was made before. Sends `ready` with the
-    certificate of the range's authority (PEM) when it answers.
+    Call it after confinement, in the loop made before. Sends `ready` with the authority's
+    certificate (PEM).
     """
     asyncio.get_event_loop_policy().get_event_loop().run_until_complete(
         run(config, listeners, events)
@@ -50,7 +50,7 @@ def serve(config: GatewayConfig, listeners: Listeners, events: socket.socket) ->
 async def run(
     config: GatewayConfig, listeners: Listeners, events: socket.socket, make: Make = stand_ins.make
 ) -> None:
-    """Serve until cancelled, or until the owner ends the range and all is reported."""
+    """Serve until cancelled or ended and reported."""
     reporter = Reporter(events, config.bounds)
     reporter.start()
     upstreams = frozenset(plan.id for plan in config.stand_ins if plan.kind == UPSTREAM)
@@ -83,7 +83,7 @@ async def run(
 
 
 async def end(site: Site, front: Front) -> None:
-    """Take in what has arrived, cut what is open, each on record, and report the end in time."""
+    """Settle, cut what is open, report the end in time."""
     reporter, loop = site.reporter, asyncio.get_running_loop()
     until = loop.time() + reporter.end_within_s
     with contextlib.suppress(TimeoutError):
@@ -94,7 +94,7 @@ async def end(site: Site, front: Front) -> None:
 
 
 async def settle(reporter: Reporter) -> None:
-    """Returns when nothing more comes of what the sockets hold."""
+    """Return when the sockets bring nothing more."""
     before = -1
     while before != reporter.posted:
         before = reporter.posted
@@ -108,7 +108,7 @@ class _Ended(Exception):  # noqa: N818 - no error
 
 
 def made(config: GatewayConfig, site: Site, make: Make) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The stand-ins that the gateway answers for, by id: ASGI apps, and servers of streams."""
+    """Stand-ins by id: ASGI apps, and servers of streams."""
     plans = [plan for plan in config.stand_ins if not plan.is_target and plan.kind != UPSTREAM]
     apps = {plan.id: make(plan.kind, context_of(plan, config, site)) for plan in plans}
     trust = upstream.Trust(config.authorities)
@@ -126,7 +126,7 @@ def made(config: GatewayConfig, site: Site, make: Make) -> tuple[dict[str, Any],
 
 
 def context_of(plan: StandInPlan, config: GatewayConfig, site: Site) -> StandInContext:
-    """A stand-in's context: its own randomness, and its own name on all that it records."""
+    """A stand-in's context: own randomness, own name on records."""
 
     async def record(kind: str, data: Mapping[str, JsonValue], bodies: Sequence[Body] = ()) -> None:
         await site.reporter.record(Item(Kind(kind), {"stand_in": plan.id, **data}, tuple(bodies)))
@@ -151,7 +151,7 @@ def context_of(plan: StandInPlan, config: GatewayConfig, site: Site) -> StandInC
 
 
 def seeded(seed: str) -> Callable[[int], bytes]:
-    """A source of bytes that are the same for the same seed."""
+    """A reproducible source of bytes."""
     blocks = itertools.count()
 
     def random(count: int) -> bytes:

@@ -29,28 +29,25 @@ from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import StandInPlan
 
 REMAINDER_EXCEEDED: Final = "too many bytes outside of requests, messages and streams"
+# So much of the remainder has its own event while the connection goes on.
 PART_BYTES: Final = 32 << 10
-"""Of the remainder: so much has an event of its own while the connection goes on."""
-KEPT_BYTES: Final = 64 << 10
-"""Kept of the remainder in one event: above `PART_BYTES` by more than one HTTP/2 frame."""
+KEPT_BYTES: Final = 64 << 10  # Of one such event: above `PART_BYTES` by more than one HTTP/2 frame.
+# A WebSocket message has a mask of 4 bytes, a request priorities and pings.
 EARNED_PER_RECORD_BYTES: Final = 64
-"""Allowed beyond the bound for each record: a WebSocket message has a mask of 4 bytes, a request
-priorities and its share of pings."""
+# One byte in so many: a window update of 13 bytes comes every KiB at most.
 EARNED_SHARE: Final = 32
-"""One byte in so many that pass: a window update of 13 bytes comes every KiB at most."""
 
+# Not counted in the bound: what an ordinary client still sends of a refused or answered request's
+# body. HTTP/2: its window; HTTP/1.1: pieces that wait for the application.
 LATE_BODY_BYTES: Final = 512 << 10
-"""Of a request that is refused or answered while its body comes, an ordinary client sends on until
-it hears of it: HTTP/2's window, or in HTTP/1.1 the pieces that wait for the application. Not
-counted in the bound.
-"""
 LATE_BODY: Final = "late_body"
 
 
 class Account:
-    """One connection's bytes. `free_bytes`: the bound of the remainder, before what is earned.
+    """One connection's bytes.
 
-    `sent_bytes`: what the gateway sent. `reason`: why the gateway ended the connection.
+    `free_bytes`: the remainder's bound, before what is earned. `reason`: why the gateway ended the
+    connection.
     """
 
     def __init__(self, number: int = 0, free_bytes: int = 16 << 10) -> None:
@@ -68,29 +65,28 @@ class Account:
         self._holders: list[Callable[[], None]] = []
 
     def before_end(self, leave: Callable[[], None]) -> None:
-        """Call `leave` once before the last event: it gives what it still holds to the
-        remainder."""
+        """Call `leave` once before the last event."""
         self._holders.append(leave)
 
     def receive(self, size: int) -> None:
-        """So many bytes came from the socket."""
+        """Bytes came from the socket."""
         self.received_bytes += size
 
     def record(self, size: int) -> None:
-        """So many are in an event of their own."""
+        """Bytes have an event of their own."""
         self.recorded_bytes += size
         self._records += 1
 
     def begin_request(self) -> None:
-        """One more has a head, and may have a body that nobody reads."""
+        """One more has a head, maybe an unread body."""
         self._requests += 1
 
     def frame(self, size: int) -> None:
-        """So many follow from what they frame."""
+        """Bytes follow from what they frame."""
         self.framing_bytes += size
 
     def remain(self, kind: str, data: bytes) -> None:
-        """These are in no other event."""
+        """Bytes are in no other event."""
         if not data:
             return
         self.remainder_bytes += len(data)
@@ -100,13 +96,13 @@ class Account:
         self._part.feed(data)
 
     def show_fields(self, fields: Iterable[tuple[bytes, bytes]]) -> None:
-        """Decoded header fields whose encoding is in the remainder."""
+        """Decoded fields whose encoding remains."""
         if self._fields is None:
             self._fields = Capture(max_kept_bytes=KEPT_BYTES)
         self._fields.feed(field_lines(fields))
 
     def end_for(self, reason: str) -> None:
-        """Why the gateway ends it; the first reason counts."""
+        """Why it ends; the first reason counts."""
         self.reason = self.reason or reason
 
     @property
@@ -125,7 +121,7 @@ class Account:
 
     @property
     def is_part_due(self) -> bool:
-        """Whether a part of the remainder is to be recorded now."""
+        """Whether the remainder is to be recorded now."""
         return any(
             part is not None and part.total_bytes >= PART_BYTES
             for part in (self._part, self._fields)
@@ -133,11 +129,11 @@ class Account:
 
     @property
     def has_unrecorded(self) -> bool:
-        """Whether there is a remainder that no event has yet."""
+        """Whether some remainder has no event yet."""
         return self._part is not None or self._fields is not None or self.missing_bytes > 0
 
     def item(self, place: dict[str, JsonValue], *, closed: bool) -> Item:
-        """The event, with what remained since the one before. `place`: whose connection to what."""
+        """The event since the one before. `place`: cell and address."""
         while closed and self._holders:
             self._holders.pop()()
         data: dict[str, JsonValue] = {
@@ -167,10 +163,10 @@ class Account:
 
 
 class Incoming:
-    """A request's bytes on their way from the protocol to the exchange that records them.
+    """A request's bytes, until an exchange records them.
 
-    `head`: as it came; HTTP/2: the compressed block. `fields`: as sent. `is_text`: whether `head`
-    can be compared with what is recorded of it. `is_handed`: an exchange has it.
+    `head`: as it came; HTTP/2: compressed. `fields`: as sent. `is_text`: whether `head` is
+    comparable with its record. `is_handed`: an exchange has it.
     """
 
     def __init__(
@@ -184,22 +180,22 @@ class Incoming:
         self.is_handed = False
 
     def came(self, data: bytes) -> None:
-        """A piece of the body, on its way. The exchange is told of it, or `leave` finds it."""
+        """A piece of the body has come."""
         if self._is_over:
             self._account.remain(LATE_BODY, data)
         elif data:
             self._pieces.append(data)
 
     def took(self, data: bytes) -> None:
-        """The exchange has this very piece, and counts it as recorded when it has an event."""
+        """The exchange has this very object, and counts it."""
         self._pieces = [piece for piece in self._pieces if piece is not data]
 
     def record(self, size: int) -> None:
-        """So many bytes of the body are recorded."""
+        """Body bytes are recorded."""
         self._account.record(size)
 
     def claim_head(self) -> int:
-        """The head is recorded now; its size."""
+        """Record the head; return its size."""
         if self._is_claimed:
             return 0
         self._is_claimed = True
@@ -207,14 +203,14 @@ class Incoming:
         return len(self.head)
 
     def take_head(self) -> bytes:
-        """The head of a request that no exchange gets: the caller records it."""
+        """The head of a request without an exchange."""
         if self._is_claimed or self.is_handed:
             return b""
         self._is_claimed = True
         return self.head
 
     def leave(self) -> None:
-        """No exchange takes any more: what is left is the remainder's."""
+        """Give what no exchange takes to the remainder."""
         if self._is_over:
             return
         self._is_over = True
@@ -230,7 +226,7 @@ class Incoming:
 
 
 def field_lines(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Header fields as text, one a line."""
+    """Header fields, a line each."""
     return b"".join(b"%s: %s\r\n" % (name, value) for name, value in fields)
 
 
@@ -241,7 +237,7 @@ _RESERVE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """One connection: the cell that dialled, what it dialled, its SNI, and its byte account."""
+    """One connection: cell, destination, SNI, byte account."""
 
     cell: str
     address: str
@@ -254,10 +250,10 @@ class Peer:
 
 @dataclass(slots=True, kw_only=True)
 class Site:
-    """State that all connections of a gateway share. `apps` and `streams`: stand-ins by id.
+    """State that all connections of a gateway share.
 
-    `idle`: tasks of connections in the midst of nothing. `is_ending`: nothing more is sent to a
-    cell. `unreported`: how much could not be recorded for want of memory.
+    `apps`, `streams`: stand-ins by id. `idle`: tasks between requests. `is_ending`: nothing more is
+    sent to a cell. `unreported`: items lost for want of memory.
     """
 
     layout: RangeLayout
@@ -288,37 +284,35 @@ class Site:
         }
 
     def cell(self, address: str) -> str:
-        """The name of the cell at an address; empty when there is none."""
+        """Name of the cell at an address, or ""."""
         return self._cells.get(address, "")
 
     def known_to(self, cell: str) -> RangeLayout:
-        """The names that exist for this cell. (The rules drop packets from addresses of no
-        cell.)"""
+        """Names that exist for this cell."""
         return self._known.get(cell, self.layout)
 
     def judge(self, peer: Peer, request: RequestHead | None = None) -> Verdict:
-        """The verdict on what is known of a connection, and of a request on it."""
+        """The verdict on a connection and its request."""
         flow = Flow(
             address=peer.address, port=peer.port, sni=peer.sni, hello=peer.hello, request=request
         )
         return decide(flow, self.known_to(peer.cell), self.stand_ins)
 
     def hit(self, limit: str) -> None:
-        """Counts that a limit was hit; the counts go on record together, at most once a second."""
+        """Count a limit; recorded together, at most each second."""
         self._limits[limit] += 1
         if not self._limits_due:
             self._limits_due = True
             asyncio.get_running_loop().call_later(LIMIT_EVENTS_EVERY_S, self.post_limits)
 
     def count_out_of_memory(self) -> None:
-        """Count a failed allocation; the memory reserve is given up until the count is on
-        record."""
+        """Count it; the reserve is given up meanwhile."""
         self._reserve = b""
         with contextlib.suppress(MemoryError):
             self.hit("memory_bytes")
 
     def post(self, *made: Callable[[], Item]) -> None:
-        """Post items one by one as each is made; one that there is no memory for is counted."""
+        """Post each item as made; without memory, count it."""
         for make in made:
             try:
                 self.reporter.post(make())
@@ -326,7 +320,7 @@ class Site:
                 self.unreported += 1
 
     def post_limits(self) -> None:
-        """Posts the counts of limits that were hit."""
+        """Record the counts of hit limits."""
         self._limits_due = False
         with contextlib.suppress(MemoryError):
             self._reserve = self._reserve or bytes(_RESERVE_BYTES)
@@ -342,7 +336,7 @@ class Site:
 
 
 def connection_item(peer: Peer, *, closed: bool) -> Item:
-    """A connection's `network.connection`, as it is now."""
+    """A connection's `network.connection`, as of now."""
     place: dict[str, JsonValue] = {
         "cell": peer.cell,
         "address": peer.address,

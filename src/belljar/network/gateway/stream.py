@@ -22,22 +22,17 @@ from belljar.signals.values import Channel
 
 HIGH_WATER_BYTES: Final = 64 << 10
 READER_BYTES: Final = 32 << 10
+# What a cell hears of a blocked message (RFC 5321, 4.2.1; RFC 3463). Others are cut.
 REFUSALS: Final[Mapping[str, bytes]] = dict.fromkeys(
     ("smtp", "smtps"), b"554 5.7.1 Error: message refused\r\n"
 )
-"""What a cell is told, by protocol, of what the guard holds back (RFC 5321, 4.2.1; RFC 3463).
-
-Others are cut.
-"""
+# For the rest of a refused message: cut earlier, a client would lose the reply.
 REFUSAL_WAIT_S: Final = 2.0
-"""For the rest of a message that is refused: to be cut before it has sent all, a client would lose
-the reply.
-"""
 _END_OF_MAIL: Final = b"\r\n.\r\n"
 
 
 class Stream:
-    """One raw connection: recorded before the stand-in sends anything, and at its end."""
+    """One raw connection, recorded at both ends."""
 
     def __init__(
         self, site: Site, peer: Peer, pipe: Pipe, stand_in: str, protocol: str = "tcp"
@@ -50,7 +45,7 @@ class Stream:
         self._idle: asyncio.Timeout | None = None
 
     async def run(self, app: StreamApp) -> None:
-        """Lets `app` talk until it returns, or a bound ends it. The pipe is closed."""
+        """Run `app` until a bound; closes the pipe."""
         bounds = self._site.bounds
         reason = ""
         await self._site.reporter.record(
@@ -99,7 +94,7 @@ class Stream:
             reader.feed_data(data)
 
     async def _look(self, data: bytes) -> None:
-        """Raises `_Over` for what the guard holds back."""
+        """Raises `_Over` for what the guard blocks."""
         common: dict[str, JsonValue] = {
             "cell": self._peer.cell,
             "connection": self._peer.account.number,
@@ -112,7 +107,7 @@ class Stream:
             raise _Over("blocked by the guard")
 
     async def _refuse(self, data: bytes) -> None:
-        """Say so as the protocol does, when the client has said all of what is refused."""
+        """Answer when the client has sent it all."""
         if not self._refusal:
             return
         with suppress(OSError, TimeoutError):
@@ -158,7 +153,7 @@ class Stream:
 
 
 async def sink(site: Site, peer: Peer, pipe: Pipe) -> None:
-    """Record the first bytes of a connection that nobody answers, and close it. Sends nothing."""
+    """Record an unanswered connection's first bytes; send nothing."""
     start = time.monotonic()
     received = Capture(max_kept_bytes=site.bounds.kept_stream_bytes)
     reason = "sink"
@@ -217,7 +212,7 @@ class _Over(Exception):  # noqa: N818 - a bound, said in words
 
 
 class _Transport(asyncio.Transport):
-    """A `StreamWriter`'s buffer with backpressure, which `Stream` empties into its pipe."""
+    """A `StreamWriter`'s buffer with backpressure."""
 
     def __init__(self, protocol: asyncio.StreamReaderProtocol, peer: Peer) -> None:
         super().__init__({"peername": (peer.cell, 0), "sockname": (peer.address, peer.port)})
@@ -230,7 +225,7 @@ class _Transport(asyncio.Transport):
         self.may_read.set()
 
     async def taken(self) -> bytes | None:
-        """The bytes written since the last call; None when there will be no more."""
+        """Bytes since the last call; None at the end."""
         while not self._buffer:
             if self._closing:
                 return None

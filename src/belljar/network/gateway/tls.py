@@ -35,15 +35,14 @@ AUTHORITY_NAME: Final = "Internal Root CA"  # Says neither whose it is nor what 
 AUTHORITY_AGE: Final = dt.timedelta(days=400)
 AUTHORITY_LIFE: Final = dt.timedelta(days=3650)
 LEAF_AGE: Final = dt.timedelta(days=30)
+# Below the 398 days beyond which clients refuse a certificate.
 LEAF_LIFE: Final = dt.timedelta(days=390)
-"""Below the 398 days beyond which clients refuse a certificate."""
 ALPN: Final = ("h2", "http/1.1")
 _TLS_1_2_SUITES: Final = "@SECLEVEL=2:ECDHE+AESGCM:ECDHE+CHACHA20"
 
 
 class Authority:
-    """Issues leaf certificates by name. `certificate`: its own, PEM. `now`: dates are counted
-    back."""
+    """Issues leaves by name. `certificate`: its own, PEM."""
 
     def __init__(self, scratch: Path, now: dt.datetime, max_leaves: int) -> None:
         self._scratch = scratch
@@ -63,8 +62,7 @@ class Authority:
         self._leaves: OrderedDict[tuple[str, bool], ssl.SSLContext] = OrderedDict()
 
     def context(self, name: str, *, http: bool) -> ssl.SSLContext:
-        """A server's context with a certificate for exactly this name. `http`: offer HTTP/2 and
-        1.1."""
+        """A context for exactly this name. `http`: offer ALPN."""
         found = self._leaves.pop((name, http), None) or self._made(name, http=http)
         self._leaves[name, http] = found
         if len(self._leaves) > self._max_leaves:
@@ -121,18 +119,19 @@ class Authority:
 
 
 def warm_up() -> None:
-    """Set up OpenSSL and `cryptography` before a gateway is forked; the keys are thrown away.
+    """Set up OpenSSL and `cryptography` before forking.
 
-    No two forks draw the same keys: OpenSSL reseeds when the process id changes (RAND(7)).
+    No two forks draw the same keys: OpenSSL reseeds by process id (RAND(7)).
     """
     Authority(Path("/nonexistent"), dt.datetime.now(dt.UTC), 0)
     server_context(http=True)
 
 
 def server_context(*, http: bool) -> ssl.SSLContext:
-    """A server's context without a certificate: TLS 1.2 or 1.3, no renegotiation, no compression,
-    no resumption (each connection says its name anew), and in TLS 1.2 no suite that pads: a
-    record's length follows from its plaintext's (`pipe`).
+    """A server's context without a certificate: TLS 1.2 or 1.3.
+
+    No renegotiation, compression or resumption, and no suite that pads: a record's length follows
+    from its plaintext's (`pipe`).
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -167,15 +166,14 @@ MAX_RECORDED_SNI_CHARS = 300
 
 
 class Terminator:
-    """Ends the TLS of all of a gateway's connections, with leaves of one authority."""
+    """Ends TLS with leaves of one authority."""
 
     def __init__(self, site: Site, authority: Authority) -> None:
         self._site, self._authority = site, authority
         self._contexts = {http: self._first_context(http=http) for http in (True, False)}
 
     async def handshake(self, pipe: TcpPipe, peer: Peer) -> tuple[ServerTlsPipe, Peer] | None:
-        """The connection within TLS and its peer; None, recorded, if it fails: the caller closes
-        `pipe`."""
+        """Connection and peer; None, recorded, if it fails."""
         bounds = self._site.bounds
         http = self._site.judge(peer).protocol in HTTP
         secure = ServerTlsPipe(pipe, self._contexts[http])
@@ -200,11 +198,10 @@ class Terminator:
         return None
 
     async def _is_own(self, secure: ServerTlsPipe, hello: _ClientHello, *, http: bool) -> bool:
-        """Whether the judged name is this ClientHello's: a resumed TLS 1.2 session shows the first
-        one's.
+        """Whether the judged name is this ClientHello's.
 
-        Python can't switch OpenSSL's session cache off: such a context serves no further
-        connection, and a connection that had begun before is refused.
+        A resumed TLS 1.2 session shows the first one's, and Python can't disable the cache: such a
+        context serves no further connection.
         """
         if secure.engine.session_reused:
             await hello.failed("a resumed session")
@@ -214,7 +211,7 @@ class Terminator:
         return True
 
     def _first_context(self, *, http: bool) -> ssl.SSLContext:
-        """A context without a certificate: no handshake completes before a name is judged."""
+        """Without a certificate: the name is judged first."""
         context = server_context(http=http)
         context.sni_callback = lambda engine, name, _: self._named(engine, name, http=http)
         return context
@@ -245,13 +242,12 @@ class _ClientHello:
         return self._verdict
 
     async def before_send(self) -> None:
-        """Record a refusal before its alert leaves, an accepted name before the certificate
-        does."""
+        """Record the verdict before alert or certificate leave."""
         if self._verdict is not None and not self._recorded:
             await self._record(self._verdict.reason)
 
     async def failed(self, problem: str) -> None:
-        """What came of it, when it was not the refusal that is on record already."""
+        """Record a failure that isn't recorded as refusal."""
         if self._verdict is None or self._verdict.allowed:
             await self._record(problem)
 

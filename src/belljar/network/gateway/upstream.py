@@ -51,25 +51,21 @@ HOP_BY_HOP: Final = frozenset(
     ).split()
 )
 _OURS: Final = frozenset({b"host", b"content-length"})
+# Left out: they give a request another method than the one that was judged.
 METHOD_OVERRIDES: Final = frozenset(
     (
         b"http-method-override method-override x-http-method x-http-method-override x-method "
         b"x-method-override x-original-method x-rewrite-method"
     ).split()
 )
-"""By which frameworks let a request have another method than its own, which is the one that was
-judged: left out.
-"""
 REWRITING: Final = frozenset(
     (
         b"forwarded request-uri x-host x-host-override x-http-destinationurl x-http-host-override "
         b"x-proxy-host x-proxy-url x-real-url x-request-uri"
     ).split()
 )
+# With `REWRITING`: refused, as front ends take them for another host or address.
 _REWRITING_FAMILIES: Final = (b"x-forwarded-", b"x-original-", b"x-override-", b"x-rewrite-")
-"""With `REWRITING`: by which front ends let a request be for another host or address than its own:
-refused.
-"""
 _PARAMETERS: Final = frozenset({"-method", *(name.decode() for name in METHOD_OVERRIDES)})
 _MIN_PARAMETER_BYTES: Final = min(map(len, _PARAMETERS))
 MAX_FORM_BYTES: Final = 1 << 20
@@ -83,14 +79,14 @@ class SpentError(OSError):
 
 
 class Trust:
-    """The host's public certificate authorities, read before this process was confined."""
+    """Public authorities, read before confinement."""
 
     def __init__(self, authorities: str) -> None:
         self._authorities = authorities
 
     @functools.cached_property
     def context(self) -> ssl.SSLContext:
-        """A client's context that verifies certificate and name. Raises `ssl.SSLError`."""
+        """Verifies certificate and name. Raises `ssl.SSLError`."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks certificate and name
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
@@ -100,18 +96,18 @@ class Trust:
 
 
 class Budget:
-    """What is left of an upstream's bytes, in both directions together."""
+    """An upstream's bytes left, both directions together."""
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = self.left_bytes = most_bytes
         self.is_reported = False
 
     def spend(self, count: int) -> None:
-        """Takes them off."""
+        """Take them off."""
         self.left_bytes -= count
 
     def take_dial(self) -> None:
-        """What a dial costs. Raises `SpentError` when nothing would be left."""
+        """Pay for a dial. Raises `SpentError`."""
         if self.left_bytes <= DIAL_BYTES:
             raise SpentError(SPENT)
         self.spend(DIAL_BYTES)
@@ -123,9 +119,9 @@ class Budget:
 
 
 class MeteredPipe:
-    """A non-blocking socket whose bytes count; never one more than the budget has left.
+    """A non-blocking socket whose bytes count, within the budget.
 
-    Raises also `SpentError`, and `TimeoutError` when nothing moves for `wait_s`.
+    Raises also `SpentError`, and `TimeoutError` after `wait_s` of silence.
     """
 
     alpn: str | None = None
@@ -160,7 +156,7 @@ class MeteredPipe:
                 rest = rest[sent:]
 
     async def close(self) -> None:
-        """At once: what is still on its way is nobody's."""
+        """At once: the rest is nobody's."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
@@ -181,7 +177,7 @@ class MeteredPipe:
 
 
 class Upstream:
-    """The application. All its state is the budget, and how many connections are open."""
+    """The application: a budget and open connections."""
 
     def __init__(self, plan: StandInPlan, site: Site, trust: Trust) -> None:
         self._id, self._host = plan.id, plan.names[0]
@@ -192,7 +188,7 @@ class Upstream:
         self._open = asyncio.Semaphore(site.bounds.upstream_exchanges)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises `middleware.Refused`; an answer that has begun is then broken off."""
+        """Raises `middleware.Refused`, also amid an answer."""
         if scope["type"] != "http":
             await refuse(403)(scope, receive, send)
             return
@@ -276,7 +272,7 @@ class Upstream:
         )
 
     async def _record_long(self, scope: Scope, request: h11.Request) -> None:
-        """Record a head whole that `network.http` shows in part: it is what really leaves."""
+        """Record a head whole that `network.http` cuts."""
         said = h11.Connection(h11.CLIENT).send(request) or b""
         if is_recorded_whole(request.headers, len(request.target)):
             return
@@ -305,14 +301,12 @@ class Upstream:
 
 
 def canonical_field(name: bytes) -> bytes:
-    """A field's name as servers compare it that make a variable of it (RFC 3875 section 4.1.18):
-    there `X_Method`, `X.Method` and `x-method` are one.
-    """
+    """As servers make variables of it (RFC 3875 section 4.1.18)."""
     return re.sub(rb"[^a-z0-9]", b"-", name.lower())
 
 
 def end_to_end(headers: Fields) -> list[tuple[bytes, bytes]]:
-    """Fields without the connection's own and those that `Connection` names."""
+    """Fields that are not the connection's."""
     lower = [(name.lower(), value) for name, value in headers]
     named = {
         canonical_field(word.strip())
@@ -326,9 +320,9 @@ def end_to_end(headers: Fields) -> list[tuple[bytes, bytes]]:
 
 
 def rewritten(headers: Fields, query: bytes, body: bytes, methods: frozenset[str]) -> str:
-    """Why a front end may take the request for another one; "" if it is what was judged.
+    """Why a front end may see another request, or "".
 
-    Known limit: a method in a JSON body, or where only one application looks for it, is not seen.
+    Known limit: a method in a JSON body, or that one application looks for, is missed.
     """
     kinds: set[bytes] = set()
     for name, value in headers:
@@ -352,7 +346,7 @@ def rewritten(headers: Fields, query: bytes, body: bytes, methods: frozenset[str
 
 
 def _names_method(pairs: bytes, methods: frozenset[str]) -> bool:
-    """Of a query or form: a value that is allowed without it is no matter."""
+    """A method that is allowed anyway is no matter."""
     words = (pair.partition(b"=") for pair in re.split(rb"[&;]", pairs))
     return any(
         # Most of a long form's are shorter, and cost nothing then
@@ -369,8 +363,7 @@ def _is_parameter(name: bytes) -> bool:
 
 
 def is_recorded_whole(headers: Fields, target_bytes: int) -> bool:
-    """Whether the event has all of the head. What stands there escaped takes up to four times its
-    bytes."""
+    """Whether the event has the whole head; escapes take four times their bytes."""
     fields = list(headers)
     _, dropped = printable_headers(fields)
     parts = [part for pair in fields for part in pair]
@@ -387,7 +380,7 @@ async def _nothing() -> None:
 
 
 async def _whole(receive: Receive) -> bytes | None:
-    """A request's body, which the middleware bounds and records; None when the cell has gone."""
+    """A request's body; None when the cell has gone."""
     got = bytearray()
     while True:
         message = await receive()

@@ -19,12 +19,12 @@ _CONTROL: Final = {0x8: "ws_close", 0x9: "ws_ping", 0xA: "ws_pong"}
 _OF_MESSAGES: Final = frozenset({0x0, 0x1, 0x2})
 _MASK_BYTES: Final = 4
 _MAX_CONTROL_BYTES: Final = 125
+# Bytes of an extended length, and the least that needs it.
 _LENGTHS: Final = {126: (2, 126), 127: (8, 1 << 16)}
-"""Bytes of an extended length, and the least that needs it."""
 
 
 class WebSocketFrames:
-    """Reads frames beside the library. From the first unknown one on, all is the remainder's."""
+    """Reads frames beside the library, up to an unknown one."""
 
     def __init__(self, account: Account) -> None:
         self._account = account
@@ -87,13 +87,13 @@ class WebSocketFrames:
             self._messages += plain
 
     def record(self, size: int) -> None:
-        """So many bytes of messages, from the first on, are recorded now."""
+        """The first `size` message bytes are recorded."""
         size = min(size, len(self._messages))
         del self._messages[:size]
         self._account.record(size)
 
     def leave(self) -> None:
-        """Nothing more comes: what no message was made of remains."""
+        """Give what made no message to the remainder."""
         self._account.remain("ws_unknown", bytes(self._head))
         self._head.clear()
         self._account.remain("ws_message", bytes(self._messages))
@@ -101,14 +101,14 @@ class WebSocketFrames:
 
 
 def unmasked(data: bytes, mask: bytes, at: int) -> bytes:
-    """A piece of a payload that begins `at` bytes in."""
+    """A piece of a payload, from offset `at`."""
     turned = mask[at % _MASK_BYTES :] + mask[: at % _MASK_BYTES]
     key = (turned * (len(data) // _MASK_BYTES + 1))[: len(data)]
     return (int.from_bytes(data, "big") ^ int.from_bytes(key, "big")).to_bytes(len(data), "big")
 
 
 class WebSocketRecord:
-    """Both ways of a WebSocket. `status` is what its handshake was answered with."""
+    """Both ways. `status`: the handshake's answer."""
 
     def __init__(
         self,
@@ -118,15 +118,14 @@ class WebSocketRecord:
         send: Send,
         count: Callable[[int], None],
     ) -> None:
-        """`count`: is told how many bytes of the cell's messages are recorded."""
+        """`count`: called with recorded message bytes."""
         self._site, self._common_fields, self._count = site, common, count
         self._upstream, self._downstream = receive, send
         self._idle: asyncio.Timeout | None = None
         self.status: int | None = None
 
     async def run(self, app: App, scope: Scope, before_open: Callable[[], Awaitable[None]]) -> None:
-        """Run `app` until it returns or both sides were idle for `idle_timeout_s`
-        (`TimeoutError`)."""
+        """Run `app` until idle (`TimeoutError`)."""
         self._before_open = before_open
         async with asyncio.timeout(self._site.bounds.idle_timeout_s) as self._idle:
             await app(scope, self._receive, self._send)
@@ -161,7 +160,7 @@ class WebSocketRecord:
         await self._downstream(message)
 
     def record_unfinished(self, begun: str | bytes) -> None:
-        """Puts on record what there is of the cell's message that will not be whole any more."""
+        """Record a message that stays incomplete."""
         is_text = isinstance(begun, str)
         message: Message = {"type": "websocket.receive", "text" if is_text else "bytes": begun}
         self._site.post(lambda: self._item("sent", message, {"complete": False}))
