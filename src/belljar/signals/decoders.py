@@ -110,16 +110,13 @@ def _plain(name: str, found: re.Match[bytes], *, octets: bool = False) -> bytes:
     if name == "html":
         return html.unescape(found[0].decode()).encode(errors="replace")
     if body[:1] in b"uU":
-        return _character(int(body[1:].strip(b"{}"), 16))
+        code = int(body[1:].strip(b"{}"), 16)
+        return chr(code).encode(errors="surrogatepass") if code < 0x110000 else b"?"
     if body[:1] == b"x":
         return bytes.fromhex(body[1:].decode())
     if body.isdigit():
         return bytes([int(body, 8) & 255])
     return _LETTERS.get(body, body)
-
-
-def _character(code: int) -> bytes:
-    return chr(code).encode(errors="surrogatepass") if code < 0x110000 else b"?"
 
 
 _IS_TEXT: Final = bytes(int(byte in b"\t\r\n" or 32 <= byte < 127) for byte in range(256))
@@ -141,25 +138,18 @@ def escapes(data: bytes, held: Held = None) -> Iterator[Decoded]:
         while at >= 0:
             end = text.find(b"\0", at)
             end = len(text) if end < 0 else end
-            yield from _escaped(name, pattern, data, at, end)
+            window: list[re.Match[bytes]] = []
+            for found in pattern.finditer(data, at, end):
+                if window and found.start() - window[-1].end() >= WINDOW:
+                    yield _window(name, data, window, at, end)
+                    window = []
+                window.append(found)
+            if window:
+                yield _window(name, data, window, at, end)
             at = text.find(_TEXT_RUN, end)
 
 
 _TEXT_RUN: Final = b"\1" * MIN_RUN
-
-
-def _escaped(
-    name: str, pattern: re.Pattern[bytes], data: bytes, start: int, end: int
-) -> Iterator[Decoded]:
-    """Of the text `start:end`: its windows around escapes."""
-    window: list[re.Match[bytes]] = []
-    for found in pattern.finditer(data, start, end):
-        if window and found.start() - window[-1].end() >= WINDOW:
-            yield _window(name, data, window, start, end)
-            window = []
-        window.append(found)
-    if window:
-        yield _window(name, data, window, start, end)
 
 
 def _window(name: str, data: bytes, window: list[re.Match[bytes]], start: int, end: int) -> Decoded:

@@ -93,16 +93,14 @@ class KnownValues:
                 at = begin + last + 1 - len(form.text)
                 if begin + last >= start:
                     yield Found(form.value, at, begin + last + 1, form.names, form.plain)
-        if self._folded:
-            yield from self._find_folded(piece, begin, start)
-
-    def _find_folded(self, piece: bytes, begin: int, least: int) -> Iterator[Found]:
+        if not self._folded:
+            return
         places: _Places | None = None
         for last, form in self._folded.matches(fold(piece)):
             places = places or _Places(piece)
             left = places[last + 1 - form.size]
             right = places[last] + 1
-            if begin + right <= least:
+            if begin + right <= start:
                 continue
             names = _how(form, piece[left:right])
             if names is None:

@@ -75,25 +75,21 @@ _LOGINS: Final = frozenset({"login", "auth", "credentials"})
 def carried(event: Event) -> Iterator[Carried]:
     """What of an event is to be scanned."""
     if event.kind in _OUTPUTS:
-        yield from _from_output(event)
+        names, operation, channel = _OUTPUTS[event.kind]
+        for body in event.bodies:
+            if body.name in names and body.total_bytes >= MIN_SCANNED_BYTES:
+                yield Carried(
+                    place=Place.OUTPUT,
+                    channel=channel,
+                    flow=f"{event.cell_id}/{event.data.get('op')}/{body.name}",
+                    part=body.name,
+                    operation=operation,
+                    contact=Contact.TAKEN,
+                    data=body.content,
+                    missing_bytes=body.total_bytes - len(body.content),
+                )
     elif event.kind.value.startswith("network."):
         yield from _from_network(event)
-
-
-def _from_output(event: Event) -> Iterator[Carried]:
-    names, operation, channel = _OUTPUTS[event.kind]
-    for body in event.bodies:
-        if body.name in names and body.total_bytes >= MIN_SCANNED_BYTES:
-            yield Carried(
-                place=Place.OUTPUT,
-                channel=channel,
-                flow=f"{event.cell_id}/{event.data.get('op')}/{body.name}",
-                part=body.name,
-                operation=operation,
-                contact=Contact.TAKEN,
-                data=body.content,
-                missing_bytes=body.total_bytes - len(body.content),
-            )
 
 
 def output_part(data: bytes, operation: str, *, missing_bytes: int = 0) -> Carried:
@@ -226,12 +222,9 @@ def contact_of(part: Carried, hit: Hit) -> Contact:
     if part.part == HEADER:
         name = part.data[part.data.rfind(b"\n", 0, hit.start) + 1 :].partition(b":")[0]
         return Contact.USED if _CREDENTIAL_HEADER.search(name) else Contact.SENT
-    return Contact.USED if _PRESENTED.search(before) and not _in_lines(part, hit) else Contact.SENT
-
-
-def _in_lines(part: Carried, hit: Hit) -> bool:
-    """Whether a body has lines, as a form by fields has not and JSON and a form by parts have."""
-    return part.data[hit.start - 1 : hit.start] == b"=" and b"\n" in part.data.strip()
+    # A body with lines is a file: a form by fields has none, JSON and a form by parts have no `=`
+    is_file = before.endswith(b"=") and b"\n" in part.data.strip()
+    return Contact.USED if _PRESENTED.search(before) and not is_file else Contact.SENT
 
 
 _KINDS: Final[Mapping[Contact, Kind]] = {

@@ -156,8 +156,12 @@ def _groups(data: bytes, marks: bytes, held: Held) -> Iterator[Run]:
             found = pattern.match(data, at) if at >= least else None
             if found:
                 least = found.end()
-                if least - at >= MIN_RUN and not _is_prose(data, at, least, urlsafe=urlsafe):
-                    yield _regrouped(data, at, least, token)
+                size = least - at
+                is_prose = size < 256 and _PROSE[urlsafe].fullmatch(data, at, least)
+                if size >= MIN_RUN and not is_prose:
+                    words = list(token.finditer(data, at, least))
+                    pieces = tuple((word.start(), len(word[0])) for word in words)
+                    yield Run(b"".join(word[0] for word in words), pieces, split=True)
 
 
 _PROSE: Final = tuple(
@@ -167,17 +171,6 @@ _PROSE: Final = tuple(
     )
     for dash in (b"", b"_-")
 )
-
-
-def _is_prose(data: bytes, start: int, end: int, *, urlsafe: bool) -> bool:
-    return end - start < 256 and _PROSE[urlsafe].fullmatch(data, start, end) is not None
-
-
-def _regrouped(data: bytes, start: int, end: int, token: re.Pattern[bytes]) -> Run:
-    pieces = tuple(
-        (word.start(), word.end() - word.start()) for word in token.finditer(data, start, end)
-    )
-    return Run(b"".join(data[at : at + length] for at, length in pieces), pieces, split=True)
 
 
 def decode_run(run: Run) -> Iterator[Decoded]:

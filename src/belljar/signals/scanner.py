@@ -215,7 +215,15 @@ class _Scan:
             self._search([data], [self._views[0]].__getitem__)
             while self._views:
                 view = self._views.popleft()
-                self._find_patterns(view)
+                if _TURNED.isdisjoint(view.names):
+                    for start, end, cls in self._patterns.find(view.data):
+                        if cls in WEAK and any(
+                            start < right and left < end for left, right in view.known
+                        ):
+                            continue  # it is that value, in its context
+                        text = view.data[start:end]
+                        self._add(view, (start, end), (), cls, "", "pattern", text)
+                    self._tick()
                 self._decode(view)
         except _Exceeded as bound:
             self._problem = self._problem or str(bound)
@@ -247,14 +255,6 @@ class _Scan:
                 self._add(
                     view, place, found.names, value.cls, value.id, value.source.value, found.text
                 )
-            self._tick()
-
-    def _find_patterns(self, view: _View) -> None:
-        if _TURNED.isdisjoint(view.names):
-            for start, end, cls in self._patterns.find(view.data):
-                if cls in WEAK and any(start < right and left < end for left, right in view.known):
-                    continue  # it is that value, in its context
-                self._add(view, (start, end), (), cls, "", "pattern", view.data[start:end])
             self._tick()
 
     def _decode(self, view: _View) -> None:

@@ -58,7 +58,13 @@ class Front:
 
     def listen_sink(self, tcp: socket.socket) -> None:
         """Record connections to nobody."""
-        self._group.create_task(self._accept(tcp, "connections", self._serve_sink))
+        self._group.create_task(
+            self._accept(
+                tcp,
+                "connections",
+                lambda sock, peer: sink(self._site, peer, TcpPipe(sock, peer.account)),
+            )
+        )
 
     async def _accept(self, listener: socket.socket, kind: str, handler: Handler) -> None:
         """A dead listener raises `OSError`, which ends the gateway."""
@@ -199,9 +205,6 @@ class Front:
     async def _serve_dns(self, sock: socket.socket, peer: Peer) -> None:
         if peer.address == self._site.layout.resolver:
             await self._dns.serve(TcpPipe(sock, peer.account), peer.cell)
-
-    async def _serve_sink(self, sock: socket.socket, peer: Peer) -> None:
-        await sink(self._site, peer, TcpPipe(sock, peer.account))
 
     async def _serve(self, sock: socket.socket, peer: Peer) -> None:
         verdict = self._site.judge(peer)

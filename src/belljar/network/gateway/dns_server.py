@@ -163,7 +163,16 @@ class DnsServer:
                 length, info, _, peer = sock.recvmsg_into([self._datagram], 64)
             except OSError:
                 return
-            dialled = _dialled(info)
+            dialled = next(
+                (
+                    socket.inet_ntoa(_PKTINFO.unpack_from(data)[2])
+                    for level, kind, data in info
+                    if level == socket.IPPROTO_IP
+                    and kind == _IP_PKTINFO
+                    and len(data) >= _PKTINFO.size
+                ),
+                "",
+            )
             if dialled != self._site.layout.resolver:
                 continue
             query = bytes(self._datagram[:length])
@@ -290,10 +299,3 @@ async def _fill(begun: bytearray, pipe: TcpPipe, count: int) -> bool:
     while len(begun) < count and (data := await pipe.receive(count - len(begun))):
         begun += data
     return len(begun) >= count
-
-
-def _dialled(info: list[tuple[int, int, bytes]]) -> str:
-    for level, kind, data in info:
-        if level == socket.IPPROTO_IP and kind == _IP_PKTINFO and len(data) >= _PKTINFO.size:
-            return socket.inet_ntoa(_PKTINFO.unpack_from(data)[2])
-    return ""

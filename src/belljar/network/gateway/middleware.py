@@ -17,7 +17,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from belljar.capture import Capture, body_of
-from belljar.events import Body, JsonValue, Kind
+from belljar.events import JsonValue, Kind
 from belljar.network.decide import Refusal, RequestHead, Verdict, split_target
 from belljar.network.gateway.context import App, Message, Receive, Scope, Send
 from belljar.network.gateway.reporter import (
@@ -87,7 +87,12 @@ class Exchange:
         self._incoming: Incoming = scope["state"][INCOMING]
         self._start = time.monotonic()
         self._number = next(site.numbers)
-        self._request_head = _request_head_of(scope)
+        query = scope["query_string"]
+        self._request_head = RequestHead(
+            method=scope.get("method", "GET"),
+            target=scope["raw_path"] + (b"?" + query if query else b""),
+            hosts=tuple(value for name, value in scope["headers"] if name == b"host"),
+        )
         self.verdict: Verdict = site.judge(peer, self._request_head)
         self._request = Capture(max_kept_bytes=site.bounds.kept_body_bytes)
         self._response = Capture(max_kept_bytes=site.bounds.kept_body_bytes)
@@ -123,7 +128,7 @@ class Exchange:
                 self._scope["state"][MESSAGES].record,
             )
             self._scope["state"][WEBSOCKET] = record
-            await record.run(app, scope, self._websocket_opens)
+            await record.run(app, scope, self._record_request)
             await self._close("", status=record.status)
             return
         receive_body: Receive = self._receive_for_app
@@ -206,7 +211,11 @@ class Exchange:
             return await self._upstream()
         if self._declared_bytes() > self._site.bounds.body_bytes:
             raise Refused("the body is over the bound", 413)
-        message = await self._next_piece()
+        try:
+            async with asyncio.timeout(self._site.bounds.body_wait_s):
+                message = await self._upstream()
+        except TimeoutError:
+            raise Refused("the body stalled", 408) from None
         if message["type"] == "http.request":
             self._hold(message.get("body", b""))
             bounds, total = self._site.bounds, self._request.total_bytes
@@ -222,13 +231,6 @@ class Exchange:
             self._read_all = True
             self.cut("the connection ended")
         return message
-
-    async def _next_piece(self) -> Message:
-        try:
-            async with asyncio.timeout(self._site.bounds.body_wait_s):
-                return await self._upstream()
-        except TimeoutError:
-            raise Refused("the body stalled", 408) from None
 
     def _take(self, data: bytes) -> None:
         self._request.feed(data)
@@ -303,9 +305,6 @@ class Exchange:
         self._answered = True
         await self._site.reporter.record(*first, self._answer_item(status=status))
 
-    async def _websocket_opens(self) -> None:
-        await self._record_request()
-
     def _declared_bytes(self) -> int:
         declared = [value for name, value in self._scope["headers"] if name == b"content-length"]
         return (
@@ -342,16 +341,12 @@ class Exchange:
             "headers": headers,
             **({"dropped_headers": dropped} if dropped else {}),
         }
-        bodies = self._request.bodies("request") + self._head_body(data, origin)
+        bodies = self._request.bodies("request")
+        # The head as it came, unless `data` shows all of it
+        if not (origin.isascii() and is_recorded_whole(incoming, data, origin.decode())):
+            head = incoming.head if incoming.is_text else field_lines(incoming.fields)
+            bodies += (body_of("head", head, self._site.bounds.kept_body_bytes),)
         return Item(Kind.NETWORK_HTTP, data, bodies)
-
-    def _head_body(self, data: Mapping[str, Any], origin: bytes) -> tuple[Body, ...]:
-        """The head as it came, unless `data` shows it."""
-        incoming = self._incoming
-        if origin.isascii() and is_recorded_whole(incoming, data, origin.decode()):
-            return ()
-        head = incoming.head if incoming.is_text else field_lines(incoming.fields)
-        return (body_of("head", head, self._site.bounds.kept_body_bytes),)
 
     def _answer_item(self, *, status: int | None) -> Item:
         self._count_body()
@@ -380,7 +375,7 @@ class Exchange:
         state = {"cell": self._peer.cell, "name": self.verdict.name}
         scope = {**self._scope, "query_string": query, "state": state, "extensions": {}}
         if self._scope["raw_path"] != path:
-            scope |= {"raw_path": path, "path": _unquoted(path)}
+            scope |= {"raw_path": path, "path": unquote(path.decode("ascii"))}
         return scope
 
 
@@ -450,19 +445,8 @@ def is_recorded_whole(incoming: Incoming, data: Mapping[str, Any], origin: str) 
     return sorted(came[:4]) == sorted(pseudo) and came[4:] == fields[1:]
 
 
-def _request_head_of(scope: Scope) -> RequestHead:
-    query = scope["query_string"]
-    target = scope["raw_path"] + (b"?" + query if query else b"")
-    hosts = tuple(value for name, value in scope["headers"] if name == b"host")
-    return RequestHead(method=scope.get("method", "GET"), target=target, hosts=hosts)
-
-
 def _origin(scope: Scope, head: RequestHead, peer: Peer) -> bytes:
     authority, _, _ = split_target(head.target)
     host = authority if authority is not None else b"".join(head.hosts[:1])
     named = host or f"{peer.address}:{peer.port}".encode()
     return b"%s://%s" % (scope["scheme"].encode(), named)
-
-
-def _unquoted(path: bytes) -> str:
-    return unquote(path.decode("ascii"))

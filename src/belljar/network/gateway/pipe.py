@@ -379,12 +379,13 @@ class ServerTlsPipe(TlsPipe):
         """See `Pipe`. What comes after is decrypted, too."""
         if not is_cancelled():
             await self._say_goodbye()
-            await self._tcp.linger(self._receive_more)
+
+            async def receive() -> bytes:
+                return await self.receive() or await self._tcp.receive()
+
+            await self._tcp.linger(receive)
         self._records.feed(self._tcp.drain())
         self._tcp.drop()
-
-    async def _receive_more(self) -> bytes:
-        return await self.receive() or await self._tcp.receive()
 
     def leave(self) -> None:
         """Give what was not read to the remainder."""

@@ -326,13 +326,12 @@ class Site:
             self._reserve = self._reserve or bytes(_RESERVE_BYTES)
         for limit, count in self._limits.items():
             self.reporter.post(
-                Item(Kind.LIMIT_HIT, {"limit": limit, "value": self._most(limit), "count": count})
+                Item(
+                    Kind.LIMIT_HIT,
+                    {"limit": limit, "value": getattr(self.bounds, limit), "count": count},
+                )
             )
         self._limits.clear()
-
-    def _most(self, limit: str) -> float:
-        value: float = getattr(self.bounds, limit)
-        return value
 
 
 def connection_item(peer: Peer, *, closed: bool) -> Item:

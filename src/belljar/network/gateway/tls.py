@@ -63,21 +63,19 @@ class Authority:
 
     def context(self, name: str, *, http: bool) -> ssl.SSLContext:
         """A context for exactly this name. `http`: offer ALPN."""
-        found = self._leaves.pop((name, http), None) or self._made(name, http=http)
+        found = self._leaves.pop((name, http), None)
+        if found is None:
+            found = server_context(http=http)
+            file = self._scratch / "leaf.pem"
+            try:
+                file.write_bytes(self._leaf_pem(name))
+                found.load_cert_chain(file)
+            finally:
+                file.unlink(missing_ok=True)
         self._leaves[name, http] = found
         if len(self._leaves) > self._max_leaves:
             self._leaves.popitem(last=False)
         return found
-
-    def _made(self, name: str, *, http: bool) -> ssl.SSLContext:
-        context = server_context(http=http)
-        file = self._scratch / "leaf.pem"
-        try:
-            file.write_bytes(self._leaf_pem(name))
-            context.load_cert_chain(file)
-        finally:
-            file.unlink(missing_ok=True)
-        return context
 
     def _leaf_pem(self, name: str) -> bytes:
         leaf = (

@@ -205,7 +205,15 @@ class Upstream:
             ):
                 await _talk(pipe, request, body, send)
         except SpentError:
-            self._report_spent()
+            if not self._budget.is_reported:  # once a range
+                self._budget.is_reported = True
+                limit: dict[str, JsonValue] = {
+                    "limit": "upstream_budget_bytes",
+                    "value": self._budget.most_bytes,
+                    "count": 1,
+                    "stand_in": self._id,
+                }
+                self._site.reporter.post(Item(Kind.LIMIT_HIT, limit))
             raise Refused(SPENT, 502) from None
         except TimeoutError:
             raise Refused("the upstream took too long", 504) from None
@@ -285,19 +293,6 @@ class Upstream:
         await self._site.reporter.record(
             Item(Kind.NETWORK_ATTEMPT, data, (body_of("head", said, 2 * MAX_HEAD_BYTES),))
         )
-
-    def _report_spent(self) -> None:
-        """Once a range."""
-        if not self._budget.is_reported:
-            self._budget.is_reported = True
-            most_bytes = self._budget.most_bytes
-            data: dict[str, JsonValue] = {
-                "limit": "upstream_budget_bytes",
-                "value": most_bytes,
-                "count": 1,
-                "stand_in": self._id,
-            }
-            self._site.reporter.post(Item(Kind.LIMIT_HIT, data))
 
 
 def canonical_field(name: bytes) -> bytes:
