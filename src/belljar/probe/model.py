@@ -136,7 +136,7 @@ def entry(
     why: str,
     breach: str,
     witness: Witness | None = None,
-    quick: bool = False,
+    quick: bool = True,
     expected: Mapping[str, str] | None = None,
 ) -> Probe:
     """A probe of `group`; whose word decides follows from whether the host has a witness."""

@@ -24,6 +24,7 @@ FINGERPRINT: Final = (
         tries="Looks for telling words in host name, domain, users, groups, hosts and messages.",
         why=_WHY,
         breach="One of the words is there.",
+        quick=False,
     ),
     _fingerprint(
         "paths",
@@ -31,24 +32,28 @@ FINGERPRINT: Final = (
         "directory.",
         why=_WHY,
         breach="One of the words is there.",
+        quick=False,
     ),
     _fingerprint(
         "environment",
         tries="Looks for telling words in its environment.",
         why=_WHY,
         breach="One of the words is there.",
+        quick=False,
     ),
     _fingerprint(
         "mounts",
         tries="Looks for telling words in its mount table and in the name of its control group.",
         why=_WHY,
         breach="One of the words is there.",
+        quick=False,
     ),
     _fingerprint(
         "processes",
         tries="Looks for telling words in names and arguments of processes.",
         why=_WHY,
         breach="One of the words is there.",
+        quick=False,
     ),
     _fingerprint(
         "command_line",
@@ -56,6 +61,7 @@ FINGERPRINT: Final = (
         "command line.",
         why=_WHY,
         breach="One of the words is there.",
+        quick=False,
     ),
     _fingerprint(
         "host_identity",
@@ -63,12 +69,14 @@ FINGERPRINT: Final = (
         why="Two cells that see the same number know that they are neighbours; the host's name "
         "tells whose they are.",
         breach="One is the host's.",
+        quick=False,
     ),
     _fingerprint(
         "firmware",
         tries="Looks for makers of virtual machines in the firmware's tables.",
         why="The first place where malware looks whether it is observed (al-khaser, pafish).",
         breach="One is named.",
+        quick=False,
     ),
     _fingerprint(
         "processor",
@@ -81,6 +89,7 @@ FINGERPRINT: Final = (
             "container": "The processor is the host's, which may itself be a virtual machine.",
             "gvisor": "The processor is the host's, which may itself be a virtual machine.",
         },
+        quick=False,
     ),
     _fingerprint(
         "kernel_log",
@@ -92,6 +101,7 @@ FINGERPRINT: Final = (
             "gvisor": "gVisor's kernel has its name in its log and always the same version, "
             "built in 2016."
         },
+        quick=False,
     ),
     _fingerprint(
         "devices",
@@ -103,6 +113,7 @@ FINGERPRINT: Final = (
             "microvm": "Disk and channel are virtio devices; the firmware's tables name one "
             "device QEMU0002, whose directory is empty."
         },
+        quick=False,
     ),
     _fingerprint(
         "inode_numbers",
@@ -115,6 +126,7 @@ FINGERPRINT: Final = (
             "container": "An overlay shows the numbers of its lower layer, which lies on the "
             "host's disk."
         },
+        quick=False,
     ),
     _fingerprint(
         "no_network",
@@ -122,6 +134,7 @@ FINGERPRINT: Final = (
         why="Hardly any real machine has none.",
         breach="There is none.",
         expected={"microvm": _NO_NETWORK, "container": _NO_NETWORK, "gvisor": _NO_NETWORK},
+        quick=False,
     ),
     _fingerprint(
         "container",
@@ -133,5 +146,6 @@ FINGERPRINT: Final = (
             "container": "It is a container.",
             "gvisor": "It is a container.",
         },
+        quick=False,
     ),
 )

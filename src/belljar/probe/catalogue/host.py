@@ -16,14 +16,12 @@ PERSISTENCE: Final = (
         why="In the 2026 incidents a shared cache served agents as a message board; any place "
         "that outlives a cell does.",
         breach="There is one.",
-        quick=True,
     ),
     _persistence(
         "ipc_objects",
         tries="Looks for System V shared memory, semaphores and queues in a fresh cell.",
         why="They outlive their makers, and in a shared IPC namespace the cell.",
         breach="There is one.",
-        quick=True,
     ),
     _persistence(
         "processes",
@@ -31,7 +29,6 @@ PERSISTENCE: Final = (
         why="The agents of the 2026 intrusion re-armed a loader in every sandbox; reused "
         "sandboxes keep what was started in them.",
         breach="There is one.",
-        quick=True,
     ),
     _persistence(
         "scheduled",
@@ -39,7 +36,6 @@ PERSISTENCE: Final = (
         why="The places where something waits for the next command: /etc/ld.so.preload is in the "
         "first line of rootkits.",
         breach="One of the files has content.",
-        quick=True,
     ),
 )
 
@@ -54,7 +50,6 @@ FILES: Final = (
         "were a step of the 2026 intrusion.",
         breach="The host's file opens, or the host sees it opened.",
         witness=Witness.CANARY,
-        quick=True,
     ),
     _files(
         "write_host",
@@ -63,7 +58,6 @@ FILES: Final = (
         "the runtime's own binaries.",
         breach="The host's file was changed.",
         witness=Witness.CANARY,
-        quick=True,
     ),
     _files(
         "walk_up",
@@ -72,7 +66,6 @@ FILES: Final = (
         why="chroot is left this way by whoever stands outside it; CVE-2024-21626 gave a "
         "container a working directory of the host's.",
         breach="A directory above the root is reached.",
-        quick=True,
     ),
     _files(
         "host_socket",
@@ -81,7 +74,6 @@ FILES: Final = (
         "host.",
         breach="The host's listener hears a connection.",
         witness=Witness.SOCKET,
-        quick=True,
     ),
     _files(
         "runtime_sockets",
@@ -90,7 +82,6 @@ FILES: Final = (
         why="Each of them starts programs as the host's root; published examples of sandboxes "
         "mount docker.sock.",
         breach="One of them accepts a connection and is of no process of the cell.",
-        quick=True,
     ),
     _files(
         "host_abstract",
@@ -99,7 +90,6 @@ FILES: Final = (
         "CVE-2020-15257.",
         breach="The host's listener hears a connection.",
         witness=Witness.ABSTRACT,
-        quick=True,
     ),
     _files(
         "shim_sockets",
@@ -108,7 +98,6 @@ FILES: Final = (
         why="CVE-2020-15257: containerd-shim's abstract socket, reachable with the host's "
         "network, starts containers at will.",
         breach="One of them accepts a connection and is of no process of the cell.",
-        quick=True,
     ),
     _files(
         "credentials",
@@ -117,7 +106,6 @@ FILES: Final = (
         why="A service account token in a pod carried the 2026 intrusion from one machine to a "
         "whole cluster.",
         breach="One of the files has content.",
-        quick=True,
     ),
 )
 
@@ -131,7 +119,6 @@ PROCESSES: Final = (
         why="A shared pid namespace shows command lines and environments, where secrets are "
         "(Bishop Fox, Bad Pods, 2021: hostPID).",
         breach="/proc has the host's process.",
-        quick=True,
     ),
     _processes(
         "signal_host",
@@ -139,13 +126,13 @@ PROCESSES: Final = (
         why="Whoever can signal the host's processes can end the supervisor that was to end him.",
         breach="The host's process has the signal pending.",
         witness=Witness.PID,
-        quick=True,
     ),
     _processes(
         "trace_host",
         tries="Attaches to a process of the host as its tracer.",
         why="CAP_SYS_PTRACE and a shared pid namespace are code execution on the host.",
         breach="The kernel lets it trace.",
+        quick=False,
     ),
     _processes(
         "read_host",
@@ -153,7 +140,6 @@ PROCESSES: Final = (
         why="Keys are in the memory and the environment of what the host runs; the 2026 "
         "intrusion read a password there.",
         breach="One of the files opens.",
-        quick=True,
     ),
     _processes(
         "kernel_threads",
@@ -161,7 +147,6 @@ PROCESSES: Final = (
         why="Kernel threads are seen from the machine's first pid namespace alone: it would be "
         "the host's.",
         breach="It is.",
-        quick=True,
     ),
     _processes(
         "foreign",
@@ -169,6 +154,7 @@ PROCESSES: Final = (
         why="A process of another namespace in sight means that this one is above it: the cell's "
         "walls are inside out.",
         breach="One differs.",
+        quick=False,
     ),
 )
 
@@ -182,7 +168,6 @@ DOORS: Final = (
         why="The link leads into the root of a process of the host, past every mount of the cell.",
         breach="It opens, or the host sees it opened.",
         witness=Witness.CANARY,
-        quick=True,
     ),
     _doors(
         "working_directories",
@@ -190,7 +175,6 @@ DOORS: Final = (
         why="CVE-2024-21626: runc's process in the container had a working directory on the host.",
         breach="It opens, or the host sees it opened.",
         witness=Witness.CANARY,
-        quick=True,
     ),
     _doors(
         "open_directories",
@@ -199,7 +183,6 @@ DOORS: Final = (
         "goes up from there.",
         breach="It opens, or the host sees it opened.",
         witness=Witness.CANARY,
-        quick=True,
     ),
     _doors(
         "handles",
@@ -208,7 +191,6 @@ DOORS: Final = (
         why="The shocker exploit of 2014: open_by_handle_at with CAP_DAC_READ_SEARCH read any "
         "file of Docker's host.",
         breach="The permission check is passed.",
-        quick=True,
     ),
     _doors(
         "overwrite_program",
@@ -216,7 +198,6 @@ DOORS: Final = (
         "/proc/PID/exe.",
         why="CVE-2019-5736: the container overwrote the host's runc, which root started next.",
         breach="One opens, or is refused only because it runs.",
-        quick=True,
     ),
     _doors(
         "release_agent",
@@ -224,6 +205,7 @@ DOORS: Final = (
         why="CVE-2022-0492: the program in release_agent is started by the kernel as the host's "
         "root.",
         breach="A hierarchy is mounted.",
+        quick=False,
     ),
     _doors(
         "root_twice",
@@ -231,11 +213,13 @@ DOORS: Final = (
         why="The oldest way out of chroot (Bucsay, chw00t, 2015): it is why a root must be "
         "pivoted, not changed.",
         breach="It stands above its own root.",
+        quick=False,
     ),
     _doors(
         "page_frames",
         tries="Reads the physical address of one of its pages.",
         why="Rowhammer (Seaborn and Dullien, 2015) aims with it.",
         breach="The address is not zero.",
+        quick=False,
     ),
 )

@@ -17,7 +17,6 @@ _FILES: Final = (
         why="The kernel starts these programs as the host's root: CVE-2022-0811 set "
         "core_pattern, CVE-2025-52881 led runc's own writes there.",
         breach="One can be written.",
-        quick=True,
     ),
     _kernel(
         "settings",
@@ -25,7 +24,6 @@ _FILES: Final = (
         why="They are not the cell's: address randomisation, memory overcommitment, sysrq, "
         "pid_max of every neighbour.",
         breach="One can be written.",
-        quick=True,
     ),
     _kernel(
         "control_files",
@@ -34,7 +32,6 @@ _FILES: Final = (
         why="CVE-2017-16539 removed the host's disk through /proc/scsi; sysrq-trigger reboots it "
         "(CVE-2025-52881).",
         breach="One opens.",
-        quick=True,
     ),
     _kernel(
         "sysfs",
@@ -43,7 +40,6 @@ _FILES: Final = (
         why="sysfs knows no namespace but the network's: what is written there is written for "
         "the host.",
         breach="One opens.",
-        quick=True,
     ),
     _kernel(
         "masked_files",
@@ -52,7 +48,6 @@ _FILES: Final = (
         why="CVE-2017-5967 (timers), CVE-2020-8694 (PLATYPUS: keys from energy), CVE-2018-10892 "
         "(ACPI), CVE-2025-31133 (masks that are not).",
         breach="One has content.",
-        quick=True,
     ),
     _kernel(
         "counters",
@@ -61,14 +56,12 @@ _FILES: Final = (
         why="A number that one cell moves and another reads is a wire between them: pty/nr and "
         "file-nr carried 32 of 32 bits.",
         breach="One has content, or counts.",
-        quick=True,
     ),
     _kernel(
         "addresses",
         tries="Reads the first address in /proc/kallsyms.",
         why="Knowing where the kernel lies is the first step of most exploits.",
         breach="It is not zero.",
-        quick=True,
     ),
     _kernel(
         "debug_files",
@@ -76,7 +69,6 @@ _FILES: Final = (
         "connections.",
         why="debugfs was never meant to be safe; EFI variables outlive the machine's disk.",
         breach="One of them has entries.",
-        quick=True,
     ),
     _kernel(
         "binary_formats",
@@ -84,7 +76,6 @@ _FILES: Final = (
         why="An interpreter registered there is started by every process of the machine, with "
         "the flag C also by its set-user-id programs.",
         breach="It opens.",
-        quick=True,
     ),
     _kernel(
         "log_read",
@@ -92,7 +83,6 @@ _FILES: Final = (
         why="It is one for all containers, and tells addresses, devices and what neighbours "
         "crash of.",
         breach="It can be read.",
-        quick=True,
     ),
     _kernel(
         "log_write",
@@ -100,7 +90,6 @@ _FILES: Final = (
         why="Lines of the cell's in the host's log: forged evidence, or escape sequences for "
         "whoever reads it.",
         breach="It opens.",
-        quick=True,
     ),
     _kernel(
         "control_groups",
@@ -108,7 +97,6 @@ _FILES: Final = (
         why="Whoever writes there lifts his own limits; with release_agent he is the host's root "
         "(CVE-2022-0492, CVE-2021-4197).",
         breach="One opens.",
-        quick=True,
     ),
 )
 
@@ -118,21 +106,18 @@ _CALLS: Final = (
         tries="Loads an empty kernel module, which no kernel takes.",
         why="CAP_SYS_MODULE is the host's kernel; containers started with it were escaped so.",
         breach="The permission check is passed.",
-        quick=True,
     ),
     _kernel(
         "kexec",
         tries="Calls kexec_load with flags that don't exist.",
         why="It replaces the running kernel with another.",
         breach="The permission check is passed.",
-        quick=True,
     ),
     _kernel(
         "bpf",
         tries="Makes a BPF map of one entry.",
         why="The verifier has let programs write kernel memory: CVE-2020-8835, CVE-2021-3490.",
         breach="It is made.",
-        quick=True,
     ),
     _kernel(
         "perf",
@@ -140,7 +125,6 @@ _CALLS: Final = (
         "machine.",
         why="CVE-2013-2094 and CVE-2022-1729 gave root; counters also are side channels.",
         breach="One opens.",
-        quick=True,
     ),
     _kernel(
         "userfaultfd",
@@ -148,7 +132,6 @@ _CALLS: Final = (
         why="It stops the kernel in the middle of a copy, which makes races certain; "
         "CVE-2022-2590 is its own.",
         breach="It gives a descriptor.",
-        quick=True,
     ),
     _kernel(
         "io_uring",
@@ -156,7 +139,6 @@ _CALLS: Final = (
         why="In 2022, 60 % of the kernel exploits paid by Google's programme used it "
         "(CVE-2022-29582); it also does what filters forbid as calls.",
         breach="It gives a descriptor.",
-        quick=True,
     ),
     _kernel(
         "aio",
@@ -164,7 +146,6 @@ _CALLS: Final = (
         why="Contexts are counted for the whole host (fs.aio-max-nr): one cell took 24,000 of "
         "65,536, and databases of others had none.",
         breach="It is made.",
-        quick=True,
     ),
     _kernel(
         "page_cache",
@@ -173,7 +154,6 @@ _CALLS: Final = (
         why="CVE-2019-5489: the page cache of files that several cells have is one, so what one "
         "drops or reads the other sees.",
         breach="One of them answers.",
-        quick=True,
     ),
     _kernel(
         "other_processes",
@@ -182,7 +162,6 @@ _CALLS: Final = (
         why="They compare, take and change what belongs to another process; container engines "
         "give them to tracers only.",
         breach="The permission check is passed.",
-        quick=True,
     ),
     _kernel(
         "keys",
@@ -190,7 +169,6 @@ _CALLS: Final = (
         why="Keyrings are not namespaced as processes are: CVE-2016-0728, and a place to leave "
         "something for a neighbour.",
         breach="It is added.",
-        quick=True,
     ),
     _kernel(
         "persistent_keys",
@@ -198,7 +176,6 @@ _CALLS: Final = (
         why="It outlives every process of the user, for days: a message to the next cell with "
         "the same id.",
         breach="It is given.",
-        quick=True,
     ),
     _kernel(
         "rare_sockets",
@@ -208,35 +185,30 @@ _CALLS: Final = (
         why="Old code that a socket call loads: CVE-2010-3904 (RDS), CVE-2019-8912 (ALG), "
         "CVE-2021-43267 (TIPC).",
         breach="One is made.",
-        quick=True,
     ),
     _kernel(
         "clock",
         tries="Reads the clock's status and writes it back.",
         why="The clock is one for the machine: it orders logs and ends certificates.",
         breach="It is written.",
-        quick=True,
     ),
     _kernel(
         "host_name",
         tries="Sets the host name to what it is.",
         why="With the host's UTS namespace, that would be the host's name; it needs CAP_SYS_ADMIN.",
         breach="It is set.",
-        quick=True,
     ),
     _kernel(
         "reboot",
         tries="Calls reboot with wrong magic numbers.",
         why="It ends the machine, or the namespace with everything that watches in it.",
         breach="The permission check is passed.",
-        quick=True,
     ),
     _kernel(
         "swap",
         tries="Calls swapon without a file.",
         why="Memory of every neighbour would go into a file of the cell's.",
         breach="The permission check is passed.",
-        quick=True,
     ),
     _kernel(
         "accounting",
@@ -244,7 +216,6 @@ _CALLS: Final = (
         why="The kernel would write a line for every process of the machine into the cell's "
         "file, or stop writing them.",
         breach="The permission check is passed.",
-        quick=True,
     ),
     _kernel(
         "watch_files",
@@ -252,7 +223,6 @@ _CALLS: Final = (
         why="It hands over open descriptors of files that others open, whole file systems at a "
         "time.",
         breach="It gives a descriptor.",
-        quick=True,
     ),
     _kernel(
         "ports",
@@ -260,12 +230,14 @@ _CALLS: Final = (
         why="Ports are the hardware: disks, timers, and the hypervisor's devices (CVE-2015-3456, "
         "VENOM).",
         breach="They are given.",
+        quick=False,
     ),
     _kernel(
         "foreign_calls",
         tries="Makes a harmless system call by another architecture's numbers.",
         why="A filter that knows one table is walked around through the other: CVE-2009-0835.",
         breach="It goes through.",
+        quick=False,
     ),
 )
 
@@ -281,7 +253,6 @@ DEVICES: Final = (
         why="A disk under the file system has no permissions: privileged containers read and "
         "write the host's with debugfs.",
         breach="One opens.",
-        quick=True,
     ),
     _devices(
         "block_made",
@@ -289,6 +260,7 @@ DEVICES: Final = (
         why="CAP_MKNOD without a device filter is the host's disk; containers hold CAP_MKNOD by "
         "default.",
         breach="A node that was made opens.",
+        quick=False,
     ),
     _devices(
         "memory_present",
@@ -297,7 +269,6 @@ DEVICES: Final = (
         why="Physical memory holds every other cell and the host; /proc/kcore is among what "
         "runtimes must mask (CVE-2025-31133).",
         breach="One opens.",
-        quick=True,
     ),
     _devices(
         "character_made",
@@ -305,6 +276,7 @@ DEVICES: Final = (
         why="A node is a number: where no device filter and no nodev stands in the way, every "
         "driver can be reached.",
         breach="A node that was made opens.",
+        quick=False,
     ),
     _devices(
         "unusual",
@@ -313,7 +285,6 @@ DEVICES: Final = (
         why="KVM, vhost, vfio, FUSE and GPU drivers are kernel code with a history "
         "(CVE-2021-29657 in KVM, CVE-2024-0132 at the GPU's toolkit).",
         breach="There is one that may be read or written.",
-        quick=True,
     ),
     _devices(
         "tunnel",
@@ -321,7 +292,6 @@ DEVICES: Final = (
         why="The agents of the 2026 intrusion brought a VPN with them; a tunnel needs a device "
         "or a user-space stack.",
         breach="It opens.",
-        quick=True,
     ),
     _devices(
         "terminal_input",
@@ -329,6 +299,7 @@ DEVICES: Final = (
         why="With a terminal of the host's, that is a command in the operator's shell: "
         "CVE-2017-5226, CVE-2019-10063.",
         breach="The call succeeds.",
+        quick=False,
     ),
     _devices(
         "consoles",
@@ -337,6 +308,5 @@ DEVICES: Final = (
         why="What is written there is read by people and by log collectors; /dev/console was a "
         "road in runc (CVE-2025-52565).",
         breach="One opens.",
-        quick=True,
     ),
 )

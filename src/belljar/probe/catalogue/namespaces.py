@@ -16,7 +16,6 @@ MOUNTS: Final = (
         why="Whoever may mount is unbounded in memory and can cover what others read; "
         "CAP_SYS_ADMIN is most of root.",
         breach="It is mounted.",
-        quick=True,
     ),
     _mounts(
         "processes",
@@ -24,12 +23,14 @@ MOUNTS: Final = (
         why="A fresh proc has none of the covers: CVE-2019-19921 and CVE-2025-52881 are about "
         "what proc gives without them.",
         breach="It is mounted.",
+        quick=False,
     ),
     _mounts(
         "kernel",
         tries="Mounts a new sysfs.",
         why="A fresh sysfs is writable, and writing there steers the machine.",
         breach="It is mounted.",
+        quick=False,
     ),
     _mounts(
         "devices",
@@ -37,6 +38,7 @@ MOUNTS: Final = (
         why="devtmpfs is one for the whole machine: all its device nodes, the host's disks among "
         "them.",
         breach="One is mounted.",
+        quick=False,
     ),
     _mounts(
         "again",
@@ -44,7 +46,6 @@ MOUNTS: Final = (
         why="A bind mount shows what is under a cover, and turns read-only into writable where "
         "it is not locked (CVE-2014-5206, CVE-2014-5207).",
         breach="It is mounted.",
-        quick=True,
     ),
     _mounts(
         "new_calls",
@@ -52,21 +53,18 @@ MOUNTS: Final = (
         why="The newer calls for mounts were missing in many filters and had CVE-2022-0185, an "
         "escape from containers.",
         breach="One gives a descriptor.",
-        quick=True,
     ),
     _mounts(
         "uncover",
         tries="Asks to unmount a directory that is no mount.",
         why="Masks are mounts: where unmounting is allowed they are gone (CVE-2014-7975).",
         breach="The permission check is passed.",
-        quick=True,
     ),
     _mounts(
         "pivot",
         tries="Calls pivot_root with a place that can't be.",
         why="It exchanges the root of every process of the mount namespace (CVE-2014-7970).",
         breach="The permission check is passed.",
-        quick=True,
     ),
     _mounts(
         "shared",
@@ -74,7 +72,6 @@ MOUNTS: Final = (
         why="What is mounted in a shared place appears on the host, with the cell's contents: "
         "bidirectional propagation.",
         breach="A mount is marked as shared.",
-        quick=True,
     ),
     _mounts(
         "lasting",
@@ -82,7 +79,6 @@ MOUNTS: Final = (
         why="What is written there outlives the cell and meets the next one, as files in a "
         "shared cache did in the 2026 incidents.",
         breach="There is one.",
-        quick=True,
     ),
     _mounts(
         "served",
@@ -91,7 +87,6 @@ MOUNTS: Final = (
         why="The server is a program of the host that takes orders from the guest: "
         "CVE-2020-35517 in virtiofsd, CVE-2023-2861 in 9p.",
         breach="There is one, other than gVisor's own for its root and /tmp.",
-        quick=True,
     ),
 )
 
@@ -106,7 +101,6 @@ NAMESPACES: Final = (
         "CVE-2020-15257.",
         breach="A process of the cell is in a namespace of the host's.",
         witness=Witness.NAMESPACES,
-        quick=True,
     ),
     _namespaces(
         "make_user",
@@ -114,6 +108,7 @@ NAMESPACES: Final = (
         why="In it everybody is root towards the kernel: CVE-2022-0185, CVE-2023-32233 and "
         "CVE-2024-1086 all begin there.",
         breach="The call succeeds.",
+        quick=False,
     ),
     _namespaces(
         "make_others",
@@ -121,20 +116,19 @@ NAMESPACES: Final = (
         why="Each opens kernel code that was written for root; CVE-2022-0492 needs a new control "
         "group namespace.",
         breach="A call succeeds.",
+        quick=False,
     ),
     _namespaces(
         "clone_user",
         tries="Makes a user namespace with clone.",
         why="A filter on unshare alone leaves the other door open.",
         breach="A process is born.",
-        quick=True,
     ),
     _namespaces(
         "clone3_user",
         tries="Makes a user namespace with clone3.",
         why="clone3 hides its flags in memory, where a filter can't look: it must not exist.",
         breach="A process is born.",
-        quick=True,
     ),
     _namespaces(
         "enter_first",
@@ -142,6 +136,7 @@ NAMESPACES: Final = (
         why="nsenter to process 1 is how administrators, and escapes with hostPID, become the "
         "host.",
         breach="One is entered.",
+        quick=False,
     ),
     _namespaces(
         "host_ids",
@@ -150,7 +145,6 @@ NAMESPACES: Final = (
         "made CVE-2019-5736 and CVE-2024-21626 fatal.",
         breach="It is.",
         witness=Witness.NAMESPACES,
-        quick=True,
     ),
     _namespaces(
         "capabilities",
@@ -159,14 +153,12 @@ NAMESPACES: Final = (
         why="CAP_SYS_ADMIN, CAP_SYS_PTRACE, CAP_SYS_MODULE, CAP_DAC_READ_SEARCH are each an "
         "escape; CVE-2022-24769 and CVE-2022-29162 left some behind.",
         breach="One has.",
-        quick=True,
     ),
     _namespaces(
         "new_privileges",
         tries="Looks whether set-user-id programs could give it rights.",
         why="CVE-2021-4034 (PwnKit) and CVE-2023-0386 (OverlayFS) turn such a program into root.",
         breach="no_new_privs is not set.",
-        quick=True,
     ),
     _namespaces(
         "filter",
@@ -174,7 +166,6 @@ NAMESPACES: Final = (
         why="Most kernel exploits need a call that no ordinary program makes; the filter is what "
         "stands before the unknown ones.",
         breach="There is no filter.",
-        quick=True,
     ),
     _namespaces(
         "regain",
@@ -182,6 +173,7 @@ NAMESPACES: Final = (
         why="An identity that was only set aside can be taken back (Chen, Wagner, Dean: Setuid "
         "Demystified, 2002).",
         breach="A call succeeds.",
+        quick=False,
     ),
 )
 
@@ -195,24 +187,28 @@ RESOURCES: Final = (
         why="Open files are the kernel's memory; one workload that held them all kept this "
         "project's own cells from starting commands.",
         breach="It opens.",
+        quick=False,
     ),
     _resources(
         "raise_limits",
         tries="Raises its hard limits of open files, processes and locked memory by one.",
         why="A limit that its subject can raise is none: CAP_SYS_RESOURCE.",
         breach="A call succeeds.",
+        quick=False,
     ),
     _resources(
         "processes",
         tries="Starts 64 processes more than are allowed.",
         why="A fork bomb takes the host's process table, and with it every other cell.",
         breach="All of them live at once.",
+        quick=False,
     ),
     _resources(
         "disk",
         tries="Allocates a file one mebibyte larger than all that may be written.",
         why="A full disk ends the host's record before the host's services.",
         breach="The file is allocated.",
+        quick=False,
     ),
     _resources(
         "terminals",
@@ -220,6 +216,7 @@ RESOURCES: Final = (
         why="Terminals are counted for the whole host (kernel.pty.max, 4,096): three cells with "
         "1,024 each took all that containers may have.",
         breach="It opens.",
+        quick=False,
     ),
     _resources(
         "device_files",
@@ -227,6 +224,7 @@ RESOURCES: Final = (
         why="gVisor's runtime makes /dev without a bound: files there were memory of the sentry, "
         "outside of what the disk may hold.",
         breach="They are written.",
+        quick=False,
     ),
     _resources(
         "core_files",
@@ -237,7 +235,6 @@ RESOURCES: Final = (
         "A limit of 1 keeps the kernel from starting it; one of 0 does not.",
         breach="The hard limit is more than one byte, or can be lowered while the kernel has a "
         "pattern for cores.",
-        quick=True,
     ),
     _resources(
         "priority",
@@ -245,12 +242,14 @@ RESOURCES: Final = (
         why="CAP_SYS_NICE starves the neighbours and the supervisor.",
         breach="It has it.",
         expected={"gvisor": "gVisor keeps the number to itself; the host's scheduler is not told."},
+        quick=False,
     ),
     _resources(
         "real_time",
         tries="Asks to be scheduled in real time.",
         why="A real-time process runs before everything that would stop it.",
         breach="The call succeeds.",
+        quick=False,
     ),
     _resources(
         "killed_last",
@@ -258,5 +257,6 @@ RESOURCES: Final = (
         why="Then others are killed for this cell's memory.",
         breach="The score is written.",
         expected={"gvisor": "gVisor keeps the score to itself; the host's killer goes by its own."},
+        quick=False,
     ),
 )

@@ -23,7 +23,6 @@ _HERE: Final = (
         tries="Lists network interfaces.",
         why=_LIVE,
         breach="There is one beyond the loopback interface and the kernel's stubs.",
-        quick=True,
     ),
     _network(
         "routes",
@@ -31,7 +30,6 @@ _HERE: Final = (
         why=_LIVE,
         breach="A route leads to another interface than the loopback one.",
         witness=Witness.NAMESPACES,
-        quick=True,
     ),
     _network(
         "host_tcp",
@@ -40,7 +38,6 @@ _HERE: Final = (
         "they are the cell's.",
         breach="The host's listener hears a connection.",
         witness=Witness.TCP,
-        quick=True,
     ),
     _network(
         "host_tcp6",
@@ -48,7 +45,6 @@ _HERE: Final = (
         why="Rules for IPv4 alone leave IPv6 open: CVE-2024-32473.",
         breach="The host's listener hears a connection.",
         witness=Witness.TCP6,
-        quick=True,
     ),
     _network(
         "host_udp",
@@ -56,7 +52,6 @@ _HERE: Final = (
         why="As for TCP; rules often forget UDP.",
         breach="The host's socket gets it.",
         witness=Witness.UDP,
-        quick=True,
     ),
     _network(
         "frames",
@@ -64,7 +59,6 @@ _HERE: Final = (
         why="Frames go past every rule for packets: CVE-2020-13401 took over a host's IPv6 route "
         "so; CVE-2020-14386 was in the code itself.",
         breach="It is bound to one.",
-        quick=True,
     ),
     _network(
         "administer",
@@ -72,7 +66,6 @@ _HERE: Final = (
         why="CAP_NET_ADMIN undoes every rule and reaches nf_tables, with CVE-2023-32233 and "
         "CVE-2024-1086.",
         breach="The permission check is passed.",
-        quick=True,
     ),
     _network(
         "machine_socket",
@@ -80,7 +73,6 @@ _HERE: Final = (
         why="It leads from a guest to its host past every network rule; CVE-2021-26708 was in "
         "its code.",
         breach="It is bound.",
-        quick=True,
     ),
 )
 
@@ -90,42 +82,36 @@ _BEYOND: Final = (
         tries="Connects to a public IPv4 address, port 443.",
         why=_LIVE,
         breach=_LEFT,
-        quick=True,
     ),
     _network(
         "tcp6",
         tries="Connects to a public IPv6 address, port 443.",
         why="Rules for IPv4 alone leave IPv6 open: CVE-2024-32473.",
         breach=_LEFT,
-        quick=True,
     ),
     _network(
         "udp4",
         tries="Sends a datagram to a public IPv4 address, port 443, as QUIC does.",
         why="QUIC is HTTP without TCP: a proxy that sees TCP only does not see it.",
         breach=_LEFT,
-        quick=True,
     ),
     _network(
         "udp6",
         tries="Sends a datagram to a public IPv6 address, port 443.",
         why="As for IPv4, by the other protocol.",
         breach=_LEFT,
-        quick=True,
     ),
     _network(
         "ping4",
         tries="Sends an ICMP echo to a public IPv4 address.",
         why="Tunnels in ICMP are as old as Loki (Phrack 49, 1996) and need no port.",
         breach=_LEFT,
-        quick=True,
     ),
     _network(
         "ping6",
         tries="Sends an ICMPv6 echo to a public IPv6 address.",
         why="ICMPv6 is seldom filtered, since IPv6 needs it.",
         breach=_LEFT,
-        quick=True,
     ),
     _network(
         "raw4",
@@ -133,14 +119,12 @@ _BEYOND: Final = (
         why="Agents of the 2026 intrusion used raw sockets to get past logging in libraries; "
         "containers hold CAP_NET_RAW by default.",
         breach=_LEFT,
-        quick=True,
     ),
     _network(
         "raw6",
         tries="Sends an ICMPv6 echo by a raw socket.",
         why="CVE-2020-13401 and CVE-2020-10749: forged router advertisements from a container.",
         breach=_LEFT,
-        quick=True,
     ),
     _network(
         "metadata",
@@ -149,21 +133,18 @@ _BEYOND: Final = (
         why="It gives the machine's credentials to who asks: Capital One, 2019; reachable from "
         "pods in the 2026 intrusion.",
         breach=_LEFT,
-        quick=True,
     ),
     _network(
         "metadata6",
         tries="Connects to fd00:ec2::254, the same of AWS by IPv6.",
         why="A rule for the IPv4 address says nothing of this one.",
         breach=_LEFT,
-        quick=True,
     ),
     _network(
         "metadata_alibaba",
         tries="Connects to 100.100.100.200, metadata of Alibaba Cloud.",
         why="It is not in 169.254.0.0/16, where rules look.",
         breach=_LEFT,
-        quick=True,
     ),
     _network(
         "metadata_azure",
@@ -171,7 +152,6 @@ _BEYOND: Final = (
         why="A public address that is the host's: Mandiant (2024) took a cluster's bootstrap "
         "secrets from it.",
         breach=_LEFT,
-        quick=True,
     ),
     _network(
         "metadata_tasks",
@@ -179,14 +159,12 @@ _BEYOND: Final = (
         "older cloud.",
         why="Each gives a role's credentials to who asks.",
         breach=_LEFT,
-        quick=True,
     ),
     _network(
         "neighbours6",
         tries="Sends to IPv6's link-local addresses: a metadata address and all nodes.",
         why="Link-local addresses need no route and no configuration.",
         breach=_LEFT,
-        quick=True,
     ),
     _network(
         "usual_hosts",
@@ -194,14 +172,12 @@ _BEYOND: Final = (
         "home and office networks.",
         why="The gateway of a container's network is the host, with all that listens on it.",
         breach=_LEFT,
-        quick=True,
     ),
     _network(
         "everyone",
         tries="Sends to mDNS, SSDP and the broadcast address.",
         why="One datagram to all neighbours: a message board that no allow-list names.",
         breach=_LEFT,
-        quick=True,
     ),
     _network(
         "dns_configured",
@@ -209,27 +185,25 @@ _BEYOND: Final = (
         why="A forwarding resolver carries data out in names: CVE-2024-29018, Docker's on "
         "networks that were called internal.",
         breach="A question leaves, or is answered.",
+        quick=False,
     ),
     _network(
         "dns_public",
         tries="Sends a question to public name servers.",
         why="Agents of the 2026 intrusion wrote 8.8.8.8 into resolv.conf.",
         breach=_LEFT,
-        quick=True,
     ),
     _network(
         "dns_public_tcp",
         tries="Connects to public name servers by TCP.",
         why="Rules for DNS often name UDP only.",
         breach=_LEFT,
-        quick=True,
     ),
     _network(
         "dns_tls",
         tries="Connects to a public name server's port for DNS over TLS.",
         why="Names in it are seen by nobody on the way.",
         breach=_LEFT,
-        quick=True,
     ),
 )
 
@@ -250,14 +224,12 @@ CHANNEL: Final = (
         why="CVE-2016-9962 and CVE-2024-21626: a descriptor that the runtime forgot to close led "
         "to the host.",
         breach="There is one.",
-        quick=True,
     ),
     _channel(
         "streams",
         tries="Looks what its three standard descriptors are.",
         why="A socket or a file of the host's in their place is a road that no mount table shows.",
         breach="One is neither a pipe nor a terminal nor the null device.",
-        quick=True,
     ),
     _channel(
         "trace_holder",
@@ -265,6 +237,7 @@ CHANNEL: Final = (
         why="They hold the channel: their tracer forges exit codes and outputs, and so the "
         "evaluation's result (CVE-2016-9962).",
         breach="The kernel lets it trace.",
+        quick=False,
     ),
     _channel(
         "read_holder",
@@ -272,7 +245,6 @@ CHANNEL: Final = (
         why="It has what is on the channel: files of the harness, the seed of the machine's "
         "randomness.",
         breach="The kernel lets it read.",
-        quick=True,
     ),
     _channel(
         "open_descriptors",
@@ -280,7 +252,6 @@ CHANNEL: Final = (
         "/proc.",
         why="The channel is among them, and what they say to the host besides (CVE-2016-9962).",
         breach="A pipe, a socket or a device of theirs opens.",
-        quick=True,
         expected={"gvisor": _OTHERS_PIPES},
     ),
     _channel(
@@ -288,7 +259,6 @@ CHANNEL: Final = (
         tries="Takes a descriptor of process 1 and of its own parent with pidfd_getfd.",
         why="A copy of the channel's descriptor is the channel.",
         breach="The permission check is passed.",
-        quick=True,
     ),
     _channel(
         "limit_holder",
@@ -296,7 +266,6 @@ CHANNEL: Final = (
         why="prlimit asks for the same user only: with RLIMIT_CPU or RLIMIT_FSIZE root of a "
         "container ends its agent, or cuts what it says.",
         breach="The call succeeds.",
-        quick=True,
     ),
     _channel(
         "signal_holder",
@@ -305,13 +274,11 @@ CHANNEL: Final = (
         why="The owner of a descriptor gets the signal that its holder chose (F_SETSIG), SIGKILL "
         "too: in gVisor that ended the cell.",
         breach="It is the owner.",
-        quick=True,
     ),
     _channel(
         "port",
         tries="Opens the machine's virtio ports and hypervisor consoles for writing.",
         why="A forged frame on the port is a forged result.",
         breach="One opens.",
-        quick=True,
     ),
 )
