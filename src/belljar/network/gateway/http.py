@@ -208,7 +208,7 @@ class HttpConnection:
 
     async def _receive(self) -> bytes:
         data = b""
-        # One that was cut has ended: what it had begun is told of either
+        # A cut is an end: what had begun is recorded either way
         with contextlib.suppress(OSError):
             data = await self._pipe.receive()
         self._stir()

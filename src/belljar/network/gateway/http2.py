@@ -431,7 +431,7 @@ class Http2(H2Protocol):
         stream = self.connection.streams.get(stream_id)
         if stream_id in self.stream_buffers or stream is None or stream.closed:
             return
-        # The answer is complete and the request is not: the client is told that no more of it is
+        # The answer is complete and the request is not: the client learns that no more of it is
         # wanted (RFC 9113 section 8.1), or it would wait for room to send.
         with contextlib.suppress(h2.exceptions.ProtocolError):
             self.connection.reset_stream(stream_id, h2.errors.ErrorCodes.NO_ERROR)
