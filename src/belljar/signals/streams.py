@@ -40,7 +40,9 @@ class _Part:
         self.reader_name = ""
         self.reader_tail = b""
         self.reported: set[tuple[str, str]] = set()
-        self.starts: frozenset[int] = frozenset()  # Of finds, counted from the tail's end.
+        self.starts: frozenset[tuple[int, str]] = (
+            frozenset()
+        )  # Of finds, counted from the tail's end.
 
     @property
     def size(self) -> int:
@@ -51,7 +53,7 @@ class _Flow:
     def __init__(self) -> None:
         self.parts: OrderedDict[str, _Part] = OrderedDict()
         self.end = b""  # Of whatever part came last.
-        self.starts: frozenset[int] = frozenset()  # As of a part, of `end`.
+        self.starts: frozenset[tuple[int, str]] = frozenset()  # As of a part, of `end`.
 
     def part(self, name: str) -> _Part:
         found = self.parts.setdefault(name, _Part())
@@ -134,7 +136,7 @@ class StreamScanner:
                 continue
             part.reported.add(key)
             hits.append(_moved(hit, -before, len(data), ()))
-        part.starts = frozenset(len(text) - hit.start for hit in result.hits)
+        part.starts = frozenset((len(text) - hit.start, hit.value_id) for hit in result.hits)
         return replace(result, hits=tuple(hits))
 
     def _inflate(self, part: _Part, reader: zlib._Decompress, data: bytes) -> Scanned:
@@ -192,9 +194,18 @@ class StreamScanner:
         return replace(result, hits=tuple(hits))
 
 
-def _has_grown(hit: Hit, before: int, starts: frozenset[int]) -> bool:
-    """Whether a find was one already in the first `before` bytes."""
-    return not hit.value_id and hit.start < before < hit.end and before - hit.start in starts
+def _has_grown(hit: Hit, before: int, starts: frozenset[tuple[int, str]]) -> bool:
+    """Whether a find that began here, in the first `before` bytes, was reported already.
+
+    A pattern's is no new credential, a known value's the same one with its padding. A known value
+    where only a pattern was found is news.
+    """
+    if not hit.start < before < hit.end:
+        return False
+    offset = before - hit.start
+    if hit.value_id:
+        return (offset, hit.value_id) in starts
+    return any(start == offset for start, _ in starts)
 
 
 def _moved(hit: Hit, by: int, size: int, names: tuple[str, ...]) -> Hit:

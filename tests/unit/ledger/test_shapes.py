@@ -25,7 +25,11 @@ SHAPE: Shape = {"name": shapes.text, "sizes": Optional(shapes.items(shapes.count
         (shapes.one_of("a", "b"), ["a", "b"], ["c", "", None, ["a"]]),
         (shapes.matching("[0-9]{2}"), ["12"], ["1", "123", "12\n", "\u0663\u0663", 12]),
         (shapes.maybe(shapes.text), [None, "x"], [1]),
-        (shapes.items(shapes.text, max_items=1), [[], ["x"], ("x",)], ["x", [1], ["x", "y"], {"x": 1}]),
+        (
+            shapes.items(shapes.text, max_items=1),
+            [[], ["x"], ("x",)],
+            ["x", [1], ["x", "y"], {"x": 1}],
+        ),
         (shapes.objects(SHAPE), [[], [{"name": "x"}]], [[1], [{}], [{"name": "x", "more": 1}]]),
     ],
 )
