@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -27,9 +27,14 @@ from belljar.units import format_duration, format_size, parse_duration, printabl
 
 if TYPE_CHECKING:
     from belljar.isolation import CellListing
-    from belljar.isolation.kill import Killed, KillReport
+    from belljar.isolation.kill import KillReport
     from belljar.isolation.prune import Part
 
+_ENDED_BY: Final = {
+    "owner": "by its owner",
+    "kill": "by this command: its owner did not react",
+    "reap": "by this command: its owner is dead",
+}
 _COLUMNS = ("CELL", "STATE", "AGE", "TIER", "SAMPLE", "MEMORY", "POLICY", "RUN", "OWNER", "KIND")
 
 
@@ -38,9 +43,9 @@ _COLUMNS = ("CELL", "STATE", "AGE", "TIER", "SAMPLE", "MEMORY", "POLICY", "RUN",
 def ps(*, as_json: bool) -> int:
     """List the cells that exist or whose owner crashed.
 
-    `orphaned` cells belong to a process that is gone: `belljar reap` removes what is left of them.
-    MEMORY is in use of what the policy grants. Columns that don't fit a terminal (or COLUMNS) are
-    left out, the last first; a pipe gets all of them.
+    `orphaned`: the process that made the cell is gone; `belljar reap` removes what is left.
+    MEMORY: used, of the policy's limit. Columns that don't fit the terminal (or COLUMNS) are left
+    out from the right; a pipe gets all of them.
     """
     from belljar.isolation import list_cells
 
@@ -56,7 +61,7 @@ def ps(*, as_json: bool) -> int:
 
 
 def warn_if_held() -> bool:
-    """On standard error, when no cell may be made; whether that is so."""
+    """Print a hold, if there is one, on standard error; returns whether there is."""
     from belljar.isolation.hold import RELEASE_HINT, read_hold
     from belljar.store.home import belljar_home
 
@@ -101,7 +106,7 @@ def _row(cell: CellListing) -> tuple[str, ...]:
 def reap(cell: str | None, *, as_json: bool) -> int:
     """Remove what crashed owners left behind: processes, control groups, mounts, files.
 
-    Cells of living owners are not touched.
+    An owner is the process that made a cell. Cells of living owners are not touched.
 
     Exit code 2 when something could not be removed.
     """
@@ -133,19 +138,21 @@ def reap(cell: str | None, *, as_json: bool) -> int:
 @click.argument("names", nargs=-1, metavar="[CELL|RUN]...")
 @click.option("--all", "everything", is_flag=True, help="Every cell of this user's store.")
 @click.option(
-    "--hold", "hold_too", is_flag=True, help="And make no new cell until `belljar release`."
+    "--hold", "hold_too", is_flag=True, help="Also refuse new cells until `belljar release`."
 )
-@click.option("--reason", default="", help="What owners and the record are told.")
+@click.option(
+    "--reason", default="", help="Text for the record and for the processes that own the cells."
+)
 @json_option()
 def kill(
     names: tuple[str, ...], *, everything: bool, hold_too: bool, reason: str, as_json: bool
 ) -> int:
     """Halt cells at once and prove that nothing of them is left.
 
-    It works from any login of the same user and needs no help of the process that owns the cells.
-    A cell of a range is killed with the whole range; a run with all its cells.
+    Works from any login of the same user, without the process that owns the cells. A cell of a
+    range is killed with the whole range, a run with all its cells.
 
-    Exit code 2 when something could not be halted, or its end not be proven.
+    Exit code 2 when a cell could not be halted or its destruction not be proven.
     """
     from belljar.isolation.kill import kill_now
     from belljar.store.home import belljar_home
@@ -185,30 +192,22 @@ def _print_killed(report: KillReport, *, held: bool) -> None:
         click.echo(f"{'CELL':16} {'KIND':9} {'HALTED':>9}  DESTROYED")
     for cell in report.cells:
         after = "NO" if cell.halted_ms is None else f"{cell.halted_ms:.0f} ms"
-        click.echo(f"{cell.cell_id:16} {cell.kind:9} {after:>9}  {_destroyed(cell)}")
+        destroyed = _ENDED_BY.get(cell.ended_by, "NOT PROVEN")
+        if cell.remaining:
+            destroyed = f"NOT PROVEN: {', '.join(cell.remaining)}"
+        click.echo(f"{cell.cell_id:16} {cell.kind:9} {after:>9}  {destroyed}")
     for problem in report.problems:
         click.echo(f"not proven: {printable(problem, max_chars=300)}")
     if not report.cells and not report.problems:
         click.echo("nothing to kill: there are no cells")
     if held:
-        click.echo("held: no new cell is made until `belljar release`")
-
-
-def _destroyed(cell: Killed) -> str:
-    if cell.remaining:
-        return f"NOT PROVEN: {', '.join(cell.remaining)}"
-    by = {
-        "owner": "by its owner",
-        "kill": "by this command: its owner did not react",
-        "reap": "by this command: its owner is dead",
-    }
-    return by.get(cell.ended_by, "NOT PROVEN")
+        click.echo("on hold: new cells are refused until `belljar release`")
 
 
 @click.command("release")
 @json_option()
 def release(*, as_json: bool) -> None:
-    """Lift the hold of `belljar kill --hold`: cells may be made again."""
+    """Lift the hold of `belljar kill --hold`: new cells are allowed again."""
     from belljar.isolation.hold import release as lift
     from belljar.store.home import belljar_home
 
@@ -217,7 +216,7 @@ def release(*, as_json: bool) -> None:
         hold = None if held is None else asdict(held)
         print_json({"released": held is not None, "hold": hold})
     else:
-        click.echo("nothing was held" if held is None else f"released; until now: {held}")
+        click.echo("there was no hold" if held is None else f"released; it was: {held}")
 
 
 @click.command("prune")
@@ -227,23 +226,23 @@ def release(*, as_json: bool) -> None:
     metavar="DURATION",
     default="14d",
     show_default=True,
-    help="Templates and unpacked images that no cell used for so long.",
+    help="Remove templates and unpacked images that no cell used for this long.",
 )
 @click.option(
     "--all",
     "everything",
     is_flag=True,
-    help="Whatever no living cell uses, and images without a name.",
+    help="Remove all that no running cell uses, and images without a name.",
 )
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option("--dry-run", is_flag=True, help="Only list what would be removed.")
 @json_option()
 def prune(unused_for: float, *, everything: bool, dry_run: bool, as_json: bool) -> int:
-    """Remove what cells were made from and nobody uses any more, and say what was freed.
+    """Remove unused templates, unpacked images and guest kernels, and list what was freed.
 
-    Templates and unpacked images whose image is gone or that were not used for a while, roots of
-    programs that were replaced, guest kernels that are not the current one, and halves of any of
-    them. Images with a name, runs and keys stay. What a living cell uses is never removed; what
-    goes is made again when a cell wants it.
+    A template is the snapshot of a booted guest from which microVM cells start. Removed are those
+    whose image is gone or that were unused for a while, old guest kernels, and incomplete ones.
+    Images with a name, runs, keys and what a running cell uses stay. What is needed again is made
+    again.
 
     Exit code 3 when something could not be removed.
     """
@@ -265,7 +264,7 @@ def prune(unused_for: float, *, everything: bool, dry_run: bool, as_json: bool) 
 
 
 def prune_exit_code(parts: Sequence[Part]) -> int:
-    """The host's, when something stayed that nobody uses."""
+    """The host's, when something unused could not be removed."""
     return HostError.exit_code if any(part.state == "failed" for part in parts) else 0
 
 

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO, TypeVar
 
 import click
@@ -37,11 +36,12 @@ TIERS: Final = ("container", "gvisor", "microvm")
 COLOURS: Final = {"contained": "green", "void": "yellow", "breached": "bold red"}
 MAX_COMPLETIONS: Final = 50
 FORCED_AFTER_S: Final = 15.0
-"""A signal this long after the first one ends the process at once: its cells die with it, and
-`belljar reap` cleans up."""
+"""A signal this long after the first ends the process at once.
+
+Its cells die with it, and `belljar reap` cleans up.
+"""
+# Turns of the loop until a signal's task has run: asyncio takes three, trio two.
 _SIGNAL_CHECKPOINTS: Final = 10
-"""From the pipe by which a signal wakes the loop to the task that handles it: asyncio takes three
-turns, trio two."""
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -77,10 +77,10 @@ def run_argument(command: Command) -> Command:
     return click.argument("run", shell_complete=complete_runs)(command)
 
 
-def parsed_by(parse: Callable[[str], T]) -> Callable[[click.Context, click.Parameter, str], T]:
+def parsed_by(parse: Callable[[Any], T]) -> Callable[[click.Context, click.Parameter, Any], T]:
     """A callback for an option whose value `parse` reads or refuses with `ValueError`."""
 
-    def callback(ctx: click.Context, param: click.Parameter, value: str) -> T:
+    def callback(ctx: click.Context, param: click.Parameter, value: Any) -> T:  # noqa: ANN401
         try:
             return parse(value)
         except ValueError as error:
@@ -298,57 +298,47 @@ def run_async(function: Callable[..., Awaitable[T]], *args: object, **kwargs: ob
     """Run the coroutine function to its end and return its result.
 
     The first SIGINT, SIGTERM or SIGHUP cancels it. Its clean-up is waited for, whatever signals
-    follow; then `KeyboardInterrupt` is raised, from the `BelljarError` that the clean-up raised.
-    A breach is raised as it is.
+    follow; then `KeyboardInterrupt` is raised, from the `BelljarError` of the clean-up if there was
+    one. A breach is raised as it is.
     """
     import anyio
-
-    bound: Callable[..., Any] = partial(function, *args, **kwargs)
-    result: T = anyio.run(_until_signal, bound)
-    return result
-
-
-async def _until_signal(bound: Callable[[], Awaitable[T]]) -> T:
-    import anyio
+    import anyio.lowlevel
 
     from belljar.errors import BelljarError, ContainmentBreach
 
     outcome: list[T] = []
     errors: list[Exception] = []
-    # What is ignored stays so: a shell starts background jobs with SIGINT ignored.
-    handled = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    with anyio.open_signal_receiver(*handled) as signals:
-        async with anyio.create_task_group() as tasks:
-            work = anyio.CancelScope()
-            tasks.start_soon(_cancel_on_signal, signals, work, name="signals")
-            with work:
-                try:
-                    outcome.append(await bound())
-                except Exception as error:  # noqa: BLE001
-                    # Raised again below: the task group would wrap it.
-                    errors.append(error)
-                    await _receive_signals(work)
-            tasks.cancel_scope.cancel()
+
+    async def until_signal() -> bool:
+        # What is ignored stays so: a shell starts background jobs with SIGINT ignored.
+        handled = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        with anyio.open_signal_receiver(*handled) as signals:
+            async with anyio.create_task_group() as tasks:
+                work = anyio.CancelScope()
+                tasks.start_soon(_cancel_on_signal, signals, work, name="signals")
+                with work:
+                    try:
+                        outcome.append(await function(*args, **kwargs))
+                    except Exception as error:  # noqa: BLE001 - raised below, not in a group
+                        errors.append(error)
+                        # A signal may be the cause (a child got it too): let it be handled first.
+                        with anyio.CancelScope(shield=True):
+                            for _ in range(_SIGNAL_CHECKPOINTS):
+                                if not work.cancel_called:
+                                    await anyio.lowlevel.checkpoint()
+                tasks.cancel_scope.cancel()
+        return work.cancel_called
+
+    is_interrupted = anyio.run(until_signal)
     if errors:
         # An error of ours may be the signal's doing; a breach never is, nor a defect.
         failed = errors[0]
         is_ours = isinstance(failed, BelljarError) and not isinstance(failed, ContainmentBreach)
-        if not (work.cancel_called and is_ours):
+        if not (is_interrupted and is_ours):
             raise failed
     if not outcome:
         raise KeyboardInterrupt from (errors[0] if errors else None)
     return outcome[0]
-
-
-async def _receive_signals(work: anyio.CancelScope) -> None:
-    """A failure may be due to a signal (a child got it too): a pending one is handled first."""
-    import anyio.lowlevel
-
-    with anyio.CancelScope(shield=True):
-        for _ in range(_SIGNAL_CHECKPOINTS):
-            if work.cancel_called:
-                return
-            await anyio.lowlevel.checkpoint()
 
 
 async def _cancel_on_signal(

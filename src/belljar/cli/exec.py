@@ -12,7 +12,7 @@ import stat
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -20,12 +20,13 @@ from belljar.cli.console import (
     Misuse,
     json_option,
     notice,
+    parsed_by,
     policy_argument,
     print_json,
     run_async,
     tier_option,
 )
-from belljar.units import printable
+from belljar.units import parse_duration, printable
 
 if TYPE_CHECKING:
     from belljar.cell import Cell, ExecOutput
@@ -83,6 +84,20 @@ def command_begins(args: Sequence[str], params: Sequence[click.Parameter]) -> in
     return None
 
 
+def _variables(pairs: Sequence[str]) -> dict[str, str]:
+    for pair in pairs:
+        if "=" not in pair or pair.startswith("="):
+            raise ValueError(f"{printable(pair)!r}: write NAME=VALUE")
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def _time_limit(text: str | None) -> float | None:
+    timeout_s = None if text is None else parse_duration(text)
+    if timeout_s == 0:
+        raise ValueError("a command needs time; leave it out for the policy's exec_timeout")
+    return timeout_s
+
+
 @click.command("exec", cls=CommandAfterDashes, options_metavar="[OPTIONS]")
 @policy_argument("[POLICY|PRESET] -- CMD…")
 @tier_option()
@@ -91,13 +106,17 @@ def command_begins(args: Sequence[str], params: Sequence[click.Parameter]) -> in
 @click.option("--workdir", default="", help="Run in this directory of the cell.")
 @click.option(
     "--env",
-    "env",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Set an environment variable; may be repeated.",
+    callback=parsed_by(_variables),
+    help="Set an environment variable. Repeatable.",
 )
 @click.option(
-    "--timeout", metavar="DURATION", help="Kill the command's whole tree after this long (30s, 5m)."
+    "--timeout",
+    "timeout_s",
+    metavar="DURATION",
+    callback=parsed_by(_time_limit),
+    help="Kill the command and all processes it started after this long (30s, 5m).",
 )
 @click.pass_context
 def exec_command(
@@ -108,8 +127,8 @@ def exec_command(
     as_json: bool,
     user: str | None,
     workdir: str,
-    env: tuple[str, ...],
-    timeout: str | None,
+    env: dict[str, str],
+    timeout_s: float | None,
 ) -> int:
     """Run one command in a fresh cell, which is destroyed afterwards.
 
@@ -132,55 +151,39 @@ def exec_command(
         raise Misuse(
             "there is no command to run", hint="put it after `--`: `belljar exec -- uname -a`"
         )
-    from belljar.units import parse_duration
-
-    try:
-        timeout_s = parse_duration(timeout) if timeout is not None else None
-    except ValueError as error:
-        raise click.BadParameter(str(error), ctx, param_hint="--timeout") from None
-    if timeout_s == 0:
-        raise click.BadParameter(
-            "a command needs time; leave it out for the policy's exec_timeout",
-            ctx,
-            param_hint="--timeout",
-        )
-    for pair in env:
-        if "=" not in pair or pair.startswith("="):
-            what = f"{printable(pair)!r}: write NAME=VALUE"
-            raise click.BadParameter(what, ctx, param_hint="--env")
-    variables = dict(pair.split("=", 1) for pair in env)
-    options = {"user": user, "cwd": workdir, "env": variables, "timeout_s": timeout_s}
-    return run_async(_exec, policy, tier, argv, as_json=as_json, options=options)
-
-
-async def _exec(
-    policy: str | None, tier: str | None, argv: list[str], *, as_json: bool, options: dict[str, Any]
-) -> int:
     from belljar.cell import open_cell, start_run
 
-    with start_run("exec", None, argv) as run:
-        async with open_cell(typed_policy(policy, tier), run=run) as cell:
+    async def in_cell() -> int:
+        with start_run("exec", None, argv) as run:
+            async with open_cell(typed_policy(policy, tier), run=run) as cell:
+                if not as_json:
+                    report_skipped_tiers(cell.plan)
+                output = await cell.exec(
+                    argv or _of_the_image(cell),
+                    input=_stdin(),
+                    on_output=None if as_json else passing_on(),
+                    user=user,
+                    cwd=workdir,
+                    env=env,
+                    timeout_s=timeout_s,
+                )
+                timings_ms = dict(cell.timings_ms) | {"command": round(output.duration_s * 1000, 3)}
             if not as_json:
-                report_skipped_tiers(cell.plan)
-            argv = argv or _of_the_image(cell)
-            output = await cell.exec(
-                argv, input=_stdin(), on_output=None if as_json else passing_on(), **options
-            )
-            timings_ms = dict(cell.timings_ms) | {"command": round(output.duration_s * 1000, 3)}
-        if not as_json:
-            _explain(output)
-        code = TIMED_OUT_CODE if output.timed_out else output.returncode
-        run.finish("completed", exit_code=code)
-    if as_json:  # when the record is sealed: what fails until then is the one object
-        timings_ms["destroy"] = cell.destruction.duration_ms if cell.destruction else 0.0
-        print_json(_as_object(cell, output, timings_ms, str(run.path)))
-    return code
+                _explain(output)
+            code = TIMED_OUT_CODE if output.timed_out else output.returncode
+            run.finish("completed", exit_code=code)
+        if as_json:  # when the record is sealed: what fails until then is the one object
+            timings_ms["destroy"] = cell.destruction.duration_ms if cell.destruction else 0.0
+            print_json(_as_object(cell, output, timings_ms, str(run.path)))
+        return code
+
+    return run_async(in_cell)
 
 
 def typed_policy(policy: str | None, tier: str | None, *, announces: bool = True) -> LoadedPolicy:
-    """The policy that the operator typed, under this host's settings. Raises as `resolve_here`.
+    """The policy that was typed, under this host's settings. Raises as `resolve_here`.
 
-    What they change, and with `announces` what leaves this host, goes to standard error.
+    A raised risk, and with `announces` what leaves this host, goes to standard error.
     """
     from belljar.host.settings import read_settings, within_settings
     from belljar.policy.loaded import known_preset, with_tier
@@ -209,13 +212,9 @@ def report_skipped_tiers(plan: Plan) -> None:
     from belljar.store.home import belljar_home
 
     for sentence in plan.skipped_tiers:
-        name = f"reported-{hashlib.sha256(sentence.encode()).hexdigest()[:16]}"
+        digest = hashlib.sha256(sentence.encode()).hexdigest()[:16]
         try:
-            os.close(
-                os.open(
-                    belljar_home() / "facts" / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600
-                )
-            )
+            (belljar_home() / "facts" / f"reported-{digest}").touch(0o600, exist_ok=False)
         except FileExistsError:
             continue
         except OSError:  # a store that can't be written: report it again next time
@@ -228,9 +227,9 @@ def _of_the_image(cell: Cell) -> list[str]:
 
     if not cell.image_command:
         raise PolicyError(
-            "no command is given, and the image says of none",
+            "no command is given, and the image has none",
             where=f"image {cell.plan.policy.image}",
-            hint="put one after two dashes, as in: belljar exec high -- uname -a",
+            hint="put one after two dashes: `belljar exec high -- uname -a`",
         )
     return list(cell.image_command)
 
@@ -285,7 +284,7 @@ def passing_on() -> Callable[[Stream, bytes], None]:
 
 def _explain(output: ExecOutput) -> None:
     if output.timed_out:
-        notice("the command timed out; its whole tree was killed")
+        notice("the command timed out; it and all processes it started were killed")
     if output.not_started_errno is not None:
         notice(f"the command did not start: {output.why_not_started}")
     if output.out_of_memory:
@@ -293,7 +292,9 @@ def _explain(output: ExecOutput) -> None:
     streams = (("output", output.stdout_dropped_bytes), ("error", output.stderr_dropped_bytes))
     for name, dropped in streams:
         if dropped:
-            notice(f"{dropped} bytes of standard {name} were dropped (policy: output)")
+            notice(
+                f"{dropped} bytes of standard {name} were dropped: more than the policy's `output`"
+            )
 
 
 def _stdin() -> AsyncIterator[bytes] | None:

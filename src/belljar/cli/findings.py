@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from belljar.harness.evaluate import RunOutcome
     from belljar.report.cells import Operation
-    from belljar.report.ranges import Flow, RangeFindings
+    from belljar.report.ranges import RangeFindings
     from belljar.report.requests import Request, Requests
     from belljar.report.samples import Row, RunFindings
     from belljar.report.signals import Signal
@@ -305,27 +305,27 @@ def _block(found: RangeFindings, run_id: str) -> Iterator[str]:
         "to the gateway, each on record before it was answered", found, found.requests, run_id
     )
     yield from _requests(
-        "between cells, read out of the packet record afterwards",
+        "between cells, decoded from the packet record afterwards",
         found,
         found.between_cells,
         run_id,
     )
     if found.requests.ambiguous or found.between_cells.ambiguous:
         yield (
-            "ambiguous: the sender said two things in one place, or what a receiver may take or "
-            "not; what was said first is told"
+            "ambiguous: overlapping TCP segments carried different data, or data that a receiver "
+            "may ignore; the first version is shown"
         )
     if found.left_out:
         yield (
-            f"not read or not told of what cells said to each other, and in the packet record "
-            f"alone: {found.left_out.sentence()}"
+            f"traffic between cells that was not decoded or not listed, and is only in the packet "
+            f"record: {found.left_out.sentence()}"
         )
     if found.requests.still_open:
         yield f"{found.requests.still_open} raw connection(s) open until the range ended"
     for title, group in (
         ("attempts to publish, push or send", found.attempts),
-        ("names asked for that exist here", found.names_found),
-        ("names asked for that don't exist here", found.names_refused),
+        ("names looked up that exist here", found.names_found),
+        ("names looked up that don't exist here", found.names_refused),
         ("TLS refused", found.tls_refused),
         ("limits hit", found.limits),
     ):
@@ -341,11 +341,11 @@ def _block(found: RangeFindings, run_id: str) -> Iterator[str]:
     yield from _flows(found)
     if thrown := found.counters.get("packets_recorded_and_dropped"):
         yield (
-            f"{thrown} packet(s) of the packet record were thrown away beyond record.packets in "
-            f"the policy"
+            f"{thrown} packet(s) of the packet record were dropped: it reached the policy's "
+            f"record.packets"
         )
     if cut := found.counters.get("events_cut"):
-        yield f"{cut} event(s) were cut down, beyond what a range may put on record"
+        yield f"{cut} event(s) were shortened: the range reached its limit of recorded bytes"
     yield from (
         f"EVIDENCE MISSING: {printable(lost.sentence, max_chars=800)}" for lost in found.lost
     )
@@ -387,7 +387,13 @@ def _request_row(request: Request) -> tuple[str, ...]:
 
 def _flows(found: RangeFindings) -> Iterator[str]:
     flows = found.flows.values()
-    yield from (f"{flow.verdict}: {_fate(flow)}" for flow in flows if flow.to)
+    for flow in (flow for flow in flows if flow.to):
+        kind = "connections" if flow.reason == "connection" else "packets"
+        why = _WHY.get(flow.reason, flow.reason)
+        afterwards = ", counted in the packet record afterwards" if flow.traffic_analysis else ""
+        note = f" ({why}{afterwards})" if why else ""
+        sender = flow.cell or "an unknown sender"
+        yield f"{flow.verdict}: {flow.protocol} {kind} of {sender} to {flow.to.sentence()}{note}"
     if stopped := [flow for flow in flows if flow.verdict != "allowed"]:
         packets, listed, probed, again = (
             sum(counts)
@@ -396,19 +402,10 @@ def _flows(found: RangeFindings) -> Iterator[str]:
             )
         )
         yield (
-            f"{packets} packet(s) refused or dropped: {listed} listed above; {probed} to places "
-            f"first tried while Belljar probed a cell, most likely by its probes; "
-            f"{again} known by number alone, as they went where others had gone before (so do "
-            f"the probes at the end) or beyond a hundred places"
+            f"{packets} packet(s) refused or dropped: {listed} listed above; {probed} most likely "
+            f"of Belljar's own probes; {again} only counted (repeated or beyond a hundred "
+            f"destinations)"
         )
-
-
-def _fate(flow: Flow) -> str:
-    what = "connections" if flow.reason == "connection" else "packets"
-    why = _WHY.get(flow.reason, flow.reason)
-    afterwards = ", counted in the packet record afterwards" if flow.traffic_analysis else ""
-    said = f"{flow.protocol} {what} of {flow.cell or 'nobody known'} to {flow.to.sentence()}"
-    return f"{said} ({why}{afterwards})" if why else said
 
 
 # --- signals

@@ -39,30 +39,45 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
             "setup",
             "Install what this host needs: tools, guest kernel, default image.",
         ),
-        ("doctor", "doctor", "doctor", "Say what this host can do, and why not."),
+        ("doctor", "doctor", "doctor", "Check what this host can do, and say what is missing."),
         ("policy", "policy", "policy", "Check a policy; print the schema or a preset."),
         ("plan", "policy", "plan", "Print a policy's blast radius on this host."),
         ("image", "image", "image", "Build, import, list, inspect and remove images."),
-        ("check", "policy", "check", "Say what a task would run in, and what it lacks here."),
+        (
+            "check",
+            "policy",
+            "check",
+            "Check which cells a task would get, and what is missing here.",
+        ),
         ("run", "run", "run", "Run an Inspect evaluation in cells."),
         ("exec", "exec", "exec_command", "Run one command in a fresh cell."),
         ("shell", "sessions", "shell", "Open a terminal in a fresh cell."),
-        ("probe", "probe", "probe", "Try to get out of a fresh cell, and let the host judge."),
-        ("control", "probe", "control", "Show that a policy's signals can be relied on."),
+        ("probe", "probe", "probe", "Try to break out of a fresh cell, and report the verdict."),
+        (
+            "control",
+            "probe",
+            "control",
+            "Test that a policy's signals are reliable, with scripted agents.",
+        ),
         ("attach", "sessions", "attach", "Open a terminal in a cell of a running evaluation."),
         (
             "forward",
             "sessions",
             "forward",
-            "Lead a port of this host's loopback to a server in a cell.",
+            "Forward a local port to a server in a cell.",
         ),
         ("ps", "cells", "ps", "List cells and who owns them."),
         ("guard", "signals", "guard", "Try the egress guard on files and cases."),
-        ("decoy", "signals", "decoy", "Name the run, sample and decoy of a value seen somewhere."),
+        ("decoy", "signals", "decoy", "Find which run, sample and decoy a value belongs to."),
         ("reap", "cells", "reap", "Remove what crashed owners left behind."),
-        ("kill", "cells", "kill", "Halt cells of any process of this user, with proof."),
-        ("release", "cells", "release", "Let cells be made again after `kill --hold`."),
-        ("prune", "cells", "prune", "Remove what cells were made from and nobody uses any more."),
+        ("kill", "cells", "kill", "Halt cells of this user at once, with proof."),
+        ("release", "cells", "release", "Allow new cells again after `kill --hold`."),
+        (
+            "prune",
+            "cells",
+            "prune",
+            "Remove templates, unpacked images and kernels that are unused.",
+        ),
         ("runs", "run", "runs", "List run directories."),
         ("verdict", "run", "verdict", "Judge a run by its record, offline."),
         ("ledger", "ledger", "ledger", "Verify, show or export the record of a run."),
@@ -100,11 +115,8 @@ class _LazyGroup(click.Group):
         """Names and summaries, nothing imported."""
         from click.shell_completion import CompletionItem
 
-        names = [
-            CompletionItem(name, help=summary)
-            for name, (_, _, summary) in COMMANDS.items()
-            if name.startswith(incomplete)
-        ]
+        found = [name for name in COMMANDS if name.startswith(incomplete)]
+        names = [CompletionItem(name, help=COMMANDS[name][2]) for name in found]
         return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def resolve_command(
@@ -171,7 +183,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _leave(code: int) -> NoReturn:
-    """End as `sys.exit` does, without taking every module apart, a tenth of a short command's time.
+    """End without taking every module apart, which is a tenth of a short command's time.
 
     With threads, Inspect or an output that can't be flushed: `sys.exit`.
     """
@@ -187,7 +199,7 @@ def _leave(code: int) -> NoReturn:
 
 
 def _has_threads() -> bool:
-    """Whether other threads run. Those of an ended event loop stop as soon as this one waits."""
+    """Whether other threads run; those of an ended event loop stop in a moment."""
     threading = sys.modules.get("threading")
     if threading is None:
         return False
@@ -199,7 +211,7 @@ def _has_threads() -> bool:
 
 
 def _open_standard_streams() -> None:
-    """A closed descriptor becomes /dev/null, else the next file would be the guest's output."""
+    """Closed ones become /dev/null, else the next file opened would be the guest's output."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
@@ -254,7 +266,7 @@ def _fail(error: BaseException, *, json_wanted: bool) -> int:
     if found is None and isinstance(leaf, BelljarError):
         found = leaf
     if found is None and isinstance(error, OSError):
-        found = _output_error(error) or _store_error(error)
+        found = _host_error(error)
     if found is None:
         if json_wanted:
             what = f"{type(error).__name__}: {error}"
@@ -266,7 +278,7 @@ def _fail(error: BaseException, *, json_wanted: bool) -> int:
 
 
 def _is_unread(error: BaseException) -> bool:
-    """Whether nobody reads our standard output any more; a pipe of another kind may break, too."""
+    """Whether nobody reads our standard output any more."""
     if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
         return True  # how rich leaves then: it has pointed standard output away already
     if not isinstance(error, SystemExit | BrokenPipeError):  # SystemExit is how click leaves
@@ -277,38 +289,28 @@ def _is_unread(error: BaseException) -> bool:
 
 
 def _reader_gone() -> int:
-    """Nobody reads our output any more (head, less): no error, but a shell's code for SIGPIPE."""
+    """No error (head, less), but a shell's code for SIGPIPE."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return 141
 
 
 def _cause(interrupt: BaseException) -> BelljarError | None:
-    """What failed on the way out: an interruption must not hide that something may be left."""
+    """What failed on the way out: something may be left."""
     failed = interrupt.__cause__
     while failed is not None and not isinstance(failed, BelljarError):
         failed = failed.__cause__
     return failed
 
 
-def _output_error(error: OSError) -> HostError | None:
-    """The error as that of our own standard output; nothing more is written there."""
-    if error.filename is not None or error.errno not in {
-        errno.ENOSPC,
-        errno.EDQUOT,
-        errno.EFBIG,
-        errno.EIO,
-    }:
-        return None
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    return HostError(
-        f"standard output can't be written: {error.strerror}", hint="send it where there is room"
-    )
-
-
-def _store_error(error: OSError) -> HostError | None:
-    """An error beneath the store (another user's, a full or read-only disk) is this host's."""
+def _host_error(error: OSError) -> HostError | None:
+    """The error as this host's, when standard output or the store can't be used."""
     from belljar.store.home import belljar_home
 
+    no_room = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+    if error.filename is None and error.errno in no_room:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing more is written there
+        what = f"standard output can't be written: {error.strerror}"
+        return HostError(what, hint="send it where there is room")
     where = str(error.filename) if isinstance(error.filename, (str, os.PathLike)) else ""
     if not where or not Path(where).is_relative_to(belljar_home()):
         return None
@@ -320,7 +322,7 @@ def _store_error(error: OSError) -> HostError | None:
 
 
 def _leaf(error: BaseException) -> BaseException:
-    """Task groups wrap what they raise: find the error that a person should see."""
+    """The error that a person should see: task groups wrap what they raise."""
     kinds: tuple[type[BaseException], ...] = (
         KeyboardInterrupt,
         ContainmentBreach,
@@ -330,8 +332,6 @@ def _leaf(error: BaseException) -> BaseException:
         SystemExit,
     )
     for kind in kinds:
-        while (
-            isinstance(error, BaseExceptionGroup) and (wanted := error.subgroup(kind)) is not None
-        ):
+        while isinstance(error, BaseExceptionGroup) and (wanted := error.subgroup(kind)):
             error = wanted.exceptions[0]
     return error

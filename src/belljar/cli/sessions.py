@@ -53,8 +53,8 @@ _FORWARD: Final = re.compile(
 def shell(policy: str | None, tier: str | None, user: str | None) -> int:
     """Open a terminal in a fresh cell, which is destroyed when you leave it.
 
-    POLICY is a policy file or a preset; default: high. The session is recorded. What the guest
-    writes goes to your terminal as it is: use a terminal you would trust with hostile output.
+    POLICY is a policy file or a preset; default: high. The session is recorded. Output of the guest
+    goes to your terminal unescaped: use a terminal you would trust with hostile output.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise Misuse(
@@ -136,7 +136,7 @@ def _write_all(content: bytes) -> None:
 
 
 def _terminal_size() -> tuple[int, int]:
-    """A serial line, or a terminal that another program made, may not know its size."""
+    """Rows and columns; 24 × 80 for a terminal that doesn't know its size."""
     with suppress(OSError):
         size = os.get_terminal_size(0)
         return size.lines or 24, size.columns or 80
@@ -167,10 +167,9 @@ def _raw_terminal() -> Iterator[None]:
 def attach(cell_id: str, command: tuple[str, ...], user: str | None) -> int:
     """Open a terminal in a cell of a running evaluation or of `belljar shell`.
 
-    CELL is a cell's id, as `belljar ps` and Inspect's sandbox connections show it. What is done in
-    it is recorded in that run's ledger, and the cell ends with its sample or shell all the same.
-    What the guest writes goes to your terminal as it is: use a terminal you would trust with
-    hostile output.
+    CELL is a cell's id, as `belljar ps` shows it. The session is recorded in that run's ledger; the
+    cell still ends with its sample or shell. Output of the guest goes to your terminal unescaped:
+    use a terminal you would trust with hostile output.
     """
     from belljar.harness.attach import FrameKind, FrameReader, Opening, frame
 
@@ -216,7 +215,7 @@ def _connect(cell_id: str, command: str) -> socket.socket:
 def relay(stream: socket.socket, reader: FrameReader, sizes: int) -> str:
     """Relay until the cell's owner reports how the command ended; returns that report.
 
-    `sizes` becomes readable when the terminal's size changed.
+    `sizes`: readable after a change of the terminal's size.
     """
     from belljar.harness.attach import FrameKind, frame, size_payload
 
@@ -283,12 +282,12 @@ def parse_forward(text: str) -> tuple[str, int, int | str]:
 @json_option("Print the address as one JSON object.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 def forward(cell_id: str, where: str, *, as_json: bool, quiet: bool) -> int:
-    """Listen on this host's loopback and lead each client to a server in a running cell.
+    """Forward a port of this host's loopback address to a server in a running cell.
 
     CELL is a cell's id, as `belljar ps` shows it. LOCAL is a port of 127.0.0.1, 0 for a free one;
-    REMOTE a port of the cell's loopback, or the path of a unix socket in it. Everybody on this host
-    can connect to the port. Each stream is recorded in the cell's ledger. Ends with Ctrl-C, or when
-    the cell has ended.
+    REMOTE is a port of the cell's loopback address, or the path of a unix socket in it. Every user
+    of this host can connect to the port. Each connection is recorded. Ends with Ctrl-C or with the
+    cell.
 
     \b
     Examples:
@@ -314,7 +313,7 @@ async def _forward(
         listener = await anyio.create_tcp_listener(local_host=host, local_port=port)
     except OSError as error:
         raise HostError(
-            f"port {port} of {host} can't be listened on: {error.strerror}",
+            f"can't listen on port {port} of {host}: {error.strerror}",
             where="belljar forward",
             hint="write 0 for a free port",
         ) from error
@@ -327,7 +326,7 @@ async def _forward(
             except anyio.WouldBlock:
                 return  # closed at once: sockets that wait would use up this process's descriptors
             try:
-                why = await _lead(client, cell_id, remote)
+                why = await _forward_client(client, cell_id, remote)
             finally:
                 clients.release()
         if why:
@@ -339,7 +338,9 @@ async def _forward(
             address = {"cell": cell_id, "host": host, "port": port, "remote": remote}
             click.echo(json.dumps(address))
         elif not quiet:
-            click.echo(f"{host}:{port} leads to {printable(str(remote))} of {printable(cell_id)}")
+            click.echo(
+                f"forwarding {host}:{port} to {printable(str(remote))} in {printable(cell_id)}"
+            )
         try:
             await listener.serve(serve)
         except BaseExceptionGroup as group:
@@ -356,8 +357,8 @@ async def _connect_in_thread(cell_id: str) -> socket.socket:
     return await anyio.to_thread.run_sync(_connect, cell_id, "forward")
 
 
-async def _lead(client: SocketStream, cell_id: str, remote: int | str) -> str:
-    """One client, both ways. Returns why it could not be led there, or nothing."""
+async def _forward_client(client: SocketStream, cell_id: str, remote: int | str) -> str:
+    """Relay one client both ways. Returns why it could not be connected, or nothing."""
     import anyio
     from anyio.abc import SocketStream
 

@@ -30,9 +30,8 @@ from belljar.report.samples import RunFindings, as_json
 from belljar.units import printable
 
 STOPPED = (
-    "52 packet(s) refused or dropped: 1 listed above; 1 to places first tried while Belljar probed"
-    " a cell, most likely by its probes; 50 known by number alone, as they went where others had"
-    " gone before (so do the probes at the end) or beyond a hundred places"
+    "52 packet(s) refused or dropped: 1 listed above; 1 most likely of Belljar's own probes;"
+    " 50 only counted (repeated or beyond a hundred destinations)"
 )
 
 
@@ -124,18 +123,18 @@ def test_how_a_request_is_known_is_told() -> None:
     assert findings.rows[0].verdict is Verdict.CONTAINED
     told = network_lines(findings, "RUN")
     for said in (
-        "  1 request(s) and connection(s) between cells, read out of the packet record afterwards:",
+        "  1 request(s) and connection(s) between cells, decoded from the packet record afterwards:",
         (
             "  06:43:08.250  default  GET     http://shop.example/  200     0 B → 412 B      "
             " allowed, ambiguous  shop"
         ),
         (
-            "  ambiguous: the sender said two things in one place, or what a receiver may take or"
-            " not; what was said first is told"
+            "  ambiguous: overlapping TCP segments carried different data, or data that a receiver"
+            " may ignore; the first version is shown"
         ),
         (
-            "  not read or not told of what cells said to each other, and in the packet record"
-            " alone: bytes ×3"
+            "  traffic between cells that was not decoded or not listed, and is only in the packet"
+            " record: bytes ×3"
         ),
         (
             "  allowed: tcp packets of default to 10.0.0.9:80 (outside of any connection that is"
@@ -233,7 +232,7 @@ def test_what_was_refused_is_summed_up() -> None:
     for said in (
         "  no requests",
         "  attempts to publish, push or send: publish (packages)",
-        "  names asked for that don't exist here: leak.example.org",
+        "  names looked up that don't exist here: leak.example.org",
         "  TLS refused: bank.example (SNI)",
         "  limits hit: exchanges ×3",
         "  refused: tcp packets of default to 10.9.9.9:22 (an address that nobody has)",
