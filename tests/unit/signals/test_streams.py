@@ -11,7 +11,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from belljar.signals import streams
