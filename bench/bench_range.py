@@ -19,7 +19,8 @@ from typing import Any
 import anyio
 
 from belljar.events import MemoryRecorder
-from belljar.host.cgroups import cgroup_fact, parse_hierarchies
+from belljar.host.cgroups import CONTROLLERS
+from belljar.isolation.cgroup import usable
 from belljar.network.owner.making import RangeSpec
 from belljar.network.owner.processes import SERVE
 from belljar.network.owner.range import Range, open_range
@@ -33,11 +34,7 @@ SHOP = StandInPlan(
     ports=(PortPlan(number=80, protocol="http"),),
     settings={"routes": [{"path": "/", "body": "hello"}]},
 )
-GROUPS = cgroup_fact(
-    parse_hierarchies(Path("/proc/self/mounts").read_text(), Path("/proc/self/cgroup").read_text()),
-    is_root=os.geteuid() == 0,
-)
-NETWORK = NetworkPlan(stand_ins=(SHOP,), controllers=GROUPS.controllers)
+NETWORK = NetworkPlan(stand_ins=(SHOP,), controllers=usable(CONTROLLERS))
 
 
 def layout() -> RangeLayout:

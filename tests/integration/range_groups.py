@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -12,8 +11,8 @@ from typing import Any
 import anyio
 from tests.integration.range_driver import TIMEOUT_S, Scene, cell, processes, within
 
-from belljar.host.cgroups import cgroup_fact, parse_hierarchies
-from belljar.isolation.cgroup import processes_in
+from belljar.host.cgroups import CONTROLLERS
+from belljar.isolation.cgroup import processes_in, usable
 from belljar.network.owner.range import Range
 from belljar.plan.network import NetworkBounds
 
@@ -27,10 +26,7 @@ ASK = (
 
 def controllers() -> tuple[str, ...]:
     """What this user has here."""
-    found = parse_hierarchies(
-        Path("/proc/self/mounts").read_text(), Path("/proc/self/cgroup").read_text()
-    )
-    return cgroup_fact(found, is_root=os.geteuid() == 0).controllers
+    return usable(CONTROLLERS)
 
 
 def groups_of(made: Range) -> tuple[Path, ...]:

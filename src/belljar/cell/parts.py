@@ -11,9 +11,10 @@ from typing import Any, Final, TypeAlias
 
 from belljar.dataclass import dataclass
 from belljar.errors import HostError
-from belljar.host import HostFacts, gather_facts
+from belljar.host import HostFacts
 from belljar.image import Image, Kernel, Store, current_kernel
 from belljar.image.store import find_images
+from belljar.isolation.trials import find_facts
 from belljar.ledger import RunDirectory, create_run
 from belljar.plan import ImageFacts, MicrovmPlan, OciPlan, make_plan
 from belljar.policy import LoadedPolicy, Tier, demanded_tier
@@ -89,7 +90,7 @@ def _facts(home: Path, kernel: Kernel | None, *, runtimes: bool) -> HostFacts:
         from belljar.isolation.oci import runtime_proof
 
         prove_runtime = runtime_proof(home)
-    return gather_facts(home, prove_kvm=prove_kvm, prove_runtime=prove_runtime)
+    return find_facts(home, prove_kvm=prove_kvm, prove_runtime=prove_runtime)
 
 
 def _kernel(home: Path) -> Kernel | None:

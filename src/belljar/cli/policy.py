@@ -199,10 +199,11 @@ def host_facts(home: Path, *, prove: bool, again: bool = False, doubt: bool = Fa
 
     `again`: tried anew. `doubt`: a runtime that failed is tried anew, however recently that was.
     """
-    from belljar.host import KvmProof, gather_facts
+    from belljar.host import KvmProof
+    from belljar.isolation.trials import find_facts
 
     if not prove:
-        return gather_facts(home)
+        return find_facts(home)
     from belljar.isolation.proofs import runtime_proof
 
     def prove_kvm() -> KvmProof:
@@ -215,7 +216,7 @@ def host_facts(home: Path, *, prove: bool, again: bool = False, doubt: bool = Fa
         return kvm_proof(kernel, home)()
 
     prove_runtime = runtime_proof(home)
-    return gather_facts(
+    return find_facts(
         home, prove_kvm=prove_kvm, prove_runtime=prove_runtime, prove_again=again, doubt=doubt
     )
 

@@ -1,17 +1,11 @@
-"""Control groups: where a group for a cell can be made, and under which controllers.
-
-Looks; as root it also makes a group and removes it, to be sure.
-"""
+"""Control groups: where a group for a cell can be made, and under which controllers."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
-import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from belljar.dataclass import dataclass
 from belljar.host.model import CgroupFact, CgroupVersion
@@ -23,7 +17,8 @@ _LIMIT_FILE_V1: Final = {
     "pids": "pids.max",
 }
 _UNLIMITED_BYTES: Final = 1 << 60
-_TRIAL: Final = re.compile(r"facts-(\d{1,10})-(\d{1,20})-[0-9a-f]{8}", re.ASCII)
+TryGroup: TypeAlias = Callable[[Path, str], bool]
+"""Makes a group below another, looks for its limit file, removes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,15 +59,26 @@ def _unescape(word: str) -> str:
     return word.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
 
 
-def cgroup_fact(found: Hierarchies, *, is_root: bool) -> CgroupFact:
-    """Which controllers can hold a cell, and where."""
+def cgroup_fact(found: Hierarchies, *, is_root: bool, try_group: TryGroup) -> CgroupFact:
+    """Which controllers can hold a cell, and where; for root a group is tried."""
+
+    def can_make(parent: Path, limit_file: str = "cgroup.procs") -> bool:
+        if not os.access(parent, os.W_OK | os.X_OK):
+            return False
+        if is_root:
+            return try_group(parent, limit_file)
+        return os.access(parent / "cgroup.procs", os.W_OK)
+
     if found.v1:
         version = CgroupVersion.HYBRID if found.v2 is not None else CgroupVersion.V1
-        places = found.v1 if is_root else _own_v1(found)
+        # A user's: below its own groups, where an administrator gave it the right
+        own = {name: "/" if is_root else found.own.get(name, "") for name in found.v1}
         parents = {
-            name: str(parent)
-            for name, parent in places.items()
-            if _can_make(parent, is_root=is_root, limit_file=_LIMIT_FILE_V1[name])
+            name: str(parent / own[name].lstrip("/"))
+            for name, parent in found.v1.items()
+            if (is_root or own[name].strip("/"))
+            and ".." not in own[name].split("/")
+            and can_make(parent / own[name].lstrip("/"), _LIMIT_FILE_V1[name])
         }
         return _fact(version, parents, is_root=is_root)
     if found.v2 is None:
@@ -84,11 +90,7 @@ def cgroup_fact(found: Hierarchies, *, is_root: bool) -> CgroupFact:
             reason="no group is delegated to this user where it runs; `systemd-run --user "
             "--scope` makes one",
         )
-    names = (
-        _words(parent / "cgroup.controllers") & set(CONTROLLERS)
-        if _can_make(parent, is_root=is_root)
-        else set()
-    )
+    names = _words(parent / "cgroup.controllers") & set(CONTROLLERS) if can_make(parent) else set()
     enabled = (
         names & _words(parent / "cgroup.subtree_control")
         if not os.access(parent / "cgroup.subtree_control", os.W_OK)
@@ -109,58 +111,10 @@ def _fact(version: CgroupVersion, parents: Mapping[str, str], *, is_root: bool) 
     )
 
 
-def _own_v1(found: Hierarchies) -> dict[str, Path]:
-    """Below this process's own groups, where an administrator gave this user the right."""
-    own = {name: found.own.get(name, "") for name in found.v1}
-    return {
-        name: parent / own[name].lstrip("/")
-        for name, parent in found.v1.items()
-        if own[name].strip("/") and ".." not in own[name].split("/")
-    }
-
-
-def _can_make(parent: Path, *, is_root: bool, limit_file: str = "cgroup.procs") -> bool:
-    """A read-only mount or a security module may refuse even root: a group is made and removed."""
-    if not os.access(parent, os.W_OK | os.X_OK):
-        return False
-    if not is_root:
-        return os.access(parent / "cgroup.procs", os.W_OK)
-    sweep_trials(parent)
-    trial = parent / f"facts-{os.getpid()}-{_start_ticks(os.getpid())}-{secrets.token_hex(4)}"
-    try:
-        trial.mkdir()
-    except OSError:
-        return False
-    try:
-        return os.access(trial / limit_file, os.W_OK)
-    finally:
-        trial.rmdir()
-
-
-def sweep_trials(parent: Path) -> None:
-    """Remove the trial groups that processes left which died meanwhile."""
-    for path in parent.glob("facts-*"):
-        match = _TRIAL.fullmatch(path.name)
-        if match and _start_ticks(int(match[1])) != int(match[2]):
-            with contextlib.suppress(OSError):
-                path.rmdir()
-
-
-def _start_ticks(pid: int) -> int | None:
-    """With the pid it names a process for good; None when that is gone."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
-    except OSError:
-        return None
-
-
 def _delegated(found: Hierarchies) -> Path | None:
-    """The nearest group at or above this process's parent group that the user owns the making of
-    groups in.
+    """The parent of this process's group, if the user may move processes in it.
 
-    A process can be moved only between groups under one that its user may write, and a group that
-    holds processes can't hand on controllers: so cells become siblings of the group this process is
-    in.
+    A group that holds processes can't hand on controllers: cells become siblings of ours.
     """
     own = found.own.get("")
     if found.v2 is None or own is None or own == "/" or ".." in own:

@@ -1,6 +1,6 @@
 """Gathering the facts.
 
-Reads; what it remembers (tool versions, the proof of KVM) it keeps in the store's `facts/`.
+Reads; what it remembers (tool versions, the proofs) it keeps in the store's `facts/`.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import platform
 import resource
-import subprocess
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
@@ -22,7 +22,6 @@ from belljar.host.tools import ids_fact, own_program, tool_facts, tools_for
 from belljar.store.home import belljar_home
 
 _MIB: Final = 1 << 20
-_TRIAL_TIMEOUT_S: Final = 5.0
 _USUAL_NAMESPACES: Final = 15_000
 _UNKNOWN_HINT: Final = (
     "run it where that is allowed (in a container: with a seccomp profile that lets it make "
@@ -45,6 +44,8 @@ APPARMOR_SWITCH: Final = "kernel.apparmor_restrict_unprivileged_userns"
 def gather_facts(
     home: Path | None = None,
     *,
+    try_group: cgroups.TryGroup,
+    try_namespaces: Callable[[], str],
     prove_kvm: ProveKvm | None = None,
     prove_runtime: ProveRuntime | None = None,
     prove_again: bool = False,
@@ -53,9 +54,11 @@ def gather_facts(
 ) -> HostFacts:
     """What this machine can do, now. Takes seconds when a version or a proof isn't remembered.
 
-    `home`: the store; it need not exist. `prove_kvm` boots a guest and `prove_runtime` runs a
-    container; they are called when the result is unknown, or with `prove_again`. `doubt`: a
-    runtime that failed is tried again, however recently that was. `proc` is for tests.
+    `home`: the store; it need not exist. `isolation.trials.find_facts` gives the trials:
+    `try_namespaces` says why the launcher can't make a jail's namespaces, "" when it can;
+    `prove_kvm` boots a guest and `prove_runtime` runs a container when the result is unknown, or
+    with `prove_again`. `doubt`: a runtime that failed is tried again, however recently that was.
+    `proc` is for tests.
     """
     home = home or belljar_home()
     arch, is_root = platform.machine(), os.geteuid() == 0
@@ -66,7 +69,7 @@ def gather_facts(
     found = cgroups.parse_hierarchies(_text(proc / "self/mounts"), _text(proc / "self/cgroup"))
     distro_id, distro_version = parse_os_release(_text(Path("/etc/os-release")))
     total_mib, available_mib = _memory_mib(proc, found)
-    group = cgroups.cgroup_fact(found, is_root=is_root)
+    group = cgroups.cgroup_fact(found, is_root=is_root, try_group=try_group)
     status = os.statvfs(next((path for path in (home, *home.parents) if path.exists()), "/"))
     return HostFacts(
         arch=arch,
@@ -84,7 +87,7 @@ def gather_facts(
         kvm=kvm_fact(
             home / "facts" / "kvm.json", key, prove_kvm if vmm.ok else None, again=prove_again
         ),
-        userns=_userns(proc, is_root=is_root),
+        userns=userns_fact(proc, try_namespaces, is_root=is_root),
         cgroup=group,
         tools=tools,
         runtimes=runtime_facts(
@@ -196,7 +199,8 @@ def _number(file: Path, default: int) -> int:
     return int(text) if text.isdigit() else default
 
 
-def _userns(proc: Path, *, is_root: bool) -> UsernsFact:
+def userns_fact(proc: Path, try_namespaces: Callable[[], str], *, is_root: bool) -> UsernsFact:
+    """Whether this user may make user namespaces, else which switch forbids it."""
     most_count = _number(proc / "sys/user/max_user_namespaces", -1)
     if most_count == 0:
         hint = f"as root: sysctl -w user.max_user_namespaces={_USUAL_NAMESPACES}"
@@ -206,7 +210,7 @@ def _userns(proc: Path, *, is_root: bool) -> UsernsFact:
             hint=hint,
             max_user_namespaces=0,
         )
-    if not (failure := _userns_trial()):
+    if not (failure := try_namespaces()):
         return UsernsFact(available=True, max_user_namespaces=most_count)
     reason, hint = (None if is_root else _switched_off(proc)) or (failure, _UNKNOWN_HINT)
     return UsernsFact(available=False, reason=reason, hint=hint, max_user_namespaces=most_count)
@@ -225,24 +229,3 @@ def _switched_off(proc: Path) -> tuple[str, str] | None:
         switch = "kernel.unprivileged_userns_clone"
         return f"{switch} is 0", f"as root: sysctl -w {switch}=1"
     return None
-
-
-def _userns_trial() -> str:
-    """Why the launcher can't make a jail's namespaces, "" when it can.
-
-    Tried: seccomp and security modules have the last word, and may have one for each program.
-    """
-    launcher = own_program("jail")
-    try:
-        done = subprocess.run(
-            [str(launcher), "--try-namespaces"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_TRIAL_TIMEOUT_S,
-            check=False,
-            env={},
-        )
-    except (OSError, subprocess.SubprocessError) as exc:
-        return f"could not be tried: {exc}"
-    said = done.stderr.decode("utf-8", "replace").strip()[:200]
-    return "" if done.returncode == 0 else f"making one was tried: {said or done.returncode}"

@@ -15,8 +15,9 @@ from typing import Final
 
 from belljar.dataclass import dataclass
 from belljar.errors import HostError
-from belljar.host.cgroups import Hierarchies, cgroup_fact, parse_hierarchies, sweep_trials
+from belljar.host.cgroups import Hierarchies, cgroup_fact, parse_hierarchies
 from belljar.host.model import CgroupVersion
+from belljar.isolation.trials import sweep_trials, try_group
 from belljar.plan.jail import GroupLimits
 from belljar.process import raise_if_blind
 
@@ -87,7 +88,7 @@ def _hierarchies() -> Hierarchies:
 
 def _host_parents() -> tuple[Mapping[str, Path], bool]:
     found = _hierarchies()
-    fact = cgroup_fact(found, is_root=os.geteuid() == 0)
+    fact = cgroup_fact(found, is_root=os.geteuid() == 0, try_group=try_group)
     return {
         name: Path(parent) for name, parent in fact.parents.items()
     }, fact.version is CgroupVersion.V2

@@ -9,6 +9,7 @@ import os
 import platform
 import shutil
 import time
+from contextlib import AsyncExitStack
 from functools import partial
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -157,11 +158,9 @@ async def _try_runtime(
         directory=home / "cells" / cell_id,
         port=port,
     )
-    container, _ = await start_container(spec, fresh_renewal(), home=home)
-    try:
+    async with AsyncExitStack() as owner:
+        container, _ = await start_container(spec, fresh_renewal(), home=home, owner=owner)
         await container.client.ping()
-    finally:
-        await container.destroy()
 
 
 def _empty_tree(home: Path) -> Tree:
@@ -255,20 +254,20 @@ async def _try_accelerator(
         ),
         directories=(scratch,),
     )
-    try:
-        vmm = await start_vmm(spec, home=home)
-    except CellError as exc:
-        return exc.what
-    try:
-        await vmm.client.wait_ready(timeout_s=deadline_s)
-    except BelljarError as exc:
-        panic, said = vmm.panic(), vmm.diagnosis()
-        detail = f"its kernel panicked: {panic}" if panic else said or exc.what
-        what = f"a guest started under {accel} did not come up in {deadline_s:.0f} s"
-        return f"{what}: {first_line(detail)}"
-    finally:
-        await vmm.destroy()
-    return ""
+    reason = ""
+    async with AsyncExitStack() as owner:
+        try:
+            vmm = await start_vmm(spec, home=home, owner=owner)
+        except CellError as exc:
+            return exc.what
+        try:
+            await vmm.client.wait_ready(timeout_s=deadline_s)
+        except BelljarError as exc:
+            panic, words = vmm.panic(), vmm.diagnosis()
+            detail = f"its kernel panicked: {panic}" if panic else words or exc.what
+            what = f"a guest started under {accel} did not come up in {deadline_s:.0f} s"
+            reason = f"{what}: {first_line(detail)}"
+    return reason
 
 
 def first_line(escaped: str) -> str:

@@ -10,7 +10,13 @@ import shutil
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, suppress
+from contextlib import (
+    AbstractContextManager,
+    AsyncExitStack,
+    ExitStack,
+    asynccontextmanager,
+    suppress,
+)
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeVar
@@ -58,7 +64,7 @@ class HostUsage:
 
 
 class Sandbox:
-    """One jail with all that belongs to it. `destroy` must be called, whatever happened before.
+    """One jail with all that belongs to it; started inside `owned`, which destroys it.
 
     An engine sets `client`. From `ready` on it is a cell, and its end is recorded.
 
@@ -97,6 +103,9 @@ class Sandbox:
         self._counts = {"oom_kills": 0, "refused_forks": 0, "memory_peak_bytes": 0}
         self._oom_kills_while_alive = 0
         self._ready_s = time.monotonic()
+        self._owner: AsyncExitStack | None = None
+        self._reason = "closed"
+        self._destroying = anyio.Lock()
         try:
             with ExitStack() as undo:
                 self.identity: HeldIdentity = undo.enter_context(identity)
@@ -171,9 +180,9 @@ class Sandbox:
         )
         self._refuse_if_forbidden()  # whoever read the journal before did not know whom to kill
 
-    def ready(self, recorder: Recorder) -> None:
+    def ready(self, recorder: Recorder, owner: AsyncExitStack) -> None:
         """It is a cell from now on: its end goes on record."""
-        self.recorder, self._ready_s = recorder, time.monotonic()
+        self.recorder, self._owner, self._ready_s = recorder, owner, time.monotonic()
 
     # ---- what the host sees of it
 
@@ -296,19 +305,28 @@ class Sandbox:
     # ---- its end
 
     def kill(self) -> None:
-        """SIGKILL to the jail's pid 1, from any thread; `destroy` is still to be called."""
+        """SIGKILL to the jail's pid 1, from any thread; its owner still destroys it."""
         if self.jail is not None and self.jail.child is not None:
             with suppress(OSError):
                 kill(self.jail.child)
 
     async def destroy(self, *, reason: str = "closed") -> Destruction:
-        """Kill it, look for survivors by its id, and record what was found.
+        """Have the owner of a ready cell destroy it now, before its block ends.
 
         Idempotent, shielded, ten seconds at most. An unwritable record keeps nothing alive:
         its `LedgerError` is raised when the cell is gone.
         """
-        if self.destruction is not None:
-            return self.destruction
+        with anyio.CancelScope(shield=True):
+            async with self._destroying:
+                if self.destruction is None and self._owner is not None:
+                    self._reason = reason
+                    await self._owner.aclose()
+        if self.destruction is None:
+            raise RuntimeError("it is not a ready cell: its owner destroys it")
+        return self.destruction
+
+    async def _destroy(self) -> None:
+        """Kill it, look for survivors by its id, and record both. Called by `owned` alone."""
         recorder, order = self.recorder, None if self.recorder is None else self.killed()
         with anyio.CancelScope(shield=True):
             try:
@@ -316,7 +334,7 @@ class Sandbox:
                     # Else it is on record since before it acted
                     if order is not None and not order.is_ours:
                         recorder.record(tripped(order, self.cell_id))
-                    data = {"reason": reason if order is None else str(order)}
+                    data = {"reason": self._reason if order is None else str(order)}
                     recorder.record(
                         Event(kind=Kind.CELL_DESTROYING, cell_id=self.cell_id, data=data)
                     )
@@ -326,7 +344,6 @@ class Sandbox:
                 record_destroyed(recorder, self.cell_id, destruction)
                 if order is not None:
                     recorder.record(_completed(order, self.cell_id, destruction))
-        return destruction
 
     async def _unmake(self) -> Destruction:
         started = time.monotonic()
@@ -377,38 +394,45 @@ SandboxT = TypeVar("SandboxT", bound=Sandbox)
 
 
 @asynccontextmanager
+async def owned(sandbox: SandboxT, owner: AsyncExitStack) -> AsyncIterator[SandboxT]:
+    """Start it in this block. `owner` destroys it when it closes; a block that fails does at once.
+
+    The only caller of `_destroy`, so that each sandbox is destroyed exactly once.
+    """
+    async with AsyncExitStack() as starting:
+        starting.push_async_callback(sandbox._destroy)
+        yield sandbox
+        owner.push_async_exit(starting.pop_all())
+
+
+@asynccontextmanager
 async def recorded_lifetime(
     recorder: Recorder,
     cell_id: str,
     planned: Mapping[str, JsonValue],
-    make: Callable[[ExitStack], Awaitable[SandboxT]],
+    make: Callable[[AsyncExitStack, ExitStack], Awaitable[SandboxT]],
 ) -> AsyncIterator[SandboxT]:
     """The cell that `make` makes, destroyed when the block is left; recorded before and after.
 
-    What `make` puts on its stack is held until the cell is gone. No task group or cancel scope is
-    open across the yield.
+    `make` gets the cell's owner, and a stack for what is held until the cell is gone. No task
+    group or cancel scope is open across the yield.
     """
     recorder.record(Event(kind=Kind.CELL_PLANNED, cell_id=cell_id, data=planned))
     with ExitStack() as held:
-        try:
-            sandbox = await make(held)
-        except BaseException as exc:
-            record_failed(recorder, cell_id, exc)
-            raise
-        try:
-            sandbox.ready(recorder)
+        async with AsyncExitStack() as owner:
+            try:
+                sandbox = await make(owner, held)
+            except BaseException as exc:
+                await owner.aclose()
+                # A cell could not be made: why, or that its maker was cancelled
+                reason = repr(exc) if isinstance(exc, Exception) else "cancelled"
+                if isinstance(exc, BelljarError):
+                    reason = exc.what
+                data = {"error": type(exc).__name__, "reason": reason}
+                recorder.record(Event(kind=Kind.CELL_FAILED, cell_id=cell_id, data=data))
+                raise
+            sandbox.ready(recorder, owner)
             yield sandbox
-        finally:
-            await sandbox.destroy()
-
-
-def record_failed(recorder: Recorder, cell_id: str, error: BaseException) -> None:
-    """A cell could not be made: why, or that its maker was cancelled."""
-    reason = repr(error) if isinstance(error, Exception) else "cancelled"
-    if isinstance(error, BelljarError):
-        reason = error.what
-    data = {"error": type(error).__name__, "reason": reason}
-    recorder.record(Event(kind=Kind.CELL_FAILED, cell_id=cell_id, data=data))
 
 
 def record_destroyed(recorder: Recorder, cell_id: str, destruction: Destruction) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
 
@@ -28,7 +29,7 @@ from belljar.isolation.program_root import (
     ensure_root,
     package_program,
 )
-from belljar.isolation.sandbox import Sandbox
+from belljar.isolation.sandbox import Sandbox, owned
 from belljar.package import __version__
 from belljar.plan.jail import JailIds, JailLimits, JailMount, JailSpec
 from belljar.store.journal import Journal, new_cell_id
@@ -75,12 +76,12 @@ async def test_switch(home: Path) -> SwitchTest:
                 identity=hold_identity(home),
                 home=home,
             )
-            try:
+            async with AsyncExitStack() as owner, owned(sandbox, owner):
                 failure, duration_ms = await _halted(sandbox, theirs, root, home), _since(began)
-            finally:
-                destruction = await sandbox.destroy()
         except (BelljarError, OSError) as exc:
             return SwitchTest(ok=False, duration_ms=_since(began), reason=_why(exc), is_made=False)
+    if (destruction := sandbox.destruction) is None:
+        raise RuntimeError("its owner has destroyed it")
     if not failure and not destruction.clean:
         problems = ", ".join((*destruction.survivors, *destruction.unproven))
         failure = f"its end is not proven: {problems}"

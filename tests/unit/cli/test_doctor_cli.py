@@ -20,8 +20,8 @@ from belljar.host import (
     KvmState,
     RuntimeState,
     UsernsFact,
-    gather_facts,
 )
+from belljar.isolation.trials import find_facts
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def facts(store: Path, monkeypatch: pytest.MonkeyPatch) -> HostFacts:
     """This host's, with a store that is empty."""
     monkeypatch.setenv("BELLJAR_HOME", str(store))
-    return gather_facts(store)
+    return find_facts(store)
 
 
 def states(facts: HostFacts) -> dict[str, str]:

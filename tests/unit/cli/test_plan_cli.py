@@ -9,7 +9,7 @@ import click
 import pytest
 
 from belljar.cli.main import run
-from belljar.host import gather_facts
+from belljar.isolation.trials import find_facts
 from belljar.plan import network_obstacles, tier_obstacles
 from belljar.policy import Tier
 
@@ -19,7 +19,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store without an image or a kernel, on a host where microVMs can run; the tools' versions
     are asked for once."""
     home = tmp_path_factory.mktemp("plan") / "store"
-    if obstacles := tier_obstacles(Tier.MICROVM, gather_facts(home)):
+    if obstacles := tier_obstacles(Tier.MICROVM, find_facts(home)):
         pytest.skip(f"this host can't run microVMs: {obstacles[0].what}")
     return home
 
@@ -91,7 +91,7 @@ def test_what_is_real_is_red(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every line of it, and no other; plain where there is no terminal."""
-    if network_obstacles(gather_facts(tmp_path / "store")):
+    if network_obstacles(find_facts(tmp_path / "store")):
         pytest.skip("this host can make no range's network")
     (tmp_path / "net.yaml").write_text(
         "belljar: 1\nrisk: low\ntier: microvm\nnetwork:\n  upstreams:\n    - {host: real.example,"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.host import CgroupVersion
-from belljar.host.cgroups import (
-    cgroup_fact,
-    own_memory_limit_bytes,
-    parse_hierarchies,
-    sweep_trials,
-)
+from belljar.host.cgroups import cgroup_fact as read_cgroup_fact
+from belljar.host.cgroups import own_memory_limit_bytes, parse_hierarchies
+from belljar.isolation.trials import sweep_trials, try_group
+
+cgroup_fact = partial(read_cgroup_fact, try_group=try_group)
 
 
 def v2_tree(root: Path, own: str, controllers: str) -> None:

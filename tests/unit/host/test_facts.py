@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from ipaddress import IPv4Network
 from pathlib import Path
 
@@ -13,14 +14,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.host import HostFacts, gather_facts
-from belljar.host.facts import parse_meminfo, parse_os_release, parse_routes
+from belljar.host import HostFacts
+from belljar.host.facts import gather_facts, parse_meminfo, parse_os_release, parse_routes
 from belljar.host.tools import own_program
+from belljar.isolation.trials import find_facts, try_group
+
+facts_of = partial(gather_facts, try_group=try_group, try_namespaces=lambda: "")
 
 
 def test_facts_are_of_this_machine(tmp_path: Path) -> None:
     """Real values, JSON-able."""
-    facts = gather_facts(tmp_path / "store")
+    facts = find_facts(tmp_path / "store")
     assert (facts.arch, facts.kernel_release, facts.uid) == (
         os.uname().machine,
         os.uname().release,
@@ -34,12 +38,10 @@ def test_facts_are_of_this_machine(tmp_path: Path) -> None:
 
 def test_a_store_that_can_not_be_written_is_no_error() -> None:
     """Facts are only remembered there."""
-    assert gather_facts(Path("/proc/nowhere/store")).home == "/proc/nowhere/store"
+    assert find_facts(Path("/proc/nowhere/store")).home == "/proc/nowhere/store"
 
 
-def test_switches_that_forbid_user_namespaces_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_switches_that_forbid_user_namespaces_are_named(tmp_path: Path) -> None:
     """Ubuntu's AppArmor switch and a count of 0, with what an administrator can do."""
     from belljar.host import facts
 
@@ -47,8 +49,8 @@ def test_switches_that_forbid_user_namespaces_are_named(
     (tmp_path / "sys/kernel").mkdir(parents=True)
     (tmp_path / "sys/user/max_user_namespaces").write_text("10\n")
     (tmp_path / "sys/kernel/apparmor_restrict_unprivileged_userns").write_text("1\n")
-    monkeypatch.setattr(facts, "_userns_trial", lambda: "making a user namespace failed: denied")
-    restricted = facts._userns(tmp_path, is_root=False)
+    userns = partial(facts.userns_fact, tmp_path, lambda: "making a user namespace failed: denied")
+    restricted = userns(is_root=False)
     assert (restricted.available, facts.APPARMOR_SWITCH in restricted.reason) == (False, True)
     launcher = str(own_program("jail"))
     profile = (
@@ -56,13 +58,13 @@ def test_switches_that_forbid_user_namespaces_are_named(
     )
     assert profile in restricted.hint
     assert f"sysctl -w {facts.APPARMOR_SWITCH}=0" in restricted.hint
-    unnamed = facts._userns(tmp_path, is_root=True)
+    unnamed = userns(is_root=True)
     assert ("denied" in unnamed.reason, "seccomp" in unnamed.hint) == (True, True)
     (tmp_path / "sys/kernel/apparmor_restrict_unprivileged_userns").write_text("0\n")
     (tmp_path / "sys/kernel/unprivileged_userns_clone").write_text("0\n")
-    assert "kernel.unprivileged_userns_clone=1" in facts._userns(tmp_path, is_root=False).hint
+    assert "kernel.unprivileged_userns_clone=1" in userns(is_root=False).hint
     (tmp_path / "sys/user/max_user_namespaces").write_text("0\n")
-    none = facts._userns(tmp_path, is_root=True)
+    none = userns(is_root=True)
     assert ("max_user_namespaces is 0" in none.reason, "sysctl -w" in none.hint) == (True, True)
 
 
@@ -109,13 +111,13 @@ def test_where_core_dumps_go_is_read(pattern: str, state: str, tmp_path: Path) -
     proc = tmp_path / "proc"
     (proc / "sys/kernel").mkdir(parents=True)
     (proc / "sys/kernel/core_pattern").write_text(pattern)
-    cores = gather_facts(tmp_path / "store", proc=proc).cores
+    cores = facts_of(tmp_path / "store", proc=proc).cores
     assert (cores.state, cores.pattern) == (state, pattern.strip())
 
 
 def test_a_pattern_that_can_not_be_read_may_name_a_program(tmp_path: Path) -> None:
     """It counts as if it did, and what is warned of says that nobody knows."""
-    cores = gather_facts(tmp_path / "store", proc=tmp_path / "proc").cores
+    cores = facts_of(tmp_path / "store", proc=tmp_path / "proc").cores
     assert cores.state == "program"
     assert "core_pattern can't be read" in cores.pattern
 
@@ -123,12 +125,10 @@ def test_a_pattern_that_can_not_be_read_may_name_a_program(tmp_path: Path) -> No
 def test_a_hard_limit_of_no_core_dumps_is_seen(tmp_path: Path) -> None:
     """It can't be raised to the one value at which a piped pattern's program is not started."""
     code = (
-        "import pathlib, resource, sys; resource.setrlimit(resource.RLIMIT_CORE, (0,"
-        " int(sys.argv[1]))); "
-    )
-    code += (
-        "from belljar.host import gather_facts;"
-        " print(gather_facts(pathlib.Path(sys.argv[2])).cores.can_limit)"
+        "import pathlib, resource, sys; "
+        "resource.setrlimit(resource.RLIMIT_CORE, (0, int(sys.argv[1]))); "
+        "from belljar.isolation.trials import find_facts; "
+        "print(find_facts(pathlib.Path(sys.argv[2])).cores.can_limit)"
     )
     said = [
         subprocess.run(

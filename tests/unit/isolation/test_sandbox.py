@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack, ExitStack, nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
+import anyio
 import pytest
 
+from belljar.errors import CellError
+from belljar.events import Kind, MemoryRecorder
+from belljar.isolation.identity import HeldIdentity
 from belljar.isolation.jail import JailEnd
-from belljar.isolation.sandbox import Sandbox, death_limit
+from belljar.isolation.sandbox import Sandbox, death_limit, owned, recorded_lifetime
+from belljar.isolation.survivors import Destruction
+from belljar.plan.jail import JailIdentity, JailLimits
+from belljar.store.journal import new_cell_id
 
 ITSELF = JailEnd(signal=None, status=137, cause="itself")
 LIFETIME = JailEnd(signal=9, status=None, cause="lifetime")
@@ -62,3 +71,84 @@ class Ended(Sandbox):
 def test_cause_of_death(end: JailEnd | None, cause: str) -> None:
     """The deadline and the owner before what the engine found."""
     assert Ended(end).cause_of_death() == cause
+
+
+class Counted(Sandbox):
+    """A sandbox without a jail that counts how often it is destroyed."""
+
+    def __init__(self, home: Path) -> None:
+        identity = JailIdentity(host_uid=1, host_gid=1, privileged=False)
+        super().__init__(
+            cell_id=new_cell_id(),
+            kind="cell",
+            limits=JailLimits(
+                memory_max_bytes=1,
+                cpu_quota_percent=None,
+                processes=1,
+                lifetime_s=1.0,
+                address_space_bytes=1,
+            ),
+            controllers=(),
+            identity=nullcontext(HeldIdentity(jail=identity, lock_fd=None)),
+            home=home,
+        )
+        self.destroyed = 0
+
+    async def _unmake(self) -> Destruction:
+        self.destroyed += 1
+        await anyio.lowlevel.checkpoint()
+        return await super()._unmake()
+
+
+async def live(sandbox: Counted, recorder: MemoryRecorder, end: str) -> None:
+    """From its start to its end, which comes as `end` says."""
+
+    async def make(owner: AsyncExitStack, _held: ExitStack) -> Counted:
+        async with owned(sandbox, owner):
+            if end == "start fails":
+                raise CellError("no")
+            if end == "start is cancelled":
+                await anyio.sleep_forever()
+        if end == "record fails":
+            raise CellError("no")
+        return sandbox
+
+    async with recorded_lifetime(recorder, sandbox.cell_id, {}, make) as cell:
+        if end == "destroyed early":
+            async with anyio.create_task_group() as both:
+                both.start_soon(cell.destroy)
+                both.start_soon(cell.destroy)
+            assert await cell.destroy() is cell.destruction
+        if end == "block fails":
+            raise CellError("no")
+        if end == "block is cancelled":
+            await anyio.sleep_forever()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "end",
+    [
+        "normal",
+        "destroyed early",
+        "start fails",
+        "start is cancelled",
+        "record fails",
+        "block fails",
+        "block is cancelled",
+    ],
+)
+async def test_a_sandbox_is_destroyed_once(end: str, tmp_path: Path) -> None:
+    """By its owner, however it ends; and one that became a cell has its end on record once."""
+    sandbox, recorder = Counted(tmp_path), MemoryRecorder()
+    with anyio.move_on_after(0.05):
+        if "fails" in end:
+            with pytest.raises(CellError):
+                await live(sandbox, recorder, end)
+        else:
+            await live(sandbox, recorder, end)
+    assert sandbox.destroyed == 1
+    assert sandbox.destruction is not None
+    was_cell = end.startswith(("normal", "destroyed", "block"))
+    assert recorder.kinds().count(Kind.CELL_DESTROYED) == was_cell
+    assert recorder.kinds().count(Kind.CELL_FAILED) == (not was_cell)

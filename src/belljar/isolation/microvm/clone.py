@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +25,7 @@ from belljar.isolation.microvm.template import (
     allow_shared_memory,
     ensure_template,
 )
-from belljar.isolation.microvm.vmm import Vmm, VmmSpec, start_vmm
+from belljar.isolation.microvm.vmm import Vmm, VmmSpec
 from belljar.isolation.microvm.wire import start_wire
 from belljar.isolation.renewal import (
     NEEDED_OF_CLONE,
@@ -37,7 +37,7 @@ from belljar.isolation.renewal import (
     now_ns,
     renewed_names,
 )
-from belljar.isolation.sandbox import elapsed_ms, record_destroyed, recorded_lifetime
+from belljar.isolation.sandbox import elapsed_ms, owned, record_destroyed, recorded_lifetime
 from belljar.plan.jail import JailBind
 from belljar.plan.model import MicrovmPlan
 from belljar.plan.qemu import DISK_PATH, MEMORY_PATH, Role
@@ -80,17 +80,17 @@ async def open_vm(
         raise ValueError("a port goes with a machine that has a network device, and only with it")
     cell_id = cell_id or new_cell_id()
 
-    async def make(held: ExitStack) -> Vmm:
+    async def make(owner: AsyncExitStack, held: ExitStack) -> Vmm:
         ensure = partial(
             ensure_template, plan, image, kernel, home=home, recorder=recorder, held=held
         )
         template = await ensure()
         try:
-            return await _clone(template, plan, image, home, recorder, cell_id, port)
+            return await _clone(template, plan, image, home, recorder, cell_id, port, owner)
         except RestoreError as exc:
             rejection = Rejection(template=template, reason=f"it did not restore: {exc.what}")
         template = await ensure(rejection=rejection)
-        return await _clone(template, plan, image, home, recorder, cell_id, port)
+        return await _clone(template, plan, image, home, recorder, cell_id, port, owner)
 
     async with recorded_lifetime(recorder, cell_id, planned, make) as vmm:
         yield vmm
@@ -104,6 +104,7 @@ async def _clone(
     recorder: Recorder,
     cell_id: str,
     port: Port | None,
+    owner: AsyncExitStack,
 ) -> Vmm:
     recorder.record(Event(kind=Kind.CELL_CLONING, cell_id=cell_id, data={"template": template.key}))
     began = time.monotonic()
@@ -122,28 +123,32 @@ async def _clone(
         ),
         part_of="" if port is None else port.range_id,
     )
-    vmm = await start_vmm(spec, home=home)
+    vmm = Vmm(spec, home)
     try:
-        await _restore(vmm, template)
-        if port is not None:
-            # Before the guest's first instruction: the range's rules are in force when its first
-            # frame comes
-            wire_began = time.monotonic()
-            vmm.wire = await start_wire(vmm, port, home=home)
-            vmm.timings_ms["wire"] = elapsed_ms(wire_began)
-        await _resume(vmm)
-        await _renew(vmm, recorder, port)
-        vmm.timings_ms["total"] = elapsed_ms(began)
-        timings: dict[str, JsonValue] = {name: round(ms, 1) for name, ms in vmm.timings_ms.items()}
-        data: dict[str, JsonValue] = {
-            "template": template.key,
-            "duration_ms": timings["total"],
-            "timings_ms": timings,
-        }
-        recorder.record(Event(kind=Kind.CELL_CLONED, cell_id=cell_id, data=data))
+        async with owned(vmm, owner):
+            await vmm.start()
+            await _restore(vmm, template)
+            if port is not None:
+                # Before the guest's first instruction: the range's rules are in force when its
+                # first frame comes
+                wire_began = time.monotonic()
+                await start_wire(vmm, port, home=home)
+                vmm.timings_ms["wire"] = elapsed_ms(wire_began)
+            await _resume(vmm)
+            await _renew(vmm, recorder, port)
+            vmm.timings_ms["total"] = elapsed_ms(began)
+            timings: dict[str, JsonValue] = {
+                name: round(ms, 1) for name, ms in vmm.timings_ms.items()
+            }
+            data: dict[str, JsonValue] = {
+                "template": template.key,
+                "duration_ms": timings["total"],
+                "timings_ms": timings,
+            }
+            recorder.record(Event(kind=Kind.CELL_CLONED, cell_id=cell_id, data=data))
     except BaseException as exc:
-        with anyio.CancelScope(shield=True):
-            record_destroyed(recorder, cell_id, await vmm.destroy())
+        if vmm.destruction is not None:
+            record_destroyed(recorder, cell_id, vmm.destruction)
         vmm.raise_if_killed(exc)  # the template is not to blame
         # A port is attached once: no second try
         if vmm.wire is not None and isinstance(exc, RestoreError):

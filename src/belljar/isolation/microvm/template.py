@@ -18,7 +18,7 @@ import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -344,15 +344,15 @@ async def _boot_and_save(job: _Job, cell_id: str, scratch: Path) -> bytes:
         root=job.root,
         binds=binds,
     )
-    vmm = await start_vmm(spec, home=job.home)
-    try:
-        await _bring_guest_up(vmm.client, plan)
-        await _wait_idle(vmm)
-        return await _save(vmm)
-    except CellError as exc:
-        raise _explained(vmm, exc, job) from exc
-    finally:
-        await vmm.destroy()
+    async with AsyncExitStack() as owner:
+        vmm = await start_vmm(spec, home=job.home, owner=owner)
+        try:
+            await _bring_guest_up(vmm.client, plan)
+            await _wait_idle(vmm)
+            state = await _save(vmm)
+        except CellError as exc:
+            raise _explained(vmm, exc, job) from exc
+    return state
 
 
 async def _bring_guest_up(guest: GuestClient, plan: MicrovmPlan) -> None:

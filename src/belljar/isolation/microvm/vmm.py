@@ -11,7 +11,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ from belljar.errors import CellError, HostError
 from belljar.isolation.identity import hold_identity
 from belljar.isolation.jail import JailEnd, grow_pipe, measure_counter_khz
 from belljar.isolation.program_root import VmmRoot
-from belljar.isolation.sandbox import Sandbox, elapsed_ms, signal_name
+from belljar.isolation.sandbox import Sandbox, elapsed_ms, owned, signal_name
 from belljar.isolation.survivors import Destruction, together
 from belljar.isolation.touches import FileWatch, watch_guest
 from belljar.plan.jail import JailBind, JailLimits, JailSpec
@@ -126,6 +126,7 @@ class Vmm(Sandbox):
     Attributes:
         net: the other end of its network device, one frame a datagram; None without one.
         wire: what carries its frames; None without a port.
+        companions: owns the wire, which ends before the VMM.
         timings_ms: prepare, vmm_start; a clone's also restore, wire, renew, total.
     """
 
@@ -134,6 +135,7 @@ class Vmm(Sandbox):
         self.emulated = spec.shape.accel == "tcg"
         self.memory_bounded_by = "address space" if spec.memory_by_rlimit else "control group"
         self.wire: Sandbox | None = None
+        self.companions = AsyncExitStack()
         self._ends = _Ends(spec)
         super().__init__(
             cell_id=spec.cell_id,
@@ -235,23 +237,20 @@ class Vmm(Sandbox):
 
     async def _unmake(self) -> Destruction:
         await self.client.aclose()
-        if self.wire is None:
-            return await super()._unmake()
-        wire = await self.wire.destroy()
-        return together(await super()._unmake(), wire)
+        await self.companions.aclose()
+        destruction, wire = await super()._unmake(), self.wire
+        if wire is None or wire.destruction is None:
+            return destruction
+        return together(destruction, wire.destruction)
 
     def _release(self) -> None:
         self._ends.close()
 
 
-async def start_vmm(spec: VmmSpec, *, home: Path) -> Vmm:
+async def start_vmm(spec: VmmSpec, *, home: Path, owner: AsyncExitStack) -> Vmm:
     """As `Vmm.start`; nothing is left when it fails."""
-    vmm = Vmm(spec, home)
-    try:
+    async with owned(Vmm(spec, home), owner) as vmm:
         await vmm.start()
-    except BaseException:
-        await vmm.destroy()
-        raise
     return vmm
 
 

@@ -32,7 +32,7 @@ from belljar.isolation.program_root import (
     package_program,
 )
 from belljar.isolation.renewal import Port
-from belljar.isolation.sandbox import Sandbox, signal_name
+from belljar.isolation.sandbox import Sandbox, owned, signal_name
 from belljar.package import __version__
 from belljar.plan.jail import JailIds, JailSpec
 from belljar.store.journal import new_cell_id
@@ -229,8 +229,8 @@ class Wire(Sandbox):
         return f"wire {self.cell_id} of cell {self._vmm.cell_id}"
 
 
-async def start_wire(vmm: Vmm, port: Port, *, home: Path) -> Wire:
-    """A wire between the running VMM and the port, which is attached now.
+async def start_wire(vmm: Vmm, port: Port, *, home: Path) -> None:
+    """Give the running VMM its wire to the port, which is attached now.
 
     Raises:
         ValueError: the MTU is more than a guest's device takes. HostError: this host can't.
@@ -238,11 +238,6 @@ async def start_wire(vmm: Vmm, port: Port, *, home: Path) -> Wire:
     """
     if port.settings.mtu > MAX_MTU:
         raise ValueError(f"an MTU of {port.settings.mtu} bytes; a guest takes at most {MAX_MTU}")
-    wire = Wire(vmm, port, home)
-    try:
+    async with owned(Wire(vmm, port, home), vmm.companions) as wire:
         await wire.start()
-    except BaseException:
-        with anyio.CancelScope(shield=True):
-            await wire.destroy()
-        raise
-    return wire
+    vmm.wire = wire

@@ -11,6 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal
@@ -34,6 +35,7 @@ from belljar.isolation.sandbox import (
     HostUsage,
     Sandbox,
     elapsed_ms,
+    owned,
     record_destroyed,
     signal_name,
 )
@@ -363,7 +365,12 @@ class Container(Sandbox):
 
 
 async def start_container(
-    spec: ContainerSpec, renewal: Renewal, *, home: Path, recorder: Recorder | None = None
+    spec: ContainerSpec,
+    renewal: Renewal,
+    *,
+    home: Path,
+    owner: AsyncExitStack,
+    recorder: Recorder | None = None,
 ) -> tuple[Container, Renewed]:
     """Start it and make it ready; and what its guest agent says it renewed.
 
@@ -374,17 +381,17 @@ async def start_container(
         container, began = Container(spec, home), time.monotonic()
         container.attempts = attempt
         try:
-            await container.start()
-            renewed = await container.handshake(renewal)
+            async with owned(container, owner):
+                await container.start()
+                renewed = await container.handshake(renewal)
         except BaseException as exc:
-            with anyio.CancelScope(shield=True):
-                destruction = await container.destroy()
-            is_busy = isinstance(exc, CellError) and is_busy_sealing(container.diagnosis())
-            may_retry = is_busy and destruction.clean and attempt < _MAX_ATTEMPTS
-            if may_retry and not container.killed():
-                continue
-            if recorder is not None:
-                record_destroyed(recorder, spec.cell_id, destruction)
+            if (destruction := container.destruction) is not None:
+                is_busy = isinstance(exc, CellError) and is_busy_sealing(container.diagnosis())
+                may_retry = is_busy and destruction.clean and attempt < _MAX_ATTEMPTS
+                if may_retry and not container.killed():
+                    continue
+                if recorder is not None:
+                    record_destroyed(recorder, spec.cell_id, destruction)
             container.raise_if_killed(exc)
             raise
         container.timings_ms["total"] = elapsed_ms(began)

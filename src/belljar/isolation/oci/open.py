@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,8 @@ async def open_container(
     """
     cell_id = cell_id or new_cell_id()
 
-    async def make(held: ExitStack) -> Container:
-        return await _make(plan, image, home, recorder, cell_id, port, held)
+    async def make(owner: AsyncExitStack, held: ExitStack) -> Container:
+        return await _make(plan, image, home, recorder, cell_id, port, owner, held)
 
     async with recorded_lifetime(recorder, cell_id, planned, make) as container:
         yield container
@@ -57,6 +57,7 @@ async def _make(
     recorder: Recorder,
     cell_id: str,
     port: Port | None,
+    owner: AsyncExitStack,
     held: ExitStack,
 ) -> Container:
     tree = await held_tree(home, image, held)
@@ -79,22 +80,20 @@ async def _make(
         port=port,
         is_traced=bool(plan.policy.decoys) and runtime.kind == "runsc",
     )
-    container, renewed = await start_container(spec, renewal, home=home, recorder=recorder)
-    try:
-        data = {
-            "done": list(renewed_names(renewed)),
-            "machine_id": renewal.machine_id,
-            "hostname": renewal.hostname,
-        }
-        recorder.record(
-            Event(kind=Kind.CELL_RENEWED, cell_id=cell_id, data=data, trust=Trust.GUEST_REPORTED)
-        )
-        timings: dict[str, JsonValue] = {n: round(ms, 1) for n, ms in container.timings_ms.items()}
-        data = {"duration_ms": timings["total"], "timings_ms": timings}
-        if container.attempts > 1:
-            data["attempts"] = container.attempts
-        recorder.record(Event(kind=Kind.CELL_STARTED, cell_id=cell_id, data=data))
-    except BaseException:
-        await container.destroy()
-        raise
+    container, renewed = await start_container(
+        spec, renewal, home=home, owner=owner, recorder=recorder
+    )
+    data = {
+        "done": list(renewed_names(renewed)),
+        "machine_id": renewal.machine_id,
+        "hostname": renewal.hostname,
+    }
+    recorder.record(
+        Event(kind=Kind.CELL_RENEWED, cell_id=cell_id, data=data, trust=Trust.GUEST_REPORTED)
+    )
+    timings: dict[str, JsonValue] = {n: round(ms, 1) for n, ms in container.timings_ms.items()}
+    data = {"duration_ms": timings["total"], "timings_ms": timings}
+    if container.attempts > 1:
+        data["attempts"] = container.attempts
+    recorder.record(Event(kind=Kind.CELL_STARTED, cell_id=cell_id, data=data))
     return container

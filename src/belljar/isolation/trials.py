@@ -1,0 +1,85 @@
+"""Trials of this host that take milliseconds, and its facts with them: `host` only reads.
+
+The longer ones, which start a container or boot a guest, are in `isolation.proofs`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from belljar.host.tools import own_program
+from belljar.store.scratch import orphans, owned_name
+
+if TYPE_CHECKING:
+    from belljar.host import HostFacts, ProveKvm, ProveRuntime
+
+_TIMEOUT_S: Final = 5.0
+_TRIAL: Final = "facts-"
+
+
+def find_facts(
+    home: Path | None = None,
+    *,
+    prove_kvm: ProveKvm | None = None,
+    prove_runtime: ProveRuntime | None = None,
+    prove_again: bool = False,
+    doubt: bool = False,
+) -> HostFacts:
+    """As `gather_facts`, with control groups and namespaces tried."""
+    from belljar.host import gather_facts
+
+    return gather_facts(
+        home,
+        try_group=try_group,
+        try_namespaces=try_namespaces,
+        prove_kvm=prove_kvm,
+        prove_runtime=prove_runtime,
+        prove_again=prove_again,
+        doubt=doubt,
+    )
+
+
+def try_group(parent: Path, limit_file: str) -> bool:
+    """Whether a group with that file can be made: a read-only mount may refuse even root."""
+    sweep_trials(parent)
+    trial = parent / owned_name(_TRIAL, secrets.token_hex(4))
+    try:
+        trial.mkdir()
+    except OSError:
+        return False
+    try:
+        return os.access(trial / limit_file, os.W_OK)
+    finally:
+        trial.rmdir()
+
+
+def sweep_trials(parent: Path) -> None:
+    """Remove the trial groups of processes that have died."""
+    for path in orphans(parent, prefix=_TRIAL):
+        with contextlib.suppress(OSError):
+            path.rmdir()
+
+
+def try_namespaces() -> str:
+    """Why the launcher can't make a jail's namespaces, "" when it can.
+
+    Seccomp and security modules have the last word, and may have one for each program.
+    """
+    try:
+        done = subprocess.run(
+            [str(own_program("jail")), "--try-namespaces"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+            env={},
+        )
+    except (OSError, subprocess.SubprocessError) as exc:
+        return f"could not be tried: {exc}"
+    output = done.stderr.decode("utf-8", "replace").strip()[:200]
+    return "" if done.returncode == 0 else f"making one was tried: {output or done.returncode}"
