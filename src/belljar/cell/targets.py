@@ -21,8 +21,8 @@ from belljar.cell.cell import Cell
 from belljar.cell.output import ExecOutput
 from belljar.compose.values import SETTLE_S, is_idle
 from belljar.errors import CellError, HostError, PolicyError
+from belljar.plan.explain import NETWORK_EXTRA_HINT
 from belljar.plan.network import StandInPlan
-from belljar.plan.obstacles import NETWORK_EXTRA_HINT
 from belljar.policy import LoadedPolicy, Policy, Tier, demanded_tier
 from belljar.policy.files import read_regular
 from belljar.policy.stand_ins import PythonStandIn, TargetStandIn

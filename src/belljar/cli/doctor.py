@@ -114,13 +114,14 @@ def _tiers(facts: HostFacts) -> Iterator[Check]:
     Only the microVM's absence is a `no`: the others replace nothing stronger.
     """
     from belljar.plan import tier_obstacles
+    from belljar.plan.explain import obstacle_text
     from belljar.policy import Tier
 
     for tier in Tier:
         found = tier_obstacles(tier, facts)
         state: State = "no" if tier is Tier.MICROVM else "note"
         for obstacle in found:
-            yield Check(f"tier {tier}", state, obstacle.what, obstacle.hint)
+            yield Check(f"tier {tier}", state, *obstacle_text(obstacle))
         if not found:
             yield _works(tier.value, facts)
 
@@ -142,10 +143,11 @@ def _works(tier: str, facts: HostFacts) -> Check:
 def _ranges(facts: HostFacts) -> Iterator[Check]:
     """Whether a policy with a `network` can be carried out; cells without one need none of it."""
     from belljar.plan import network_obstacles
+    from belljar.plan.explain import obstacle_text
 
     found = network_obstacles(facts)
     for obstacle in found:
-        yield Check("ranges", "note", obstacle.what, obstacle.hint)
+        yield Check("ranges", "note", *obstacle_text(obstacle))
     if not found:
         nft = facts.tool("nft")
         needed = f"nft {nft.version if nft else ''}, network namespaces, the libraries of the extra"
@@ -155,13 +157,15 @@ def _ranges(facts: HostFacts) -> Iterator[Check]:
 def tiers_as_json(facts: HostFacts) -> dict[str, dict[str, object]]:
     """For each tier: whether it can run here, whether that is proven, and its obstacles."""
     from belljar.plan import tier_obstacles
+    from belljar.plan.explain import obstacle_text
     from belljar.policy import Tier
 
     shown: dict[str, dict[str, object]] = {}
     for tier in Tier:
         found, runtime = tier_obstacles(tier, facts), facts.runtime(tier.value)
         proof = facts.kvm.state.value if runtime is None else runtime.state.value
-        obstacles = [{"what": obstacle.what, "hint": obstacle.hint} for obstacle in found]
+        texts = [(obstacle.code.value, *obstacle_text(obstacle)) for obstacle in found]
+        obstacles = [{"code": code, "what": what, "hint": hint} for code, what, hint in texts]
         shown[tier.value] = {"works": not found, "proof": proof, "obstacles": obstacles}
     return shown
 
@@ -190,7 +194,7 @@ def _mib(amount_mib: int) -> str:
 
 def _virtualisation(facts: HostFacts) -> Iterator[Check]:
     from belljar.host import KvmState
-    from belljar.plan.obstacles import KVM_HINTS
+    from belljar.plan.explain import KVM_HINTS
 
     kvm = facts.kvm
     if kvm.state is KvmState.PROVEN:
@@ -234,13 +238,14 @@ def _open_files() -> Check:
 
 def _cores(facts: HostFacts) -> Check:
     """Where crashes in the lowest of the tiers go; the others' are no worse."""
+    from belljar.plan.explain import obstacle_text
     from belljar.plan.obstacles import cores_warning
     from belljar.policy import Tier
 
     warning = cores_warning(Tier.CONTAINER, facts.cores)
     if warning is None:
         return Check("core dumps", "ok", "none is made of a cell: its limit forbids the file")
-    return Check("core dumps", "note", warning.what, warning.hint)
+    return Check("core dumps", "note", *obstacle_text(warning))
 
 
 def _tools(facts: HostFacts) -> Iterator[Check]:

@@ -18,12 +18,8 @@ from belljar.policy.guarding import METADATA_ADDRESS
 from belljar.units import format_size, printable
 
 
-def reach(network: NetworkPlan) -> tuple[str, ...]:
+def reach(network: NetworkPlan) -> Iterator[str]:
     """Every stand-in by name and port, then what is caught, then what is real."""
-    return tuple(_reach(network))
-
-
-def _reach(network: NetworkPlan) -> Iterator[str]:
     but, gateway = "", "without capabilities or any route"
     if network.upstreams:
         but = "; but this host dials for the gateway what is called REAL below"
@@ -138,12 +134,8 @@ def bounds(network: NetworkPlan) -> tuple[Bound, ...]:
     )
 
 
-def warnings(network: NetworkPlan, facts: HostFacts) -> tuple[str, ...]:
+def warnings(network: NetworkPlan, facts: HostFacts) -> Iterator[str]:
     """What the author should know of this network and may not expect."""
-    return tuple(_warnings(network, facts))
-
-
-def _warnings(network: NetworkPlan, facts: HostFacts) -> Iterator[str]:
     if network.upstreams:
         hosts = ", ".join(printable(item.host) for item in network.upstreams)
         yield (

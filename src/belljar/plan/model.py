@@ -5,10 +5,12 @@ is.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from belljar.dataclass import dataclass, json_of
 from belljar.plan.jail import JailLimits
+from belljar.plan.obstacles import Obstacle
 from belljar.plan.oci import OciShape
 from belljar.plan.qemu import GuestLimits, VmShape
 from belljar.policy import Resources, Risk, Tier
@@ -88,7 +90,8 @@ class CellPlan:
         jail_controllers: the control groups that the jail is put under.
         memory_by_rlimit: `memory` is not among them: the jail's address space is bounded instead.
         env: the image's with the policy's over it.
-        skipped_tiers: of the warnings, which tiers that the risk allows were skipped, and why.
+        skipped_tiers: of the warnings, which tiers were skipped, and why.
+        obstacles: the same as data, by tier.
         network: None: the cell has no network device at all.
         rights: what the workload may do inside beyond an ordinary container's.
     """
@@ -112,6 +115,7 @@ class CellPlan:
     blast_radius: BlastRadius
     warnings: tuple[str, ...]
     skipped_tiers: tuple[str, ...] = ()
+    obstacles: Mapping[str, Obstacle] = field(default_factory=dict)
     network: NetworkPlan | None = None
     rights: Granted = NOTHING_GRANTED
 

@@ -1,29 +1,32 @@
-"""What stands in a tier's way on this host, each with its hint.
+"""What stands in a tier's way on this host, as codes with their values.
 
-Used to refuse a plan, and by `belljar doctor` to say so beforehand.
+Used to refuse a plan, and by `belljar doctor` to say so beforehand; `explain` has the sentences.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, Final
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from belljar.dataclass import dataclass
-from belljar.errors import HostError
 from belljar.host import (
     CgroupVersion,
     CoreFact,
     CoreState,
     HostFacts,
+    IdsFact,
     KvmState,
     RuntimeState,
     ToolFact,
+    UsernsFact,
 )
 from belljar.plan.seccomp import ARCHITECTURES
 from belljar.policy import Resources, Tier
 from belljar.policy.limits import GRANTABLE
-from belljar.units import format_size, printable
+from belljar.units import printable
 
 if TYPE_CHECKING:
     from belljar.policy.sections import Rights
@@ -31,42 +34,61 @@ if TYPE_CHECKING:
 MIN_KERNEL: Final = (6, 6)
 """For the container tiers: a writable layer on a tmpfs needs its user attributes; what root's
 id-mapped layers need (5.19) is older."""
-NETWORK_EXTRA_HINT: Final = (
-    "install Belljar with its extra `network`: pip install 'belljar-sandbox[network]'"
-)
-KVM_HINTS: Final = {
-    KvmState.UNPROVEN: "run `belljar doctor`, which boots a guest under KVM to prove it",
-    KvmState.REFUTED: "use a host whose KVM really boots a guest; `belljar doctor --prove-again` "
-    "tries again",
-    KvmState.ABSENT: "use a host with hardware virtualisation that this user may use",
-}
-"""How to get proven hardware virtualisation."""
 _CONTROLLERS: Final = ("cpu", "memory", "pids")
 _MODULE_OF: Final = {"dulwich": "git", "jsonschema": "openapi", "referencing": "openapi"}
 """The one kind of stand-in that needs a module; what isn't here the gateway itself needs."""
-_USUAL_NAMESPACES: Final = 15_000
 _RELEASE: Final = re.compile(r"(\d{1,4})\.(\d{1,4})")
-_CORES_HINT: Final = "as root: sysctl -w kernel.core_pattern=core"
-_NO_RIGHTS: Final = {
-    Tier.CONTAINER: "its kernel is this host's",
-    Tier.GVISOR: "the guest agent shares the users of its workload",
-    Tier.MICROVM: "it could reach the guest agent, whose word counts in verdicts, or open more of "
-    "the guest's kernel",
-}
-"""Why a tier grants no more rights."""
+_MAX_PATTERN_CHARS: Final = 80
+Value: TypeAlias = str | int | tuple[str, ...]
+
+
+class ObstacleCode(StrEnum):
+    """One reason. A new one is a member here, a sentence and hint in `explain.OBSTACLES`."""
+
+    ARCHITECTURE = "architecture"
+    NO_CALL_PROFILE = "no_call_profile"
+    RUNTIME_NOT_CHECKED = "runtime_not_checked"
+    RUNTIME_UNUSABLE = "runtime_unusable"
+    RUNTIME_FAILED = "runtime_failed"
+    RUNTIME_WITHOUT_PORT = "runtime_without_port"
+    TOOL_NOT_CHECKED = "tool_not_checked"
+    TOOL_MISSING = "tool_missing"
+    TOOL_VERSION_UNKNOWN = "tool_version_unknown"
+    TOOL_TOO_OLD = "tool_too_old"
+    NO_USER_NAMESPACES = "no_user_namespaces"
+    NO_IDS = "no_ids"
+    CGROUPS_NOT_MOUNTED = "cgroups_not_mounted"
+    CGROUPS_NOT_IN_KERNEL = "cgroups_not_in_kernel"
+    CGROUPS_NOT_DELEGATED = "cgroups_not_delegated"
+    CGROUPS_NOT_OWNED = "cgroups_not_owned"
+    KERNEL_TOO_OLD = "kernel_too_old"
+    RIGHTS_NEED_OTHER_TIER = "rights_need_other_tier"
+    RIGHTS_OF_NO_TIER = "rights_of_no_tier"
+    KVM_UNPROVEN = "kvm_unproven"
+    KVM_REFUTED = "kvm_refuted"
+    KVM_ABSENT = "kvm_absent"
+    TOO_FEW_PROCESSORS = "too_few_processors"
+    TOO_LITTLE_MEMORY = "too_little_memory"
+    MODULES_MISSING = "modules_missing"
+    NO_NETWORK_NAMESPACES = "no_network_namespaces"
+    NETWORK_NAMESPACES_OFF = "network_namespaces_off"
+    TOO_FEW_OPEN_FILES = "too_few_open_files"
+    CRASH_STARTS_PROGRAM = "crash_starts_program"
+    CRASH_LIMITED_IN_CELL = "crash_limited_in_cell"
+    CRASH_TO_SERVER = "crash_to_server"
 
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """One reason why it can't be done here, what to do about it, and where that shows."""
+    """One reason why it can't be done here, and where that shows.
 
-    what: str
-    hint: str
+    `hint`: the host's facts' own, "" for none. Values whose name ends in `_bytes` are sizes.
+    """
+
+    code: ObstacleCode
+    values: Mapping[str, Value] = field(default_factory=dict)
     where: str = "host"
-
-    def error(self) -> HostError:
-        """As the error that refuses."""
-        return HostError(self.what, where=self.where, hint=self.hint)
+    hint: str = ""
 
 
 # ---- tiers
@@ -79,103 +101,69 @@ def tier_obstacles(tier: Tier, facts: HostFacts, *, has_port: bool = False) -> t
 
 def _microvm(facts: HostFacts) -> Iterator[Obstacle]:
     if facts.arch != "x86_64":
-        yield Obstacle(
-            f"the microvm tier runs on x86_64 so far, and this is {facts.arch}",
-            "use an x86_64 host; nothing weaker is used instead",
-        )
+        yield Obstacle(ObstacleCode.ARCHITECTURE, {"arch": facts.arch})
     yield from _tools_and_userns("microvm", facts)
 
 
 def _oci(tier: Tier, facts: HostFacts, *, has_port: bool) -> Iterator[Obstacle]:
     if facts.arch not in ARCHITECTURES:
-        yield Obstacle(
-            f"there is no system call profile for {facts.arch}",
-            f"use a host of one of these: {', '.join(ARCHITECTURES)}",
-        )
-    yield from _runtime(tier, facts, has_port=has_port)
+        known = tuple(ARCHITECTURES)
+        yield Obstacle(ObstacleCode.NO_CALL_PROFILE, {"arch": facts.arch, "known": known})
+    runtime, of_tier = facts.runtime(tier.value), {"tier": tier.value}
+    if runtime is None:
+        yield Obstacle(ObstacleCode.RUNTIME_NOT_CHECKED, of_tier)
+    else:
+        named = {"name": runtime.name, "version": runtime.version, "reason": runtime.reason}
+        if runtime.state is RuntimeState.UNUSABLE:
+            yield Obstacle(ObstacleCode.RUNTIME_UNUSABLE, named, hint=runtime.hint)
+        elif has_port and runtime.no_port:
+            yield Obstacle(ObstacleCode.RUNTIME_WITHOUT_PORT, named | {"reason": runtime.no_port})
+        elif runtime.state is RuntimeState.REFUTED:
+            yield Obstacle(ObstacleCode.RUNTIME_FAILED, named, hint=runtime.hint)
     yield from _tools_and_userns("oci", facts)
     if not facts.ids.available:
-        yield Obstacle(
-            f"a container needs ids of its own: {facts.ids.reason}",
-            f"{facts.ids.hint}; or run as root",
-        )
-    # A container's limits are its control groups': no machine around it would bound it otherwise.
-    missing = [name for name in _CONTROLLERS if name not in facts.cgroup.controllers]
+        yield _not_available(ObstacleCode.NO_IDS, facts.ids)
+    # A container's limits are its control groups: no machine around it would bound it otherwise.
+    missing = tuple(name for name in _CONTROLLERS if name not in facts.cgroup.controllers)
     if missing:
-        reason = f" ({facts.cgroup.reason})" if facts.cgroup.reason else ""
-        yield Obstacle(
-            f"the {tier} tier's limits need the control groups {', '.join(missing)}, which can't "
-            f"be used here{reason}",
-            _groups_hint(facts, missing),
-        )
+        code = ObstacleCode.CGROUPS_NOT_OWNED
+        if facts.cgroup.version is CgroupVersion.NONE:
+            code = ObstacleCode.CGROUPS_NOT_MOUNTED
+        elif facts.is_root:
+            code = ObstacleCode.CGROUPS_NOT_IN_KERNEL
+        elif facts.cgroup.version is CgroupVersion.V2:
+            code = ObstacleCode.CGROUPS_NOT_DELEGATED
+        reason, uid = facts.cgroup.reason, facts.uid
+        yield Obstacle(code, {**of_tier, "missing": missing, "reason": reason, "uid": uid})
     match = _RELEASE.match(facts.kernel_release)
     release = (int(match[1]), int(match[2])) if match else ()
     if release < MIN_KERNEL:
-        least = ".".join(map(str, MIN_KERNEL))
         shown = ".".join(map(str, release)) or facts.kernel_release
-        yield Obstacle(
-            f"the {tier} tier needs Linux {least} for its writable layer, and this is {shown}",
-            f"use a kernel {least} or newer (Debian 12: linux-image-amd64 from "
-            f"bookworm-backports), or the microvm tier",
-        )
-
-
-def _runtime(tier: Tier, facts: HostFacts, *, has_port: bool) -> Iterator[Obstacle]:
-    runtime = facts.runtime(tier.value)
-    if runtime is None:
-        what = f"no OCI runtime for the {tier} tier was looked for"
-        yield Obstacle(what, "run `belljar doctor`")
-    elif runtime.state is RuntimeState.UNUSABLE:
-        yield Obstacle(runtime.reason, runtime.hint)
-    elif has_port and runtime.no_port:
-        yield Obstacle(
-            f"{runtime.name} {runtime.version} runs no container with a network port here: "
-            f"{runtime.no_port}",
-            "use another runtime or tier, or `network: none`; `belljar doctor` tries it again",
-        )
-    elif runtime.state is RuntimeState.REFUTED:
-        yield Obstacle(
-            f"{runtime.name} {runtime.version} ran no container here: {runtime.reason}",
-            runtime.hint or "`belljar doctor` tries it again",
-        )
+        needed = ".".join(map(str, MIN_KERNEL))
+        values = {**of_tier, "release": shown, "needed": needed}
+        yield Obstacle(ObstacleCode.KERNEL_TOO_OLD, values)
 
 
 def _tools_and_userns(tier: str, facts: HostFacts) -> Iterator[Obstacle]:
     for tool in facts.tools:
         if tool.needed and tool.tier == tier and not tool.ok:
-            yield Obstacle(_lack(tool), tool.hint)
+            yield _lack(tool, "host")
     if not facts.userns.available:
-        yield Obstacle(
-            f"the jail needs user namespaces, which this user can't make: {facts.userns.reason}",
-            facts.userns.hint or "run as root",
-        )
+        yield _not_available(ObstacleCode.NO_USER_NAMESPACES, facts.userns)
 
 
-def _lack(tool: ToolFact) -> str:
+def _lack(tool: ToolFact, where: str) -> Obstacle:
+    code = ObstacleCode.TOOL_TOO_OLD
     if not tool.path:
-        return f"{tool.name} is missing"
-    if not tool.version:
-        return f"{tool.path} doesn't say its version; {tool.needed_min} or newer is needed"
-    return f"{tool.name} {tool.version} is too old: {tool.needed_min} is needed"
+        code = ObstacleCode.TOOL_MISSING
+    elif not tool.version:
+        code = ObstacleCode.TOOL_VERSION_UNKNOWN
+    values = {"tool": tool.name, "path": tool.path, "version": tool.version}
+    return Obstacle(code, {**values, "needed": tool.needed_min}, where, tool.hint)
 
 
-def _groups_hint(facts: HostFacts, missing: list[str]) -> str:
-    if facts.cgroup.version is CgroupVersion.NONE:
-        return "mount the control groups"
-    if facts.is_root:
-        return (
-            f"run where root may make control groups, with {', '.join(missing)} among the kernel's "
-            f"controllers"
-        )
-    if facts.cgroup.version is CgroupVersion.V2:
-        return (
-            "start it in a group handed to you: systemd-run --user --scope -p Delegate=yes "
-            "belljar …; or run as root"
-        )
-    each, group = f"for c in {' '.join(missing)}; do", f"/sys/fs/cgroup/$c/{facts.uid}"
-    given = f"{each} mkdir {group}; chown {facts.uid} {group} {group}/cgroup.procs; done"
-    joined = f"{each} echo $$ >{group}/cgroup.procs; done"
-    return f"as root: {given}; then in your shell: {joined}; or run as root"
+def _not_available(code: ObstacleCode, fact: UsernsFact | IdsFact, where: str = "host") -> Obstacle:
+    return Obstacle(code, {"reason": fact.reason}, where, fact.hint)
 
 
 # ---- what a policy asks for
@@ -197,49 +185,41 @@ def refusals(rights: Rights | None, tier: Tier) -> Iterator[str]:
 
 def rights_obstacles(rights: Rights | None, tier: Tier) -> tuple[Obstacle, ...]:
     """Why the tier can't grant the rights that a policy asks for."""
-    refused = ", ".join(refusals(rights, tier))
+    refused = tuple(refusals(rights, tier))
     if not refused:
         return ()
-    able = [each.value for each in Tier if not any(refusals(rights, each))]
-    what = f"a {tier.value} cell does not grant {refused}: {_NO_RIGHTS[tier]}"
-    hint = f"run it in tier {' or '.join(able)}" if able else "leave out what no tier grants"
-    return (Obstacle(what, hint, "rights"),)
+    able = tuple(each.value for each in Tier if not any(refusals(rights, each)))
+    code = ObstacleCode.RIGHTS_NEED_OTHER_TIER if able else ObstacleCode.RIGHTS_OF_NO_TIER
+    values = {"tier": tier.value, "refused": refused, "able": able}
+    return (Obstacle(code, values, "rights"),)
 
 
 def hardware_obstacle(facts: HostFacts) -> Obstacle | None:
     """Why risk `critical` can't run here; None when hardware virtualisation is proven."""
     if facts.kvm.state is KvmState.PROVEN:
         return None
-    return Obstacle(
-        f"risk `critical` demands hardware virtualisation, which is {facts.kvm.state.value} here: "
-        f"{facts.kvm.reason}",
-        f"{KVM_HINTS[facts.kvm.state]}; or lower `risk` if the risk is lower",
-        "risk",
-    )
+    code = ObstacleCode(f"kvm_{facts.kvm.state.value}")
+    return Obstacle(code, {"reason": facts.kvm.reason}, "risk")
 
 
 def size_obstacles(
-    resources: Resources, most_bytes: int, facts: HostFacts, *, besides: str
+    resources: Resources, memory_max_bytes: int, facts: HostFacts
 ) -> Iterator[Obstacle]:
-    """Why a cell of this size, which may take `most_bytes`, doesn't fit this host.
-
-    `besides`: what takes memory but the workload.
-    """
+    """Why a cell of this size, whose jail may take so much memory, doesn't fit this host."""
     if resources.cpus > facts.cpus:
-        yield Obstacle(
-            f"{resources.cpus} processors are asked for, and this host has {facts.cpus}",
-            f"write `cpus: {facts.cpus}` or less, or use a larger host",
-            "resources.cpus",
-        )
-    has_bytes = facts.memory_total_mib << 20
-    if most_bytes > has_bytes:
-        memory, disk = format_size(resources.memory_bytes), format_size(resources.disk_bytes)
-        yield Obstacle(
-            f"a cell of this policy may take {format_size(most_bytes)} (memory {memory} + disk "
-            f"{disk} + {besides}), and this host has {format_size(has_bytes)}",
-            "lower `memory` or `disk` (all a cell writes is held in memory), or use a larger host",
-            "resources.memory",
-        )
+        values: dict[str, Value] = {"asked": resources.cpus, "cpus": facts.cpus}
+        yield Obstacle(ObstacleCode.TOO_FEW_PROCESSORS, values, "resources.cpus")
+    host_bytes = facts.memory_total_mib << 20
+    if memory_max_bytes > host_bytes:
+        memory_bytes, disk_bytes = resources.memory_bytes, resources.disk_bytes
+        values = {
+            "cell_bytes": memory_max_bytes,
+            "memory_bytes": memory_bytes,
+            "disk_bytes": disk_bytes,
+            "overhead_bytes": memory_max_bytes - memory_bytes - disk_bytes,
+            "host_bytes": host_bytes,
+        }
+        yield Obstacle(ObstacleCode.TOO_LITTLE_MEMORY, values, "resources.memory")
 
 
 # ---- a range's network
@@ -252,48 +232,40 @@ def network_obstacles(
 
     `kinds`: of its stand-ins; None: of all there are.
     """
-    return tuple(
-        Obstacle(f"a range's network needs {what}", hint, "network")
-        for what, hint in _network_needs(facts, kinds)
-    )
+    return tuple(_network(facts, kinds))
 
 
-def _network_needs(facts: HostFacts, kinds: Collection[str] | None) -> Iterator[tuple[str, str]]:
+def _network(facts: HostFacts, kinds: Collection[str] | None) -> Iterator[Obstacle]:
     from belljar.plan.network import GATEWAY_OTHER_FILES
 
-    without = "or write `network: none`"
+    where = "network"
     tool = facts.tool("nft")
-    if tool is None or not tool.ok:
-        hint = (tool.hint if tool else "") or "run `belljar setup`, or install nftables"
-        yield f"nft: {_lack(tool) if tool else 'nft was not looked for'}", f"{hint}; {without}"
-    missing = [
+    if tool is None:
+        yield Obstacle(ObstacleCode.TOOL_NOT_CHECKED, {"tool": "nft"}, where)
+    elif not tool.ok:
+        yield _lack(tool, where)
+    missing = tuple(
         name
         for name in facts.modules_missing
         if kinds is None or _MODULE_OF.get(name, "") in {"", *kinds}
-    ]
+    )
     if missing:
-        what = f"the Python modules {', '.join(missing)}, which are not installed"
-        yield what, NETWORK_EXTRA_HINT
+        yield Obstacle(ObstacleCode.MODULES_MISSING, {"modules": missing}, where)
     if not facts.network_namespaces:
-        what = "network namespaces, which this kernel doesn't have"
-        yield what, f"use a kernel with CONFIG_NET_NS; {without}"
+        yield Obstacle(ObstacleCode.NO_NETWORK_NAMESPACES, where=where)
     elif facts.network_namespaces_max == 0:
-        hint = f"as root: sysctl -w user.max_net_namespaces={_USUAL_NAMESPACES}; {without}"
-        yield "network namespaces, and user.max_net_namespaces is 0", hint
+        yield Obstacle(ObstacleCode.NETWORK_NAMESPACES_OFF, where=where)
     # A gateway that could take fewer connections than it needs descriptors for itself is not worth
     # starting.
     needed = 2 * GATEWAY_OTHER_FILES
     if facts.open_files_max < needed:
-        what = f"{needed} open files for its gateway, and this process may have "
-        hint = "raise the hard limit of open files (`ulimit -Hn`, LimitNOFILE= in a systemd unit)"
-        yield f"{what}{facts.open_files_max}", f"{hint}; {without}"
+        values = {"needed": needed, "most": facts.open_files_max}
+        yield Obstacle(ObstacleCode.TOO_FEW_OPEN_FILES, values, where)
     # An ordinary user's namespace belongs to a user namespace with ids for its cells.
     if not facts.is_root and not facts.userns.available:
-        what = f"user namespaces, which this user can't make: {facts.userns.reason}"
-        yield what, facts.userns.hint or "run as root"
+        yield _not_available(ObstacleCode.NO_USER_NAMESPACES, facts.userns, where)
     if not facts.is_root and not facts.ids.available:
-        what = f"ids of its own: {facts.ids.reason}"
-        yield what, f"{facts.ids.hint}; or run as root; {without}"
+        yield _not_available(ObstacleCode.NO_IDS, facts.ids, where)
 
 
 # ---- crashes
@@ -307,26 +279,12 @@ def cores_warning(tier: Tier, cores: CoreFact) -> Obstacle | None:
     """
     if cores.state is CoreState.FILE:
         return None
-    container = tier is Tier.CONTAINER
-    shown = printable(cores.pattern, max_chars=80)
+    code = ObstacleCode.CRASH_LIMITED_IN_CELL
     if cores.state is CoreState.PROGRAM and not cores.can_limit:
-        crash = "a crash in a cell" if container else "a crash of what holds the cell"
-        return Obstacle(
-            f"{crash} starts a program of this host as its root ({shown}): a hard limit of core "
-            f"dumps of 0 can't be made 1, at which the kernel starts none",
-            f"start Belljar with `ulimit -Hc` of 1 or more; or {_CORES_HINT}",
-        )
-    if not container:
+        code = ObstacleCode.CRASH_STARTS_PROGRAM
+    elif tier is not Tier.CONTAINER:
         return None
-    if cores.state is CoreState.SERVER:
-        what = (
-            f"a crash in a cell is handed to a server of this host ({shown}), and no limit keeps "
-            f"the kernel from it"
-        )
-    else:
-        what = (
-            f"this host's kernel starts a program as its root when something crashes ({shown}); "
-            f"only a cell's limit of core dumps of 1 keeps it from that, and only its system call "
-            f"profile keeps that limit"
-        )
-    return Obstacle(what, _CORES_HINT)
+    elif cores.state is CoreState.SERVER:
+        code = ObstacleCode.CRASH_TO_SERVER
+    pattern = printable(cores.pattern, max_chars=_MAX_PATTERN_CHARS)
+    return Obstacle(code, {"tier": tier.value, "pattern": pattern})

@@ -20,7 +20,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     are asked for once."""
     home = tmp_path_factory.mktemp("plan") / "store"
     if obstacles := tier_obstacles(Tier.MICROVM, find_facts(home)):
-        pytest.skip(f"this host can't run microVMs: {obstacles[0].what}")
+        pytest.skip(f"this host can't run microVMs: {obstacles[0].code}")
     return home
 
 

@@ -67,7 +67,7 @@ def test_what_is_real_is_said_as_real(facts: HostFacts) -> None:
         " run. Why: a\\x1b[2J b"
     )
     assert any("leaves this host" in sentence for sentence in warnings(network, facts))
-    assert "but this host dials" in reach(network)[0]
+    assert "but this host dials" in next(reach(network))
     assert "dials" not in " ".join(reach(NetworkPlan()))
     assert not any(
         "without" in sentence for sentence in reach(network) if "gateway, which answers" in sentence
@@ -77,10 +77,10 @@ def test_what_is_real_is_said_as_real(facts: HostFacts) -> None:
 def test_target_cells_that_may_not_fit_are_noted(facts: HostFacts) -> None:
     """Their memory and disk together, against what is free."""
     network = NetworkPlan(stand_ins=(CELL,))
-    assert warnings(network, facts) == ()
+    assert list(warnings(network, facts)) == []
     small = replace(facts, memory_available_mib=1000)
-    assert "may take 2 GiB of memory" in warnings(network, small)[0]
-    assert "unknown names are simulated" in warnings(NetworkPlan(default="simulate"), facts)[0]
+    assert "may take 2 GiB of memory" in next(warnings(network, small))
+    assert "unknown names are simulated" in next(warnings(NetworkPlan(default="simulate"), facts))
 
 
 def test_a_target_that_is_open_at_every_port_is_told_as_that() -> None:

@@ -12,8 +12,9 @@ from belljar.host.facts import APPARMOR_SWITCH
 from belljar.host.runtimes import REFUTED_FOR_S, RUNC_MIN, RUNSC_MIN, RUNTIME_VARIABLE
 from belljar.host.tools import QEMU_MIN
 from belljar.plan import hardware_obstacle, network_obstacles, tier_obstacles
+from belljar.plan.explain import KVM_HINTS, OBSTACLES, obstacle_text
 from belljar.plan.make import isolation_of
-from belljar.plan.obstacles import MIN_KERNEL, cores_warning
+from belljar.plan.obstacles import MIN_KERNEL, Obstacle, ObstacleCode, Value, cores_warning
 from belljar.policy import Resources, Tier
 
 
@@ -24,20 +25,20 @@ def test_a_good_host_has_none(facts: HostFacts) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "version", "told"),
+    ("path", "version", "code"),
     [
-        ("", "", "is missing"),
-        ("/q", "8.1", "too old: 8.2 is needed"),
-        ("/q", "", "doesn't say its version"),
+        ("", "", ObstacleCode.TOOL_MISSING),
+        ("/q", "8.1", ObstacleCode.TOOL_TOO_OLD),
+        ("/q", "", ObstacleCode.TOOL_VERSION_UNKNOWN),
     ],
 )
 def test_a_vmm_that_will_not_do_is_named(
-    path: str, version: str, told: str, facts: HostFacts
+    path: str, version: str, code: ObstacleCode, facts: HostFacts
 ) -> None:
     """Missing, too old, or of unknown age."""
     tool = replace(facts.tools[0], path=path, version=version, ok=False, hint="run `belljar setup`")
     (obstacle,) = tier_obstacles(Tier.MICROVM, replace(facts, tools=(tool,)))
-    assert told in obstacle.what
+    assert (obstacle.code, obstacle.values["version"]) == (code, version)
     assert obstacle.hint == "run `belljar setup`"
 
 
@@ -47,8 +48,12 @@ def test_all_obstacles_are_told(facts: HostFacts) -> None:
         facts, arch="aarch64", userns=UsernsFact(available=False, reason="a switch is off")
     )
     found = tier_obstacles(Tier.MICROVM, host)
-    assert ["x86_64" in found[0].what, "a switch is off" in found[1].what] == [True, True]
-    assert all(obstacle.error().hint for obstacle in found)
+    assert [obstacle.code for obstacle in found] == [
+        ObstacleCode.ARCHITECTURE,
+        ObstacleCode.NO_USER_NAMESPACES,
+    ]
+    assert found[1].values == {"reason": "a switch is off"}
+    assert all(obstacle_text(obstacle)[1] for obstacle in found)
 
 
 @pytest.mark.parametrize("state", [KvmState.ABSENT, KvmState.REFUTED, KvmState.UNPROVEN])
@@ -56,8 +61,8 @@ def test_each_way_of_lacking_hardware_has_its_own_hint(state: KvmState, facts: H
     """Only an unproven one is fixed by a proof."""
     obstacle = hardware_obstacle(replace(facts, kvm=KvmFact(state=state, reason="why")))
     assert obstacle is not None
-    assert ("belljar doctor`, which boots" in obstacle.hint) is (state is KvmState.UNPROVEN)
-    assert "why" in obstacle.what
+    assert (obstacle.code, obstacle.values) == (ObstacleCode(f"kvm_{state}"), {"reason": "why"})
+    assert obstacle_text(obstacle)[1].startswith(KVM_HINTS[state])
 
 
 @pytest.mark.parametrize("tier", [Tier.CONTAINER, Tier.GVISOR])
@@ -68,9 +73,9 @@ def test_a_kernel_that_is_too_old_for_a_writable_layer(
     """Named with the one that is needed; the microVM tier does not need it."""
     old = replace(facts, kernel_release=release)
     (obstacle,) = tier_obstacles(tier, old)
-    assert "needs Linux 6.6" in obstacle.what
-    assert (release if release == "strange" else release.rpartition(".")[0]) in obstacle.what
-    assert "microvm" in obstacle.hint
+    assert obstacle.code is ObstacleCode.KERNEL_TOO_OLD
+    shown = release if release == "strange" else release.rpartition(".")[0]
+    assert obstacle.values == {"tier": tier.value, "release": shown, "needed": "6.6"}
     assert tier_obstacles(Tier.MICROVM, old) == ()
 
 
@@ -82,8 +87,8 @@ def test_a_runtime_that_can_have_no_port(tier: Tier, facts: HostFacts) -> None:
     )
     assert tier_obstacles(tier, unable) == tier_obstacles(tier, facts, has_port=True) == ()
     (obstacle,) = tier_obstacles(tier, unable, has_port=True)
-    assert "with a network port here: it said: no" in obstacle.what
-    assert "network: none" in obstacle.hint
+    assert obstacle.code is ObstacleCode.RUNTIME_WITHOUT_PORT
+    assert obstacle.values["reason"] == "it said: no"
 
 
 def test_what_the_page_on_tiers_says_is_needed() -> None:
@@ -113,34 +118,24 @@ def test_what_a_network_lacks_is_named_with_its_hint(facts: HostFacts) -> None:
         replace(tool, ok=False, path="") if tool.name == "nft" else tool for tool in facts.tools
     )
     refused = UsernsFact(available=False, reason="a switch", hint="switch it")
-    for host, what, hint in [
-        (replace(facts, tools=()), "nft was not looked for", "install nftables"),
-        (replace(facts, tools=old), "nft 0.9 is too old: 1.0.6 is needed", "get it"),
-        (replace(facts, tools=gone), "nft is missing", "install nftables"),
-        (
-            replace(facts, modules_missing=("dns", "h11")),
-            "the Python modules dns, h11, which",
-            "belljar-sandbox[network]",
-        ),
-        (
-            replace(facts, network_namespaces_max=0),
-            "user.max_net_namespaces is 0",
-            "sysctl -w user.max_net_namespaces=",
-        ),
-        (
-            replace(
-                facts, is_root=False, ids=IdsFact(available=False, reason="none", hint="add some")
-            ),
-            "none",
-            "add some; or",
-        ),
-        (replace(facts, network_namespaces=False), "needs network namespaces", "CONFIG_NET_NS"),
-        (replace(facts, is_root=False, userns=refused), "a switch", "switch it"),
+    no_ids = IdsFact(available=False, reason="none", hint="add some")
+    for host, code in [
+        (replace(facts, tools=()), ObstacleCode.TOOL_NOT_CHECKED),
+        (replace(facts, tools=old), ObstacleCode.TOOL_TOO_OLD),
+        (replace(facts, tools=gone), ObstacleCode.TOOL_MISSING),
+        (replace(facts, modules_missing=("dns", "h11")), ObstacleCode.MODULES_MISSING),
+        (replace(facts, network_namespaces=False), ObstacleCode.NO_NETWORK_NAMESPACES),
+        (replace(facts, network_namespaces_max=0), ObstacleCode.NETWORK_NAMESPACES_OFF),
+        (replace(facts, open_files_max=300), ObstacleCode.TOO_FEW_OPEN_FILES),
+        (replace(facts, is_root=False, ids=no_ids), ObstacleCode.NO_IDS),
+        (replace(facts, is_root=False, userns=refused), ObstacleCode.NO_USER_NAMESPACES),
     ]:
-        found = network_obstacles(host)
-        assert what in found[0].what
-        assert hint in found[0].hint
-        assert found[0].error().where == "network"
+        (obstacle,) = network_obstacles(host)
+        assert (obstacle.code, obstacle.where) == (code, "network")
+        what, hint = obstacle_text(obstacle)
+        assert what
+        assert hint.endswith("; or write `network: none`")
+        assert obstacle.hint in hint
     assert network_obstacles(replace(facts, userns=refused)) == ()
 
 
@@ -149,7 +144,10 @@ def test_a_module_that_one_kind_needs_is_missed_by_that_kind_alone(facts: HostFa
     without = replace(facts, modules_missing=("dulwich",))
     assert network_obstacles(without, {"http", "smtp"}) == ()
     (obstacle,) = network_obstacles(without, {"http", "git"})
-    assert "dulwich" in obstacle.what
+    assert (obstacle.code, obstacle.values) == (
+        ObstacleCode.MODULES_MISSING,
+        {"modules": ("dulwich",)},
+    )
     assert network_obstacles(without) == (obstacle,)
 
 
@@ -186,5 +184,32 @@ def test_a_pattern_can_not_act_on_a_terminal() -> None:
     pattern = "|/usr/lib/keep \x1b[2J" + "x" * 200
     said = cores_warning(Tier.CONTAINER, CoreFact(state=CoreState.PROGRAM, pattern=pattern))
     assert said is not None
-    assert "\x1b" not in said.what
-    assert "x" * 100 not in said.what
+    what, _ = obstacle_text(said)
+    assert "\x1b" not in what
+    assert "x" * 100 not in what
+
+
+def test_each_code_has_its_sentence_and_hint() -> None:
+    """The one place of their wording; values are put in, sizes as people read them."""
+    assert set(OBSTACLES) == set(ObstacleCode)
+    lists = {"missing": ("cpu", "pids"), "able": ("gvisor", "microvm"), "refused": ("CAP_X", "y")}
+    names = (
+        "arch known tier name version reason tool path needed uid release asked cpus most pattern"
+    )
+    sizes = dict.fromkeys(("cell", "memory", "disk", "overhead", "host"), 1 << 30)
+    values: dict[str, Value] = {
+        **{name: f"<{name}>" for name in names.split()},
+        **{f"{name}_bytes": size for name, size in sizes.items()},
+        **lists,
+        "modules": ("h11", "dns"),
+    }
+    texts = {code: obstacle_text(Obstacle(code, values)) for code in ObstacleCode}
+    assert all("{" not in what + hint and "()" not in what for what, hint in texts.values())
+    assert all(
+        hint for code, (_, hint) in texts.items() if code is not ObstacleCode.RUNTIME_UNUSABLE
+    )
+    assert "1 GiB for what holds the cell" in texts[ObstacleCode.TOO_LITTLE_MEMORY][0]
+    assert texts[ObstacleCode.RIGHTS_NEED_OTHER_TIER][1] == "run it in tier gvisor or microvm"
+    assert "for c in cpu pids; do" in texts[ObstacleCode.CGROUPS_NOT_OWNED][1]
+    ids = Obstacle(ObstacleCode.NO_IDS, {"reason": "none"}, hint="add some")
+    assert obstacle_text(ids)[1] == "add some; or run as root"

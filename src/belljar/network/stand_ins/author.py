@@ -8,8 +8,8 @@ from pathlib import Path, PurePosixPath
 from belljar.errors import HostError
 from belljar.network.stand_ins import check
 from belljar.network.stand_ins.documents import Fault, Faults
+from belljar.plan.explain import NETWORK_EXTRA_HINT
 from belljar.plan.network import StandInPlan, plan_network
-from belljar.plan.obstacles import NETWORK_EXTRA_HINT
 from belljar.policy import LoadedPolicy, yaml_tree
 from belljar.policy.load import Examined, examine, refusal
 from belljar.policy.stand_ins import PythonStandIn, StandIn

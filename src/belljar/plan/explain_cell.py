@@ -1,0 +1,285 @@
+"""A cell in words: the layers around it, its bounds, and what it can do at its worst. Pure; every
+dynamic string is escaped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from belljar.plan.jail import JailLimits
+from belljar.plan.model import BlastRadius, Bound, ImageFacts, Layer
+from belljar.plan.oci import MAX_TERMINALS, OPEN_FILES, OciRuntime, OciShape
+from belljar.plan.qemu import VmShape
+from belljar.policy import Resources, Tier
+from belljar.units import format_duration, format_size, printable
+
+if TYPE_CHECKING:
+    from belljar.plan.network import NetworkPlan
+    from belljar.policy import Policy
+
+_SHOWN_DIGITS: Final = 12
+_HOST_GROUP: Final = "the host's control group"
+
+
+# ---- layers
+
+_KERNEL: Final = "this host's kernel"
+
+
+def vm_layers(*, emulated: bool, is_root: bool, has_port: bool) -> tuple[Layer, ...]:
+    """What is between a microVM's workload and this host."""
+    uid = "this user's own uid on the host (only root can give it another)"
+    if is_root:
+        uid = "a uid that no other user has"
+    device = "no network device"
+    if has_port:
+        device = "one network device, which leads into its range and nowhere else"
+    hardware = "the processor (KVM) and QEMU's few devices"
+    return (
+        Layer(
+            name="jail",
+            what="the VMM's own namespaces (user, mount, pid, network, ipc, uts, cgroup), a "
+            f"read-only root with only its files, {uid}, no capabilities, no new privileges, "
+            "seccomp",
+            enforced_by=_KERNEL,
+            state="enforced",
+        ),
+        Layer(
+            name="microvm",
+            what=f"a virtual machine with a kernel of its own; one disk, read-only; {device}",
+            enforced_by="QEMU's emulator (TCG)" if emulated else hardware,
+            state="emulated" if emulated else "hardware",
+        ),
+        Layer(
+            name="container",
+            what="the workload's own namespaces in the guest, shifted user ids, seccomp, no "
+            "guest devices, no modules",
+            enforced_by="the guest's kernel",
+            state="enforced",
+        ),
+    )
+
+
+def oci_layers(
+    tier: Tier, runtime: OciRuntime, *, is_root: bool, has_port: bool
+) -> tuple[Layer, ...]:
+    """What is between a container's workload and this host."""
+    gvisor, shared = tier is Tier.GVISOR, f"{_KERNEL}, shared"
+    stack = "a network stack of its own on one link, no raw sockets" if has_port else "no network"
+    namespaces = "all others"
+    if has_port:
+        namespaces = "all others but the jail's network, over which it has no right"
+    ids = "this user's subordinate ids, shared by all of this user's cells"
+    if is_root:
+        ids = "a range of ids that no other user has"
+    program = printable(f"{runtime.name} {runtime.version}".strip())
+    jail = Layer(
+        name="jail",
+        what="namespaces of the cell's own (user, mount, pid, network, ipc, uts, cgroup), a "
+        f"read-only root with only its files, {ids}, no capability outside, control groups",
+        enforced_by=shared,
+        state="shared",
+    )
+    wall = Layer(
+        name="container",
+        what=f"a second user namespace and {namespaces}, no capability beyond the image's root's, "
+        f"no new privileges, system calls denied by default, six devices, covered /proc, no sysfs",
+        enforced_by=f"{shared} (set up by {program})",
+        state="shared",
+    )
+    if gvisor:
+        wall = Layer(
+            name="gvisor",
+            what=f"a kernel of its own in user space; files through a server of its own (gofer), "
+            f"{stack}, no host sockets",
+            enforced_by=f"gVisor's sentry (systrap; {program}) and its own filter of what it asks "
+            f"of {_KERNEL}",
+            state="enforced",
+        )
+    own = Layer(
+        name="workload",
+        what="the policy's user, an empty bounding set unless that is root, no new privileges, a "
+        "second system call filter",
+        enforced_by="gVisor's kernel" if gvisor else shared,
+        state="enforced" if gvisor else "shared",
+    )
+    return (jail, wall, own)
+
+
+# ---- bounds: all that a cell may consume, each with what holds it there
+
+
+def _bound(what: str, most: str, *enforced_by: str) -> Bound:
+    return Bound(what=what, most=most, enforced_by=enforced_by)
+
+
+_HOST_DISK: Final = _bound(
+    "this host's disk",
+    "nothing but its record, which grows with its output",
+    "the jail's read-only root",
+)
+
+
+def microvm_bounds(
+    resources: Resources, shape: VmShape, jail: JailLimits, controllers: tuple[str, ...]
+) -> tuple[Bound, ...]:
+    """Everything a microVM may consume."""
+    memory_bytes = resources.memory_bytes + resources.disk_bytes
+    vm_memory = f"the VM's memory ({format_size(shape.ram_mib << 20)})"
+    cpus = f"{resources.cpus}, and one for the VMM"
+    processors = _bound(
+        "processors", cpus, "the VM's shape", f"{_HOST_GROUP} ({jail.cpu_quota_percent}% of one)"
+    )
+    if jail.cpu_quota_percent is None:
+        cpus = f"{cpus}; all of this host's if the VMM itself is compromised"
+        processors = _bound("processors", cpus, "the VM's shape; no control group")
+    memory = resources.memory_sum(jail.memory_max_bytes)
+    host_memory = _bound("this host's memory", memory, _HOST_GROUP)
+    if "memory" not in controllers:
+        # A compromised VMM may fill all its address space, but in one process only.
+        host_memory = _bound(
+            "this host's memory",
+            f"{memory}; {format_size(jail.address_space_bytes)} if the VMM itself is compromised",
+            "the VM's shape",
+            "RLIMIT_AS",
+            "QEMU's seccomp (one process); no control group",
+        )
+    threads = "RLIMIT_NPROC; no control group"
+    if "pids" in controllers:
+        threads = f"{_HOST_GROUP} and RLIMIT_NPROC"
+    guest_group, tmpfs = "the guest's control group", "the guest's tmpfs (bytes and inodes)"
+    return (
+        processors,
+        _bound("memory and files together", format_size(memory_bytes), guest_group, vm_memory),
+        _bound("files it writes", format_size(resources.disk_bytes), tmpfs, vm_memory),
+        host_memory,
+        _HOST_DISK,
+        _bound("processes in the cell", str(resources.processes), guest_group),
+        _bound("threads on this host", str(jail.processes), threads),
+        *_time_and_output(resources, agent="the guest agent"),
+    )
+
+
+def oci_bounds(
+    tier: Tier, resources: Resources, shape: OciShape, jail: JailLimits
+) -> tuple[Bound, ...]:
+    """Everything a container may consume: the host first of all."""
+    memory = resources.memory_sum(jail.memory_max_bytes)
+    files = f"{format_size(shape.disk_bytes)}, {shape.disk_inodes:,} files"
+    limits = {limit["type"]: int(limit["hard"]) for limit in shape.config["process"]["rlimits"]}
+    open_files = f"{limits.get('RLIMIT_NOFILE', OPEN_FILES[1]):,}"
+    if tier is Tier.GVISOR:
+        # Measured: 0.7 MiB for a sleeping `sleep`, 4.2 for a Python that sleeps, 5.8 for its fork.
+        memory += "; a sleeping Python takes 4 to 6 MiB of it, and to use it up ends the cell"
+        # gVisor's own file system; where the image has a /tmp, that is in the layer.
+        files += "; as much again in /tmp if the image has none"
+        more: tuple[Bound, ...] = (
+            _bound(
+                "processes on this host",
+                f"{jail.processes}: gVisor's own, and some for each of {resources.processes} in "
+                f"the cell",
+                _HOST_GROUP,
+            ),
+            _bound("open files of one process", open_files, "gVisor's RLIMIT_NOFILE"),
+        )
+    else:
+        tasks = f"{jail.processes}: {resources.processes}, and what holds the cell"
+        more = (
+            _bound("processes", tasks, _HOST_GROUP),
+            _bound("open files of one process", open_files, "RLIMIT_NOFILE"),
+            _bound("terminals", str(MAX_TERMINALS), "the cell's devpts"),
+        )
+    quota = f"{_HOST_GROUP} ({jail.cpu_quota_percent}% of one)"
+    return (
+        _bound("processors", str(resources.cpus), quota),
+        _bound("memory and files together", memory, _HOST_GROUP),
+        _bound("files it writes", files, "the jail's tmpfs (bytes and inodes)", _HOST_GROUP),
+        _HOST_DISK,
+        *more,
+        *_time_and_output(resources, agent="the agent"),
+    )
+
+
+def _time_and_output(resources: Resources, *, agent: str) -> tuple[Bound, ...]:
+    """The bounds that hold in the same way in every tier; `agent`: what the tier's is called."""
+    timeout = f"{format_duration(resources.exec_timeout_s)} unless it asks for another"
+    output = f"{format_size(resources.output_bytes)} a stream; the rest is dropped and counted"
+    return (
+        _bound("time", format_duration(resources.lifetime_s), "the jail's supervisor"),
+        _bound("time of one command", timeout, agent, "a deadline on the host"),
+        _bound("output kept of one command", output, agent, "the channel's window on the host"),
+    )
+
+
+# ---- the blast radius
+
+
+def blast_radius(
+    policy: Policy,
+    image: ImageFacts | None,
+    env: Mapping[str, str],
+    held: tuple[Bound, ...],
+    *,
+    tier: Tier,
+    network: NetworkPlan | None,
+) -> BlastRadius:
+    """What the cell can do at its worst. Says only what the plan's layers and bounds make true."""
+    shown = f"{printable(policy.image)} (not built)"
+    if image is not None:
+        shown = f"{printable(image.name)} (sha256:{image.digest[:_SHOWN_DIGITS]})"
+    names = ", ".join(printable(name) for name in sorted(env))
+    reached: tuple[str, ...] = (_NO_NETWORK[tier],)
+    if network is not None:
+        from belljar.plan.explain_network import reach
+
+        reached = tuple(reach(network))
+    disk = format_size(policy.resources.disk_bytes)
+    return BlastRadius(
+        read=(
+            f"the image {shown}, shared with no one who can write it",
+            *(
+                f"a copy of the file {printable(file.source)}, as {printable(file.target)}"
+                for file in policy.files
+            ),
+            *((f"the environment: {names}",) if env else ()),
+            _HOST_SEEN[tier],
+        ),
+        write=(
+            f"its own copy of the file system, in memory, at most {disk}, gone with the cell",
+            "nothing on this host, and nothing another cell can read",
+        ),
+        reach=(
+            *reached,
+            "this host by one byte pipe, whose every frame is checked",
+            *_KERNEL_REACHED[tier],
+            f"{_HOST_TOOLS}: {printable(str(policy.host_tools_rule))}",
+        ),
+        consume=tuple(f"{bound.what}: {bound.most}" for bound in held),
+    )
+
+
+_HOST_TOOLS: Final = (
+    "through tools of an evaluation that act outside of it (MCP servers, web search, hosted code)"
+)
+_HOST_SEEN: Final = {
+    Tier.CONTAINER: "of this host, no directory, file or process; but what its kernel shows to "
+    "any process: version, processors, memory, load, uptime",
+    Tier.GVISOR: "of this host, no directory, file, device or process; the number of its "
+    "processors",
+    Tier.MICROVM: "nothing of this host: no directory, file, device or process is shared with it",
+}
+_NO_ROUTE: Final = "so no internet, no LAN, no metadata service, no DNS, no other cell"
+_NO_NETWORK: Final = {
+    Tier.CONTAINER: f"no network: a network namespace of its own with nothing but its loopback, "
+    f"{_NO_ROUTE}",
+    Tier.GVISOR: f"no network: gVisor's own stack with nothing but its loopback, {_NO_ROUTE}",
+    Tier.MICROVM: f"no network: the cell has no network device, {_NO_ROUTE}",
+}
+_KERNEL_REACHED: Final[Mapping[Tier, tuple[str, ...]]] = {
+    Tier.CONTAINER: (
+        "this host's kernel, by the system calls of an allow list (`plan --json` has it)",
+    ),
+    Tier.GVISOR: ("gVisor's kernel; this host's only by what that one asks of it",),
+    Tier.MICROVM: (),
+}
