@@ -1,6 +1,4 @@
-"""What Inspect loads through the `inspect_ai` entry point: names only, the work is imported when it
-is asked for.
-"""
+"""What Inspect loads through the `inspect_ai` entry point; imports the provider late."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
-"""Can a cell stand in for the sandbox that a task names?
+"""Whether a cell can replace a task's sandbox, and what it converts. Pure.
 
-Pure: a description of that sandbox in, what a cell takes over from it, or why not, out.
-
-A sandbox that promises something a cell would not keep is refused: an evaluation that runs in
-another environment than its author wrote measures something else. What is honoured of a compose
-file is `compose`'s to say.
+Refuses a sandbox that promises what a cell can't keep: the evaluation would measure something else.
+`compose` says what is converted.
 """
 
 from __future__ import annotations

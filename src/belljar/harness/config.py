@@ -1,11 +1,8 @@
-"""Which policy a sample's cell gets: from what Inspect hands us to a `LoadedPolicy`.
+"""Which policy a sample's cell gets: from Inspect's configuration to a `LoadedPolicy`.
 
-Reads policy files, decides purely.
-
-Order, first hit wins: the task's or sample's own (`("belljar", "policy.yaml")`); `$BELLJAR_POLICY`;
-the preset `high`. What a compose file says is put on top of it. The policy of
-`belljar run --policy` states the isolation around that (`fidelity`). `$BELLJAR_POLICY` is a floor
-too: a task's own policy, and its compose file, is used as far as it is nowhere looser.
+The first of: the task's or sample's own (`("belljar", "policy.yaml")`), `$BELLJAR_POLICY`, preset
+`high`; then its compose file. `belljar run --policy` states the isolation around that.
+`$BELLJAR_POLICY` is a floor too: nothing of a task's is looser.
 """
 
 from __future__ import annotations
@@ -57,7 +54,7 @@ if TYPE_CHECKING:
 
 DEFAULT_POLICY: Final = "high"
 POLICY_NAMES: Final = ("belljar.yaml", "belljar.yml")
-"""What a policy beside a task is called."""
+"""Names of a policy beside a task."""
 _NAME: Final = METADATA_PREFIX + r"[A-Za-z0-9_]+"
 _REFERENCE: Final = re.compile(
     rf"\$\$(?=\{{?{_NAME})|\$\{{({_NAME})(?:(:?-)([^{{}}]*))?\}}|\$({_NAME})"
@@ -67,10 +64,10 @@ _REFERENCE: Final = re.compile(
 class BelljarConfig(BaseModel):
     """A sandbox configuration as Inspect logs it: a policy and changes to it.
 
-    `policy` is a file or a preset. Other fields replace the policy's; `tier` can only raise it.
-    From a compose file: `network` (JSON of a policy, or `none`), `service` and `program` (JSON) of
-    the sample's cell, `data` (JSON of `TaskData`), `builds` (JSON of `ServiceBuild`s), `resources`.
-    `compose` is a whole file that needs a sample's metadata.
+    `policy`: a file or preset. Other fields replace the policy's; `tier` can only raise it. From a
+    compose file: `network` (JSON, or `none`), `service` and `program` (JSON) of the sample's cell,
+    `data` (JSON of `TaskData`), `builds` (JSON of `ServiceBuild`s), `resources`. `compose`: a whole
+    file that needs a sample's metadata.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -90,10 +87,10 @@ class BelljarConfig(BaseModel):
     rights: str = ""
     env: tuple[tuple[str, str], ...] = ()
     differences: tuple[Difference, ...] = ()
-    """How it differs from what the task's author wrote."""
+    """Differences from the task."""
 
     def asked(self) -> dict[str, Any]:
-        """What a compose file says, in a policy's words."""
+        """The compose file's fields, as a policy's."""
         given = {"image": self.image, "user": self.user, "workdir": self.workdir}
         asked: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if self.network:
@@ -122,7 +119,7 @@ class SamplePolicy:
 
 
 def as_config(config: BaseModel | str | None) -> BelljarConfig:
-    """Convert what Inspect passes to a provider. Raises `PolicyError`."""
+    """From what Inspect passes. Raises `PolicyError`."""
     if config is None:
         return BelljarConfig()
     if isinstance(config, BelljarConfig):
@@ -155,7 +152,7 @@ def as_config(config: BaseModel | str | None) -> BelljarConfig:
 
 
 def of_compose(document: Mapping[str, Any], base: BelljarConfig, *, where: str) -> BelljarConfig:
-    """What a compose file makes of `base`. Raises `TaskRefused` for one that a cell can't keep."""
+    """`base` with a compose file. Raises `TaskRefused` for one that a cell can't keep."""
     return _judged(base, judge_compose(document), where=where)
 
 
@@ -168,7 +165,7 @@ def _judged(config: BelljarConfig, judgement: Judgement, *, where: str) -> Bellj
 
 
 def check_below(path: Path, directory: Path) -> None:
-    """Raises `PolicyError` when a link leads a task's file out of the task's directory."""
+    """Raises `PolicyError` for a link out of the task's directory."""
     home = os.path.realpath(directory)
     written = os.path.normpath(path)
     is_named_below = Path(written).is_relative_to(directory.absolute()) or Path(
@@ -183,7 +180,7 @@ def check_below(path: Path, directory: Path) -> None:
 
 
 def beside_policy(directory: Path) -> BelljarConfig:
-    """The policy beside a task, if there is one: also a link, which is judged when it is read."""
+    """The policy beside a task; a link is checked when it is read."""
     found = next(
         (directory / name for name in POLICY_NAMES if os.path.lexists(directory / name)), None
     )
@@ -244,7 +241,7 @@ def _check_own_files(ours: BelljarConfig) -> None:
 
 
 def shaping(config: BelljarConfig, metadata: Mapping[str, object]) -> dict[str, str]:
-    """The variables of a sample by which its cells differ in more than their environment."""
+    """A sample's variables that decide more than its cells' environment."""
     return (
         shaping_variables(json.loads(config.compose), metadata_variables(metadata))
         if config.compose
@@ -253,7 +250,7 @@ def shaping(config: BelljarConfig, metadata: Mapping[str, object]) -> dict[str, 
 
 
 def choose_policy(config: BelljarConfig, operator: Operator) -> str:
-    """The file or preset where `--policy` names none; a task's `.env` file comes last."""
+    """The file or preset without `--policy`; a task's `.env` file comes last."""
     return config.policy or operator.policy or os.environ.get(POLICY_VARIABLE, "") or DEFAULT_POLICY
 
 
@@ -263,12 +260,12 @@ def load(
     metadata: Mapping[str, object] | None = None,
     **options: Unpack[OperatorOptions],
 ) -> LoadedPolicy:
-    """The policy for a sandbox configuration. Raises `PolicyError`, also for a lower tier."""
+    """A configuration's policy. Raises `PolicyError`, also for a lower tier."""
     return within(settled(as_config(config), metadata), read_operator(**options))[0]
 
 
 def within(ours: BelljarConfig, operator: Operator) -> tuple[LoadedPolicy, tuple[Difference, ...]]:
-    """The policy for a settled configuration, and its differences. Raises `PolicyError`."""
+    """A settled configuration's policy and differences. Raises `PolicyError`."""
     from belljar.policy import resolve_policy, with_tier
     from belljar.policy.network import OWN_CELL
     from belljar.policy.task_data import TaskData
@@ -301,7 +298,7 @@ def within(ours: BelljarConfig, operator: Operator) -> tuple[LoadedPolicy, tuple
 def _above_floor(
     ours: BelljarConfig, operator: Operator
 ) -> tuple[LoadedPolicy, tuple[Difference, ...]]:
-    """The task's own policy and compose file, nowhere looser than `$BELLJAR_POLICY`."""
+    """The task's policy and compose file, within `$BELLJAR_POLICY`."""
     from belljar.policy import resolve_policy, with_tier
     from belljar.policy.floor import looser_fields, tightened
 

@@ -1,7 +1,4 @@
-"""What the controls run in a cell to reach services: commands for the clients an image has.
-
-Pure.
-"""
+"""Commands that the controls run in a cell to reach services, by an image's clients. Pure."""
 
 from __future__ import annotations
 

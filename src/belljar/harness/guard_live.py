@@ -1,6 +1,4 @@
-"""Cases of a guard test carried out from inside cells: each has a cell and a gateway of its own, so
-that none is found by what another sent. What the record says was found is the outcome.
-"""
+"""Guard test cases run inside cells, each with its own gateway; the record is the outcome."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ Opening = Callable[["LoadedPolicy"], AbstractAsyncContextManager["Cell"]]
 AT_ONCE: Final = 2
 STEP_TIMEOUT_S: Final = 120.0
 HOST: Final = "svc.internal"
-"""To whom everything goes; a request's own `Host` header stays as the case has it."""
+"""The host of all requests; a case's own `Host` header stays."""
 MAIL_HOST: Final = "mail.internal"
 CASE_FILE: Final = "/tmp/case"  # noqa: S108 - in the cell
 NETWORK: Final[Mapping[str, Any]] = {
@@ -146,7 +144,7 @@ async def carry_out(
     opening: Opening,
     on_progress: Callable[[int], object],
 ) -> tuple[Outcome, ...]:
-    """Run each case in its own cell, `AT_ONCE` at a time; `on_progress` gets how many are done.
+    """Run each case in its own cell, `AT_ONCE` at a time; `on_progress` gets the count.
 
     A case that fails to run has a `problem`. Raises as `open_cell`, and `HostError` without Python.
     """
@@ -184,7 +182,7 @@ async def carry_out(
 def found_by_case(
     lines: Iterable[Line], of_cell: Mapping[str, Case]
 ) -> dict[str, tuple[tuple[str, ...], str]]:
-    """Per case: the classes found, and why something was not scanned. Pure."""
+    """Per case: classes found, and why something was not scanned. Pure."""
     of_place: dict[str, Case] = dict(of_cell)
     classes: dict[str, dict[str, None]] = {case.id: {} for case in of_cell.values()}
     problems: dict[str, str] = {}

@@ -1,9 +1,8 @@
 """What the operator decides over a task's policy. `under_policy` is pure.
 
-A task, and every file beside it, is someone else's. `--policy` states the isolation (`risk`,
-`tier`, `resources`, `network`, `host_tools`); content is what a cell holds, and a task brings its
-own when it brings an image. `$BELLJAR_POLICY` and the host's settings are a floor: a task's own
-policy is never looser.
+`--policy` states the isolation (`risk`, `tier`, `resources`, `network`, `host_tools`); a task that
+brings an image brings its own content. `$BELLJAR_POLICY` and the host's settings are a floor: a
+task's own policy is never looser.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ def read_operator(
 
 
 def _absolute(policy: str) -> str:
-    """Inspect changes into a task's directory, where a relative file would be the task's."""
+    # Inspect changes into a task's directory, where a relative file would be the task's.
     from belljar.policy.loaded import PRESETS
 
     if not policy or policy in PRESETS or policy.startswith(("/", "~")):

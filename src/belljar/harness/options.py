@@ -128,7 +128,7 @@ class InspectOptions:
 
     @property
     def model(self) -> object:
-        """The model that the options name, in whatever form; None if they name none."""
+        """The model that the options name, if any."""
         params = self.context.params
         return params.get("model") or params.get("model_spec") or self.configured.get("model")
 
@@ -209,7 +209,7 @@ def _parsed(context: click.Context, before: Mapping[str, str]) -> Iterator[Setti
 
 
 def _is_the_operators(name: str) -> bool:
-    """Whether a variable decides which programs run on this host, and with which store."""
+    """Whether a variable selects this host's programs or store."""
     return name.startswith((OWN_PREFIX, "LD_")) or name == "PATH"
 
 
@@ -276,7 +276,7 @@ def explicit_arguments(arguments: Mapping[str, Any]) -> Iterator[None]:
 
 
 def unknown_inspect(what: str) -> HostError:
-    """The installed Inspect is unknown: that no command runs outside of a cell can't be shown."""
+    """The installed Inspect is not one that Belljar was tested with."""
     from importlib.metadata import version
 
     return HostError(
@@ -306,7 +306,7 @@ class Selection:
         return self.shuffle is not True
 
     def order(self, task: Task) -> None:
-        """Put the samples in the order in which they run, with the ids that Inspect gives them."""
+        """Order and number the samples as Inspect does."""
         if self.shuffle and not task.dataset.shuffled:
             task.dataset.shuffle(None if self.shuffle is True else self.shuffle)
         for position, sample in enumerate(task.dataset):
@@ -314,7 +314,7 @@ class Selection:
                 sample.id = position + 1
 
     def positions(self, task: Task, names: Iterable[str]) -> list[int]:
-        """Those that run of an ordered task. `names`: of all tasks of the run."""
+        """The selected positions of an ordered task; `names`: all tasks'."""
         from inspect_ai._eval.task.util import resolve_task_sample_ids, sample_id_filter
 
         everything = range(len(task.dataset))
@@ -327,7 +327,7 @@ class Selection:
 
 
 def read_selection(options: InspectOptions) -> Selection:
-    """The options, and what the run configuration says where they are not given."""
+    """From the options, else the run configuration."""
     from inspect_ai._util.samples import parse_sample_id, parse_samples_limit
 
     params, configured = options.context.params, options.configured

@@ -1,7 +1,6 @@
 """What each sample of a task would run in, before anything is started, and `belljar check`.
 
-Decided by the same functions as the run itself. Reads what is there; starts, builds and fetches
-nothing. (A task's Python file is loaded, which runs it, as `belljar run` does.)
+Uses the run's own functions. Starts, builds and fetches nothing, but loads a task's Python file.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleSandbox:
-    """What the sandbox of one sample comes to: a configuration, or the error that refuses it."""
+    """One sample's sandbox: a configuration, or the error that refuses it."""
 
     task: str
     sample: str
@@ -108,7 +107,7 @@ def _kept(ours: configs.BelljarConfig, differences: Iterable[Difference]) -> Ite
 
 
 def _replaced(ours: configs.BelljarConfig, policy: Policy) -> frozenset[tuple[str, str]]:
-    """What no cell of an image takes from it: the compose file or the policy says it."""
+    """Image settings that compose file or policy replace in every cell."""
     others = policy.network.stand_ins.values() if policy.network is not None else ()
     program = json.loads(ours.program or "{}")
     cells: list[tuple[Policy | CellStandIn, object, object]] = [
@@ -172,7 +171,7 @@ class _Known:
 def with_images(
     previews: Iterable[Preview], look: Callable[[LoadedPolicy], tuple[Difference, ...]]
 ) -> list[Preview]:
-    """The same, with what becomes of the configuration of their images, each looked at once."""
+    """Add the differences of their images, each looked up once."""
     known = cache(look)
     made: list[Preview] = []
     for each in previews:
@@ -196,7 +195,7 @@ class Group:
 
 
 def grouped(previews: Iterable[Preview]) -> list[Group]:
-    """By outcome, in order of first samples; environment makes no other outcome."""
+    """By outcome, in order of first samples; environment does not count."""
     groups: dict[Any, list[Preview]] = {}
     for each in previews:
         policy, error = each.policy, each.error
@@ -211,7 +210,7 @@ def grouped(previews: Iterable[Preview]) -> list[Group]:
 
 
 def summary(previews: Iterable[Preview]) -> list[str]:
-    """What differs, as the few lines that `belljar run` shows first; none where nothing does."""
+    """The differences, as `belljar run` shows them first."""
     by_fact: dict[tuple[str, str], list[str]] = {}
     count = 0
     for each in previews:
@@ -265,7 +264,7 @@ class Outlook:
 
 
 def exit_code(outlooks: Iterable[Outlook]) -> int:
-    """Of all: what its author must fix goes before what this host lacks."""
+    """The worst: the author's errors before the host's."""
     return max((each.exit_code for each in outlooks), default=0)
 
 
@@ -288,13 +287,13 @@ def kind_of(target: str) -> str:
 
 
 def check_policy(target: str, options: OperatorOptions) -> list[Preview]:
-    """A policy file or a preset, as what `--policy` would be for a task that brings nothing."""
+    """A policy file or preset, as `--policy` of an empty task."""
     alone: OperatorOptions = {**options, "run_policy": target}
     return _one(BelljarConfig(), read_operator(**alone), target)
 
 
 def check_compose(target: str, options: OperatorOptions) -> list[Preview]:
-    """A compose file with the policy beside it; a placeholder stands for sample metadata."""
+    """A compose file with the policy beside it; placeholders replace metadata."""
     path = Path(target).absolute()
     operator = read_operator(**options)
     try:
@@ -314,7 +313,7 @@ def _one(config: BelljarConfig, operator: Operator, target: str) -> list[Preview
 
 
 PLACEHOLDER: Final = "sample-metadata"
-"""Stands for what a sample's metadata will say, where no sample is known."""
+"""Replaces unknown metadata of a sample."""
 
 
 def _without_metadata(config: BelljarConfig) -> BelljarConfig:
@@ -330,7 +329,7 @@ def _without_metadata(config: BelljarConfig) -> BelljarConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """What is asked of this host, when it is needed."""
+    """Facts of this host, read when needed."""
 
     home: Path
     facts: Callable[[], HostFacts]

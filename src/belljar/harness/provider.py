@@ -65,7 +65,7 @@ def decode_tail(data: bytes, limit_bytes: int) -> str:
 
 
 def exit_status(returncode: int) -> int:
-    """A status as a shell gives it: 128 + n for a process that died of signal n."""
+    """As in a shell: 128 + n for a process that died of signal n."""
     return returncode if returncode >= 0 else _SIGNAL_BASE - returncode
 
 
@@ -93,7 +93,7 @@ def to_result(
 
 
 def timed_out(timeout_s: float | None, partial: str) -> TimeoutError:
-    """The error for a command that was killed at its deadline, with its output until then."""
+    """The error for a timed-out command, with its output."""
     after = f" after {timeout_s:g} seconds" if timeout_s is not None else ""
     error = TimeoutError(f"Command timed out{after}")
     if partial:
@@ -165,7 +165,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     @override
     @classmethod
     def default_concurrency(cls) -> int | None:
-        """As many cells as this host carries if each uses all that the default policy allows."""
+        """As many cells as fit, if each uses all that its policy allows."""
         cpus, available_bytes = host_cpus_and_memory()
         try:
             resources = configs.load(None, **current_session().operator_options).policy.resources
@@ -181,7 +181,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     @override
     @classmethod
     def config_files(cls) -> list[str]:
-        """A policy beside the task, else a compose file, else a Dockerfile, named as Docker's."""
+        """A policy beside the task, else a compose file, else a Dockerfile."""
         return [*configs.POLICY_NAMES, *COMPOSE_NAMES, "Dockerfile"]
 
     @override
@@ -199,7 +199,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     @override
     @classmethod
     async def task_init(cls, task_name: str, config: SandboxEnvironmentConfigType | None) -> None:
-        """Once per configuration: check the policy and this host, and make the template."""
+        """Check a configuration's policy and this host, and make the template."""
         session = current_session()
         lifecycle.enter(session)
         session.directories.append(Path.cwd())  # the task's, here
@@ -231,7 +231,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     async def task_init_environment(
         cls, config: SandboxEnvironmentConfigType | None, metadata: dict[str, str]
     ) -> dict[str, str]:
-        """The metadata by which images and cells differ: `task_init` is called once per set."""
+        """The metadata by which images and cells differ, for `task_init`."""
         try:
             return configs.shaping(configs.as_config(config), metadata)
         except PolicyError:  # `task_init` refuses it, as Inspect shows errors of set-up
@@ -327,7 +327,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     async def task_cleanup(
         cls, task_name: str, config: SandboxEnvironmentConfigType | None, cleanup: bool
     ) -> None:
-        """Destroy what is left; `--no-sandbox-cleanup` keeps it first, for a person to look at."""
+        """Destroy what is left; `--no-sandbox-cleanup` keeps it first."""
         session = current_session()
         try:
             is_last = session.users == 1 and bool(session.live)
@@ -436,7 +436,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
 
     @override
     async def connection(self, *, user: str | None = None) -> SandboxConnection:
-        """A command that opens a terminal in this cell from another shell of this user."""
+        """A command that opens a terminal in this cell."""
         if self._closed:
             raise ConnectionError(f"cell {self.cell.id} is gone")
         self.attach_socket.open_in_sample(self.cell)

@@ -1,4 +1,4 @@
-"""What the ledger and Inspect's log record of one sample: identity, containment, health."""
+"""One sample's identity, containment and health, for the ledger and Inspect's log."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def identify(task_name: str, metadata: Mapping[str, object]) -> SampleIdentity:
 
 
 def is_preparing() -> bool:
-    """Whether Inspect still prepares this context's sample: it logs none that ends here."""
+    """Whether Inspect prepares this sample: it logs none that ends now."""
     from inspect_ai.log._samples import sample_active
 
     active = sample_active()
@@ -100,7 +100,7 @@ Not `containment`: with that a *scorer* makes a verdict worse.
 
 @dataclass(slots=True, kw_only=True)
 class Containment:
-    """What is known so far; `clean` is None until the destruction was checked."""
+    """Containment so far; `clean`: None until destruction was checked."""
 
     run_id: str = ""
     start: ProbeReport | None = None
@@ -110,7 +110,7 @@ class Containment:
 
     @property
     def cell_verdict(self) -> Verdict:
-        """The worst of both ends and the destruction; what is missing is void."""
+        """The worst of probes and destruction; missing is void."""
         ends = [
             report.verdict if report is not None else Verdict.VOID
             for report in (self.start, self.end)
@@ -145,7 +145,7 @@ def _brief(report: ProbeReport | None) -> dict[str, JsonValue]:
 
 
 def bind_containment(containment: Containment, identity: SampleIdentity) -> None:
-    """Put the cell's verdict into the ending sample's metadata, and each score's.
+    """Put the cell's verdict into the ending sample's metadata and scores'.
 
     Inspect makes the logged sample from this state after the clean-up. Outside of that sample there
     is nothing to bind to; the ledger has it.
@@ -163,7 +163,7 @@ def bind_containment(containment: Containment, identity: SampleIdentity) -> None
 
 
 def note_probes(phase: str, report: ProbeReport, run_id: str) -> None:
-    """Note in the sample's transcript that its cell was probed, for which run, and the result."""
+    """Note the probes' result in the sample's transcript."""
     from inspect_ai.log import transcript
 
     data: dict[str, Any] = {"phase": phase, "run_id": run_id, **_brief(report)}
@@ -179,7 +179,7 @@ Phase = Literal["baseline", "call", "end"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Degraded:
-    """The first damage of one cell; `op` is the operation begun last when it was noticed."""
+    """A cell's first damage; `op`: the latest operation then."""
 
     cell_id: str
     damage: Damage
@@ -206,7 +206,7 @@ class HealthWatch:
         self._baseline, _ = await self._check("baseline")
 
     async def look(self, phase: Literal["call", "end"]) -> None:
-        """Check, unless nothing of the sample ran here, or the cell is known to be degraded."""
+        """Check, unless nothing ran here or the cell is already degraded."""
         if self._baseline is None or self.degraded is not None:
             return
         _, found = await self._check(phase)
@@ -238,7 +238,7 @@ class HealthWatch:
 
 
 def bind_degraded(degraded: Iterable[Degraded], identity: SampleIdentity) -> None:
-    """Mark the sample that Inspect is ending in this context: its metadata, and each score's."""
+    """Mark the ending sample's metadata, and each score's."""
     from inspect_ai.solver._task_state import sample_state
 
     found, state = list(degraded), sample_state()

@@ -1,8 +1,7 @@
 """One evaluation's shared state, and each sample's cell from its first probe to its destruction.
 
-`belljar run` opens a session around Inspect. Under a plain `inspect eval` the provider's first
-`task_init` opens a run directory and the last `task_cleanup` closes it, so there is evidence then
-too.
+`belljar run` opens a session around Inspect. Under plain `inspect eval` the first `task_init` opens
+a run directory and the last `task_cleanup` closes it.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 _STOP_TIMEOUT_S: Final = 10.0
 _UNAVAILABLE: Final = "the machine is not running and cannot take commands"
-"""What the model may read when its cell is gone: nothing of the host, nothing of the cause."""
+"""For the model when its cell is gone: nothing of host or cause."""
 
 
 @dataclass
@@ -105,7 +104,7 @@ class Session:
     is_previewed: bool = False
 
     def ensure_run(self) -> RunDirectory:
-        """The run directory, opened if none was given. Raises `HostError`: no record, no run."""
+        """The run directory, opened if none was given. Raises `HostError`."""
         if self.run is None:
             self.own, self.breaches, self.refusal = ExitStack(), [], None
             self.run = self.own.enter_context(
@@ -134,7 +133,7 @@ class Session:
         return self.warm_cell(config, policy)
 
     def record_end(self, *, interrupted: bool) -> None:
-        """Record that the evaluation is over, with what only this process knows of it."""
+        """Record the evaluation's end and errors."""
         data: dict[str, JsonValue] = {
             "interrupted": interrupted,
             "stopped": self.stopped is not None,
@@ -154,7 +153,7 @@ class Session:
         own.close()
 
     def breached(self, error: BelljarError) -> None:
-        """After a breach no cell takes work, and the evaluation is ended if its owner can."""
+        """Refuse further work after a breach, and end the evaluation if its owner can."""
         self.breaches.append(error)
         if self.stopped is None:
             self.stopped_at_s, self.stopped = time.monotonic(), error
@@ -182,7 +181,7 @@ class Session:
         raise LimitExceededError("custom", value=1, limit=0, message=error.what) from error
 
     async def check_running(self) -> None:
-        """Raises the breach that stopped this session, after waiting for the evaluation to end."""
+        """Wait for the end of a stopped evaluation, then raise its breach."""
         if self.stopped is not None:
             await self.await_end()
             raise ContainmentBreach(
@@ -293,7 +292,7 @@ class SampleCell:
         await self._stop_if_breached(report, self.cell)
 
     def beside(self, cell: Cell) -> Self:
-        """Another cell of this range through Inspect's interface; it ends with this one."""
+        """Another cell of this range; it ends with this one."""
         environment = type(self)(
             cell,
             session=self._session,
@@ -325,12 +324,12 @@ class SampleCell:
 
     @property
     def run_path(self) -> Path:
-        """The run directory that records this cell. For scorers that judge by the record."""
+        """This cell's run directory. For scorers."""
         return self._session.ensure_run().path
 
     @asynccontextmanager
     async def another_cell(self) -> AsyncIterator[Cell]:
-        """A fresh cell as the next sample would get, recorded as this sample's. For scorers."""
+        """A fresh cell, recorded as this sample's. For scorers."""
         session = self._session
         async with session.source.open_cell(
             self.policy, run=session.ensure_run(), home=session.home
@@ -392,7 +391,7 @@ class SampleCell:
         await self.attach_socket.close()
 
     async def _unavailable(self, error: CellError) -> SandboxUnavailableError:
-        """The error for a dead cell: the cause goes to the log, the model learns only that."""
+        """The error for a dead cell; only the log has the cause."""
         logger.warning(
             "cell %s of sample %s: %s",
             self.cell.id,

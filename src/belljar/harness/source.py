@@ -1,4 +1,4 @@
-"""Where cells, their images and run directories come from: `RealCells`, or a test's source."""
+"""Makes cells, images and run directories: `RealCells`, or a test's source."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class CellSource(Protocol):
         """A new run directory; leaving the block closes it. `what` names it in lists."""
 
     def build_images(self, builds: Iterable[str], *, images: Set[str], home: Path | None) -> None:
-        """Build the missing ones of `builds` (`BelljarConfig.builds`) that are among `images`."""
+        """Build those of `builds` that are missing and in `images`."""
 
     def check_images(self, policies: Sequence[LoadedPolicy], *, home: Path | None) -> None:
         """Raises `HostError` that names every image that is missing."""
@@ -56,7 +56,7 @@ class CellSource(Protocol):
     def image_differences(
         self, policy: LoadedPolicy, *, home: Path | None
     ) -> tuple[Difference, ...]:
-        """What becomes of the configuration of the images of a range's cells."""
+        """How a range's cells differ from their images' configuration."""
 
     async def prepare(self, policy: LoadedPolicy, *, run: RunDirectory, home: Path | None) -> None:
         """Plan and make the template."""
@@ -64,7 +64,7 @@ class CellSource(Protocol):
     def open_cell(
         self, policy: LoadedPolicy, *, run: RunDirectory, home: Path | None, ahead: bool = False
     ) -> AbstractAsyncContextManager[Cell]:
-        """A fresh cell, destroyed on leaving; `ahead`: recorded as not needed by a sample yet."""
+        """A fresh cell, destroyed on leaving; `ahead`: for no sample yet."""
 
     async def probe(self, cell: Cell, *, run: RunDirectory, phase: str) -> ProbeReport:
         """The quick set of probes in a running cell, recorded."""
@@ -132,7 +132,7 @@ class RealCells:
             yield cell
 
     def check_unchanged(self, policy: LoadedPolicy, *, home: Path | None) -> None:
-        """Raises `HostError` when an image name means another image than when the run began."""
+        """Raises `HostError` for an image replaced since the run began."""
         from belljar.image import Store
         from belljar.image.store import find_images
 
@@ -227,7 +227,7 @@ def command_of(build: Mapping[str, Any], *, network: bool = False) -> str:
 
 
 def missing_images(policies: Iterable[LoadedPolicy], home: Path) -> tuple[MissingImage, ...]:
-    """The images of these ranges' cells that the store does not have."""
+    """The images of these ranges that the store lacks."""
     from belljar.image import Store
     from belljar.image.store import missing_images as missing_in
 
@@ -247,7 +247,7 @@ def missing_images(policies: Iterable[LoadedPolicy], home: Path) -> tuple[Missin
 
 
 def differences_of_images(policy: LoadedPolicy, home: Path) -> tuple[Difference, ...]:
-    """What becomes of the configuration of each image of these cells that the store has."""
+    """How these cells differ from their stored images' configuration."""
     from belljar.image import Store, image_differences
 
     store, found = Store(home), list[Difference]()

@@ -1,7 +1,6 @@
-"""The verdicts of a run, written into Inspect's log: a score for each sample, and metrics over the
-contained ones alone if that is demanded.
+"""Writes verdicts into Inspect's log: a score per sample, and metrics of contained ones only.
 
-The log's own rules of editing are used, so that it says who changed what and why.
+Uses Inspect's log editing, which records author and reason.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""`belljar run --warm N`: pools of cells made ahead, one per plan used more than once; capacity.
+"""`belljar run --warm N`: pools of cells made ahead, one per plan; capacity.
 
-A pool starts once a sample of its plan has a cell, and makes no more cells than the run has samples
-left for it, nor than fit into memory.
+A pool starts with its plan's first cell; samples left and memory bound it.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def cells_at_once(*, cpus: int, available_bytes: int, memory_bytes: int, disk_by
 def room_for_one_more(
     *, available_bytes: int, memory_bytes: int, disk_bytes: int, in_use: int
 ) -> bool:
-    """Whether one more cell fits into memory if all come to use all they may."""
+    """Whether one more cell fits into memory with full use."""
     each = memory_bytes + disk_bytes + OVERHEAD_BYTES
     return available_bytes - RESERVED_BYTES >= (in_use + 1) * each
 
@@ -91,7 +90,7 @@ class WarmCells:
     def cell(
         self, config: BaseModel | str | None, policy: LoadedPolicy
     ) -> AbstractAsyncContextManager[Cell]:
-        """A sample's cell: from its plan's pool, if there is one and its policy is unchanged."""
+        """A sample's cell: from its plan's pool, if its policy is unchanged."""
         ours = as_config(config)
         entry = self._pools.get(ours)
         if entry is None:
@@ -190,7 +189,7 @@ def expected_samples(
 def warm_cells(
     session: Session, *, size: int, expected: Mapping[BelljarConfig, int]
 ) -> Iterator[WarmCells | None]:
-    """Use pools of `size` inside the block; unused cells are destroyed with proof after it."""
+    """Use pools of `size` inside the block; unused cells are destroyed."""
     if not size:
         yield None
         return
