@@ -1,12 +1,9 @@
 """Simulated endpoints, each of a kind named for its protocol.
 
-A kind answers from the range's own state and asks nobody.
-It is a module with two functions. `make(context)` gives an
-ASGI 3 app (scopes `http` and `websocket`), or for a stream
-kind a coroutine function of reader, writer and peer. All
-state hangs on it, so it ends with the range.
-`check(settings, directory)` finds faults of the author's
-files before anything is made.
+A kind answers from the range's own state and asks nobody. It is a module with two functions.
+`make(context)` gives an ASGI 3 app (scopes `http` and `websocket`), or for a stream kind a
+coroutine function of reader, writer and peer. All state hangs on it, so it ends with the range.
+`check(settings, directory)` finds faults of the author's files before anything is made.
 
 Must not: open a socket, follow a link out of its files, evaluate an author's or a guest's text as
 code, or hold anything without a bound.

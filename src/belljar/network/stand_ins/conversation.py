@@ -1,7 +1,4 @@
-"""The loop of the decoys' stream services.
-
-Each step is on record before its reply is sent.
-"""
+"""The loop of the decoys' stream services. Each step is on record before its reply is sent."""
 
 from __future__ import annotations
 
@@ -56,10 +53,7 @@ class ServiceSession(Protocol):
     """One connection's state: pure and bounded."""
 
     def feed(self, data: bytes) -> Iterable[Step]:
-        """The steps that these bytes complete.
-
-        Never raises for what they are.
-        """
+        """The steps that these bytes complete. Never raises for what they are."""
         ...
 
     @property
@@ -112,10 +106,7 @@ async def converse(
     streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
     cell: str,
 ) -> None:
-    """Until either side ends it.
-
-    `service` begins the events' `operation`.
-    """
+    """Until either side ends it. `service` begins the events' `operation`."""
     reader, writer = streams
     waiting: list[Step] = []
 

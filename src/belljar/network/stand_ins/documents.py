@@ -26,10 +26,7 @@ from belljar.units import format_size, printable, quoted
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`path`: below the settings, or the root of `file`.
-
-    `line` and `column` count from 1.
-    """
+    """`path`: below the settings, or the root of `file`. `line` and `column` count from 1."""
 
     message: str
     path: FieldPath = ()
@@ -121,10 +118,7 @@ def _members(text: str, at: int) -> Iterator[tuple[str | int, int]]:
 
 
 def read_file(directory: Path | None, name: object, max_bytes: int) -> bytes | Fault:
-    """A file's bytes, or why it can't be read.
-
-    Links that lead out are refused.
-    """
+    """A file's bytes, or why it can't be read. Links that lead out are refused."""
     if not isinstance(name, str) or not name or "\0" in name:
         return Fault(f"{quoted(name)} is no file's name")
     if directory is None:

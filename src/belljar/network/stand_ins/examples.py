@@ -2,11 +2,9 @@
 
 Checked against the schema before it is given.
 
-Honoured: type, enum, const, default, example(s),
-properties, required, additionalProperties, items,
-prefixItems, allOf, oneOf, anyOf, local $ref, format,
-pattern, all bounds, uniqueItems, minProperties.
-`not`, `if` and `dependent…` are not solved for.
+Honoured: type, enum, const, default, example(s), properties, required, additionalProperties, items,
+prefixItems, allOf, oneOf, anyOf, local $ref, format, pattern, all bounds, uniqueItems,
+minProperties. `not`, `if` and `dependent…` are not solved for.
 """
 
 from __future__ import annotations

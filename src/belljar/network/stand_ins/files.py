@@ -146,10 +146,7 @@ class FilesError(PolicyError):
 def list_files(
     directory: Path, *, hidden: bool = False, max_files: int = MAX_FILES, max_depth: int = MAX_DEPTH
 ) -> tuple[StoredFile, ...]:
-    """Regular files sorted by name; no links.
-
-    Raises `FilesError` beyond the bounds.
-    """
+    """Regular files sorted by name; no links. Raises `FilesError` beyond the bounds."""
     found: list[StoredFile] = []
     for file in _walk(directory, "", max_depth, hidden=hidden):
         found.append(file)
@@ -190,10 +187,7 @@ def stored_file(path: Path, name: str) -> StoredFile:
 
 
 def open_file(path: Path) -> int:
-    """A regular file's descriptor, never a link's target.
-
-    Raises `OSError`.
-    """
+    """A regular file's descriptor, never a link's target. Raises `OSError`."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

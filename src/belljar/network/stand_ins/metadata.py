@@ -1,12 +1,9 @@
 """The stand-in `metadata`: a cloud's instance metadata service.
 
-Its identity and credentials belong to no one.
-`cloud`: `aws` (IMDSv1 and v2), `gcp`, `azure`; what each
-serves is in `metadata.json`. Every value comes from the
-range's randomness, so credentials found elsewhere name
-the range they were taken from. Handing credentials out
-is on record as an attempt before they leave.
-`data` replaces or adds paths; `credentials` are a decoy's.
+Its identity and credentials belong to no one. `cloud`: `aws` (IMDSv1 and v2), `gcp`, `azure`; what
+each serves is in `metadata.json`. Every value comes from the range's randomness, so credentials
+found elsewhere name the range they were taken from. Handing credentials out is on record as an
+attempt before they leave. `data` replaces or adds paths; `credentials` are a decoy's.
 """
 
 from __future__ import annotations
@@ -90,8 +87,7 @@ class Identity:
     def filled(self, name: str, now_s: float, **more: object) -> Any:  # noqa: ANN401 - JSON
         """A part of the cloud's data, its `{names}` filled in.
 
-        One name alone becomes that value, of any type;
-        `$json` becomes text.
+        One name alone becomes that value, of any type; `$json` becomes text.
         """
         issued_s, now = now_s - now_s % 3600, int(now_s)
         uuid, arn = self.uuid.replace("-", ""), f"{self.account}:instance-profile/{self.role}"

@@ -1,11 +1,9 @@
 """The stand-in `openai`: a chat API bridged to the harness's model.
 
-A program inside the cell uses its usual client; each
-question goes to the range's owner by
-`context.ask("chat", body)` and comes back as one
-completion. There is no network in between. Bodies are
-checked and bounded first; errors have the API's shape.
-Source: OpenAI API reference, "Chat" and "Responses".
+A program inside the cell uses its usual client; each question goes to the range's owner by
+`context.ask("chat", body)` and comes back as one completion. There is no network in between. Bodies
+are checked and bounded first; errors have the API's shape. Source: OpenAI API reference, "Chat" and
+"Responses".
 """
 
 from __future__ import annotations

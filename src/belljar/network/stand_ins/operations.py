@@ -1,8 +1,7 @@
 """The operations of an OpenAPI document, with its faults.
 
-Each fault has its place in the file.
-References into other documents are refused:
-nothing is ever fetched.
+Each fault has its place in the file. References into other documents are refused: nothing is ever
+fetched.
 """
 
 from __future__ import annotations
@@ -114,10 +113,7 @@ class Api:
 
 
 def follow(root: object, path: Pointer) -> tuple[Pointer, Any]:
-    """The value at a path, `$ref` at its end followed.
-
-    Raises `KeyError`.
-    """
+    """The value at a path, `$ref` at its end followed. Raises `KeyError`."""
     for _ in range(32):
         value = look(root, path)
         if not (isinstance(value, dict) and isinstance(value.get("$ref"), str)):

@@ -36,8 +36,7 @@ from belljar.network.stand_ins.web import Answer, Pairs, Request, credentials
 class PackageFiles:
     """A directory's files and digests, each read once.
 
-    `algorithms` are hashlib's;
-    `made`: files in memory instead of the directory's.
+    `algorithms` are hashlib's; `made`: files in memory instead of the directory's.
     """
 
     def __init__(self, directory: Path, *algorithms: str, made: Iterable[StoredFile] = ()) -> None:
@@ -87,8 +86,7 @@ def check_packages(
 ) -> Faults:
     """Faults of a directory of packages.
 
-    `identify` gives what must be `unique`; it raises
-    `ValueError` or `OSError` for a wrong file.
+    `identify` gives what must be `unique`; it raises `ValueError` or `OSError` for a wrong file.
     """
     found = list(check_directory(directory, what))
     if directory is None or not directory.is_dir():

@@ -1,7 +1,4 @@
-"""What an `http` stand-in answers and remembers.
-
-`site` reads it, `http` acts on it.
-"""
+"""What an `http` stand-in answers and remembers. `site` reads it, `http` acts on it."""
 
 from __future__ import annotations
 
@@ -153,10 +150,7 @@ def _child(parent: Any, step: str | int) -> Any:  # noqa: ANN401 - any JSON valu
 
 
 class Sessions:
-    """Sessions by ids that only the server makes.
-
-    Beyond `MAX_SESSIONS` the oldest unused goes.
-    """
+    """Sessions by ids that only the server makes. Beyond `MAX_SESSIONS` the oldest unused goes."""
 
     def __init__(self, random: Callable[[int], bytes]) -> None:
         self._random = random
@@ -229,10 +223,7 @@ class Pattern:
 
 
 def parse_pattern(text: str) -> Pattern:
-    """`/items/{id}` or `/files/{rest...}`.
-
-    Raises `ValueError` with a sentence.
-    """
+    """`/items/{id}` or `/files/{rest...}`. Raises `ValueError` with a sentence."""
     if not text.startswith("/") or any(char in text for char in "?# \t\r\n"):
         raise ValueError("a path begins with `/` and has no query, no fragment and no blank")
     segments: list[str | Parameter] = []

@@ -54,10 +54,7 @@ def compiled(pattern: str) -> re.Pattern[str]:
 
 
 def pattern_problem(pattern: object) -> str:
-    """Why a pattern is refused, or "".
-
-    It is unreadable, or exponential on a hostile text.
-    """
+    """Why a pattern is refused, or "". It is unreadable, or exponential on a hostile text."""
     if not isinstance(pattern, str):
         return "a pattern is text"
     try:
@@ -77,10 +74,7 @@ def _parsed(pattern: str) -> Any:  # noqa: ANN401 - the parser's own types are p
 
 
 def _check_repeats(items: Any, *, inside: bool) -> None:  # noqa: ANN401 - the parser's
-    """`inside`: of a repetition without a bound.
-
-    Raises `_AmbiguousError`.
-    """
+    """`inside`: of a repetition without a bound. Raises `_AmbiguousError`."""
     for operator, argument in items:
         match str(operator):
             case "MAX_REPEAT" | "MIN_REPEAT":

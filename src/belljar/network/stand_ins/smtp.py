@@ -236,10 +236,7 @@ def _path(rest: bytes, key: bytes) -> tuple[str, bytes] | None:
 
 
 def make(context: StandInContext) -> StreamApp:
-    """A stream stand-in.
-
-    A connection holds one line, an envelope, and 64 KiB of a message.
-    """
+    """A stream stand-in. A connection holds one line, an envelope, and 64 KiB of a message."""
     host = next((name for name in context.names if "*" not in name), "mail.localdomain")
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cell: str) -> None:

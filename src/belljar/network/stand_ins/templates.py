@@ -374,10 +374,7 @@ def _script_safe(text: str) -> str:
 
 
 def render(template: Template, view: View, escape: Escape) -> str:
-    """Each expression escaped for its place.
-
-    Raises `RenderError` beyond `MAX_RENDERED_CHARS`.
-    """
+    """Each expression escaped for its place. Raises `RenderError` beyond `MAX_RENDERED_CHARS`."""
     out: list[str] = []
     size = 0
     for part in template.parts:

@@ -1,10 +1,8 @@
 """The HTTP toolkit of stand-ins on ASGI 3.
 
-A stand-in decides on a `Request` and gives an `Answer`.
-`http_app` reads the body up to a bound first;
-`streaming_app` hands it over unread. Nothing here raises
-for what a guest may send. Framing, header limits and
-time limits are the gateway's.
+A stand-in decides on a `Request` and gives an `Answer`. `http_app` reads the body up to a bound
+first; `streaming_app` hands it over unread. Nothing here raises for what a guest may send. Framing,
+header limits and time limits are the gateway's.
 """
 
 from __future__ import annotations
@@ -155,10 +153,7 @@ class Incoming:
                 return
 
     async def read(self, max_bytes: int) -> bytes:
-        """The whole body; the rest of a longer one stays unread.
-
-        Raises `CutOffError`.
-        """
+        """The whole body; the rest of a longer one stays unread. Raises `CutOffError`."""
         body = bytearray()
         try:
             async for piece in self.pieces():
@@ -304,10 +299,7 @@ def http_app(
     too_large: Answer | None = None,
     cut: Cut | None = None,
 ) -> App:
-    """An ASGI 3 app; too long a body is 413.
-
-    `cut`: called with those cut off.
-    """
+    """An ASGI 3 app; too long a body is 413. `cut`: called with those cut off."""
 
     async def whole(request: Request, incoming: Incoming) -> Answer | None:
         try:

@@ -1,7 +1,4 @@
-"""Signs a repository with one Ed25519 key.
-
-OpenPGP: RFC 4880, EdDSA by RFC 9580's algorithm 22.
-"""
+"""Signs a repository with one Ed25519 key. OpenPGP: RFC 4880, EdDSA by RFC 9580's algorithm 22."""
 
 from __future__ import annotations
 

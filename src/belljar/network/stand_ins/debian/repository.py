@@ -91,10 +91,7 @@ def read_control(path: Path) -> Control:
 
 
 def ar_members(descriptor: int, size_bytes: int) -> Iterator[tuple[str, int, int]]:
-    """Name, offset, length of an ar's first 16 members.
-
-    Raises `DebError`.
-    """
+    """Name, offset, length of an ar's first 16 members. Raises `DebError`."""
     if os.pread(descriptor, len(_MAGIC), 0) != _MAGIC:
         raise DebError("not an ar archive, which a .deb is")
     offset = len(_MAGIC)
@@ -113,10 +110,7 @@ def ar_members(descriptor: int, size_bytes: int) -> Iterator[tuple[str, int, int
 
 
 def unpacked(packed: bytes, ending: str) -> bytes:
-    """At most `MAX_CONTROL_BYTES`. Raises `DebError`.
-
-    `ending`: `.gz`, `.xz`, `.zst`, or none.
-    """
+    """At most `MAX_CONTROL_BYTES`. Raises `DebError`. `ending`: `.gz`, `.xz`, `.zst`, or none."""
     if ending == "":
         return packed
     decompressor: Any
@@ -247,10 +241,7 @@ class Repository:
         return (await self._indexed()).get(f"flat/{name}")
 
     async def release(self, suite: str) -> str | None:
-        """A suite's Release file ("": a flat repository's).
-
-        `None` for an impossible name.
-        """
+        """A suite's Release file ("": a flat repository's). `None` for an impossible name."""
         if suite and _SUITE.fullmatch(suite) is None:
             return None
         known = self._releases.get(suite)

@@ -1,9 +1,8 @@
 """Git over HTTP (smart protocol, version 0) of bare repositories.
 
-A push is put on record and lives in the range's memory:
-later fetches in the range see it; the directory never
-changes. Not: the dumb protocol, version 2 (clients fall
-back), partial clones, SHA-256 repositories.
+A push is put on record and lives in the range's memory: later fetches in the range see it; the
+directory never changes. Not: the dumb protocol, version 2 (clients fall back), partial clones,
+SHA-256 repositories.
 """
 
 from __future__ import annotations
@@ -175,10 +174,7 @@ class _Git:
 
 
 def _unzipped(request: Request, body: bytes, max_bytes: int) -> bytes:
-    """Without `Content-Encoding: gzip`.
-
-    Raises `CutOffError`, `PktError`.
-    """
+    """Without `Content-Encoding: gzip`. Raises `CutOffError`, `PktError`."""
     if request.header("content-encoding").lower() not in {"gzip", "x-gzip"}:
         return body
     inflater = zlib.decompressobj(wbits=31)

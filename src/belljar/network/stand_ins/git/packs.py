@@ -187,10 +187,7 @@ class PackReader:
 
 
 def apply_delta(base: bytes, delta: bytes, place: int, size: int) -> bytes:
-    """From `place` on into exactly `size` bytes.
-
-    Raises `PackError`.
-    """
+    """From `place` on into exactly `size` bytes. Raises `PackError`."""
     out = bytearray()
     while place < len(delta):
         code = delta[place]

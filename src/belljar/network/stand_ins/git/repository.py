@@ -301,8 +301,7 @@ BRANCH = b"refs/heads/main"
 class MadeRepository(Repository):
     """In memory, with a single branch.
 
-    `commits`: the oldest first, each with `author`,
-    `message`, `age_s` before `now_s`, and `files`:
+    `commits`: the oldest first, each with `author`, `message`, `age_s` before `now_s`, and `files`:
     path → text of all that is in its tree.
     """
 

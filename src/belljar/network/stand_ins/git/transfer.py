@@ -52,10 +52,7 @@ def pkt(content: bytes) -> bytes:
 
 
 def section(data: bytes, start: int = 0) -> tuple[list[bytes], int]:
-    """Lines up to the next flush, and its end.
-
-    Raises `PktError`.
-    """
+    """Lines up to the next flush, and its end. Raises `PktError`."""
     lines: list[bytes] = []
     for content, after in packets(data, start):
         if content is None:
@@ -65,10 +62,7 @@ def section(data: bytes, start: int = 0) -> tuple[list[bytes], int]:
 
 
 def packets(data: bytes, start: int = 0) -> Iterator[tuple[bytes | None, int]]:
-    """Content (`None`: a flush) and its end.
-
-    Raises `PktError`.
-    """
+    """Content (`None`: a flush) and its end. Raises `PktError`."""
     while start < len(data):
         head = data[start : start + 4]
         if _LENGTH.fullmatch(head) is None:
@@ -106,10 +100,7 @@ class Asked:
 
 
 def parse_request(data: bytes) -> Asked:
-    """Unknown lines are ignored, as by other servers.
-
-    Raises `PktError`.
-    """
+    """Unknown lines are ignored, as by other servers. Raises `PktError`."""
     first, after = section(data)
     wants, shallow, depth = list[bytes](), set[bytes](), 0
     capabilities: frozenset[bytes] = frozenset()
@@ -285,10 +276,7 @@ def parse_push(data: bytes) -> Push:
 async def receive(
     context: StandInContext, request: Request, name: str, repository: Repository, data: bytes
 ) -> bytes:
-    """Carry out a push, after it is on record.
-
-    Returns the report for the client.
-    """
+    """Carry out a push, after it is on record. Returns the report for the client."""
     try:
         push = parse_push(data)
     except PktError as error:

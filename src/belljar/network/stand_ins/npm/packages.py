@@ -85,10 +85,7 @@ def version_order(version: str) -> tuple[object, ...]:
 
 
 def read_manifest(file: StoredFile) -> Mapping[str, Any]:
-    """Its `package.json`, one directory deep.
-
-    Raises `PackageError`.
-    """
+    """Its `package.json`, one directory deep. Raises `PackageError`."""
     try:
         with file.open() as source, tarfile.open(fileobj=source, mode="r|gz") as stream:
             content = _manifest_in(stream)

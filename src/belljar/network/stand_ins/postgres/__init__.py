@@ -79,10 +79,7 @@ _TAGS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Database:
-    """What all connections see.
-
-    `tables`: of the schema `public`.
-    """
+    """What all connections see. `tables`: of the schema `public`."""
 
     user: str
     password: str = field(repr=False)
@@ -433,10 +430,7 @@ def _rows(result: Result, bound: wire.Bound = wire.NOT_BOUND) -> bytes:
 
 
 def make(context: StandInContext) -> StreamApp:
-    """A stream stand-in.
-
-    A connection holds one message of 64 KiB and 128 KiB prepared.
-    """
+    """A stream stand-in. A connection holds one message of 64 KiB and 128 KiB prepared."""
     settings: Mapping[str, Any] = context.settings
     database = Database(
         user=str(settings["user"]),

@@ -112,10 +112,7 @@ def statements(query: str) -> Iterator[list[Token]]:
 def select(
     statement: Sequence[Token], tables: Mapping[str, Table], constants: Mapping[str, str]
 ) -> Result:
-    """`constants`: functions and words without a table.
-
-    Raises `SqlError`.
-    """
+    """`constants`: functions and words without a table. Raises `SqlError`."""
     return _Select(statement, tables, constants).result()
 
 
@@ -416,10 +413,7 @@ _COMPARISONS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
 
 
 def like_pattern(pattern: str, *, folded: bool = False) -> list[tuple[re.Pattern[str], int]]:
-    """Pieces between `%`, and their lengths.
-
-    They are looked for in turn: no pattern takes long.
-    """
+    """Pieces between `%`, and their lengths. They are looked for in turn: no pattern takes long."""
     flags = re.DOTALL | (re.IGNORECASE if folded else 0)
     pieces = pattern[:MAX_LIKE_CHARS].split("%")
     texts = ["".join("." if char == "_" else re.escape(char) for char in one) for one in pieces]

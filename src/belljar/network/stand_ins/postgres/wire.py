@@ -32,10 +32,7 @@ _INTEGERS: Final = frozenset({20, 21, 23})
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """`kind`: its letter, or "" and `code` at startup.
-
-    `problem`: why it is invalid.
-    """
+    """`kind`: its letter, or "" and `code` at startup. `problem`: why it is invalid."""
 
     kind: str
     body: bytes
@@ -81,10 +78,7 @@ def startup_parameters(body: bytes) -> Mapping[bytes, bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A Bind message behind its names.
-
-    `parameters`: as text; null is empty.
-    """
+    """A Bind message behind its names. `parameters`: as text; null is empty."""
 
     parameters: tuple[str, ...] = ()
     result_formats: tuple[int, ...] = ()

@@ -2,10 +2,8 @@
 
 Uploads are accepted, put on record, and never served.
 
-Speaks: the simple index as HTML (PEP 503) and JSON
-(PEP 691, 700), metadata files (PEP 658, 714),
-`/pypi/NAME/json`, uploads (`POST /legacy/` and `/`).
-Not: XML-RPC, PEP 694 uploads, attestations.
+Speaks: the simple index as HTML (PEP 503) and JSON (PEP 691, 700), metadata files (PEP 658, 714),
+`/pypi/NAME/json`, uploads (`POST /legacy/` and `/`). Not: XML-RPC, PEP 694 uploads, attestations.
 """
 
 from __future__ import annotations

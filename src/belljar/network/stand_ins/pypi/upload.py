@@ -157,10 +157,7 @@ _KEPT_FIELDS: Final = (*_ABOUT, "summary", "author", "author_email")
 async def take_upload(
     context: StandInContext, request: Request, incoming: Incoming, *, is_refused: bool = False
 ) -> Answer | None:
-    """Answer one upload (200, 403, 400), recorded first.
-
-    Also one that broke off.
-    """
+    """Answer one upload (200, 403, 400), recorded first. Also one that broke off."""
     try:
         reader = MultipartReader(request.header("content-type"), kept_bytes=MAX_KEPT_BODY_BYTES)
     except MultipartError as error:

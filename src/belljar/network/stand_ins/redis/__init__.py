@@ -315,10 +315,7 @@ def _matches(key: bytes, pattern: bytes) -> bool:
 
 
 def make(context: StandInContext) -> StreamApp:
-    """A stream stand-in.
-
-    A connection holds one command of at most 128 KiB.
-    """
+    """A stream stand-in. A connection holds one command of at most 128 KiB."""
     settings: Mapping[str, Any] = context.settings
     space = Keyspace(
         password=str(settings["password"]).encode(),

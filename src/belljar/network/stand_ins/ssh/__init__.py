@@ -300,10 +300,7 @@ _SETTINGS: Final = ("host", "user", "password", "host_key", "fingerprint", "file
 
 
 def make(context: StandInContext) -> StreamApp:
-    """A stream stand-in.
-
-    A connection holds one packet of 36 KB and ten sessions of 1 MiB.
-    """
+    """A stream stand-in. A connection holds one packet of 36 KB and ten sessions of 1 MiB."""
     settings: Mapping[str, Any] = context.settings
     bastion = Bastion(
         host=Host(

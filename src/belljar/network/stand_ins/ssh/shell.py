@@ -283,10 +283,7 @@ class Channel:
         self._status: int | None = None
 
     def take(self, kind: int, fields: Fields) -> ChannelReply:
-        """`fields`: those after the channel's number.
-
-        Raises `Malformed`.
-        """
+        """`fields`: those after the channel's number. Raises `Malformed`."""
         name, data = _CHANNEL_NAMES.get(kind, ""), b""
         payloads: list[bytes] = []
         if kind == _REQUEST:

@@ -92,8 +92,7 @@ def _payload(padded: bytes) -> bytes:
 class PacketCipher:
     """One direction's packets: plain, before keys.
 
-    `head_bytes`: what `size` has to see.
-    `seals_length`: the length field counts for the padding.
+    `head_bytes`: what `size` has to see. `seals_length`: the length field counts for the padding.
     """
 
     head_bytes = _LENGTH_BYTES
@@ -101,10 +100,7 @@ class PacketCipher:
     seals_length = True
 
     def size(self, head: bytes) -> int:
-        """A whole packet's size; called once for each.
-
-        Raises `Malformed` for one out of bounds.
-        """
+        """A whole packet's size; called once for each. Raises `Malformed` for one out of bounds."""
         return _LENGTH_BYTES + _checked_length(int.from_bytes(head, "big"))
 
     def open(self, sequence: int, packet: bytes) -> bytes:  # noqa: ARG002
@@ -205,10 +201,7 @@ class PacketReader:
         self._buffer += data
 
     def next(self) -> bytes | None:
-        """The next payload.
-
-        Raises `Malformed`; nothing may be read after that.
-        """
+        """The next payload. Raises `Malformed`; nothing may be read after that."""
         head_bytes = self.cipher.head_bytes
         if not self._size:
             if len(self._buffer) < head_bytes:
@@ -269,10 +262,7 @@ _KEY_BYTES: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """What both sides can do.
-
-    `skips`: the client's next message, a wrong guess, is ignored.
-    """
+    """What both sides can do. `skips`: the client's next message, a wrong guess, is ignored."""
 
     ciphers: tuple[str, str]
     macs: tuple[str, str]
@@ -296,10 +286,7 @@ def offer(random: Callable[[int], bytes]) -> bytes:
 
 
 def choose(payload: bytes) -> Chosen:
-    """Of a client's KEXINIT.
-
-    Raises `Malformed`, also with nothing in common.
-    """
+    """Of a client's KEXINIT. Raises `Malformed`, also with nothing in common."""
     fields = Fields(payload)
     fields.take(1 + _COOKIE_BYTES)
     wanted = [fields.names() for _ in _OFFERED]
