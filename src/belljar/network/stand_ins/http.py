@@ -60,7 +60,8 @@ def make(context: StandInContext) -> App:
     """The ASGI app. Raises `PolicyError` as `check` finds."""
     site, problems = load_site(context.settings, context.files)
     refuse_faults(problems, context.id)
-    return _Server(context, site).app()
+    server = _Server(context, site)
+    return http_app(server.handle, websocket=server.websocket)
 
 
 class _Visit:
@@ -101,17 +102,6 @@ class _Server:
             self.static.append((prefix, {file.name: file for file in files}))
         names = {reply.file for route in site.routes for reply in route.replies if reply.file}
         self.files = {name: stored_file(context.files / name, name) for name in names}
-
-    def app(self) -> App:
-        http = http_app(self.handle)
-
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] == "websocket":
-                await self.websocket(scope, receive, send)
-            else:
-                await http(scope, receive, send)
-
-        return app
 
     def choose(self, visit: _Visit, *, websocket: bool) -> int | None:
         """The first route that fits, and its path's parameters into the visit."""
@@ -210,13 +200,13 @@ class _Server:
         visit = _Visit(self, request_of(scope))
         index = self.choose(visit, websocket=True)
         if index is None:
-            await refuse_websocket(receive, send)
+            await refuse_websocket(scope, receive, send)
             return
         route = self.site.routes[index]
         try:
             self.change(route.operations, visit)
         except StateError:
-            await refuse_websocket(receive, send)
+            await refuse_websocket(scope, receive, send)
             return
         await receive()
         await send({"type": "websocket.accept"})

@@ -24,6 +24,7 @@ from belljar.network.stand_ins.web import (
     App,
     Pairs,
     Request,
+    accepted,
     compact,
     header_text,
     http_app,
@@ -34,7 +35,6 @@ from belljar.network.stand_ins.web import (
 
 # References that examples of a document's answers are held against while it is checked
 MAX_SPENT: Final = 1_000_000
-_MAX_ACCEPTED: Final = 50
 
 
 def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:
@@ -313,27 +313,3 @@ def _scalar(text: str, kinds: list[str]) -> Any:  # noqa: ANN401 - any JSON valu
     if isinstance(value, bool):
         return value if "boolean" in kinds else text
     return value if is_numeric and isinstance(value, (int, float)) else text
-
-
-def accepted(field: str, offered: tuple[str, ...]) -> str | None:
-    """The offered type that an Accept field likes best (RFC 9110, 12.5.1), else None."""
-    if not field.strip():
-        return offered[0]
-    wishes = field.lower().split(",")[:_MAX_ACCEPTED]
-    weights = {
-        media: max(_weight(wish, media.partition(";")[0].strip().lower()) for wish in wishes)[1]
-        for media in offered
-    }
-    best = max(offered, key=lambda media: weights[media])
-    return best if weights[best] > 0 else None
-
-
-def _weight(wish: str, media: str) -> tuple[int, float]:
-    """How exactly a wish names a type, and how much it is wanted."""
-    name, *parameters = (part.strip() for part in wish.split(";"))
-    exactness = {media: 2, f"{media.partition('/')[0]}/*": 1, "*/*": 0}.get(name, -1)
-    quality = next((part[2:] for part in parameters if part.startswith("q=")), "1")
-    try:
-        return exactness, min(1.0, float(quality[:5])) if exactness >= 0 else 0.0
-    except ValueError:
-        return exactness, 0.0

@@ -33,6 +33,8 @@ Pairs: TypeAlias = tuple[tuple[str, str], ...]
 MAX_BODY_BYTES: Final = 1 << 20
 MAX_FIELDS: Final = 1000
 MAX_JSON_DEPTH: Final = 128
+MAX_ACCEPTED: Final = 50
+_QUALITY: Final = re.compile(r"[01](?:\.\d{0,3})?", re.ASCII)
 _UNSAFE: Final = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 
 
@@ -202,6 +204,25 @@ def parse_json(data: bytes | str) -> Any:  # noqa: ANN401 - any JSON value
     raise ValueError("nested too deeply")
 
 
+def accepted(field: str, offered: tuple[str, ...]) -> str | None:
+    """The offered type that an Accept field prefers (RFC 9110, 12.5.1); of equals the first."""
+    wishes = field.lower().split(",")[:MAX_ACCEPTED] if field.strip() else ["*/*"]
+
+    def weight(media: str) -> float:
+        bare, found = media.partition(";")[0].strip().lower(), (-1, 0.0)
+        ranges = {bare: 2, f"{bare.partition('/')[0]}/*": 1, "*/*": 0}
+        for wish in wishes:
+            name, *parameters = (part.strip() for part in wish.split(";"))
+            quality = next((part[2:] for part in parameters if part.startswith("q=")), "1")
+            is_number = _QUALITY.fullmatch(quality)
+            if name in ranges:
+                found = max(found, (ranges[name], float(quality) if is_number else 0.0))
+        return found[1]
+
+    best = max(offered, key=weight)
+    return best if weight(best) > 0 else None
+
+
 def uuid_of(data: bytes) -> str:
     """16 bytes as a version 4 UUID (RFC 9562)."""
     return str(UUID(bytes=data, version=4))
@@ -286,7 +307,7 @@ async def send_answer(send: Send, answer: Answer, *, head: bool = False) -> None
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def refuse_websocket(receive: Receive, send: Send) -> None:
+async def refuse_websocket(_scope: Scope, receive: Receive, send: Send) -> None:
     """Before it is accepted: the client sees 403."""
     await receive()
     await send({"type": "websocket.close", "code": 1000})
@@ -298,6 +319,7 @@ def http_app(
     max_body_bytes: int = MAX_BODY_BYTES,
     too_large: Answer | None = None,
     cut: Cut | None = None,
+    websocket: App = refuse_websocket,
 ) -> App:
     """An ASGI 3 app; too long a body is 413. `cut`: called with those cut off."""
 
@@ -311,15 +333,15 @@ def http_app(
             return (too_large or plain_error(413)) if error.refused else None
         return await handle(replace(request, body=body))
 
-    return streaming_app(whole)
+    return streaming_app(whole, websocket)
 
 
-def streaming_app(handle: StreamingHandler) -> App:
+def streaming_app(handle: StreamingHandler, websocket: App = refuse_websocket) -> App:
     """An ASGI 3 app that reads what it wants of the body."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
-            await refuse_websocket(receive, send)
+            await websocket(scope, receive, send)
             return
         if scope["type"] != "http":
             raise ValueError(f"a stand-in has no answer to the scope {scope['type']!r}")

@@ -8,7 +8,6 @@ Speaks: the simple index as HTML (PEP 503) and JSON (PEP 691, 700), metadata fil
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -27,6 +26,7 @@ from belljar.network.stand_ins.web import (
     Answer,
     Incoming,
     Request,
+    accepted,
     json_answer,
     presents,
     streaming_app,
@@ -36,13 +36,11 @@ from belljar.network.stand_ins.web import (
 _JSON_TYPE: Final = "application/vnd.pypi.simple.v1+json"
 _HTML_TYPE: Final = "application/vnd.pypi.simple.v1+html"
 _OFFERED: Final[Mapping[str, str]] = {
+    "text/html": "text/html; charset=utf-8",
     _JSON_TYPE: _JSON_TYPE,
     "application/vnd.pypi.simple.latest+json": _JSON_TYPE,
     _HTML_TYPE: _HTML_TYPE,
     "application/vnd.pypi.simple.latest+html": _HTML_TYPE,
-    "text/html": "text/html; charset=utf-8",
-    "text/*": "text/html; charset=utf-8",
-    "*/*": "text/html; charset=utf-8",
 }
 
 
@@ -71,16 +69,9 @@ def check(settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
 
 
 def chosen_type(accept: str) -> str | None:
-    """For an `Accept` field (RFC 9110, 12.5.1; PEP 691)."""
-    best, best_quality = None, 0.0
-    for part in (accept or "*/*").split(",")[:50]:
-        name, *parameters = (piece.strip() for piece in part.lower().split(";"))
-        stated = next((each[2:] for each in parameters if each.startswith("q=")), "1")
-        is_quality = re.fullmatch(r"[01](?:\.\d{0,3})?", stated, re.ASCII)
-        quality = float(stated) if is_quality else 0.0
-        if name in _OFFERED and quality > best_quality:
-            best, best_quality = _OFFERED[name], quality
-    return best
+    """For an `Accept` field (PEP 691)."""
+    name = accepted(accept, tuple(_OFFERED))
+    return _OFFERED[name] if name else None
 
 
 class _Pypi:

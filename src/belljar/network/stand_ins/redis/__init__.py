@@ -14,7 +14,7 @@ from belljar.dataclass import dataclass
 from belljar.network.gateway.context import StandInContext, StreamApp
 from belljar.network.stand_ins.conversation import Presented, Step, converse
 from belljar.network.stand_ins.documents import Faults, missing_settings
-from belljar.network.stand_ins.redis.wire import Error, Reader, Reply, Status, render
+from belljar.network.stand_ins.redis.wire import Error, Reader, Reply, Status, number, render
 
 VERSION: Final = "7.0.15"
 DATABASES: Final = 16
@@ -122,7 +122,7 @@ class RedisSession:
         return _OK if self._enter(user, password) else _WRONG_PASSWORD
 
     def _hello(self, words: tuple[bytes, ...]) -> Reply:
-        version = _number(words[0]) if words else self._version
+        version = number(words[0]) if words else self._version
         if version is None:
             return Error(b"ERR Protocol version is not an integer or out of range")
         if version not in (2, 3):
@@ -149,12 +149,12 @@ class RedisSession:
         return about | {b"modules": ()}
 
     def _select(self, words: tuple[bytes, ...]) -> Reply:
-        number = _number(words[0])
-        if number is None:
+        index = number(words[0])
+        if index is None:
             return _NOT_A_NUMBER
-        if not 0 <= number < DATABASES:
+        if not 0 <= index < DATABASES:
             return Error(b"ERR DB index is out of range")
-        self._database = number
+        self._database = index
         return _OK
 
     def _client(self, words: tuple[bytes, ...]) -> Reply:
@@ -235,7 +235,7 @@ class RedisSession:
         return self._space.hashes.get(key) if self._database == 0 else None
 
     def _scan(self, words: tuple[bytes, ...]) -> Reply:
-        cursor, options = _number(words[0]), words[1:]
+        cursor, options = number(words[0]), words[1:]
         if cursor is None or cursor < 0:
             return Error(b"ERR invalid cursor")
         if len(options) % 2:
@@ -248,9 +248,9 @@ class RedisSession:
                 case b"type":
                     kind = value.lower()
                 case b"count":
-                    count = _number(value) or 0
+                    count = number(value) or 0
                     if count < 1:
-                        return _NOT_A_NUMBER if _number(value) is None else _SYNTAX
+                        return _NOT_A_NUMBER if number(value) is None else _SYNTAX
                 case _:
                     return _SYNTAX
         keys, end = self._keys_here(), cursor + count
@@ -301,13 +301,6 @@ _COMMANDS: Final[Mapping[bytes, tuple[Method, int, int]]] = {
     b"hvals": (lambda it, words: it._of_hash(words[0], lambda hash_: [*hash_.values()]), 1, 1),
     b"hlen": (lambda it, words: it._of_hash(words[0], len), 1, 1),
 }
-
-
-def _number(text: bytes) -> int | None:
-    try:
-        return int(text) if len(text) <= 18 and text.isascii() and b"_" not in text else None
-    except ValueError:
-        return None
 
 
 def _matches(key: bytes, pattern: bytes) -> bool:

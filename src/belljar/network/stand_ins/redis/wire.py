@@ -87,7 +87,7 @@ class Reader(MessageReader[Command]):
         if self._missing:
             if not line.startswith(b"$"):
                 return self._fail(b"expected '$', got '%s'" % (line[:1] or b" "))
-            size = _number(line[1:])
+            size = number(line[1:])
             is_bounded = size is not None and 0 <= size <= MAX_ARGUMENT_BYTES
             if size is None or not is_bounded or len(self._raw) + size > MAX_COMMAND_BYTES:
                 return self._fail(b"invalid bulk length")
@@ -96,7 +96,7 @@ class Reader(MessageReader[Command]):
             self._size = size
             return None
         if line.startswith(b"*"):
-            count = _number(line[1:])
+            count = number(line[1:])
             if count is None or count > MAX_ARGUMENTS:
                 return self._fail(b"invalid multibulk length")
             if self.is_anonymous and count > ANONYMOUS_ARGUMENTS:
@@ -127,7 +127,8 @@ class Reader(MessageReader[Command]):
         return Command((), raw, b"ERR Protocol error: " + problem)
 
 
-def _number(text: bytes) -> int | None:
+def number(text: bytes) -> int | None:
+    """A whole number of at most 18 digits."""
     return int(text) if _NUMBER.fullmatch(text) else None
 
 

@@ -189,17 +189,17 @@ def _ls(host: Host, arguments: Sequence[str]) -> Result:
             errors += f"ls: cannot access '{path}': No such file or directory\n"
             continue
         for name, file in listed.items():
-            output += f"{_long(host, name, file) if 'l' in options else name}\n"
+            output += f"{_long(host, file) if 'l' in options else ''}{name}\n"
         if len(output) > MAX_OUTPUT_CHARS:
             break
     return Result(output, errors, 2 if errors else 0)
 
 
-def _long(host: Host, name: str, path: str) -> str:
+def _long(host: Host, path: str) -> str:
     owner = f"{host.user} {host.user}" if path.startswith(host.home) or not path else "root root"
     mode, size = ("-rw-r-----", len(host.files[path].encode())) if path else ("drwxr-x---", 4096)
     when = time.strftime("%b %e %H:%M", time.gmtime(host.changed_s))
-    return f"{mode} {1 if path else 2} {owner} {size:>6} {when} {name}"
+    return f"{mode} {1 if path else 2} {owner} {size:>6} {when} "
 
 
 def _fixed(text: str) -> Command:
@@ -207,20 +207,15 @@ def _fixed(text: str) -> Command:
     return lambda host, _arguments: Result(text.format(user=host.user, home=host.home))
 
 
-def _hostname(host: Host, arguments: Sequence[str]) -> Result:
-    return Result(f"{host.name if '-f' in arguments else host.name.partition('.')[0]}\n")
-
-
-def _echo(_host: Host, arguments: Sequence[str]) -> Result:
-    is_bare = arguments[:1] == ["-n"]
-    return Result(" ".join(arguments[1:]) if is_bare else " ".join(arguments) + "\n")
-
-
 _COMMANDS: Final[Mapping[str, Command]] = {
     "cat": _cat,
-    "echo": _echo,
+    "echo": lambda _, words: Result(
+        " ".join(words[1:]) if words[:1] == ["-n"] else " ".join(words) + "\n"
+    ),
     "exit": _fixed(""),
-    "hostname": _hostname,
+    "hostname": lambda host, words: Result(
+        f"{host.name if '-f' in words else host.name.partition('.')[0]}\n"
+    ),
     "id": _fixed(f"uid={_UID}({{user}}) gid={_UID}({{user}}) groups={_UID}({{user}})\n"),
     "logout": _fixed(""),
     "ls": _ls,
