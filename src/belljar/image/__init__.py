@@ -1,7 +1,7 @@
 """Immutable root filesystems by digest, the guest kernel and the initramfs.
 
-Lives here: building, importing and storing images, the kernel, packing.
-Must not: mount or run anything of an image on the host; trust a path, name or size of an archive.
+Lives here: building, importing and storing images; the kernel.
+Must not: mount or run an image on the host; trust a path, name or size of an archive.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Where this host gets Debian packages from, and a private view of it.
+"""Debian package sources of this host, and apt in a private directory.
 
-Belljar names no mirror of its own: it takes the host's, or a given one.
-apt's own tools run in a private state directory, without root; apt checks the signatures.
+Belljar names no mirror of its own. apt needs no root here, and checks the signatures.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _HOST_OPTIONS: Final = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AptSource:
-    """One package source. `signed_by`: its keyring; "" for apt's trusted keys."""
+    """`signed_by`: the keyring; "" for apt's trusted keys."""
 
     uri: str
     suites: tuple[str, ...]
@@ -55,12 +54,12 @@ class AptSource:
 
 
 def parse_sources(text: str, *, deb822: bool) -> list[AptSource]:
-    """The enabled, readable binary package sources of one of apt's source files."""
+    """Enabled binary package sources in one of apt's files."""
     return list(_from_deb822(text) if deb822 else _from_lines(text))
 
 
 def host_sources(etc_apt: Path = Path("/etc/apt")) -> list[AptSource]:
-    """Every package source that apt on this host reads, in its order; unreadable files left out."""
+    """All package sources, in apt's order; unreadable files are left out."""
     files = [etc_apt / "sources.list", *sorted((etc_apt / "sources.list.d").glob("*"))]
     return [
         source
@@ -109,19 +108,19 @@ def debian_sources(
 def kernel_sources(
     known: Sequence[AptSource], codename: str, *, mirror: str = ""
 ) -> list[AptSource]:
-    """Debian 13's own suite, else Debian 12's backports. Raises `HostError` without a mirror."""
+    """Debian 13's own suite, or Debian 12's backports."""
     main = debian_sources(known, codename, mirror=mirror)[0]
     suite = codename if codename in {"trixie", "forky", "sid"} else "bookworm-backports"
     return [AptSource(uri=main.uri, suites=(suite,), signed_by=main.signed_by)]
 
 
 def has_suite(known: Iterable[AptSource], suite: str) -> bool:
-    """Whether one of the sources already has `main` of this suite."""
+    """Whether a source has `main` of this suite."""
     return any(suite in source.suites and "main" in source.components for source in known)
 
 
 class PrivateApt:
-    """apt's tools over the given sources; lists, cache and state are in `directory`."""
+    """apt's tools with their state in `directory`."""
 
     def __init__(self, directory: Path, sources: Sequence[AptSource]) -> None:
         parts = directory / "sources.list.d"
@@ -150,16 +149,16 @@ class PrivateApt:
         ]
 
     def update(self) -> None:
-        """Fetch the package lists. Raises `HostError` when one fails or its signature is wrong."""
+        """Fetch the signed package lists. Raises `HostError`."""
         run_tool([tool("apt-get"), *self._options, "-q", "update"], timeout_s=600)
 
     def show(self, package: str) -> dict[str, str]:
-        """The fields of the newest version of a package. Raises `HostError` when there is none."""
+        """The fields of a package's newest version. Raises `HostError`."""
         argv = [tool("apt-cache"), *self._options, "show", "--no-all-versions", package]
         return parse_stanza(run_tool(argv, timeout_s=60).decode("utf-8", "replace"))
 
     def download(self, package: str, into: Path) -> Path:
-        """Fetch a package's file, checked by apt against the signed index. Raises `HostError`."""
+        """Fetch a package's verified file. Raises `HostError`."""
         run_tool(
             [tool("apt-get"), *self._options, "-q", "download", package], timeout_s=1800, cwd=into
         )
@@ -172,7 +171,7 @@ class PrivateApt:
         return found[0]
 
     def newest_release_s(self) -> int:
-        """When the newest of the lists was made, in seconds since 1970; 0 if none says so."""
+        """The newest list's date, seconds since 1970; 0 if unknown."""
         texts = (_text(path) for path in self._lists.glob("*Release"))
         dates = [
             match[1] for text in texts if (match := re.search(r"^Date: (.+)$", text, re.MULTILINE))
@@ -181,7 +180,7 @@ class PrivateApt:
 
 
 def host_acquire_options() -> dict[str, str]:
-    """How this host's apt reaches its mirrors: proxies, certificates, retries, as apt options."""
+    """This host's proxies, certificates and retries as apt options."""
     dump = run_tool([tool("apt-config"), "dump"], timeout_s=30).decode("utf-8", "replace")
     return {
         match[1]: match[2]
@@ -191,7 +190,7 @@ def host_acquire_options() -> dict[str, str]:
 
 
 def parse_stanza(text: str) -> dict[str, str]:
-    """The first stanza of a control file; continuation lines are joined by a newline."""
+    """The first stanza; continuations follow a newline."""
     fields: dict[str, str] = {}
     name = ""
     for line in text.splitlines():

@@ -70,7 +70,7 @@ _DAY_S: Final = 86400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """An image to build from Debian packages. Building it takes about `disk_bytes`."""
+    """Building it takes about `disk_bytes`."""
 
     name: str
     packages: tuple[str, ...]
@@ -80,7 +80,7 @@ class Recipe:
 
     @property
     def config(self) -> ImageConfig:
-        """How processes start in it: as the unprivileged user, at home."""
+        """Processes start as the unprivileged user, at home."""
         env = {"PATH": _PATH, "LANG": "C.UTF-8"}
         return ImageConfig(env=env, user=USER, workdir=f"/home/{USER}", cmd=("/bin/bash",))
 
@@ -105,7 +105,7 @@ RECIPES: Final[Mapping[str, Recipe]] = {
 
 
 def recipe(name: str) -> Recipe:
-    """The recipe with this name. Raises `PolicyError` that lists them."""
+    """Raises `PolicyError` that lists the names."""
     if name not in RECIPES:
         raise PolicyError(
             f"there is no recipe {printable(name)!r}", hint=f"recipes are: {', '.join(RECIPES)}"
@@ -168,7 +168,7 @@ def mmdebstrap_argv(
     mode: str,
     apt_options: Mapping[str, str],
 ) -> list[str]:
-    """The command that writes the recipe's file system to standard output as a tar stream."""
+    """It writes a tar stream to standard output."""
     return [
         program,
         f"--mode={mode}",
@@ -187,7 +187,7 @@ def mmdebstrap_argv(
 
 
 def build_modes(*, is_root: bool, subordinate_ids: bool, tools: Sequence[str]) -> tuple[str, str]:
-    """How mmdebstrap can work here: its mode, or "" and a hint."""
+    """mmdebstrap's mode here, or "" and a hint."""
     if is_root:
         return "root", ""
     if subordinate_ids and "newuidmap" in tools:
@@ -202,7 +202,7 @@ def build_modes(*, is_root: bool, subordinate_ids: bool, tools: Sequence[str]) -
 def _made_by(
     argv: list[str], env: Mapping[str, str], made_s: int, report: Report
 ) -> Iterator[Iterator[Member]]:
-    """The entries of the file system that mmdebstrap makes; ends it when left."""
+    """The entries that mmdebstrap makes; ends it when left."""
 
     def say(line: str) -> None:
         if line.startswith("I: "):
@@ -233,7 +233,7 @@ def _made_by(
 
 
 def cleansed(stream: IO[bytes], *, made_s: int) -> Iterator[Member]:
-    """The entries of a made file system (a tar stream) that belong into an image."""
+    """The entries that belong in an image."""
     with closing(tarfile.open(fileobj=stream, mode="r|")) as archive:
         for info in archive:
             if belongs(path := _plain_path(info.name)):
@@ -245,7 +245,7 @@ def cleansed(stream: IO[bytes], *, made_s: int) -> Iterator[Member]:
 
 
 def belongs(path: str) -> bool:
-    """Whether an entry of the made file system goes into the image as it is."""
+    """Whether this entry goes into the image unchanged."""
     if path in _WRITTEN or _LEFT_OUT.fullmatch(path):
         return False
     return not path.startswith(_EMPTIED)
@@ -256,7 +256,7 @@ def _plain_path(name: str) -> str:
 
 
 def _member(archive: tarfile.TarFile, info: tarfile.TarInfo, path: str, made_s: int) -> Member:
-    """Without names of users (ids count) and with no time later than `made_s`."""
+    """Without user names or times after `made_s`."""
     plain = copy.copy(info)
     plain.name = path or "."
     plain.uname = plain.gname = ""

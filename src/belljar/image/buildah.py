@@ -1,8 +1,7 @@
 """Building an image from a Dockerfile with buildah: bases from the store, the result imported.
 
-buildah and every step run in a user namespace of their own (`rootless`), without network, on
-storage that is deleted afterwards. The result is read like any other archive.
-A build with the same recipe as one in the store is not made again.
+Every step runs in a user namespace, by default without network, on temporary storage.
+A recipe already in the store is not built again.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ class BuildRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """What a build is made from. `inputs`: all that decides the image but for its options."""
+    """`inputs`: all that decides the image, except network and setuid options."""
 
     text: str
     found: Bases
@@ -101,7 +100,7 @@ class Recipe:
 def build_dockerfile(
     home: Path, request: BuildRequest, *, report: Report = lambda _line: None
 ) -> tuple[Image, bool]:
-    """The image of a Dockerfile, under `request.name`, and whether it had to be built.
+    """The image of a Dockerfile, named `request.name`, and whether it had to be built.
 
     Raises `PolicyError` for an unusable Dockerfile or context or a failing step, `HostError` for a
     missing tool or base; the store is then as it was.
@@ -139,7 +138,7 @@ def build_dockerfile(
 
 
 def is_built(store: Store, image: Image, request: BuildRequest) -> bool:
-    """Whether an image was built of these files, with or without network and setuid bits."""
+    """Whether these files made it, with or without network and setuid bits."""
     recipe = read_recipe(store, request)
     return any(
         image.built.get("recipe")
@@ -160,7 +159,7 @@ def check_buildah() -> None:
 
 
 def read_recipe(store: Store, request: BuildRequest) -> Recipe:
-    """Read the Dockerfile and the context, and find the bases. Raises as `build_dockerfile`."""
+    """Read the Dockerfile, its context and bases. Raises as `build_dockerfile`."""
     dockerfile = request.dockerfile or _dockerfile_in(request.context)
     try:
         raw = read_regular(dockerfile.parent, dockerfile.name, MAX_BYTES + 1)
@@ -220,7 +219,7 @@ def _work_dir(scratch: Path, inside: Inside) -> Iterator[Path]:
 
 
 def _remove(directory: Path, inside: Inside) -> None:
-    """An ordinary user needs the namespace, where the files have owners."""
+    # An ordinary user needs the namespace, where the files have owners.
     if os.geteuid() != 0 and directory.exists():
         try:
             inside.run(
@@ -255,7 +254,7 @@ class _Build:
         self._driver = "overlay"
 
     def run(self) -> None:
-        """Make the image and put its parts into `out`. Raises as `build_dockerfile`."""
+        """Leave the image's parts in `out`. Raises as `build_dockerfile`."""
         work, request = self._work, self._request
         (work / "context").mkdir(mode=0o755)
         dockerfile = request.dockerfile or _dockerfile_in(request.context)
@@ -307,7 +306,7 @@ class _Build:
         return made
 
     def _load(self, image: Image) -> str:
-        """Put an image of the store into buildah's storage; returns its id there."""
+        """Load a stored image into buildah; returns its id."""
         self._report(f"loading the base {image.names[0] if image.names else image.digest[:12]}")
         base, there = self._work / f"base-{image.digest}", WORK / f"base-{image.digest}"
         base.mkdir(mode=0o700)
@@ -414,7 +413,7 @@ def _part(kind: str, file: Path) -> dict[str, Any]:
 
 
 def base_config(image: Image, layer_digest: str) -> dict[str, Any]:
-    """An image of the store as a Docker image's configuration. Pure."""
+    """A stored image's Docker configuration. Pure."""
     check = image.healthcheck or HealthCheck(test=())
     created = image.created or "1970-01-01T00:00:00Z"
     health = {

@@ -1,7 +1,6 @@
-"""What an image says of its processes, read with bounds, and what a cell makes of it. Pure.
+"""An image's process configuration, read with bounds, and what a cell keeps of it. Pure.
 
-Docker's configuration has a health check and a shell; OCI's has neither.
-Sources: moby, image specification v1.2; OCI image-spec, `config.md`.
+Sources: moby, image specification v1.2 (health check, shell); OCI image-spec, `config.md`.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ _MAX_WORDS: Final = 1000
 _MAX_WORD_CHARS: Final = 128 << 10
 _MAX_VOLUMES: Final = 100
 _MAX_NS: Final = (1 << 63) - 1
+# What no argument, variable or path of a process can hold.
 _UNSPEAKABLE: Final = re.compile("[\0\ud800-\udfff]")
-"""What no argument, variable or path of a process can hold."""
 _SHELL: Final = ("/bin/sh", "-c")
 
 
@@ -60,14 +59,14 @@ class ImageConfig:
 
     @property
     def program(self) -> tuple[str, ...]:
-        """What `docker run` would start; empty where that only waits, or is a shell alone."""
+        """What `docker run` starts; empty if idle or a shell."""
         from belljar.compose.values import is_idle
 
         whole = (*self.entrypoint, *self.cmd)
         return () if is_idle(whole) else whole
 
     def later_fields(self) -> dict[str, Any]:
-        """As JSON values what images of earlier stores don't have, where it is given."""
+        """The fields that older images lack, where given."""
         found = {
             "healthcheck": asdict(self.healthcheck) if self.healthcheck else None,
             "shell": list(self.shell),
@@ -78,7 +77,7 @@ class ImageConfig:
 
 
 def later_fields_of(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The same fields out of a stored image's JSON. Raises `TypeError`."""
+    """`later_fields` of a stored image. Raises `TypeError`."""
     check = document.get("healthcheck")
     return {
         "healthcheck": HealthCheck(**{**check, "test": tuple(check["test"])}) if check else None,
@@ -89,7 +88,7 @@ def later_fields_of(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def config_of(document: Mapping[str, Any]) -> ImageConfig:
-    """What an image's configuration says. Raises `LayerError` for what can't be meant."""
+    """The configuration in an image's document. Raises `LayerError`."""
     config = document.get("config") or {}
     if not isinstance(config, dict):
         raise _broken("config")
@@ -144,7 +143,7 @@ def _health_check(value: object) -> HealthCheck | None:
 
 
 def image_health(config: ImageConfig) -> dict[str, Any] | None:
-    """The image's own check as `health` of a target cell's plan: times in seconds."""
+    """The image's check as a cell's `health`, in seconds."""
     check = config.healthcheck
     if check is None:
         return None
@@ -171,7 +170,7 @@ _IDLE: Final = "only waits, so it is not started"
 
 
 def image_differences(config: ImageConfig) -> tuple[Difference, ...]:
-    """What of an image's configuration is kept in a cell, and how."""
+    """What a cell keeps of the configuration, and how."""
     runs = _ON_DEMAND if config.program else _IDLE
     user, workdir = printable(config.user, max_chars=100), printable(config.workdir, max_chars=200)
     facts = (

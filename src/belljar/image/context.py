@@ -1,8 +1,7 @@
-"""A build's context: the files that `.dockerignore` leaves in, their digest, and a copy of them.
+"""A build's context: the files that `.dockerignore` leaves in, their digest and a copy.
 
-Only what lies below the directory is read; a link is never followed. Source: Docker's
-`.dockerignore` (Go's `filepath.Match` with `**`; the last line that matches decides; `!` takes
-back in).
+Only files below the directory are read; links are never followed. Source: Docker's `.dockerignore`
+(Go's `filepath.Match` with `**`; the last matching line decides).
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ _CHUNK_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """A pattern by the parts of a path; None stands for `**`, any number of them."""
+    """A pattern by path parts; None stands for `**`."""
 
     parts: tuple[re.Pattern[str] | None, ...]
     takes_back: bool
 
     def matches(self, path: Sequence[str]) -> bool:
-        """Whether it matches the path or a directory above it, in time linear in both."""
+        """Whether it matches the path or a parent. Linear time."""
         last = len(self.parts) - 1
         reached = self._skipping({0})
         for name in path:
@@ -54,7 +53,7 @@ class _Rule:
         return last + 1 in reached
 
     def _skipping(self, reached: set[int]) -> set[int]:
-        """Also what follows a `**` that matches nothing; a last one matches at least one name."""
+        """A `**` may match nothing, except at the end."""
         for at in sorted(reached):
             while at < len(self.parts) - 1 and self.parts[at] is None:
                 at += 1
@@ -64,7 +63,7 @@ class _Rule:
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """What a `.dockerignore` leaves out. Paths are relative, with `/` between their parts."""
+    """Paths are relative, with `/` between their parts."""
 
     rules: tuple[_Rule, ...] = ()
 
@@ -77,12 +76,12 @@ class Ignored:
 
     @property
     def takes_back(self) -> bool:
-        """Whether something below a directory that is left out may be in."""
+        """Whether an excluded directory may contain included files."""
         return any(rule.takes_back for rule in self.rules)
 
 
 def parse_ignore(text: str) -> Ignored:
-    """The rules of a `.dockerignore`. Raises `PolicyError` for more than `MAX_RULES`."""
+    """Parse a `.dockerignore`. Raises `PolicyError` beyond `MAX_RULES`."""
     rules: list[_Rule] = []
     for line in text.removeprefix("\ufeff").splitlines():
         written = line.strip()
@@ -98,7 +97,7 @@ def parse_ignore(text: str) -> Ignored:
 
 
 def read_ignore(context: Path, dockerfile: Path) -> Ignored:
-    """The rules in `NAME.dockerignore` beside a Dockerfile, else the context's own."""
+    """From `NAME.dockerignore` beside the Dockerfile, or the context."""
     for directory, name in (
         (dockerfile.parent, f"{dockerfile.name}.dockerignore"),
         (context, ".dockerignore"),
@@ -205,7 +204,7 @@ def _too_large(context: Path) -> PolicyError:
 
 
 def _paths(context: Path, ignored: Ignored) -> Iterator[Path]:
-    """Every entry that is in, a directory before what is in it, in a fixed order."""
+    """Every included entry in a fixed order, parents first."""
     for folder, folders, files in os.walk(context, onerror=_raise):
         here = Path(folder)
         if len(here.relative_to(context).parts) > MAX_DEPTH:

@@ -35,7 +35,7 @@ class _LateError(TimeoutError): ...
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonImage:
-    """What a daemon says of an image. `digests` are those of its registry manifests."""
+    """`digests`: those of its registry manifests."""
 
     host: str
     image_id: str
@@ -44,7 +44,7 @@ class DaemonImage:
 
 
 def daemon_hosts(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """`$DOCKER_HOST`, else each socket of Docker and Podman. Raises `HostError`."""
+    """`$DOCKER_HOST`, else each Docker or Podman socket. Raises `HostError`."""
     if host := environ.get("DOCKER_HOST", ""):
         if urlsplit(host).scheme not in {"unix", "tcp", "http"} or environ.get("DOCKER_TLS_VERIFY"):
             raise HostError(
@@ -60,7 +60,7 @@ def daemon_hosts(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def ask_daemons(hosts: tuple[str, ...], name: str, *, timeout_s: float) -> DaemonImage:
-    """The image of this name or id, from the first daemon that has it. Raises `HostError`."""
+    """From the first daemon that has it. Raises `HostError`."""
     failures = []
     for host in hosts:
         try:
@@ -202,7 +202,7 @@ def _why(error: Exception) -> str:
 
 
 def _is_socket(path: Path) -> bool:
-    try:
+    try:  # unlike `Path.is_socket`, False for a directory that is closed to this user
         return stat.S_ISSOCK(path.stat().st_mode)
     except OSError:
         return False

@@ -1,11 +1,10 @@
-"""Which images a Dockerfile starts from, and the file as buildah 1.28 can read it. Pure.
+"""A Dockerfile's base images, and its text as buildah 1.28 can read it. Pure.
 
-buildah 1.28 can't read here-documents. A `RUN`'s becomes the script of the stage's shell; a
-`COPY`'s or `ADD`'s becomes a file of a context of their own, so that no other instruction sees it.
+buildah 1.28 lacks here-documents: `RUN`'s becomes the script of the stage's shell, `COPY`'s and
+`ADD`'s a file of a separate context.
 
-Source: the Dockerfile reference, and BuildKit's reading of "Here-Documents": an opener is a whole
-word; a lone document is the shell's script, or a program if it begins with `#!`; any other is
-handed to the shell with its command.
+Source: the Dockerfile reference and BuildKit's "Here-Documents": an opener is a whole word; a lone
+document is the shell's script, or a program if it begins with `#!`.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from typing import Final
 
 MAX_BYTES: Final = 1 << 20
 """Of a Dockerfile."""
+# Of an argument or a base: arguments that name each other grow with each line.
 _MAX_VALUE_CHARS: Final = 4096
-"""Of an argument or a base: arguments that name each other grow with each line."""
 _ESCAPE: Final = re.compile(r"#\s*escape\s*=\s*([\\`])\s*", re.IGNORECASE)
 _VARIABLE: Final = re.compile(r"\$(?:(\w+)|\{(\w+)(?::([-+])([^{}]*))?\})", re.ASCII)
 _WITH_HEREDOC: Final = frozenset({"RUN", "COPY", "ADD"})
@@ -34,12 +33,12 @@ _PROGRAMS: Final = "/dev/pipes"
 
 
 class DockerfileError(ValueError):
-    """A Dockerfile that can't be built here; its text is for the author."""
+    """The text is for the Dockerfile's author."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heredoc:
-    """One here-document: the word that opens it, and its lines as written."""
+    """The opening word, and the lines as written."""
 
     opener: str
     name: str
@@ -55,7 +54,7 @@ class Heredoc:
 
 @dataclass(frozen=True, slots=True)
 class HeredocFile:
-    """A file that the translated instructions take from the context of here-documents."""
+    """A file in the context of here-documents."""
 
     path: str
     text: str
@@ -64,7 +63,7 @@ class HeredocFile:
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction: its word in upper case, what follows it, and its lines, from 0."""
+    """Lines `first` to `end` count from 0."""
 
     word: str
     rest: str
@@ -75,14 +74,14 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bases:
-    """The images that a file starts or copies from, each once, and each FROM's image and stage."""
+    """Images started or copied from; each FROM's image and stage."""
 
     images: tuple[str, ...]
     froms: tuple[tuple[Instruction, str, str], ...]
 
 
 def base_images(text: str, args: Mapping[str, str], *, target: str = "") -> Bases:
-    """The images that the file uses up to stage `target`; not stages. Raises `DockerfileError`."""
+    """The images used up to stage `target`. Raises `DockerfileError`."""
     known, stages, found = dict[str, str](), set[str](), list[str]()
     froms: list[tuple[Instruction, str, str]] = []
     for item in instructions(text):
@@ -109,7 +108,7 @@ def base_images(text: str, args: Mapping[str, str], *, target: str = "") -> Base
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buildable:
-    """A Dockerfile for buildah. `heredoc_context` is the name of a context that holds `files`."""
+    """A Dockerfile for buildah; the context `heredoc_context` holds `files`."""
 
     text: str
     heredoc_context: str
@@ -153,7 +152,7 @@ def make_buildable(
 
 
 def instructions(text: str) -> Iterator[Instruction]:
-    """The instructions of a file. Raises `DockerfileError` for a broken here-document."""
+    """Raises `DockerfileError` for a broken here-document."""
     lines = _lines(text)
     escape = next((match[1] for line in lines[:1] if (match := _ESCAPE.fullmatch(line))), "\\")
     kept, first, number = "", 0, 0
@@ -179,7 +178,7 @@ def instructions(text: str) -> Iterator[Instruction]:
 
 
 def _lines(text: str) -> list[str]:
-    """As Docker's parser and buildah's count them: other line breaks of Unicode are none."""
+    """As Docker counts: other Unicode line breaks are none."""
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 
@@ -206,7 +205,7 @@ def _from(rest: str, known: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _sources(item: Instruction) -> Iterator[str]:
-    """Images that a step copies or mounts from. A number is a stage."""
+    """Images copied or mounted from. A number is a stage."""
     for option in (option for option in item.rest.split() if option.startswith("--")):
         if item.word == "COPY" and option.startswith("--from="):
             yield from _named(option.removeprefix("--from="))
@@ -236,7 +235,7 @@ def _filled(text: str, known: Mapping[str, str]) -> str:
 
 
 def _read_heredocs(rest: str, lines: Sequence[str], at: int) -> tuple[tuple[Heredoc, ...], int]:
-    """The documents that an instruction opens from line `at` on, and the line after the last."""
+    """Documents opened at line `at`, and the line after them."""
     found = []
     for word in _WORD.findall(rest):
         opener = _OPENER.fullmatch(word)
@@ -262,7 +261,7 @@ def _read_heredocs(rest: str, lines: Sequence[str], at: int) -> tuple[tuple[Here
 def _run(
     item: Instruction, options: str, rest: str, shell: Sequence[str], context: str
 ) -> tuple[list[str], list[HeredocFile]]:
-    """The same as instructions of one line each, and the files that they take."""
+    """Equivalent one-line instructions, and the files they take."""
     command, heredocs, directory = rest.strip(), item.heredocs, item.first
     only = heredocs[0] if command == heredocs[0].opener else None
     if only is not None and only.text.startswith("#!"):
@@ -278,7 +277,7 @@ def _run(
 def _copy(
     item: Instruction, options: str, rest: str, _shell: Sequence[str], context: str
 ) -> tuple[list[str], list[HeredocFile]]:
-    """As `_run`. Raises `DockerfileError` for what can't be kept exactly."""
+    """As `_run`. Raises `DockerfileError` for inexact translations."""
     word, heredocs, directory = item.word, item.heredocs, item.first
     *sources, destination = _WORD.findall(rest)
     by_opener = {each.opener: each for each in heredocs}

@@ -1,4 +1,4 @@
-"""Fetching a container image with skopeo, with few rights, bounded in time and size."""
+"""Fetching images with skopeo: few rights, bounded time and size."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from belljar.units import format_duration, format_size, printable
 
 _FILES: Final = ("oci-archive", "oci", "docker-archive")
 _SERVICES: Final = ("docker-daemon", "docker")
+# Times `stall_s` without a byte: a daemon packs a large image before it sends the first.
 _DAEMON_STALLS: Final = 5
-"""Times `stall_s` without a byte: a daemon packs a large image before it sends the first."""
 _LAYOUT_NAME: Final = re.compile(r"oci-layout|index\.json|blobs/sha256/[0-9a-f]{64}")
 _FATAL: Final = re.compile(r'level=fatal msg="((?:[^"\\]|\\.)*)"')
 _NOBODY: Final = 65534
@@ -41,14 +41,14 @@ _TRUST_POLICIES: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
-    """What skopeo copied: `manifest.json`, blobs named by their digests; and its source."""
+    """skopeo's copy: `manifest.json`, and blobs named by digest."""
 
     directory: Path
     origin: Origin
 
 
 def transport_of(ref: str) -> str:
-    """The transport of a reference. Raises `PolicyError` that lists those that are taken."""
+    """Raises `PolicyError` that lists the transports."""
     transport, colon, rest = ref.partition(":")
     if not colon or not rest or transport not in (*_FILES, *_SERVICES):
         known = " ".join(f"{name}:…" for name in (*_FILES, *_SERVICES))
@@ -65,9 +65,9 @@ def fetched(
     limits: ImportLimits,
     report: Callable[[str], None] = lambda _line: None,
 ) -> Iterator[Fetched]:
-    """The image `ref` copied into a directory that is gone after the block.
+    """The image `ref` copied into a temporary directory.
 
-    As root, files and what a daemon gave are read as an unprivileged user. Raises `PolicyError` for
+    As root, files and daemons' archives are read as an unprivileged user. Raises `PolicyError` for
     no image or a too large one, `HostError` when skopeo, the registry or the daemon fails.
     """
     transport, _, rest = ref.partition(":")
@@ -116,7 +116,7 @@ def fetched(
 
 @contextmanager
 def _work_dir(scratch: Path, *, drop: bool) -> Iterator[Path]:
-    """Where skopeo works: the scratch directory, or the system's if `nobody` can't get there."""
+    """In `scratch`, or the system's if `nobody` can't enter."""
     work = scratch / "fetch"
     work.mkdir(mode=0o700)
     if not drop:
@@ -217,7 +217,7 @@ def _nobody_may(test: str, path: Path) -> bool:
 
 
 def _copy(path: Path, into: Path, limits: ImportLimits) -> None:
-    """Copy a file, or a directory's plain files and directories; no link is followed."""
+    """Copy a file or directory; links are refused."""
     left_bytes = limits.max_bytes
     found = [path, *sorted(path.rglob("*"))] if path.is_dir() else [path]
     for entry in found[: limits.max_entries]:
@@ -236,7 +236,7 @@ def _copy(path: Path, into: Path, limits: ImportLimits) -> None:
 def _watch(
     work: Path, limits: ImportLimits, report: Callable[[str], None], *, stall_s: float
 ) -> Callable[[], None]:
-    """A check that the copy grows, within what a bounded image and skopeo's own copy need."""
+    """A check for growth and for the size bounds."""
     seen, changed_s = -1, monotonic()
 
     def check() -> None:

@@ -41,7 +41,7 @@ _DEBIAN_ARCH: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """A guest kernel in the store. `modules` in load order; `wanted`: those asked for."""
+    """`modules`: in load order; `wanted`: those asked for."""
 
     digest: str
     version: str
@@ -54,7 +54,7 @@ class Kernel:
 
 
 def debian_arch() -> str:
-    """Debian's name of this machine's architecture. Raises `HostError` without a guest for it."""
+    """Debian's name of this architecture. Raises `HostError` if unsupported."""
     machine = platform.machine()
     if machine not in _DEBIAN_ARCH:
         raise HostError(
@@ -65,7 +65,7 @@ def debian_arch() -> str:
 
 
 def current_kernel(home: Path) -> Kernel:
-    """The kernel that new templates boot. Raises `HostError` when none can be read."""
+    """The kernel that new templates boot. Raises `HostError`."""
     pointer = home / "kernel-current"
     try:
         digest = pointer.read_text().strip()
@@ -83,9 +83,9 @@ def current_kernel(home: Path) -> Kernel:
 
 
 def fetch_kernel(home: Path, sources: Sequence[AptSource], modules: Sequence[str]) -> Kernel:
-    """Fetch the newest cloud kernel that `sources` have and make it the current one.
+    """Fetch the newest cloud kernel and make it the current one.
 
-    The package is checked against apt's signed index twice: by apt, and by its SHA-256 here.
+    apt checks the package against its signed index; its SHA-256 is checked here again.
     Raises `HostError`; then the store is as it was.
     """
     from belljar.image.apt import PrivateApt
@@ -113,7 +113,7 @@ def fetch_kernel(home: Path, sources: Sequence[AptSource], modules: Sequence[str
 
 
 def remove_kernel(home: Path, digest: str) -> None:
-    """Remove a kernel unless it is, or may be, the current one. Raises `FileNotFoundError`."""
+    """Unless it may be current. Raises `FileNotFoundError`."""
     with locked(home, "kernels"):
         if current_digest(home) in {None, digest}:
             return
@@ -121,7 +121,7 @@ def remove_kernel(home: Path, digest: str) -> None:
 
 
 def current_digest(home: Path) -> str | None:
-    """Which kernel is the current one; None when that can't be read."""
+    """None when it can't be read."""
     try:
         said = (home / "kernel-current").read_text().strip()
     except (OSError, ValueError):
@@ -130,9 +130,21 @@ def current_digest(home: Path) -> str | None:
 
 
 def _store(home: Path, scratch: Path, package: Mapping[str, str], modules: Sequence[str]) -> Kernel:
-    whole = scratch / "kernel"
+    tree, whole = scratch / "tree", scratch / "kernel"
     whole.mkdir(mode=0o711)
-    release = _lay_out(scratch / "tree", whole, modules)
+    images = sorted((tree / "boot").glob("vmlinuz-*"))
+    if len(images) != 1:
+        raise HostError(
+            f"the kernel package holds {len(images)} kernels, one was expected", where="vmlinuz-*"
+        )
+    release = images[0].name.removeprefix("vmlinuz-")
+    config = tree / "boot" / f"config-{release}"
+    _check(release, config.read_text())
+    whole.joinpath("vmlinuz").write_bytes(images[0].read_bytes())
+    whole.joinpath("config").write_bytes(config.read_bytes())
+    whole.joinpath("modules").mkdir()
+    for number, (name, content) in enumerate(_modules(tree, release, modules)):
+        whole.joinpath("modules", f"{number:02d}-{name}.ko").write_bytes(content)
     files = [whole / "vmlinuz", *sorted((whole / "modules").iterdir())]
     listing = [[path.name, file_sha256(path)] for path in files]
     digest = hashlib.sha256(json.dumps(listing, separators=(",", ":")).encode()).hexdigest()
@@ -158,23 +170,6 @@ def _store(home: Path, scratch: Path, package: Mapping[str, str], modules: Seque
         scratch.joinpath("current").chmod(0o644)
         scratch.joinpath("current").replace(home / "kernel-current")
     return current_kernel(home)
-
-
-def _lay_out(tree: Path, whole: Path, modules: Sequence[str]) -> str:
-    images = sorted((tree / "boot").glob("vmlinuz-*"))
-    if len(images) != 1:
-        raise HostError(
-            f"the kernel package holds {len(images)} kernels, one was expected", where="vmlinuz-*"
-        )
-    release = images[0].name.removeprefix("vmlinuz-")
-    config = tree / "boot" / f"config-{release}"
-    _check(release, config.read_text())
-    whole.joinpath("vmlinuz").write_bytes(images[0].read_bytes())
-    whole.joinpath("config").write_bytes(config.read_bytes())
-    whole.joinpath("modules").mkdir()
-    for number, (name, content) in enumerate(_modules(tree, release, modules)):
-        whole.joinpath("modules", f"{number:02d}-{name}.ko").write_bytes(content)
-    return release
 
 
 def _modules(tree: Path, release: str, wanted: Sequence[str]) -> list[tuple[str, bytes]]:
@@ -278,12 +273,12 @@ def load_order(
 
 
 def module_name(text: str) -> str:
-    """The kernel's name of a module, from a file name (`virtio-rng.ko.xz` → `virtio_rng`)."""
+    """The kernel's name: `virtio-rng.ko.xz` → `virtio_rng`."""
     return text.partition(".ko")[0].replace("-", "_")
 
 
 def dependencies(module: bytes) -> tuple[str, ...]:
-    """The modules that must be loaded before this one, as its `.modinfo` section names them."""
+    """The modules that this one's `.modinfo` section depends on."""
     match = _DEPENDS.search(module)
     names = match[1].decode("ascii", "replace").split(",") if match else []
     return tuple(module_name(name) for name in names if name)
@@ -299,7 +294,7 @@ From `modules.dep` of Debian's 6.12 cloud kernels. On amd64 `virtio_ring`, `virt
 `virtio_console` and `rng-core` are built in.
 """
 NIC_MODULES: Final = frozenset({"failover", "net_failover", "dimlib", "virtio_net"})
-"""Those that only a guest with a network device loads, by their files' names."""
+"""Loaded by guests with a network device only."""
 
 _MODULE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII)
 _DIRECTORIES: Final = ("dev", "m", "proc", "r", "sys")

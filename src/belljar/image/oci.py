@@ -1,7 +1,8 @@
 """Importing container images: skopeo fetches; the result is read with bounds, merged in memory.
 
 No digest, size or name of the archive is trusted.
-`design/policy.md` says why no tool unpacks it on the host."""
+`design/policy.md` says why no tool unpacks it on the host.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +53,9 @@ def import_image(
 ) -> Image:
     """Put the container image `ref` (as skopeo names it) into the store.
 
-    All of it is checked before it is packed; setuid bits are removed unless `keep_setuid`. Raises
-    `PolicyError` for a broken or hostile image or one beyond `limits`, `HostError` when this host
-    can't; the store is then as it was.
+    Everything is checked before packing; setuid bits are removed unless `keep_setuid`. Raises
+    `PolicyError` for a broken, hostile or too large image, else `HostError`; the store is then as
+    it was.
     """
     bounds = limits or ImportLimits()
     transport_of(ref)
@@ -201,7 +202,7 @@ def _merge(
 
 
 def _complete(tree: Tree, config: ImageConfig) -> None:
-    """Add what every guest mounts on and, as Docker does, the work directory and volumes."""
+    """Add mount points, the work directory and volumes."""
     for place in (config.workdir, *config.volumes):
         parts = tuple(os.fsencode(place).strip(b"/").split(b"/"))
         for depth in range(1, len(parts) + 1) if parts != (b"",) else ():
@@ -214,7 +215,7 @@ def _complete(tree: Tree, config: ImageConfig) -> None:
 
 
 def default_name(ref: str) -> str:
-    """A name for the image of a file: the file's own, without its ending."""
+    """The file's own name without its ending."""
     file = ref.partition(":")[2].partition(":")[0]
     stem = re.sub(
         r"(?:\.(?:tar|tgz|gz|zst|oci))+$", "", file.rstrip("/").rpartition("/")[2].lower()
@@ -223,7 +224,7 @@ def default_name(ref: str) -> str:
 
 
 def _blob(directory: Path, descriptor: object) -> tuple[Path, str]:
-    """Where a descriptor's bytes are. Only 64 hex digits of it become part of a path."""
+    """Only 64 hex digits of a descriptor enter the path."""
     match = (
         _DIGEST.fullmatch(str(descriptor.get("digest"))) if isinstance(descriptor, dict) else None
     )
@@ -257,7 +258,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Obtained:
-    """The image, and whether the store had it before; or why it could not be got."""
+    """The image, or the error that prevented it."""
 
     wanted: Wanted
     image: Image | None = None
@@ -266,7 +267,7 @@ class Obtained:
 
 
 Build: TypeAlias = Callable[[Wanted, Report], None]
-"""Builds an image into the store under its name. Raises `BelljarError`."""
+"""Builds an image into the store. Raises `BelljarError`."""
 
 
 def obtain(
@@ -278,7 +279,7 @@ def obtain(
     report: Report = lambda _line: None,
     environ: Mapping[str, str] = os.environ,
 ) -> Iterator[Obtained]:
-    """Get each image that the store lacks; the failure of one hides no other."""
+    """Get each missing image; a failure hides no other."""
     daemon: HostError | bool
     try:
         daemon = any(daemon_answers(host) for host in daemon_hosts(environ))
@@ -316,7 +317,7 @@ def obtain(
 def _fetched(
     home: Path, wanted: Wanted, limits: ImportLimits, report: Report, *, daemon: HostError | bool
 ) -> Obtained:
-    """From the store, a daemon (`daemon`: one answers, or why none can be asked), or a registry."""
+    """`daemon`: True when one answers, or its error."""
     if wanted.why:
         raise HostError(f"its image is not known: {wanted.why}", where=wanted.image)
     try:

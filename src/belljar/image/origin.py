@@ -1,7 +1,8 @@
 """Where an image comes from: what skopeo copies, and the source's names and digests of it.
 
-A tag may change: a registry is asked for the digest that is then fetched, a daemon for an id.
-Callers check the digests. Source: image-spec v1.1, and the layout of `docker save`."""
+Tags change, so a registry is asked for the digest that is then fetched, a daemon for an id.
+Callers check the digests. Source: image-spec v1.1; the layout of `docker save`.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +40,12 @@ INDEX_TYPES: Final = frozenset(
 )
 _MAX_NAMES: Final = 32
 _NAME_ANNOTATIONS: Final = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
+# Podman's and buildah's registry for what was built without one.
 _BUILT_HERE: Final = "localhost/"
-"""Podman's and buildah's registry for what was built without one."""
 
 
 def read_bounded(path: Path, limits: ImportLimits) -> bytes:
-    """A document's bytes. Raises `LayerError` when it is missing, a link or too large."""
+    """Raises `LayerError` when missing, a link or too large."""
     if path.is_symlink() or not path.is_file() or path.stat().st_size > limits.max_document_bytes:
         raise LayerError(f"a document is missing or larger than {limits.max_document_bytes} bytes")
     return path.read_bytes()
@@ -69,7 +70,7 @@ def is_index(document: Mapping[str, Any]) -> bool:
 
 
 def instance_of(index: Mapping[str, Any], arch: str) -> str:
-    """The digest of the manifest for `linux/arch`. Raises `LayerError` when there is none."""
+    """The digest of the manifest for `linux/arch`. Raises `LayerError`."""
     offered: list[str] = []
     for entry in _entries(index):
         platform = entry.get("platform")
@@ -88,7 +89,7 @@ def instance_of(index: Mapping[str, Any], arch: str) -> str:
 
 
 def names_of_index(index: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
-    """The names of each image in an OCI layout's `index.json`; one digest is one image."""
+    """Each image's names in an OCI `index.json`."""
     images: dict[str, list[str]] = {}
     for entry in _entries(index):
         annotations = entry.get("annotations")
@@ -103,7 +104,7 @@ def names_of_index(index: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
 
 
 def names_of_archive(document: object) -> tuple[tuple[str, ...], ...]:
-    """The names of each image in the `manifest.json` of what `docker save` wrote."""
+    """Each image's names in the `manifest.json` of `docker save`."""
     images = document if isinstance(document, list) else []
     tags = [image.get("RepoTags") if isinstance(image, dict) else None for image in images]
     return tuple(
@@ -139,7 +140,7 @@ _SHORT_ID: Final = re.compile(r"(?:sha256:)?[0-9a-f]{12,64}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """What to copy, and what its source says of it.
+    """What to copy, and its names and digests at the source.
 
     `source`: for skopeo; `at` puts a file's path in. `digests`: of an index, a manifest, a
     configuration. `manifest`: the digest it must have. `daemon`: saves the image first.
@@ -153,7 +154,7 @@ class Origin:
     daemon: DaemonImage | None = None
 
     def at(self, path: Path) -> Origin:
-        """The same, read from this file or directory."""
+        """Read from this file or directory."""
         return replace(self, source=self.source.replace("{}", str(path), 1))
 
 
@@ -175,7 +176,7 @@ def origin_of_service(transport: str, rest: str, work: Path, limits: ImportLimit
 
 
 def _of_registry(reference: Reference, work: Path, limits: ImportLimits) -> Origin:
-    """As Docker has it, a registry on this machine's loopback may speak HTTP."""
+    """As in Docker, loopback registries may speak HTTP."""
     is_local = _LOOPBACK.fullmatch(reference.registry) is not None
     wanted = reference.untagged.canonical
     argv = [tool("skopeo"), "--tmpdir", str(work), "inspect", "--raw"]
@@ -220,7 +221,7 @@ def _of_daemon(name: str, reference: Reference | None, limits: ImportLimits) -> 
 
 
 def origin_of_archive(path: Path, tag: str, scratch: Path, limits: ImportLimits) -> Origin:
-    """The image named `tag` of what `docker save` wrote, or the only one. Raises `PolicyError`."""
+    """The image `tag`, or the only one. Raises `PolicyError`."""
     if not path.is_file():
         raise PolicyError(
             "it is no file", where=printable(str(path)), hint="name what `docker save` wrote"
@@ -238,7 +239,7 @@ def origin_of_archive(path: Path, tag: str, scratch: Path, limits: ImportLimits)
 
 
 def origin_of_layout(path: Path, tag: str, limits: ImportLimits) -> Origin:
-    """The image `tag` of an OCI layout, or the only one. Raises `PolicyError`, `LayerError`."""
+    """The image `tag`, or the only one. Raises `PolicyError`, `LayerError`."""
     index = parse_document(read_bounded(path / "index.json", limits))
     images = names_of_index(index)
     if tag:
@@ -255,7 +256,7 @@ def origin_of_layout(path: Path, tag: str, limits: ImportLimits) -> Origin:
 def _index_digest(
     layout: Path, descriptor: Mapping[str, Any], limits: ImportLimits
 ) -> tuple[str, ...]:
-    """The digest of a nested index, under which a registry has the image; () if it is none."""
+    """The digest of a nested index; () if none."""
     digest = str(descriptor.get("digest"))
     blob = layout / "blobs/sha256" / digest.removeprefix("sha256:")
     if DIGEST.fullmatch(digest) is None or not is_index(descriptor) or not blob.is_file():

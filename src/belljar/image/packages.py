@@ -1,6 +1,6 @@
-"""Debian and Python packages on top of a base: `belljar image build --apt … --pip …`.
+"""Debian and Python packages on a base: `belljar image build --apt … --pip …`.
 
-apt and pip run inside the build, with the mirrors, proxies and indexes of this host's own.
+apt and pip run inside the build, with this host's mirrors, proxies and indexes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def build_packages(
     pip: Sequence[str],
     report: Callable[[str], None] = lambda _line: None,
 ) -> Image:
-    """The image `base` with packages, under `name`. Raises as `build_dockerfile`."""
+    """The image `base` with packages. Raises as `build_dockerfile`."""
     for words, pattern, kind in ((apt, _APT, "a Debian package"), (pip, _PIP, "a Python package")):
         for word in words:
             if pattern.fullmatch(word) is None:
@@ -86,7 +86,7 @@ def dockerfile_for(
     pip: Sequence[str],
     options: Mapping[str, Sequence[str]],
 ) -> str:
-    """The Dockerfile that installs packages on `base` and goes back to its user. Pure."""
+    """Installs packages, then returns to the base's user. Pure."""
     get = (
         "apt-get -o Dir::Etc::sourcelist=/dev/null -o Dir::Etc::sourceparts=/run/belljar"
         " -o APT::Sandbox::User=root -o APT::Install-Recommends=false -c "
@@ -112,7 +112,7 @@ def dockerfile_for(
 
 
 def pip_options() -> dict[str, list[str]]:
-    """How this host's pip finds packages; nothing when it has no pip."""
+    """The indexes and proxies of this host's pip."""
     try:
         listed = run_tool([sys.executable, "-m", "pip", "config", "list"], timeout_s=60).decode(
             "utf-8", "replace"

@@ -2,10 +2,10 @@
 
     images/<digest>/{rootfs.sqfs,image.json}    image-names.json    image-digests.json
 
-Names are Docker's references (`policy.reference`). `image-digests.json` maps the digests of
-manifests, indexes and configurations to the images imported from them.
-An image appears whole (made in a scratch directory, then renamed) or not at all. Reading needs no
-lock; writers hold `locks/images`."""
+Names are Docker's references. `image-digests.json` maps digests of manifests, indexes and
+configurations to the imported images. An image appears whole (by a rename) or not at all.
+Reading needs no lock; writers hold `locks/images`.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from belljar.units import printable
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _PREFIX: Final = re.compile(r"(?:sha256:)?([0-9a-f]{6,64})")
 MADE_HERE: Final = {"default": "belljar setup", "debian-dev": "belljar image build debian-dev"}
-"""Images that Belljar makes itself, and the command that makes each."""
+"""Images that Belljar makes, and their commands."""
 _HASH_CHUNK_BYTES: Final = 1 << 20
 _SEAL_BYTES: Final = 4096
 
 
 SetuidPrograms: TypeAlias = Literal["", "kept", "removed"]
-"""Whether files of an image had the set-user-ID bit, and what the import did with it."""
+"""What the import did with set-user-ID bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class Image:
 
 
 class Store:
-    """The images under `home` (a store directory; it need not exist yet)."""
+    """The images under `home`, which need not exist yet."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -87,29 +87,24 @@ class Store:
     def find(self, ref: str) -> Image:
         """The image of a reference, a digest, or a unique beginning of one (≥ 6 hex digits).
 
-        A digest in a reference must be one that the image was imported from; a tag beside it is
-        ignored, as in Docker. Bytes are not hashed again (`verify`). Raises `HostError`.
+        A reference's digest must be one that the image was imported from; its tag is ignored, as in
+        Docker. Bytes are not hashed again (`verify`). Raises `HostError`.
         """
         names, origins = self._names(), self._origins()
-        digest = self._digest_of(ref, names, origins)
+        reference = _parsed(ref)
+        if reference is None:
+            digest = names.get(ref) or self._by_prefix(ref) or origins.get(ref)
+        elif reference.digest:
+            digest = origins.get(reference.digest)
+        else:
+            name = _name_in(names, reference)
+            digest = names[name] if name else self._by_prefix(ref)
         if digest is None or not (self._images / digest / "image.json").exists():
             raise self._missing(ref, names)
         return self._read(digest, names, origins)
 
-    def _digest_of(
-        self, ref: str, names: Mapping[str, str], origins: Mapping[str, str]
-    ) -> str | None:
-        try:
-            reference = parse_reference(ref)
-        except ValueError:
-            return names.get(ref) or self._by_prefix(ref) or origins.get(ref)
-        if reference.digest:
-            return origins.get(reference.digest)
-        name = _name_in(names, reference)
-        return names[name] if name else self._by_prefix(ref)
-
     def list(self) -> tuple[Image, ...]:
-        """Every image, named ones first, each group in order of its first name or digest."""
+        """Named images first, then by name or digest."""
         names, origins = self._names(), self._origins()
         found = []
         for digest in self._digests():
@@ -135,10 +130,10 @@ class Store:
         built: Mapping[str, Any] | None = None,
         setuid_programs: SetuidPrograms = "",
     ) -> Image:
-        """Move `rootfs` (a squashfs file on the store's file system) into the store.
+        """Move `rootfs` (squashfs, on the store's file system) into the store.
 
-        Its names and `origins` are taken from whichever image had them. The configuration's hash is
-        appended to the file, so it is part of the digest. Raises `PolicyError`, `HostError`.
+        Names and `origins` move from the images that had them. The configuration's hash is appended
+        to the file, so it is part of the digest. Raises `PolicyError`, `HostError`.
         """
         called = [check_name(each, origins=origins) for each in (name, *more_names)]
         rootfs.chmod(0o600)
@@ -199,14 +194,14 @@ class Store:
             return image
 
     def name(self, image: Image, name: str) -> Image:
-        """Give an image one more name. Raises `PolicyError` for a name that isn't allowed."""
+        """Add a name. Raises `PolicyError` for a forbidden one."""
         name = check_name(name)
         with locked(self.home, "images"):
             self._write(self._names_file, _named(self._names(), [name], image.digest))
         return replace(image, names=tuple(sorted({*image.names, name})))
 
     def missing(self, ref: str) -> HostError | None:
-        """Why the store has no such image, None when it has it."""
+        """The error when the image is missing."""
         try:
             self.find(ref)
         except HostError as error:
@@ -309,7 +304,7 @@ class Store:
 
 
 def command_for(ref: str) -> str:
-    """The command that puts an image into the store."""
+    """The command that gets the image."""
     if ref in MADE_HERE:
         return MADE_HERE[ref]
     reference = _parsed(ref)
@@ -320,7 +315,7 @@ def command_for(ref: str) -> str:
 
 
 def verify(image: Image) -> None:
-    """Hash the image's bytes and configuration again. Raises `HostError` when they differ."""
+    """Hash bytes and configuration again. Raises `HostError`."""
     with image.rootfs.open("rb") as file:
         file.seek(max(0, image.rootfs.stat().st_size - _SEAL_BYTES))
         sealed = file.read(hashlib.sha256().digest_size)
@@ -334,7 +329,7 @@ def verify(image: Image) -> None:
 
 
 def check_name(name: str, *, origins: Sequence[str] = ()) -> str:
-    """The name in its normal form; a digest must be one of `origins`. Raises `PolicyError`."""
+    """A digest must be among `origins`. Raises `PolicyError`."""
     try:
         reference = parse_reference(name)
         if is_like_digest(name):
@@ -351,7 +346,7 @@ def check_name(name: str, *, origins: Sequence[str] = ()) -> str:
 
 
 def is_like_digest(name: str) -> bool:
-    """Whether a name could be meant as the beginning of a digest."""
+    """Whether a name could be a digest's beginning."""
     return _PREFIX.fullmatch(name) is not None
 
 
@@ -363,7 +358,7 @@ def _parsed(ref: str) -> Reference | None:
 
 
 def _name_in(names: Mapping[str, str], reference: Reference) -> str | None:
-    """The stored name that means this reference: earlier versions stored other forms."""
+    """Stored names may have older forms."""
     if reference.familiar in names:
         return reference.familiar
     return next((name for name in names if _parsed(name) == reference), None)
@@ -379,7 +374,7 @@ def _named(names: Mapping[str, str], called: Sequence[str], digest: str) -> dict
 
 
 def file_sha256(path: Path) -> str:
-    """The SHA-256 of a file's bytes, in hex."""
+    """In hex."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_HASH_CHUNK_BYTES):
@@ -388,7 +383,7 @@ def file_sha256(path: Path) -> str:
 
 
 def sync_file(path: Path) -> None:
-    """Write the file to the disk, so that a rename after it never shows an empty file."""
+    """Flush, so that a rename never exposes an empty file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -451,12 +446,12 @@ class MissingImage:
 
 
 def missing_images(store: Store, images: Iterable[str]) -> tuple[MissingImage, ...]:
-    """Each image that the store does not have, once, in the order given."""
+    """Each missing image once, in the given order."""
     return _look_up(store, images)[1]
 
 
 def find_images(store: Store, images: Iterable[str]) -> dict[str, Image]:
-    """All of them. Raises one `HostError` for all that are missing, each with its command."""
+    """Raises one `HostError` that lists all missing images."""
     found, missing = _look_up(store, images)
     refuse_missing(missing)
     return found
@@ -475,7 +470,7 @@ def _look_up(
 
 
 def refuse_missing(missing: tuple[MissingImage, ...]) -> None:
-    """Raise one `HostError` for all of them; nothing when there is none."""
+    """Raise one `HostError` for all of them, if any."""
     if not missing:
         return
     first, get_all = missing[0], "`belljar image import --from-compose FILE` or `--from-task TASK`"

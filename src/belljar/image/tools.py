@@ -1,7 +1,8 @@
 """Running the host's tools: argv lists only, bounded in time, output and size of their files.
 
-A tool that wants to be root runs in a user namespace with 65,536 ids of its own: without rights on
-the host, and with its own files, mounts, processes, IPC and, unless asked otherwise, network."""
+A tool that needs root gets a user namespace with 65,536 ids and its own files, mounts, processes,
+IPC and, unless asked otherwise, network.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +25,7 @@ from belljar.units import format_duration, printable
 
 _KEPT_STDERR_BYTES: Final = 4096
 _WATCH_S: Final = 0.2
+# Of tools that are not called like their package.
 _PACKAGES: Final = {
     **dict.fromkeys(("prlimit", "setpriv", "unshare", "nsenter", "choom"), "util-linux"),
     **dict.fromkeys(("sqfstar", "unsquashfs"), "squashfs-tools"),
@@ -32,11 +34,10 @@ _PACKAGES: Final = {
     "dpkg-deb": "dpkg",
     "xz": "xz-utils",
 }
-"""Of tools that are not called like their package."""
 
 
 def tool(name: str) -> str:
-    """The absolute path of a host tool. Raises `HostError` that says which package has it."""
+    """Its absolute path. Raises `HostError` that names the package."""
     found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin:/usr/bin:/bin")
     if found is None:
         raise HostError(
@@ -47,12 +48,12 @@ def tool(name: str) -> str:
 
 
 def limited(argv: Sequence[str], *, max_file_bytes: int, cpu_s: int) -> list[str]:
-    """The command under limits: largest file, seconds of CPU, no core dumps."""
+    """Limits file size and CPU seconds; no core dumps."""
     return [tool("prlimit"), f"--fsize={max_file_bytes}", f"--cpu={cpu_s}", "--core=0", "--", *argv]
 
 
 def plain_env(**extra: str) -> dict[str, str]:
-    """This process's environment in the C locale, so that messages can be read by a program."""
+    """In the C locale, for messages that programs read."""
     return {**os.environ, "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive", **extra}
 
 
@@ -169,7 +170,7 @@ def started(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A running tool in its own process group, which is killed if it outlives the block."""
+    """In its own process group, killed after the block."""
     process = subprocess.Popen(
         list(argv),
         stdin=stdin,
@@ -187,7 +188,7 @@ def started(
 
 
 def kill_group(process: subprocess.Popen[bytes], *, grace_s: float = 0) -> None:
-    """Kill the tool's process group and reap it; with `grace_s`, ask it to end first."""
+    """Kill and reap; `grace_s`: after a SIGTERM."""
     if grace_s and process.poll() is None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -202,7 +203,7 @@ def kill_group(process: subprocess.Popen[bytes], *, grace_s: float = 0) -> None:
 
 
 def failed(argv: Sequence[str], status: int, complaint: bytes) -> HostError:
-    """The error for a tool that ended badly, with its last words, escaped."""
+    """A failed tool's error, with its last output escaped."""
     name = _name(argv)
     how = (
         f"was killed by {signal.Signals(-status).name}"
@@ -214,13 +215,13 @@ def failed(argv: Sequence[str], status: int, complaint: bytes) -> HostError:
 
 
 def _name(argv: Sequence[str]) -> str:
-    """The tool that a command is about: what comes after the last wrapper's `--`."""
+    """The command's own tool: after the last wrapper's `--`."""
     ends = [index for index, word in enumerate(argv[:-1]) if word == "--"]
     return Path(argv[ends[-1] + 1] if ends else argv[0]).name
 
 
 def give_tree(tree: Path, uid: int) -> None:
-    """As root, make `uid` own a tree, no link followed; as another user, do nothing."""
+    """As root, make `uid` own a tree, not links' targets."""
     if os.geteuid() != 0:
         return
     os.chown(tree, uid, uid, follow_symlinks=False)
@@ -230,15 +231,14 @@ def give_tree(tree: Path, uid: int) -> None:
 
 
 IDS: Final = 1 << 16
+# Above the ids of cells (`isolation.identity`), below those of unpacked images.
 _ROOTS_FIRST_ID: Final = 0xB000_0000
-"""Above the ids of cells (`isolation.identity`), below those of unpacked images."""
 _ROOTS_SLOTS: Final = 1 << 12
 _POLL_S: Final = 0.2
+# Of one process; the kernel's out-of-memory killer takes these processes first.
 _MAX_DATA_BYTES: Final = 8 << 30
-"""Of one process; the kernel's out-of-memory killer takes these processes first."""
 WORK: Final = Path("/tmp")  # noqa: S108 - a mount of the namespace's own
-"""Where the tool finds its working directory: directories above it may be closed to the namespace.
-"""
+"""The working directory, whose host path may be closed."""
 _SYSTEM: Final = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "nix")
 _DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty", "fuse")
 # Process 1 of the namespace. It first leaves this host's files behind: a root of its own holds the
@@ -296,7 +296,7 @@ Watch = Callable[[], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inside:
-    """A user namespace that exists. `first_uid` is what its root is on the host."""
+    """A user namespace; `first_uid`: its root on the host."""
 
     holder_pid: int
     first_uid: int
@@ -314,7 +314,7 @@ class Inside:
         on_line: Callable[[str], None] = lambda _line: None,
         watch: Watch = lambda: None,
     ) -> bytes:
-        """Run a tool as the namespace's root, to its end; returns the end of its output.
+        """Run a tool as the namespace's root; returns the end of its output.
 
         `cwd` is `WORK` there. Of this host it sees `/usr` and the directories `readable` only: no
         /etc, home, socket or store. `watch` is called often; it may raise. Raises `HostError`.
@@ -365,7 +365,7 @@ class Inside:
 
 @contextmanager
 def user_namespace() -> Iterator[Inside]:
-    """A user namespace for the block. Raises `HostError` where this user can have none."""
+    """Raises `HostError` where this user can have none."""
     first = _ROOTS_FIRST_ID + secrets.randbelow(_ROOTS_SLOTS) * IDS
     argv = [tool("unshare"), "--user", "--", tool("cat")]
     with started(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
@@ -387,7 +387,7 @@ def user_namespace() -> Iterator[Inside]:
 
 
 def _map_own(pid: int) -> None:
-    """Root is this user, the others are the ids subordinate to it."""
+    """Map root to this user, others to subordinate ids."""
     for helper, own, file in (
         ("newuidmap", os.geteuid(), "subuid"),
         ("newgidmap", os.getegid(), "subgid"),

@@ -1,4 +1,4 @@
-"""Container layers: hostile tar streams, read with bounds and merged in memory, never unpacked."""
+"""Hostile tar streams, read with bounds, merged in memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_TIME_S: Final = 0xFFFF_FFFF
 
 
 class LayerError(ValueError):
-    """A layer is broken or asks for what an image may not have."""
+    """A broken layer, or one with forbidden content."""
 
     def __init__(
         self, what: str, *, hint: str = "use an image without it; nothing of this one was kept"
@@ -27,24 +27,24 @@ class LayerError(ValueError):
         self.hint = hint
 
     def refusal(self, where: str) -> PolicyError:
-        """The error of an import from `where` that ends by it."""
+        """The error that ends an import from `where`."""
         return PolicyError(f"the image is refused: {self}", where=printable(where), hint=self.hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportLimits:
-    """Bounds of an import. Beyond one of them, the import is refused."""
+    """The import is refused beyond any of these."""
 
     max_bytes: int = 8 << 30
     """All layers together, uncompressed."""
     max_entries: int = 500_000
-    """All layers together, also those that a later layer replaces."""
+    """All layers together, replaced ones included."""
     max_layers: int = 500
     max_document_bytes: int = 4 << 20
     """A manifest or a configuration."""
     timeout_s: float = 1800
     """Fetching, in all."""
     answer_s: float = 60
-    """Until a registry or a daemon has answered what it is asked before anything is fetched."""
+    """For each question to a registry or daemon."""
     stall_s: float = 120
-    """Without a byte more, while fetching from a registry."""
+    """Without a byte from a registry."""

@@ -1,4 +1,4 @@
-"""A layer's blob: decompressed with bounds into an unnamed file, its digests checked."""
+"""Layer blobs: decompressed with bounds, digests checked."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ZSTD_MEMORY_BYTES: Final = 512 << 20
 
 
 class Layer:
-    """An uncompressed layer. The file has no name, so nothing of it outlives this process."""
+    """An uncompressed layer in an unnamed file."""
 
     def __init__(self, file: IO[bytes], size_bytes: int, diff_id: str) -> None:
         self._file = file
@@ -74,7 +74,7 @@ def open_layer(blob: Path, digest: str | None, *, max_bytes: int, scratch: Path)
 
 
 def is_plain(file: Path) -> bool:
-    """Whether a file is not compressed in a way that is known here."""
+    """Whether a file has no known compression."""
     with file.open("rb") as opened:
         return not opened.read(6).startswith((_GZIP, _ZSTD, *_OTHERS))
 
@@ -97,7 +97,7 @@ def _read(source: IO[bytes], digest: hashlib._Hash) -> Iterator[bytes]:
 
 
 def _gunzip(source: IO[bytes], digest: hashlib._Hash) -> Iterator[bytes]:
-    """All members of a gzip file, at most a mebibyte at a time."""
+    """All members, at most a mebibyte at a time."""
     inflate = zlib.decompressobj(wbits=31)
     try:
         for chunk in _read(source, digest):

@@ -1,7 +1,7 @@
-"""Reading a tar stream that may lie. Every length is bounded before it is used.
+"""Reading a hostile tar stream: every length is bounded before use.
 
 Understood: ustar, GNU long names and base-256 numbers, POSIX pax records.
-Refused: device nodes, sparse files, absolute names, `..`, and what is not understood.
+Refused: device nodes, sparse files, absolute names, `..`, unknown types.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class LayerEntry:
 
 
 class Source(Protocol):
-    """A layer's bytes, uncompressed: reads like `os.pread`, short only at the end."""
+    """Reads like `os.pread`, short only at the end."""
 
     def pread(self, count: int, offset: int) -> bytes:
         """Up to `count` bytes at `offset`."""
@@ -123,7 +123,7 @@ def read_entries(source: Source, size_bytes: int) -> Iterator[LayerEntry]:
 
 
 def split_path(name: bytes) -> EntryPath:
-    """A name in an archive as its parts. Raises `LayerError` for `..` and `/…`."""
+    """A name's parts. Raises `LayerError` for `..` and `/…`."""
     if name.startswith(b"/"):
         raise LayerError(f"the name {printable(name)!r} is absolute")
     parts = tuple(part for part in name.split(b"/") if part not in {b"", b"."})
@@ -134,7 +134,7 @@ def split_path(name: bytes) -> EntryPath:
 
 
 def check_components(parts: EntryPath, name: bytes) -> None:
-    """Raise `LayerError` unless a file system can hold such a name."""
+    """Raise `LayerError` for names beyond file systems' limits."""
     if (
         b"\0" in name
         or len(name) > MAX_PATH_BYTES
@@ -205,7 +205,7 @@ class _Extra:
 
 
 def _end(offset: int, size: int, kind: bytes, size_bytes: int) -> int:
-    """Where the next header is. Links and directories must have no content."""
+    """The next header's offset. Only files have content."""
     has_content = kind not in {b"1", b"2", b"5", b"6"}
     if not has_content and size:
         raise LayerError(f"the entry at byte {offset} has a size and can't have content")
@@ -216,7 +216,12 @@ def _end(offset: int, size: int, kind: bytes, size_bytes: int) -> int:
 
 
 def _entry(header: bytes, kind: bytes, size: int, content: int, extra: _Extra) -> LayerEntry:
-    name = extra.name if extra.name is not None else _header_name(header)
+    if extra.name is not None:
+        name = extra.name
+    else:
+        name = _text(header[0:100])
+        if header[257:263] == b"ustar\0" and (prefix := _text(header[345:500])):
+            name = prefix + b"/" + name
     if kind not in _KINDS:
         raise LayerError(
             f"{printable(name[:200])!r} is "
@@ -249,12 +254,6 @@ def _entry(header: bytes, kind: bytes, size: int, content: int, extra: _Extra) -
     )
 
 
-def _header_name(header: bytes) -> bytes:
-    name = _text(header[0:100])
-    prefix = _text(header[345:500]) if header[257:263] == b"ustar\0" else b""
-    return prefix + b"/" + name if prefix else name
-
-
 def _text(field_bytes: bytes) -> bytes:
     return field_bytes.partition(b"\0")[0]
 
@@ -278,7 +277,7 @@ def _number(field_bytes: bytes, what: str) -> int:
 
 
 def _pax_records(content: bytes) -> Iterator[tuple[str, bytes]]:
-    """The records `length key=value\\n`; each length must be exactly right."""
+    """The records `length key=value\\n`; each length must be exact."""
     rest = memoryview(content)
     while rest:
         head = bytes(rest[:20])

@@ -1,7 +1,8 @@
-"""Layers merged into one tree in memory, and packed into the file system that a guest mounts.
+"""Layers merged into one tree in memory, and packed as squashfs.
 
-Names of an archive never become paths of the host. A link is followed inside the tree, as the guest
-would; one that climbs above the root is refused."""
+Archive names never become host paths. Links are followed inside the tree, as in the guest; one that
+climbs above the root is refused.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ class Node:
 
 
 class Tree:
-    """The merged file system of an image; `apply` takes the entries, lowest layer first.
+    """The merged file system; `apply` takes entries, lowest layer first.
 
     Without `keep_setuid`, setuid and setgid bits of files and file capabilities are removed.
     Raises `LayerError` for what an image may not have or `limits` forbid.
@@ -76,7 +77,7 @@ class Tree:
         self._layer += 1
 
     def apply(self, entry: LayerEntry) -> None:
-        """Take one entry of the layer that has begun."""
+        """Take one entry of the current layer."""
         self._entries += 1
         if self._entries > self._limits.max_entries:
             raise LayerError(f"it holds more than {self._limits.max_entries} entries")
@@ -94,7 +95,7 @@ class Tree:
             self._place(parent, name, entry)
 
     def ensure(self, path: EntryPath, mode: int, *, kind: EntryKind = EntryKind.DIRECTORY) -> None:
-        """Add a directory or an empty file of root, if nothing is there and its parent exists."""
+        """Add an empty entry of root if only it is missing."""
         parent = self.root
         for part in path[:-1]:
             parent = parent.children.get(part, self.root)
@@ -105,7 +106,7 @@ class Tree:
         )
 
     def emit(self) -> Iterator[tuple[tarfile.TarInfo, Node]]:
-        """Each entry's header and node, in a fixed order: directories before what they hold."""
+        """Headers and nodes in a fixed order, parents first."""
         first_names: dict[int, bytes] = {}
         waiting = [(b"", self.root)]
         while waiting:
@@ -169,7 +170,7 @@ class Tree:
         return node
 
     def _white_out(self, parent: Node, name: bytes) -> None:
-        """Take away what lower layers put there; what this layer put there stays."""
+        """Remove what lower layers put there."""
         if name == _OPAQUE:
             self._prune(parent)
             return
@@ -181,14 +182,14 @@ class Tree:
             del parent.children[hidden]
 
     def _prune(self, node: Node) -> bool:
-        """Take away all below `node` that is not of this layer; whether `node` itself must stay."""
+        """Remove lower layers' nodes below; whether `node` itself stays."""
         for name, child in list(node.children.items()):
             if not self._prune(child):
                 del node.children[name]
         return node.layer == self._layer or bool(node.children)
 
     def _find(self, path: EntryPath, *, make: int | None = None) -> Node | None:
-        """None if there is no such directory. `make`: make missing ones, with this time."""
+        """The directory, or None. `make`: the time of created ones."""
         above: list[Node] = [self.root]
         todo, followed = list(reversed(path)), 0
         while todo:
@@ -217,7 +218,7 @@ class Tree:
     def _follow(
         self, link: Node, above: list[Node], todo: list[bytes], followed: int
     ) -> list[Node]:
-        """Put a link's target before what remains of the way; where the way goes on from."""
+        """Push the target onto `todo`; returns where it starts."""
         parts = tuple(part for part in link.target.split(b"/") if part not in {b"", b"."})
         check_components(parts, link.target)
         self._steps += len(parts) + len(todo)
@@ -256,7 +257,7 @@ _ROOT: Final = ("-root-mode", "755", "-root-uid", "0", "-root-gid", "0")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """An entry to pack: its header and, of a regular file, exactly `info.size` bytes."""
+    """A header and exactly `info.size` bytes."""
 
     info: tarfile.TarInfo
     chunks: Iterable[bytes] = ()
@@ -265,7 +266,7 @@ class Member:
 def pack(members: Iterable[Member], into: Path, *, made_s: int) -> None:
     """Write `members` as a squashfs file `into`; equal members give equal bytes.
 
-    Directories come before what is in them. An entry for the root (".") is left out: it is root's,
+    Directories come before their content. An entry for the root (".") is left out: it is root's,
     mode 0755. No time is later than `made_s`. Raises `HostError`.
     """
     argv = [
