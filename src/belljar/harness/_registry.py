@@ -1,4 +1,4 @@
-"""What Inspect loads through the `inspect_ai` entry point; imports the provider late."""
+"""Inspect's entry point; imports the provider late."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replaces the sandboxes of a loaded task with cells. Reads compose files; `compat` decides."""
+"""Replaces a loaded task's sandboxes with cells."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class _Reader:
     def instead(
         self, error: PolicyError, spec: SandboxEnvironmentSpec | None
     ) -> BelljarConfig | PolicyError:
-        """The operator's image for a refused sandbox; without network where the task says so."""
+        """The operator's image for a refused sandbox."""
         if not self.may_override or not isinstance(error, TaskRefused):
             return error
         overridden = Difference(
@@ -111,7 +111,7 @@ def _adapt_sample(
 
 
 def stand_in(spec: SandboxEnvironmentSpec | None, *, directory: Path, where: str) -> BelljarConfig:
-    """The replacement of the sandbox `spec`. Raises `PolicyError`."""
+    """The sandbox's replacement. Raises `PolicyError`."""
     if spec is None:
         return beside_policy(directory)
     compose = _description(spec, directory)
@@ -156,7 +156,7 @@ def brought(
     directories: Iterable[Path],
     where: str,
 ) -> BaseModel | str | None:
-    """A sample's own sandbox; `config`: what Inspect made of it."""
+    """A sample's own sandbox, as Inspect resolved it."""
     own = written.config
     if written.type == OURS or (config is not None and (own is None or own == config)):
         return config
@@ -174,7 +174,7 @@ def brought(
 
 
 def _wants_no_network(compose: Mapping[str, Any]) -> bool:
-    """Whether the default service has `network_mode: none`; True when unreadable."""
+    # True when unreadable.
     services = compose.get("services")
     if not isinstance(services, Mapping) or not all(
         isinstance(each, Mapping) for each in services.values()
@@ -185,7 +185,7 @@ def _wants_no_network(compose: Mapping[str, Any]) -> bool:
 
 
 def _description(spec: SandboxEnvironmentSpec, directory: Path) -> dict[str, Any] | None:
-    """The sandbox's parsed compose file, also of a Dockerfile."""
+    """The sandbox's compose file, parsed or generated."""
     config = spec.config
     if isinstance(config, BaseModel):
         is_other = spec.type == OURS and not isinstance(config, ComposeConfig)

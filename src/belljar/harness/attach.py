@@ -1,8 +1,7 @@
-"""A cell's attach socket: a unix socket in the store for `belljar attach` and `belljar forward`.
+"""A cell's attach socket, for `belljar attach` and `belljar forward`.
 
-The process that made the cell serves it in the sample's task group (Inspect's `background`). It
-listens while the cell runs: early clients wait in the backlog. The guest can't reach it; only the
-same user or root may connect.
+The process that made the cell serves it while the sample runs; early clients wait in the backlog.
+Only the same user or root may connect, never the guest.
 
 A frame: one byte of kind, four of length (little-endian), at most 64 KiB of payload.
 """
@@ -87,7 +86,7 @@ def read_opening(payload: bytes) -> Opening:
 
 
 def read_target(payload: bytes) -> int | str:
-    """What a `CONNECT` names: a port, or a path. Raises `AttachError`."""
+    """A `CONNECT`'s port or path. Raises `AttachError`."""
     try:
         text = payload.decode()
     except UnicodeDecodeError as error:
@@ -123,7 +122,7 @@ def read_size(payload: bytes) -> tuple[int, int]:
 
 
 class FrameReader:
-    """Bytes in, frames out. Buffers at most one frame beyond a chunk."""
+    """Splits bytes into frames; buffers at most one."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -186,7 +185,7 @@ class AttachSocket:
 
     @classmethod
     def for_cell(cls, cell: Cell, *, home: Path | None) -> AttachSocket:
-        """A listening socket, not served yet. The caller closes it."""
+        """A listening socket, not served yet."""
         path = attach_directory(home) / cell.id
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
@@ -209,7 +208,7 @@ class AttachSocket:
         self.path.unlink(missing_ok=True)
 
     def open_in_sample(self, cell: Cell) -> None:
-        """Serve clients while the sample runs. Idempotent; no-op outside of a sample."""
+        """Serve clients while the sample runs. Idempotent."""
         if self._served:
             return
         from inspect_ai.util import background
@@ -221,7 +220,7 @@ class AttachSocket:
         self._served = True
 
     async def serve(self, cell: Cell) -> None:
-        """Serve clients until cancelled or closed. An error ends only its session."""
+        """Serve clients until cancelled; errors end one session."""
         if self._closed:
             return
         self._ended = anyio.Event()
@@ -314,7 +313,7 @@ async def _connection(
     cell: Cell,
     target: int | str,
 ) -> None:
-    """Relay until both sides have ended, or the client leaves."""
+    """Relay until both sides ended, or the client left."""
     status = "0"
     try:
         async with cell.connect(target) as server, anyio.create_task_group() as tasks:
@@ -362,14 +361,14 @@ async def _incoming(stream: SocketStream) -> AsyncGenerator[tuple[FrameKind, byt
 
 
 def may_connect(peer: socket.socket) -> bool:
-    """Whether the peer is the cell's owner or root; the directory's mode says so too."""
+    """Whether the peer is the cell's owner or root."""
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     uid = struct.unpack("3i", credentials)[1]
     return uid in {0, os.geteuid()}
 
 
 def connect_to(path: Path, *, timeout_s: float = 5.0) -> socket.socket:
-    """A connection to an attach socket. Raises `OSError` if its owner is gone."""
+    """Connect to an attach socket. Raises `OSError`."""
     stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     stream.settimeout(timeout_s)
     try:
@@ -382,7 +381,7 @@ def connect_to(path: Path, *, timeout_s: float = 5.0) -> socket.socket:
 
 
 def release_cells(cell_id: str | None, home: Path | None = None) -> list[str]:
-    """Ask the owners of kept cells, or of one, to destroy them; returns the confirmed ones."""
+    """Ask owners to destroy kept cells; returns those confirmed."""
     directory = attach_directory(home)
     if not directory.is_dir():
         return []
@@ -391,7 +390,7 @@ def release_cells(cell_id: str | None, home: Path | None = None) -> list[str]:
 
 
 def remove_dead_sockets(home: Path | None = None) -> list[str]:
-    """Remove the sockets whose owners are dead; returns their cells."""
+    """Remove dead owners' sockets; returns their cells."""
     directory = attach_directory(home)
     removed = []
     for path in sorted(directory.iterdir()) if directory.is_dir() else []:

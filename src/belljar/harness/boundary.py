@@ -1,8 +1,7 @@
-"""What `belljar run` controls in Inspect: sandbox providers, and what is sent to a model.
+"""What `belljar run` controls in Inspect: sandbox providers, and texts for models.
 
-Other sandbox providers are kept out at three places: the registry, the base class of all providers,
-and the start of a sample. Texts for a model's provider are scanned first (`guard.action.model`).
-Nothing runs where the installed Inspect lacks such a place.
+Other providers are refused in the registry, in their base class, and at the start of a sample.
+Raises `HostError` where the installed Inspect lacks such a place.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _CALLERS: Final = ("_eval.loader", "_eval.run", "_eval.task.sandbox", "util._san
 
 
 class SoleProvider:
-    """Refuses other providers in all threads of one `belljar run`."""
+    """Refuses other providers in all threads."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -55,7 +54,7 @@ class SoleProvider:
         )
 
     def look_at(self, environments: Mapping[str, object] | None, *, where: str) -> None:
-        """Check a sample's sandboxes before it begins. Raises `ContainmentBreach`."""
+        """Check a starting sample's sandboxes. Raises `ContainmentBreach`."""
         if not environments:
             try:
                 risk = configs.load(None, **self.session.operator_options).policy.risk
@@ -71,7 +70,7 @@ class SoleProvider:
 
 
 class _Closed(type):
-    """Replaces another provider: any attempt to make or use its sandboxes stops the run."""
+    """Replaces another provider; any use stops the run."""
 
     provider: type[SandboxEnvironment]
     sole: SoleProvider
@@ -101,7 +100,7 @@ _active: SoleProvider | None = None
     description="Looks at the sandboxes of each sample before it begins.",
 )
 class LookAtSandboxes(Hooks):
-    """Called before each attempt's solver begins, when its sandboxes exist."""
+    """Called when an attempt's sandboxes exist."""
 
     @override
     def enabled(self) -> bool:
@@ -226,7 +225,7 @@ _session: Session | None = None
 
 @hooks(name="belljar_model_boundary", description="Looks at what is sent to a model's provider.")
 class LookAtMessages(Hooks):
-    """Called before each call of a model, with the messages that its provider will be sent."""
+    """Scans the messages of each call of a model."""
 
     @override
     def enabled(self) -> bool:
@@ -235,7 +234,7 @@ class LookAtMessages(Hooks):
 
     @override
     async def on_before_model_generate(self, data: BeforeModelGenerate) -> None:
-        """Redact what may not leave, or end the sample; so does any failure."""
+        # A failure ends the sample too: nothing leaves unscanned.
         session, environment = _session, sample_environment()
         if session is None or environment is None or environment.cell.guard is None:
             return
@@ -279,7 +278,7 @@ async def _scanned_text(text: str, guard: GuardedRecorder, cell_id: str) -> str:
 
 
 def sample_environment() -> BelljarSandboxEnvironment | None:
-    """The current sample's cell; None where its sandbox is another's."""
+    """The current sample's cell, if it has one."""
     from inspect_ai.util._sandbox.context import sandbox_environments_context_var
 
     for environment in (sandbox_environments_context_var.get(None) or {}).values():

@@ -55,7 +55,7 @@ _REASONS: Final[Mapping[str, str]] = {
 
 
 class ModelBridge:
-    """Sends programs' chat requests to the model, in a sample's event loop and context."""
+    """Sends programs' chat requests to the sample's model."""
 
     def __init__(self) -> None:
         self._context = copy_context()
@@ -86,7 +86,7 @@ class ModelBridge:
         return json.dumps(answer).encode()
 
     def close(self) -> None:
-        """Cancel open requests and refuse further ones. In its own event loop; idempotent."""
+        """Cancel open requests and refuse more. Idempotent."""
         self._closed = True
         for scope in self._open:
             scope.cancel()

@@ -33,7 +33,7 @@ class Honoured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """Why a cell can't replace the sandbox, and what to do."""
+    """Why a cell can't replace the sandbox."""
 
     reason: str
     hint: str
@@ -81,7 +81,7 @@ def _hint(differences: Iterable[Difference]) -> str:
 
 
 def judge(kind: str, *, has_config: bool, compose: Mapping[str, Any] | None) -> Judgement:
-    """Decide about a sandbox of type `kind`; `compose` is its parsed file, if there is one."""
+    """Decide about a sandbox; `compose`: its parsed file."""
     if kind == "local":
         return Honoured(
             differences=_replaced(
@@ -108,7 +108,7 @@ def _replaced(detail: str) -> tuple[Difference, ...]:
 
 
 def judge_compose(compose: Mapping[str, Any]) -> Judgement:
-    """Decide about a compose file as written; one that needs metadata is kept for later."""
+    """Decide about a compose file; metadata comes later."""
     try:
         check_services(compose)
         if references(compose):
@@ -121,7 +121,7 @@ def judge_compose(compose: Mapping[str, Any]) -> Judgement:
 def judge_for_sample(
     compose: Mapping[str, Any], variables: Mapping[str, str], *, blanks: bool = False
 ) -> Judgement:
-    """Decide about a compose file with a sample's metadata; `blanks`: as `interpolate`."""
+    """Decide with a sample's metadata; `blanks`: as `interpolate`."""
     seen: tuple[Difference, ...] = ()
     try:
         settled = interpolate(compose, variables, blanks=blanks)
@@ -137,7 +137,7 @@ def judge_for_sample(
 
 
 def shaping_variables(compose: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, str]:
-    """The metadata that decides which images and cells are prepared: not only `environment`."""
+    """The metadata that decides images and cells."""
     try:
         names = interpolate(compose, variables, blanks=True).shaping
     except (TypeError, ValueError, RecursionError):  # refused later, with its reason
@@ -176,7 +176,7 @@ def _changes(found: Composed) -> dict[str, Any]:
 
 
 def _rights(words: Mapping[str, Any]) -> dict[str, Any]:
-    """As in a container: set-user-ID programs work unless new privileges are refused."""
+    # As in a container: set-user-ID programs work unless new privileges are refused.
     return {"setuid_programs": "auto", **words.get("rights", {})}
 
 

@@ -1,8 +1,8 @@
-"""Which policy a sample's cell gets: from Inspect's configuration to a `LoadedPolicy`.
+"""Which policy a sample's cell gets.
 
 The first of: the task's or sample's own (`("belljar", "policy.yaml")`), `$BELLJAR_POLICY`, preset
 `high`; then its compose file. `belljar run --policy` states the isolation around that.
-`$BELLJAR_POLICY` is a floor too: nothing of a task's is looser.
+`$BELLJAR_POLICY` is a floor: nothing of a task's is looser.
 """
 
 from __future__ import annotations
@@ -64,10 +64,9 @@ _REFERENCE: Final = re.compile(
 class BelljarConfig(BaseModel):
     """A sandbox configuration as Inspect logs it: a policy and changes to it.
 
-    `policy`: a file or preset. Other fields replace the policy's; `tier` can only raise it. From a
-    compose file: `network` (JSON, or `none`), `service` and `program` (JSON) of the sample's cell,
-    `data` (JSON of `TaskData`), `builds` (JSON of `ServiceBuild`s), `resources`. `compose`: a whole
-    file that needs a sample's metadata.
+    `policy`: a file or preset. `tier` can only raise it. From a compose file: `network` (JSON, or
+    `none`), `service` and `program` (JSON) of the sample's cell, `data` (`TaskData`), `builds`
+    (`ServiceBuild`s), `resources`. `compose`: a file that needs a sample's metadata.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -152,7 +151,7 @@ def as_config(config: BaseModel | str | None) -> BelljarConfig:
 
 
 def of_compose(document: Mapping[str, Any], base: BelljarConfig, *, where: str) -> BelljarConfig:
-    """`base` with a compose file. Raises `TaskRefused` for one that a cell can't keep."""
+    """`base` with a compose file. Raises `TaskRefused`."""
     return _judged(base, judge_compose(document), where=where)
 
 
@@ -180,7 +179,7 @@ def check_below(path: Path, directory: Path) -> None:
 
 
 def beside_policy(directory: Path) -> BelljarConfig:
-    """The policy beside a task; a link is checked when it is read."""
+    """The policy file beside a task, if any."""
     found = next(
         (directory / name for name in POLICY_NAMES if os.path.lexists(directory / name)), None
     )
@@ -211,7 +210,7 @@ def settled(
 
 
 def _check_read_here(directories: Iterable[str]) -> None:
-    """A log may be forged, and would have any file of this host copied into a cell or image."""
+    # A log may be forged, and would have any file of this host copied into a cell or image.
     for directory in directories:
         if directory and not was_read_here(directory):
             raise PolicyError(
@@ -241,7 +240,7 @@ def _check_own_files(ours: BelljarConfig) -> None:
 
 
 def shaping(config: BelljarConfig, metadata: Mapping[str, object]) -> dict[str, str]:
-    """A sample's variables that decide more than its cells' environment."""
+    """A sample's variables beyond its cells' environment."""
     return (
         shaping_variables(json.loads(config.compose), metadata_variables(metadata))
         if config.compose
@@ -250,7 +249,8 @@ def shaping(config: BelljarConfig, metadata: Mapping[str, object]) -> dict[str, 
 
 
 def choose_policy(config: BelljarConfig, operator: Operator) -> str:
-    """The file or preset without `--policy`; a task's `.env` file comes last."""
+    """The file or preset without `--policy`."""
+    # Last: a task's `.env` file may set it.
     return config.policy or operator.policy or os.environ.get(POLICY_VARIABLE, "") or DEFAULT_POLICY
 
 
@@ -260,7 +260,7 @@ def load(
     metadata: Mapping[str, object] | None = None,
     **options: Unpack[OperatorOptions],
 ) -> LoadedPolicy:
-    """A configuration's policy. Raises `PolicyError`, also for a lower tier."""
+    """A configuration's policy. Raises `PolicyError`."""
     return within(settled(as_config(config), metadata), read_operator(**options))[0]
 
 
@@ -298,7 +298,6 @@ def within(ours: BelljarConfig, operator: Operator) -> tuple[LoadedPolicy, tuple
 def _above_floor(
     ours: BelljarConfig, operator: Operator
 ) -> tuple[LoadedPolicy, tuple[Difference, ...]]:
-    """The task's policy and compose file, within `$BELLJAR_POLICY`."""
     from belljar.policy import resolve_policy, with_tier
     from belljar.policy.floor import looser_fields, tightened
 
@@ -342,7 +341,7 @@ def sample_policy(
     metadata: Mapping[str, object],
     **options: Unpack[OperatorOptions],
 ) -> SamplePolicy:
-    """As `load`, for one sample, with its metadata in `env`. Raises `PolicyError`."""
+    """One sample's policy, with metadata. Raises `PolicyError`."""
     written = as_config(config)
     ours = settled(written, metadata)
     loaded, differences = within(ours, read_operator(**options))
@@ -365,7 +364,7 @@ def metadata_variables(metadata: Mapping[str, object]) -> dict[str, str]:
 
 
 def for_sample(loaded: LoadedPolicy, metadata: Mapping[str, object]) -> LoadedPolicy:
-    """Expand `${SAMPLE_METADATA_…}` in `env`, also of target cells. Raises `PolicyError`."""
+    """Expand metadata in `env`. Raises `PolicyError`."""
     variables = metadata_variables(metadata)
     from belljar.policy.load import with_changes
 

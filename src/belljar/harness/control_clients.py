@@ -1,4 +1,4 @@
-"""Commands that the controls run in a cell to reach services, by an image's clients. Pure."""
+"""Commands with which the controls reach services. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Final
 
 from belljar.policy.guarding import DecoyKind
 
+# A DNS name's payload: 180 hex digits and a name around them.
 MAX_NAME_BYTES: Final = 90
-"""Of a value that is spelt in a DNS name: 180 hex digits and a name around them."""
 
 
 _PYTHON: Final = (
@@ -31,6 +31,7 @@ _PYTHON_MAIL: Final = (
 )
 
 
+# OpenSSH takes a password from no argument: it asks a program for it.
 _SSH: Final = r"""set -e
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
@@ -41,11 +42,10 @@ ssh -F /dev/null -p "$2" -l "$3" -o StrictHostKeyChecking=no -o UserKnownHostsFi
   -o PreferredAuthentications=password,keyboard-interactive -o PubkeyAuthentication=no \
   -o NumberOfPasswordPrompts=1 -o ConnectTimeout=20 -- "$1" id </dev/null
 """
-"""OpenSSH takes a password from no argument: it asks a program for it."""
 
 
 def request(client: str, url: str, *, token: str, body: str) -> list[str]:
-    """A command that sends a request, with a body if there is one. Pure."""
+    """A command that sends a request. Pure."""
     header = f"Authorization: Bearer {token}"
     match client:
         case "curl":
@@ -64,14 +64,14 @@ def request(client: str, url: str, *, token: str, body: str) -> list[str]:
 
 
 def spelt(value: str) -> str:
-    """A name that spells a value in hex. Pure."""
+    """A DNS name that spells a value. Pure."""
     digits = value.encode()[:MAX_NAME_BYTES].hex()
     labels = [digits[at : at + 60] for at in range(0, len(digits), 60)]
     return ".".join((*labels, "mirror.example"))
 
 
 def login(kind: DecoyKind, password: str) -> bytes:
-    """What a client says that logs in to a service that speaks no HTTP. Pure."""
+    """The login bytes of a non-HTTP client. Pure."""
     if kind is DecoyKind.REDIS:
         return f"AUTH {password}\r\nDBSIZE\r\nQUIT\r\n".encode()
     asked = struct.pack(">I", 3 << 16) + b"user\0crm_app\0database\0crm\0\0"
@@ -81,7 +81,7 @@ def login(kind: DecoyKind, password: str) -> bytes:
 
 
 def stream_request(client: str, host: str, port: int) -> list[str]:
-    """A command that sends its standard input over TCP. Pure."""
+    """A command that sends standard input over TCP. Pure."""
     match client:
         case "curl":
             return ["curl", "-s", "-m", "10", "-o", "/dev/null", f"telnet://{host}:{port}"]
@@ -102,14 +102,14 @@ def ssh_request(key: str) -> list[str]:
 
 
 def ssh_password_request(host: str, port: int, password: str) -> list[str]:
-    """A command that logs in to an SSH decoy by password with OpenSSH's client. Pure."""
+    """A command that tries an SSH password. Pure."""
     from belljar.signals.decoy_services import SSH_USER
 
     return ["sh", "-c", _SSH, "sh", host, str(port), SSH_USER, password]
 
 
 def mail_request(client: str, place: str) -> list[str]:
-    """A command that sends its standard input as a mail. Pure."""
+    """A command that mails its standard input. Pure."""
     if client == "curl":
         people = ["--mail-from", "worker@example.com", "--mail-rcpt", "partner@example.net"]
         return ["curl", "-s", "-m", "20", f"smtp://{place}", *people, "-T", "-"]

@@ -1,7 +1,7 @@
-"""Controls: two scripted agents that show whether the signals of a policy may be relied on.
+"""Controls: two scripted agents that show whether a policy's signals are reliable.
 
-The greedy agent triggers each sensor, the diligent one does honest work. Each has its own cell and
-decoys, before the samples. The record is compared with what had to be detected.
+The greedy agent triggers each sensor, the diligent one does honest work, each in its own cell. The
+record is compared with the expected signals.
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ class Reach:
     """What a greedy agent has within reach in a cell.
 
     Attributes:
-        decoys: ids of those that are files.
-        valued: ids of those that have values of their own; a file may hold a service's instead.
-        services: id → `host:port` of those that are services.
-        logins: ids of those services that take a value of their own as a login.
-        ssh: id of an `ssh` service → the key file that opens it, where the image has `ssh`.
-        refuses_names: a name that nobody has is refused.
-        url: of something that takes HTTP, "" where nothing does.
-        mail: `host:port` of something that takes mail, "" where nothing does.
+        decoys: ids of decoy files.
+        valued: ids of decoys with a value; a file may hold a service's instead.
+        services: id → `host:port` of decoy services.
+        logins: ids of services with their own login value.
+        ssh: id of an `ssh` service → its key file, where the image has `ssh`.
+        refuses_names: unknown names are refused.
+        url: of an HTTP endpoint, or "".
+        mail: `host:port` of a mail server, or "".
     """
 
     decoys: tuple[str, ...] = ()
@@ -98,7 +98,7 @@ class Reach:
 
 
 def expected(reach: Reach) -> frozenset[tuple[SignalCode, str]]:
-    """The signals due of the greedy agent, each with its decoy ("": any). Pure."""
+    """The greedy agent's expected signals, with decoys. Pure."""
     sends, code = bool(reach.url), SignalCode
     every = reach.valued
     due = {(code.CREDENTIAL_TAKEN, "")}
@@ -120,7 +120,7 @@ def expected(reach: Reach) -> frozenset[tuple[SignalCode, str]]:
 
 
 def unseen(reach: Reach, ways: Ways) -> list[str]:
-    """The reachable ways out on which no value was detected. Pure."""
+    """Reachable channels without a detected value. Pure."""
     has = bool(reach.valued)
     sends = has and bool(reach.url)
     due = {
@@ -142,7 +142,7 @@ def unseen(reach: Reach, ways: Ways) -> list[str]:
 
 
 def ways_of(lines: Iterable[Line], cells: Set[str]) -> Ways:
-    """How values left these cells or their ranges, by the record. Pure."""
+    """How values left these cells or ranges. Pure."""
     seen, own = set(), set(cells)
     for line in lines:
         data = line.data
@@ -239,7 +239,7 @@ def _digest(policy: LoadedPolicy) -> str:
 
 
 def unarmed(loaded: LoadedPolicy) -> LoadedPolicy:
-    """The policy, with nothing that lets a control stop the run. Pure."""
+    """The policy without anything that stops a run."""
     copy = getattr(loaded.policy, "model_copy", None)
     if copy is None:  # a preset: it arms nothing
         return loaded
@@ -313,7 +313,6 @@ def _placed(run: RunDirectory, cell_id: str) -> dict[str, list[str]]:
 
 
 async def _be_greedy(cell: Cell, reach: Reach, files: Sequence[str]) -> list[str]:
-    """Read, print, disguise, use and send everything. Returns problems."""
     values = _first_values(cell, Source.DECOY)
     decoys, protected = list(values.values()), list(_first_values(cell, Source.PROTECTED).values())
     # What has a credential's shape and is nobody's
@@ -351,7 +350,6 @@ async def _be_greedy(cell: Cell, reach: Reach, files: Sequence[str]) -> list[str
 async def _call_services(
     cell: Cell, reach: Reach, client: str, values: Mapping[str, str]
 ) -> list[str]:
-    """Log in to each decoy service, and send a mail. Returns problems."""
     streams = await _client(cell, STREAM_CLIENTS)
     problems = []
     logins = _logins(cell)

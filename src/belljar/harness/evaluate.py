@@ -1,7 +1,7 @@
 """`belljar run`: an Inspect evaluation in cells, its record, and its verdict.
 
-Inspect's own command line parses its options and its own `eval` runs the tasks, in this process.
-Belljar replaces the tasks' sandboxes first, and compares log and ledger at the end.
+Inspect's own command line and `eval` run the tasks in this process. Belljar replaces their
+sandboxes first, and compares log and ledger at the end.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from belljar.policy import LoadedPolicy
 
 
+# In a run directory: each task's tools when it was loaded, and where they act.
 TOOLS: Final = "tools.json"
-"""In a run directory: the tools of each task when it was loaded, and where each acts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    """The result; `dropped`: samples, `id #epoch`, that the metrics do not count."""
+    """The result; `dropped`: samples left out of metrics."""
 
     findings: RunFindings
     dropped: Sequence[str] = ()
@@ -125,7 +125,7 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
 
 
 def check_tasks(arguments: Sequence[str], operator: OperatorOptions) -> list[Preview]:
-    """Preview the samples of tasks; starts nothing. Raises as `run_evaluation`."""
+    """Preview tasks' samples. Raises as `run_evaluation`."""
     from belljar.harness.boundary import sole_provider
     from belljar.harness.host_tools import tool_checks
 
@@ -146,7 +146,7 @@ def check_tasks(arguments: Sequence[str], operator: OperatorOptions) -> list[Pre
 
 
 def _show_preview(previews: Sequence[Preview], session: Session) -> None:
-    """Raises the first sample's error, or `HostError` that names every missing image."""
+    """Raises the first sample's error, or `HostError`."""
     refused = [each.error for each in previews if each.error is not None]
     if refused:
         first, *more = refused
@@ -238,7 +238,7 @@ async def _control(policies: Sequence[LoadedPolicy], run: RunDirectory, session:
 def _bind(
     findings: RunFindings, run: RunDirectory, *, require_contained: bool
 ) -> tuple[list[str], str]:
-    """Returns the samples that the metrics do not count, and what went wrong."""
+    """Samples left out of metrics, and errors."""
     from belljar.harness.verdicts import bind_verdicts
 
     try:
@@ -258,13 +258,12 @@ def _check_policy(policy: str, tier: str) -> None:
 
 
 def _absolute(policy: str) -> str:
-    """Inspect changes directory for a task: a file must be found from anywhere."""
+    # Inspect changes directory for a task: a file must be found from anywhere.
     path = Path(policy)
     return str(path.absolute()) if policy and os.path.lexists(path) else policy
 
 
 def _check_files(specs: Sequence[str]) -> None:
-    """Clear errors for a missing file and for invalid Python."""
     for spec in specs:
         file = spec.partition("@")[0]
         if not file.endswith((".py", ".ipynb")) or any(sign in file for sign in "*?["):
@@ -333,7 +332,7 @@ def load_tasks(
 
 
 def _start_hooks() -> None:
-    """Let Inspect load and announce other packages' hooks before ours are registered."""
+    """Let other packages' hooks register before ours."""
     from inspect_ai.hooks._startup import init_hooks
 
     with _explained("Inspect's hooks"):
@@ -359,7 +358,7 @@ def _explained(what: str) -> Iterator[None]:
 def _invoke(
     options: InspectOptions, tasks: list[Task], session: Session, run: RunDirectory, *, quiet: bool
 ) -> bool:
-    """Run the tasks with Inspect's `eval` command; True when a person interrupted it."""
+    # True when a person interrupted it.
     context = options.context
     context.params |= {
         "tasks": tuple(tasks),
@@ -393,7 +392,7 @@ def _invoke(
 
 @contextlib.contextmanager
 def _standard_output_to_error() -> Iterator[None]:
-    """Keep standard output for `--json`: Inspect, its logging and the task may print."""
+    """Keep standard output for `--json` only."""
     sys.stdout.flush()
     kept = os.dup(1)
     try:

@@ -1,4 +1,4 @@
-"""A run's evidence, read from its directory and Inspect's logs, for `report.verdict`."""
+"""Reads a run's evidence for `report.verdict`."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 
 
 CONTAINMENT: Final = "containment"
-"""Key of a score's metadata by which a scorer can make a verdict worse: `breached` or `void`."""
+"""A scorer's metadata key that worsens a verdict."""
 NOTE: Final = "containment_note"
 OWN_SCORE: Final = "judged_by_run"
-"""Key of the metadata of Belljar's own score: its run."""
+"""Metadata key of Belljar's own score."""
 
 
 def logs_in(directory: Path) -> list[str]:
@@ -93,7 +93,7 @@ def _expected(header: EvalLog) -> int | None:
 
 
 def read_sample(task: str, sample: EvalSample, run_id: str) -> Transcript:
-    """One sample, without attempts that another run made: `eval-retry` copies them."""
+    """One sample, without attempts of another run (`eval-retry` copies them)."""
     scores = sample.scores or {}
     score_metadata = [score.metadata or {} for score in scores.values()]
     judged = sample.metadata.get(CONTAINMENT_KEY)
@@ -125,7 +125,7 @@ def _shown(score: Score) -> str:
 
 
 def is_own_score(score: Score) -> bool:
-    """Whether Belljar made this score, in an earlier judgement."""
+    """Whether Belljar made this score."""
     return OWN_SCORE in (score.metadata or {})
 
 
@@ -159,7 +159,7 @@ def _calls(events: Iterable[Event]) -> Iterator[Call]:
 
 
 def _tools(events: Sequence[Event]) -> Iterator[ToolCall]:
-    """A call reached a cell when a sandbox operation happened inside its span."""
+    # A call reached a cell when a sandbox operation happened inside its span.
     parents = {event.id: event.parent_id for event in events if event.event == "span_begin"}
     reached: set[str] = set()
     for event in events:
@@ -186,7 +186,7 @@ def _tools(events: Sequence[Event]) -> Iterator[ToolCall]:
 
 
 def _hosted(event: ModelEvent) -> Iterator[ToolCall]:
-    """What the model's provider did itself, or was asked to do by an `extra_body`."""
+    # What the model's provider did itself, or was asked to do by an `extra_body`.
     if extra_fields(event.config.extra_body):
         yield ToolCall(name=EXTRA_BODY_TOOL, outside=Outside.EXTRA_BODY)
     for choice in event.output.choices:
@@ -212,7 +212,7 @@ def own_evidence(run: RunDirectory) -> Evidence:
 
 
 def put_on_record(run: RunDirectory, findings: RunFindings, dropped: Sequence[str] = ()) -> None:
-    """Write the findings into the run directory, and the verdict into its last event."""
+    """Write the findings, and the verdict event."""
     run.write_json(FINDINGS, {**as_json(findings), "not_in_metrics": list(dropped)})
     reasons = {reason.code: reason for reason in findings.problems}
     refused = reasons.get(ReasonCode.RUN_REFUSED)
@@ -296,7 +296,7 @@ def _evidence(
 
 
 def _with_other_runs(evidence: Evidence, path: Path, key: str | None) -> Evidence:
-    """Add what neighbouring runs, signed by the same key, record of samples that name them."""
+    """Add neighbouring runs' records of these samples; same key."""
     if evidence.run.kind == EVALUATION:
         return evidence
     named = {each.judged_by for log in evidence.logs for each in log.transcripts} - {
@@ -318,7 +318,7 @@ def _is_signed(path: Path, key: str | None) -> bool:
 
 
 def _readable(path: Path) -> Iterator[Line]:
-    """The events up to the first unreadable one, which verification reports."""
+    """Events before the first unreadable one."""
     try:
         yield from read_events(path)
     except (OSError, LedgerError):

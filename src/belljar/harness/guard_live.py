@@ -1,4 +1,4 @@
-"""Guard test cases run inside cells, each with its own gateway; the record is the outcome."""
+"""Guard test cases run in cells; the record judges."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Opening = Callable[["LoadedPolicy"], AbstractAsyncContextManager["Cell"]]
 AT_ONCE: Final = 2
 STEP_TIMEOUT_S: Final = 120.0
 HOST: Final = "svc.internal"
-"""The host of all requests; a case's own `Host` header stays."""
+"""All requests' host, unless a case names another."""
 MAIL_HOST: Final = "mail.internal"
 CASE_FILE: Final = "/tmp/case"  # noqa: S108 - in the cell
 NETWORK: Final[Mapping[str, Any]] = {
@@ -51,8 +51,8 @@ NETWORK: Final[Mapping[str, Any]] = {
         "mail": {"kind": "smtp", "names": [MAIL_HOST]},
     },
 }
+# Where a case is found, by channel; all others are sent within the range.
 _PLACES: Final = {Channel.FILE: "output", Channel.OUTPUT: "output", Channel.MODEL: "model"}
-"""Where a case is to be found, by its channel; all others are sent within the range."""
 CLIENT: Final = r"""
 import base64, http.client, json, os, re, smtplib, socket, struct, sys
 step = json.load(sys.stdin)
@@ -111,11 +111,11 @@ else:
         except smtplib.SMTPResponseException as error:
             print(error.smtp_code)
 """
-"""Python of the cell's own: one step, as JSON on its standard input."""
+"""The cell's own Python: one step, as JSON."""
 
 
 def live_policy(loaded: LoadedPolicy) -> LoadedPolicy:
-    """The policy's guard, image and isolation, with a network that accepts anything. Pure."""
+    """The policy with a network that accepts anything. Pure."""
     from belljar.policy.load import parse_policy
     from belljar.policy.network import Network
 
@@ -144,9 +144,10 @@ async def carry_out(
     opening: Opening,
     on_progress: Callable[[int], object],
 ) -> tuple[Outcome, ...]:
-    """Run each case in its own cell, `AT_ONCE` at a time; `on_progress` gets the count.
+    """Run each case in its own cell, `AT_ONCE` at a time.
 
-    A case that fails to run has a `problem`. Raises as `open_cell`, and `HostError` without Python.
+    `on_progress` gets the count; a case that fails has a `problem`. Raises as `open_cell`, and
+    `HostError` without Python.
     """
     policy, limiter = live_policy(loaded), anyio.CapacityLimiter(AT_ONCE)
     of_cell: dict[str, Case] = {}
@@ -182,7 +183,7 @@ async def carry_out(
 def found_by_case(
     lines: Iterable[Line], of_cell: Mapping[str, Case]
 ) -> dict[str, tuple[tuple[str, ...], str]]:
-    """Per case: classes found, and why something was not scanned. Pure."""
+    """Each case's classes and scan problem. Pure."""
     of_place: dict[str, Case] = dict(of_cell)
     classes: dict[str, dict[str, None]] = {case.id: {} for case in of_cell.values()}
     problems: dict[str, str] = {}

@@ -1,8 +1,8 @@
-"""Tools that act outside of a cell: found when a task is loaded, refused by policy before they act.
+"""Tools that act outside of a cell: found at load, refused by policy before they act.
 
-Checked in Inspect: what a model is offered, each call of a tool, also by an agent in a cell, and
-each connection to an MCP server, which starts a process on this host. Nothing runs where the
-installed Inspect lacks such a place.
+Checked in Inspect: what a model is offered, each tool call, and each connection to an MCP server,
+which starts a process on this host. Raises `HostError` where the installed Inspect lacks such a
+place.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _MAX_VISITED: Final = 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownTool:
-    """A loaded task's tool; `outside`: where it acts, if not in a cell."""
+    """A task's tool; `outside`: where it acts."""
 
     name: str
     outside: Outside | None = None
@@ -62,7 +62,7 @@ class KnownTool:
 
 
 def known_tools(task: Task) -> tuple[KnownTool, ...]:
-    """The tools of a task's solvers, except those made while they run."""
+    """A task's tools, except those made at runtime."""
     found: dict[KnownTool, None] = {}
     waiting: deque[object] = deque([task.solver, task.setup])
     seen: set[int] = set()
@@ -111,7 +111,7 @@ def _known_tool(tool: ToolDef) -> KnownTool:
 
 
 def _is_in_sandbox(client: Callable[[], Any]) -> bool:
-    """Whether Inspect starts the MCP server in a sandbox. Unknown clients count as outside."""
+    """Whether the MCP server runs in a sandbox."""
     return "sandbox_client" in getattr(getattr(client, "__code__", None), "co_names", ())
 
 
@@ -133,7 +133,7 @@ def _referents(item: object) -> Iterable[object]:
 
 
 def check_known_tools(task: Task, session: Session) -> str:
-    """Describe a task's tools, "" for none. Raises `PolicyError` for a refused one."""
+    """Describe a task's tools. Raises `PolicyError`."""
     tools = known_tools(task)
     specs = [task.sandbox, *(sample.sandbox for sample in task.dataset or ())]
     # what is refused keeps another provider's, and does not run
@@ -178,7 +178,7 @@ class ToolChecks:
         self.session = session
 
     def check(self, tool: str, where: Outside | None) -> None:
-        """Stop the run at a tool that the policy refuses. Raises `ContainmentBreach`."""
+        """Stop the run at a refused tool. Raises `ContainmentBreach`."""
         if where is None:
             return
         environment = sample_environment()  # outside of a sample: the operator's policy
@@ -199,7 +199,7 @@ _active: ToolChecks | None = None
 
 @hooks(name="belljar_host_tools", description="Looks at the tools that each model call offers.")
 class LookAtTools(Hooks):
-    """Called before each call of a model, with the tools that its provider is offered."""
+    """Called with the tools that a model is offered."""
 
     @override
     def enabled(self) -> bool:
@@ -208,7 +208,7 @@ class LookAtTools(Hooks):
 
     @override
     async def on_before_model_generate(self, data: BeforeModelGenerate) -> None:
-        """A refused tool is never offered: the provider could carry it out at once."""
+        # A refused tool is never offered: the provider could carry it out at once.
         checks = _active
         if checks is None:
             return
@@ -224,7 +224,7 @@ class LookAtTools(Hooks):
 
 @contextmanager
 def tool_checks(session: Session) -> Iterator[ToolChecks]:
-    """Check tool calls inside the block. Raises `HostError` for an unknown Inspect."""
+    """Check tool calls inside the block. Raises `HostError`."""
     global _active
     checks = ToolChecks(session)
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Opening and closing a session's run directory, and keeping or cleaning up cells."""
+"""Opens and closes a session's run; keeps or cleans cells."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CHECK_INTERVAL_S: Final = 2.0
 
 
 def enter(session: Session) -> None:
-    """Count a user in; the first opens a run directory if `belljar run` gave none."""
+    """Count a user in; the first opens a run."""
     raise_soft_limit()
     opened_before = session.run is not None
     run = session.ensure_run()
@@ -33,7 +33,7 @@ def enter(session: Session) -> None:
 
 
 async def leave(session: Session) -> None:
-    """Count a user out; the last judges and closes the run directory that `enter` opened."""
+    """Count a user out; the last closes the run."""
     session.users = max(0, session.users - 1)
     if session.users or session.own is None:
         return
@@ -59,7 +59,7 @@ async def leave(session: Session) -> None:
 
 
 def as_prerequisite_error(error: BelljarError) -> Exception:
-    """An error of ours as Inspect shows errors of set-up: without a traceback."""
+    """An error of ours, shown without a traceback."""
     from inspect_ai._util.error import PrerequisiteError
     from rich.markup import escape
 
@@ -97,7 +97,7 @@ async def keep_cells(session: Session) -> None:
 
 
 async def close_all(session: Session, *, outcome: str) -> None:
-    """Close every running cell, whatever comes of one of them; then raise the first error."""
+    """Close every running cell, then raise the first error."""
     errors: list[BelljarError] = []
     for each in list(session.live.values()):
         try:
@@ -118,7 +118,7 @@ async def _until_signal(scope: anyio.CancelScope) -> None:
 
 
 async def clean(cell_id: str | None) -> None:
-    """Release kept cells (all, or one), reap what crashed owners left, and print what was done."""
+    """Release kept cells, and reap crashed owners'."""
     for name in await anyio.to_thread.run_sync(release_cells, cell_id):
         print_status(f"belljar: {name} released; its owner destroys it")
     from belljar.isolation.reap import reap

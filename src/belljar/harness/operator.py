@@ -115,7 +115,7 @@ def permitted(loaded: LoadedPolicy, operator: Operator, *, is_named: bool) -> Lo
 
 
 NO_NETWORK: Final = "none"
-"""What stands for a network in a configuration that has none, whatever its policy has."""
+"""A configuration without any network, whatever its policy has."""
 _EMPTY: Final[Mapping[str, Any]] = {
     "image": "default",
     "user": None,
@@ -123,11 +123,11 @@ _EMPTY: Final[Mapping[str, Any]] = {
     "env": {},
     "files": (),
 }
-"""The fields of a policy that are content, as they are when nobody says anything of them."""
+"""A policy's content fields, when unset."""
 _WALLS: Final = ("risk", "tier", "resources", "host_tools")
 _FEWER_RIGHTS: Final = "the policy grants fewer rights inside the cell than the task asks for"
 TASK: Final = "task"
-"""Where a difference is that belongs to the whole of a task's sandbox."""
+"""The whole of a task's sandbox."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +146,10 @@ def under_policy(
 ) -> tuple[LoadedPolicy, tuple[Difference, ...]]:
     """The policy of a cell within the operator's isolation, and its differences from the task.
 
-    `own`: the task's own policy. `asked`: what its compose file says, in a policy's terms.
-    `override`: the operator's content replaces the task's.
+    `own`: the task's own policy. `asked`: its compose file, in a policy's terms. `override`: the
+    operator's content replaces the task's.
 
-    Raises `PolicyError`, also when files of both are needed: a cell takes files of one directory.
+    Raises `PolicyError`, also when files of two directories are needed.
     """
     content = _content(run_policy, own, asked, override=override)
     network = _network(run_policy, own, asked, override=override)
@@ -289,7 +289,7 @@ def _network(
 
 
 def _services(run_policy: LoadedPolicy, task: Network | None, wanted: object) -> Network | None:
-    """The task's range, if all of it is cells of its own."""
+    # The task's range, if all of it is cells of its own.
     if isinstance(wanted, Mapping):
         task = with_changes(run_policy, {"network": wanted}).policy.network
     return task if task is not None and task.stand_ins and is_closed(task) else None

@@ -1,8 +1,7 @@
-"""The options of `inspect eval` that Belljar sets itself, and the samples that others select.
+"""The options of `inspect eval` that Belljar sets itself, and the selected samples.
 
-Inspect takes an option from the command line, `INSPECT_…` variables, a `.env` file (in the working
-directory or above), `--env` and `--run-config`. All are read before a task is loaded: loading a
-task runs its Python.
+Inspect reads options from the command line, variables, a `.env` file and `--run-config`. All are
+read before a task is loaded: loading a task runs its Python.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ class Taken:
     """An option that Belljar sets itself.
 
     Attributes:
-        flag: its name on Inspect's command line; "" if it has none.
+        flag: its name on Inspect's command line, or "".
         hint: what to use instead.
-        same: values that say what Belljar does anyway: these are accepted.
-        by_hand: it may be typed on the command line, and comes from nowhere else.
-        config: its key in a run configuration, as Inspect parses it; "" if it has none.
-        variables: variables that set it beside those that Inspect's command line names.
+        same: accepted values: Belljar does that anyway.
+        by_hand: accepted on the command line only.
+        config: its key in a run configuration, or "".
+        variables: other variables that set it.
     """
 
     flag: str
@@ -92,7 +91,7 @@ TAKEN: Final[Mapping[str, Taken]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A value for an option; `source`: where it is set, "" for the command line."""
+    """An option's value; `source`: "" for the command line."""
 
     option: str
     value: object
@@ -121,7 +120,7 @@ def check(settings: Iterable[Setting], context: click.Context | None = None) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectOptions:
-    """Inspect's checked options: its own parse, and the parsed `--run-config`."""
+    """Inspect's checked options and its `--run-config`."""
 
     context: click.Context
     configured: Mapping[str, Any]
@@ -133,7 +132,7 @@ class InspectOptions:
         return params.get("model") or params.get("model_spec") or self.configured.get("model")
 
     def explicit(self, log_dir: Path) -> dict[str, Any]:
-        """Arguments of Inspect's `eval` that no other setting may change."""
+        """Arguments that no other setting may change."""
         return {
             "sandbox": PROVIDER,
             "log_dir": str(log_dir),
@@ -166,7 +165,7 @@ def read_options(arguments: Sequence[str]) -> InspectOptions:
 
 
 def was_given(context: click.Context, option: str) -> bool:
-    """Whether the command line or a variable sets the option."""
+    """Whether command line or environment sets it."""
     return context.get_parameter_source(option) in {
         click.core.ParameterSource.COMMANDLINE,
         click.core.ParameterSource.ENVIRONMENT,
@@ -174,7 +173,7 @@ def was_given(context: click.Context, option: str) -> bool:
 
 
 def _parsed(context: click.Context, before: Mapping[str, str]) -> Iterator[Setting]:
-    """Settings of the command line, the environment, a `.env` file and `--env`."""
+    # Settings of the command line, the environment, a `.env` file and `--env`.
     # `--env` writes `-` as `_`, and sets the variable only when Inspect starts
     given = {
         str(text).partition("=")[0].strip().replace("-", "_")
@@ -209,7 +208,7 @@ def _parsed(context: click.Context, before: Mapping[str, str]) -> Iterator[Setti
 
 
 def _is_the_operators(name: str) -> bool:
-    """Whether a variable selects this host's programs or store."""
+    # Variables that select this host's programs or store.
     return name.startswith((OWN_PREFIX, "LD_")) or name == "PATH"
 
 
@@ -276,7 +275,7 @@ def explicit_arguments(arguments: Mapping[str, Any]) -> Iterator[None]:
 
 
 def unknown_inspect(what: str) -> HostError:
-    """The installed Inspect is not one that Belljar was tested with."""
+    """The installed Inspect is not a tested one."""
     from importlib.metadata import version
 
     return HostError(
@@ -314,7 +313,7 @@ class Selection:
                 sample.id = position + 1
 
     def positions(self, task: Task, names: Iterable[str]) -> list[int]:
-        """The selected positions of an ordered task; `names`: all tasks'."""
+        """A task's selected positions; `names`: all tasks'."""
         from inspect_ai._eval.task.util import resolve_task_sample_ids, sample_id_filter
 
         everything = range(len(task.dataset))

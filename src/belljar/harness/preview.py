@@ -1,6 +1,6 @@
-"""What each sample of a task would run in, before anything is started, and `belljar check`.
+"""Each sample's sandbox, before anything is started, and `belljar check`.
 
-Uses the run's own functions. Starts, builds and fetches nothing, but loads a task's Python file.
+Uses the run's own functions. Loads a task's Python file, but starts and fetches nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleSandbox:
-    """One sample's sandbox: a configuration, or the error that refuses it."""
+    """One sample's sandbox, or the error refusing it."""
 
     task: str
     sample: str
@@ -45,10 +45,10 @@ class SampleSandbox:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
-    """One sample: the policy of its cell and its differences, or its error.
+    """One sample: its cell's policy and differences, or its error.
 
     Metadata in `env` is not expanded. `kept`: what is as written. `builds`: as in `BelljarConfig`.
-    `replaced`: `where` and `key` of what the cells don't take from their images.
+    `replaced`: image settings (`where`, `key`) that the cells don't take.
     """
 
     task: str
@@ -62,7 +62,7 @@ class Preview:
 
 
 def preview(sandboxes: Iterable[SampleSandbox], operator: Operator) -> Iterator[Preview]:
-    """Each sample in turn; the error of one hides no other. Raises nothing."""
+    """Each sample in turn. Raises nothing."""
     known = _Known(operator)
     for each in sandboxes:
         found = Preview(task=each.task, sample=each.sample, error=each.error)
@@ -107,7 +107,7 @@ def _kept(ours: configs.BelljarConfig, differences: Iterable[Difference]) -> Ite
 
 
 def _replaced(ours: configs.BelljarConfig, policy: Policy) -> frozenset[tuple[str, str]]:
-    """Image settings that compose file or policy replace in every cell."""
+    # Image settings that compose file or policy replace in every cell.
     others = policy.network.stand_ins.values() if policy.network is not None else ()
     program = json.loads(ours.program or "{}")
     cells: list[tuple[Policy | CellStandIn, object, object]] = [
@@ -171,7 +171,7 @@ class _Known:
 def with_images(
     previews: Iterable[Preview], look: Callable[[LoadedPolicy], tuple[Difference, ...]]
 ) -> list[Preview]:
-    """Add the differences of their images, each looked up once."""
+    """Add the images' differences, each image read once."""
     known = cache(look)
     made: list[Preview] = []
     for each in previews:
@@ -195,7 +195,7 @@ class Group:
 
 
 def grouped(previews: Iterable[Preview]) -> list[Group]:
-    """By outcome, in order of first samples; environment does not count."""
+    """By outcome, in order; environment does not count."""
     groups: dict[Any, list[Preview]] = {}
     for each in previews:
         policy, error = each.policy, each.error
@@ -248,7 +248,7 @@ class Outlook:
 
     @property
     def exit_code(self) -> int:
-        """0 runs, 3 something is missing on this host, 4 refused."""
+        """0: runs; 3: this host lacks something; 4: refused."""
         if self.error is not None:
             return self.error.exit_code
         return MISSING_CODE if self.missing or self.lacking is not None else 0
@@ -269,7 +269,7 @@ def exit_code(outlooks: Iterable[Outlook]) -> int:
 
 
 def kind_of(target: str) -> str:
-    """`policy`, `compose` or `task`: by the file's name, and by what it says."""
+    """`policy`, `compose` or `task`: by name and content."""
     from belljar.policy.loaded import PRESETS
 
     if target in PRESETS:
@@ -287,13 +287,13 @@ def kind_of(target: str) -> str:
 
 
 def check_policy(target: str, options: OperatorOptions) -> list[Preview]:
-    """A policy file or preset, as `--policy` of an empty task."""
+    """A policy, as `--policy` of an empty task."""
     alone: OperatorOptions = {**options, "run_policy": target}
     return _one(BelljarConfig(), read_operator(**alone), target)
 
 
 def check_compose(target: str, options: OperatorOptions) -> list[Preview]:
-    """A compose file with the policy beside it; placeholders replace metadata."""
+    """A compose file; placeholders replace metadata."""
     path = Path(target).absolute()
     operator = read_operator(**options)
     try:
@@ -371,7 +371,7 @@ def _outlook(group: Group, host: Host) -> Outlook:
 
 
 def all_missing(found: Iterable[Outlook]) -> list[MissingImage]:
-    """Each image once, in the order of the groups."""
+    """Each missing image once, in group order."""
     return list({each.image: each for outlook in found for each in outlook.missing}.values())
 
 

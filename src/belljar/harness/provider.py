@@ -65,7 +65,7 @@ def decode_tail(data: bytes, limit_bytes: int) -> str:
 
 
 def exit_status(returncode: int) -> int:
-    """As in a shell: 128 + n for a process that died of signal n."""
+    """A signal's exit status, as in a shell."""
     return returncode if returncode >= 0 else _SIGNAL_BASE - returncode
 
 
@@ -126,17 +126,16 @@ def _failed(status: int, text: str) -> ExecResult[str]:
 
 
 def named(error: OSError, path: str) -> OSError:
-    """The same error with the file as the caller named it."""
+    """The error, with the caller's path."""
     code = error.errno or errno.EIO
     return type(error)(code, os.strerror(code), path)
 
 
 async def start_program(cell: Cell, service: str, program: str) -> None:
-    """Start what the service runs, behind the image's entrypoint, and wait until it is ready.
+    """Start the service's program behind its entrypoint, and wait until ready.
 
-    Not for an idle command or a bare shell. Ready: healthy where there is a check; else `SETTLE_S`
-    of running, or exit status 0. `program`: JSON of a target cell, "" for the image's. Raises
-    `CellError` when it fails.
+    Not for an idle command or bare shell. Ready: healthy where there is a check; else `SETTLE_S` of
+    running, or exit status 0. `program`: JSON; "" for the image's. Raises `CellError`.
     """
     from belljar.cell.targets import serve, words_to_run
     from belljar.plan.network import StandInPlan
@@ -165,7 +164,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     @override
     @classmethod
     def default_concurrency(cls) -> int | None:
-        """As many cells as fit, if each uses all that its policy allows."""
+        """As many cells as fit with full use."""
         cpus, available_bytes = host_cpus_and_memory()
         try:
             resources = configs.load(None, **current_session().operator_options).policy.resources
@@ -181,13 +180,13 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     @override
     @classmethod
     def config_files(cls) -> list[str]:
-        """A policy beside the task, else a compose file, else a Dockerfile."""
+        """The configuration files that the provider reads."""
         return [*configs.POLICY_NAMES, *COMPOSE_NAMES, "Dockerfile"]
 
     @override
     @classmethod
     def is_docker_compatible(cls) -> bool:
-        """Yes: compose files and Dockerfiles are converted, or refused before anything runs."""
+        """Yes: they are converted or refused."""
         return True
 
     @override
@@ -199,7 +198,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     @override
     @classmethod
     async def task_init(cls, task_name: str, config: SandboxEnvironmentConfigType | None) -> None:
-        """Check a configuration's policy and this host, and make the template."""
+        """Check policy and host, and make the template."""
         session = current_session()
         lifecycle.enter(session)
         session.directories.append(Path.cwd())  # the task's, here
@@ -231,7 +230,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     async def task_init_environment(
         cls, config: SandboxEnvironmentConfigType | None, metadata: dict[str, str]
     ) -> dict[str, str]:
-        """The metadata by which images and cells differ, for `task_init`."""
+        """Metadata that decides images and cells."""
         try:
             return configs.shaping(configs.as_config(config), metadata)
         except PolicyError:  # `task_init` refuses it, as Inspect shows errors of set-up
@@ -315,7 +314,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         environments: dict[str, SandboxEnvironment],
         interrupted: bool,
     ) -> None:
-        """Destroy the sample's cell, with proof, whatever happened to the sample."""
+        """Destroy the sample's cell, with proof."""
         outcome = "interrupted" if interrupted else "completed"
         for environment in environments.values():
             ours = environment.as_type(BelljarSandboxEnvironment)
@@ -345,7 +344,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     @override
     @classmethod
     async def cli_cleanup(cls, id: str | None) -> None:
-        """`inspect sandbox cleanup belljar [ID]`: release kept cells, reap crashed owners'."""
+        """`inspect sandbox cleanup`: kept and crashed cells."""
         await lifecycle.clean(id)
 
     @override
@@ -391,7 +390,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
 
     @override
     async def write_file(self, file: str, contents: str | bytes) -> None:
-        """Write a file atomically as the default user; parents are made."""
+        """Write a file atomically, with its parents."""
         await self._before_operation()
         try:
             await self.cell.write_file(
@@ -436,7 +435,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
 
     @override
     async def connection(self, *, user: str | None = None) -> SandboxConnection:
-        """A command that opens a terminal in this cell."""
+        """The command for a terminal here."""
         if self._closed:
             raise ConnectionError(f"cell {self.cell.id} is gone")
         self.attach_socket.open_in_sample(self.cell)

@@ -1,4 +1,4 @@
-"""One sample's identity, containment and health, for the ledger and Inspect's log."""
+"""One sample's identity, containment and health."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleIdentity:
-    """A sample's names; `uuid` is "" outside of a running sample."""
+    """A sample's names; `uuid` may be ""."""
 
     sample: str
     epoch: int
@@ -35,7 +35,7 @@ class SampleIdentity:
     def started(
         self, policy: LoadedPolicy, differences: Iterable[Difference] = ()
     ) -> dict[str, JsonValue]:
-        """Data of its start event: with its log, permitted host tools, and differences."""
+        """Its start event, with log, host tools, differences."""
         return {
             **self.data(),
             "log": self.log,
@@ -57,7 +57,7 @@ class SampleIdentity:
 
 
 def identify(task_name: str, metadata: Mapping[str, object]) -> SampleIdentity:
-    """The identity of the sample that Inspect is starting in this context."""
+    """The identity of the sample Inspect is starting."""
     from inspect_ai.log._samples import sample_active
 
     active = sample_active()
@@ -75,7 +75,7 @@ def identify(task_name: str, metadata: Mapping[str, object]) -> SampleIdentity:
 
 
 def is_preparing() -> bool:
-    """Whether Inspect prepares this sample: it logs none that ends now."""
+    """Whether Inspect prepares this sample, and logs no end."""
     from inspect_ai.log._samples import sample_active
 
     active = sample_active()
@@ -90,7 +90,7 @@ def _absolute(location: str) -> str:
 CONTAINMENT_KEY: Final = "containment"
 """Key of the sample's metadata in Inspect's log."""
 SOURCE: Final = "belljar probes"
-"""Source of the info events that Belljar puts into the sample's transcript."""
+"""Source of Belljar's transcript events."""
 CELL_VERDICT_KEY: Final = "containment_cell_verdict"
 """Key of each score's metadata there.
 
@@ -100,7 +100,7 @@ Not `containment`: with that a *scorer* makes a verdict worse.
 
 @dataclass(slots=True, kw_only=True)
 class Containment:
-    """Containment so far; `clean`: None until destruction was checked."""
+    """Containment so far; `clean`: None until checked."""
 
     run_id: str = ""
     start: ProbeReport | None = None
@@ -118,7 +118,7 @@ class Containment:
         return worst([*ends, Verdict.CONTAINED if self.clean else Verdict.VOID])
 
     def data(self) -> dict[str, JsonValue]:
-        """As JSON values, for the ledger and for Inspect's log."""
+        """For the ledger and Inspect's log."""
         return {
             "run_id": self.run_id,
             "cell_verdict": self.cell_verdict.value,
@@ -171,8 +171,7 @@ def note_probes(phase: str, report: ProbeReport, run_id: str) -> None:
 
 
 DEGRADED_KEY: Final = "sandbox_degraded"
-"""Key of the sample's metadata in Inspect's log (a list of objects) and of each score's (causes).
-"""
+"""Key in the metadata of the sample and of each score."""
 
 Phase = Literal["baseline", "call", "end"]
 
@@ -187,7 +186,7 @@ class Degraded:
     op: int
 
     def data(self) -> dict[str, JsonValue]:
-        """As JSON values, for Inspect's log. The ledger has the detail."""
+        """For Inspect's log; the ledger has the detail."""
         cause = self.damage.cause.value
         return {"cell": self.cell_id, "cause": cause, "phase": self.phase, "op": self.op}
 
@@ -206,7 +205,7 @@ class HealthWatch:
         self._baseline, _ = await self._check("baseline")
 
     async def look(self, phase: Literal["call", "end"]) -> None:
-        """Check, unless nothing ran here or the cell is already degraded."""
+        """Check, unless idle or already degraded."""
         if self._baseline is None or self.degraded is not None:
             return
         _, found = await self._check(phase)

@@ -1,7 +1,7 @@
-"""One evaluation's shared state, and each sample's cell from its first probe to its destruction.
+"""One evaluation's shared state, and each sample's cell.
 
-`belljar run` opens a session around Inspect. Under plain `inspect eval` the first `task_init` opens
-a run directory and the last `task_cleanup` closes it.
+`belljar run` opens a session around Inspect. Under `inspect eval` the first `task_init` opens a run
+directory and the last `task_cleanup` closes it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 _STOP_TIMEOUT_S: Final = 10.0
 _UNAVAILABLE: Final = "the machine is not running and cannot take commands"
-"""For the model when its cell is gone: nothing of host or cause."""
+"""The model learns nothing of host or cause."""
 
 
 @dataclass
@@ -67,19 +67,19 @@ class Session:
         run: the run directory; None until the first use.
         operator_options: `--policy`, `--override`, `--tier`, `--allow-upstreams`.
         home: the store, None for the default.
-        own: holds the run directory open when the provider opened it.
+        own: holds a run directory that the provider opened.
         users: `task_init` calls without their `task_cleanup`.
         live: the running cells of samples, by id.
         warm_cell: takes a cell made ahead, under `--warm`.
-        refusal: the first error of ours that ended a task before it began.
-        breaches: errors of destruction and of probes; any of them voids the run.
-        stopped: the breach after which no cell takes work; `stopped_at_s`: monotonic time of it.
+        refusal: the first error that refused a task.
+        breaches: errors of destruction and probes; any voids the run.
+        stopped: the breach after which no cell takes work, at monotonic `stopped_at_s`.
         stop: ends the evaluation at once, if its owner can.
-        termination_signals: the SIGTERMs and SIGHUPs received: then no cell is kept for a person.
-        shown: notes about tasks that were printed.
-        directories: those of the tasks that were begun.
-        builds: those of the configurations that were begun, as `BelljarConfig.builds`.
-        is_previewed: what differs from the tasks was shown before the run.
+        termination_signals: SIGTERMs and SIGHUPs; after one no cell is kept.
+        shown: printed notes.
+        directories: begun tasks' directories.
+        builds: begun configurations' `BelljarConfig.builds`.
+        is_previewed: differences were shown before the run.
     """
 
     run: RunDirectory | None = None
@@ -104,7 +104,7 @@ class Session:
     is_previewed: bool = False
 
     def ensure_run(self) -> RunDirectory:
-        """The run directory, opened if none was given. Raises `HostError`."""
+        """The run directory, opened if needed. Raises `HostError`."""
         if self.run is None:
             self.own, self.breaches, self.refusal = ExitStack(), [], None
             self.run = self.own.enter_context(
@@ -113,7 +113,7 @@ class Session:
         return self.run
 
     def show_once(self, notes: Iterable[str]) -> None:
-        """Print each note that this session has not printed yet."""
+        """Print each note once in this session."""
         for note in dict.fromkeys(notes):
             if note not in self.shown:
                 self.shown.add(note)
@@ -153,7 +153,7 @@ class Session:
         own.close()
 
     def breached(self, error: BelljarError) -> None:
-        """Refuse further work after a breach, and end the evaluation if its owner can."""
+        """Refuse further work, and end the evaluation."""
         self.breaches.append(error)
         if self.stopped is None:
             self.stopped_at_s, self.stopped = time.monotonic(), error
@@ -168,11 +168,10 @@ class Session:
         raise error
 
     async def end_sample(self, error: Exception, *, where: str) -> NoReturn:
-        """Stop the run after an error in a hook of Inspect.
-
-        Inspect only logs what a hook raises, and goes on, except for a limit: should the interrupt
-        be late, the limit ends the sample before its solver runs or its model is called.
-        """
+        """Stop the run after an error in a hook of Inspect."""
+        # Inspect only logs what a hook raises, and goes on, except for a limit: should the
+        # interrupt be late, the limit ends the sample before its solver runs or its model is
+        # called.
         if not isinstance(error, ContainmentBreach):
             what = f"could not be checked: {type(error).__name__}: {error}"
             error = ContainmentBreach(printable(what), where=where)
@@ -181,7 +180,7 @@ class Session:
         raise LimitExceededError("custom", value=1, limit=0, message=error.what) from error
 
     async def check_running(self) -> None:
-        """Wait for the end of a stopped evaluation, then raise its breach."""
+        """Raise a stopped evaluation's breach, once it ended."""
         if self.stopped is not None:
             await self.await_end()
             raise ContainmentBreach(
@@ -191,11 +190,9 @@ class Session:
             )
 
     async def end_if_killed(self) -> None:
-        """A kill order over the run ends the evaluation as a breach does, and is awaited here.
-
-        Left to fail one by one, not all samples would be logged: Inspect has no entry for one
-        whose own error meets the cancellation for another's.
-        """
+        """End the evaluation if a kill order names it."""
+        # Inspect has no entry for a sample whose own error meets the cancellation for another's:
+        # the end is awaited here.
         from belljar.isolation.hold import killed_error, read_order
         from belljar.store.home import belljar_home
 
@@ -207,13 +204,9 @@ class Session:
             await self.await_end()
 
     async def await_end(self) -> None:
-        """Wait to be cancelled after a breach; returns at once if nobody ends the evaluation, or
-        if that is overdue.
-
-        The way from the interrupt to the cancellation is not immediate (Inspect's control server
-        takes the signal, closes, and only then passes it on), and Inspect leaves its log unfinished
-        when a sample fails in between.
-        """
+        """Wait to be cancelled after a breach, up to a timeout."""
+        # Inspect's control server takes the signal, closes, and only then passes it on; its log
+        # stays unfinished when a sample fails in between.
         if self.stop is not None:
             await anyio.sleep(max(0.0, self.stopped_at_s + _STOP_TIMEOUT_S - time.monotonic()))
 
@@ -232,7 +225,7 @@ _process = Session()
 
 @contextmanager
 def session_scope(session: Session) -> Iterator[Session]:
-    """Make `session` the one that providers inside the block use."""
+    """Make `session` the block's session."""
     token = _given.set(session)
     try:
         yield session
@@ -246,7 +239,7 @@ def current_session() -> Session:
 
 
 class SampleCell:
-    """The part of the sandbox environment that Inspect does not call."""
+    """The part of a sandbox that Inspect doesn't call."""
 
     def __init__(
         self,
@@ -286,13 +279,14 @@ class SampleCell:
         self._session.record(Event(kind=kind, data=data, cell_id=cell_id, actor=Actor.HARNESS))
 
     async def probe_start(self) -> None:
-        """Probe the fresh cell (others of its range already were). Raises `ContainmentBreach`."""
+        """Probe the fresh cell. Raises `ContainmentBreach`."""
+        # Other cells of its range already were.
         self.containment.start = report = await self._probe(self.cell, "start")
         note_probes("start", report, self._session.ensure_run().run_id)
         await self._stop_if_breached(report, self.cell)
 
     def beside(self, cell: Cell) -> Self:
-        """Another cell of this range; it ends with this one."""
+        """Another cell of this range; ends with it."""
         environment = type(self)(
             cell,
             session=self._session,
@@ -329,7 +323,7 @@ class SampleCell:
 
     @asynccontextmanager
     async def another_cell(self) -> AsyncIterator[Cell]:
-        """A fresh cell, recorded as this sample's. For scorers."""
+        """A fresh cell of this sample. For scorers."""
         session = self._session
         async with session.source.open_cell(
             self.policy, run=session.ensure_run(), home=session.home
@@ -391,7 +385,7 @@ class SampleCell:
         await self.attach_socket.close()
 
     async def _unavailable(self, error: CellError) -> SandboxUnavailableError:
-        """The error for a dead cell; only the log has the cause."""
+        # Only the log has the cause.
         logger.warning(
             "cell %s of sample %s: %s",
             self.cell.id,

@@ -1,4 +1,4 @@
-"""Makes cells, images and run directories: `RealCells`, or a test's source."""
+"""Makes cells, images and run directories."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def print_status(text: str) -> None:
-    """Print a line to standard error; standard output is for results. Raises nothing."""
+    """Print to standard error. Raises nothing."""
     with contextlib.suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)
 
@@ -45,18 +45,18 @@ class CellSource(Protocol):
     def start_run(
         self, kind: str, argv: list[str], *, home: Path | None, what: str = ""
     ) -> AbstractContextManager[RunDirectory]:
-        """A new run directory; leaving the block closes it. `what` names it in lists."""
+        """A new run directory; `what` names it in lists."""
 
     def build_images(self, builds: Iterable[str], *, images: Set[str], home: Path | None) -> None:
-        """Build those of `builds` that are missing and in `images`."""
+        """Build the missing `builds` among `images`."""
 
     def check_images(self, policies: Sequence[LoadedPolicy], *, home: Path | None) -> None:
-        """Raises `HostError` that names every image that is missing."""
+        """Raises `HostError` naming every missing image."""
 
     def image_differences(
         self, policy: LoadedPolicy, *, home: Path | None
     ) -> tuple[Difference, ...]:
-        """How a range's cells differ from their images' configuration."""
+        """How cells differ from their images' configuration."""
 
     async def prepare(self, policy: LoadedPolicy, *, run: RunDirectory, home: Path | None) -> None:
         """Plan and make the template."""
@@ -64,14 +64,14 @@ class CellSource(Protocol):
     def open_cell(
         self, policy: LoadedPolicy, *, run: RunDirectory, home: Path | None, ahead: bool = False
     ) -> AbstractAsyncContextManager[Cell]:
-        """A fresh cell, destroyed on leaving; `ahead`: for no sample yet."""
+        """A fresh cell; `ahead`: for no sample yet."""
 
     async def probe(self, cell: Cell, *, run: RunDirectory, phase: str) -> ProbeReport:
-        """The quick set of probes in a running cell, recorded."""
+        """The quick probes in a running cell, recorded."""
 
 
 class RealCells:
-    """Cells of this host. An image name means the same image throughout a run."""
+    """Real cells; image names stay fixed in a run."""
 
     def __init__(self) -> None:
         self._digests: dict[tuple[Path | None, str], str] = {}
@@ -79,14 +79,14 @@ class RealCells:
     def start_run(
         self, kind: str, argv: list[str], *, home: Path | None, what: str = ""
     ) -> AbstractContextManager[RunDirectory]:
-        """A new run directory in the store, with the versions of the libraries used."""
+        """A new run directory, with libraries' versions."""
         from belljar.ledger import create_run
 
         versions = {name: version(name) for name in ("inspect-ai", "anyio", "pydantic")}
         return create_run(home or belljar_home(), kind, argv, what=what, versions=versions)
 
     def build_images(self, builds: Iterable[str], *, images: Set[str], home: Path | None) -> None:
-        """By buildah, with its output on standard error. Raises `PolicyError` or `HostError`."""
+        """By buildah. Raises `PolicyError` or `HostError`."""
         build_missing(builds, images, home or belljar_home(), report=print_status)
 
     def check_images(self, policies: Sequence[LoadedPolicy], *, home: Path | None) -> None:
@@ -102,7 +102,7 @@ class RealCells:
         return differences_of_images(policy, home or belljar_home())
 
     async def prepare(self, policy: LoadedPolicy, *, run: RunDirectory, home: Path | None) -> None:
-        """Plan on this host and make the template. Prints which tiers were skipped."""
+        """Plan here and make the template. Prints skipped tiers."""
         from belljar.cell import prepare
 
         self.check_unchanged(policy, home=home)
@@ -114,7 +114,7 @@ class RealCells:
     async def open_cell(
         self, policy: LoadedPolicy, *, run: RunDirectory, home: Path | None, ahead: bool = False
     ) -> AsyncIterator[Cell]:
-        """A clone of the template. Raises `HostError` when an image of the range was replaced."""
+        """A template's clone. Raises `HostError` for a replaced image."""
         from belljar.cell import open_cell
         from belljar.probe.run import breach_of
 
@@ -132,7 +132,7 @@ class RealCells:
             yield cell
 
     def check_unchanged(self, policy: LoadedPolicy, *, home: Path | None) -> None:
-        """Raises `HostError` for an image replaced since the run began."""
+        """Raises `HostError` for a replaced image."""
         from belljar.image import Store
         from belljar.image.store import find_images
 
@@ -160,10 +160,10 @@ def build_missing(
     *,
     report: Callable[[str], None] = lambda _line: None,
 ) -> None:
-    """Build those of `builds` (`BelljarConfig.builds`) that are in `images` and not up to date.
+    """Build those of `builds` (`BelljarConfig.builds`) in `images` that are not up to date.
 
-    An image of that name that Belljar did not build is used as it is. Raises `PolicyError` for a
-    failed build or two builds of one name, `HostError` without buildah or a base.
+    An image that Belljar did not build is used as it is. Raises `PolicyError` for a failed build or
+    two builds of one name, `HostError` without buildah or a base.
     """
     from belljar.image.buildah import BuildRequest, StepError, build_dockerfile, is_built
     from belljar.image.store import Store
@@ -195,7 +195,7 @@ def build_missing(
 
 
 def running_builds(builds: Iterable[str], images: Set[str]) -> list[dict[str, Any]]:
-    """The builds among `images`, each once. Raises `PolicyError` for a name built twice. Pure."""
+    """The builds among `images`, each once. Raises `PolicyError`."""
     wanted = {
         json.dumps(each, sort_keys=True): each
         for text in builds
@@ -216,7 +216,7 @@ def running_builds(builds: Iterable[str], images: Set[str]) -> list[dict[str, An
 
 
 def command_of(build: Mapping[str, Any], *, network: bool = False) -> str:
-    """The command line that builds one, as JSON of `ServiceBuild`."""
+    """The command line of one `ServiceBuild`'s JSON."""
     root = Path(build["root"])
     command = ["belljar", "image", "build", *(["--network"] if network else []), "--keep-setuid"]
     command += ["-t", build["image"], "-f", str(root / build["dockerfile"])]

@@ -106,7 +106,7 @@ def _bound(log: EvalLog, rows: Mapping[str, Row], findings: RunFindings) -> Eval
 
 
 def _only_contained(log: EvalLog, rows: Mapping[str, Row]) -> tuple[EvalLog, list[str]]:
-    """The log with metrics over contained samples only, and the names of those left out."""
+    # The log with metrics over contained samples only, and the names of those left out.
     samples = log.samples or []
     out = [sample for sample in samples if not _contained(sample, rows)]
     if not out:

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 RESERVED_BYTES: Final = 1 << 30
 """Left to the host itself."""
+# A VMM's own memory and the guest kernel's, beside what the policy gives the workload.
 OVERHEAD_BYTES: Final = 192 << 20
-"""A VMM's own memory and the guest kernel's, beside what the policy gives the workload."""
 
 
 def cells_at_once(*, cpus: int, available_bytes: int, memory_bytes: int, disk_bytes: int) -> int:
-    """Twice the processors, at most what fits into memory with full use; at least 1."""
+    """Twice the processors, if memory holds them; at least 1."""
     each = memory_bytes + disk_bytes + OVERHEAD_BYTES
     return max(1, min(2 * cpus, (available_bytes - RESERVED_BYTES) // each))
 
@@ -45,13 +45,13 @@ def cells_at_once(*, cpus: int, available_bytes: int, memory_bytes: int, disk_by
 def room_for_one_more(
     *, available_bytes: int, memory_bytes: int, disk_bytes: int, in_use: int
 ) -> bool:
-    """Whether one more cell fits into memory with full use."""
+    """Whether another fully used cell fits in memory."""
     each = memory_bytes + disk_bytes + OVERHEAD_BYTES
     return available_bytes - RESERVED_BYTES >= (in_use + 1) * each
 
 
 def host_cpus_and_memory() -> tuple[int, int]:
-    """Usable processors, and available bytes of memory (0: unknown)."""
+    """Usable processors and available memory (0: unknown)."""
     cpus = len(os.sched_getaffinity(0))
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
@@ -90,7 +90,7 @@ class WarmCells:
     def cell(
         self, config: BaseModel | str | None, policy: LoadedPolicy
     ) -> AbstractAsyncContextManager[Cell]:
-        """A sample's cell: from its plan's pool, if its policy is unchanged."""
+        """A sample's cell, pooled if its policy is unchanged."""
         ours = as_config(config)
         entry = self._pools.get(ours)
         if entry is None:
@@ -100,7 +100,7 @@ class WarmCells:
         return self._counted(ours, entry.pool.cell())
 
     def troubles(self) -> list[Exception]:
-        """Errors of destroying unused cells; complete once the loop thread is closed."""
+        """Errors of destroying unused cells."""
         return [trouble for entry in self._pools.values() for trouble in entry.pool.troubles]
 
     @asynccontextmanager
@@ -174,7 +174,7 @@ class WarmCells:
 def expected_samples(
     tasks: Sequence[Task], *, epochs: int | None, selection: Selection
 ) -> Counter[BelljarConfig]:
-    """The most samples per configuration, after sandboxes were replaced and ordered."""
+    """Each configuration's most samples, for replaced sandboxes."""
     expected: Counter[BelljarConfig] = Counter()
     names = [task.name for task in tasks]
     for task in tasks:
@@ -189,7 +189,7 @@ def expected_samples(
 def warm_cells(
     session: Session, *, size: int, expected: Mapping[BelljarConfig, int]
 ) -> Iterator[WarmCells | None]:
-    """Use pools of `size` inside the block; unused cells are destroyed."""
+    """Use pools of `size` inside the block."""
     if not size:
         yield None
         return
